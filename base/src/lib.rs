@@ -1,1 +1,14 @@
-//! base
+//! Base: what every floor stands on.
+//!
+//! One thread runs one [`reactor`], which owns tasks, timers and an io_uring (or, in the
+//! simulator, a virtual clock). Nothing here knows about drives, arrays or files.
+
+pub mod buf;
+pub mod checksum;
+pub mod ids;
+pub mod reactor;
+pub mod sync;
+pub mod units;
+
+pub use buf::{Buf, BufMut, IoVec, IoVecMut};
+pub use ids::Epoch;

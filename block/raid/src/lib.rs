@@ -1,1 +1,5 @@
-//! raid
+//! RAID: array blocks to member blocks.
+
+mod array;
+
+pub use array::{Array, ArrayGeometry, IoClass, MemberSet};

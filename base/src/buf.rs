@@ -1,0 +1,313 @@
+//! Page-aligned, reference-counted buffers that travel from socket to drive without a copy.
+//!
+//! A [`BufMut`] is the only view of its bytes and can be split, so that several reads land in
+//! one allocation; [`BufMut::freeze`] turns it into a [`Buf`], which is cheap to clone and slice.
+//! Both belong to one thread (`Rc`, not `Arc`: no shared atomics on the data path).
+//!
+//! What always holds:
+//! - The start of an allocation is aligned to [`BLOCK_BYTES`].
+//! - No two live `BufMut` overlap, and no `Buf` overlaps a live `BufMut`.
+//! - Memory handed out is initialised: fresh memory is zeroed, recycled memory holds old bytes.
+#![allow(unsafe_code)] // Raw allocation with page alignment; disjoint mutable views of one allocation.
+
+use crate::units::BLOCK_BYTES;
+use smallvec::SmallVec;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// A list of buffers written one after the other.
+pub type IoVec = SmallVec<[Buf; 4]>;
+/// A list of buffers filled one after the other.
+pub type IoVecMut = SmallVec<[BufMut; 4]>;
+
+/// The total length of a list of buffers, in bytes.
+#[must_use]
+pub fn bytes_in<T: Deref<Target = [u8]>>(parts: &[T]) -> u64 {
+    parts.iter().map(|part| part.len() as u64).sum()
+}
+
+const SMALLEST_CLASS_BYTES: usize = BLOCK_BYTES as usize;
+/// Classes are powers of two from 4 KiB to 8 MiB; larger allocations are not recycled.
+const CLASSES: usize = 12;
+/// Bytes that a thread keeps for reuse, over all classes.
+const POOLED_BYTES_MAX: usize = 256 << 20;
+
+#[derive(Default)]
+struct Pool {
+    free: [Vec<NonNull<u8>>; CLASSES],
+    pooled_bytes: usize,
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::default();
+}
+
+fn class_of(len: usize) -> Option<usize> {
+    let class = len.max(1).div_ceil(SMALLEST_CLASS_BYTES).next_power_of_two().trailing_zeros();
+    ((class as usize) < CLASSES).then_some(class as usize)
+}
+
+fn layout_of(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, BLOCK_BYTES as usize)
+        .expect("a buffer fits the address space")
+}
+
+/// One allocation; dropped with its last view.
+struct Region {
+    start: NonNull<u8>,
+    capacity: usize,
+}
+
+impl Region {
+    fn new(len: usize) -> Self {
+        let class = class_of(len);
+        let capacity = match class {
+            Some(class) => SMALLEST_CLASS_BYTES << class,
+            None => len.next_multiple_of(SMALLEST_CLASS_BYTES),
+        };
+        let recycled = class.and_then(|class| {
+            POOL.with_borrow_mut(|pool| {
+                let start = pool.free[class].pop()?;
+                pool.pooled_bytes -= capacity;
+                Some(start)
+            })
+        });
+        let start = recycled.unwrap_or_else(|| {
+            let layout = layout_of(capacity);
+            // SAFETY: `capacity` is at least one block, so the layout is not empty.
+            let start = unsafe { alloc_zeroed(layout) };
+            NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+        });
+        Self { start, capacity }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // At thread exit the pool may be gone already; then the memory is simply freed.
+        let kept = class_of(self.capacity).is_some_and(|class| {
+            POOL.try_with(|pool| {
+                let Ok(mut pool) = pool.try_borrow_mut() else { return false };
+                if pool.pooled_bytes + self.capacity > POOLED_BYTES_MAX {
+                    return false;
+                }
+                pool.pooled_bytes += self.capacity;
+                pool.free[class].push(self.start);
+                true
+            })
+            .unwrap_or(false)
+        });
+        if !kept {
+            // SAFETY: allocated in `new` with this very layout, and no view is left.
+            unsafe { dealloc(self.start.as_ptr(), layout_of(self.capacity)) }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for (class, free) in self.free.iter_mut().enumerate() {
+            for start in free.drain(..) {
+                // SAFETY: every pooled region of this class was allocated with this layout.
+                unsafe { dealloc(start.as_ptr(), layout_of(SMALLEST_CLASS_BYTES << class)) }
+            }
+        }
+    }
+}
+
+/// An immutable view of a buffer.
+#[derive(Clone)]
+pub struct Buf {
+    region: Rc<Region>,
+    start: usize,
+    len: usize,
+}
+
+/// The only view of some bytes of a buffer.
+pub struct BufMut {
+    region: Rc<Region>,
+    start: usize,
+    len: usize,
+}
+
+impl BufMut {
+    /// A buffer of `len` zero bytes.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let mut buf = Self::for_overwrite(len);
+        buf.fill(0);
+        buf
+    }
+
+    /// A buffer of `len` bytes whose contents are old and must all be overwritten.
+    #[must_use]
+    pub fn for_overwrite(len: usize) -> Self {
+        Self { region: Rc::new(Region::new(len)), start: 0, len }
+    }
+
+    /// A buffer that holds a copy of `bytes`.
+    #[must_use]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buf = Self::for_overwrite(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// Splits off and returns the first `at` bytes.
+    ///
+    /// # Panics
+    ///
+    /// When `at` is past the end.
+    #[must_use]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert!(at <= self.len, "split at {at} of {}", self.len);
+        let head = Self { region: Rc::clone(&self.region), start: self.start, len: at };
+        self.start += at;
+        self.len -= at;
+        head
+    }
+
+    /// Joins `tail` again, which must lie directly behind `self` in the same allocation.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn unsplit(&mut self, tail: Self) {
+        assert!(
+            Rc::ptr_eq(&self.region, &tail.region) && self.start + self.len == tail.start,
+            "only neighbours of one allocation can be joined"
+        );
+        self.len += tail.len;
+    }
+
+    /// Shortens the view to its first `len` bytes; does nothing when it is shorter.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Gives up the right to write, so that the bytes can be shared.
+    #[must_use]
+    pub fn freeze(self) -> Buf {
+        Buf { region: self.region, start: self.start, len: self.len }
+    }
+
+    /// This buffer as a list of one.
+    #[must_use]
+    pub fn into_vec(self) -> IoVecMut {
+        smallvec::smallvec![self]
+    }
+}
+
+impl Buf {
+    /// A buffer that holds a copy of `bytes`.
+    #[must_use]
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        BufMut::copy_of(bytes).freeze()
+    }
+
+    /// A view of `len` bytes from `start` on.
+    ///
+    /// # Panics
+    ///
+    /// When the range is not inside this view.
+    #[must_use]
+    pub fn slice(&self, start: usize, len: usize) -> Self {
+        assert!(start + len <= self.len, "{start}+{len} of {}", self.len);
+        Self { region: Rc::clone(&self.region), start: self.start + start, len }
+    }
+
+    /// Gets the right to write back, when no other view of the allocation is left.
+    ///
+    /// # Errors
+    ///
+    /// `self` when there is another view.
+    pub fn try_into_mut(self) -> Result<BufMut, Self> {
+        if Rc::strong_count(&self.region) == 1 {
+            Ok(BufMut { region: self.region, start: self.start, len: self.len })
+        } else {
+            Err(self)
+        }
+    }
+
+    /// This buffer as a list of one.
+    #[must_use]
+    pub fn into_vec(self) -> IoVec {
+        smallvec::smallvec![self]
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies inside the initialised allocation, and no `BufMut` overlaps it.
+        unsafe { std::slice::from_raw_parts(self.region.start.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies inside the initialised allocation, and only this view has it.
+        unsafe { std::slice::from_raw_parts(self.region.start.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the range lies inside the initialised allocation, and only this view has it.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.start.as_ptr().add(self.start), self.len)
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_one_allocation_are_filled_apart_and_joined() {
+        let mut whole = BufMut::zeroed(3 * 4096);
+        assert_eq!(whole.as_ptr() as usize % 4096, 0);
+        let mut head = whole.split_to(4096);
+        head.fill(1);
+        whole.fill(2);
+        head.unsplit(whole);
+        let frozen = head.freeze();
+        assert!(frozen[..4096].iter().all(|b| *b == 1));
+        assert!(frozen.slice(4096, 8192).iter().all(|b| *b == 2));
+    }
+
+    #[test]
+    fn a_shared_buffer_stays_read_only() {
+        let buf = Buf::copy_of(b"levada");
+        let other = buf.clone();
+        let buf = buf.try_into_mut().expect_err("shared");
+        drop(other);
+        assert_eq!(&buf.try_into_mut().expect("unique")[..], b"levada");
+    }
+
+    #[test]
+    fn freed_memory_is_recycled() {
+        let first = BufMut::zeroed(10_000);
+        let at = first.as_ptr();
+        drop(first);
+        assert_eq!(BufMut::for_overwrite(16_000).as_ptr(), at);
+    }
+}

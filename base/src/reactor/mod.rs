@@ -1,0 +1,295 @@
+//! The reactor: one thread, its tasks, its timers and its source of events.
+//!
+//! The same interface has two sources of events. On a machine it is an io_uring and the
+//! monotonic clock; in the simulator it is a virtual clock and a seed, which picks the next of
+//! the tasks that are ready and jumps over time in which nothing happens. Code above this
+//! module cannot tell them apart, so production code is what the simulator runs.
+//!
+//! What always holds:
+//! - A task runs on the thread that spawned it; nothing here is shared between threads.
+//! - Killing a [`Group`] drops its tasks wherever they wait, as a power cut would.
+//! - In the simulator one seed fixes the whole run, including the order of worker threads
+//!   ([`worker`]): a worker runs only while its reactor waits for it.
+
+mod task;
+mod time;
+pub mod worker;
+
+pub use task::{Group, JoinHandle};
+pub use time::{Elapsed, Instant, Sleep};
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use task::Task;
+use time::Timers;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// What a reactor's tasks share; reached through the thread-local current reactor.
+struct Core {
+    ready: RefCell<VecDeque<Rc<Task>>>,
+    timers: RefCell<Timers>,
+    /// Where `spawn` puts new tasks: the group of the task that runs now.
+    group: RefCell<Group>,
+    /// Numbers the tasks from 1 on; 0 is the task of `block_on`.
+    tasks_spawned: Cell<u64>,
+    rng: RefCell<Xoshiro256PlusPlus>,
+    /// Folded over every scheduling decision; equal seeds must give equal hashes.
+    trace: Cell<u64>,
+    events: Events,
+}
+
+/// Where time and completions come from.
+enum Events {
+    /// Nanoseconds of virtual time since the start of the world.
+    Virtual { now_ns: Cell<u64> },
+}
+
+/// A reactor, owned by the thread that made it.
+pub struct Reactor {
+    core: Rc<Core>,
+}
+
+impl Reactor {
+    /// A reactor on virtual time, every choice of which is fixed by `seed`.
+    #[must_use]
+    pub fn simulated(seed: u64) -> Self {
+        Self::with(Events::Virtual { now_ns: Cell::new(0) }, seed)
+    }
+
+    fn with(events: Events, seed: u64) -> Self {
+        Self {
+            core: Rc::new(Core {
+                ready: RefCell::default(),
+                timers: RefCell::default(),
+                group: RefCell::new(Group::new()),
+                tasks_spawned: Cell::new(0),
+                rng: RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)),
+                trace: Cell::new(seed),
+                events,
+            }),
+        }
+    }
+
+    /// Runs `future` and every task spawned meanwhile, until `future` is done.
+    ///
+    /// # Panics
+    ///
+    /// When called inside another reactor, or, on virtual time, when every task waits for
+    /// something that cannot happen any more.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let _entered = Entered::enter(&self.core);
+        let mut future = pin!(future);
+        let main = Task::main(&self.core);
+        let waker = main.waker();
+        main.wake();
+        loop {
+            let Some(task) = self.core.next_ready() else {
+                self.core.wait();
+                continue;
+            };
+            if Rc::ptr_eq(&task, &main) {
+                task.begin();
+                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
+                {
+                    return output;
+                }
+            } else {
+                task.run(&self.core);
+            }
+        }
+    }
+
+    /// The hash of every scheduling decision so far.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
+        self.core.trace.get()
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        // Tasks refer to the core, and the core to tasks: break the circle. Futures may use
+        // the reactor while they are dropped.
+        let _entered = Entered::enter(&self.core);
+        let root = self.core.group.borrow().clone();
+        root.kill();
+        self.core.ready.borrow_mut().clear();
+    }
+}
+
+/// Makes a core the current one of this thread until dropped.
+struct Entered;
+
+impl Entered {
+    fn enter(core: &Rc<Core>) -> Self {
+        CURRENT.with_borrow_mut(|current| {
+            assert!(current.is_none(), "a reactor runs on this thread already");
+            *current = Some(Rc::clone(core));
+        });
+        Self
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|current| *current = None);
+    }
+}
+
+impl Core {
+    fn current() -> Rc<Self> {
+        CURRENT.with_borrow(|current| Rc::clone(current.as_ref().expect("inside a reactor")))
+    }
+
+    fn now_ns(&self) -> u64 {
+        match &self.events {
+            Events::Virtual { now_ns } => now_ns.get(),
+        }
+    }
+
+    /// Takes the next task to run: the oldest on a machine, any one in the simulator.
+    fn next_ready(&self) -> Option<Rc<Task>> {
+        let mut ready = self.ready.borrow_mut();
+        match &self.events {
+            Events::Virtual { .. } => {
+                if ready.is_empty() {
+                    return None;
+                }
+                let at = self.rng.borrow_mut().random_range(0..ready.len());
+                let task = ready.swap_remove_back(at)?;
+                self.note(task.id());
+                Some(task)
+            }
+        }
+    }
+
+    /// Folds a decision into the trace.
+    fn note(&self, decision: u64) {
+        let mixed = (self.trace.get() ^ decision).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.trace.set(mixed ^ (mixed >> 29));
+    }
+
+    /// Nothing is ready: waits for the next event.
+    fn wait(&self) {
+        match &self.events {
+            Events::Virtual { now_ns } => {
+                let next = self.timers.borrow().next_deadline();
+                let next = next.expect("deadlock: no task is ready and no timer is set");
+                now_ns.set(now_ns.get().max(next));
+                self.note(next);
+                self.fire_timers();
+            }
+        }
+    }
+
+    fn fire_timers(&self) {
+        let now_ns = self.now_ns();
+        loop {
+            let due = self.timers.borrow_mut().take_due(now_ns);
+            let Some(waker) = due else { break };
+            waker.wake();
+        }
+    }
+}
+
+/// Starts a task on this thread's reactor, in the group of the task that calls.
+pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    let group = Core::current().group.borrow().clone();
+    spawn_in(&group, future)
+}
+
+/// Starts a task in `group`; tasks that it spawns are of that group too.
+pub fn spawn_in<F>(group: &Group, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    task::spawn(&Core::current(), group, future)
+}
+
+/// The group of the task that calls.
+#[must_use]
+pub fn current_group() -> Group {
+    Core::current().group.borrow().clone()
+}
+
+/// True inside the simulator.
+#[must_use]
+pub fn is_simulated() -> bool {
+    matches!(Core::current().events, Events::Virtual { .. })
+}
+
+/// Now, on the reactor's clock.
+#[must_use]
+pub fn now() -> Instant {
+    Instant(Core::current().now_ns())
+}
+
+/// Completes after `duration`.
+#[must_use]
+pub fn sleep(duration: Duration) -> Sleep {
+    sleep_until(now() + duration)
+}
+
+/// Completes at `deadline`.
+#[must_use]
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep::new(deadline)
+}
+
+/// Runs `future` for at most `limit`, then drops it.
+///
+/// # Errors
+///
+/// [`Elapsed`] when the time is up first.
+pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    let mut limit = pin!(sleep(limit));
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        limit.as_mut().poll(cx).map(|()| Err(Elapsed))
+    })
+    .await
+}
+
+/// Lets every other ready task run first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// A random number: seeded in the simulator, so that it belongs to the run.
+#[must_use]
+pub fn random_u64() -> u64 {
+    Core::current().rng.borrow_mut().random()
+}
+
+/// The hash of every scheduling decision so far on this thread's reactor.
+#[must_use]
+pub fn trace_hash() -> u64 {
+    Core::current().trace.get()
+}

@@ -1,0 +1,90 @@
+//! The device trait: small, because the simulator and every wrapper implement it too.
+
+use crate::BlockError;
+use levada_base::{Epoch, IoVec, IoVecMut};
+use std::future::Future;
+use std::pin::Pin;
+
+/// An operation in flight. Dropping it gives up the answer, not the effect: what was asked may
+/// still happen, as with real hardware.
+pub type IoFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, BlockError>> + 'a>>;
+
+/// When a write may be acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Accepted; survives power loss only after a later [`Device::flush`].
+    Volatile,
+    /// Survives power loss (force unit access).
+    Fua,
+}
+
+/// What a device is. Fixed while it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// For messages to people: a path, `ram`, an array's name.
+    pub name: String,
+    pub capacity_bytes: u64,
+    /// Offsets and lengths are multiples of this.
+    pub block_bytes: u64,
+    /// A write of this many aligned bytes is never torn by power loss.
+    pub atomic_write_bytes: u64,
+    /// Larger requests are split by the device itself; smaller ones are not faster.
+    pub io_bytes_best: u64,
+}
+
+/// A device's own account of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    pub read_errors: u64,
+    pub write_errors: u64,
+    /// Bytes moved since open.
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// False when the device asks to be replaced.
+    pub failing: bool,
+}
+
+/// Something that stores blocks. Object-safe; used from one thread.
+///
+/// Offsets and lengths are in bytes and multiples of `block_bytes`. Operations in flight
+/// together complete in any order; overlapping ones leave either result, block by block. A
+/// write that fails may have taken effect in part.
+pub trait Device {
+    fn info(&self) -> &DeviceInfo;
+
+    /// Fills `into` from `at` on and hands it back.
+    fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut>;
+
+    /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()>;
+
+    /// Makes every write durable that completed before this call.
+    fn flush(&self) -> IoFuture<'_, ()>;
+
+    /// Says that these bytes are no longer needed. They read as old bytes or as zeroes.
+    fn discard(&self, at: u64, bytes: u64) -> IoFuture<'_, ()>;
+
+    /// Makes these bytes read as zeroes; volatile until a flush.
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()>;
+
+    /// Takes the device for the owner of `epoch`: from now on, requests of owners with an older
+    /// epoch fail with [`BlockError::Fenced`], and so does this call if a newer one was here.
+    fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()>;
+
+    fn health(&self) -> Health;
+}
+
+/// Checks that a request is inside a device and made of whole blocks.
+///
+/// # Errors
+///
+/// [`BlockError::OutOfRange`] or [`BlockError::Misaligned`].
+pub fn check_range(info: &DeviceInfo, at: u64, bytes: u64) -> Result<(), BlockError> {
+    if !at.is_multiple_of(info.block_bytes) || !bytes.is_multiple_of(info.block_bytes) {
+        return Err(BlockError::Misaligned { at, bytes, block_bytes: info.block_bytes });
+    }
+    if at.checked_add(bytes).is_none_or(|end| end > info.capacity_bytes) {
+        return Err(BlockError::OutOfRange { at, bytes, capacity_bytes: info.capacity_bytes });
+    }
+    Ok(())
+}
