@@ -1,0 +1,272 @@
+//! Requests to a metadata target.
+//!
+//! Requests that change something carry (client, slot, sequence) in the frame's header; their
+//! reply is stored in the same transaction as the change and sent again on retry.
+
+use crate::attr::{Attr, Kind, Time};
+use levada_base::ids::{BootVerifier, Ino, TargetId};
+use serde::{Deserialize, Serialize};
+
+/// Who asks; the service checks nothing but ownership rules, the mount's kernel checks modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What to change of an inode's attributes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttrChange {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    /// Recorded as pending with the write session until [`MetaRequest::Truncated`]: while it is
+    /// pending this is the file's size, whatever the objects say, and a recovery truncates them.
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<Time>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The service's clock.
+    Now,
+    To(Time),
+}
+
+/// What to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewInode {
+    /// Opened for its maker in the same step when `open` is set.
+    File {
+        open: Option<OpenMode>,
+    },
+    Directory,
+    Symlink {
+        target: Vec<u8>,
+    },
+    Special {
+        rdev: u32,
+    },
+}
+
+/// For what a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenMode {
+    pub write: bool,
+    /// Truncate to 0 in the same step (O_TRUNC), as [`AttrChange::size`] does.
+    pub truncate: bool,
+}
+
+/// A request to a metadata target. Names are bytes without `/` and NUL, at most 255.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaRequest {
+    /// First on every connection: makes or finds the client's durable row.
+    Register {
+        uuid: [u8; 16],
+    },
+    /// After a reconnect with another verifier: the files that this client holds open.
+    Reclaim {
+        opens: Vec<(Ino, u32)>,
+    },
+    Lookup {
+        parent: Ino,
+        name: Vec<u8>,
+    },
+    GetAttr {
+        ino: Ino,
+    },
+    SetAttr {
+        caller: Caller,
+        ino: Ino,
+        change: AttrChange,
+    },
+    /// `mode` holds the permission bits (umask applied by the caller) and, for Special, the type.
+    Create {
+        caller: Caller,
+        parent: Ino,
+        name: Vec<u8>,
+        mode: u32,
+        new: NewInode,
+        /// Fail when the name exists; else open what is there.
+        exclusive: bool,
+    },
+    Link {
+        caller: Caller,
+        ino: Ino,
+        parent: Ino,
+        name: Vec<u8>,
+    },
+    Unlink {
+        caller: Caller,
+        parent: Ino,
+        name: Vec<u8>,
+    },
+    RemoveDir {
+        caller: Caller,
+        parent: Ino,
+        name: Vec<u8>,
+    },
+    Rename {
+        caller: Caller,
+        from: Ino,
+        from_name: Vec<u8>,
+        to: Ino,
+        to_name: Vec<u8>,
+        /// RENAME_NOREPLACE (1), RENAME_EXCHANGE (2).
+        flags: u32,
+    },
+    ReadLink {
+        ino: Ino,
+    },
+    /// Entries after `cookie` (0 = from the start), in cookie order.
+    ReadDir {
+        ino: Ino,
+        cookie: u64,
+        entries_max: u32,
+        attrs: bool,
+    },
+    Open {
+        ino: Ino,
+        mode: OpenMode,
+    },
+    /// One open less. The last one of an unlinked file lets its objects be destroyed.
+    Close {
+        ino: Ino,
+    },
+    /// Before the first write of a file by this client: opens a durable write session.
+    BeginWrite {
+        ino: Ino,
+    },
+    /// The objects are durable up to here: records size, times and written components.
+    /// `end` closes the session (no dirty data left at this client).
+    CommitWrite {
+        ino: Ino,
+        size: u64,
+        mtime: Time,
+        components: u64,
+        end: bool,
+    },
+    /// The objects have been truncated as [`AttrChange::size`] asked.
+    Truncated {
+        ino: Ino,
+        size: u64,
+    },
+    /// Everything acknowledged so far is durable.
+    Sync,
+    Space,
+    /// Files whose objects are to be destroyed, and sessions whose client is gone: for the
+    /// housekeeper that runs beside the services.
+    Chores {
+        limit: u32,
+    },
+    /// A chore is done: the objects of this inode are gone.
+    Destroyed {
+        ino: Ino,
+    },
+    /// A chore is done: the session of a client that is gone is settled.
+    Settled {
+        ino: Ino,
+        size: u64,
+        components: u64,
+    },
+}
+
+/// A directory entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    pub cookie: u64,
+    pub name: Vec<u8>,
+    pub ino: Ino,
+    pub kind: Kind,
+    /// When asked for.
+    pub attr: Option<Box<Attr>>,
+}
+
+/// An answer of a metadata target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaReply {
+    Registered {
+        /// The client's number in frame headers.
+        client: u64,
+        /// Slots this client may use, from 0: that many changes in flight.
+        slots: u32,
+        verifier: BootVerifier,
+        /// The highest sequence stored per slot, for a client that came back.
+        used: Vec<(u32, u64)>,
+        fs: FsInfo,
+    },
+    Attr(Box<Attr>),
+    /// Create: the second says whether it was made now.
+    Entry(Box<Attr>, bool),
+    Link(Vec<u8>),
+    Entries {
+        entries: Vec<DirEntry>,
+        end: bool,
+    },
+    /// Unlink and Rename say what lost a name, for the client's caches.
+    Removed {
+        ino: Option<Ino>,
+        nlink: u32,
+    },
+    Done,
+    Space {
+        inodes: u64,
+        inodes_free: u64,
+    },
+    Chores {
+        destroy: Vec<Attr>,
+        settle: Vec<Attr>,
+    },
+    Failed(MetaFault),
+}
+
+/// What a client must know of the file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsInfo {
+    pub id: u64,
+    pub name: String,
+    /// Object targets and where they are served.
+    pub objects: Vec<(TargetId, String)>,
+    /// A client that is silent for this long loses its opens and sessions.
+    pub lease_ms: u64,
+}
+
+/// Why a metadata target refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum MetaFault {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("file exists")]
+    Exists,
+    #[error("not a directory")]
+    NotDirectory,
+    #[error("is a directory")]
+    IsDirectory,
+    #[error("directory not empty")]
+    NotEmpty,
+    #[error("name too long")]
+    NameTooLong,
+    #[error("too many links")]
+    TooManyLinks,
+    #[error("operation not permitted")]
+    NotPermitted,
+    #[error("invalid argument")]
+    Invalid,
+    #[error("no space left")]
+    Full,
+    /// The inode is gone although a handle names it.
+    #[error("stale handle")]
+    Stale,
+    /// Metadata of this item is damaged.
+    #[error("input/output error")]
+    Damaged,
+    /// The client's row is gone (its lease ran out): register anew.
+    #[error("the client is not registered")]
+    NotRegistered,
+    /// The target stops or recovers: try again.
+    #[error("not available")]
+    Unavailable,
+}

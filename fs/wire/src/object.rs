@@ -1,0 +1,88 @@
+//! Requests to an object target. Data travels as the frame's payload, not in the body.
+
+use levada_base::ids::{BootVerifier, ObjectId, Seq};
+use serde::{Deserialize, Serialize};
+
+/// When a write may be acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stability {
+    /// The client keeps the data until a COMMIT covers it, and sends it again when the
+    /// verifier has changed.
+    Unstable,
+    /// Survives any crash once acknowledged.
+    Durable,
+}
+
+/// A request to an object target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectRequest {
+    /// Payload: the bytes. Creates the object.
+    Write { object: ObjectId, offset: u64, stability: Stability },
+    /// Reply payload: `bytes` bytes, zeroes in holes and past the end.
+    Read { object: ObjectId, offset: u64, bytes: u64 },
+    /// Makes everything up to `upto` durable (everything the target has, when it is `Seq(u64::MAX)`).
+    Commit { upto: Seq },
+    /// Size and existence.
+    Stat { object: ObjectId },
+    /// Sets the size exactly; bytes beyond read as zeroes when it grows again. Creates the
+    /// object. Unstable.
+    Truncate { object: ObjectId, size: u64 },
+    /// Removes the object; durable when answered. Fine when there is none.
+    Delete { object: ObjectId },
+    /// Space of the target.
+    Space,
+}
+
+/// Answers in the order of the requests above.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectReply {
+    /// For Write, Truncate, Delete and Commit.
+    Done {
+        verifier: BootVerifier,
+        /// Of this change; for Commit the one that was asked for.
+        seq: Seq,
+        /// Everything up to here is durable.
+        durable: Seq,
+    },
+    /// The payload holds the bytes.
+    Data,
+    /// For Stat; `None` when there is no such object.
+    Stat {
+        verifier: BootVerifier,
+        stat: Option<ObjectStat>,
+    },
+    Space {
+        total_bytes: u64,
+        free_bytes: u64,
+    },
+    Failed(ObjectFault),
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectStat {
+    /// One past the last byte written, or as truncated.
+    pub size: u64,
+    /// Bytes that extents hold.
+    pub stored_bytes: u64,
+}
+
+/// Why an object target refused; the variants differ by what the client does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum ObjectFault {
+    /// ENOENT for Read: the inode decides whether that is a hole or EIO.
+    #[error("no such object")]
+    NoSuchObject,
+    /// ENOSPC.
+    #[error("the target is full")]
+    Full,
+    /// EIO for these bytes only: lost beyond what parity repairs.
+    #[error("{bytes} bytes at {offset} are damaged")]
+    Damaged { offset: u64, bytes: u64 },
+    /// The request makes no sense; a bug or an attack.
+    #[error("invalid request")]
+    Invalid,
+    /// The target stops (array lost too many members, fenced, ...): reconnect and try again.
+    #[error("the target is not available")]
+    Unavailable,
+}
