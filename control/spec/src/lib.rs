@@ -1,1 +1,36 @@
-//! spec
+//! The cluster file `levada.toml`: what should exist.
+//!
+//! One text file names the hosts, enclosures, drives, arrays, file systems and mounts.
+//! This crate reads it, says what is wrong with it (all of it, each with its line), and
+//! says what the layout survives. It does no I/O beyond reading that file and looking at
+//! which file a drive's path names; it knows no other crate of the project.
+//!
+//! What always holds:
+//! - A [`ClusterFile`] that came out of [`ClusterFile::parse`] or [`ClusterFile::load`] passed
+//!   every check in `check`: each name it mentions exists, and each geometry is possible.
+//! - Any text is answered by a value or by a list of problems; none panics.
+//! - [`ClusterFile::to_toml`] writes a text that parses back to the same value.
+//!
+//! Every key, with its type, default and allowed values: `docs/cluster-file.md`.
+
+mod check;
+mod defaults;
+mod error;
+mod file;
+mod parse;
+mod pattern;
+mod reader;
+mod size;
+mod survive;
+mod write;
+
+pub use defaults::{BOX_DRIVES, BOX_ENCLOSURES, BoxError};
+pub use error::{Place, Problem, ProblemKind, Report, Severity, SpecError};
+pub use file::{
+    ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec,
+    HostSpec, Level, Loaded, ModelSpec, MountSpec, SLICE_ALIGN_BYTES, SliceSize, Spread,
+    TestingSpec, Wrapper,
+};
+pub use pattern::PatternError;
+pub use size::{Bytes, SizeError};
+pub use survive::{Placement, Survival};

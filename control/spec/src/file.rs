@@ -1,0 +1,330 @@
+//! The cluster file as plain values: what other crates read.
+//!
+//! Names have been resolved: patterns are expanded, defaults filled in, and every name that
+//! one value mentions is the name of another. Paths stay as written; [`Loaded::path`] makes
+//! them absolute.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Bytes, Problem};
+
+/// Bytes at the two ends of every drive that no slice may use: 1 MiB each for label, slice
+/// table and growth. The drive label's own layout (docs/design) must fit in it.
+pub const DRIVE_RESERVED_BYTES: u64 = 2 * Bytes::MIB;
+
+/// Slices start and end on this boundary.
+pub const SLICE_ALIGN_BYTES: u64 = Bytes::MIB;
+
+/// A whole cluster file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterFile {
+    /// The cluster's name; it is part of every drive's label.
+    pub name: String,
+    /// Where a node keeps sockets, its process id and its log; relative to the cluster file.
+    pub state_dir: PathBuf,
+    /// The machines; empty means "the machine that reads this file".
+    pub hosts: Vec<HostSpec>,
+    /// Groups of drives that fail together, in file order.
+    pub enclosures: Vec<EnclosureSpec>,
+    /// All drives, by enclosure, in file order.
+    pub drives: Vec<DriveSpec>,
+    /// All arrays, in file order. Slices lie on a drive in this order.
+    pub arrays: Vec<ArraySpec>,
+    /// The file systems; exactly one in this release.
+    pub filesystems: Vec<FileSystemSpec>,
+    /// Where file systems are mounted by `levada up`.
+    pub mounts: Vec<MountSpec>,
+    /// Present when the file asks for test wrappers around its drives.
+    pub testing: Option<TestingSpec>,
+}
+
+/// A machine that holds enclosures or mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSpec {
+    /// Unique among hosts.
+    pub name: String,
+    /// `host:port` addresses at which its services listen, one per network path.
+    pub addresses: Vec<String>,
+}
+
+/// Drives that share power, cabling or a box, and may therefore be lost together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnclosureSpec {
+    /// Unique among enclosures.
+    pub name: String,
+    /// The host it hangs on; `None` when the file names no hosts.
+    pub host: Option<String>,
+}
+
+/// One drive: a block device, or a preallocated file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriveSpec {
+    /// Unique in the cluster; what `levada drive fail NAME` takes.
+    pub name: String,
+    /// As written; relative paths start at the cluster file.
+    pub path: PathBuf,
+    /// The enclosure it sits in.
+    pub enclosure: String,
+    /// The size of a file-backed drive; `None` for a block device, which knows its own.
+    pub size: Option<Bytes>,
+}
+
+/// How an array protects data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Striping only: the loss of any member loses data.
+    Raid0 {
+        /// Contiguous bytes on one member before the next takes over.
+        chunk: Bytes,
+    },
+    /// Every extent is kept `copies` times; extents are dealt over all drives.
+    Raid1 {
+        /// How many copies of each extent.
+        copies: u32,
+        /// What no two copies of an extent may share.
+        spread: Spread,
+    },
+    /// Double parity: any two members may be lost.
+    Raid6 {
+        /// Data chunks per stripe; two parity chunks join them.
+        data: u32,
+        /// Contiguous bytes on one member before the next takes over.
+        chunk: Bytes,
+    },
+}
+
+/// What the copies of a mirrored extent must not share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Spread {
+    /// Copies lie in different enclosures, and so on different drives.
+    #[default]
+    Enclosure,
+    /// Copies lie on different drives, perhaps in one enclosure.
+    Drive,
+}
+
+/// How much of each drive an array takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SliceSize {
+    /// So many bytes of every drive.
+    Bytes(Bytes),
+    /// So many percent (1 to 99) of every drive, rounded down to [`SLICE_ALIGN_BYTES`].
+    Percent(u8),
+    /// All that the other arrays leave. At most one array on a drive may say this.
+    Rest,
+}
+
+/// An array: one slice of each of its drives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySpec {
+    /// Unique among arrays.
+    pub name: String,
+    /// Level with the numbers that belong to it.
+    pub level: Level,
+    /// How much of each drive it takes.
+    pub slice: SliceSize,
+    /// Drives held ready to replace a lost member.
+    pub spares: u32,
+    /// Names of its drives, spares included, in cluster order.
+    pub drives: Vec<String>,
+}
+
+/// A file system over two arrays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSystemSpec {
+    /// Unique among file systems.
+    pub name: String,
+    /// The array that holds file data.
+    pub data: String,
+    /// The mirror that holds names, indexes and intent logs.
+    pub metadata: String,
+    /// Object targets, each pinned to a core.
+    pub object_targets: u32,
+    /// Metadata targets; 1 in this release.
+    pub metadata_targets: u32,
+    /// Contiguous bytes of a file in one object; the default for new files.
+    pub stripe_unit: Bytes,
+    /// Objects a file is spread over; the default for new files.
+    pub stripe_count: u32,
+}
+
+/// A mount that `levada up` makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountSpec {
+    /// As written; relative paths start at the cluster file.
+    pub path: PathBuf,
+    /// Which file system.
+    pub filesystem: String,
+    /// On which host; `None` when the file names no hosts.
+    pub host: Option<String>,
+}
+
+/// Wrappers around every drive, for tests and measurements only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestingSpec {
+    /// What is put around each drive's writes.
+    pub wrapper: Wrapper,
+    /// Seed of the wrapper's random choices.
+    pub seed: u64,
+    /// Drives as fast as this, however fast they are; `None` leaves them alone.
+    pub model: Option<ModelSpec>,
+}
+
+/// What is put around each drive in tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wrapper {
+    /// Nothing.
+    #[default]
+    None,
+    /// Unflushed writes stay in the daemon's memory, so that killing it is a power cut.
+    Volatile,
+}
+
+/// How fast a modelled drive is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSpec {
+    /// Its name; `nvme` and `slow` are built in.
+    pub name: String,
+    /// Bytes per second, reads and writes together.
+    pub rate: Bytes,
+    /// Operations per second.
+    pub iops: u64,
+    /// Time of one operation, microseconds.
+    pub latency_us: u64,
+    /// Time of one flush, microseconds.
+    pub flush_us: u64,
+}
+
+/// A cluster file with the place it was read from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What it says.
+    pub cluster: ClusterFile,
+    /// The directory that relative paths in it start from; absolute.
+    pub directory: PathBuf,
+    /// What is allowed but probably not meant.
+    pub warnings: crate::Report,
+}
+
+impl Loaded {
+    /// The absolute form of a path written in the file.
+    #[must_use]
+    pub fn path(&self, written: &Path) -> PathBuf {
+        self.directory.join(written)
+    }
+
+    /// Each warning.
+    #[must_use]
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings.problems
+    }
+}
+
+impl ModelSpec {
+    /// The models known by name: `nvme` and `slow`.
+    ///
+    /// `nvme`: 400 MB/s, 20 K operations/s, 80 us. `slow`: 150 MB/s, 10 K, 80 us. Flush is free
+    /// in both; a model of one's own can make it cost.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let (rate, iops) = match name {
+            "nvme" => (Bytes(400_000_000), 20_000),
+            "slow" => (Bytes(150_000_000), 10_000),
+            _ => return None,
+        };
+        Some(ModelSpec { name: name.into(), rate, iops, latency_us: 80, flush_us: 0 })
+    }
+}
+
+impl DriveSpec {
+    /// Whether the drive is a block device (it has no size of its own in the file).
+    #[must_use]
+    pub fn is_block_device(&self) -> bool {
+        self.size.is_none()
+    }
+}
+
+impl Level {
+    /// As written in the file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Raid0 { .. } => "raid0",
+            Level::Raid1 { .. } => "raid1",
+            Level::Raid6 { .. } => "raid6",
+        }
+    }
+
+    /// Lost drives that it bears, whichever they are.
+    #[must_use]
+    pub fn drives_borne(self) -> u32 {
+        match self {
+            Level::Raid0 { .. } => 0,
+            Level::Raid1 { copies, .. } => copies.saturating_sub(1),
+            Level::Raid6 { .. } => 2,
+        }
+    }
+
+    /// Chunk size of a striped level.
+    #[must_use]
+    pub fn chunk(self) -> Option<Bytes> {
+        match self {
+            Level::Raid0 { chunk } | Level::Raid6 { chunk, .. } => Some(chunk),
+            Level::Raid1 { .. } => None,
+        }
+    }
+}
+
+impl ClusterFile {
+    /// The drive of that name.
+    #[must_use]
+    pub fn drive(&self, name: &str) -> Option<&DriveSpec> {
+        self.drives.iter().find(|drive| drive.name == name)
+    }
+
+    /// The array of that name.
+    #[must_use]
+    pub fn array(&self, name: &str) -> Option<&ArraySpec> {
+        self.arrays.iter().find(|array| array.name == name)
+    }
+
+    /// The enclosure of that name.
+    #[must_use]
+    pub fn enclosure(&self, name: &str) -> Option<&EnclosureSpec> {
+        self.enclosures.iter().find(|enclosure| enclosure.name == name)
+    }
+
+    /// The file system of that name.
+    #[must_use]
+    pub fn filesystem(&self, name: &str) -> Option<&FileSystemSpec> {
+        self.filesystems.iter().find(|filesystem| filesystem.name == name)
+    }
+
+    /// The slice that `array` takes of a drive of `drive_bytes`, in bytes, or `None` when
+    /// what it asks for does not fit beside the other arrays of that drive.
+    ///
+    /// The sum over all arrays never exceeds `drive_bytes` less [`DRIVE_RESERVED_BYTES`].
+    #[must_use]
+    pub fn slice_bytes(&self, array: &ArraySpec, drive: &str, drive_bytes: Bytes) -> Option<Bytes> {
+        let usable =
+            Bytes(drive_bytes.0.checked_sub(DRIVE_RESERVED_BYTES)?).floor_to(SLICE_ALIGN_BYTES);
+        let fixed = |slice: SliceSize| match slice {
+            SliceSize::Bytes(bytes) => Some(bytes.floor_to(SLICE_ALIGN_BYTES).0),
+            // In 128 bits, because a drive's size times 100 may not fit in 64.
+            SliceSize::Percent(percent) => {
+                let share = u128::from(drive_bytes.0) * u128::from(percent) / 100;
+                Some(Bytes(share as u64).floor_to(SLICE_ALIGN_BYTES).0)
+            }
+            SliceSize::Rest => None,
+        };
+        let mut taken = 0u64;
+        for other in
+            self.arrays.iter().filter(|other| other.drives.iter().any(|name| name == drive))
+        {
+            taken = taken.checked_add(fixed(other.slice).unwrap_or(0))?;
+        }
+        let rest = usable.0.checked_sub(taken)?;
+        let bytes = fixed(array.slice).unwrap_or(rest);
+        (bytes > 0).then_some(Bytes(bytes))
+    }
+}

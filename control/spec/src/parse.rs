@@ -1,0 +1,597 @@
+//! Text to values: types, units, names and defaults; `check` then looks at the whole.
+//!
+//! Reading goes on after a problem with a stand-in value, so that one run reports everything.
+//! What always holds: a stand-in never reaches a caller, because any error refuses the file.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml_edit::{Document, Item, Value};
+
+use crate::check::{self, SameFile};
+use crate::error::nearest;
+use crate::file::{
+    ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, FileSystemSpec, HostSpec, Level, Loaded,
+    ModelSpec, MountSpec, SliceSize, Spread, TestingSpec, Wrapper,
+};
+use crate::reader::{Node, Places, Reader, Table, is_name};
+use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
+
+/// More drives than this is a slip of a pattern, not a cluster.
+const DRIVES_MAX: usize = 4096;
+
+const FILE_KEYS: &[&str] =
+    &["cluster", "host", "drives", "enclosure", "array", "filesystem", "mount", "testing"];
+const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
+const HOST_KEYS: &[&str] = &["name", "addresses"];
+const DRIVES_KEYS: &[&str] = &["size"];
+const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
+const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
+const ARRAY_KEYS: &[&str] =
+    &["name", "level", "copies", "spread", "data", "chunk", "slice", "spares", "drives"];
+const RAID0_KEYS: &[&str] = &["chunk"];
+const RAID1_KEYS: &[&str] = &["copies", "spread"];
+const RAID6_KEYS: &[&str] = &["data", "chunk"];
+const FILESYSTEM_KEYS: &[&str] = &[
+    "name",
+    "data",
+    "metadata",
+    "object_targets",
+    "metadata_targets",
+    "stripe_unit",
+    "stripe_count",
+];
+const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
+const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
+const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
+
+pub(crate) const CHUNK_LEAST: Bytes = Bytes::kib(4);
+pub(crate) const CHUNK_MOST: Bytes = Bytes::mib(1);
+const CHUNK_DEFAULT: Bytes = Bytes::kib(128);
+pub(crate) const STRIPE_UNIT_STEP: Bytes = Bytes::kib(4);
+pub(crate) const STRIPE_UNIT_MOST: Bytes = Bytes::gib(1);
+const STRIPE_UNIT_DEFAULT: Bytes = Bytes::mib(1);
+
+impl ClusterFile {
+    /// Reads a cluster file from text. `name` is how messages call the file. Paths are
+    /// compared as written, without looking at any disk.
+    ///
+    /// # Errors
+    ///
+    /// All errors in the text, together with its warnings. Without errors, the value
+    /// and the warnings alone.
+    pub fn parse(name: &str, text: &str) -> Result<(ClusterFile, Report), Report> {
+        Self::parse_with(name, text, &|path| path.to_path_buf())
+    }
+
+    fn parse_with(
+        name: &str,
+        text: &str,
+        same_file: SameFile,
+    ) -> Result<(ClusterFile, Report), Report> {
+        let mut reader = Reader { text, problems: Vec::new(), places: Places::default() };
+        let cluster = reader.file();
+        if let Some(cluster) = &cluster {
+            let found = check::check(cluster, &reader.places, same_file);
+            reader.problems.extend(found);
+        }
+        let mut problems = reader.problems;
+        problems.sort_by_key(|problem| {
+            problem.place.map_or((0, 0), |place| (place.line, place.column))
+        });
+        let report = Report { file: name.into(), text: text.into(), problems };
+        match cluster {
+            Some(cluster) if !report.has_errors() => Ok((cluster, report)),
+            _ => Err(report),
+        }
+    }
+
+    /// Reads and checks the cluster file at `path`. Two paths that lead to one existing file
+    /// (by symbolic links, say) count as one drive.
+    ///
+    /// # Errors
+    ///
+    /// [`SpecError::Read`] when the file cannot be read, [`SpecError::Invalid`] with every
+    /// problem in it.
+    pub fn load(path: &Path) -> Result<Loaded, SpecError> {
+        let read = |source| SpecError::Read { path: path.into(), source };
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        let absolute = std::path::absolute(path).map_err(read)?;
+        let directory = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let same_file = |written: &Path| {
+            let path = directory.join(written);
+            path.canonicalize().unwrap_or(path)
+        };
+        let (cluster, warnings) = Self::parse_with(&path.display().to_string(), &text, &same_file)
+            .map_err(SpecError::Invalid)?;
+        Ok(Loaded { cluster, directory, warnings })
+    }
+
+    /// Checks a cluster file that a program made; the same checks as for a text.
+    #[must_use]
+    pub fn check(&self) -> Vec<Problem> {
+        check::check(self, &Places::default(), &|path| path.to_path_buf())
+    }
+}
+
+/// Block devices are told from files by where they are: nothing else about a path is
+/// known before the drive is there. /dev/shm holds files.
+pub(crate) fn is_device_path(path: &str) -> bool {
+    path.starts_with("/dev/") && !path.starts_with("/dev/shm/")
+}
+
+impl Reader<'_> {
+    /// The whole file; `None` only when it is not TOML.
+    fn file(&mut self) -> Option<ClusterFile> {
+        let document = match Document::parse(self.text) {
+            Ok(document) => document,
+            Err(error) => {
+                let message = error.message().trim().replace('\n', ", ");
+                self.problem(ProblemKind::Syntax { message }, error.span().or(Some(0..0)));
+                return None;
+            }
+        };
+        let root = self.enter(Node::File, "the file", document.as_table(), Some(0..0), FILE_KEYS);
+
+        let mut cluster = ClusterFile {
+            name: "levada".into(),
+            state_dir: "state".into(),
+            hosts: Vec::new(),
+            enclosures: Vec::new(),
+            drives: Vec::new(),
+            arrays: Vec::new(),
+            filesystems: Vec::new(),
+            mounts: Vec::new(),
+            testing: None,
+        };
+        if let Some(table) = self.table(root, "cluster", Node::Cluster, "[cluster]", CLUSTER_KEYS) {
+            cluster.name = self.name(table).unwrap_or_default();
+            cluster.state_dir = self.text_of(table, "state_dir").unwrap_or("state".into()).into();
+        } else if !root.keys.contains_key("cluster") {
+            let missing = ProblemKind::MissingTable {
+                table: "[cluster]",
+                example: "[cluster] name = \"lab\"",
+            };
+            self.problem_at(missing, Node::File, "");
+        }
+        for table in self.tables(root, "host", Node::Host, "[[host]]", HOST_KEYS) {
+            let host = self.doubting(table.node, |reader| reader.host(table));
+            cluster.hosts.push(host);
+        }
+        let drives = self.table(root, "drives", Node::Drives, "[drives]", DRIVES_KEYS);
+        let all_files_size = drives
+            .and_then(|table| self.doubting(Node::Drives, |reader| reader.size_or_stand_in(table)))
+            // A table that could not be read may have held it.
+            .or_else(|| self.places.in_doubt(&[Node::File]).then_some(Bytes::gib(1)));
+        let only_host = (cluster.hosts.len() == 1).then(|| cluster.hosts[0].name.clone());
+        for table in
+            self.tables(root, "enclosure", Node::Enclosure, "[[enclosure]]", ENCLOSURE_KEYS)
+        {
+            self.doubting(table.node, |reader| {
+                reader.enclosure(table, all_files_size, only_host.as_deref(), &mut cluster);
+            });
+        }
+        // An array's drives follow from all enclosures.
+        if (0..cluster.enclosures.len())
+            .any(|index| self.places.in_doubt(&[Node::Enclosure(index)]))
+        {
+            self.places.doubtful.insert(Node::Drives);
+        }
+        for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
+            let array = self.doubting(table.node, |reader| reader.array(table, &cluster));
+            cluster.arrays.push(array);
+        }
+        for table in
+            self.tables(root, "filesystem", Node::FileSystem, "[[filesystem]]", FILESYSTEM_KEYS)
+        {
+            let filesystem = self.doubting(table.node, |reader| reader.filesystem(table));
+            cluster.filesystems.push(filesystem);
+        }
+        for table in self.tables(root, "mount", Node::Mount, "[[mount]]", MOUNT_KEYS) {
+            let mount = self
+                .doubting(table.node, |reader| reader.mount(table, &cluster, only_host.as_deref()));
+            cluster.mounts.push(mount);
+        }
+        if let Some(table) = self.table(root, "testing", Node::Testing, "[testing]", TESTING_KEYS) {
+            cluster.testing = Some(self.testing(table));
+        }
+        Some(cluster)
+    }
+
+    fn host(&mut self, table: Table<'_>) -> HostSpec {
+        let name = self.name(table).unwrap_or_default();
+        let mut addresses = Vec::new();
+        for (value, span) in self.list(table, "addresses") {
+            match value.as_str() {
+                Some(text) if is_address(text) => addresses.push(text.to_string()),
+                Some(text) => self.problem(ProblemKind::BadAddress { text: text.into() }, span),
+                None => self.wrong_type("addresses", &Item::Value(value), "a list of texts", span),
+            }
+        }
+        HostSpec { name, addresses }
+    }
+
+    fn enclosure(
+        &mut self,
+        table: Table<'_>,
+        all_files_size: Option<Bytes>,
+        only_host: Option<&str>,
+        cluster: &mut ClusterFile,
+    ) {
+        let name = self.name(table).unwrap_or_default();
+        let host = self.text_of(table, "host").or_else(|| only_host.map(String::from));
+        let own_size = self.size_or_stand_in(table);
+        if !table.keys.contains_key("drives") {
+            let example = "drives = [\"/dev/nvme{0..11}n1\"]";
+            self.problem_at(
+                ProblemKind::MissingKey { key: "drives", table: table.title, example },
+                table.node,
+                "",
+            );
+        }
+        for (value, span) in self.list(table, "drives") {
+            self.drive_entry(&value, span, (own_size, all_files_size), &name, cluster);
+        }
+        cluster.enclosures.push(EnclosureSpec { name, host });
+    }
+
+    /// One entry of an enclosure's `drives`: a path or { name, path, size }, perhaps a pattern.
+    fn drive_entry(
+        &mut self,
+        value: &Value,
+        span: Option<Range<usize>>,
+        (enclosure_size, all_files_size): (Option<Bytes>, Option<Bytes>),
+        enclosure: &str,
+        cluster: &mut ClusterFile,
+    ) {
+        // All drives of one entry share the place of the entry.
+        let first = Node::Drive(cluster.drives.len());
+        self.place(first, "", span.clone());
+        let (name_pattern, path_pattern, own_size) = match value {
+            Value::String(path) => (None, path.value().clone(), None),
+            Value::InlineTable(keys) => {
+                let table = self.enter(first, "a drive", keys, span.clone(), DRIVE_KEYS);
+                let name = self.text_of(table, "name");
+                let size = self.size_or_stand_in(table);
+                match self.needed_text(table, "path", "path = \"/dev/nvme0n1\"") {
+                    Some(path) => (name, path, size),
+                    None => return,
+                }
+            }
+            other => {
+                let expected = "a path, or { name = \"...\", path = \"...\" }";
+                return self.wrong_type("drives", &Item::Value(other.clone()), expected, span);
+            }
+        };
+        let Some(paths) = self.expand(&path_pattern, span.clone()) else {
+            return;
+        };
+        let names = match &name_pattern {
+            None => None,
+            Some(pattern) => match self.expand(pattern, span.clone()) {
+                Some(names) if names.len() == paths.len() => Some(names),
+                Some(names) => {
+                    let reason = pattern::PatternError::UnequalCounts {
+                        names: names.len(),
+                        paths: paths.len(),
+                    };
+                    return self
+                        .problem(ProblemKind::BadPattern { text: pattern.clone(), reason }, span);
+                }
+                None => return,
+            },
+        };
+        if cluster.drives.len() + paths.len() > DRIVES_MAX {
+            return self.problem(ProblemKind::TooManyDrives { most: DRIVES_MAX }, span);
+        }
+        for (index, path) in paths.into_iter().enumerate() {
+            let node = Node::Drive(cluster.drives.len());
+            self.place(node, "", span.clone());
+            let name = match &names {
+                Some(names) => names[index].clone(),
+                None => {
+                    let last =
+                        Path::new(&path).file_name().and_then(|last| last.to_str()).unwrap_or("");
+                    last.strip_suffix(".img").unwrap_or(last).to_string()
+                }
+            };
+            if !is_name(&name) {
+                let kind = match &names {
+                    Some(_) => ProblemKind::BadName { name: name.clone() },
+                    None => ProblemKind::NamelessDrive { path: path.clone() },
+                };
+                self.problem(kind, span.clone());
+            }
+            let size = match (is_device_path(&path), own_size) {
+                (true, None) => None,
+                (true, Some(_)) => {
+                    self.problem(ProblemKind::SizeOfDevice { drive: name.clone() }, span.clone());
+                    None
+                }
+                // A program's missing size is found by `check`; here one word per entry is enough.
+                (false, own) => match own.or(enclosure_size).or(all_files_size) {
+                    None if index == 0 => {
+                        self.problem(
+                            ProblemKind::FileNeedsSize { drive: name.clone() },
+                            span.clone(),
+                        );
+                        None
+                    }
+                    size => size,
+                },
+            };
+            cluster.drives.push(DriveSpec {
+                name,
+                path: path.into(),
+                enclosure: enclosure.into(),
+                size,
+            });
+        }
+    }
+
+    fn array(&mut self, table: Table<'_>, cluster: &ClusterFile) -> ArraySpec {
+        let name = self.name(table).unwrap_or_default();
+        let spares = self.number(table, "spares", 0, 1000).unwrap_or(0) as u32;
+        let all = cluster.drives.iter().map(|drive| drive.name.clone());
+        let drives: Vec<String> = match table.keys.contains_key("drives") {
+            false => all.collect(),
+            true => {
+                let mut wanted = HashSet::new();
+                for (value, span) in self.list(table, "drives") {
+                    let Some(text) = value.as_str() else {
+                        self.wrong_type(
+                            "drives",
+                            &Item::Value(value),
+                            "a list of drive names",
+                            span,
+                        );
+                        continue;
+                    };
+                    for drive in self.expand(text, span.clone()).unwrap_or_default() {
+                        if cluster.drive(&drive).is_none() {
+                            if self.places.in_doubt(&[Node::File, Node::Drives]) {
+                                continue;
+                            }
+                            let known: Vec<String> =
+                                cluster.drives.iter().map(|drive| drive.name.clone()).collect();
+                            let near =
+                                nearest(&drive, known.iter().map(String::as_str)).map(String::from);
+                            let kind = ProblemKind::UnknownName {
+                                what: "drive",
+                                name: drive,
+                                nearest: near,
+                                known,
+                            };
+                            self.problem(kind, span.clone());
+                            // One word about a pattern is enough.
+                            break;
+                        }
+                        if !wanted.insert(drive.clone()) {
+                            let kind = ProblemKind::DuplicateName {
+                                what: "member",
+                                name: drive,
+                                first_line: None,
+                            };
+                            self.problem(kind, span.clone());
+                            break;
+                        }
+                    }
+                }
+                all.filter(|name| wanted.contains(name)).collect()
+            }
+        };
+        let level = self.level(table, drives.len(), spares);
+        let slice = self.slice(table);
+        ArraySpec { name, level, slice, spares, drives }
+    }
+
+    fn level(&mut self, table: Table<'_>, drives: usize, spares: u32) -> Level {
+        const LEVELS: &[&str] = &["raid0", "raid1", "raid6"];
+        let word = match self.needed_text(table, "level", "level = \"raid6\"") {
+            Some(word) if LEVELS.contains(&word.as_str()) => word,
+            Some(word) => {
+                self.bad_choice(
+                    table,
+                    "level",
+                    word,
+                    LEVELS.iter().map(|level| (*level).to_string()).collect(),
+                );
+                return Level::Raid0 { chunk: CHUNK_DEFAULT };
+            }
+            None => {
+                return Level::Raid0 { chunk: CHUNK_DEFAULT };
+            }
+        };
+        let (level, allowed) = match word.as_str() {
+            "raid0" => ("raid0", RAID0_KEYS),
+            "raid1" => ("raid1", RAID1_KEYS),
+            _ => ("raid6", RAID6_KEYS),
+        };
+        for key in ["copies", "spread", "data", "chunk"] {
+            if table.keys.contains_key(key) && !allowed.contains(&key) {
+                // The marker belongs under the key here: its value may be fine.
+                let span = table.keys.get_key_value(key).and_then(|(key, _)| key.span());
+                self.problem(ProblemKind::KeyNotForLevel { key, level, allowed }, span);
+            }
+        }
+        match level {
+            "raid1" => {
+                let copies = self.number(table, "copies", 2, 8).unwrap_or(3) as u32;
+                let spread = match self.text_of(table, "spread").as_deref() {
+                    None | Some("enclosure") => Spread::Enclosure,
+                    Some("drive") => Spread::Drive,
+                    Some(other) => {
+                        let allowed = vec!["enclosure".into(), "drive".into()];
+                        self.bad_choice(table, "spread", other.into(), allowed);
+                        Spread::Drive
+                    }
+                };
+                Level::Raid1 { copies, spread }
+            }
+            "raid6" => {
+                let chunk = self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT);
+                // Every drive that is neither parity nor spare holds data.
+                let others = drives.saturating_sub(2 + spares as usize);
+                let data =
+                    self.number(table, "data", 2, 253).unwrap_or(others as u64).max(2) as u32;
+                Level::Raid6 { data, chunk }
+            }
+            _ => Level::Raid0 { chunk: self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT) },
+        }
+    }
+
+    fn slice(&mut self, table: Table<'_>) -> SliceSize {
+        let Some(item) = table.keys.get("slice") else {
+            return SliceSize::Rest;
+        };
+        let text = match item {
+            Item::Value(Value::String(text)) => text.value().trim().to_string(),
+            Item::Value(Value::Integer(_)) => {
+                return self.size(table, "slice").map_or(SliceSize::Rest, SliceSize::Bytes);
+            }
+            other => {
+                self.wrong_type(
+                    "slice",
+                    other,
+                    "a text such as \"256MiB\", \"12%\" or \"rest\"",
+                    other.span(),
+                );
+                return SliceSize::Rest;
+            }
+        };
+        if text == "rest" {
+            return SliceSize::Rest;
+        }
+        if let Some(percent) = text.strip_suffix('%') {
+            if let Ok(percent @ 1..=99) = percent.trim().parse::<u8>() {
+                return SliceSize::Percent(percent);
+            }
+        } else if let Ok(bytes) = text.parse() {
+            return SliceSize::Bytes(bytes);
+        }
+        self.problem(ProblemKind::BadSlice { text }, item.span());
+        SliceSize::Rest
+    }
+
+    fn filesystem(&mut self, table: Table<'_>) -> FileSystemSpec {
+        let object_targets = self.number(table, "object_targets", 1, 256).unwrap_or(4) as u32;
+        FileSystemSpec {
+            name: self.name(table).unwrap_or_default(),
+            data: self.needed_text(table, "data", "data = \"data\"").unwrap_or_default(),
+            metadata: self
+                .needed_text(table, "metadata", "metadata = \"meta\"")
+                .unwrap_or_default(),
+            object_targets,
+            metadata_targets: self.number(table, "metadata_targets", 1, 1).unwrap_or(1) as u32,
+            stripe_unit: self.size(table, "stripe_unit").unwrap_or(STRIPE_UNIT_DEFAULT),
+            stripe_count: self
+                .number(table, "stripe_count", 1, 256)
+                .map_or(object_targets.min(4), |count| count as u32),
+        }
+    }
+
+    fn mount(
+        &mut self,
+        table: Table<'_>,
+        cluster: &ClusterFile,
+        only_host: Option<&str>,
+    ) -> MountSpec {
+        let filesystem = self.text_of(table, "filesystem").unwrap_or_else(|| {
+            if cluster.filesystems.len() > 1 {
+                self.problem_at(
+                    ProblemKind::FileSystemNeeded { table: table.title },
+                    table.node,
+                    "",
+                );
+            }
+            cluster.filesystems.first().map(|fs| fs.name.clone()).unwrap_or_default()
+        });
+        MountSpec {
+            path: self.needed_text(table, "path", "path = \"mnt\"").unwrap_or_default().into(),
+            filesystem,
+            host: self.text_of(table, "host").or_else(|| only_host.map(String::from)),
+        }
+    }
+
+    fn testing(&mut self, table: Table<'_>) -> TestingSpec {
+        let wrapper = match self.text_of(table, "wrapper").as_deref() {
+            None | Some("none") => Wrapper::None,
+            Some("volatile") => Wrapper::Volatile,
+            Some(other) => {
+                self.bad_choice(
+                    table,
+                    "wrapper",
+                    other.into(),
+                    vec!["none".into(), "volatile".into()],
+                );
+                Wrapper::None
+            }
+        };
+        let seed = self.number(table, "seed", 0, i64::MAX as u64).unwrap_or(0);
+        let mut models: Vec<ModelSpec> = Vec::new();
+        for model in self.tables(table, "models", Node::Model, "[[testing.models]]", MODEL_KEYS) {
+            let name = self.name(model).unwrap_or_default();
+            if models.iter().any(|known| known.name == name) || ModelSpec::named(&name).is_some() {
+                let kind = ProblemKind::DuplicateName {
+                    what: "model",
+                    name: name.clone(),
+                    first_line: None,
+                };
+                self.problem_at(kind, model.node, "name");
+            }
+            models.push(ModelSpec {
+                name,
+                rate: self.needed_size(model, "rate", "rate = \"400MB\""),
+                iops: self.needed_number(model, "iops", 1, 1_000_000_000, "iops = 20000"),
+                latency_us: self.number(model, "latency_us", 0, 60_000_000).unwrap_or(0),
+                flush_us: self.number(model, "flush_us", 0, 60_000_000).unwrap_or(0),
+            });
+        }
+        let model = self.text_of(table, "model").and_then(|name| {
+            let own = models.iter().find(|model| model.name == name).cloned();
+            let model = own.or_else(|| ModelSpec::named(&name));
+            if model.is_none() {
+                let mut allowed: Vec<String> = vec!["nvme".into(), "slow".into()];
+                allowed.extend(models.iter().map(|model| model.name.clone()));
+                self.bad_choice(table, "model", name, allowed);
+            }
+            model
+        });
+        TestingSpec { wrapper, seed, model }
+    }
+}
+
+/// `host:port`, `1.2.3.4:port` or `[v6]:port`.
+fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
+    let port_is_good = port.parse::<u16>().is_ok_and(|port| port > 0);
+    let host_is_good = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => is_name(host),
+    };
+    port_is_good && host_is_good
+}
+
+/// A path without `.`, `..` and doubled slashes, so that spellings of one path are equal.
+pub(crate) fn plain_path(path: &Path) -> PathBuf {
+    use std::path::Component;
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            // `..` above the start of a relative path stays; above the root it is the root.
+            Component::ParentDir => match plain.components().next_back() {
+                Some(Component::Normal(_)) => {
+                    plain.pop();
+                }
+                Some(Component::RootDir) => {}
+                _ => plain.push(".."),
+            },
+            other => plain.push(other),
+        }
+    }
+    plain
+}

@@ -1,0 +1,225 @@
+//! Values back to text, with a comment wherever a reader would ask.
+//!
+//! What always holds: the text of a checked value parses back to the same value.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::file::{
+    ClusterFile, DriveSpec, Level, ModelSpec, SliceSize, Spread, TestingSpec, Wrapper,
+};
+use crate::{Bytes, Survival};
+
+/// A text as TOML writes it. Paths that are not UTF-8 cannot come from a cluster file.
+fn quoted(text: &str) -> String {
+    toml_edit::Value::from(text).to_string()
+}
+
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
+
+fn size(bytes: Bytes) -> String {
+    quoted(&bytes.to_string())
+}
+
+impl ClusterFile {
+    /// The file's text, commented. Defaults are written out, so that they can be seen.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let survival: Survival = self.survives();
+        writeln!(
+            out,
+            "# The cluster file of Levada: what should exist. Every key: docs/cluster-file.md."
+        )?;
+        writeln!(
+            out,
+            "# Relative paths start at this file. Its file systems survive the loss of {survival}."
+        )?;
+        writeln!(out, "\n[cluster]\nname = {}", quoted(&self.name))?;
+        writeln!(out, "# Sockets, process id and log of the node.")?;
+        writeln!(out, "state_dir = {}", quoted_path(&self.state_dir))?;
+        for host in &self.hosts {
+            let addresses: Vec<String> =
+                host.addresses.iter().map(|address| quoted(address)).collect();
+            writeln!(
+                out,
+                "\n[[host]]\nname = {}\naddresses = [{}]",
+                quoted(&host.name),
+                addresses.join(", ")
+            )?;
+        }
+        let common = self.common_file_size();
+        if let Some(common) = common {
+            writeln!(
+                out,
+                "\n[drives]\n# Of each drive that is a file; block devices (paths under /dev) have their own."
+            )?;
+            writeln!(out, "size = {}", size(common))?;
+        }
+        writeln!(
+            out,
+            "\n# Drives in one enclosure may fail together. A drive is named after its path."
+        )?;
+        for enclosure in &self.enclosures {
+            writeln!(out, "[[enclosure]]\nname = {}", quoted(&enclosure.name))?;
+            if let Some(host) = &enclosure.host {
+                writeln!(out, "host = {}", quoted(host))?;
+            }
+            let drives = self.drives.iter().filter(|drive| drive.enclosure == enclosure.name);
+            let drives: Vec<String> = drives.map(|drive| drive_entry(drive, common)).collect();
+            if drives.len() <= 2 {
+                writeln!(out, "drives = [{}]\n", drives.join(", "))?;
+            } else {
+                writeln!(out, "drives = [\n    {},\n]\n", drives.join(",\n    "))?;
+            }
+        }
+        self.write_arrays(out)?;
+        self.write_filesystems(out)?;
+        self.testing.as_ref().map_or(Ok(()), |testing| write_testing(out, testing))
+    }
+
+    /// The size that most file-backed drives have.
+    fn common_file_size(&self) -> Option<Bytes> {
+        let sizes = || self.drives.iter().filter_map(|drive| drive.size);
+        let mut distinct: Vec<Bytes> = sizes().collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        distinct.into_iter().max_by_key(|size| sizes().filter(|other| other == size).count())
+    }
+
+    fn write_arrays(&self, out: &mut String) -> std::fmt::Result {
+        for array in &self.arrays {
+            writeln!(out, "# Survives {}.", array.survives(self))?;
+            writeln!(
+                out,
+                "[[array]]\nname = {}\nlevel = {}",
+                quoted(&array.name),
+                quoted(array.level.name())
+            )?;
+            match array.level {
+                Level::Raid0 { chunk } => writeln!(out, "chunk = {}", size(chunk))?,
+                Level::Raid1 { copies, spread } => {
+                    let spread = match spread {
+                        Spread::Enclosure => "enclosure",
+                        Spread::Drive => "drive",
+                    };
+                    writeln!(
+                        out,
+                        "copies = {copies}\n# No two copies of an extent share one of these."
+                    )?;
+                    writeln!(out, "spread = {}", quoted(spread))?;
+                }
+                Level::Raid6 { data, chunk } => {
+                    writeln!(
+                        out,
+                        "# Data chunks per stripe; two parity chunks join them.\ndata = {data}"
+                    )?;
+                    writeln!(out, "chunk = {}", size(chunk))?;
+                }
+            }
+            writeln!(
+                out,
+                "# Drives that wait to replace a lost member.\nspares = {}",
+                array.spares
+            )?;
+            writeln!(out, "# Of each drive: a size, a share (\"12%\") or the \"rest\".")?;
+            match array.slice {
+                SliceSize::Bytes(bytes) => writeln!(out, "slice = {}", size(bytes))?,
+                SliceSize::Percent(percent) => writeln!(out, "slice = \"{percent}%\"")?,
+                SliceSize::Rest => writeln!(out, "slice = \"rest\"")?,
+            }
+            if !array.drives.iter().eq(self.drives.iter().map(|drive| &drive.name)) {
+                let drives: Vec<String> = array.drives.iter().map(|name| quoted(name)).collect();
+                writeln!(out, "drives = [{}]", drives.join(", "))?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+
+    fn write_filesystems(&self, out: &mut String) -> std::fmt::Result {
+        for filesystem in &self.filesystems {
+            writeln!(out, "[[filesystem]]\nname = {}", quoted(&filesystem.name))?;
+            writeln!(out, "# Arrays for file data, and for names, indexes and intent logs.")?;
+            writeln!(
+                out,
+                "data = {}\nmetadata = {}",
+                quoted(&filesystem.data),
+                quoted(&filesystem.metadata)
+            )?;
+            writeln!(out, "object_targets = {}", filesystem.object_targets)?;
+            writeln!(out, "metadata_targets = {}", filesystem.metadata_targets)?;
+            writeln!(
+                out,
+                "# New files: so many bytes in one object, then the next; so many objects."
+            )?;
+            writeln!(out, "stripe_unit = {}", size(filesystem.stripe_unit))?;
+            writeln!(out, "stripe_count = {}\n", filesystem.stripe_count)?;
+        }
+        for mount in &self.mounts {
+            writeln!(out, "[[mount]]\npath = {}", quoted_path(&mount.path))?;
+            writeln!(out, "filesystem = {}", quoted(&mount.filesystem))?;
+            if let Some(host) = &mount.host {
+                writeln!(out, "host = {}", quoted(host))?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+}
+
+/// One entry of `drives`: the bare path where it says everything.
+fn drive_entry(drive: &DriveSpec, common: Option<Bytes>) -> String {
+    let last = drive.path.file_name().map(|last| last.to_string_lossy()).unwrap_or_default();
+    let named_after_path = last.strip_suffix(".img").unwrap_or(&last) == drive.name;
+    let own_size = drive.size.filter(|size| Some(*size) != common);
+    match (named_after_path, own_size) {
+        (true, None) => quoted_path(&drive.path),
+        (_, own_size) => {
+            let size = own_size.map(|own| format!(", size = {}", size(own))).unwrap_or_default();
+            format!(
+                "{{ name = {}, path = {}{size} }}",
+                quoted(&drive.name),
+                quoted_path(&drive.path)
+            )
+        }
+    }
+}
+
+fn write_testing(out: &mut String, testing: &TestingSpec) -> std::fmt::Result {
+    writeln!(
+        out,
+        "# For tests and measurements only: never with data that anyone wants to keep.\n[testing]"
+    )?;
+    let wrapper = match testing.wrapper {
+        Wrapper::None => "none",
+        Wrapper::Volatile => "volatile",
+    };
+    writeln!(out, "wrapper = {}\nseed = {}", quoted(wrapper), testing.seed)?;
+    let Some(model) = &testing.model else {
+        return Ok(());
+    };
+    writeln!(out, "model = {}", quoted(&model.name))?;
+    if ModelSpec::named(&model.name).as_ref() != Some(model) {
+        writeln!(
+            out,
+            "\n[[testing.models]]\nname = {}\nrate = {}",
+            quoted(&model.name),
+            size(model.rate)
+        )?;
+        writeln!(
+            out,
+            "iops = {}\nlatency_us = {}\nflush_us = {}",
+            model.iops, model.latency_us, model.flush_us
+        )?;
+    }
+    Ok(())
+}
