@@ -11,18 +11,28 @@
 //! - In the simulator one seed fixes the whole run, including the order of worker threads
 //!   ([`worker`]): a worker runs only while its reactor waits for it.
 
+mod bell;
+mod fd;
+pub mod fs;
+pub mod mailbox;
+pub mod net;
+mod ring;
+pub mod signal;
 mod task;
 mod time;
 pub mod worker;
 
+pub use fd::Fd;
 pub use task::{Group, JoinHandle};
 pub use time::{Elapsed, Instant, Sleep};
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use ring::Ring;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -33,6 +43,9 @@ use time::Timers;
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
 }
+
+/// On a machine, completions and timers are looked at after at most this many polls of tasks.
+const POLLS_PER_TURN: u32 = 64;
 
 /// What a reactor's tasks share; reached through the thread-local current reactor.
 struct Core {
@@ -45,6 +58,8 @@ struct Core {
     rng: RefCell<Xoshiro256PlusPlus>,
     /// Folded over every scheduling decision; equal seeds must give equal hashes.
     trace: Cell<u64>,
+    /// Polls of tasks since the ring was looked at.
+    polls: Cell<u32>,
     events: Events,
 }
 
@@ -52,6 +67,8 @@ struct Core {
 enum Events {
     /// Nanoseconds of virtual time since the start of the world.
     Virtual { now_ns: Cell<u64> },
+    /// The machine's io_uring and its monotonic clock.
+    Uring(Rc<Ring>),
 }
 
 /// A reactor, owned by the thread that made it.
@@ -66,6 +83,26 @@ impl Reactor {
         Self::with(Events::Virtual { now_ns: Cell::new(0) }, seed)
     }
 
+    /// A reactor on this machine, for this thread. Its timers are accurate to some microseconds.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel gives no io_uring: too old, or forbidden by
+    /// `/proc/sys/kernel/io_uring_disabled` or a container's rules.
+    pub fn new() -> io::Result<Self> {
+        let seed = uuid::Uuid::new_v4().as_u64_pair().0;
+        Ok(Self::with(Events::Uring(Rc::new(Ring::new()?)), seed))
+    }
+
+    /// How long to poll for completions before sleeping while operations are in flight; zero at
+    /// first. It pays where cores are to spare, and stops by itself for a while when completions
+    /// take longer. Without effect in the simulator.
+    pub fn set_spin(&self, spin: Duration) {
+        if let Events::Uring(ring) = &self.core.events {
+            ring.set_spin(spin);
+        }
+    }
+
     fn with(events: Events, seed: u64) -> Self {
         Self {
             core: Rc::new(Core {
@@ -75,6 +112,7 @@ impl Reactor {
                 tasks_spawned: Cell::new(0),
                 rng: RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)),
                 trace: Cell::new(seed),
+                polls: Cell::new(0),
                 events,
             }),
         }
@@ -124,6 +162,11 @@ impl Drop for Reactor {
         let root = self.core.group.borrow().clone();
         root.kill();
         self.core.ready.borrow_mut().clear();
+        if let Events::Uring(ring) = &self.core.events {
+            // The kernel must be done with every buffer before any is freed.
+            ring.shut_down();
+            self.core.ready.borrow_mut().clear();
+        }
     }
 }
 
@@ -154,14 +197,27 @@ impl Core {
     fn now_ns(&self) -> u64 {
         match &self.events {
             Events::Virtual { now_ns } => now_ns.get(),
+            Events::Uring(ring) => ring.now_ns(),
+        }
+    }
+
+    /// The ring of this thread's reactor.
+    ///
+    /// # Panics
+    ///
+    /// In the simulator, which has no machine below it.
+    fn current_ring() -> Rc<Ring> {
+        match &Self::current().events {
+            Events::Uring(ring) => Rc::clone(ring),
+            Events::Virtual { .. } => panic!("the simulator has no files, sockets or threads"),
         }
     }
 
     /// Takes the next task to run: the oldest on a machine, any one in the simulator.
     fn next_ready(&self) -> Option<Rc<Task>> {
-        let mut ready = self.ready.borrow_mut();
         match &self.events {
             Events::Virtual { .. } => {
+                let mut ready = self.ready.borrow_mut();
                 if ready.is_empty() {
                     return None;
                 }
@@ -169,6 +225,17 @@ impl Core {
                 let task = ready.swap_remove_back(at)?;
                 self.note(task.id());
                 Some(task)
+            }
+            Events::Uring(ring) => {
+                let polls = self.polls.get();
+                if polls >= POLLS_PER_TURN {
+                    self.polls.set(0);
+                    ring.turn();
+                    self.fire_timers();
+                } else {
+                    self.polls.set(polls + 1);
+                }
+                self.ready.borrow_mut().pop_front()
             }
         }
     }
@@ -187,6 +254,13 @@ impl Core {
                 let next = next.expect("deadlock: no task is ready and no timer is set");
                 now_ns.set(now_ns.get().max(next));
                 self.note(next);
+                self.fire_timers();
+            }
+            Events::Uring(ring) => {
+                self.polls.set(0);
+                let next = self.timers.borrow().next_deadline();
+                let now_ns = ring.now_ns();
+                ring.wait(next.map(|next| Duration::from_nanos(next.saturating_sub(now_ns))));
                 self.fire_timers();
             }
         }

@@ -9,6 +9,7 @@
 //! After a crash (the handle is dropped) the worker's next message is refused, its library sees
 //! an I/O error, and the thread ends.
 
+use super::bell;
 use super::is_simulated;
 use std::cell::RefCell;
 use std::sync::mpsc;
@@ -16,9 +17,11 @@ use std::thread;
 
 /// The worker's side.
 pub struct Port<Up, Down> {
-    up: mpsc::Sender<Up>,
+    /// `None` only while it is dropped.
+    up: Option<mpsc::Sender<Up>>,
     down: RefCell<mpsc::Receiver<Down>>,
-    bell: Bell,
+    /// `None` in the simulator, where the reactor's thread waits for this one.
+    bell: Option<bell::Bell>,
 }
 
 /// The reactor's side is gone: the worker must end.
@@ -33,9 +36,21 @@ impl<Up, Down> Port<Up, Down> {
     ///
     /// [`Closed`] when the reactor's side is gone.
     pub fn call(&self, message: Up) -> Result<Down, Closed> {
-        self.up.send(message).map_err(|_| Closed)?;
-        self.bell.ring();
+        self.up.as_ref().ok_or(Closed)?.send(message).map_err(|_| Closed)?;
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
         self.down.borrow_mut().recv().map_err(|_| Closed)
+    }
+}
+
+impl<Up, Down> Drop for Port<Up, Down> {
+    fn drop(&mut self) {
+        // First the sender, then the bell: the reactor must see that the worker has ended.
+        self.up = None;
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
     }
 }
 
@@ -43,7 +58,7 @@ impl<Up, Down> Port<Up, Down> {
 pub struct Worker<Up, Down> {
     up: mpsc::Receiver<Up>,
     down: Option<mpsc::Sender<Down>>,
-    bell: Bell,
+    listener: Option<bell::Listener>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -52,31 +67,34 @@ impl<Up: Send + 'static, Down: Send + 'static> Worker<Up, Down> {
     ///
     /// # Panics
     ///
-    /// When the system gives no thread.
+    /// When the system gives no thread or no eventfd.
     pub fn start(name: &str, body: impl FnOnce(Port<Up, Down>) + Send + 'static) -> Self {
         let (up_sender, up) = mpsc::channel();
         let (down, down_receiver) = mpsc::channel();
-        let bell = Bell::new();
-        let port = Port { up: up_sender, down: RefCell::new(down_receiver), bell: bell.clone() };
+        let (bell, listener) = if is_simulated() {
+            (None, None)
+        } else {
+            let (bell, listener) = bell::new().expect("the system gives an eventfd");
+            (Some(bell), Some(listener))
+        };
+        let port = Port { up: Some(up_sender), down: RefCell::new(down_receiver), bell };
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || body(port))
             .expect("the system gives a thread");
-        Self { up, down: Some(down), bell, thread: Some(thread) }
+        Self { up, down: Some(down), listener, thread: Some(thread) }
     }
 
     /// The worker's next message; `None` when it has ended.
     pub async fn next(&mut self) -> Option<Up> {
-        if is_simulated() {
-            return self.up.recv().ok();
-        }
-        loop {
-            match self.up.try_recv() {
-                Ok(message) => return Some(message),
-                Err(mpsc::TryRecvError::Disconnected) => return None,
-                Err(mpsc::TryRecvError::Empty) => self.bell.heard().await,
-            }
-        }
+        let Some(listener) = &self.listener else { return self.up.recv().ok() };
+        listener
+            .until(|| match self.up.try_recv() {
+                Ok(message) => Some(Some(message)),
+                Err(mpsc::TryRecvError::Disconnected) => Some(None),
+                Err(mpsc::TryRecvError::Empty) => None,
+            })
+            .await
     }
 
     /// Answers the message that [`Worker::next`] returned last.
@@ -97,22 +115,5 @@ impl<Up, Down> Drop for Worker<Up, Down> {
             self.up = unheard;
             let _ = thread.join();
         }
-    }
-}
-
-/// Wakes a reactor from another thread.
-#[derive(Clone)]
-struct Bell;
-
-impl Bell {
-    fn new() -> Self {
-        Self
-    }
-
-    fn ring(&self) {}
-
-    /// Completes when the bell was rung. Only a reactor on a machine waits for one.
-    async fn heard(&self) {
-        unreachable!("the simulator waits for its workers itself")
     }
 }

@@ -1,0 +1,239 @@
+//! Files and block devices, read and written at offsets through the ring.
+//!
+//! Opening, locking and asking for the length are plain system calls: they happen when a daemon
+//! starts. Everything else is asynchronous. After a crash the kernel drops locks by itself.
+#![allow(unsafe_code)] // Operations that point to buffers which the ring owns.
+
+use super::Core;
+use super::fd::raw_parts;
+use crate::buf::bytes_in;
+use crate::{IoVec, IoVecMut};
+use io_uring::{opcode, types};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::rc::Rc;
+
+/// How to open a [`File`]; reading is always allowed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Allow writing.
+    pub write: bool,
+    /// Bypass the page cache (`O_DIRECT`): offsets, lengths and buffers must be aligned.
+    pub direct: bool,
+    /// Create the file if it is missing.
+    pub create: bool,
+    /// With `create`: fail if it exists. On a block device without `create`: fail if it is
+    /// mounted or otherwise claimed (`O_EXCL`).
+    pub exclusive: bool,
+}
+
+/// An open file or block device. Clones share the descriptor, which stays open until the last
+/// operation in flight has completed.
+#[derive(Clone, Debug)]
+pub struct File {
+    fd: Rc<OwnedFd>,
+}
+
+impl File {
+    /// Opens a file. Blocks for as long as `open(2)` does.
+    ///
+    /// # Errors
+    ///
+    /// What `open(2)` says.
+    pub fn open(path: &Path, options: OpenOptions) -> io::Result<Self> {
+        let mut flags = libc::O_CLOEXEC;
+        if options.direct {
+            flags |= libc::O_DIRECT;
+        }
+        let mut open = std::fs::OpenOptions::new();
+        open.read(true).write(options.write);
+        match (options.create, options.exclusive) {
+            (true, true) => {
+                open.create_new(true);
+            }
+            (true, false) => {
+                open.create(true).truncate(false);
+            }
+            (false, true) => flags |= libc::O_EXCL,
+            (false, false) => {}
+        }
+        let file = open.custom_flags(flags).open(path)?;
+        Ok(Self { fd: Rc::new(file.into()) })
+    }
+
+    /// Takes the advisory lock that only one opener of the file can have (`flock(2)`), until the
+    /// file is closed. False when another opener has it.
+    ///
+    /// # Errors
+    ///
+    /// What `flock(2)` says.
+    pub fn try_lock(&self) -> io::Result<bool> {
+        // SAFETY: the descriptor is open; no memory is involved.
+        if unsafe { libc::flock(self.fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
+    }
+
+    /// The length in bytes, of a block device too.
+    ///
+    /// # Errors
+    ///
+    /// What `lseek(2)` says.
+    pub fn len(&self) -> io::Result<u64> {
+        // SAFETY: the descriptor is open; its position is used by nobody.
+        let end = unsafe { libc::lseek(self.fd.as_raw_fd(), 0, libc::SEEK_END) };
+        u64::try_from(end).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// True when the length is zero.
+    ///
+    /// # Errors
+    ///
+    /// What `lseek(2)` says.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Fills `into` from `at` on and hands it back.
+    ///
+    /// # Errors
+    ///
+    /// What `preadv(2)` says; [`io::ErrorKind::UnexpectedEof`] when the file ends first.
+    pub async fn read_at(&self, at: u64, mut into: IoVecMut) -> io::Result<IoVecMut> {
+        let ring = Core::current_ring();
+        let total = bytes_in(&into) as usize;
+        let mut done = 0;
+        while done < total {
+            let raw = raw_parts(into.iter().map(|part| &part[..]), done);
+            // SAFETY: descriptor, list and buffers are kept, and the buffers belong to nobody
+            // else.
+            let op = unsafe {
+                ring.submit((Rc::clone(&self.fd), into, raw), |(fd, _, raw)| {
+                    let fd = types::Fd(fd.as_raw_fd());
+                    opcode::Readv::new(fd, raw.as_ptr(), raw.len() as u32)
+                        .offset(at + done as u64)
+                        .build()
+                })
+            };
+            let (read, kept) = op.await;
+            into = kept.1;
+            match read {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(into)
+    }
+
+    /// Writes `from` at `at`; with `fua`, durably (`RWF_DSYNC`).
+    ///
+    /// # Errors
+    ///
+    /// What `pwritev2(2)` says. The write may have taken effect in part.
+    pub async fn write_at(&self, at: u64, mut from: IoVec, fua: bool) -> io::Result<()> {
+        let ring = Core::current_ring();
+        let total = bytes_in(&from) as usize;
+        let flags = if fua { libc::RWF_DSYNC } else { 0 };
+        let mut done = 0;
+        while done < total {
+            let raw = raw_parts(from.iter().map(|part| &part[..]), done);
+            // SAFETY: descriptor, list and buffers are kept.
+            let op = unsafe {
+                ring.submit((Rc::clone(&self.fd), from, raw), |(fd, _, raw)| {
+                    let fd = types::Fd(fd.as_raw_fd());
+                    opcode::Writev::new(fd, raw.as_ptr(), raw.len() as u32)
+                        .offset(at + done as u64)
+                        .rw_flags(flags)
+                        .build()
+                })
+            };
+            let (written, kept) = op.await;
+            from = kept.1;
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes every write durable that completed before this call (`fdatasync(2)`).
+    ///
+    /// # Errors
+    ///
+    /// What `fdatasync(2)` says; then it is unknown what became durable.
+    pub async fn sync_data(&self) -> io::Result<()> {
+        let ring = Core::current_ring();
+        // SAFETY: the descriptor is kept.
+        let op = unsafe {
+            ring.submit(Rc::clone(&self.fd), |fd| {
+                let fd = types::Fd(fd.as_raw_fd());
+                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+            })
+        };
+        op.await.0.map(drop)
+    }
+
+    /// Reserves space for `at..at + bytes` and grows the file to its end if it is shorter.
+    ///
+    /// # Errors
+    ///
+    /// What `fallocate(2)` says.
+    pub async fn allocate(&self, at: u64, bytes: u64) -> io::Result<()> {
+        self.fallocate(0, at, bytes).await
+    }
+
+    /// Gives the space of `at..at + bytes` back; reads as zeroes.
+    ///
+    /// # Errors
+    ///
+    /// What `fallocate(2)` says.
+    pub async fn punch_hole(&self, at: u64, bytes: u64) -> io::Result<()> {
+        self.fallocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, at, bytes).await
+    }
+
+    /// Makes `at..at + bytes` read as zeroes and keeps the space reserved.
+    ///
+    /// # Errors
+    ///
+    /// What `fallocate(2)` says.
+    pub async fn zero_range(&self, at: u64, bytes: u64) -> io::Result<()> {
+        self.fallocate(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, at, bytes).await
+    }
+
+    async fn fallocate(&self, mode: i32, at: u64, bytes: u64) -> io::Result<()> {
+        let ring = Core::current_ring();
+        loop {
+            // SAFETY: the descriptor is kept.
+            let op = unsafe {
+                ring.submit(Rc::clone(&self.fd), |fd| {
+                    let fd = types::Fd(fd.as_raw_fd());
+                    opcode::Fallocate::new(fd, bytes).offset(at).mode(mode).build()
+                })
+            };
+            match op.await.0 {
+                Err(error) if is_passing(&error) => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+}
+
+/// Errors after which the same call is simply repeated.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,339 @@
+//! The machine's events: one io_uring per reactor.
+//!
+//! Submissions collect in the ring and go to the kernel once per turn of the reactor, together
+//! with the wait for completions: one system call serves a whole batch. Task work is deferred to
+//! that call, so completions never interrupt a running task.
+//!
+//! What always holds:
+//! - What an operation refers to (buffers, addresses, its file descriptor) is owned by the ring
+//!   from submission to completion, also when the future that waits for it is dropped.
+//! - Dropping such a future asks the kernel to cancel; the effect may still happen.
+//! - The ring outlives its operations: [`Ring::shut_down`] cancels and waits for all of them.
+//! - Nothing in flight and no timer means blocked in the kernel: idle costs no CPU time.
+#![allow(unsafe_code)] // io_uring: memory shared with the kernel.
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use slab::Slab;
+use smallvec::SmallVec;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Submissions that fit one turn; more are submitted early.
+const SUBMISSIONS: u32 = 512;
+/// Completions that fit without the kernel having to store them aside.
+const COMPLETIONS: u32 = 8192;
+/// Marks completions that nobody waits for: those of cancellations.
+const NOBODY: u64 = u64::MAX;
+/// Spinning is tried again after at most this many waits without it.
+const SPIN_PAUSE_MAX: u32 = 256;
+
+/// What is kept of an accept whose future may be dropped: then the new socket must be closed.
+pub(super) struct Accepting(#[allow(dead_code)] pub(super) Rc<OwnedFd>);
+
+enum Slot {
+    Waiting { waker: Option<Waker>, kept: Box<dyn Any> },
+    Done { result: i32, kept: Box<dyn Any> },
+    Abandoned { kept: Box<dyn Any> },
+}
+
+/// One io_uring and the operations it holds.
+pub(super) struct Ring {
+    uring: RefCell<IoUring>,
+    slots: RefCell<Slab<Slot>>,
+    /// Operations that the kernel has not completed.
+    in_flight: Cell<usize>,
+    started: Instant,
+    enter_flags: EnterFlags,
+    /// How long to poll for completions before sleeping.
+    spin: Cell<Duration>,
+    /// Waits to sit out before spinning is tried again, and how many the next failure costs.
+    spin_pause: Cell<(u32, u32)>,
+}
+
+impl Ring {
+    pub(super) fn new() -> io::Result<Self> {
+        let uring = IoUring::builder()
+            .setup_cqsize(COMPLETIONS)
+            .setup_clamp()
+            .setup_submit_all()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .dontfork()
+            .build(SUBMISSIONS)
+            // Kernels before 6.1 know neither single issuer nor deferred task work.
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS))?;
+        if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring needs Linux 5.11"));
+        }
+        let mut enter_flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        if uring.params().is_feature_no_iowait() {
+            // An idle daemon must not look like one that waits for its disks.
+            enter_flags |= EnterFlags::NO_IOWAIT;
+        }
+        // The default slack of 50 us would let every timer come late by as much.
+        // SAFETY: sets a number of this thread; no memory is involved.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000u64, 0u64, 0u64, 0u64) };
+        Ok(Self {
+            uring: RefCell::new(uring),
+            slots: RefCell::default(),
+            in_flight: Cell::new(0),
+            started: Instant::now(),
+            enter_flags,
+            spin: Cell::new(Duration::ZERO),
+            spin_pause: Cell::new((0, 1)),
+        })
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    pub(super) fn set_spin(&self, spin: Duration) {
+        self.spin.set(spin);
+    }
+
+    /// Queues an operation for the next turn and keeps `kept` until the kernel is done with it.
+    ///
+    /// # Safety
+    ///
+    /// Every pointer and descriptor in the entry must point into `kept` (which no longer moves
+    /// when `entry` is called), or to memory or a file that `kept` owns.
+    pub(super) unsafe fn submit<T: 'static>(
+        self: &Rc<Self>,
+        kept: T,
+        entry: impl FnOnce(&mut T) -> squeue::Entry,
+    ) -> Op<T> {
+        let mut kept = Box::new(kept);
+        let entry = entry(&mut kept);
+        let key = self.slots.borrow_mut().insert(Slot::Waiting { waker: None, kept });
+        self.in_flight.set(self.in_flight.get() + 1);
+        // SAFETY: the caller's promise; the slot keeps `kept` until the completion is reaped.
+        unsafe { self.push(&entry.user_data(key as u64)) };
+        Op { ring: Rc::clone(self), key: Some(key), kept: PhantomData }
+    }
+
+    /// # Safety
+    ///
+    /// What the entry points to must live until its completion.
+    unsafe fn push(&self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: the caller's promise.
+            if unsafe { self.uring.borrow_mut().submission().push(entry) }.is_ok() {
+                return;
+            }
+            self.enter(0, None);
+            self.reap();
+        }
+    }
+
+    /// Asks the kernel to give up the operation in slot `key`.
+    ///
+    /// The slot is freed by that operation's completion, so another operation with the same key
+    /// can only be submitted behind this request, which therefore cannot hit it.
+    fn cancel(&self, key: usize) {
+        let entry = opcode::AsyncCancel::new(key as u64).build().user_data(NOBODY);
+        // SAFETY: the entry points nowhere.
+        unsafe { self.push(&entry) };
+    }
+
+    /// Submits what has collected and waits for `want` completions, at most for `limit`.
+    fn enter(&self, want: u32, limit: Option<Duration>) {
+        let queued = self.uring.borrow_mut().submission().len();
+        let timespec;
+        let mut args = SubmitArgs::new();
+        if let Some(limit) = limit {
+            timespec = Timespec::from(limit);
+            args = args.timespec(&timespec);
+        }
+        let uring = self.uring.borrow();
+        // SAFETY: the flags announce an extended argument, and `args` is one; `queued` entries
+        // are in the ring.
+        let entered = unsafe {
+            uring.submitter().enter(queued as u32, want, self.enter_flags.bits(), Some(&args))
+        };
+        match entered.map_err(|error| error.raw_os_error()) {
+            // A signal, the end of `limit`, or completions that must be reaped first: the
+            // reactor's loop comes back in each case.
+            Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(errno) => panic!("io_uring_enter failed: errno {errno:?}"),
+        }
+    }
+
+    /// True when entering the kernel without waiting would bring completions or has work to do.
+    fn has_completions(&self) -> bool {
+        let mut uring = self.uring.borrow_mut();
+        let waiting = !uring.completion().is_empty();
+        waiting || {
+            let submission = uring.submission();
+            submission.taskrun() || submission.cq_overflow()
+        }
+    }
+
+    /// Submits, and hands out what has completed, without waiting.
+    pub(super) fn turn(&self) {
+        let queued = !self.uring.borrow_mut().submission().is_empty();
+        if queued || self.has_completions() {
+            self.enter(0, None);
+            self.reap();
+        }
+    }
+
+    /// Submits and waits until something completes, at most for `limit`.
+    pub(super) fn wait(&self, limit: Option<Duration>) {
+        if limit == Some(Duration::ZERO) {
+            return self.turn();
+        }
+        let spin = self.spin.get();
+        let entered = Instant::now();
+        if !spin.is_zero() && self.in_flight.get() > 0 {
+            let (pause, next_pause) = self.spin_pause.get();
+            if pause > 0 {
+                self.spin_pause.set((pause - 1, next_pause));
+            } else {
+                let spin = limit.map_or(spin, |limit| limit.min(spin));
+                self.enter(0, None);
+                while !self.has_completions() {
+                    if entered.elapsed() >= spin {
+                        self.spin_pause.set((next_pause, (next_pause * 2).min(SPIN_PAUSE_MAX)));
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+                if self.has_completions() {
+                    self.spin_pause.set((0, 1));
+                    return self.turn();
+                }
+            }
+        }
+        let limit = limit.map(|limit| limit.saturating_sub(entered.elapsed()));
+        self.enter(1, limit);
+        self.reap();
+    }
+
+    /// Hands every completion to its task.
+    fn reap(&self) {
+        loop {
+            let batch: SmallVec<[(u64, i32); 64]> = {
+                let mut uring = self.uring.borrow_mut();
+                uring.completion().take(64).map(|c| (c.user_data(), c.result())).collect()
+            };
+            if batch.is_empty() {
+                return;
+            }
+            for (user_data, result) in batch {
+                if user_data != NOBODY {
+                    self.complete(user_data as usize, result);
+                }
+            }
+        }
+    }
+
+    fn complete(&self, key: usize, result: i32) {
+        self.in_flight.set(self.in_flight.get() - 1);
+        let mut slots = self.slots.borrow_mut();
+        let slot = slots.get_mut(key).expect("a completion of an operation in flight");
+        let empty = Slot::Abandoned { kept: Box::new(()) };
+        match std::mem::replace(slot, empty) {
+            Slot::Waiting { waker, kept } => {
+                *slot = Slot::Done { result, kept };
+                drop(slots);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            Slot::Abandoned { kept } => {
+                slots.remove(key);
+                drop(slots);
+                if kept.is::<Accepting>() && result >= 0 {
+                    // SAFETY: the kernel just made this descriptor, and nobody else knows it.
+                    drop(unsafe { OwnedFd::from_raw_fd(result) });
+                }
+            }
+            Slot::Done { .. } => unreachable!("operation {key} completed twice"),
+        }
+    }
+
+    /// Cancels every operation and waits until the kernel is done with all of them.
+    pub(super) fn shut_down(&self) {
+        let waiting: Vec<usize> = {
+            let slots = self.slots.borrow();
+            let waiting = slots.iter().filter(|(_, slot)| matches!(slot, Slot::Waiting { .. }));
+            waiting.map(|(key, _)| key).collect()
+        };
+        for key in waiting {
+            self.cancel(key);
+        }
+        self.turn();
+        while self.in_flight.get() > 0 {
+            self.enter(1, None);
+            self.reap();
+        }
+    }
+}
+
+/// An operation in flight: completes with its result and with what was kept for it.
+pub(super) struct Op<T> {
+    ring: Rc<Ring>,
+    /// `None` once the result was handed out.
+    key: Option<usize>,
+    kept: PhantomData<Box<T>>,
+}
+
+impl<T: 'static> Future for Op<T> {
+    type Output = (io::Result<usize>, T);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let key = self.key.expect("polled after it was done");
+        let mut slots = self.ring.slots.borrow_mut();
+        if let Slot::Waiting { waker, .. } = &mut slots[key] {
+            match waker {
+                Some(waker) => waker.clone_from(cx.waker()),
+                None => *waker = Some(cx.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        let Slot::Done { result, kept } = slots.remove(key) else {
+            unreachable!("an operation with a future is waiting or done")
+        };
+        drop(slots);
+        self.key = None;
+        let kept = *kept.downcast().expect("the type it was submitted with");
+        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        Poll::Ready((result, kept))
+    }
+}
+
+impl<T> Drop for Op<T> {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let mut slots = self.ring.slots.borrow_mut();
+        let empty = Slot::Abandoned { kept: Box::new(()) };
+        match std::mem::replace(&mut slots[key], empty) {
+            Slot::Waiting { kept, .. } => {
+                slots[key] = Slot::Abandoned { kept };
+                drop(slots);
+                self.ring.cancel(key);
+            }
+            Slot::Done { result, kept } => {
+                slots.remove(key);
+                drop(slots);
+                if kept.is::<Accepting>() && result >= 0 {
+                    // SAFETY: the kernel made this descriptor, and nobody else knows it.
+                    drop(unsafe { OwnedFd::from_raw_fd(result) });
+                }
+            }
+            Slot::Abandoned { .. } => unreachable!("dropped twice"),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Signals as events.
+#![allow(unsafe_code)] // signalfd(2) and the signal mask.
+
+use super::fd::Fd;
+use crate::BufMut;
+use std::io;
+use std::mem::{MaybeUninit, offset_of, size_of};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// A signal that a daemon obeys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Ctrl-C.
+    Interrupt,
+    /// The service manager asks to stop.
+    Terminate,
+    /// The terminal is gone, or: read the configuration again.
+    Hangup,
+}
+
+/// Receives SIGINT, SIGTERM and SIGHUP instead of their default effect.
+pub struct Signals {
+    fd: Fd,
+}
+
+impl Signals {
+    /// Blocks these signals in this thread, and in threads it starts from now on, and receives
+    /// them here. Make it before other threads start, else those may still take the signal.
+    ///
+    /// # Errors
+    ///
+    /// What `signalfd(2)` says.
+    pub fn new() -> io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` initialises the set, which the other calls then use.
+        let fd = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::sigaddset(set.as_mut_ptr(), number);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just made this descriptor for us.
+        Ok(Self { fd: Fd::new(unsafe { OwnedFd::from_raw_fd(fd) })? })
+    }
+
+    /// The next signal.
+    ///
+    /// # Errors
+    ///
+    /// What `read(2)` says.
+    pub async fn recv(&self) -> io::Result<Signal> {
+        loop {
+            let info = BufMut::zeroed(size_of::<libc::signalfd_siginfo>());
+            let (info, _) = self.fd.read(info).await?;
+            let number = offset_of!(libc::signalfd_siginfo, ssi_signo);
+            let number = u32::from_ne_bytes(info[number..number + 4].try_into().expect("4 bytes"));
+            match number as i32 {
+                libc::SIGINT => return Ok(Signal::Interrupt),
+                libc::SIGTERM => return Ok(Signal::Terminate),
+                libc::SIGHUP => return Ok(Signal::Hangup),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! The reactor on this machine: real files, sockets, threads, signals and time.
+#![allow(unsafe_code)] // getrusage(2), raise(3), pipe(2).
+
+use levada_base::buf::bytes_in;
+use levada_base::reactor::fs::{File, OpenOptions};
+use levada_base::reactor::net::{Listener, Stream};
+use levada_base::reactor::signal::{Signal, Signals};
+use levada_base::reactor::worker::Worker;
+use levada_base::reactor::{self, Fd, Group, Reactor, mailbox};
+use levada_base::{Buf, BufMut, IoVec, IoVecMut};
+use std::cell::Cell;
+use std::io::{ErrorKind, Write};
+use std::mem::zeroed;
+use std::net::Shutdown;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+fn machine() -> Reactor {
+    Reactor::new().expect("an io_uring")
+}
+
+/// CPU time of this thread, in user and kernel mode.
+fn cpu_time() -> Duration {
+    // SAFETY: all zeroes is a value of this plain structure, which the call fills.
+    let usage = unsafe {
+        let mut usage: libc::rusage = zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage
+    };
+    let of = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
+
+fn loopback() -> std::net::SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+fn pattern(len: usize, seed: u64) -> Buf {
+    let mut buf = BufMut::for_overwrite(len);
+    let mut x = seed | 1;
+    for bytes in buf.chunks_mut(8) {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.copy_from_slice(&x.to_le_bytes()[..bytes.len()]);
+    }
+    buf.freeze()
+}
+
+#[test]
+fn timers_are_accurate_and_in_order() {
+    machine().block_on(async {
+        let mut late = Vec::new();
+        for us in [100, 300, 1000, 5000, 50] {
+            let limit = Duration::from_micros(us);
+            let start = Instant::now();
+            reactor::sleep(limit).await;
+            assert!(start.elapsed() >= limit);
+            late.push(start.elapsed() - limit);
+        }
+        late.sort();
+        assert!(late[2] < Duration::from_millis(2), "late by {late:?}");
+        let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+        let tasks: Vec<_> = [3u64, 1, 2]
+            .map(|n| {
+                let order = Rc::clone(&order);
+                reactor::spawn(async move {
+                    reactor::sleep(Duration::from_millis(n * 3)).await;
+                    order.borrow_mut().push(n);
+                })
+            })
+            .into();
+        for task in tasks {
+            task.await;
+        }
+        assert_eq!(*order.borrow(), [1, 2, 3]);
+    });
+}
+
+#[test]
+fn tasks_run_in_order_of_waking() {
+    machine().block_on(async {
+        let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+        for n in 0..10 {
+            let order = Rc::clone(&order);
+            reactor::spawn(async move { order.borrow_mut().push(n) });
+        }
+        reactor::yield_now().await;
+        assert_eq!(*order.borrow(), (0..10).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn busy_tasks_do_not_starve_timers_and_completions() {
+    machine().block_on(async {
+        let stop = Rc::new(Cell::new(false));
+        let busy = Rc::clone(&stop);
+        reactor::spawn(async move {
+            while !busy.get() {
+                reactor::yield_now().await;
+            }
+        });
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let (reader, writer) = (Fd::new(reader.into()).unwrap(), Fd::new(writer.into()).unwrap());
+        let read = reactor::spawn(async move { reader.read(BufMut::zeroed(8)).await });
+        reactor::sleep(Duration::from_millis(1)).await;
+        writer.writev(Buf::copy_of(b"hello").into_vec()).await.unwrap();
+        let (buf, len) = read.await.unwrap().unwrap();
+        assert_eq!(&buf[..len], b"hello");
+        stop.set(true);
+    });
+}
+
+#[test]
+fn idle_costs_no_cpu_time() {
+    machine().block_on(async {
+        let listener = Listener::bind(loopback()).unwrap();
+        reactor::spawn(async move { listener.accept().await.map(drop) });
+        reactor::yield_now().await;
+        let before = cpu_time();
+        reactor::sleep(Duration::from_secs(1)).await;
+        let used = cpu_time() - before;
+        assert!(used < Duration::from_millis(10), "{used:?} in an idle second");
+    });
+}
+
+#[test]
+fn spinning_gives_up_when_nothing_completes() {
+    let reactor = machine();
+    reactor.set_spin(Duration::from_micros(50));
+    reactor.block_on(async {
+        let listener = Listener::bind(loopback()).unwrap();
+        reactor::spawn(async move { listener.accept().await.map(drop) });
+        let before = cpu_time();
+        for _ in 0..100 {
+            reactor::sleep(Duration::from_millis(3)).await;
+        }
+        let used = cpu_time() - before;
+        assert!(used < Duration::from_millis(15), "{used:?} in 0.3 s without completions");
+    });
+}
+
+fn file_roundtrip(dir: &std::path::Path, direct: bool) {
+    machine().block_on(async {
+        let path = dir.join("file");
+        let options = OpenOptions { write: true, direct, create: true, exclusive: true };
+        let file = File::open(&path, options).unwrap();
+        let again = File::open(&path, options).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+
+        file.allocate(0, 1 << 20).await.unwrap();
+        assert_eq!(file.len().unwrap(), 1 << 20);
+        let data: Vec<Buf> = (0..20).map(|n| pattern(4096 * (1 + n % 3), n as u64)).collect();
+        let total = bytes_in(&data);
+        file.write_at(8192, data.iter().cloned().collect(), true).await.unwrap();
+        file.sync_data().await.unwrap();
+
+        let into: IoVecMut = data.iter().map(|part| BufMut::for_overwrite(part.len())).collect();
+        let back = file.read_at(8192, into).await.unwrap();
+        assert!(back.iter().zip(&data).all(|(back, data)| back[..] == data[..]));
+
+        file.punch_hole(8192, 4096).await.unwrap();
+        file.zero_range(8192 + total - 4096, 4096).await.unwrap();
+        let whole = file.read_at(8192, BufMut::zeroed(total as usize).into_vec()).await.unwrap();
+        assert!(whole[0][..4096].iter().all(|byte| *byte == 0));
+        assert!(whole[0][total as usize - 4096..].iter().all(|byte| *byte == 0));
+        assert_eq!(whole[0][4096..8192], data[1][..4096]);
+
+        let past = file.read_at((1 << 20) - 4096, BufMut::zeroed(8192).into_vec()).await;
+        assert_eq!(past.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    });
+}
+
+#[test]
+fn files_are_read_and_written_buffered_and_direct() {
+    for direct in [false, true] {
+        // Beside the build's output: a tmpfs in /tmp might not take O_DIRECT.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        file_roundtrip(dir.path(), direct);
+    }
+}
+
+#[test]
+fn many_operations_are_in_flight_together() {
+    let dir = tempfile::tempdir().unwrap();
+    machine().block_on(async {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = File::open(&dir.path().join("file"), options).unwrap();
+        // More than the submission ring holds.
+        let writes: Vec<_> = (0..3000u64)
+            .map(|n| {
+                let file = file.clone();
+                reactor::spawn(async move {
+                    let data = pattern(512, n);
+                    file.write_at(n * 512, data.into_vec(), false).await.unwrap();
+                })
+            })
+            .collect();
+        for write in writes {
+            write.await.unwrap();
+        }
+        // More parts than one system call takes.
+        let parts: IoVecMut = (0..3000).map(|_| BufMut::zeroed(512)).collect();
+        let parts = file.read_at(0, parts).await.unwrap();
+        for (n, part) in parts.iter().enumerate() {
+            assert_eq!(part[..], pattern(512, n as u64)[..]);
+        }
+    });
+}
+
+#[test]
+fn only_one_opener_gets_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+    let first = File::open(&path, options).unwrap();
+    assert!(first.try_lock().unwrap());
+    let second = File::open(&path, options).unwrap();
+    assert!(!second.try_lock().unwrap());
+    drop(first);
+    assert!(second.try_lock().unwrap());
+}
+
+#[test]
+fn tcp_carries_both_directions_at_once() {
+    const BYTES: usize = 8 << 20;
+    machine().block_on(async {
+        let listener = Listener::bind(loopback()).unwrap();
+        let addr = listener.local_addr().unwrap();
+        // Each end writes everything from one task while another reads: with one direction at
+        // a time this would stop as soon as the sockets' buffers are full.
+        async fn both_ways(stream: Stream, seed: u64, other_seed: u64) {
+            let writer = stream.clone();
+            let write = reactor::spawn(async move {
+                let data = pattern(BYTES, seed);
+                let parts: IoVec = (0..8).map(|n| data.slice(n * BYTES / 8, BYTES / 8)).collect();
+                writer.write_all(parts).await.unwrap();
+                writer.shutdown(Shutdown::Write).unwrap();
+            });
+            let data = stream.read_exact(BufMut::for_overwrite(BYTES)).await.unwrap();
+            assert!(data[..] == pattern(BYTES, other_seed)[..]);
+            let (_, end) = stream.read(BufMut::zeroed(10)).await.unwrap();
+            assert_eq!(end, 0);
+            write.await.unwrap();
+        }
+        let server = reactor::spawn(async move {
+            both_ways(listener.accept().await.unwrap(), 1, 2).await;
+        });
+        let stream = Stream::connect(addr).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), addr);
+        both_ways(stream, 2, 1).await;
+        server.await.unwrap();
+    });
+}
+
+#[test]
+fn unix_sockets_work_and_a_cut_stream_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    machine().block_on(async {
+        assert_eq!(Stream::connect_unix(&path).await.unwrap_err().kind(), ErrorKind::NotFound);
+        let listener = Listener::bind_unix(&path).unwrap();
+        let client = Stream::connect_unix(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        client.write_all(Buf::copy_of(b"half").into_vec()).await.unwrap();
+        drop(client);
+        let read = server.read_exact(BufMut::zeroed(8)).await;
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        let write = server.write_all(Buf::copy_of(b"?").into_vec()).await;
+        assert_eq!(write.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn connecting_where_nobody_listens_is_refused() {
+    machine().block_on(async {
+        let listener = Listener::bind(loopback()).unwrap();
+        let addr = listener.local_addr().unwrap();
+        drop(listener);
+        let refused = Stream::connect(addr).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn dropped_operations_are_cancelled_and_free_their_buffers() {
+    machine().block_on(async {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        let reader = Fd::new(reader.into()).unwrap();
+        for _ in 0..1000 {
+            let read = reader.read(BufMut::zeroed(4096));
+            let late = reactor::timeout(Duration::from_micros(1), read).await;
+            assert!(late.is_err());
+        }
+        // A dropped accept leaves no half-open connection behind: the next one gets it.
+        let listener = Listener::bind(loopback()).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let late = reactor::timeout(Duration::from_millis(1), listener.accept()).await;
+        assert!(late.is_err());
+        let (client, server) =
+            futures_util::future::join(Stream::connect(addr), listener.accept()).await;
+        let (client, server) = (client.unwrap(), server.unwrap());
+        client.write_all(Buf::copy_of(b"x").into_vec()).await.unwrap();
+        assert_eq!(server.read(BufMut::zeroed(1)).await.unwrap().1, 1);
+        writer.write_all(b"after").unwrap();
+        let (buf, len) = reader.read(BufMut::zeroed(10)).await.unwrap();
+        assert_eq!(&buf[..len], b"after");
+    });
+}
+
+#[test]
+fn a_killed_group_gives_up_its_operations() {
+    machine().block_on(async {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        let reader = Fd::new(reader.into()).unwrap();
+        let group = Group::new();
+        for _ in 0..10 {
+            let reader = reader.clone();
+            reactor::spawn_in(&group, async move {
+                let _ = reader.read(BufMut::zeroed(4096)).await;
+                unreachable!("nothing was written");
+            });
+        }
+        reactor::sleep(Duration::from_millis(1)).await;
+        group.kill();
+        reactor::sleep(Duration::from_millis(1)).await;
+        writer.write_all(b"ours").unwrap();
+        let (buf, len) = reader.read(BufMut::zeroed(10)).await.unwrap();
+        assert_eq!(&buf[..len], b"ours");
+    });
+}
+
+#[test]
+#[allow(clippy::async_yields_async)] // A future carried out of its reactor is the test.
+fn a_reactor_dropped_with_operations_in_flight_waits_for_the_kernel() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let reactor = machine();
+    let mut outside = reactor.block_on(async {
+        let reader = Fd::new(reader.into()).unwrap();
+        let in_task = reader.clone();
+        reactor::spawn(async move { in_task.read(BufMut::zeroed(1 << 20)).await });
+        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let file = File::open(file.path(), options).unwrap();
+        for n in 0..50u64 {
+            let file = file.clone();
+            reactor::spawn(async move {
+                file.write_at(n << 20, pattern(1 << 20, n).into_vec(), false).await
+            });
+        }
+        reactor::yield_now().await;
+        // Polled once, then carried out of the reactor.
+        let mut outside = Box::pin(async move { reader.read(BufMut::zeroed(4096)).await });
+        assert!(futures_util::poll!(outside.as_mut()).is_pending());
+        outside
+    });
+    drop(reactor);
+    let woken = std::task::Waker::noop();
+    // Cancelled, but never hanging or touching freed memory.
+    let polled = outside.as_mut().poll(&mut std::task::Context::from_waker(woken));
+    assert!(matches!(polled, std::task::Poll::Ready(Err(_))));
+    drop(writer);
+}
+
+#[test]
+fn an_eventfd_and_a_pipe_wake_several_readers() {
+    machine().block_on(async {
+        // SAFETY: no memory is involved; the kernel just made this descriptor for us.
+        let eventfd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_SEMAPHORE)) };
+        let fd = Fd::new(eventfd).unwrap();
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                let fd = fd.clone();
+                reactor::spawn(async move { fd.read(BufMut::zeroed(8)).await.unwrap().1 })
+            })
+            .collect();
+        reactor::sleep(Duration::from_millis(1)).await;
+        fd.writev(Buf::copy_of(&4u64.to_ne_bytes()).into_vec()).await.unwrap();
+        for reader in readers {
+            assert_eq!(reader.await.unwrap(), 8);
+        }
+    });
+}
+
+#[test]
+fn a_worker_and_the_reactor_take_turns() {
+    machine().block_on(async {
+        let mut worker = Worker::<u64, u64>::start("test", |port| {
+            let mut sum = 0;
+            for n in 0..1000 {
+                sum = port.call(sum + n).expect("answered");
+            }
+        });
+        let (mut calls, mut expected) = (0u64, 0);
+        while let Some(message) = worker.next().await {
+            expected += calls;
+            assert_eq!(message, expected);
+            calls += 1;
+            worker.answer(message);
+        }
+        assert_eq!(calls, 1000);
+
+        // The reactor sleeps when the worker ends without a word.
+        let mut worker = Worker::<(), ()>::start("test", |port| {
+            std::thread::sleep(Duration::from_millis(5));
+            drop(port);
+            std::thread::sleep(Duration::from_millis(5));
+        });
+        assert!(worker.next().await.is_none());
+        // A worker that waits for an answer sees that nobody will give it.
+        let mut worker = Worker::<(), ()>::start("test", |port| assert!(port.call(()).is_err()));
+        worker.next().await.unwrap();
+        drop(worker);
+    });
+}
+
+#[test]
+fn a_mailbox_takes_messages_from_many_threads() {
+    machine().block_on(async {
+        let (sender, mut mailbox) = mailbox::channel::<u64>().unwrap();
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let sender = sender.clone();
+                std::thread::spawn(move || {
+                    for n in 0..5000 {
+                        sender.send(thread * 5000 + n).unwrap();
+                        if n % 100 == 0 {
+                            std::thread::sleep(Duration::from_micros(50));
+                        }
+                    }
+                })
+            })
+            .collect();
+        drop(sender);
+        let mut seen = Vec::new();
+        while let Some(message) = mailbox.recv().await {
+            seen.push(message);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..20_000).collect::<Vec<_>>());
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let (sender, mailbox) = mailbox::channel::<u64>().unwrap();
+        drop(mailbox);
+        assert_eq!(sender.send(1), Err(1));
+    });
+}
+
+#[test]
+fn two_reactors_talk_through_mailboxes() {
+    let (to_main, mut from_other) = mailbox_pair();
+    let other = std::thread::spawn(move || {
+        machine().block_on(async {
+            let (to_other, mut from_main) = mailbox::channel::<u64>().unwrap();
+            to_main.send(Message::Hello(to_other)).ok().unwrap();
+            while let Some(n) = from_main.recv().await {
+                to_main.send(Message::Number(n + 1)).ok().unwrap();
+            }
+        });
+    });
+    machine().block_on(async {
+        let Some(Message::Hello(to_other)) = from_other.recv().await else { panic!("a hello") };
+        for n in 0..200 {
+            to_other.send(n).unwrap();
+            let Some(Message::Number(answer)) = from_other.recv().await else { panic!("a number") };
+            assert_eq!(answer, n + 1);
+        }
+    });
+    other.join().unwrap();
+
+    enum Message {
+        Hello(mailbox::Sender<u64>),
+        Number(u64),
+    }
+    fn mailbox_pair() -> (mailbox::Sender<Message>, mailbox::Mailbox<Message>) {
+        mailbox::channel().unwrap()
+    }
+}
+
+#[test]
+fn signals_are_events() {
+    machine().block_on(async {
+        let signals = Signals::new().unwrap();
+        for (number, signal) in [
+            (libc::SIGTERM, Signal::Terminate),
+            (libc::SIGINT, Signal::Interrupt),
+            (libc::SIGHUP, Signal::Hangup),
+        ] {
+            // SAFETY: sends a signal to this thread, which blocks it.
+            unsafe { libc::raise(number) };
+            assert_eq!(signals.recv().await.unwrap(), signal);
+        }
+    });
+}
+
+#[test]
+fn an_end_of_stream_wakes_a_reader_of_a_pipe() {
+    machine().block_on(async {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let reader = Fd::new(reader.into()).unwrap();
+        let read = reactor::spawn(async move { reader.read(BufMut::zeroed(8)).await.unwrap().1 });
+        reactor::sleep(Duration::from_millis(1)).await;
+        drop(writer);
+        assert_eq!(read.await.unwrap(), 0);
+    });
+}

@@ -1,0 +1,198 @@
+//! What people and programs may ask a node: one JSON object per line over a Unix socket in the
+//! node's state directory, one line back per answer.
+//!
+//! A REST API will carry the same values. Nothing on the data path passes here.
+
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A question or an order to a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum ControlRequest {
+    /// Answered by [`ControlReply::Status`].
+    Status,
+    /// Stops using a drive at once, as if it had been pulled.
+    DriveFail { drive: String },
+    /// Puts an empty drive in the place of a failed one and rebuilds onto it. Without a path
+    /// the drive's own path is used again; `force` overwrites what is on it.
+    DriveReplace { drive: String, path: Option<PathBuf>, force: bool },
+    /// Starts a scrub of every array and every object target, unless one runs.
+    Scrub,
+    /// Everything durable, then ends the node.
+    Down,
+}
+
+/// A node's answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "kebab-case")]
+pub enum ControlReply {
+    Done,
+    Status(Box<Status>),
+    /// It could not be done; the text says what, where, and what to do.
+    Failed { why: String },
+}
+
+/// A node as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub cluster: String,
+    pub pid: u32,
+    pub uptime_s: f64,
+    /// Where clients connect.
+    pub address: String,
+    /// One line per thing that wants attention; empty when all is well.
+    pub problems: Vec<String>,
+    /// What the arrays survive now, in words.
+    pub survives: Vec<String>,
+    pub drives: Vec<DriveStatus>,
+    pub arrays: Vec<ArrayStatus>,
+    pub targets: Vec<TargetStatus>,
+    pub clients: Vec<ClientStatus>,
+    /// Bytes moved by clients since the node started, and over the last second.
+    pub traffic: Traffic,
+}
+
+/// A drive.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DriveStatus {
+    pub name: String,
+    pub enclosure: String,
+    pub path: PathBuf,
+    pub capacity_bytes: u64,
+    /// `ok`, `failed`, `missing`.
+    pub state: String,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub errors: u64,
+}
+
+/// An array.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ArrayStatus {
+    pub name: String,
+    /// As in `RAID 6 8+2, 128 KiB chunks`.
+    pub level: String,
+    /// `healthy`, `degraded`, `rebuilding`, `stopped`.
+    pub state: String,
+    pub capacity_bytes: u64,
+    pub written_bytes: u64,
+    pub members: Vec<MemberStatus>,
+    pub rebuild: Option<Progress>,
+    pub scrub: Option<Progress>,
+    pub last_scrub: Option<ScrubResult>,
+}
+
+/// A member of an array.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    pub drive: String,
+    /// `in sync`, `rebuilding`, `spare`, `out`.
+    pub state: String,
+    pub read_errors: u64,
+    pub write_errors: u64,
+    pub p99_read_us: u64,
+    pub p99_write_us: u64,
+}
+
+/// Work under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    pub bytes_per_s: u64,
+}
+
+/// What a scrub found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubResult {
+    pub checked_bytes: u64,
+    pub repaired: u64,
+    /// Wrong beyond what redundancy repairs.
+    pub unrepairable: u64,
+}
+
+/// A target.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TargetStatus {
+    pub name: String,
+    /// `serving`, `stopped`.
+    pub state: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub requests: u64,
+    pub in_flight: u64,
+}
+
+/// A client with a lease: a mount or a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    pub id: u64,
+    pub open_files: u64,
+}
+
+/// Bytes moved for clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub read_bytes_per_s: u64,
+    pub written_bytes_per_s: u64,
+    pub metadata_per_s: u64,
+}
+
+/// Why a node could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No node listens there.
+    #[error("no node is running here (nothing answers at {}); start one with `levada up`", .socket.display())]
+    NotRunning { socket: PathBuf },
+    /// The connection broke.
+    #[error("the node stopped answering")]
+    Broken(#[source] std::io::Error),
+    /// The answer was not understood: program and node are of different versions.
+    #[error("the node's answer was not understood; program and node differ in version")]
+    Version(#[source] serde_json::Error),
+    /// The node refused.
+    #[error("{why}")]
+    Refused { why: String },
+}
+
+/// Asks the node whose control socket is `socket`. Blocks; for programs, not for reactors.
+///
+/// # Errors
+///
+/// [`ControlError`].
+pub fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlReply, ControlError> {
+    let stream = UnixStream::connect(socket)
+        .map_err(|_| ControlError::NotRunning { socket: socket.to_owned() })?;
+    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(ControlError::Broken)?;
+    let mut line = serde_json::to_string(request).map_err(ControlError::Version)?;
+    line.push('\n');
+    (&stream).write_all(line.as_bytes()).map_err(ControlError::Broken)?;
+    let mut answer = String::new();
+    BufReader::new(&stream).read_line(&mut answer).map_err(ControlError::Broken)?;
+    if answer.is_empty() {
+        return Err(ControlError::Broken(std::io::ErrorKind::UnexpectedEof.into()));
+    }
+    match serde_json::from_str(&answer).map_err(ControlError::Version)? {
+        ControlReply::Failed { why } => Err(ControlError::Refused { why }),
+        reply => Ok(reply),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_readable_json() {
+        let fail = ControlRequest::DriveFail { drive: "d03".into() };
+        let text = serde_json::to_string(&fail).expect("plain data");
+        assert_eq!(text, r#"{"do":"drive-fail","drive":"d03"}"#);
+        assert_eq!(serde_json::from_str::<ControlRequest>(&text).expect("own text"), fail);
+    }
+}

@@ -1,0 +1,145 @@
+//! A node's state directory: lock, process id, log, control socket, address.
+//!
+//! ```text
+//! node.lock     flock held by the running node; its text is the process id
+//! node.log      what the node says
+//! control.sock  where `levada` talks to the node
+//! address       host:port where clients connect; kept over restarts, so that mounts find it
+//! ```
+//!
+//! After a crash the kernel has released the lock; the other files are replaced.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Why a state directory could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another node holds it.
+    #[error("a node (process {pid}) already runs on {}; stop it with `levada down`", .dir.display())]
+    AlreadyRunning { dir: PathBuf, pid: String },
+    /// The directory cannot be made or written.
+    #[error("cannot use the state directory {}", .dir.display())]
+    Unusable {
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Paths in a state directory.
+#[derive(Clone, Debug)]
+pub struct StateDir(pub PathBuf);
+
+impl StateDir {
+    /// Where the program talks to the node.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
+    /// Where the node writes what it says.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.0.join("node.log")
+    }
+
+    fn address_file(&self) -> PathBuf {
+        self.0.join("address")
+    }
+
+    /// The address that clients use, as the last node here left it.
+    #[must_use]
+    pub fn address(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.address_file()).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// Keeps the address for clients and for the next start.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn set_address(&self, address: &str) -> Result<(), StateError> {
+        replace(&self.address_file(), address).map_err(|source| self.unusable(source))
+    }
+
+    fn unusable(&self, source: std::io::Error) -> StateError {
+        StateError::Unusable { dir: self.0.clone(), source }
+    }
+
+    /// Makes the directory and takes its lock, for as long as the result lives.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::AlreadyRunning`] when another process holds the lock.
+    pub fn lock(&self) -> Result<StateLock, StateError> {
+        std::fs::create_dir_all(&self.0).map_err(|source| self.unusable(source))?;
+        let path = self.0.join("node.lock");
+        let mut file = File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|source| self.unusable(source))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                let _ = file.read_to_string(&mut pid);
+                let pid = pid.trim().to_owned();
+                return Err(StateError::AlreadyRunning { dir: self.0.clone(), pid });
+            }
+            Err(TryLockError::Error(source)) => return Err(self.unusable(source)),
+        }
+        file.set_len(0)
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(|source| self.unusable(source))?;
+        Ok(StateLock { _file: file })
+    }
+
+    /// The process id of the node that holds the lock, if one does.
+    #[must_use]
+    pub fn running(&self) -> Option<u32> {
+        let mut file = File::open(self.0.join("node.lock")).ok()?;
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                file.read_to_string(&mut pid).ok()?;
+                pid.trim().parse().ok()
+            }
+            Ok(()) | Err(TryLockError::Error(_)) => None,
+        }
+    }
+}
+
+/// The lock of a running node; released when dropped, or by the kernel after a crash.
+pub struct StateLock {
+    _file: File,
+}
+
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, text)?;
+    std::fs::rename(fresh, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_node_at_a_time() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir(dir.path().join("state"));
+        assert_eq!(state.running(), None);
+        let lock = state.lock().expect("free");
+        assert_eq!(state.running(), Some(std::process::id()));
+        assert!(matches!(state.lock(), Err(StateError::AlreadyRunning { .. })));
+        drop(lock);
+        assert_eq!(state.running(), None);
+        state.lock().expect("free again");
+    }
+}
