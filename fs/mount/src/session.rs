@@ -1,0 +1,114 @@
+//! One mount's conversation: a message in, an answer out; no I/O.
+//!
+//! The session answers INIT, turns bytes that are no request into errors, and
+//! leaves the rest to the [`Handler`].
+//!
+//! What always holds:
+//! - Exactly one answer per request that wants one, with its number, whatever
+//!   the handler returns or the bytes are.
+//! - Nothing reaches the handler before INIT has agreed on terms.
+
+use std::cell::Cell;
+use std::io::IoSlice;
+
+use levada_base::Buf;
+use smallvec::SmallVec;
+
+use crate::codec::{Errno, Head, InitRequest, Limits, Negotiated, Operation, Reply, Request};
+use crate::handler::Handler;
+
+/// A handler and what its mount agreed on. Lives on one core.
+pub struct Session<H> {
+    handler: H,
+    limits: Limits,
+    terms: Cell<Option<Negotiated>>,
+}
+
+/// A reply, ready to be sent: the head, then the payload's slices.
+#[derive(Debug)]
+pub struct Answer {
+    head: Head,
+    reply: Reply,
+}
+
+impl Answer {
+    fn new(unique: u64, reply: Reply) -> Option<Self> {
+        Some(Answer { head: reply.head(unique)?, reply })
+    }
+
+    /// The message as slices to gather; one `writev` must carry all of them.
+    pub fn slices(&self) -> SmallVec<[IoSlice<'_>; 8]> {
+        let payload = self.reply.payload().filter(|slice| !slice.is_empty());
+        std::iter::once(self.head.as_ref()).chain(payload).map(IoSlice::new).collect()
+    }
+
+    /// The reply and its header, for a transport that moves the buffers.
+    pub fn into_parts(self) -> (Head, Reply) {
+        (self.head, self.reply)
+    }
+}
+
+impl<H: Handler> Session<H> {
+    /// A session before INIT.
+    pub fn new(handler: H, limits: Limits) -> Self {
+        Session { handler, limits, terms: Cell::new(None) }
+    }
+
+    /// A session that goes on under `terms`: on another core of the same mount,
+    /// or with a connection taken over from another process.
+    pub fn resumed(handler: H, limits: Limits, terms: Negotiated) -> Self {
+        Session { handler, limits, terms: Cell::new(Some(terms)) }
+    }
+
+    /// What INIT agreed on, once it has.
+    pub fn terms(&self) -> Option<Negotiated> {
+        self.terms.get()
+    }
+
+    /// The handler.
+    pub fn handler(&self) -> &H {
+        &self.handler
+    }
+
+    /// What it offers in INIT.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Answers one message. `None`: there is nothing to send.
+    pub async fn serve(&self, message: &Buf) -> Option<Answer> {
+        let request = match Request::parse(message) {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(%error, "a FUSE message could not be read");
+                return Answer::new(error.unique()?, Errno::IO.into());
+            }
+        };
+        let unique = request.unique;
+        let reply = match (&request.operation, self.terms.get()) {
+            (Operation::Init(offer), _) => self.init(offer),
+            (Operation::Unknown { .. }, _) => Errno::NOSYS.into(),
+            // The kernel sends nothing else before INIT is answered.
+            (_, None) => Errno::IO.into(),
+            (_, Some(_)) => self.handler.handle(request, message).await,
+        };
+        Answer::new(unique, reply)
+    }
+
+    fn init(&self, offer: &InitRequest) -> Reply {
+        match self.limits.negotiate(offer) {
+            Ok(terms) => {
+                if terms.is_final() {
+                    tracing::debug!(minor = terms.minor, flags = ?terms.flags, "FUSE terms");
+                    self.terms.set(Some(terms));
+                    self.handler.mounted(&terms);
+                }
+                Reply::Init(terms)
+            }
+            Err(error) => {
+                tracing::error!(%error, "the kernel's FUSE is refused");
+                Errno::PROTO.into()
+            }
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! A toy file system on a real mount, used through the kernel by `std::fs` and
+//! plain system calls. Needs root and `/dev/fuse`.
+#![allow(unsafe_code)] // system calls that std does not have
+
+mod toy;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+
+use levada_base::{Buf, BufMut};
+use levada_mount::codec::{Limits, Operation, Reply, Request};
+use levada_mount::handler::Handler;
+use levada_mount::session::Session;
+use levada_mount::transport::blocking;
+use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
+use toy::Toy;
+use toy::harness::{in_time, serve, with_mount};
+
+/// Bytes that differ from block to block and inside each.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+        (state >> 56) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn files_behave() {
+    let unmounted = with_mount(&Toy::new(), 1, |dir| {
+        let file = dir.join("a file");
+        fs::write(&file, b"hello").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"hello");
+        OpenOptions::new().append(true).open(&file).unwrap().write_all(b" world").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"hello world");
+        fs::write(&file, b"bye").unwrap(); // O_TRUNC
+        assert_eq!(fs::read(&file).unwrap(), b"bye");
+
+        let opened = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        opened.set_len(10_000).unwrap();
+        assert_eq!(opened.metadata().unwrap().len(), 10_000);
+        opened.sync_all().unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().mode(), libc::S_IFREG | 0o640);
+        let old =
+            std::time::SystemTime::UNIX_EPOCH - std::time::Duration::from_nanos(1_500_000_001);
+        opened.set_modified(old).unwrap();
+        assert_eq!(opened.metadata().unwrap().modified().unwrap(), old);
+
+        let moved = dir.join("moved");
+        fs::rename(&file, &moved).unwrap();
+        assert_eq!(fs::metadata(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::hard_link(&moved, dir.join("second")).unwrap();
+        assert_eq!(fs::metadata(&moved).unwrap().nlink(), 2);
+        symlink("moved", dir.join("link")).unwrap();
+        assert_eq!(fs::read_link(dir.join("link")).unwrap(), Path::new("moved"));
+        assert_eq!(fs::metadata(dir.join("link")).unwrap().len(), 10_000);
+
+        // Unlinked while open, it is still there.
+        fs::remove_file(&moved).unwrap();
+        fs::remove_file(dir.join("second")).unwrap();
+        let mut start = [0; 3];
+        opened.read_exact_at(&mut start, 0).unwrap();
+        assert_eq!(&start, b"bye");
+        drop(opened);
+
+        fs::create_dir(dir.join("sub")).unwrap();
+        fs::write(dir.join("sub/x"), b"x").unwrap();
+        let error = fs::remove_dir(dir.join("sub")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTEMPTY));
+        fs::rename(dir.join("sub/x"), dir.join("x")).unwrap();
+        fs::remove_dir(dir.join("sub")).unwrap();
+        let long = fs::write(dir.join("n".repeat(300)), b"").unwrap_err();
+        assert_eq!(long.raw_os_error(), Some(libc::ENAMETOOLONG));
+    });
+    assert_eq!(unmounted, Unmounted::Clean);
+}
+
+#[test]
+fn large_requests_arrive_whole_and_aligned() {
+    let toy = Toy::new();
+    with_mount(&toy, 1, |dir| {
+        let bytes = pattern(1, 9 << 20);
+        fs::write(dir.join("large"), &bytes).unwrap();
+        assert!(fs::read(dir.join("large")).unwrap() == bytes, "cached");
+        // Out of the cache: the kernel must ask again.
+        let file = File::open(dir.join("large")).unwrap();
+        // SAFETY: a valid descriptor.
+        let status =
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        assert_eq!(status, 0);
+        let mut again = Vec::new();
+        (&file).read_to_end(&mut again).unwrap();
+        assert!(again == bytes, "read again");
+    });
+    let toy = toy.lock().unwrap();
+    assert_eq!((toy.largest_write, toy.largest_read), (1 << 20, 1 << 20));
+    assert_eq!(toy.unaligned_writes, 0);
+}
+
+#[test]
+fn direct_io_works() {
+    with_mount(&Toy::new(), 1, |dir| {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(dir.join("direct"))
+            .unwrap();
+        let mut buffer = BufMut::copy_of(&pattern(2, 3 << 20));
+        file.write_all_at(&buffer, 4096).unwrap();
+        buffer.fill(0);
+        file.read_exact_at(&mut buffer, 4096).unwrap();
+        assert!(*buffer == *pattern(2, 3 << 20));
+        assert_eq!(file.metadata().unwrap().len(), (3 << 20) + 4096);
+    });
+}
+
+#[test]
+fn thousands_of_names_are_listed_once_each() {
+    const NAMES: usize = 5000;
+    with_mount(&Toy::new(), 1, |dir| {
+        let many = dir.join("many");
+        fs::create_dir(&many).unwrap();
+        for number in 0..NAMES {
+            File::create(many.join(format!("name-{number:05}"))).unwrap();
+        }
+        let list = || -> Vec<_> {
+            let mut names: Vec<_> = fs::read_dir(&many)
+                .unwrap()
+                .map(|entry| {
+                    let entry = entry.unwrap();
+                    assert!(entry.file_type().unwrap().is_file());
+                    assert_eq!(entry.ino(), entry.metadata().unwrap().ino());
+                    entry.file_name().into_string().unwrap()
+                })
+                .collect();
+            names.sort();
+            names
+        };
+        use std::os::unix::fs::DirEntryExt;
+        let expected: Vec<_> = (0..NAMES).map(|number| format!("name-{number:05}")).collect();
+        assert_eq!(list(), expected);
+
+        // Removing what was listed must not make later names disappear.
+        for (at, entry) in fs::read_dir(&many).unwrap().enumerate() {
+            if at % 2 == 0 {
+                fs::remove_file(entry.unwrap().path()).unwrap();
+            }
+        }
+        assert_eq!(list().len(), NAMES / 2);
+    });
+}
+
+#[test]
+fn shared_mappings_reach_the_file() {
+    with_mount(&Toy::new(), 1, |dir| {
+        let path = dir.join("mapped");
+        fs::write(&path, vec![1; 64 << 10]).unwrap();
+        let c_path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // In a process of its own: a page fault here would hold this process's
+        // memory map while the server, which may need it, is asked for the page.
+        //
+        // SAFETY: the child makes system calls only, on memory set up before.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: as above; the mapping is used within its length.
+            let code = unsafe { write_by_mapping(&c_path) };
+            // SAFETY: ends the child without running the parent's destructors.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!((bytes[4095], bytes[5000], bytes[6000]), (1, 42, 1));
+        assert_eq!(bytes.len(), 64 << 10);
+    });
+}
+
+/// # Safety
+///
+/// Safe after fork: no allocation, no locks.
+unsafe fn write_by_mapping(path: &CString) -> i32 {
+    const LEN: usize = 64 << 10;
+    // SAFETY: the caller's; every result is checked before it is used.
+    unsafe {
+        libc::alarm(20);
+        let fd = libc::open(path.as_ptr(), libc::O_RDWR);
+        if fd < 0 {
+            return 1;
+        }
+        let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let map = libc::mmap(std::ptr::null_mut(), LEN, protection, shared, fd, 0);
+        if map == libc::MAP_FAILED {
+            return 2;
+        }
+        let bytes = map.cast::<u8>();
+        if *bytes.add(5000) != 1 {
+            return 3;
+        }
+        *bytes.add(5000) = 42;
+        if libc::msync(map, LEN, libc::MS_SYNC) != 0 {
+            return 4;
+        }
+        if libc::munmap(map, LEN) != 0 || libc::close(fd) != 0 {
+            return 5;
+        }
+        0
+    }
+}
+
+#[test]
+fn extended_attributes_and_space() {
+    with_mount(&Toy::new(), 1, |dir| {
+        let path = CString::new(dir.as_os_str().as_bytes()).unwrap();
+        let (name, value) = (c"user.colour", b"green");
+        // SAFETY: NUL-terminated names, and buffers of the stated lengths.
+        unsafe {
+            let set = libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), 5, 0);
+            assert_eq!(set, 0, "{}", io::Error::last_os_error());
+            let mut room = [0u8; 64];
+            let needed = libc::getxattr(path.as_ptr(), name.as_ptr(), room.as_mut_ptr().cast(), 0);
+            assert_eq!(needed, 5);
+            let got = libc::getxattr(path.as_ptr(), name.as_ptr(), room.as_mut_ptr().cast(), 64);
+            assert_eq!((got, &room[..5]), (5, &value[..]));
+            let listed = libc::listxattr(path.as_ptr(), room.as_mut_ptr().cast(), 64);
+            assert_eq!((listed, &room[..12]), (12, &b"user.colour\0"[..]));
+            assert_eq!(libc::removexattr(path.as_ptr(), name.as_ptr()), 0);
+            let got = libc::getxattr(path.as_ptr(), name.as_ptr(), room.as_mut_ptr().cast(), 64);
+            assert_eq!((got, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ENODATA)));
+
+            let mut space: libc::statvfs = std::mem::zeroed();
+            assert_eq!(libc::statvfs(path.as_ptr(), &raw mut space), 0);
+            let free = (space.f_blocks, space.f_bfree, space.f_bavail, space.f_namemax);
+            assert_eq!(free, (1 << 30, 1 << 29, 1 << 28, 255));
+        }
+    });
+}
+
+/// `struct file_handle` with room for the largest handle (name_to_handle_at(2)).
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; 128],
+}
+
+fn handle_of(path: &Path) -> Handle {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let mut handle = Handle { bytes: 128, kind: 0, handle: [0; 128] };
+    let mut mount_id = 0i32;
+    // SAFETY: a handle with the room it states, and a place for the mount id.
+    let status = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            &raw mut handle,
+            &raw mut mount_id,
+            0,
+        )
+    };
+    assert_eq!(status, 0, "{}", io::Error::last_os_error());
+    handle
+}
+
+fn open_handle(mount: &Path, handle: &mut Handle) -> io::Result<File> {
+    let mount = File::open(mount)?;
+    let flags = libc::O_RDONLY;
+    // SAFETY: an open descriptor and a handle as the kernel filled it.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw mut *handle, flags)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the call above opened for us.
+    Ok(unsafe { File::from_raw_fd(fd as i32) })
+}
+
+#[test]
+fn handles_outlive_the_mount() {
+    let toy = Toy::new();
+    let (send, handles) = mpsc::channel();
+    with_mount(&toy, 1, move |dir| {
+        fs::create_dir_all(dir.join("deep/deeper")).unwrap();
+        fs::write(dir.join("deep/deeper/file"), b"found again").unwrap();
+        send.send(handle_of(&dir.join("deep/deeper/file"))).unwrap();
+        send.send(handle_of(&dir.join("deep/deeper"))).unwrap();
+    });
+    with_mount(&toy, 1, move |dir| {
+        let (mut file, mut deeper) = (handles.recv().unwrap(), handles.recv().unwrap());
+        let mut text = String::new();
+        open_handle(dir, &mut file).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "found again");
+        // A directory is connected to the tree by its "..".
+        let opened = open_handle(dir, &mut deeper).unwrap();
+        let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        assert_eq!(fs::read_link(link).unwrap(), dir.join("deep/deeper"));
+
+        // An inode that never was.
+        file.handle[..8].copy_from_slice(&u64::from(u32::MAX).to_ne_bytes());
+        let error = open_handle(dir, &mut file).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
+    });
+}
+
+#[test]
+fn two_cores_share_a_connection() {
+    with_mount(&Toy::new(), 2, |dir| {
+        thread::scope(|scope| {
+            for worker in 0..4u64 {
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let path = dir.join(format!("{worker}-{round}"));
+                        let bytes = pattern(worker * 100 + round, 20_000);
+                        fs::write(&path, &bytes).unwrap();
+                        let mut file = File::open(&path).unwrap();
+                        file.seek(SeekFrom::Start(10_000)).unwrap();
+                        let mut tail = Vec::new();
+                        file.read_to_end(&mut tail).unwrap();
+                        assert!(tail == bytes[10_000..]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_mount_in_use_is_detached() {
+    let (send, kept) = mpsc::channel();
+    let toy = Toy::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
+    let servers = serve(&toy, channel, 1);
+    let path = dir.path().join("kept");
+    in_time(move || {
+        fs::write(&path, b"still here").unwrap();
+        send.send(File::open(&path).unwrap()).unwrap();
+    })
+    .expect("the test hangs");
+    let kept = kept.recv().unwrap();
+    let unmounted = in_time(move || mount.unmount()).expect("unmounting hangs").unwrap();
+    assert_eq!(unmounted, Unmounted::Detached);
+    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "gone from the tree");
+    let mut start = [0; 5];
+    kept.read_exact_at(&mut start, 0).unwrap();
+    assert_eq!(&start, b"still");
+    drop(kept);
+    for server in servers {
+        in_time(move || server.join()).expect("the server hangs").unwrap();
+    }
+}
+
+#[test]
+fn a_dead_mount_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let toy = Toy::new();
+    let (dead, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
+    drop(channel); // as when the process is killed
+    let error = fs::metadata(dir.path()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
+
+    let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
+    let servers = serve(&toy, channel, 1);
+    drop(dead); // must leave the new mount alone
+    let path = dir.path().join("file");
+    in_time(move || fs::write(path, b"alive").unwrap()).expect("the test hangs");
+    assert_eq!(in_time(move || mount.unmount()).unwrap().unwrap(), Unmounted::Clean);
+    for server in servers {
+        in_time(move || server.join()).expect("the server hangs").unwrap();
+    }
+}
+
+/// Answers nothing until told to stop.
+struct Stuck(mpsc::Receiver<()>);
+
+impl Handler for Stuck {
+    async fn handle(&self, request: Request<'_>, _message: &Buf) -> Reply {
+        match request.operation {
+            Operation::Interrupt { .. } | Operation::Forget { .. } => {}
+            _ => drop(self.0.recv()),
+        }
+        Reply::Silent
+    }
+}
+
+#[test]
+fn an_abort_frees_those_who_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
+    let (release, stuck) = mpsc::channel();
+    let server = thread::spawn(move || {
+        blocking::serve(&channel, &Session::new(Stuck(stuck), Limits::default())).unwrap();
+    });
+    let path = dir.path().join("file");
+    let (send, waited) = mpsc::channel();
+    thread::spawn(move || send.send(fs::metadata(path).map(drop)));
+    thread::sleep(std::time::Duration::from_millis(100));
+    assert!(waited.try_recv().is_err(), "it waits");
+    mount.abort().unwrap();
+    let error = waited.recv_timeout(toy::harness::LIMIT).unwrap().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED));
+    drop(release);
+    in_time(move || server.join()).expect("the server hangs").unwrap();
+    assert!(fs::metadata(dir.path()).is_ok(), "the directory is usable again");
+}
