@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::nearest;
 use crate::file::{
-    ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, FileSystemSpec, Level, SLICE_ALIGN_BYTES,
-    SliceSize, Spread,
+    ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, FileSystemSpec, Level,
+    SLICE_ALIGN_BYTES, SliceSize, Spread,
 };
 use crate::parse::{
     CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, is_device_path, plain_path,
@@ -296,32 +296,47 @@ impl<'c> Checker<'c> {
             );
             return false;
         }
+        if array.drives.len() > ARRAY_DRIVES_MAX {
+            let (array, drives) = (array.name.clone(), array.drives.len());
+            let most = ARRAY_DRIVES_MAX;
+            self.problem(ProblemKind::TooManyMembers { array, drives, most }, node, "drives");
+            return false;
+        }
         if let Level::Raid1 { copies, spread: Spread::Enclosure } = array.level {
-            let mut enclosures: Vec<&str> =
-                self.members(array).into_iter().map(|(_, enclosure)| enclosure).collect();
-            enclosures.sort_unstable();
-            enclosures.dedup();
-            if enclosures.len() < copies as usize {
-                let (array, enclosures) = (array.name.clone(), enclosures.len());
-                self.problem(
-                    ProblemKind::TooFewEnclosures { array, copies, enclosures },
-                    node,
-                    "copies",
-                );
+            let counts = self.members_by_enclosure(array);
+            let members: usize = counts.iter().map(|(_, count)| count).sum();
+            let Some(&(enclosure, held)) = counts.iter().max_by_key(|(_, count)| count) else {
+                return false;
+            };
+            let (array, enclosure) = (array.name.clone(), enclosure.to_string());
+            if counts.len() < copies as usize {
+                let enclosures = counts.len();
+                let kind = ProblemKind::TooFewEnclosures { array, copies, enclosures };
+                self.problem(kind, node, "copies");
+                return false;
+            }
+            // Copies lie on neighbours in a ring of the members: those of one enclosure must be
+            // `copies` apart.
+            if held > members / copies as usize {
+                let kind = ProblemKind::MirrorCrowded { array, copies, enclosure, held, members };
+                self.problem(kind, node, "drives");
                 return false;
             }
         }
         true
     }
 
-    /// Members (without spares), each with its enclosure.
-    fn members(&self, array: &ArraySpec) -> Vec<(String, &'c str)> {
-        let members = array.placement(self.cluster).members.into_iter();
-        members
-            .filter_map(|name| {
-                self.cluster.drive(&name).map(|drive| (name, drive.enclosure.as_str()))
-            })
-            .collect()
+    /// How many members (without spares) sit in each enclosure.
+    fn members_by_enclosure(&self, array: &ArraySpec) -> Vec<(&'c str, usize)> {
+        let mut counts: Vec<(&str, usize)> = Vec::new();
+        for name in array.placement(self.cluster).members {
+            let Some(drive) = self.cluster.drive(&name) else { continue };
+            match counts.iter_mut().find(|(enclosure, _)| *enclosure == drive.enclosure) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((&drive.enclosure, 1)),
+            }
+        }
+        counts
     }
 
     /// Says what the array would not survive.
@@ -336,13 +351,7 @@ impl<'c> Checker<'c> {
             );
             return;
         }
-        let mut counts: Vec<(&str, usize)> = Vec::new();
-        for (_, enclosure) in self.members(array) {
-            match counts.iter_mut().find(|(name, _)| *name == enclosure) {
-                Some((_, count)) => *count += 1,
-                None => counts.push((enclosure, 1)),
-            }
-        }
+        let counts = self.members_by_enclosure(array);
         let spread = matches!(array.level, Level::Raid1 { spread: Spread::Enclosure, .. });
         // With a single enclosure nothing else was to be expected.
         if !spread

@@ -98,7 +98,7 @@ pub enum ProblemKind {
     #[error("\"{text}\" is neither a size nor a share of a drive")]
     BadSlice { text: String },
     #[error("\"{name}\" cannot be a name")]
-    BadName { name: String },
+    BadName { name: String, most: usize },
     #[error("\"{text}\" is not an address")]
     BadAddress { text: String },
     #[error("\"{text}\" cannot be expanded: {reason}")]
@@ -143,6 +143,13 @@ pub enum ProblemKind {
         "array \"{array}\" keeps {copies} copies in different enclosures, but its drives sit in {enclosures}"
     )]
     TooFewEnclosures { array: String, copies: u32, enclosures: usize },
+    #[error("array \"{array}\" has {drives} drives")]
+    TooManyMembers { array: String, drives: usize, most: usize },
+    #[error(
+        "array \"{array}\" cannot keep its {copies} copies in different enclosures: \
+         enclosure \"{enclosure}\" holds {held} of its {members} members"
+    )]
+    MirrorCrowded { array: String, copies: u32, enclosure: String, held: usize, members: usize },
     #[error(
         "the slices of drive \"{drive}\" need {needed}, but {usable} of its {drive_size} can be used (arrays {})",
         arrays.join(", ")
@@ -252,9 +259,9 @@ impl ProblemKind {
                 did_you_mean(nearest.as_deref(), format!("allowed: {}", quoted(allowed)))
             }
             BadSlice { .. } => "write a size (\"256MiB\"), whole percent of each drive (\"12%\") or \"rest\"".into(),
-            BadName { .. } => {
-                "names are 1 to 63 letters, digits, `-`, `_` and `.`, and start with a letter or digit".into()
-            }
+            BadName { most, .. } => format!(
+                "names here are 1 to {most} letters, digits, `-`, `_` and `.`, and start with a letter or digit"
+            ),
             BadAddress { .. } => "write host:port, such as \"10.0.0.1:7400\" or \"[fd00::1]:7400\"".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
@@ -289,6 +296,14 @@ impl ProblemKind {
             TooFewEnclosures { .. } => {
                 "add enclosures, lower `copies`, or write spread = \"drive\" to let copies share an enclosure".into()
             }
+            TooManyMembers { most, .. } => {
+                format!("an array has at most {most}, spares included; name fewer in `drives` and make several arrays")
+            }
+            MirrorCrowded { copies, members, .. } => format!(
+                "at most {} of {members} may be in one enclosure: name fewer of them in `drives`, \
+                 or write spread = \"drive\" to let copies share an enclosure",
+                members / *copies as usize
+            ),
             SlicesTooLarge { .. } => "make a slice smaller or the drive larger; 2MiB of each drive hold labels".into(),
             SliceTooSmall { least, .. } => format!("a slice is at least {least}"),
             TwoRests { .. } => "give one of them a size or a share".into(),

@@ -15,6 +15,9 @@ pub const DRIVE_RESERVED_BYTES: u64 = 2 * Bytes::MIB;
 /// Slices start and end on this boundary.
 pub const SLICE_ALIGN_BYTES: u64 = Bytes::MIB;
 
+/// The most drives of an array, spares included: a superblock names no more.
+pub const ARRAY_DRIVES_MAX: usize = 55;
+
 /// A whole cluster file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterFile {

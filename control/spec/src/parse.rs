@@ -21,6 +21,9 @@ use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
 /// More drives than this is a slip of a pattern, not a cluster.
 const DRIVES_MAX: usize = 4096;
 
+/// The longest name of a drive, in bytes: superblocks keep it whole.
+const DRIVE_NAME_MOST: usize = 28;
+
 const FILE_KEYS: &[&str] =
     &["cluster", "host", "drives", "enclosure", "array", "filesystem", "mount", "testing"];
 const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
@@ -296,9 +299,12 @@ impl Reader<'_> {
                     last.strip_suffix(".img").unwrap_or(last).to_string()
                 }
             };
-            if !is_name(&name) {
+            if !is_name(&name, DRIVE_NAME_MOST) {
                 let kind = match &names {
-                    Some(_) => ProblemKind::BadName { name: name.clone() },
+                    Some(_) => ProblemKind::BadName { name: name.clone(), most: DRIVE_NAME_MOST },
+                    None if name.len() > DRIVE_NAME_MOST => {
+                        ProblemKind::BadName { name: name.clone(), most: DRIVE_NAME_MOST }
+                    }
                     None => ProblemKind::NamelessDrive { path: path.clone() },
                 };
                 self.problem(kind, span.clone());
@@ -433,8 +439,7 @@ impl Reader<'_> {
                 let chunk = self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT);
                 // Every drive that is neither parity nor spare holds data.
                 let others = drives.saturating_sub(2 + spares as usize);
-                let data =
-                    self.number(table, "data", 2, 253).unwrap_or(others as u64).max(2) as u32;
+                let data = self.number(table, "data", 2, 53).unwrap_or(others as u64).max(2) as u32;
                 Level::Raid6 { data, chunk }
             }
             _ => Level::Raid0 { chunk: self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT) },
@@ -570,7 +575,7 @@ fn is_address(text: &str) -> bool {
     let port_is_good = port.parse::<u16>().is_ok_and(|port| port > 0);
     let host_is_good = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => is_name(host),
+        None => is_name(host, 253),
     };
     port_is_good && host_is_good
 }

@@ -76,9 +76,12 @@ pub(crate) fn type_name(item: &Item) -> &'static str {
     }
 }
 
-/// Whether `name` may be a name; see [`ProblemKind::BadName`].
-pub(crate) fn is_name(name: &str) -> bool {
-    (1..=63).contains(&name.len())
+/// The longest name of anything but a drive, in bytes.
+pub(crate) const NAME_MOST: usize = 63;
+
+/// Whether `name` may be a name of at most `most` bytes; see [`ProblemKind::BadName`].
+pub(crate) fn is_name(name: &str, most: usize) -> bool {
+    (1..=most).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
@@ -276,8 +279,12 @@ impl Reader<'_> {
 
     pub(crate) fn name(&mut self, table: Table<'_>) -> Option<String> {
         let name = self.needed_text(table, "name", "name = \"a\"")?;
-        if !is_name(&name) {
-            self.problem_at(ProblemKind::BadName { name: name.clone() }, table.node, "name");
+        if !is_name(&name, NAME_MOST) {
+            self.problem_at(
+                ProblemKind::BadName { name: name.clone(), most: NAME_MOST },
+                table.node,
+                "name",
+            );
         }
         Some(name)
     }

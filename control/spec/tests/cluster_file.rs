@@ -153,7 +153,18 @@ fn five_hundred_drives_take_few_lines() {
             "[[enclosure]]\nname = \"s{shelf}\"\ndrives = [{{ name = \"s{shelf}-{{00..24}}\", path = \"/dev/s{shelf}n{{00..24}}\" }}]\n"
         );
     }
-    text += &GOOD[GOOD.find("[[array]]").unwrap()..].replace("data = 8\n", "");
+    text += "[[array]]\nname = \"meta\"\nlevel = \"raid1\"\nslice = \"1%\"\n\
+             drives = [\"s0-{00..11}\", \"s1-{00..11}\", \"s2-{00..11}\"]\n";
+    for (array, shelves) in ["a", "b", "c", "d"].into_iter().zip([0, 5, 10, 15]) {
+        let drives: Vec<String> =
+            (shelves..shelves + 5).map(|shelf| format!("\"s{shelf}-{{00..09}}\"")).collect();
+        text += &format!(
+            "[[array]]\nname = \"{array}\"\nlevel = \"raid6\"\nspares = 2\ndrives = [{}]\n",
+            drives.join(", ")
+        );
+    }
+    text +=
+        &GOOD[GOOD.find("[[filesystem]]").unwrap()..].replace("data = \"data\"", "data = \"a\"");
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     assert_eq!(cluster.drives.len(), 500);
@@ -382,6 +393,24 @@ fn mistakes_in_geometry() {
         "both take the rest of drive \"d00\"",
         "size or a share",
     );
+}
+
+#[test]
+fn arrays_that_formats_cannot_hold() {
+    let text = GOOD.replace("d{08..11}", "d{08..63}").replace("data = 8\n", "");
+    let found = errors(&text);
+    assert_eq!(
+        found,
+        [(17, "array \"meta\" has 64 drives".into()), (23, "array \"data\" has 64 drives".into())]
+    );
+    let text = GOOD.replace("d{08..11}", "d{08..20}");
+    let found = errors(&text);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].0, 17);
+    assert!(found[0].1.contains("enclosure \"e2\" holds 13 of its 21 members"), "{found:?}");
+    assert_eq!(errors(&text.replace("copies = 3", "copies = 3\nspread = \"drive\"")), []);
+    let text = GOOD.replace("drives/d{08..11}", "drives/a-drive-with-a-very-long-name{08..11}");
+    assert!(errors(&text)[0].1.contains("cannot be a name"));
 }
 
 #[test]
