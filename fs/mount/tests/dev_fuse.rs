@@ -21,7 +21,7 @@ use levada_mount::session::Session;
 use levada_mount::transport::blocking;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
 use toy::Toy;
-use toy::harness::{in_time, serve, with_mount};
+use toy::harness::{Transport, in_time, serve, with_mount};
 
 /// Bytes that differ from block to block and inside each.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -35,100 +35,106 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn files_behave() {
-    let unmounted = with_mount(&Toy::new(), 1, |dir| {
-        let file = dir.join("a file");
-        fs::write(&file, b"hello").unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"hello");
-        OpenOptions::new().append(true).open(&file).unwrap().write_all(b" world").unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"hello world");
-        fs::write(&file, b"bye").unwrap(); // O_TRUNC
-        assert_eq!(fs::read(&file).unwrap(), b"bye");
+    for transport in [Transport::Blocking, Transport::Reactor] {
+        let unmounted = with_mount(&Toy::new(), transport, 1, |dir| {
+            let file = dir.join("a file");
+            fs::write(&file, b"hello").unwrap();
+            assert_eq!(fs::read(&file).unwrap(), b"hello");
+            OpenOptions::new().append(true).open(&file).unwrap().write_all(b" world").unwrap();
+            assert_eq!(fs::read(&file).unwrap(), b"hello world");
+            fs::write(&file, b"bye").unwrap(); // O_TRUNC
+            assert_eq!(fs::read(&file).unwrap(), b"bye");
 
-        let opened = OpenOptions::new().read(true).write(true).open(&file).unwrap();
-        opened.set_len(10_000).unwrap();
-        assert_eq!(opened.metadata().unwrap().len(), 10_000);
-        opened.sync_all().unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        assert_eq!(fs::metadata(&file).unwrap().mode(), libc::S_IFREG | 0o640);
-        let old =
-            std::time::SystemTime::UNIX_EPOCH - std::time::Duration::from_nanos(1_500_000_001);
-        opened.set_modified(old).unwrap();
-        assert_eq!(opened.metadata().unwrap().modified().unwrap(), old);
+            let opened = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+            opened.set_len(10_000).unwrap();
+            assert_eq!(opened.metadata().unwrap().len(), 10_000);
+            opened.sync_all().unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+            assert_eq!(fs::metadata(&file).unwrap().mode(), libc::S_IFREG | 0o640);
+            let old =
+                std::time::SystemTime::UNIX_EPOCH - std::time::Duration::from_nanos(1_500_000_001);
+            opened.set_modified(old).unwrap();
+            assert_eq!(opened.metadata().unwrap().modified().unwrap(), old);
 
-        let moved = dir.join("moved");
-        fs::rename(&file, &moved).unwrap();
-        assert_eq!(fs::metadata(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
-        fs::hard_link(&moved, dir.join("second")).unwrap();
-        assert_eq!(fs::metadata(&moved).unwrap().nlink(), 2);
-        symlink("moved", dir.join("link")).unwrap();
-        assert_eq!(fs::read_link(dir.join("link")).unwrap(), Path::new("moved"));
-        assert_eq!(fs::metadata(dir.join("link")).unwrap().len(), 10_000);
+            let moved = dir.join("moved");
+            fs::rename(&file, &moved).unwrap();
+            assert_eq!(fs::metadata(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
+            fs::hard_link(&moved, dir.join("second")).unwrap();
+            assert_eq!(fs::metadata(&moved).unwrap().nlink(), 2);
+            symlink("moved", dir.join("link")).unwrap();
+            assert_eq!(fs::read_link(dir.join("link")).unwrap(), Path::new("moved"));
+            assert_eq!(fs::metadata(dir.join("link")).unwrap().len(), 10_000);
 
-        // Unlinked while open, it is still there.
-        fs::remove_file(&moved).unwrap();
-        fs::remove_file(dir.join("second")).unwrap();
-        let mut start = [0; 3];
-        opened.read_exact_at(&mut start, 0).unwrap();
-        assert_eq!(&start, b"bye");
-        drop(opened);
+            // Unlinked while open, it is still there.
+            fs::remove_file(&moved).unwrap();
+            fs::remove_file(dir.join("second")).unwrap();
+            let mut start = [0; 3];
+            opened.read_exact_at(&mut start, 0).unwrap();
+            assert_eq!(&start, b"bye");
+            drop(opened);
 
-        fs::create_dir(dir.join("sub")).unwrap();
-        fs::write(dir.join("sub/x"), b"x").unwrap();
-        let error = fs::remove_dir(dir.join("sub")).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ENOTEMPTY));
-        fs::rename(dir.join("sub/x"), dir.join("x")).unwrap();
-        fs::remove_dir(dir.join("sub")).unwrap();
-        let long = fs::write(dir.join("n".repeat(300)), b"").unwrap_err();
-        assert_eq!(long.raw_os_error(), Some(libc::ENAMETOOLONG));
-    });
-    assert_eq!(unmounted, Unmounted::Clean);
+            fs::create_dir(dir.join("sub")).unwrap();
+            fs::write(dir.join("sub/x"), b"x").unwrap();
+            let error = fs::remove_dir(dir.join("sub")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ENOTEMPTY));
+            fs::rename(dir.join("sub/x"), dir.join("x")).unwrap();
+            fs::remove_dir(dir.join("sub")).unwrap();
+            let long = fs::write(dir.join("n".repeat(300)), b"").unwrap_err();
+            assert_eq!(long.raw_os_error(), Some(libc::ENAMETOOLONG));
+        });
+        assert_eq!(unmounted, Unmounted::Clean);
+    }
 }
 
 #[test]
 fn large_requests_arrive_whole_and_aligned() {
-    let toy = Toy::new();
-    with_mount(&toy, 1, |dir| {
-        let bytes = pattern(1, 9 << 20);
-        fs::write(dir.join("large"), &bytes).unwrap();
-        assert!(fs::read(dir.join("large")).unwrap() == bytes, "cached");
-        // Out of the cache: the kernel must ask again.
-        let file = File::open(dir.join("large")).unwrap();
-        // SAFETY: a valid descriptor.
-        let status =
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        assert_eq!(status, 0);
-        let mut again = Vec::new();
-        (&file).read_to_end(&mut again).unwrap();
-        assert!(again == bytes, "read again");
-    });
-    let toy = toy.lock().unwrap();
-    assert_eq!((toy.largest_write, toy.largest_read), (1 << 20, 1 << 20));
-    assert_eq!(toy.unaligned_writes, 0);
+    for transport in [Transport::Blocking, Transport::Reactor] {
+        let toy = Toy::new();
+        with_mount(&toy, transport, 1, |dir| {
+            let bytes = pattern(1, 9 << 20);
+            fs::write(dir.join("large"), &bytes).unwrap();
+            assert!(fs::read(dir.join("large")).unwrap() == bytes, "cached");
+            // Out of the cache: the kernel must ask again.
+            let file = File::open(dir.join("large")).unwrap();
+            // SAFETY: a valid descriptor.
+            let status =
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            assert_eq!(status, 0);
+            let mut again = Vec::new();
+            (&file).read_to_end(&mut again).unwrap();
+            assert!(again == bytes, "read again");
+        });
+        let toy = toy.lock().unwrap();
+        assert_eq!((toy.largest_write, toy.largest_read), (1 << 20, 1 << 20));
+        assert_eq!(toy.unaligned_writes, 0);
+    }
 }
 
 #[test]
 fn direct_io_works() {
-    with_mount(&Toy::new(), 1, |dir| {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(dir.join("direct"))
-            .unwrap();
-        let mut buffer = BufMut::copy_of(&pattern(2, 3 << 20));
-        file.write_all_at(&buffer, 4096).unwrap();
-        buffer.fill(0);
-        file.read_exact_at(&mut buffer, 4096).unwrap();
-        assert!(*buffer == *pattern(2, 3 << 20));
-        assert_eq!(file.metadata().unwrap().len(), (3 << 20) + 4096);
-    });
+    for transport in [Transport::Blocking, Transport::Reactor] {
+        with_mount(&Toy::new(), transport, 1, |dir| {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(dir.join("direct"))
+                .unwrap();
+            let mut buffer = BufMut::copy_of(&pattern(2, 3 << 20));
+            file.write_all_at(&buffer, 4096).unwrap();
+            buffer.fill(0);
+            file.read_exact_at(&mut buffer, 4096).unwrap();
+            assert!(*buffer == *pattern(2, 3 << 20));
+            assert_eq!(file.metadata().unwrap().len(), (3 << 20) + 4096);
+        });
+    }
 }
 
 #[test]
 fn thousands_of_names_are_listed_once_each() {
     const NAMES: usize = 5000;
-    with_mount(&Toy::new(), 1, |dir| {
+    with_mount(&Toy::new(), Transport::Reactor, 1, |dir| {
         let many = dir.join("many");
         fs::create_dir(&many).unwrap();
         for number in 0..NAMES {
@@ -163,7 +169,7 @@ fn thousands_of_names_are_listed_once_each() {
 
 #[test]
 fn shared_mappings_reach_the_file() {
-    with_mount(&Toy::new(), 1, |dir| {
+    with_mount(&Toy::new(), Transport::Reactor, 1, |dir| {
         let path = dir.join("mapped");
         fs::write(&path, vec![1; 64 << 10]).unwrap();
         let c_path = CString::new(path.as_os_str().as_bytes()).unwrap();
@@ -223,7 +229,7 @@ unsafe fn write_by_mapping(path: &CString) -> i32 {
 
 #[test]
 fn extended_attributes_and_space() {
-    with_mount(&Toy::new(), 1, |dir| {
+    with_mount(&Toy::new(), Transport::Reactor, 1, |dir| {
         let path = CString::new(dir.as_os_str().as_bytes()).unwrap();
         let (name, value) = (c"user.colour", b"green");
         // SAFETY: NUL-terminated names, and buffers of the stated lengths.
@@ -294,13 +300,13 @@ fn open_handle(mount: &Path, handle: &mut Handle) -> io::Result<File> {
 fn handles_outlive_the_mount() {
     let toy = Toy::new();
     let (send, handles) = mpsc::channel();
-    with_mount(&toy, 1, move |dir| {
+    with_mount(&toy, Transport::Reactor, 1, move |dir| {
         fs::create_dir_all(dir.join("deep/deeper")).unwrap();
         fs::write(dir.join("deep/deeper/file"), b"found again").unwrap();
         send.send(handle_of(&dir.join("deep/deeper/file"))).unwrap();
         send.send(handle_of(&dir.join("deep/deeper"))).unwrap();
     });
-    with_mount(&toy, 1, move |dir| {
+    with_mount(&toy, Transport::Reactor, 1, move |dir| {
         let (mut file, mut deeper) = (handles.recv().unwrap(), handles.recv().unwrap());
         let mut text = String::new();
         open_handle(dir, &mut file).unwrap().read_to_string(&mut text).unwrap();
@@ -319,24 +325,26 @@ fn handles_outlive_the_mount() {
 
 #[test]
 fn two_cores_share_a_connection() {
-    with_mount(&Toy::new(), 2, |dir| {
-        thread::scope(|scope| {
-            for worker in 0..4u64 {
-                scope.spawn(move || {
-                    for round in 0..50 {
-                        let path = dir.join(format!("{worker}-{round}"));
-                        let bytes = pattern(worker * 100 + round, 20_000);
-                        fs::write(&path, &bytes).unwrap();
-                        let mut file = File::open(&path).unwrap();
-                        file.seek(SeekFrom::Start(10_000)).unwrap();
-                        let mut tail = Vec::new();
-                        file.read_to_end(&mut tail).unwrap();
-                        assert!(tail == bytes[10_000..]);
-                    }
-                });
-            }
+    for transport in [Transport::Blocking, Transport::Reactor] {
+        with_mount(&Toy::new(), transport, 2, |dir| {
+            thread::scope(|scope| {
+                for worker in 0..4u64 {
+                    scope.spawn(move || {
+                        for round in 0..50 {
+                            let path = dir.join(format!("{worker}-{round}"));
+                            let bytes = pattern(worker * 100 + round, 20_000);
+                            fs::write(&path, &bytes).unwrap();
+                            let mut file = File::open(&path).unwrap();
+                            file.seek(SeekFrom::Start(10_000)).unwrap();
+                            let mut tail = Vec::new();
+                            file.read_to_end(&mut tail).unwrap();
+                            assert!(tail == bytes[10_000..]);
+                        }
+                    });
+                }
+            });
         });
-    });
+    }
 }
 
 #[test]
@@ -345,7 +353,7 @@ fn a_mount_in_use_is_detached() {
     let toy = Toy::new();
     let dir = tempfile::tempdir().unwrap();
     let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
-    let servers = serve(&toy, channel, 1);
+    let servers = serve(&toy, channel, Transport::Reactor, 1);
     let path = dir.path().join("kept");
     in_time(move || {
         fs::write(&path, b"still here").unwrap();
@@ -375,7 +383,7 @@ fn a_dead_mount_is_replaced() {
     assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
 
     let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
-    let servers = serve(&toy, channel, 1);
+    let servers = serve(&toy, channel, Transport::Reactor, 1);
     drop(dead); // must leave the new mount alone
     let path = dir.path().join("file");
     in_time(move || fs::write(path, b"alive").unwrap()).expect("the test hangs");

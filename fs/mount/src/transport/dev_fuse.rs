@@ -5,7 +5,7 @@
 //! whole request, each writev(2) gives one whole reply.
 //!
 //! What always holds:
-//! - The [`Channel`] alone keeps the connection alive: when it is dropped, also
+//! - The [`Channel`] (with the transport it is given to) alone keeps the connection alive: when it is dropped, also
 //!   by a crash, every waiting and later call on the mount fails with
 //!   `ENOTCONN` instead of hanging.
 //! - [`FuseMount`] unmounts what it mounted and nothing else.
@@ -459,6 +459,11 @@ impl Channel {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Another descriptor of the same device, to wait on.
+    pub(super) fn duplicate(&self) -> io::Result<OwnedFd> {
+        Ok(self.device.try_clone()?.into())
     }
 
     /// A further device on the same connection, for another core: requests go

@@ -2,12 +2,14 @@
 //!
 //! A transport receives a message into a buffer, gives it to
 //! [`crate::Session::serve`] and sends the answer's slices; that is the whole
-//! seam. [`dev_fuse`] mounts and speaks to `/dev/fuse`; [`blocking`] is the
-//! simplest loop over it, one request at a time.
+//! seam. [`dev_fuse`] mounts and speaks to `/dev/fuse`; [`reactor`] serves it
+//! beside everything else on a core, [`blocking`] by a thread of its own, one
+//! request at a time.
 
 pub mod blocking;
 pub mod dev_fuse;
 mod mount_table;
+pub mod reactor;
 
 use levada_base::BufMut;
 use levada_base::units::BLOCK_BYTES;

@@ -4,14 +4,16 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use levada_base::reactor::Reactor;
 use levada_mount::codec::Limits;
 use levada_mount::session::Session;
-use levada_mount::transport::blocking;
 use levada_mount::transport::dev_fuse::{Channel, FuseMount, MountOptions, Unmounted};
+use levada_mount::transport::{blocking, reactor};
 use tempfile::TempDir;
 
 use super::{Toy, ToyHandler};
@@ -42,20 +44,46 @@ impl Drop for CutOff {
     }
 }
 
+/// How requests are served.
+#[derive(Clone, Copy, Debug)]
+pub enum Transport {
+    /// A thread that answers one at a time.
+    Blocking,
+    /// A thread with a reactor.
+    Reactor,
+}
+
+impl Transport {
+    fn serve(self, channel: Channel, session: Session<ToyHandler>) {
+        match self {
+            Transport::Blocking => blocking::serve(&channel, &session),
+            Transport::Reactor => {
+                let served = reactor::serve(channel, Rc::new(session));
+                Reactor::new().unwrap().block_on(served)
+            }
+        }
+        .unwrap();
+    }
+}
+
 /// Serves `channel` by `cores` threads until the mount is gone.
-pub fn serve(toy: &Arc<Mutex<Toy>>, channel: Channel, cores: usize) -> Vec<JoinHandle<()>> {
+pub fn serve(
+    toy: &Arc<Mutex<Toy>>,
+    channel: Channel,
+    transport: Transport,
+    cores: usize,
+) -> Vec<JoinHandle<()>> {
     let (mounted, terms) = mpsc::channel();
     let further: Vec<_> = (1..cores).map(|_| channel.for_another_core().unwrap()).collect();
     let handler = ToyHandler { toy: toy.clone(), mounted: mounted.clone() };
     let first = thread::spawn(move || {
-        blocking::serve(&channel, &Session::new(handler, Limits::default())).unwrap();
+        transport.serve(channel, Session::new(handler, Limits::default()));
     });
     let terms = terms.recv_timeout(LIMIT).expect("INIT");
     let others = further.into_iter().map(|channel| {
         let handler = ToyHandler { toy: toy.clone(), mounted: mounted.clone() };
         thread::spawn(move || {
-            let session = Session::resumed(handler, Limits::default(), terms);
-            blocking::serve(&channel, &session).unwrap();
+            transport.serve(channel, Session::resumed(handler, Limits::default(), terms));
         })
     });
     others.chain([first]).collect()
@@ -64,6 +92,7 @@ pub fn serve(toy: &Arc<Mutex<Toy>>, channel: Channel, cores: usize) -> Vec<JoinH
 /// Mounts `toy` in a new directory, runs `test` there, unmounts.
 pub fn with_mount(
     toy: &Arc<Mutex<Toy>>,
+    transport: Transport,
     cores: usize,
     test: impl FnOnce(&Path) + Send + 'static,
 ) -> Unmounted {
@@ -72,7 +101,7 @@ pub fn with_mount(
     let _cut_off = CutOff(path.clone());
     let (mount, channel) = FuseMount::new(&path, &MountOptions::default()).unwrap();
     mount.set_read_ahead(4 << 20).unwrap();
-    let servers = serve(toy, channel, cores);
+    let servers = serve(toy, channel, transport, cores);
     in_time(move || test(&path)).expect("the test hangs");
     let unmounted = in_time(move || mount.unmount()).expect("unmounting hangs").unwrap();
     for server in servers {
