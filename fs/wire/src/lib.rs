@@ -1,5 +1,14 @@
-//! Messages between clients and services.
+//! Messages between clients and services, and how they travel.
+//!
+//! From the outside in: messages ([`meta`], [`object`], [`attr`]), requests and replies
+//! ([`rpc`]), frames ([`frame`]), connections ([`channel`]) and what they are made of
+//! ([`tcp`], [`local`]).
 
 pub mod attr;
+pub mod channel;
+pub mod frame;
+pub mod local;
 pub mod meta;
 pub mod object;
+pub mod rpc;
+pub mod tcp;

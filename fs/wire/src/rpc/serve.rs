@@ -1,0 +1,224 @@
+//! The serving side of a connection.
+//!
+//! What always holds:
+//! - A caller never has more in flight than it was granted; one that tries is disconnected, so
+//!   it cannot make the service hold more memory.
+//! - A request that has begun runs to its end, also when its connection ends meanwhile.
+
+use super::RpcError;
+use super::hello::{Answer, Hello};
+use crate::channel::{Connection, FrameSink, Listener};
+use crate::frame::{Frame, Header, Kind, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags};
+use futures_util::future::LocalBoxFuture;
+use levada_base::IoVec;
+use levada_base::ids::{BootVerifier, TargetId};
+use levada_base::reactor;
+use levada_base::units::MIB;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+
+/// What a handler answers.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    /// See [`flags`].
+    pub flags: u32,
+    pub verifier: BootVerifier,
+    pub body: Vec<u8>,
+    /// At most the request's `reply_bytes_max`.
+    pub payload: IoVec,
+}
+
+impl Reply {
+    /// A reply without payload.
+    #[must_use]
+    pub fn new(body: Vec<u8>) -> Self {
+        Self { body, ..Self::default() }
+    }
+
+    /// A reply that says nothing but these [`flags`].
+    #[must_use]
+    pub fn flagged(flags: u32) -> Self {
+        Self { flags, ..Self::default() }
+    }
+}
+
+/// Carries requests out.
+pub trait Handler {
+    /// Carries out one request; many run side by side.
+    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply>;
+}
+
+/// Hands requests to the target that they name; targets come and go while it serves.
+#[derive(Default)]
+pub struct Router {
+    targets: RefCell<BTreeMap<TargetId, Rc<dyn Handler>>>,
+}
+
+impl Router {
+    /// Serves `target` here from now on.
+    pub fn insert(&self, target: TargetId, handler: Rc<dyn Handler>) {
+        self.targets.borrow_mut().insert(target, handler);
+    }
+
+    /// No longer serves `target` here; requests that have begun run to their end.
+    pub fn remove(&self, target: TargetId) {
+        let removed = self.targets.borrow_mut().remove(&target);
+        drop(removed);
+    }
+}
+
+impl Handler for Router {
+    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply> {
+        let handler = self.targets.borrow().get(&request.header.target).cloned();
+        Box::pin(async move {
+            match handler {
+                Some(handler) => handler.handle(request).await,
+                None => Reply::flagged(flags::NOT_HERE),
+            }
+        })
+    }
+}
+
+/// Who serves, and how much one connection may have in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceConfig {
+    pub cluster: [u8; 16],
+    pub node: u32,
+    /// Requests in flight per connection.
+    pub requests_max: u32,
+    /// Payload bytes (of requests and their replies) in flight per connection; at least
+    /// [`PAYLOAD_BYTES_MAX`].
+    pub bytes_max: u32,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self { cluster: [0; 16], node: 0, requests_max: 256, bytes_max: 64 * MIB as u32 }
+    }
+}
+
+/// What one connection has in flight.
+struct Load {
+    sink: Rc<dyn FrameSink>,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+/// Serves one connection until it ends. Requests run as tasks of the calling task's group.
+///
+/// # Errors
+///
+/// Why the connection ended, when it was not simply closed.
+///
+/// # Panics
+///
+/// When `config.bytes_max` is too small to carry the largest payload.
+pub async fn serve(
+    connection: Connection,
+    handler: Rc<dyn Handler>,
+    config: ServiceConfig,
+) -> Result<(), RpcError> {
+    assert!(config.bytes_max as usize >= PAYLOAD_BYTES_MAX, "the largest request must fit");
+    let Connection { sink, mut source } = connection;
+    let hello = reactor::timeout(HANDSHAKE_MAX, source.recv()).await;
+    let hello = hello.map_err(|_| RpcError::Disconnected)??;
+    if hello.header.kind != Kind::Hello {
+        return Err(RpcError::Malformed);
+    }
+    let hello: Hello = decode_body(&hello.body).map_err(|_| RpcError::Malformed)?;
+    let mut header = Header { source: config.node, ..Header::new(Kind::Hello) };
+    match hello.judge(config.cluster, config.node) {
+        Ok(welcome) => {
+            header.credits = config.requests_max;
+            header.credit_bytes = config.bytes_max;
+            sink.send(Frame::new(header, encode_body(&Answer::Welcome(welcome))))?;
+        }
+        Err(refusal) => {
+            sink.send(Frame::new(header, encode_body(&Answer::Refused(refusal))))?;
+            sink.close();
+            return Err(RpcError::Refused(refusal));
+        }
+    }
+    let load = Rc::new(Load { sink, requests: Cell::new(0), bytes: Cell::new(0) });
+    loop {
+        let Ok(frame) = source.recv().await else { break };
+        match frame.header.kind {
+            Kind::Request => {
+                let charge = frame.header.charge(frame.payload_bytes());
+                load.requests.set(load.requests.get() + 1);
+                load.bytes.set(load.bytes.get() + charge);
+                if load.requests.get() > u64::from(config.requests_max)
+                    || load.bytes.get() > u64::from(config.bytes_max)
+                {
+                    load.sink.close();
+                    return Err(RpcError::Malformed);
+                }
+                reactor::spawn(carry_out(Rc::clone(&load), Rc::clone(&handler), frame));
+            }
+            Kind::Ping => load.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()))?,
+            Kind::OneWay | Kind::Pong => {}
+            Kind::Reply | Kind::Hello => {
+                load.sink.close();
+                return Err(RpcError::Malformed);
+            }
+        }
+    }
+    load.sink.close();
+    Ok(())
+}
+
+async fn carry_out(load: Rc<Load>, handler: Rc<dyn Handler>, request: Frame) {
+    let asked = request.header;
+    let charge = asked.charge(request.payload_bytes());
+    let reply = handler.handle(request).await;
+    let header = Header {
+        class: asked.class,
+        flags: reply.flags,
+        tenant: asked.tenant,
+        verifier: reply.verifier,
+        source: asked.destination,
+        destination: asked.source,
+        target: asked.target,
+        client: asked.client,
+        slot: asked.slot,
+        sequence: asked.sequence,
+        request: asked.request,
+        credits: 1,
+        credit_bytes: charge as u32,
+        ..Header::new(Kind::Reply)
+    };
+    load.requests.set(load.requests.get() - 1);
+    load.bytes.set(load.bytes.get() - charge);
+    let frame = Frame { header, body: reply.body, payload: reply.payload };
+    assert!(frame.check().is_ok(), "a handler keeps to the bounds of a frame");
+    // When the caller is gone it asks again over another connection.
+    let _ = load.sink.send(frame);
+}
+
+/// Serves every connection that `listener` takes, each as a task, until it takes no more.
+pub async fn accept_all(
+    listener: Rc<dyn Listener>,
+    handler: Rc<dyn Handler>,
+    config: ServiceConfig,
+) {
+    loop {
+        match listener.accept().await {
+            Ok(connection) => {
+                let handler = Rc::clone(&handler);
+                reactor::spawn(async move {
+                    if let Err(error) = serve(connection, handler, config).await {
+                        tracing::debug!(%error, "a connection ended");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the listener ended");
+                break;
+            }
+        }
+    }
+}

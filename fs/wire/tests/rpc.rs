@@ -1,0 +1,272 @@
+//! Requests and replies over connections that delay, break and stall.
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use levada_base::ids::TargetId;
+use levada_base::reactor::{self, Reactor};
+use levada_base::{Buf, IoVec};
+use levada_wire::channel::Listener;
+use levada_wire::frame::{Frame, Header, Kind};
+use levada_wire::local::{LinkConfig, Network};
+use levada_wire::rpc::{
+    Call, Caller, Handler, Hello, Peer, PeerConfig, Refusal, Reply, Router, RpcError,
+    ServiceConfig, accept_all,
+};
+use levada_wire::tcp::{TcpListener, TcpTransport};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+const TARGET: TargetId = TargetId(7);
+
+/// Answers a request with its own body and payload after a random while.
+#[derive(Default)]
+struct Echo {
+    running: Cell<usize>,
+    running_max: Cell<usize>,
+    served: RefCell<BTreeMap<u64, u32>>,
+}
+
+impl Handler for Echo {
+    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply> {
+        Box::pin(async move {
+            self.running.set(self.running.get() + 1);
+            self.running_max.set(self.running_max.get().max(self.running.get()));
+            *self.served.borrow_mut().entry(request.header.sequence).or_default() += 1;
+            reactor::sleep(Duration::from_micros(reactor::random_u64() % 500)).await;
+            self.running.set(self.running.get() - 1);
+            Reply { payload: request.payload, ..Reply::new(request.body) }
+        })
+    }
+}
+
+fn call(n: u64, payload_bytes: usize) -> Call {
+    let payload = if payload_bytes == 0 {
+        IoVec::new()
+    } else {
+        Buf::copy_of(&vec![n as u8; payload_bytes]).into_vec()
+    };
+    Call {
+        sequence: n,
+        payload,
+        reply_bytes_max: payload_bytes as u32,
+        ..Call::new(TARGET, n.to_le_bytes().to_vec())
+    }
+}
+
+fn check(n: u64, payload_bytes: usize, reply: &Frame) {
+    assert_eq!(reply.body, n.to_le_bytes());
+    assert_eq!(reply.payload_bytes(), payload_bytes);
+    assert!(reply.payload_joined().iter().all(|byte| *byte == n as u8));
+}
+
+fn hello() -> Hello {
+    Hello { version_min: 1, version_max: 1, cluster: [0; 16], node: 1 }
+}
+
+fn router(echo: &Rc<Echo>) -> Rc<Router> {
+    let router = Rc::new(Router::default());
+    router.insert(TARGET, Rc::clone(echo) as Rc<dyn Handler>);
+    router
+}
+
+fn start(network: &Network, echo: &Rc<Echo>, config: ServiceConfig) -> reactor::Group {
+    let group = reactor::Group::new();
+    let listener: Rc<dyn Listener> = Rc::new(network.listen("service"));
+    reactor::spawn_in(&group, accept_all(listener, router(echo), config));
+    group
+}
+
+#[test]
+fn many_requests_are_in_flight_but_no_more_than_granted() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let config = ServiceConfig { requests_max: 5, ..ServiceConfig::default() };
+        let _service = start(&network, &echo, config);
+        let connection = network.transport("client").connect("service").await.expect("listens");
+        let caller = Caller::new(connection, &hello()).await.expect("welcome");
+        let replies = join_all((0..50).map(|n| {
+            let caller = &caller;
+            async move { (n, caller.call(&call(n, 100)).await) }
+        }));
+        for (n, reply) in replies.await {
+            check(n, 100, &reply.expect("served"));
+        }
+        assert_eq!(echo.running_max.get(), 5);
+    });
+}
+
+#[test]
+fn byte_credits_bound_what_is_in_flight() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig { codec: false, ..LinkConfig::default() });
+        let echo = Rc::new(Echo::default());
+        let config = ServiceConfig { bytes_max: 8 << 20, ..ServiceConfig::default() };
+        let _service = start(&network, &echo, config);
+        let connection = network.transport("client").connect("service").await.expect("listens");
+        let caller = Caller::new(connection, &hello()).await.expect("welcome");
+        let calls = (0..12).map(|n| call(n, 1 << 20)).collect::<Vec<_>>();
+        for reply in join_all(calls.iter().map(|call| caller.call(call))).await {
+            reply.expect("served");
+        }
+        assert_eq!(echo.running_max.get(), 4, "1 MiB each way");
+    });
+}
+
+#[test]
+fn a_lost_connection_fails_what_is_in_flight_and_nothing_hangs() {
+    Reactor::simulated(3).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let config = ServiceConfig { requests_max: 2, ..ServiceConfig::default() };
+        let service = start(&network, &echo, config);
+        let connection = network.transport("client").connect("service").await.expect("listens");
+        let caller = Caller::new(connection, &hello()).await.expect("welcome");
+        let calls = (0..10).map(|n| call(n, 0)).collect::<Vec<_>>();
+        let kill = async {
+            reactor::sleep(Duration::from_micros(50)).await;
+            service.kill();
+        };
+        let all = join_all(calls.iter().map(|call| caller.call(call)));
+        let (replies, ()) = futures_util::join!(all, kill);
+        assert!(replies.iter().all(|reply| matches!(reply, Err(RpcError::Disconnected))));
+        assert!(caller.is_closed());
+    });
+}
+
+#[test]
+fn a_silent_service_counts_as_gone() {
+    Reactor::simulated(3).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let _service = start(&network, &echo, ServiceConfig::default());
+        let connection = network.transport("client").connect("service").await.expect("listens");
+        let caller = Caller::new(connection, &hello()).await.expect("welcome");
+        network.partition("client", "service");
+        let start = reactor::now();
+        assert!(matches!(caller.call(&call(1, 0)).await, Err(RpcError::Disconnected)));
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn a_peer_goes_on_over_breaks_restarts_and_partitions() {
+    for seed in 0..20 {
+        Reactor::simulated(seed).block_on(async {
+            let network = Network::new(LinkConfig::default());
+            let echo = Rc::new(Echo::default());
+            let mut service = start(&network, &echo, ServiceConfig::default());
+            let config = PeerConfig { connections: 2, ..PeerConfig::default() };
+            let peer = Peer::new(network.transport("client"), "service", config);
+            network.break_one_in(20);
+            let tasks: Vec<_> = (0..100)
+                .map(|n| {
+                    let peer = Rc::clone(&peer);
+                    reactor::spawn(async move {
+                        reactor::sleep(Duration::from_millis(reactor::random_u64() % 50)).await;
+                        check(n, 10, &peer.call(&call(n, 10), None).await.expect("forever"));
+                    })
+                })
+                .collect();
+            reactor::sleep(Duration::from_millis(10)).await;
+            service.kill();
+            reactor::sleep(Duration::from_millis(200)).await;
+            service = start(&network, &echo, ServiceConfig::default());
+            network.partition("client", "service");
+            reactor::sleep(Duration::from_secs(3)).await;
+            network.heal("client", "service");
+            for task in tasks {
+                task.await.expect("not killed");
+            }
+            drop(service);
+            assert!(peer.connects() > 1);
+            assert!(echo.served.borrow().len() == 100);
+        });
+    }
+}
+
+#[test]
+fn a_deadline_ends_the_wait_for_a_service_that_is_down() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let peer = Peer::new(network.transport("client"), "nobody", PeerConfig::default());
+        let deadline = reactor::now() + Duration::from_secs(4);
+        let reply = peer.call(&call(1, 0), Some(deadline)).await;
+        assert!(matches!(reply, Err(RpcError::Deadline)));
+    });
+}
+
+#[test]
+fn strangers_and_other_versions_are_refused() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let config = ServiceConfig { cluster: [1; 16], ..ServiceConfig::default() };
+        let _service = start(&network, &echo, config);
+        let shake = |hello: Hello| {
+            let transport = network.transport("client");
+            async move {
+                let connection = transport.connect("service").await.expect("listens");
+                Caller::new(connection, &hello).await.map(|caller| caller.welcome())
+            }
+        };
+        let refused = shake(Hello { cluster: [2; 16], ..hello() }).await;
+        assert_eq!(refused, Err(RpcError::Refused(Refusal::Cluster)));
+        let refused = shake(Hello { version_min: 2, version_max: 9, ..hello() }).await;
+        assert_eq!(refused, Err(RpcError::Refused(Refusal::Version { min: 1, max: 1 })));
+        assert!(shake(Hello { cluster: [1; 16], ..hello() }).await.is_ok());
+    });
+}
+
+#[test]
+fn a_caller_that_ignores_its_credits_is_disconnected() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let config = ServiceConfig { requests_max: 2, ..ServiceConfig::default() };
+        let _service = start(&network, &echo, config);
+        let mut connection = network.transport("client").connect("service").await.expect("there");
+        let hello = levada_wire::frame::encode_body(&hello());
+        connection.sink.send(Frame::new(Header::new(Kind::Hello), hello)).expect("open");
+        connection.source.recv().await.expect("welcome");
+        for _ in 0..20 {
+            let header = Header { target: TARGET, ..Header::new(Kind::Request) };
+            let _ = connection.sink.send(Frame::new(header, Vec::new()));
+        }
+        while connection.source.recv().await.is_ok() {}
+    });
+}
+
+#[test]
+fn frames_travel_over_sockets() {
+    let reactor = Reactor::new().expect("io_uring");
+    reactor.block_on(async {
+        let echo = Rc::new(Echo::default());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("TCP").to_string();
+        let service = reactor::Group::new();
+        let listener: Rc<dyn Listener> = Rc::new(listener);
+        let serving = accept_all(listener, router(&echo), ServiceConfig::default());
+        reactor::spawn_in(&service, serving);
+        let peer = Peer::new(Rc::new(TcpTransport), &address, PeerConfig::default());
+        let sizes = [0, 1, 100, 4096, 20_000, 1 << 20, 4 << 20];
+        for _ in 0..3 {
+            let all =
+                join_all(sizes.iter().enumerate().map(|(n, bytes)| {
+                    let peer = Rc::clone(&peer);
+                    let n = n as u64;
+                    async move {
+                        check(n, *bytes, &peer.call(&call(n, *bytes), None).await.expect("up"))
+                    }
+                }));
+            all.await;
+        }
+        let long = Call { body: vec![5; 500_000], ..call(0, 3_000_000) };
+        let reply = peer.call(&long, None).await.expect("up");
+        assert_eq!((reply.body.len(), reply.payload_bytes()), (500_000, 3_000_000));
+        service.kill();
+        let deadline = reactor::now() + Duration::from_millis(300);
+        assert!(peer.call(&call(1, 0), Some(deadline)).await.is_err());
+    });
+}
