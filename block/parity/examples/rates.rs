@@ -30,9 +30,7 @@ struct Chunk {
 
 impl Chunk {
     fn new(bytes: usize, seed: usize) -> Self {
-        let held: Vec<u8> = (0..bytes + PAGE_BYTES)
-            .map(|b| (b ^ (b >> 8) ^ seed) as u8)
-            .collect();
+        let held: Vec<u8> = (0..bytes + PAGE_BYTES).map(|b| (b ^ (b >> 8) ^ seed) as u8).collect();
         let start = held.as_ptr().align_offset(PAGE_BYTES);
         Self { held, start, bytes }
     }
@@ -52,11 +50,7 @@ struct Stripes(Vec<Vec<Chunk>>);
 impl Stripes {
     fn new(chunks: usize, chunk_bytes: usize, total_bytes: usize) -> Self {
         let stripes = (total_bytes / (chunks * chunk_bytes)).max(1);
-        let stripe = |s| {
-            (0..chunks)
-                .map(|i| Chunk::new(chunk_bytes, s * 7 + i * 41))
-                .collect()
-        };
+        let stripe = |s| (0..chunks).map(|i| Chunk::new(chunk_bytes, s * 7 + i * 41)).collect();
         Self((0..stripes).map(stripe).collect())
     }
 }
@@ -67,38 +61,24 @@ type Work = fn(&Code, &mut [Chunk]);
 fn encode(code: &Code, chunks: &mut [Chunk]) {
     let (data, parity) = chunks.split_at_mut(code.data_chunks());
     let mut refs: [&[u8]; 32] = [&[]; 32];
-    refs.iter_mut()
-        .zip(&*data)
-        .for_each(|(to, chunk)| *to = chunk.get());
+    refs.iter_mut().zip(&*data).for_each(|(to, chunk)| *to = chunk.get());
     let mut outs: [&mut [u8]; 4] = Default::default();
-    outs.iter_mut()
-        .zip(parity)
-        .for_each(|(to, chunk)| *to = chunk.get_mut());
-    code.encode(
-        &refs[..code.data_chunks()],
-        &mut outs[..code.parity_chunks()],
-    );
+    outs.iter_mut().zip(parity).for_each(|(to, chunk)| *to = chunk.get_mut());
+    code.encode(&refs[..code.data_chunks()], &mut outs[..code.parity_chunks()]);
 }
 
 /// The first `lost` data chunks from the rest.
 fn recover(code: &Code, chunks: &mut [Chunk], lost: usize) {
     let mut slots = [const { Slot::Absent }; 32];
     for (i, (slot, chunk)) in slots.iter_mut().zip(chunks).enumerate() {
-        *slot = if i < lost {
-            Slot::Wanted(chunk.get_mut())
-        } else {
-            Slot::Present(chunk.get())
-        };
+        *slot = if i < lost { Slot::Wanted(chunk.get_mut()) } else { Slot::Present(chunk.get()) };
     }
-    code.recover_slots(&mut slots[..code.chunks()])
-        .expect("no more lost than tolerated");
+    code.recover_slots(&mut slots[..code.chunks()]).expect("no more lost than tolerated");
 }
 
 fn verify(code: &Code, chunks: &mut [Chunk]) {
     let mut refs: [&[u8]; 32] = [&[]; 32];
-    refs.iter_mut()
-        .zip(&*chunks)
-        .for_each(|(to, chunk)| *to = chunk.get());
+    refs.iter_mut().zip(&*chunks).for_each(|(to, chunk)| *to = chunk.get());
     assert!(code.verify(&refs[..code.chunks()]), "encoded above");
 }
 
@@ -106,19 +86,14 @@ fn verify(code: &Code, chunks: &mut [Chunk]) {
 fn update(code: &Code, chunks: &mut [Chunk]) {
     let (data, parity) = chunks.split_at_mut(code.data_chunks());
     let mut outs: [&mut [u8]; 4] = Default::default();
-    outs.iter_mut()
-        .zip(parity)
-        .for_each(|(to, chunk)| *to = chunk.get_mut());
+    outs.iter_mut().zip(parity).for_each(|(to, chunk)| *to = chunk.get_mut());
     let outs = &mut outs[..code.parity_chunks()];
     code.update_delta(0, data[0].get(), data[1].get(), outs);
     code.update_delta(0, data[1].get(), data[0].get(), outs);
 }
 
 fn measure(name: &str, code: &Code, data_bytes: usize, stripes: &mut Stripes, work: Work) {
-    stripes
-        .0
-        .iter_mut()
-        .for_each(|chunks| encode(code, &mut chunks[..code.chunks()]));
+    stripes.0.iter_mut().for_each(|chunks| encode(code, &mut chunks[..code.chunks()]));
     let mut turn = 0;
     let mut run = || {
         let (start, mut done) = (Instant::now(), 0_usize);
@@ -145,43 +120,16 @@ fn main() {
     let works: [(&str, Code, usize, Work); 10] = [
         ("p 8+1 encode", Code::p(8).expect("8+1"), 8, encode),
         ("pq 8+2 encode", pq.clone(), 8, encode),
-        (
-            "pq 8+2 recover 1 data (P)",
-            pq.clone(),
-            8,
-            |code, chunks| recover(code, chunks, 1),
-        ),
-        ("pq 8+2 recover 2 data", pq.clone(), 8, |code, chunks| {
-            recover(code, chunks, 2)
-        }),
+        ("pq 8+2 recover 1 data (P)", pq.clone(), 8, |code, chunks| recover(code, chunks, 1)),
+        ("pq 8+2 recover 2 data", pq.clone(), 8, |code, chunks| recover(code, chunks, 2)),
         ("pq 8+2 verify", pq.clone(), 8, verify),
         ("pq 8+2 update, twice 1 chunk", pq, 2, update),
-        (
-            "cauchy 8+2 encode",
-            Code::cauchy(8, 2).expect("8+2"),
-            8,
-            encode,
-        ),
-        (
-            "cauchy 8+3 encode",
-            Code::cauchy(8, 3).expect("8+3"),
-            8,
-            encode,
-        ),
-        (
-            "cauchy 8+4 encode",
-            Code::cauchy(8, 4).expect("8+4"),
-            8,
-            encode,
-        ),
-        (
-            "cauchy 8+4 recover 4 data",
-            Code::cauchy(8, 4).expect("8+4"),
-            8,
-            |code, chunks| {
-                recover(code, chunks, 4);
-            },
-        ),
+        ("cauchy 8+2 encode", Code::cauchy(8, 2).expect("8+2"), 8, encode),
+        ("cauchy 8+3 encode", Code::cauchy(8, 3).expect("8+3"), 8, encode),
+        ("cauchy 8+4 encode", Code::cauchy(8, 4).expect("8+4"), 8, encode),
+        ("cauchy 8+4 recover 4 data", Code::cauchy(8, 4).expect("8+4"), 8, |code, chunks| {
+            recover(code, chunks, 4);
+        }),
     ];
     let sizes = [
         ("4 KiB cache", 4 * KIB, 1),

@@ -72,10 +72,7 @@ impl Code {
     /// [`ParityError::NoSuchCode`] when there is no data or too much.
     pub fn pq(data_chunks: usize) -> Result<Self, ParityError> {
         let code = Self::new(data_chunks, 2, |j, i| gf::exp(i * j))?;
-        Ok(Self {
-            is_pq: true,
-            ..code
-        })
+        Ok(Self { is_pq: true, ..code })
     }
 
     /// 1 to [`PARITY_MAX`] parity chunks, by a Cauchy matrix: see
@@ -93,14 +90,9 @@ impl Code {
         parity_chunks: usize,
         coefficient: impl Fn(usize, usize) -> u8,
     ) -> Result<Self, ParityError> {
-        let fits = data_chunks
-            .checked_add(parity_chunks)
-            .is_some_and(|n| n <= CHUNKS_MAX);
+        let fits = data_chunks.checked_add(parity_chunks).is_some_and(|n| n <= CHUNKS_MAX);
         if data_chunks == 0 || !(1..=PARITY_MAX).contains(&parity_chunks) || !fits {
-            return Err(ParityError::NoSuchCode {
-                data_chunks,
-                parity_chunks,
-            });
+            return Err(ParityError::NoSuchCode { data_chunks, parity_chunks });
         }
         let mut coefficients = [[0; CHUNKS_MAX]; PARITY_MAX];
         for (j, row) in coefficients[..parity_chunks].iter_mut().enumerate() {
@@ -109,13 +101,7 @@ impl Code {
             }
         }
         let kernel = Kernel::best();
-        Ok(Self {
-            data_chunks,
-            parity_chunks,
-            coefficients,
-            kernel,
-            is_pq: false,
-        })
+        Ok(Self { data_chunks, parity_chunks, coefficients, kernel, is_pq: false })
     }
 
     /// The same code on another kernel, for tests and measurement.
@@ -220,10 +206,7 @@ pub fn encode_p(data: &[&[u8]], p: &mut [u8]) {
 ///
 /// When there is no data, or the lengths differ.
 pub fn encode_pq(data: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-    assert!(
-        data.len() < 255,
-        "2^255 is 1 again: chunk 255 would look like chunk 0"
-    );
+    assert!(data.len() < 255, "2^255 is 1 again: chunk 255 would look like chunk 0");
     assert_lengths(p.len(), data.iter().map(|chunk| chunk.len()));
     assert_lengths(q.len(), data.iter().map(|chunk| chunk.len()));
     Kernel::best().pq(data, 0, p, q);

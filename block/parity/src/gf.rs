@@ -57,12 +57,7 @@ pub(crate) struct NibbleProducts {
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) static NIBBLE_PRODUCTS: [NibbleProducts; 256] = {
-    let mut table = [const {
-        NibbleProducts {
-            low: [0; 16],
-            high: [0; 16],
-        }
-    }; 256];
+    let mut table = [const { NibbleProducts { low: [0; 16], high: [0; 16] } }; 256];
     let mut c = 0;
     while c < 256 {
         let mut n = 0;
@@ -166,10 +161,7 @@ mod tests {
     fn the_generator_visits_every_element() {
         let mut seen = [false; 256];
         for i in 0..255 {
-            assert!(
-                !std::mem::replace(&mut seen[exp(i) as usize], true),
-                "2^{i} repeats"
-            );
+            assert!(!std::mem::replace(&mut seen[exp(i) as usize], true), "2^{i} repeats");
         }
         assert!(!seen[0]);
     }
@@ -180,19 +172,13 @@ mod tests {
             for a in 0..=255_u8 {
                 let want = mul_by_bits(c, a);
                 let nibbles = &NIBBLE_PRODUCTS[c as usize];
-                assert_eq!(
-                    nibbles.low[a as usize & 15] ^ nibbles.high[a as usize >> 4],
-                    want
-                );
+                assert_eq!(nibbles.low[a as usize & 15] ^ nibbles.high[a as usize >> 4], want);
                 let bits = BIT_PRODUCTS[c as usize];
-                let sum = (0..8)
-                    .filter(|b| a >> b & 1 != 0)
-                    .fold(0, |sum, b| sum ^ bits[b]);
+                let sum = (0..8).filter(|b| a >> b & 1 != 0).fold(0, |sum, b| sum ^ bits[b]);
                 assert_eq!(sum, want);
                 let matrix = BIT_MATRICES[c as usize].to_le_bytes();
-                let affine = (0..8).fold(0, |out, i| {
-                    out | (((matrix[7 - i] & a).count_ones() as u8 & 1) << i)
-                });
+                let affine = (0..8)
+                    .fold(0, |out, i| out | (((matrix[7 - i] & a).count_ones() as u8 & 1) << i));
                 assert_eq!(affine, want);
             }
         }

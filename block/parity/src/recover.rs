@@ -39,10 +39,7 @@ impl Code {
     /// there is not, or the lengths differ.
     pub fn recover(&self, lost: &[usize], chunks: &mut [&mut [u8]]) -> Result<(), ParityError> {
         assert_eq!(chunks.len(), self.chunks(), "chunks");
-        assert!(
-            lost.iter().all(|&index| index < self.chunks()),
-            "no such chunk in {lost:?}"
-        );
+        assert!(lost.iter().all(|&index| index < self.chunks()), "no such chunk in {lost:?}");
         let mut slots = [const { Slot::Absent }; CHUNKS_MAX];
         for (index, (slot, chunk)) in slots.iter_mut().zip(chunks).enumerate() {
             *slot = match lost.contains(&index) {
@@ -70,10 +67,7 @@ impl Code {
         let is_present = |slot: &Slot<'_>| matches!(slot, Slot::Present(_));
         let lost = slots.iter().filter(|slot| !is_present(slot)).count();
         if lost > self.parity_chunks {
-            return Err(ParityError::TooManyLost {
-                lost,
-                tolerated: self.parity_chunks,
-            });
+            return Err(ParityError::TooManyLost { lost, tolerated: self.parity_chunks });
         }
 
         // The unknowns, and as many parity chunks to solve for them with.
@@ -230,11 +224,7 @@ fn invert(mut matrix: Square, size: usize) -> Square {
             inverse[column].map(|entry| gf::mul(entry, scale)),
         );
         for row in 0..size {
-            let factor = if row == column {
-                0
-            } else {
-                matrix[row][column]
-            };
+            let factor = if row == column { 0 } else { matrix[row][column] };
             for i in 0..size {
                 matrix[row][i] ^= gf::mul(factor, of_matrix[i]);
                 inverse[row][i] ^= gf::mul(factor, of_inverse[i]);

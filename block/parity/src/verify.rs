@@ -83,9 +83,7 @@ impl Code {
             (None, _) => return Verdict::Consistent,
             (Some(_), _) if syndrome.len() == 1 => return Verdict::Unexplained,
             (Some(j), None) => {
-                return Verdict::Wrong {
-                    index: self.data_chunks + j,
-                };
+                return Verdict::Wrong { index: self.data_chunks + j };
             }
             _ => {}
         }

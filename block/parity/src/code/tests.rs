@@ -59,10 +59,7 @@ fn cauchy_coefficients_never_change() {
 #[test]
 fn impossible_codes_are_refused() {
     for (k, m) in [(0, 1), (1, 0), (8, 5), (29, 4), (usize::MAX, 2)] {
-        let want = ParityError::NoSuchCode {
-            data_chunks: k,
-            parity_chunks: m,
-        };
+        let want = ParityError::NoSuchCode { data_chunks: k, parity_chunks: m };
         assert_eq!(Code::cauchy(k, m).unwrap_err(), want);
     }
     assert!(Code::pq(31).is_err());
@@ -72,9 +69,7 @@ fn impossible_codes_are_refused() {
 #[test]
 #[should_panic(expected = "differ in length")]
 fn unequal_chunks_are_refused() {
-    Code::p(2)
-        .unwrap()
-        .encode(&[&[0; 8], &[0; 9]], &mut [&mut [0; 8]]);
+    Code::p(2).unwrap().encode(&[&[0; 8], &[0; 9]], &mut [&mut [0; 8]]);
 }
 
 proptest! {

@@ -7,10 +7,7 @@
 //! What always holds: a `&'static Kernel` can only be had for instructions
 //! that this processor has. That is what makes its safe methods sound.
 
-#![allow(
-    unsafe_code,
-    reason = "calls functions compiled for a checked instruction set"
-)]
+#![allow(unsafe_code, reason = "calls functions compiled for a checked instruction set")]
 
 mod lanes;
 mod portable;
@@ -53,16 +50,11 @@ static KERNELS: &[&Kernel] = &[
 
 static BEST: LazyLock<&'static Kernel> = LazyLock::new(|| {
     let Ok(name) = std::env::var("LEVADA_PARITY_KERNEL") else {
-        return Kernel::all_supported()
-            .next()
-            .expect("the portable kernel runs everywhere");
+        return Kernel::all_supported().next().expect("the portable kernel runs everywhere");
     };
     Kernel::by_name(&name).unwrap_or_else(|| {
         let names: Vec<_> = Kernel::all_supported().map(Kernel::name).collect();
-        panic!(
-            "LEVADA_PARITY_KERNEL={name}: this machine runs {}",
-            names.join(", ")
-        )
+        panic!("LEVADA_PARITY_KERNEL={name}: this machine runs {}", names.join(", "))
     })
 });
 
@@ -86,10 +78,7 @@ impl Kernel {
 
     /// Every kernel that this processor runs, fastest first.
     pub fn all_supported() -> impl Iterator<Item = &'static Self> {
-        KERNELS
-            .iter()
-            .copied()
-            .filter(|kernel| (kernel.supported)())
+        KERNELS.iter().copied().filter(|kernel| (kernel.supported)())
     }
 
     /// The kernel called `name`, if this processor runs it.
@@ -133,19 +122,10 @@ impl Kernel {
         outs: &mut [&mut [u8]],
         accumulate: bool,
     ) {
-        assert!(
-            sources.len() <= coefficients[0].len(),
-            "more sources than coefficients"
-        );
-        assert!(
-            (1..=PARITY_MAX).contains(&outs.len()),
-            "1 to {PARITY_MAX} outputs"
-        );
+        assert!(sources.len() <= coefficients[0].len(), "more sources than coefficients");
+        assert!((1..=PARITY_MAX).contains(&outs.len()), "1 to {PARITY_MAX} outputs");
         let bytes = outs[0].len();
-        assert!(
-            outs.iter().all(|out| out.len() == bytes),
-            "outputs differ in length"
-        );
+        assert!(outs.iter().all(|out| out.len() == bytes), "outputs differ in length");
         check_sources(sources, at, bytes);
         // SAFETY: as in `pq`; also the number of outputs was checked.
         unsafe { (self.dot)(coefficients, sources, at, outs, accumulate) }
@@ -160,10 +140,7 @@ impl std::fmt::Debug for Kernel {
 
 fn check_sources(sources: &[&[u8]], at: usize, bytes: usize) {
     let end = at.checked_add(bytes).expect("a range in memory");
-    assert!(
-        sources.iter().all(|source| source.len() >= end),
-        "a source is too short"
-    );
+    assert!(sources.iter().all(|source| source.len() >= end), "a source is too short");
 }
 
 #[cfg(test)]

@@ -10,22 +10,28 @@ use crate::{
     gf::{BIT_PRODUCTS, FOLD},
 };
 
-pub(super) static PORTABLE: Kernel = Kernel {
-    name: "portable",
-    pq,
-    sum,
-    dot,
-    supported: || true,
-};
+pub(super) static PORTABLE: Kernel = Kernel { name: "portable", pq, sum, dot, supported: || true };
 
 /// Bit 0 of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// `byte` in every byte of a word.
+fn splat(byte: u8) -> u64 {
+    ONES * u64::from(byte)
+}
+
+/// 0xff for every byte that is 1, 0 for every byte that is 0. It is `bits`
+/// times 255, written so that compilers find vector instructions for it.
+fn mask(bits: u64) -> u64 {
+    (bits << 8).wrapping_sub(bits)
+}
 
 struct Word;
 
 impl Lanes for Word {
     type Lane = u64;
-    type Multiplier = [u8; 8];
+    /// What each bit of a byte contributes, in every byte of a word.
+    type Multiplier = [u64; 8];
     const BYTES: usize = 8;
 
     #[inline(always)]
@@ -52,20 +58,19 @@ impl Lanes for Word {
 
     #[inline(always)]
     unsafe fn double(a: u64) -> u64 {
-        // A byte holding 0 or 1 times FOLD stays within its byte.
-        ((a & !(ONES << 7)) << 1) ^ (((a >> 7) & ONES) * u64::from(FOLD))
+        ((a & !(ONES << 7)) << 1) ^ (mask((a >> 7) & ONES) & splat(FOLD))
     }
 
     #[inline(always)]
-    unsafe fn multiplier(coefficient: u8) -> [u8; 8] {
-        BIT_PRODUCTS[coefficient as usize]
+    unsafe fn multiplier(coefficient: u8) -> [u64; 8] {
+        BIT_PRODUCTS[coefficient as usize].map(splat)
     }
 
     #[inline(always)]
-    unsafe fn mul(a: u64, by: [u8; 8]) -> u64 {
+    unsafe fn mul(a: u64, by: [u64; 8]) -> u64 {
         let mut product = 0;
         for (bit, part) in by.into_iter().enumerate() {
-            product ^= ((a >> bit) & ONES) * u64::from(part);
+            product ^= mask((a >> bit) & ONES) & part;
         }
         product
     }
@@ -89,5 +94,5 @@ unsafe fn dot(
     accumulate: bool,
 ) {
     // SAFETY: as in `pq`.
-    unsafe { lanes::dot::<Word, 1>(coefficients, sources, at, outs, accumulate) }
+    unsafe { lanes::dot::<Word, 4>(coefficients, sources, at, outs, accumulate) }
 }

@@ -17,9 +17,7 @@ const GUARD_BYTES: usize = 64;
 
 impl Placed {
     fn new(misalignment: usize, bytes: usize, mut fill: impl FnMut() -> u8) -> Self {
-        let held: Vec<u8> = (0..bytes + misalignment + 3 * GUARD_BYTES)
-            .map(|_| fill())
-            .collect();
+        let held: Vec<u8> = (0..bytes + misalignment + 3 * GUARD_BYTES).map(|_| fill()).collect();
         let start = GUARD_BYTES + held.as_ptr().align_offset(64) + misalignment;
         Self { held, start, bytes }
     }
@@ -33,10 +31,7 @@ impl Placed {
     }
 
     fn guards(&self) -> (&[u8], &[u8]) {
-        (
-            &self.held[..self.start],
-            &self.held[self.start + self.bytes..],
-        )
+        (&self.held[..self.start], &self.held[self.start + self.bytes..])
     }
 }
 
@@ -72,13 +67,7 @@ impl Case {
             .iter()
             .map(|&misalignment| Placed::new(misalignment, at + bytes, &mut fill))
             .collect();
-        Self {
-            sources,
-            at,
-            bytes,
-            out_misalignments,
-            seed,
-        }
+        Self { sources, at, bytes, out_misalignments, seed }
     }
 
     /// Runs `work` on `count` fresh outputs, checks their guards, and compares
@@ -101,12 +90,8 @@ impl Case {
         for (j, (out, held)) in outs.iter().zip(before).enumerate() {
             let before = Placed { held, ..*out };
             assert_eq!(out.guards(), before.guards(), "wrote outside output {j}");
-            let want: Vec<_> = before
-                .get()
-                .iter()
-                .enumerate()
-                .map(|(b, &byte)| model(j, b, byte))
-                .collect();
+            let want: Vec<_> =
+                before.get().iter().enumerate().map(|(b, &byte)| model(j, b, byte)).collect();
             assert_eq!(out.get(), want, "output {j}, seed {}", self.seed);
         }
     }
@@ -126,11 +111,7 @@ impl Case {
                 let [p, q] = outs else { unreachable!() };
                 kernel.pq(sources, at, p, q);
             },
-            |j, b, _| {
-                (0..n)
-                    .map(|i| gf::mul(gf::exp(i * j), self.byte(i, b)))
-                    .fold(0, add)
-            },
+            |j, b, _| (0..n).map(|i| gf::mul(gf::exp(i * j), self.byte(i, b))).fold(0, add),
         );
         self.check(
             1,
@@ -204,16 +185,10 @@ proptest! {
 #[test]
 fn kernels_are_found_by_name() {
     for kernel in Kernel::all_supported() {
-        assert!(std::ptr::eq(
-            Kernel::by_name(kernel.name()).unwrap(),
-            kernel
-        ));
+        assert!(std::ptr::eq(Kernel::by_name(kernel.name()).unwrap(), kernel));
     }
     assert!(Kernel::by_name("abacus").is_none());
-    assert_eq!(
-        Kernel::all_supported().last().unwrap().name(),
-        Kernel::portable().name()
-    );
+    assert_eq!(Kernel::all_supported().last().unwrap().name(), Kernel::portable().name());
 }
 
 #[test]

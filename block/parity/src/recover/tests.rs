@@ -5,11 +5,7 @@ use super::*;
 /// A stripe of `code` with its parity; the bytes depend on everything.
 fn stripe(code: &Code, bytes: usize, seed: u8) -> Vec<Vec<u8>> {
     let mut chunks: Vec<Vec<u8>> = (0..code.chunks())
-        .map(|i| {
-            (0..bytes)
-                .map(|b| (b * 13 + i * 101) as u8 ^ (b >> 3) as u8 ^ seed)
-                .collect()
-        })
+        .map(|i| (0..bytes).map(|b| (b * 13 + i * 101) as u8 ^ (b >> 3) as u8 ^ seed).collect())
         .collect();
     let (data, parity) = chunks.split_at_mut(code.data_chunks());
     let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
@@ -46,8 +42,7 @@ fn every_tolerated_loss_is_recovered() {
                 (from..code.chunks()).map(move |next| [set.as_slice(), &[next]].concat())
             });
             sets = longer.collect();
-            sets.iter()
-                .for_each(|lost| check_recovery(code, &good, lost));
+            sets.iter().for_each(|lost| check_recovery(code, &good, lost));
         }
     }
 }

@@ -4,11 +4,7 @@ use super::*;
 
 fn stripe(code: &Code, bytes: usize) -> Vec<Vec<u8>> {
     let mut chunks: Vec<Vec<u8>> = (0..code.chunks())
-        .map(|i| {
-            (0..bytes)
-                .map(|b| (b * 29 + i * 57) as u8 ^ (b >> 4) as u8)
-                .collect()
-        })
+        .map(|i| (0..bytes).map(|b| (b * 29 + i * 57) as u8 ^ (b >> 4) as u8).collect())
         .collect();
     let (data, parity) = chunks.split_at_mut(code.data_chunks());
     let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
@@ -64,11 +60,7 @@ fn two_wrong_chunks_are_not_mistaken_for_one() {
             let mut chunks = stripe(&code, 2 * BLOCK_BYTES);
             chunks[a][7] ^= 1;
             chunks[b][BLOCK_BYTES + 3] ^= 0x40;
-            let want = if a == b {
-                Verdict::Wrong { index: a }
-            } else {
-                Verdict::Unexplained
-            };
+            let want = if a == b { Verdict::Wrong { index: a } } else { Verdict::Unexplained };
             assert_eq!(verdicts(&code, &chunks), (false, want), "{a} and {b}");
         }
     }
@@ -77,8 +69,5 @@ fn two_wrong_chunks_are_not_mistaken_for_one() {
 #[test]
 fn nothing_is_consistent() {
     let code = Code::pq(3).unwrap();
-    assert_eq!(
-        verdicts(&code, &stripe(&code, 0)),
-        (true, Verdict::Consistent)
-    );
+    assert_eq!(verdicts(&code, &stripe(&code, 0)), (true, Verdict::Consistent));
 }
