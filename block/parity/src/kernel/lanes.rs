@@ -6,7 +6,7 @@
 //! through one register padded with zeros.
 //!
 //! Tried and left out (Zen 5, 8+2 chunks of 64 KiB): prefetching by hand costs
-//! a quarter or more of the rate in cache and gains nothing out of it, since the
+//! a sixth to a half of the rate in cache and gains nothing out of it, since the
 //! hardware follows the streams; non-temporal stores gain about 15 % when the
 //! stripe is out of cache, but then parity has to come back from memory to be
 //! written out.
