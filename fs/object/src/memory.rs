@@ -1,0 +1,221 @@
+//! Objects in memory: the model that the service and the client are tested against.
+//!
+//! Keeps the promises of the object log and no more: unstable changes are lost by
+//! [`MemoryObjects::restarted`], but for a random prefix.
+
+use crate::objects::{Ack, ObjectFuture, Objects, Space};
+use levada_base::ids::{BootVerifier, ObjectId, Seq};
+use levada_base::{Buf, BufMut, IoVec, reactor};
+use levada_wire::object::{ObjectFault, ObjectStat, Stability};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+type Files = BTreeMap<ObjectId, Vec<u8>>;
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write { object: ObjectId, offset: u64, data: Vec<u8> },
+    Truncate { object: ObjectId, size: u64 },
+    Delete { object: ObjectId },
+}
+
+impl Change {
+    fn apply(&self, files: &mut Files) {
+        match self {
+            Self::Write { object, offset, data } => {
+                let file = files.entry(*object).or_default();
+                let (start, end) = (*offset as usize, *offset as usize + data.len());
+                if file.len() < end {
+                    file.resize(end, 0);
+                }
+                file[start..end].copy_from_slice(data);
+            }
+            Self::Truncate { object, size } => {
+                files.entry(*object).or_default().resize(*size as usize, 0);
+            }
+            Self::Delete { object } => {
+                files.remove(object);
+            }
+        }
+    }
+}
+
+/// A target's objects in memory.
+pub struct MemoryObjects {
+    verifier: BootVerifier,
+    capacity_bytes: u64,
+    /// Every operation takes a random time below this.
+    pub delay_max: Cell<Duration>,
+    visible: RefCell<Files>,
+    durable: RefCell<Files>,
+    unstable: RefCell<VecDeque<(Seq, Change)>>,
+    seq: Cell<Seq>,
+    durable_seq: Cell<Seq>,
+    /// Writes carried out, for tests that count.
+    pub writes: Cell<u64>,
+}
+
+impl MemoryObjects {
+    /// No objects, room for `capacity_bytes`.
+    #[must_use]
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            verifier: BootVerifier(reactor::random_u64() | 1),
+            capacity_bytes,
+            delay_max: Cell::new(Duration::from_micros(200)),
+            visible: RefCell::default(),
+            durable: RefCell::default(),
+            unstable: RefCell::default(),
+            seq: Cell::default(),
+            durable_seq: Cell::default(),
+            writes: Cell::default(),
+        }
+    }
+
+    /// What a restart after a power cut finds: the durable objects and a random prefix of the
+    /// unstable changes.
+    #[must_use]
+    pub fn restarted(&self) -> Self {
+        let unstable = self.unstable.borrow();
+        let kept = reactor::random_u64() as usize % (unstable.len() + 1);
+        let mut files = self.durable.borrow().clone();
+        unstable.iter().take(kept).for_each(|(_, change)| change.apply(&mut files));
+        Self {
+            visible: RefCell::new(files.clone()),
+            durable: RefCell::new(files),
+            seq: self.seq.clone(),
+            durable_seq: self.seq.clone(),
+            delay_max: self.delay_max.clone(),
+            writes: self.writes.clone(),
+            ..Self::new(self.capacity_bytes)
+        }
+    }
+
+    /// Objects that exist now.
+    #[must_use]
+    pub fn names(&self) -> Vec<ObjectId> {
+        self.visible.borrow().keys().copied().collect()
+    }
+
+    async fn delay(&self) {
+        let max_ns = self.delay_max.get().as_nanos() as u64;
+        reactor::sleep(Duration::from_nanos(reactor::random_u64() % (max_ns + 1))).await;
+    }
+
+    fn change(&self, change: Change) -> Seq {
+        let seq = Seq(self.seq.get().0 + 1);
+        self.seq.set(seq);
+        change.apply(&mut self.visible.borrow_mut());
+        self.unstable.borrow_mut().push_back((seq, change));
+        seq
+    }
+
+    fn make_durable(&self, upto: Seq) {
+        let mut unstable = self.unstable.borrow_mut();
+        let mut durable = self.durable.borrow_mut();
+        while let Some((seq, _)) = unstable.front()
+            && *seq <= upto
+        {
+            let (seq, change) = unstable.pop_front().expect("seen");
+            change.apply(&mut durable);
+            self.durable_seq.set(seq);
+        }
+    }
+
+    fn ack(&self, seq: Seq) -> Ack {
+        Ack { seq, durable: self.durable_seq.get() }
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        self.visible.borrow().values().map(|file| file.len() as u64).sum()
+    }
+}
+
+impl Objects for MemoryObjects {
+    fn verifier(&self) -> BootVerifier {
+        self.verifier
+    }
+
+    fn write(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        data: IoVec,
+        stability: Stability,
+    ) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move {
+            self.delay().await;
+            let data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+            if self.stored_bytes() + data.len() as u64 > self.capacity_bytes {
+                return Err(ObjectFault::Full);
+            }
+            self.writes.set(self.writes.get() + 1);
+            let seq = self.change(Change::Write { object, offset, data });
+            self.delay().await;
+            if stability == Stability::Durable {
+                self.make_durable(seq);
+            }
+            Ok(self.ack(seq))
+        })
+    }
+
+    fn read(&self, object: ObjectId, offset: u64, bytes: u64) -> ObjectFuture<'_, IoVec> {
+        Box::pin(async move {
+            self.delay().await;
+            let visible = self.visible.borrow();
+            let file = visible.get(&object).ok_or(ObjectFault::NoSuchObject)?;
+            if bytes == 0 {
+                return Ok(IoVec::new());
+            }
+            let mut data = BufMut::zeroed(bytes as usize);
+            let start = (offset as usize).min(file.len());
+            let end = (start + bytes as usize).min(file.len());
+            data[..end - start].copy_from_slice(&file[start..end]);
+            Ok(Buf::into_vec(data.freeze()))
+        })
+    }
+
+    fn commit(&self, upto: Seq) -> ObjectFuture<'_, Seq> {
+        Box::pin(async move {
+            self.delay().await;
+            self.make_durable(upto);
+            Ok(self.durable_seq.get())
+        })
+    }
+
+    fn truncate(&self, object: ObjectId, size: u64) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move {
+            self.delay().await;
+            Ok(self.ack(self.change(Change::Truncate { object, size })))
+        })
+    }
+
+    fn delete(&self, object: ObjectId) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move {
+            self.delay().await;
+            let seq = self.change(Change::Delete { object });
+            self.make_durable(seq);
+            Ok(self.ack(seq))
+        })
+    }
+
+    fn stat(&self, object: ObjectId) -> ObjectFuture<'_, Option<ObjectStat>> {
+        Box::pin(async move {
+            self.delay().await;
+            let visible = self.visible.borrow();
+            let file = visible.get(&object);
+            Ok(file.map(|file| ObjectStat {
+                size: file.len() as u64,
+                stored_bytes: file.len() as u64,
+            }))
+        })
+    }
+
+    fn space(&self) -> ObjectFuture<'_, Space> {
+        Box::pin(async move {
+            let free_bytes = self.capacity_bytes.saturating_sub(self.stored_bytes());
+            Ok(Space { total_bytes: self.capacity_bytes, free_bytes })
+        })
+    }
+}
