@@ -6,6 +6,8 @@
 pub mod buf;
 pub mod checksum;
 pub mod ids;
+pub mod planted;
+pub mod probe;
 pub mod reactor;
 pub mod sync;
 pub mod units;
