@@ -1,0 +1,225 @@
+//! A figure: one measured number with everything needed to judge it, as JSON and as a table.
+
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+/// What a figure's value must be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bar {
+    AtLeast(f64),
+    Below(f64),
+    /// Only reported.
+    None,
+}
+
+impl Bar {
+    #[must_use]
+    pub fn is_met_by(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bar) => value >= bar,
+            Self::Below(bar) => value < bar,
+            Self::None => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Bar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtLeast(bar) => write!(f, ">= {bar}"),
+            Self::Below(bar) => write!(f, "< {bar}"),
+            Self::None => Ok(()),
+        }
+    }
+}
+
+/// CPU time spent per unit of work.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Cpu {
+    /// Of what: `byte` or `op`.
+    pub per: &'static str,
+    /// Nanoseconds over all cores, kernel threads and interrupts included; on a machine that
+    /// does something else besides, its work counts too.
+    pub all_cores_ns: f64,
+    /// Nanoseconds of this process and its children alone, their time in the kernel included.
+    pub process_ns: f64,
+}
+
+/// One side of a ratio, or the figure itself when it is none, in absolute units.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Operand {
+    pub name: &'static str,
+    /// Median over the runs.
+    pub value: f64,
+    pub unit: &'static str,
+    pub cpu: Option<Cpu>,
+}
+
+/// The range of a value over the runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    pub lowest: f64,
+    pub highest: f64,
+}
+
+/// What a measurement gives back.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Taken {
+    /// Median over the runs.
+    pub value: f64,
+    pub unit: &'static str,
+    pub operands: Vec<Operand>,
+    /// Of the side that the figure is about.
+    pub cpu: Option<Cpu>,
+    pub runs: usize,
+    pub spread: Spread,
+}
+
+/// A figure, complete.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    pub name: String,
+    #[serde(flatten)]
+    pub taken: Taken,
+    pub bar: Bar,
+    pub bar_met: bool,
+    pub commit: String,
+    pub machine: String,
+}
+
+/// The commit of the working directory; `-dirty` when files differ from it, `unknown` outside a
+/// repository.
+#[must_use]
+pub fn commit() -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let is_clean = git(&["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
+    if is_clean { head } else { head + "-dirty" }
+}
+
+/// Processor, cores, memory and kernel of this machine.
+#[must_use]
+pub fn machine() -> String {
+    let field = |path: &str, key: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let cpu = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let memory_kib = field("/proc/meminfo", "MemTotal")
+        .and_then(|text| text.trim_end_matches(" kB").parse::<u64>().ok())
+        .unwrap_or(0);
+    let memory_gib = memory_kib.div_ceil(1 << 20);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{cpu}, {cores} cores, {memory_gib} GiB, Linux {}", kernel.trim())
+}
+
+/// Writes all figures as one JSON array.
+///
+/// # Errors
+///
+/// When the file or its directory cannot be written.
+pub fn write_json(path: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    std::fs::write(path, serde_json::to_string_pretty(figures)? + "\n")?;
+    Ok(())
+}
+
+/// A number with three significant digits, and never fewer than its whole part.
+#[must_use]
+pub fn short(value: f64) -> String {
+    let magnitude = value.abs();
+    let decimals = match magnitude {
+        m if m >= 100.0 || m == 0.0 => 0,
+        m if m >= 10.0 => 1,
+        m if m >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// The heading of [`row`].
+#[must_use]
+pub fn heading() -> String {
+    format!(
+        "{:46} {:>8} {:<6} {:>8} {:>15}  {:<7} {}",
+        "figure", "value", "unit", "bar", "spread", "", "operands (median), CPU of all cores"
+    )
+}
+
+/// A figure as one line of the table.
+#[must_use]
+pub fn row(figure: &Figure) -> String {
+    let taken = &figure.taken;
+    let verdict = match (figure.bar, figure.bar_met) {
+        (Bar::None, _) => "",
+        (_, true) => "met",
+        (_, false) => "MISSED",
+    };
+    let spread = format!("{}..{}", short(taken.spread.lowest), short(taken.spread.highest));
+    let mut line = format!(
+        "{:46} {:>8} {:<6} {:>8} {:>15}  {:<7}",
+        figure.name,
+        short(taken.value),
+        taken.unit,
+        figure.bar.to_string(),
+        spread,
+        verdict
+    );
+    for operand in &taken.operands {
+        let _ = write!(line, " {} {} {}", operand.name, short(operand.value), operand.unit);
+        if let Some(cpu) = operand.cpu {
+            let _ = write!(line, " ({} ns/{})", short(cpu.all_cores_ns), cpu.per);
+        }
+        line.push(';');
+    }
+    line.trim_end_matches(';').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_met_or_missed() {
+        assert!(Bar::AtLeast(0.95).is_met_by(0.95) && !Bar::AtLeast(0.95).is_met_by(0.949));
+        assert!(Bar::Below(1.0).is_met_by(0.5) && !Bar::Below(1.0).is_met_by(1.0));
+        // A failed measurement must not count as met.
+        assert!(!Bar::AtLeast(0.9).is_met_by(f64::NAN) && !Bar::Below(1.0).is_met_by(f64::NAN));
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let figure = Figure {
+            name: "array.null.x".into(),
+            taken: Taken {
+                value: 0.5,
+                unit: "ratio",
+                operands: vec![],
+                cpu: Some(Cpu { per: "byte", all_cores_ns: 0.25, process_ns: 0.2 }),
+                runs: 5,
+                spread: Spread { lowest: 0.4, highest: 0.6 },
+            },
+            bar: Bar::AtLeast(0.4),
+            bar_met: true,
+            commit: commit(),
+            machine: machine(),
+        };
+        let json = serde_json::to_value(&figure).expect("plain data");
+        for field in
+            ["name", "value", "unit", "operands", "cpu", "runs", "spread", "commit", "machine"]
+        {
+            assert!(json.get(field).is_some(), "{field} is missing");
+        }
+        assert!(row(&figure).contains("met"));
+    }
+}

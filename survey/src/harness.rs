@@ -1,0 +1,321 @@
+//! The harness: runs both sides of a ratio in interleaved pairs and takes medians.
+//!
+//! What always holds:
+//! - The two runs of a pair follow each other directly on the same thread, and pairs take turns
+//!   at which side goes first, so slow drift of the machine touches both sides alike.
+//! - One pair before the first is thrown away: caches, pools and the processor's clock settle.
+//! - CPU time is that of all cores, so work that a side pushes to kernel threads counts.
+#![allow(unsafe_code)] // getrusage(2) and sysconf(3).
+
+use crate::figure::{Cpu, Operand, Spread, Taken};
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// How thoroughly to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Runs, or pairs of runs, that count.
+    pub runs: usize,
+    /// Smaller amounts of work: shows that everything runs, but the figures do not count.
+    pub is_quick: bool,
+}
+
+impl Effort {
+    /// `full` as it is, or an eighth of it when quick.
+    #[must_use]
+    pub fn amount(&self, full: u64) -> u64 {
+        if self.is_quick { (full / 8).max(1) } else { full }
+    }
+}
+
+/// CPU time since some point in the past.
+#[derive(Clone, Copy, Debug)]
+struct CpuClock {
+    all_cores: Duration,
+    process: Duration,
+}
+
+impl CpuClock {
+    fn now() -> Result<Self> {
+        Ok(Self { all_cores: busy_of_all_cores()?, process: used_by_process()? })
+    }
+}
+
+/// Time that the cores did not idle since boot, in steps of 10 ms.
+fn busy_of_all_cores() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
+    let line = stat.lines().next().context("/proc/stat is empty")?;
+    busy_ticks(line).map(ticks)
+}
+
+fn ticks(count: u64) -> Duration {
+    // SAFETY: reads a constant of the system; no memory is involved.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Duration::from_secs_f64(count as f64 / per_second.max(1) as f64)
+}
+
+/// The busy fields of the first line of `/proc/stat` (proc(5)): user, nice, system, irq and
+/// softirq; not idle, iowait, or what other guests took.
+fn busy_ticks(line: &str) -> Result<u64> {
+    let fields: Vec<u64> = line.split_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = fields[..] else {
+        anyhow::bail!("unexpected /proc/stat: {line}");
+    };
+    Ok(user + nice + system + irq + softirq)
+}
+
+/// CPU time of this process with all its threads, those of io_uring included.
+fn used_by_process() -> Result<Duration> {
+    let mut total = Duration::ZERO;
+    for who in [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN] {
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: `usage` is a writable `rusage`.
+        let result = unsafe { libc::getrusage(who, usage.as_mut_ptr()) };
+        anyhow::ensure!(result == 0, std::io::Error::last_os_error());
+        // SAFETY: zeroed above, and all zeroes is a valid `rusage`.
+        let usage = unsafe { usage.assume_init() };
+        for time in [usage.ru_utime, usage.ru_stime] {
+            total += Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+        }
+    }
+    Ok(total)
+}
+
+/// What one run did, and what it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    pub bytes: u64,
+    pub ops: u64,
+    pub elapsed: Duration,
+    pub cpu_all_cores: Duration,
+    pub cpu_process: Duration,
+}
+
+impl Run {
+    /// 10^9 bytes per second.
+    #[must_use]
+    pub fn gb_per_s(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_secs_f64() / 1e9
+    }
+
+    /// 1000 operations per second.
+    #[must_use]
+    pub fn kiops(&self) -> f64 {
+        self.ops as f64 / self.elapsed.as_secs_f64() / 1e3
+    }
+}
+
+/// Measures one run from [`Meter::start`] to [`Meter::stop`].
+pub struct Meter {
+    started: Instant,
+    cpu: CpuClock,
+}
+
+impl Meter {
+    /// # Errors
+    ///
+    /// When the kernel does not tell CPU times.
+    pub fn start() -> Result<Self> {
+        Ok(Self { cpu: CpuClock::now()?, started: Instant::now() })
+    }
+
+    /// Ends the run, in which `ops` operations moved `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not tell CPU times.
+    pub fn stop(self, bytes: u64, ops: u64) -> Result<Run> {
+        let elapsed = self.started.elapsed();
+        let cpu = CpuClock::now()?;
+        Ok(Run {
+            bytes,
+            ops,
+            elapsed,
+            cpu_all_cores: cpu.all_cores.saturating_sub(self.cpu.all_cores),
+            cpu_process: cpu.process.saturating_sub(self.cpu.process),
+        })
+    }
+}
+
+/// What counts in a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    GbPerS,
+    Kiops,
+}
+
+impl Rate {
+    fn of(self, run: &Run) -> f64 {
+        match self {
+            Self::GbPerS => run.gb_per_s(),
+            Self::Kiops => run.kiops(),
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Self::GbPerS => "GB/s",
+            Self::Kiops => "kIOPS",
+        }
+    }
+
+    /// CPU time over all `runs` per unit of work: summing first makes the coarse clock finer.
+    fn cpu(self, runs: &[Run]) -> Option<Cpu> {
+        let (per, work) = match self {
+            Self::GbPerS => ("byte", runs.iter().map(|run| run.bytes).sum::<u64>()),
+            Self::Kiops => ("op", runs.iter().map(|run| run.ops).sum()),
+        };
+        let all: Duration = runs.iter().map(|run| run.cpu_all_cores).sum();
+        let process: Duration = runs.iter().map(|run| run.cpu_process).sum();
+        let each = |total: Duration| total.as_secs_f64() * 1e9 / work as f64;
+        (work > 0).then(|| Cpu { per, all_cores_ns: each(all), process_ns: each(process) })
+    }
+}
+
+/// Both sides of a ratio: the one that the figure is about, and what it is compared with.
+pub struct Pairs {
+    ours: Vec<Run>,
+    theirs: Vec<Run>,
+}
+
+/// Measures `effort.runs` pairs. Each side gets the number of its run, from 0 on; number 0 is
+/// the pair that does not count.
+///
+/// # Errors
+///
+/// Those of either side.
+pub async fn pairs(
+    effort: Effort,
+    mut ours: impl AsyncFnMut(usize) -> Result<Run>,
+    mut theirs: impl AsyncFnMut(usize) -> Result<Run>,
+) -> Result<Pairs> {
+    let mut pairs = Pairs { ours: Vec::new(), theirs: Vec::new() };
+    for number in 0..=effort.runs {
+        let (our_run, their_run) = if number % 2 == 0 {
+            let our_run = ours(number).await?;
+            (our_run, theirs(number).await?)
+        } else {
+            let their_run = theirs(number).await?;
+            (ours(number).await?, their_run)
+        };
+        if number > 0 {
+            pairs.ours.push(our_run);
+            pairs.theirs.push(their_run);
+        }
+    }
+    Ok(pairs)
+}
+
+impl Pairs {
+    /// The figure: median of our rate over theirs times `scale`, pair by pair.
+    #[must_use]
+    pub fn ratio(&self, rate: Rate, names: (&'static str, &'static str), scale: f64) -> Taken {
+        let ratios: Vec<f64> = self
+            .ours
+            .iter()
+            .zip(&self.theirs)
+            .map(|(ours, theirs)| rate.of(ours) / (rate.of(theirs) * scale))
+            .collect();
+        let side = |name, runs: &[Run], scale: f64| Operand {
+            name,
+            value: median(runs.iter().map(|run| rate.of(run) * scale)),
+            unit: rate.unit(),
+            cpu: rate.cpu(runs),
+        };
+        Taken {
+            value: median(ratios.iter().copied()),
+            unit: "ratio",
+            operands: vec![side(names.0, &self.ours, 1.0), side(names.1, &self.theirs, scale)],
+            cpu: rate.cpu(&self.ours),
+            runs: ratios.len(),
+            spread: spread(&ratios),
+        }
+    }
+}
+
+/// Measures `effort.runs` runs, after one that does not count.
+///
+/// # Errors
+///
+/// Those of `run`.
+pub async fn runs(
+    effort: Effort,
+    mut run: impl AsyncFnMut(usize) -> Result<Run>,
+) -> Result<Vec<Run>> {
+    let mut all = Vec::new();
+    for number in 0..=effort.runs {
+        let this = run(number).await?;
+        if number > 0 {
+            all.push(this);
+        }
+    }
+    Ok(all)
+}
+
+/// The figure that is a plain rate.
+#[must_use]
+pub fn absolute(rate: Rate, name: &'static str, runs: &[Run]) -> Taken {
+    let rates: Vec<f64> = runs.iter().map(|run| rate.of(run)).collect();
+    let (value, unit, cpu) = (median(rates.iter().copied()), rate.unit(), rate.cpu(runs));
+    let operands = vec![Operand { name, value, unit, cpu }];
+    Taken { value, unit, operands, cpu, runs: rates.len(), spread: spread(&rates) }
+}
+
+/// The middle value, or the mean of the two middle ones; not a number when there is none.
+#[must_use]
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => values[n / 2],
+        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
+    }
+}
+
+/// The lowest and the highest value.
+#[must_use]
+pub fn spread(values: &[f64]) -> Spread {
+    Spread {
+        lowest: values.iter().copied().fold(f64::INFINITY, f64::min),
+        highest: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+
+    fn run(bytes: u64, millis: u64) -> Run {
+        let elapsed = Duration::from_millis(millis);
+        Run { bytes, ops: bytes / 4096, elapsed, cpu_all_cores: elapsed, cpu_process: elapsed }
+    }
+
+    #[test]
+    fn a_ratio_is_the_median_of_its_pairs_not_the_ratio_of_medians() {
+        let effort = Effort { runs: 3, is_quick: false };
+        // Each pair is 1 : 2 although the machine slows down over the runs.
+        let pairs = Reactor::simulated(0).block_on(pairs(
+            effort,
+            async |number| Ok(run(1_000_000, 10 * (number as u64 + 1))),
+            async |number| Ok(run(2_000_000, 10 * (number as u64 + 1))),
+        ));
+        let taken = pairs.expect("no error").ratio(Rate::GbPerS, ("ours", "theirs"), 1.0);
+        assert!((taken.value - 0.5).abs() < 1e-9);
+        assert_eq!(taken.runs, 3);
+        assert!((taken.spread.highest - taken.spread.lowest).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between() {
+        assert!((median([4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+        assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn busy_time_leaves_out_idle_iowait_and_steal() {
+        assert_eq!(busy_ticks("cpu  1 2 4 100 200 8 16 300 7 0").expect("a good line"), 31);
+        assert!(busy_ticks("cpu  1 2").is_err());
+    }
+}
