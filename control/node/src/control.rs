@@ -33,7 +33,9 @@ pub enum ControlReply {
     Done,
     Status(Box<Status>),
     /// It could not be done; the text says what, where, and what to do.
-    Failed { why: String },
+    Failed {
+        why: String,
+    },
 }
 
 /// A node as it is now.
