@@ -1,42 +1,56 @@
-//! The key-value store of one target.
-//!
-//! A commit is a record in the intent log; the checkpoint below it is brought forward in
-//! batches by a worker thread.
+//! The key-value store of one target, as its callers see it.
 
+use crate::checkpoint::{Miss, SCAN_ROWS_MAX};
+use crate::open;
+use crate::overlay::{is_empty_range, merge};
+use crate::service::Service;
+use levada_base::Epoch;
 use levada_base::ids::Seq;
-use levada_base::{Epoch, sync::Notify};
+use levada_base::sync::oneshot;
 use levada_device::{BlockError, Device};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 
 /// Keys and values: shared, never copied on the way out.
 pub type Bytes = Rc<[u8]>;
 
+/// The longest key.
+pub const BATCH_KEY_BYTES_MAX: usize = 1024;
+
 /// Why the store could not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
-    /// The area below failed; the store stops.
+    /// The area below failed; the store stops. [`BlockError::Fenced`] when a later owner has it.
     #[error(transparent)]
     Block(#[from] BlockError),
     /// What is on the area is not a store, or not intact.
     #[error("the key-value store is damaged: {what} at {at}")]
-    Damaged { what: &'static str, at: u64 },
-    /// The checkpoint area is full.
+    Damaged {
+        what: &'static str,
+        /// Bytes from the start of the area; for the intent log, its position.
+        at: u64,
+    },
+    /// The checkpoint space is full. Nothing was changed; removing rows makes room.
     #[error("the key-value store is full")]
     Full,
-    /// A failed write left the log in doubt; the store must be reopened.
-    #[error("the store stopped after an earlier error")]
+    /// A key or a batch is too large; nothing was changed.
+    #[error("{bytes} bytes in a key or a batch; at most {bytes_max}")]
+    TooLarge { bytes: usize, bytes_max: usize },
+    /// The area is too small for a store.
+    #[error("a key-value store needs an area of {bytes_min} bytes, this one has {bytes}")]
+    TooSmall { bytes: u64, bytes_min: u64 },
+    /// The store was closed, or stopped after an error; it must be reopened.
+    #[error("the store has stopped")]
     Stopped,
 }
 
 /// Sizes and bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Bytes of the intent log; bounds what a restart replays.
+    /// Bytes of the intent log; bounds what a restart replays. Fixed when the store is made, and
+    /// at most a quarter of the area. A batch may take a quarter of it.
     pub log_bytes: u64,
-    /// Bytes of clean values kept in memory.
+    /// Bytes of clean values kept in memory; the engine below takes at most half of this again.
     pub cache_bytes: usize,
 }
 
@@ -44,6 +58,23 @@ impl Default for Config {
     fn default() -> Self {
         Self { log_bytes: 64 << 20, cache_bytes: 64 << 20 }
     }
+}
+
+/// How full a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the checkpoint space that the rows can take at most; what is not checkpointed yet
+    /// counts in full, also where it replaces other rows.
+    pub bytes_used: u64,
+    /// Bytes of the checkpoint space that rows may take.
+    pub bytes_max: u64,
+    /// Rows in the checkpoint.
+    pub rows: u64,
+    /// Bytes of the intent log that a restart would replay.
+    pub log_bytes_used: u64,
+    pub log_bytes_max: u64,
+    /// Bytes of rows in memory, changed and clean.
+    pub memory_bytes: usize,
 }
 
 /// Changes that happen together or not at all.
@@ -64,14 +95,18 @@ impl Batch {
     }
 }
 
-/// A store; cheap to clone, all clones are the same store.
+/// A store; cheap to clone, all clones are the same store. Dropping the last one without
+/// [`Store::close`] is like a crash: what was not durable may be gone. Writes in flight then may
+/// still reach the device; so let them settle before the area is opened again.
 #[derive(Clone)]
-pub struct Store(Rc<Inner>);
+pub struct Store(Rc<Handle>);
 
-struct Inner {
-    rows: RefCell<BTreeMap<Bytes, Bytes>>,
-    last: Cell<u64>,
-    changed: Notify,
+struct Handle(Rc<Service>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
 }
 
 impl Store {
@@ -81,15 +116,11 @@ impl Store {
     ///
     /// When the area fails or is too small.
     pub async fn create(
-        _area: Rc<dyn Device>,
-        _epoch: Epoch,
-        _config: Config,
+        area: Rc<dyn Device>,
+        epoch: Epoch,
+        config: Config,
     ) -> Result<Self, KvError> {
-        Ok(Self(Rc::new(Inner {
-            rows: RefCell::default(),
-            last: Cell::new(0),
-            changed: Notify::default(),
-        })))
+        Ok(Self(Rc::new(Handle(open::create(area, epoch, config).await?))))
     }
 
     /// Opens the store on `area`: the last checkpoint, then the intent log.
@@ -98,19 +129,38 @@ impl Store {
     ///
     /// When the area fails, holds no store, or belongs to a later epoch.
     pub async fn open(area: Rc<dyn Device>, epoch: Epoch, config: Config) -> Result<Self, KvError> {
-        Self::create(area, epoch, config).await
+        Ok(Self(Rc::new(Handle(open::open(area, epoch, config).await?))))
     }
 
-    /// The value of `key`, with every change applied so far.
+    fn service(&self) -> &Service {
+        &self.0.0
+    }
+
+    /// The value of `key`, with every change applied so far. Answered from memory without
+    /// waiting when it was changed or read lately.
     ///
     /// # Errors
     ///
     /// When the store stopped or the area fails.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError> {
-        Ok(self.0.rows.borrow().get(key).cloned())
+        let service = self.service();
+        service.check()?;
+        if let Some(changed) = service.overlay.get(key) {
+            return Ok(changed);
+        }
+        if service.is_checkpoint_empty() {
+            return Ok(None);
+        }
+        if let Some(clean) = service.cache.borrow_mut().get(key) {
+            return Ok(clean);
+        }
+        let (answer, value) = oneshot::channel();
+        service.miss(Miss::Get { key: key.into(), answer });
+        value.await.map_err(|_| self.reason())
     }
 
     /// Up to `limit` rows between the bounds, in key order, with every change applied so far.
+    /// The first 1000 rows are those of one moment; of more, each has its newest value.
     ///
     /// # Errors
     ///
@@ -121,9 +171,41 @@ impl Store {
         to: Bound<&[u8]>,
         limit: usize,
     ) -> Result<Vec<(Bytes, Bytes)>, KvError> {
-        let rows = self.0.rows.borrow();
-        let range = rows.range::<[u8], _>((from, to)).take(limit);
-        Ok(range.map(|(key, value)| (key.clone(), value.clone())).collect())
+        let service = self.service();
+        service.check()?;
+        if limit == 0 || is_empty_range(from, to) {
+            return Ok(Vec::new());
+        }
+        if service.is_checkpoint_empty() {
+            return Ok(merge(&service.overlay.stack(), from, to, &[], limit));
+        }
+        let mut rows = Vec::new();
+        let mut from = from.map(<[u8]>::to_vec);
+        loop {
+            let (answer, page) = oneshot::channel();
+            service.miss(Miss::Scan {
+                from: from.clone(),
+                to: to.map(<[u8]>::to_vec),
+                // Some of them may have been removed since.
+                rows: (limit - rows.len()).saturating_add(24).min(SCAN_ROWS_MAX),
+                answer,
+            });
+            let page = page.await.map_err(|_| self.reason())?;
+            // What was not in the checkpoint when it was read, and what came after that.
+            let mut stack = page.stack;
+            let seen = stack.last().map_or(0, |segment| segment.id);
+            let newer = service.overlay.stack();
+            stack.extend(newer.into_iter().filter(|segment| segment.id > seen));
+            let last = page.rows.last().filter(|_| page.more).map(|(key, _)| Rc::clone(key));
+            let upto = last.as_ref().map_or(to, |last| Bound::Included(&**last));
+            let left = limit - rows.len();
+            let bound = from.as_ref().map(Vec::as_slice);
+            rows.extend(merge(&stack, bound, upto, &page.rows, left));
+            match last {
+                Some(last) if rows.len() < limit => from = Bound::Excluded(last.to_vec()),
+                _ => return Ok(rows),
+            }
+        }
     }
 
     /// Waits until the intent log has room for another batch (the checkpoint may have to catch
@@ -133,7 +215,17 @@ impl Store {
     ///
     /// When the store stopped or is full.
     pub async fn room(&self) -> Result<(), KvError> {
-        Ok(())
+        self.service().room(false).await
+    }
+
+    /// As [`Store::room`], for a batch that removes more than it puts: it may use space that is
+    /// kept for this, so that a full store can be emptied.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::room`].
+    pub async fn room_to_free(&self) -> Result<(), KvError> {
+        self.service().room(true).await
     }
 
     /// Applies a batch: later reads see it, later batches come after it. It is durable once
@@ -141,18 +233,10 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// When the store stopped.
+    /// When the store stopped, or when the batch cannot fit; nothing was changed then. It always
+    /// fits after [`Store::room`], unless many callers take the same room at once.
     pub fn apply(&self, batch: Batch) -> Result<Seq, KvError> {
-        let mut rows = self.0.rows.borrow_mut();
-        for (key, value) in batch.changes {
-            match value {
-                Some(value) => rows.insert(key, value),
-                None => rows.remove(&key),
-            };
-        }
-        self.0.last.set(self.0.last.get() + 1);
-        self.0.changed.notify_all();
-        Ok(Seq(self.0.last.get()))
+        self.service().apply(batch).map(Seq)
     }
 
     /// Waits until every batch up to `seq` is durable on every in-sync copy of the log.
@@ -161,19 +245,45 @@ impl Store {
     /// # Errors
     ///
     /// When the store stopped before that.
-    pub async fn durable(&self, _seq: Seq) -> Result<(), KvError> {
-        Ok(())
+    pub async fn durable(&self, seq: Seq) -> Result<(), KvError> {
+        let service = self.service();
+        let done = || {
+            if service.durable.get() >= seq.0 {
+                return Some(Ok(()));
+            }
+            service.reason().map(Err)
+        };
+        service.changed.until(done).await
     }
 
     /// The sequence of the last applied batch.
     #[must_use]
     pub fn last_seq(&self) -> Seq {
-        Seq(self.0.last.get())
+        Seq(self.service().last.get())
     }
 
     /// Everything up to here is durable.
     #[must_use]
     pub fn durable_seq(&self) -> Seq {
-        self.last_seq()
+        Seq(self.service().durable.get())
+    }
+
+    /// How full the store is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.service().usage()
+    }
+
+    /// Brings everything into the checkpoint and stops; the next open replays nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the store stopped before that.
+    pub async fn close(&self) -> Result<(), KvError> {
+        self.service().close().await
+    }
+
+    fn reason(&self) -> KvError {
+        self.service().reason().unwrap_or(KvError::Stopped)
     }
 }
