@@ -1,5 +1,45 @@
 //! RAID: array blocks to member blocks.
+//!
+//! [`RaidArray`] is an open array of any level; [`Array`] is what stores see of it. The format
+//! on members and the promises after power loss: docs/design/0003-array-format.md.
+//!
+//! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
+//! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
+//! `resync`, `rebuild`, `scrub`. A level is one file of arithmetic: `raid0`, `raid1`, `raid6`.
+//!
+//! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
 
 mod array;
+mod assemble;
+mod engine;
+mod error;
+mod layout;
+mod locks;
+mod map;
+mod member;
+mod raid;
+mod raid0;
+mod raid1;
+mod raid6;
+mod read;
+mod rebuild;
+mod redundancy;
+mod resync;
+mod scrub;
+mod standing;
+mod status;
+mod superblock;
+mod views;
+mod write;
 
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};
+pub use assemble::{ArraySpec, MemberSpec};
+pub use error::{AssemblyReport, Finding, RaidError};
+pub use layout::Level;
+pub use member::MemberState;
+pub use raid::RaidArray;
+pub use rebuild::Limits;
+pub use scrub::ScrubReport;
+pub use status::{ArrayEvent, ArrayStatus, Latency, MemberStatus, Progress};
+pub use superblock::{ARRAY_NAME_BYTES, MEMBER_NAME_BYTES, MEMBERS_MAX};
+pub use views::{ByteRange, StripeRange};

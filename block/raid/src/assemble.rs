@@ -1,0 +1,516 @@
+//! Assembly: from devices to an array, or to a precise account of why not.
+//!
+//! What always holds:
+//! - Nothing is written before a majority of the live members agrees on the newest standing and
+//!   the data is known to be whole.
+//! - The array is handed out only after dirty stripes were resynced and the new standing, with
+//!   the owner's epoch, is on the members.
+//!
+//! After a crash during open, the next one does the same again: every step may be repeated.
+
+use crate::engine::Engine;
+use crate::error::{AssemblyReport, Finding, RaidError};
+use crate::layout::{Layout, Level};
+use crate::locks::RangeLocks;
+use crate::map::{Bit, PageImage, StripeMap, pages_for};
+use crate::member::{Member, MemberState};
+use crate::raid1;
+use crate::redundancy::Redundancy;
+use crate::superblock::{
+    ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SUPERBLOCK_BYTES,
+    Superblock,
+};
+use futures_util::future::join_all;
+use levada_base::ids::Uuid;
+use levada_base::reactor::Instant;
+use levada_base::sync::Semaphore;
+use levada_base::units::{BLOCK_BYTES, KIB, MIB, round_down};
+use levada_base::{BufMut, Epoch};
+use levada_device::{BlockError, Device, DeviceInfo, Durability};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Bytes of the map moved in one request.
+const MAP_IO_BYTES: u64 = MIB;
+/// An owner that died may have tried a few generations that only absent members saw. Open skips
+/// more than it can have tried (one per member), so that no generation has two meanings. Odd, so
+/// that the newest superblock is not overwritten.
+const GENERATIONS_SKIPPED: u64 = 1001;
+
+/// A device that is to be a member.
+#[derive(Clone)]
+pub struct MemberSpec {
+    pub device: Rc<dyn Device>,
+    pub uuid: Uuid,
+    /// For messages to people; the first [`MEMBER_NAME_BYTES`] bytes are stored.
+    pub name: String,
+    /// Members of one enclosure may fail together.
+    pub enclosure: u16,
+}
+
+/// What to create.
+#[derive(Clone)]
+pub struct ArraySpec {
+    pub uuid: Uuid,
+    /// The first [`ARRAY_NAME_BYTES`] bytes are stored.
+    pub name: String,
+    pub level: Level,
+    /// Contiguous bytes on one member; for [`Level::Raid1`] the extent that is dealt.
+    pub chunk_bytes: u64,
+    /// Bytes per member kept for a later journal; `None` for the default.
+    pub journal_bytes: Option<u64>,
+    pub members: Vec<MemberSpec>,
+    /// So many of the members, from the end, start as hot spares.
+    pub spares: usize,
+}
+
+fn geometry<T>(reason: &'static str) -> Result<T, RaidError> {
+    Err(RaidError::Geometry { reason })
+}
+
+fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
+    if spec.members.len() > MEMBERS_MAX {
+        return geometry("at most 55 members");
+    }
+    if spec.chunk_bytes == 0 || !spec.chunk_bytes.is_multiple_of(BLOCK_BYTES) {
+        return geometry("a chunk is a multiple of 4 KiB");
+    }
+    if spec.journal_bytes.is_some_and(|bytes| !bytes.is_multiple_of(BLOCK_BYTES)) {
+        return geometry("the journal is a multiple of 4 KiB");
+    }
+    let Some(width) = spec.members.len().checked_sub(spec.spares) else {
+        return geometry("more spares than members");
+    };
+    match spec.level {
+        Level::Raid0 if width == 0 => return geometry("RAID 0 needs a member that is no spare"),
+        Level::Raid1 { copies } if copies == 0 || width < copies => {
+            return geometry("RAID 1 needs as many members, spares apart, as copies");
+        }
+        Level::Raid6 if !(3..=32).contains(&width) => {
+            return geometry("RAID 6 needs 3 to 32 members, spares apart");
+        }
+        Level::Raid0 | Level::Raid1 { .. } | Level::Raid6 => {}
+    }
+    for (i, member) in spec.members.iter().enumerate() {
+        let info = member.device.info();
+        if info.atomic_write_bytes < BLOCK_BYTES || !BLOCK_BYTES.is_multiple_of(info.block_bytes) {
+            return geometry("members must write 4 KiB atomically, at offsets of 4 KiB");
+        }
+        if spec.members[..i].iter().any(|other| other.uuid == member.uuid) {
+            return geometry("a member is listed twice");
+        }
+    }
+    Ok(())
+}
+
+fn info_of(name: &str, layout: &Layout) -> DeviceInfo {
+    DeviceInfo {
+        name: name.to_owned(),
+        capacity_bytes: layout.capacity_bytes(),
+        block_bytes: BLOCK_BYTES,
+        atomic_write_bytes: BLOCK_BYTES,
+        io_bytes_best: layout.stripe_bytes(),
+    }
+}
+
+/// The default journal: enough for 16 stripes' chunks of a member, within bounds.
+fn default_journal_bytes(spec: &ArraySpec) -> u64 {
+    match spec.level {
+        Level::Raid6 => (16 * spec.chunk_bytes).clamp(64 * KIB, 16 * MIB),
+        Level::Raid0 | Level::Raid1 { .. } => 64 * KIB,
+    }
+}
+
+fn truncated(name: &str, bytes_max: usize) -> String {
+    let fits = name.char_indices().take_while(|(at, c)| at + c.len_utf8() <= bytes_max);
+    fits.map(|(_, c)| c).collect()
+}
+
+/// Lays an array out over `spec.members` and opens it. What the devices held is lost.
+pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, RaidError> {
+    check_spec(&spec)?;
+    let width = spec.members.len() - spec.spares;
+    let smallest = spec.members.iter().min_by_key(|member| member.device.info().capacity_bytes);
+    let Some(smallest) = smallest else { return geometry("no members") };
+    let capacity_bytes = smallest.device.info().capacity_bytes;
+    let journal_bytes = spec.journal_bytes.unwrap_or_else(|| default_journal_bytes(&spec));
+    let member_bytes = round_down(capacity_bytes, BLOCK_BYTES);
+    let (areas, stripes) =
+        Areas::fit(member_bytes, journal_bytes, spec.level, width, spec.chunk_bytes);
+    if stripes == 0 {
+        let rows = match spec.level {
+            Level::Raid0 | Level::Raid6 => 1,
+            Level::Raid1 { copies } => copies as u64,
+        };
+        let needed_bytes = areas.data_at + rows * spec.chunk_bytes;
+        let member = smallest.name.clone();
+        return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
+    }
+    let layout = Layout { level: spec.level, width, chunk_bytes: spec.chunk_bytes, stripes };
+
+    let mut roles = vec![None; spec.members.len()];
+    let order = match spec.level {
+        Level::Raid0 | Level::Raid6 => (0..width).collect(),
+        Level::Raid1 { copies } => {
+            let enclosures: Vec<u16> = spec.members[..width].iter().map(|m| m.enclosure).collect();
+            raid1::deal(&enclosures, copies)
+        }
+    };
+    for (role, member) in order.into_iter().enumerate() {
+        roles[member] = Some(role);
+    }
+    let entry = |(member, role): (&MemberSpec, Option<usize>)| MemberEntry {
+        uuid: member.uuid,
+        name: truncated(&member.name, MEMBER_NAME_BYTES),
+        enclosure: member.enclosure,
+        role,
+        state: if role.is_some() { MemberState::InSync } else { MemberState::Spare },
+    };
+    let superblock = Superblock {
+        uuid: spec.uuid,
+        name: truncated(&spec.name, ARRAY_NAME_BYTES),
+        generation: 0,
+        epoch,
+        layout,
+        areas,
+        members: spec.members.iter().zip(roles).map(entry).collect(),
+    };
+
+    let devices = spec.members.iter().map(|member| Some(Rc::clone(&member.device))).collect();
+    let engine = build(&superblock, devices, epoch)?;
+    for result in join_all(spec.members.iter().map(|member| format(member, epoch))).await {
+        result?;
+    }
+    engine.persist_pages(0..engine.map.pages()).await?;
+    // A flush is not needed: superblocks and pages are written through.
+    engine.standing_wanted.set(engine.standing_wanted.get() + 1);
+    engine.settle().await?;
+    let all_live = engine.members.borrow().iter().all(|member| member.is_live());
+    // Nothing is lost when a new array is refused.
+    if all_live { Ok(engine) } else { Err(RaidError::Block(BlockError::Gone)) }
+}
+
+/// Takes the device and removes what would pass for superblocks.
+async fn format(member: &MemberSpec, epoch: Epoch) -> Result<(), BlockError> {
+    member.device.fence(epoch).await?;
+    let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
+    member.device.write(0, blank.into_vec(), Durability::Fua).await
+}
+
+/// The engine of a superblock; `devices` by index of member.
+fn build(
+    superblock: &Superblock,
+    devices: Vec<Option<Rc<dyn Device>>>,
+    epoch: Epoch,
+) -> Result<Rc<Engine>, RaidError> {
+    let layout = superblock.layout;
+    let Ok(redundancy) = Redundancy::of(&layout) else { return geometry("no such parity code") };
+    let mut roles = vec![None; layout.width];
+    let mut members = Vec::new();
+    for (index, (entry, device)) in superblock.members.iter().zip(devices).enumerate() {
+        let identity = (entry.uuid, entry.name.clone(), entry.enclosure);
+        let member = Member::new(index, identity, device, entry.role, entry.state);
+        if let Some(role) = entry.role
+            && member.is_live()
+        {
+            roles[role] = Some(Rc::clone(&member));
+        }
+        members.push(member);
+    }
+    Ok(Rc::new(Engine {
+        uuid: superblock.uuid,
+        name: superblock.name.clone(),
+        epoch,
+        layout,
+        areas: superblock.areas,
+        redundancy,
+        info: info_of(&superblock.name, &layout),
+        members: RefCell::new(members),
+        roles: RefCell::new(roles),
+        map: StripeMap::empty(superblock.uuid, layout.stripes),
+        locks: RangeLocks::default(),
+        preparing: RangeLocks::default(),
+        unclean: RefCell::default(),
+        writes: Cell::new(0),
+        flushed: Cell::new(0),
+        generation: Cell::new(superblock.generation),
+        standing_wanted: Cell::new(0),
+        standing_recorded: Cell::new(0),
+        standing_turn: Semaphore::new(1),
+        stopped: RefCell::new(None),
+        subscribers: RefCell::default(),
+        last_foreground: Cell::new(Instant::default()),
+        rebuild: Cell::new(None),
+        scrub: Cell::new(None),
+        rebuild_turn: Semaphore::new(1),
+    }))
+}
+
+/// What the superblocks of a device say: the valid one of the higher (epoch, generation).
+async fn probe(device: &Rc<dyn Device>) -> Result<Option<(Superblock, usize)>, BlockError> {
+    let mut newest: Option<(Superblock, usize)> = None;
+    let mut failure = None;
+    for slot in 0..2 {
+        // Read apart: an unreadable one does not hide the other.
+        let into = BufMut::zeroed(SUPERBLOCK_BYTES as usize).into_vec();
+        let bytes = match device.read(slot * SUPERBLOCK_BYTES, into).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                failure = Some(error);
+                continue;
+            }
+        };
+        if let Some(found) = Superblock::decode(&bytes[0])
+            && newest.as_ref().is_none_or(|(other, _)| order(other) < order(&found.0))
+        {
+            newest = Some(found);
+        }
+    }
+    match (newest, failure) {
+        (Some(newest), _) => Ok(Some(newest)),
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(None),
+    }
+}
+
+fn order(superblock: &Superblock) -> (Epoch, u64) {
+    (superblock.epoch, superblock.generation)
+}
+
+/// Opens array `uuid` from the devices that may be its members, for the owner of `epoch`.
+pub(crate) async fn open(
+    uuid: Uuid,
+    found: Vec<Rc<dyn Device>>,
+    epoch: Epoch,
+    force: bool,
+) -> Result<(Rc<Engine>, AssemblyReport), RaidError> {
+    let probed = join_all(found.iter().map(probe)).await;
+    let ours = |probe: &Result<Option<(Superblock, usize)>, BlockError>| match probe {
+        Ok(Some((superblock, _))) if superblock.uuid == uuid => Some(superblock.clone()),
+        Ok(_) | Err(_) => None,
+    };
+    let newest = probed.iter().filter_map(ours).max_by_key(order);
+    let mut report = AssemblyReport::default();
+    let Some(newest) = newest else {
+        report.devices = classify(&found, &probed, None, uuid, &mut []);
+        return Err(RaidError::NotFound { report: Box::new(report) });
+    };
+    if newest.epoch > epoch {
+        return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
+    }
+    let mut devices = vec![None; newest.members.len()];
+    report.generation = newest.generation;
+    report.devices = classify(&found, &probed, Some(&newest), uuid, &mut devices);
+    take(&newest, &mut devices, epoch, &mut report).await?;
+    check_standing(&newest, &devices, force, &report)?;
+
+    // Those that are missing are out, before anything is written that they would miss.
+    let mut superblock = newest.clone();
+    for (entry, device) in superblock.members.iter_mut().zip(&devices) {
+        if device.is_none() {
+            entry.state = MemberState::Faulty;
+        }
+    }
+    superblock.generation = newest.generation + GENERATIONS_SKIPPED;
+    let engine = build(&superblock, devices, epoch)?;
+    let stale_pages = load_map(&engine, epoch, &report).await?;
+    engine.fill_roles();
+    engine.standing_wanted.set(engine.standing_wanted.get() + 1);
+    engine.settle().await?;
+    // What was read must not change when other members are missing next time.
+    let rewrites = stale_pages.into_iter().map(|page| engine.persist_pages(page..page + 1));
+    for result in join_all(rewrites).await {
+        result?;
+    }
+    engine.resync().await?;
+    Ok((engine, report))
+}
+
+/// Says what each device is and puts the live members into `devices`.
+fn classify(
+    found: &[Rc<dyn Device>],
+    probed: &[Result<Option<(Superblock, usize)>, BlockError>],
+    newest: Option<&Superblock>,
+    uuid: Uuid,
+    devices: &mut [Option<Rc<dyn Device>>],
+) -> Vec<(String, Finding)> {
+    let mut findings = Vec::new();
+    for (device, probe) in found.iter().zip(probed) {
+        let finding = match (probe, newest) {
+            (Err(error), _) => Finding::Unreadable { error: error.clone() },
+            (Ok(None), _) => Finding::NoSuperblock,
+            (Ok(Some((superblock, _))), None) => Finding::Foreign { array: superblock.uuid },
+            (Ok(Some((superblock, _))), Some(_)) if superblock.uuid != uuid => {
+                Finding::Foreign { array: superblock.uuid }
+            }
+            (Ok(Some((superblock, member))), Some(newest)) => {
+                let (member, identity) = (*member, superblock.members[*member].uuid);
+                match newest.members.get(member) {
+                    Some(entry) if entry.uuid != identity => Finding::Replaced { uuid: identity },
+                    None => Finding::Replaced { uuid: identity },
+                    Some(entry) if !entry.state.is_live() => {
+                        Finding::Stale { member, generation: superblock.generation }
+                    }
+                    Some(_) if devices[member].is_some() => Finding::Duplicate { member },
+                    Some(_) => {
+                        devices[member] = Some(Rc::clone(device));
+                        Finding::Used { member }
+                    }
+                }
+            }
+        };
+        findings.push((device.info().name.clone(), finding));
+    }
+    findings
+}
+
+/// Fences the live members for `epoch`; one that cannot be fenced counts as missing. Completes
+/// the report.
+async fn take(
+    newest: &Superblock,
+    devices: &mut [Option<Rc<dyn Device>>],
+    epoch: Epoch,
+    report: &mut AssemblyReport,
+) -> Result<(), RaidError> {
+    for slot in devices.iter_mut() {
+        let Some(device) = slot else { continue };
+        match device.fence(epoch).await {
+            Ok(()) => {}
+            Err(BlockError::Fenced { ours, seen }) => return Err(RaidError::Fenced { ours, seen }),
+            Err(error) => {
+                let name = device.info().name.clone();
+                report.devices.push((name, Finding::Unreadable { error }));
+                *slot = None;
+            }
+        }
+    }
+    for (entry, device) in newest.members.iter().zip(devices.iter()) {
+        if !entry.state.is_live() {
+            report.faulty.push(entry.name.clone());
+        } else if device.is_none() {
+            report.missing.push(entry.name.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Is the data whole, and can these members know the newest standing?
+fn check_standing(
+    newest: &Superblock,
+    devices: &[Option<Rc<dyn Device>>],
+    force: bool,
+    report: &AssemblyReport,
+) -> Result<(), RaidError> {
+    let entries = || newest.members.iter().zip(devices);
+    let whole =
+        entries().filter(|(entry, device)| entry.state == MemberState::InSync && device.is_some());
+    let held = whole.fold(0u64, |bits, (entry, _)| bits | entry.role.map_or(0, |role| 1 << role));
+    let out = !held & ((1 << newest.layout.width) - 1);
+    if !newest.layout.survives(out) {
+        return Err(RaidError::TooManyLost {
+            lost: out.count_ones() as usize,
+            tolerated: newest.layout.level.tolerates(),
+            report: Box::new(report.clone()),
+        });
+    }
+    let live = entries().filter(|(entry, _)| entry.state.is_live()).count();
+    let found = entries().filter(|(_, device)| device.is_some()).count();
+    if found * 2 <= live && !force {
+        return Err(RaidError::NoMajority { found, live, report: Box::new(report.clone()) });
+    }
+    Ok(())
+}
+
+/// Loads the newest image of every page; the pages on which members differ.
+async fn load_map(
+    engine: &Rc<Engine>,
+    epoch: Epoch,
+    report: &AssemblyReport,
+) -> Result<Vec<u64>, RaidError> {
+    let pages = pages_for(engine.layout.stripes);
+    let step = MAP_IO_BYTES / BLOCK_BYTES;
+    let mut stale = Vec::new();
+    for first in (0..pages).step_by(step as usize) {
+        let count = step.min(pages - first);
+        let live = engine.live_members();
+        let reads = live.iter().map(|member| read_pages(engine, member, first, count));
+        let images = join_all(reads).await;
+        for page in first..first + count {
+            let of_page = || images.iter().map(|of_member| &of_member[(page - first) as usize]);
+            let key = |image: &PageImage| (image.epoch, image.sequence);
+            let Some(newest) = of_page().flatten().max_by_key(|image| key(image)) else {
+                return Err(RaidError::MapLost { page, report: Box::new(report.clone()) });
+            };
+            if newest.epoch > epoch {
+                return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
+            }
+            let same = |image: &Option<PageImage>| image.as_ref().map(key) == Some(key(newest));
+            if !of_page().all(same) {
+                stale.push(page);
+            }
+            engine.map.load(page, newest);
+        }
+    }
+    Ok(stale)
+}
+
+/// Reads pages of one member; those that are unreadable or invalid are `None`.
+async fn read_pages(
+    engine: &Rc<Engine>,
+    member: &Rc<Member>,
+    first: u64,
+    count: u64,
+) -> Vec<Option<PageImage>> {
+    let at = |page: u64| engine.areas.map_at + page * BLOCK_BYTES;
+    let decode = |bytes: &[u8], page| PageImage::decode(bytes, engine.uuid, page);
+    let into = BufMut::zeroed((count * BLOCK_BYTES) as usize).into_vec();
+    if let Ok(bytes) = engine.member_read(member, at(first), into).await {
+        let pages = bytes[0].chunks(BLOCK_BYTES as usize);
+        return pages.zip(first..).map(|(bytes, page)| decode(bytes, page)).collect();
+    }
+    // One bad sector must not cost the others.
+    let mut images = Vec::new();
+    for page in first..first + count {
+        let into = BufMut::zeroed(BLOCK_BYTES as usize).into_vec();
+        let read = engine.member_read(member, at(page), into).await;
+        images.push(read.ok().and_then(|bytes| decode(&bytes[0], page)));
+    }
+    images
+}
+
+impl Engine {
+    /// Makes the members agree about every dirty stripe, then clears the dirty bits.
+    async fn resync(self: &Rc<Self>) -> Result<(), BlockError> {
+        /// Stripes at once.
+        const AT_ONCE: usize = 8;
+        let mut from = 0;
+        let mut any = false;
+        loop {
+            let mut batch = Vec::with_capacity(AT_ONCE);
+            while batch.len() < AT_ONCE
+                && let Some(stripe) = self.map.next_set(Bit::Dirty, from)
+            {
+                from = stripe + 1;
+                if self.map.has(Bit::Written, stripe) {
+                    batch.push(stripe);
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            any = true;
+            join_all(batch.iter().map(|stripe| self.resync_stripe(*stripe))).await;
+            self.settle().await?;
+        }
+        if any {
+            self.flush().await?;
+            let mut at = 0;
+            while let Some(stripe) = self.map.next_set(Bit::Dirty, at) {
+                self.map.set(Bit::Dirty, stripe..stripe + 1, false);
+                at = stripe + 1;
+            }
+            self.persist(0..self.layout.stripes).await?;
+        }
+        Ok(())
+    }
+}

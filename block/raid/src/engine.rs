@@ -1,0 +1,375 @@
+//! The stripe engine: what every level shares, and the only place that talks to members.
+//!
+//! What always holds:
+//! - Every member error passes [`Engine::judge`], which decides about the member once.
+//! - A caller's success passes [`Engine::settle`], which waits until the standing that its
+//!   writes relied on is recorded on the members.
+//! - Once stopped, the array does no more I/O: a loss that it cannot bear is not recorded, so
+//!   that it comes back when the members do.
+//!
+//! Operations that leave members different if given up half-way (superblocks, map pages,
+//! overwrites) run as tasks of their own ([`detached`]): a caller that goes away does not stop
+//! them, only the end of the process does, and then open resyncs what is dirty.
+
+use crate::array::MemberSet;
+use crate::layout::{Layout, Place};
+use crate::locks::RangeLocks;
+use crate::map::StripeMap;
+use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::redundancy::Redundancy;
+use crate::status::{ArrayEvent, Progress};
+use crate::superblock::Areas;
+use levada_base::buf::bytes_in;
+use levada_base::ids::Uuid;
+use levada_base::reactor::{self, Instant};
+use levada_base::sync::{Semaphore, queue};
+use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_device::{BlockError, DeviceInfo, Durability};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+
+/// Medium errors of one member since open after which it is taken out.
+pub(crate) const MEDIUM_ERRORS_MAX: u64 = 256;
+
+/// A stripe whose dirty bit waits to be cleared.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unclean {
+    /// Overwrites on their way.
+    pub in_flight: u32,
+    /// Number of the last volatile write that completed.
+    pub sequence: u64,
+    /// The dirty bit is on disk.
+    pub marked: bool,
+}
+
+/// An open array.
+pub(crate) struct Engine {
+    pub uuid: Uuid,
+    pub name: String,
+    pub epoch: Epoch,
+    pub layout: Layout,
+    pub areas: Areas,
+    pub redundancy: Redundancy,
+    pub info: DeviceInfo,
+    pub members: RefCell<Vec<Rc<Member>>>,
+    /// Who plays each role now; nobody where a member is out.
+    pub roles: RefCell<Vec<Option<Rc<Member>>>>,
+    pub map: StripeMap,
+    /// Bytes of the array that somebody changes.
+    pub locks: RangeLocks,
+    /// Stripes that somebody prepares for overwriting or discards.
+    pub preparing: RangeLocks,
+    pub unclean: RefCell<BTreeMap<u64, Unclean>>,
+    /// Volatile writes completed, and those that a flush covers.
+    pub writes: Cell<u64>,
+    pub flushed: Cell<u64>,
+    pub generation: Cell<u64>,
+    /// Changes of standing made, and those recorded on the members.
+    pub standing_wanted: Cell<u64>,
+    pub standing_recorded: Cell<u64>,
+    pub standing_turn: Rc<Semaphore>,
+    pub stopped: RefCell<Option<BlockError>>,
+    pub subscribers: RefCell<Vec<queue::Sender<ArrayEvent>>>,
+    pub last_foreground: Cell<Instant>,
+    pub rebuild: Cell<Option<Progress>>,
+    pub scrub: Cell<Option<Progress>>,
+    pub rebuild_turn: Rc<Semaphore>,
+}
+
+/// What a failed operation says about its member.
+enum Judgement {
+    /// These bytes only.
+    Medium,
+    /// The member as a whole.
+    Member,
+    /// The owner.
+    Owner,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Read,
+    Change,
+}
+
+/// Runs `work` to its end even if the caller goes away.
+pub(crate) async fn detached<F>(work: F) -> Result<(), BlockError>
+where
+    F: Future<Output = Result<(), BlockError>> + 'static,
+{
+    // A task that was killed means that this process' node is gone.
+    reactor::spawn(work).await.unwrap_or(Err(BlockError::Gone))
+}
+
+/// Counts an operation as in flight until dropped.
+struct InFlight<'a>(&'a Cell<u32>);
+
+impl<'a> InFlight<'a> {
+    fn begin(count: &'a Cell<u32>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Engine {
+    /// Fails when the array has stopped.
+    pub fn check_running(&self) -> Result<(), BlockError> {
+        match &*self.stopped.borrow() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub fn emit(&self, event: &ArrayEvent) {
+        self.subscribers.borrow_mut().retain(|queue| queue.send(event.clone()).is_ok());
+    }
+
+    /// The member that plays `role`, if it takes writes.
+    pub fn player(&self, role: usize) -> Option<Rc<Member>> {
+        self.roles.borrow()[role].clone()
+    }
+
+    /// The member that has the good bytes of a place.
+    pub fn holder(&self, place: Place, avoid: MemberSet) -> Option<Rc<Member>> {
+        let roles = self.roles.borrow();
+        let member = roles[place.role].as_ref()?;
+        (member.has(place.slot) && !avoid.contains(member.index)).then(|| Rc::clone(member))
+    }
+
+    /// Offset on a member of byte `within` of a slot.
+    pub fn member_offset(&self, slot: u64, within: u64) -> u64 {
+        self.areas.data_at + slot * self.layout.chunk_bytes + within
+    }
+
+    pub fn stripe_range(&self, first: u64, count: u64) -> (u64, u64) {
+        let bytes = self.layout.stripe_bytes();
+        (first * bytes, (first + count) * bytes)
+    }
+
+    pub async fn member_read(
+        &self,
+        member: &Rc<Member>,
+        at: u64,
+        into: IoVecMut,
+    ) -> Result<IoVecMut, BlockError> {
+        let Some(device) = &member.device else { return Err(BlockError::Gone) };
+        let bytes = bytes_in(&into);
+        let begun = reactor::now();
+        let in_flight = InFlight::begin(&member.in_flight);
+        let result = device.read(at, into).await;
+        drop(in_flight);
+        member.stats.latency.borrow_mut().add(begun.elapsed());
+        match &result {
+            Ok(_) => add(&member.stats.bytes_read, bytes),
+            Err(error) => self.judge(member, error, Operation::Read),
+        }
+        result
+    }
+
+    pub async fn member_write(
+        &self,
+        member: &Rc<Member>,
+        at: u64,
+        from: IoVec,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        let Some(device) = &member.device else { return Err(BlockError::Gone) };
+        let bytes = bytes_in(&from);
+        let begun = reactor::now();
+        let in_flight = InFlight::begin(&member.in_flight);
+        let result = device.write(at, from, durability).await;
+        drop(in_flight);
+        member.stats.latency.borrow_mut().add(begun.elapsed());
+        match &result {
+            Ok(()) => {
+                add(&member.stats.bytes_written, bytes);
+                if durability == Durability::Volatile {
+                    add(&member.writes, 1);
+                }
+            }
+            Err(error) => self.judge(member, error, Operation::Change),
+        }
+        result
+    }
+
+    pub async fn member_zero(
+        &self,
+        member: &Rc<Member>,
+        at: u64,
+        bytes: u64,
+    ) -> Result<(), BlockError> {
+        let Some(device) = &member.device else { return Err(BlockError::Gone) };
+        let result = device.write_zeroes(at, bytes).await;
+        match &result {
+            Ok(()) => add(&member.writes, 1),
+            Err(error) => self.judge(member, error, Operation::Change),
+        }
+        result
+    }
+
+    /// Makes the volatile writes of a member durable that completed before this call.
+    pub async fn member_flush(&self, member: &Rc<Member>) -> Result<(), BlockError> {
+        let Some(device) = &member.device else { return Err(BlockError::Gone) };
+        let upto = member.writes.get();
+        if member.flushed.get() >= upto {
+            return Ok(());
+        }
+        let result = device.flush().await;
+        match &result {
+            Ok(()) => member.flushed.set(member.flushed.get().max(upto)),
+            // What reached the device is unknown, so it is out like after a failed write.
+            Err(error) => self.judge(member, error, Operation::Change),
+        }
+        result
+    }
+
+    /// Decides what an error means for the member and the array.
+    pub fn judge(&self, member: &Rc<Member>, error: &BlockError, operation: Operation) {
+        let judgement = match (error, operation) {
+            (BlockError::Medium { .. }, Operation::Read) => Judgement::Medium,
+            // A kernel reports an unreadable sector so.
+            (BlockError::Io { errno: libc::EIO }, Operation::Read) => Judgement::Medium,
+            (BlockError::Fenced { .. }, _) => Judgement::Owner,
+            (
+                BlockError::Medium { .. }
+                | BlockError::Io { .. }
+                | BlockError::Gone
+                | BlockError::OutOfRange { .. }
+                | BlockError::Misaligned { .. }
+                | BlockError::TooManyLost { .. }
+                | BlockError::NotFresh { .. }
+                | BlockError::Unsupported { .. },
+                _,
+            ) => Judgement::Member,
+        };
+        match judgement {
+            Judgement::Medium => {
+                add(&member.stats.medium_errors, 1);
+                if member.stats.medium_errors.get() >= MEDIUM_ERRORS_MAX {
+                    self.put_out(member, Some(error.clone()));
+                }
+            }
+            Judgement::Member => {
+                add(&member.stats.io_errors, 1);
+                self.put_out(member, Some(error.clone()));
+            }
+            Judgement::Owner => self.stop(error.clone()),
+        }
+    }
+
+    pub fn stop(&self, error: BlockError) {
+        if self.stopped.borrow().is_none() {
+            tracing::error!(array = %self.name, %error, "array stopped");
+            *self.stopped.borrow_mut() = Some(error.clone());
+            self.emit(&ArrayEvent::Stopped { error });
+        }
+    }
+
+    /// Roles that nobody plays or whose player lacks some of its data, as bits.
+    pub fn roles_out(&self) -> u64 {
+        let roles = self.roles.borrow();
+        let whole = |member: &Option<Rc<Member>>| {
+            member.as_ref().is_some_and(|member| member.state.get() == MemberState::InSync)
+        };
+        let bits = roles.iter().enumerate().filter(|(_, member)| !whole(member));
+        bits.fold(0, |out, (role, _)| out | 1 << role)
+    }
+
+    /// Takes a member out, or stops the array when it cannot do without.
+    pub fn put_out(&self, member: &Rc<Member>, error: Option<BlockError>) {
+        let current =
+            self.members.borrow().get(member.index).is_some_and(|m| Rc::ptr_eq(m, member));
+        if !current || !member.is_live() || self.stopped.borrow().is_some() {
+            return;
+        }
+        if member.state.get() == MemberState::InSync
+            && let Some(role) = member.role.get()
+        {
+            let out = self.roles_out() | 1 << role;
+            if !self.layout.survives(out) {
+                let lost = out.count_ones() as usize;
+                self.stop(BlockError::TooManyLost {
+                    lost,
+                    tolerated: self.layout.level.tolerates(),
+                });
+                return;
+            }
+        }
+        member.apply(MemberEvent::Failed);
+        if let Some(role) = member.role.get() {
+            self.roles.borrow_mut()[role] = None;
+        }
+        tracing::warn!(array = %self.name, member = %member.name, ?error, "member out");
+        let (index, name) = (member.index, member.name.clone());
+        self.emit(&ArrayEvent::MemberOut { member: index, name, error });
+        self.fill_roles();
+        add(&self.standing_wanted, 1);
+    }
+
+    /// Lets spares take the roles that nobody plays: of the spares, the one whose enclosure
+    /// plays fewest roles.
+    pub fn fill_roles(&self) {
+        loop {
+            let members = self.members.borrow().clone();
+            let vacant =
+                members.iter().find(|member| !member.is_live() && member.role.get().is_some());
+            let played = |enclosure: u16| {
+                let plays = |m: &&Rc<Member>| {
+                    m.is_live() && m.role.get().is_some() && m.enclosure == enclosure
+                };
+                members.iter().filter(plays).count()
+            };
+            let spare = members
+                .iter()
+                .filter(|member| member.state.get() == MemberState::Spare)
+                .min_by_key(|member| played(member.enclosure));
+            let (Some(vacant), Some(spare)) = (vacant, spare) else { return };
+            let role = vacant.role.take().expect("found by its role");
+            spare.apply(MemberEvent::TookRole);
+            spare.role.set(Some(role));
+            self.roles.borrow_mut()[role] = Some(Rc::clone(spare));
+            let (member, name) = (spare.index, spare.name.clone());
+            self.emit(&ArrayEvent::RebuildNeeded { member, name });
+        }
+    }
+
+    /// Where every piece of `at..at + bytes` lies: `visit(stripe, data chunk, offset in the
+    /// chunk, bytes)`, in order.
+    pub fn pieces(&self, at: u64, bytes: u64, mut visit: impl FnMut(u64, usize, u64, u64)) {
+        let chunk_bytes = self.layout.chunk_bytes;
+        let data_chunks = self.layout.data_chunks() as u64;
+        let (mut at, end) = (at, at + bytes);
+        while at < end {
+            let (chunk, within) = (at / chunk_bytes, at % chunk_bytes);
+            let run = (chunk_bytes - within).min(end - at);
+            visit(chunk / data_chunks, (chunk % data_chunks) as usize, within, run);
+            at += run;
+        }
+    }
+
+    /// The stripes that `at..at + bytes` touches.
+    pub fn stripes_of(&self, at: u64, bytes: u64) -> std::ops::Range<u64> {
+        let stripe_bytes = self.layout.stripe_bytes();
+        at / stripe_bytes..(at + bytes).div_ceil(stripe_bytes)
+    }
+
+    pub fn check_stripes(&self, first: u64, count: u64) -> Result<(), BlockError> {
+        if first.checked_add(count).is_none_or(|end| end > self.layout.stripes) {
+            let stripe_bytes = self.layout.stripe_bytes();
+            return Err(BlockError::OutOfRange {
+                at: first.saturating_mul(stripe_bytes),
+                bytes: count.saturating_mul(stripe_bytes),
+                capacity_bytes: self.info.capacity_bytes,
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! Why an array could not be created or assembled, in terms of what a person does next.
+
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
+use levada_device::BlockError;
+use std::fmt;
+
+/// What assembly made of one device that it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A live member of the array.
+    Used { member: usize },
+    /// The array went on without it: its data is old. Give it back with
+    /// [`crate::RaidArray::replace`], which rebuilds it.
+    Stale { member: usize, generation: u64 },
+    /// A member that another device has replaced.
+    Replaced { uuid: Uuid },
+    /// A member of another array.
+    Foreign { array: Uuid },
+    /// No valid superblock.
+    NoSuperblock,
+    /// The device failed when it was asked.
+    Unreadable { error: BlockError },
+    /// The same member was given before.
+    Duplicate { member: usize },
+}
+
+/// What assembly found, device by device, and who is missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AssemblyReport {
+    /// Generation of the newest superblock.
+    pub generation: u64,
+    /// Device name and what it turned out to be.
+    pub devices: Vec<(String, Finding)>,
+    /// Live members that were not found, by name: what would bring the array back.
+    pub missing: Vec<String>,
+    /// Members recorded as faulty, by name: bringing these back does not help without a rebuild.
+    pub faulty: Vec<String>,
+}
+
+impl fmt::Display for AssemblyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.devices.iter().filter(|(_, is)| matches!(is, Finding::Used { .. })).count();
+        write!(f, "generation {}, {used} live members found", self.generation)?;
+        if !self.missing.is_empty() {
+            write!(f, "; missing: {}", self.missing.join(", "))?;
+        }
+        if !self.faulty.is_empty() {
+            write!(f, "; faulty: {}", self.faulty.join(", "))?;
+        }
+        for (name, finding) in &self.devices {
+            match finding {
+                Finding::Used { .. } => {}
+                Finding::Stale { generation, .. } => {
+                    write!(f, "; {name} is stale (generation {generation})")?;
+                }
+                Finding::Replaced { .. } => write!(f, "; {name} has been replaced")?,
+                Finding::Foreign { array } => write!(f, "; {name} belongs to array {array}")?,
+                Finding::NoSuperblock => write!(f, "; {name} has no superblock")?,
+                Finding::Unreadable { error } => write!(f, "; {name} cannot be read: {error}")?,
+                Finding::Duplicate { .. } => write!(f, "; {name} was given twice")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why an array could not be created, opened or changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RaidError {
+    /// The level cannot be built so. Nothing was written.
+    #[error("impossible geometry: {reason}")]
+    Geometry { reason: &'static str },
+    /// A member is smaller than the array needs. Nothing was written.
+    #[error("member {member} has {capacity_bytes} bytes, at least {needed_bytes} are needed")]
+    TooSmall { member: String, capacity_bytes: u64, needed_bytes: u64 },
+    /// None of the devices belongs to the array.
+    #[error("no member found: {report}")]
+    NotFound { report: Box<AssemblyReport> },
+    /// More members are lost than the level bears; the report names those that would help.
+    #[error("{lost} roles without data, {tolerated} tolerated: {report}")]
+    TooManyLost { lost: usize, tolerated: usize, report: Box<AssemblyReport> },
+    /// Those found might all have missed a later change of standing: another member may know
+    /// better. Bring back a missing member, or force if they are gone for good.
+    #[error("{found} of {live} live members found, more than half are needed: {report}")]
+    NoMajority { found: usize, live: usize, report: Box<AssemblyReport> },
+    /// Somebody with a later epoch owns the array.
+    #[error("fenced: this owner holds {ours}, the array has seen {seen}")]
+    Fenced { ours: Epoch, seen: Epoch },
+    /// No found member has a valid copy of this page of the stripe map.
+    #[error("page {page} of the stripe map is unreadable on every member: {report}")]
+    MapLost { page: u64, report: Box<AssemblyReport> },
+    /// There is no such member, or it is in no state for this.
+    #[error("member {member}: {reason}")]
+    Member { member: usize, reason: &'static str },
+    /// The members' devices failed meanwhile.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+}

@@ -1,0 +1,137 @@
+//! One member: its device, its standing, and what it has done so far.
+
+use crate::status::Latency;
+use levada_base::ids::Uuid;
+use levada_device::Device;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// One member's standing in its array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// Plays a role, all its data is good.
+    InSync,
+    /// Plays a role; good data below `next_slot`, stale data from there on.
+    Rebuilding { next_slot: u64 },
+    /// Takes no I/O until it is replaced.
+    Faulty,
+    /// Good, without a role.
+    Spare,
+}
+
+/// What may happen to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemberEvent {
+    /// An operation failed in a way that leaves the device's content unknown, or an operator
+    /// said so.
+    Failed,
+    /// A spare takes a vacant role.
+    TookRole,
+    /// Every slot below this holds good data.
+    RebuiltTo { next_slot: u64 },
+    /// Every slot holds good data, flushed.
+    RebuildDone,
+}
+
+impl MemberState {
+    /// Every change of standing happens here.
+    #[must_use]
+    pub(crate) fn after(self, event: MemberEvent) -> Self {
+        use {MemberEvent::*, MemberState::*};
+        match (self, event) {
+            (InSync | Rebuilding { .. } | Spare, Failed) => Faulty,
+            (Spare, TookRole) => Rebuilding { next_slot: 0 },
+            (Rebuilding { .. }, RebuiltTo { next_slot }) => Rebuilding { next_slot },
+            (Rebuilding { .. }, RebuildDone) => InSync,
+            // Completions already in flight when the member failed.
+            (Faulty, Failed | RebuiltTo { .. } | RebuildDone) => Faulty,
+            // The engine refuses these before they become events.
+            (InSync | Rebuilding { .. } | Faulty, TookRole)
+            | (InSync | Spare, RebuiltTo { .. } | RebuildDone) => {
+                unreachable!("{event:?} while {self:?}")
+            }
+        }
+    }
+
+    /// True when superblocks and map pages go to it.
+    #[must_use]
+    pub fn is_live(self) -> bool {
+        !matches!(self, Self::Faulty)
+    }
+}
+
+/// A member. A replacement is a new one, so that completions of the old device cannot be taken
+/// for the new one's.
+pub(crate) struct Member {
+    /// Place in the table of the superblock.
+    pub index: usize,
+    pub uuid: Uuid,
+    pub name: String,
+    pub enclosure: u16,
+    pub device: Option<Rc<dyn Device>>,
+    pub role: Cell<Option<usize>>,
+    pub state: Cell<MemberState>,
+    /// Volatile writes completed, and how many of them a flush covers.
+    pub writes: Cell<u64>,
+    pub flushed: Cell<u64>,
+    pub in_flight: Cell<u32>,
+    pub stats: Stats,
+}
+
+/// Counters since open.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub bytes_read: Cell<u64>,
+    pub bytes_written: Cell<u64>,
+    pub medium_errors: Cell<u64>,
+    pub io_errors: Cell<u64>,
+    /// Chunks rewritten from redundancy, by read repair and scrub.
+    pub repairs: Cell<u64>,
+    pub latency: RefCell<Latency>,
+}
+
+pub(crate) fn add(counter: &Cell<u64>, amount: u64) {
+    counter.set(counter.get() + amount);
+}
+
+impl Member {
+    pub fn new(
+        index: usize,
+        identity: (Uuid, String, u16),
+        device: Option<Rc<dyn Device>>,
+        role: Option<usize>,
+        state: MemberState,
+    ) -> Rc<Self> {
+        let (uuid, name, enclosure) = identity;
+        Rc::new(Self {
+            index,
+            uuid,
+            name,
+            enclosure,
+            device,
+            role: Cell::new(role),
+            state: Cell::new(state),
+            writes: Cell::new(0),
+            flushed: Cell::new(0),
+            in_flight: Cell::new(0),
+            stats: Stats::default(),
+        })
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.state.get().is_live()
+    }
+
+    /// True when this slot can be read from it.
+    pub fn has(&self, slot: u64) -> bool {
+        match self.state.get() {
+            MemberState::InSync => true,
+            MemberState::Rebuilding { next_slot } => slot < next_slot,
+            MemberState::Faulty | MemberState::Spare => false,
+        }
+    }
+
+    pub fn apply(&self, event: MemberEvent) {
+        self.state.set(self.state.get().after(event));
+    }
+}

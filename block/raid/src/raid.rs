@@ -1,0 +1,289 @@
+//! [`RaidArray`]: the engine as its users see it.
+
+use crate::array::{Array, ArrayGeometry, IoClass, MemberSet};
+use crate::assemble::{self, ArraySpec, MemberSpec};
+use crate::engine::Engine;
+use crate::error::{AssemblyReport, RaidError};
+use crate::map::Bit;
+use crate::member::Member;
+use crate::rebuild::Limits;
+use crate::scrub::ScrubReport;
+use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
+use levada_base::ids::Uuid;
+use levada_base::sync::queue;
+use levada_base::{Epoch, IoVec, IoVecMut, reactor};
+use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
+use std::rc::Rc;
+
+/// An open array: RAID 0, spread RAID 1 or RAID 6. Cheap to clone; all clones are one array.
+///
+/// Dropping it is a stop without warning, which costs the next open a resync of what is dirty;
+/// [`RaidArray::close`] is the orderly end.
+#[derive(Clone)]
+pub struct RaidArray {
+    engine: Rc<Engine>,
+}
+
+impl RaidArray {
+    /// Lays a new array out over the members and opens it. What they held is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`RaidError::Geometry`] and [`RaidError::TooSmall`] before anything was written;
+    /// [`RaidError::Block`] when a member fails.
+    pub async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Self, RaidError> {
+        Ok(Self { engine: assemble::create(spec, epoch).await? })
+    }
+
+    /// Opens array `uuid` from devices that may be its members, in any order, for the owner of
+    /// `epoch`. Resyncs what an unclean stop left dirty before it returns. Live members that are
+    /// not among them are out from here on. `force` does without a majority of the members: for
+    /// when those missing are gone for good.
+    ///
+    /// # Errors
+    ///
+    /// What is missing or wrong, with a report; nothing was written then, except for
+    /// [`RaidError::Block`].
+    pub async fn open(
+        uuid: Uuid,
+        found: Vec<Rc<dyn Device>>,
+        epoch: Epoch,
+        force: bool,
+    ) -> Result<(Self, AssemblyReport), RaidError> {
+        let (engine, report) = assemble::open(uuid, found, epoch, force).await?;
+        Ok((Self { engine }, report))
+    }
+
+    /// Flushes, and leaves nothing to resync. No I/O may be in flight.
+    ///
+    /// # Errors
+    ///
+    /// When the array has stopped; then open resyncs.
+    pub async fn close(&self) -> Result<(), BlockError> {
+        self.engine.close().await
+    }
+
+    /// Takes a member out, as if its drive had failed. A hot spare takes its role at once.
+    ///
+    /// # Errors
+    ///
+    /// [`RaidError::Member`] when its data is nowhere else.
+    pub async fn fail(&self, member: usize) -> Result<(), RaidError> {
+        self.engine.fail(member).await
+    }
+
+    /// Puts a new device, or the old one come back, in the place of a faulty member. It takes
+    /// the member's role and needs [`RaidArray::rebuild`], or is a spare when another has it.
+    ///
+    /// # Errors
+    ///
+    /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`].
+    pub async fn replace(&self, member: usize, with: MemberSpec) -> Result<(), RaidError> {
+        self.engine.replace(member, with).await
+    }
+
+    /// Adds a hot spare and returns its index; a vacant role is its at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`RaidArray::replace`].
+    pub async fn add_spare(&self, with: MemberSpec) -> Result<usize, RaidError> {
+        self.engine.add_spare(with).await
+    }
+
+    /// Rebuilds every member that needs it, beside other I/O, and returns when none does. One
+    /// at a time: a second call waits, then finds little to do. Progress is in
+    /// [`RaidArray::status`]. Dropping it pauses the rebuild.
+    ///
+    /// # Errors
+    ///
+    /// When the array stops, or a stripe has too few readable chunks left.
+    pub async fn rebuild(&self, limits: Limits) -> Result<(), BlockError> {
+        self.engine.rebuild(limits).await
+    }
+
+    /// Members that wait for a rebuild.
+    #[must_use]
+    pub fn needs_rebuild(&self) -> bool {
+        self.engine.needs_rebuild()
+    }
+
+    /// Reads every written stripe on every member, repairs what can be located, and counts.
+    ///
+    /// # Errors
+    ///
+    /// When the array stops.
+    pub async fn scrub(&self, limits: Limits) -> Result<ScrubReport, BlockError> {
+        self.engine.scrub(limits).await
+    }
+
+    /// A queue of everything noteworthy from now on.
+    #[must_use]
+    pub fn events(&self) -> queue::Receiver<ArrayEvent> {
+        let (sender, receiver) = queue::channel();
+        self.engine.subscribers.borrow_mut().push(sender);
+        receiver
+    }
+
+    /// The array and its members, for people.
+    #[must_use]
+    pub fn status(&self) -> ArrayStatus {
+        let engine = &self.engine;
+        let member = |member: &Rc<Member>| {
+            let latency = member.stats.latency.borrow();
+            MemberStatus {
+                index: member.index,
+                uuid: member.uuid,
+                name: member.name.clone(),
+                enclosure: member.enclosure,
+                role: member.role.get(),
+                state: member.state.get(),
+                bytes_read: member.stats.bytes_read.get(),
+                bytes_written: member.stats.bytes_written.get(),
+                medium_errors: member.stats.medium_errors.get(),
+                io_errors: member.stats.io_errors.get(),
+                repairs: member.stats.repairs.get(),
+                latency_p50: latency.quantile(0.5),
+                latency_p99: latency.quantile(0.99),
+            }
+        };
+        ArrayStatus {
+            uuid: engine.uuid,
+            name: engine.name.clone(),
+            level: engine.layout.level,
+            chunk_bytes: engine.layout.chunk_bytes,
+            capacity_bytes: engine.info.capacity_bytes,
+            stripes: engine.layout.stripes,
+            stripes_written: engine.map.written_stripes(),
+            generation: engine.generation.get(),
+            degraded: engine.roles_out().count_ones() as usize,
+            tolerates: engine.layout.level.tolerates(),
+            stopped: engine.stopped.borrow().clone(),
+            members: engine.members.borrow().iter().map(member).collect(),
+            rebuild: engine.rebuild.get(),
+            scrub: engine.scrub.get(),
+        }
+    }
+
+    /// Rebuild and scrub give way to I/O that passed here.
+    fn note_class(&self, class: IoClass) {
+        match class {
+            IoClass::Foreground => self.engine.last_foreground.set(reactor::now()),
+            IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => {}
+        }
+    }
+}
+
+impl Device for RaidArray {
+    fn info(&self) -> &DeviceInfo {
+        &self.engine.info
+    }
+
+    fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        self.note_class(IoClass::Foreground);
+        Box::pin(self.engine.read(at, into, MemberSet::NONE))
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
+        self.note_class(IoClass::Foreground);
+        Box::pin(self.engine.overwrite(at, from, durability))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.engine.flush())
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            levada_device::check_range(&self.engine.info, at, bytes)?;
+            let stripe_bytes = self.engine.layout.stripe_bytes();
+            let (first, end) = (at.div_ceil(stripe_bytes), (at + bytes) / stripe_bytes);
+            self.engine.discard_stripes(first, end.saturating_sub(first)).await
+        })
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        let stripe_bytes = self.engine.layout.stripe_bytes();
+        let whole = at.is_multiple_of(stripe_bytes) && bytes.is_multiple_of(stripe_bytes);
+        if !self.engine.layout.overwrites() && whole {
+            // Unwritten stripes read as zeroes.
+            let (first, count) = (at / stripe_bytes, bytes / stripe_bytes);
+            return Box::pin(self.engine.discard_stripes(first, count));
+        }
+        Box::pin(self.engine.overwrite_zeroes(at, bytes))
+    }
+
+    fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
+        let ours = self.engine.epoch;
+        Box::pin(async move {
+            // Members are fenced at open; a later owner opens the array anew.
+            match epoch <= ours {
+                true if epoch < ours => Err(BlockError::Fenced { ours: epoch, seen: ours }),
+                true => Ok(()),
+                false => Err(BlockError::Unsupported { operation: "a newer epoch without open" }),
+            }
+        })
+    }
+
+    fn health(&self) -> Health {
+        let mut health = Health::default();
+        for member in self.engine.members.borrow().iter() {
+            let Some(device) = &member.device else { continue };
+            let of_member = device.health();
+            health.read_errors += of_member.read_errors;
+            health.write_errors += of_member.write_errors;
+            health.bytes_read += of_member.bytes_read;
+            health.bytes_written += of_member.bytes_written;
+            health.failing |= of_member.failing;
+        }
+        health
+    }
+}
+
+impl Array for RaidArray {
+    fn geometry(&self) -> ArrayGeometry {
+        let layout = &self.engine.layout;
+        ArrayGeometry {
+            stripe_bytes: layout.stripe_bytes(),
+            chunk_bytes: layout.chunk_bytes,
+            stripes: layout.stripes,
+            tolerates: layout.level.tolerates(),
+        }
+    }
+
+    fn declare_fresh(&self, first: u64, count: u64) -> IoFuture<'_, ()> {
+        Box::pin(self.engine.declare_fresh(first, count))
+    }
+
+    fn write_fresh(&self, stripe: u64, data: IoVec, class: IoClass) -> IoFuture<'_, ()> {
+        self.note_class(class);
+        Box::pin(self.engine.write_fresh(stripe, data))
+    }
+
+    fn read_avoiding(
+        &self,
+        at: u64,
+        into: IoVecMut,
+        avoid: MemberSet,
+        class: IoClass,
+    ) -> IoFuture<'_, IoVecMut> {
+        self.note_class(class);
+        Box::pin(self.engine.read(at, into, avoid))
+    }
+
+    fn members_of(&self, at: u64, bytes: u64) -> MemberSet {
+        self.engine.members_of(at, bytes)
+    }
+
+    fn repair(&self, at: u64, data: IoVec) -> IoFuture<'_, ()> {
+        Box::pin(self.engine.repair(at, data))
+    }
+
+    fn discard_stripes(&self, first: u64, count: u64) -> IoFuture<'_, ()> {
+        Box::pin(self.engine.discard_stripes(first, count))
+    }
+
+    fn is_written(&self, stripe: u64) -> bool {
+        stripe < self.engine.layout.stripes && self.engine.map.has(Bit::Written, stripe)
+    }
+}

@@ -1,0 +1,282 @@
+//! Rebuild: brings members that took a role back into step, slot by slot.
+//!
+//! Per stripe: read enough surviving chunks, recompute the lost ones, write them. Other I/O
+//! continues; a stripe that is being written is waited for, and writers write to the rebuilding
+//! member too, so the rebuild never has to look back.
+//!
+//! What always holds:
+//! - The cursor, in memory and on disk, never runs ahead of the data it describes; on disk it is
+//!   behind a flush.
+//! - At most [`STRIPES_AT_ONCE`] stripes are in flight, so memory is bounded.
+//!
+//! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
+
+use crate::array::MemberSet;
+use crate::engine::Engine;
+use crate::layout::Place;
+use crate::map::Bit;
+use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::status::{ArrayEvent, Progress};
+use futures_util::future::join_all;
+use levada_base::BufMut;
+use levada_base::reactor::{self, Instant};
+use levada_base::units::MIB;
+use levada_device::{BlockError, Durability};
+use levada_parity::Slot;
+use smallvec::SmallVec;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Stripes rebuilt or scrubbed together.
+pub(crate) const STRIPES_AT_ONCE: u64 = 8;
+/// Bytes written to a member between two stores of its cursor.
+const CURSOR_EVERY_BYTES: u64 = 256 * MIB;
+/// Foreground I/O this recent slows rebuild and scrub down to their floor.
+const BUSY_FOR: Duration = Duration::from_millis(20);
+
+/// How fast rebuild and scrub may go, in bytes per second moved on all members together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Pace beside foreground I/O.
+    pub floor_bytes_per_second: u64,
+    /// Pace of an array that is idle otherwise.
+    pub ceiling_bytes_per_second: u64,
+}
+
+impl Limits {
+    /// As fast as the members are.
+    pub const NONE: Self =
+        Self { floor_bytes_per_second: u64::MAX, ceiling_bytes_per_second: u64::MAX };
+}
+
+/// A chunk to recompute: its number, the member it goes to, the offset there, its bytes.
+type Lost = (usize, Rc<Member>, u64, BufMut);
+
+/// Keeps a background task at its pace, and its progress.
+pub(crate) struct Pace {
+    limits: Limits,
+    begun: Instant,
+    /// When the bytes moved so far are paid for.
+    paid: Instant,
+    bytes: u64,
+    pub progress: Progress,
+}
+
+impl Pace {
+    pub fn new(limits: Limits, stripes_total: u64) -> Self {
+        let now = reactor::now();
+        let progress = Progress { stripes_total, ..Progress::default() };
+        Self { limits, begun: now, paid: now, bytes: 0, progress }
+    }
+
+    /// Counts work done and waits until the next may begin.
+    pub async fn spend(&mut self, engine: &Engine, stripes: u64, bytes: u64) {
+        self.bytes += bytes;
+        self.progress.stripes_done += stripes;
+        // Stripes written since it began are visited too.
+        self.progress.stripes_total = self.progress.stripes_total.max(self.progress.stripes_done);
+        let seconds = self.begun.elapsed().as_secs_f64();
+        if seconds > 0.0 {
+            self.progress.bytes_per_second = self.bytes as f64 / seconds;
+        }
+        let last = engine.last_foreground.get();
+        let busy = last != Instant::default() && last.elapsed() < BUSY_FOR;
+        let rate = match busy {
+            true => self.limits.floor_bytes_per_second,
+            false => self.limits.ceiling_bytes_per_second,
+        };
+        if rate < u64::MAX {
+            let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            // Time not used is not saved up.
+            let from = self.paid.max(reactor::now());
+            self.paid = from + cost;
+            reactor::sleep_until(self.paid).await;
+        } else {
+            reactor::yield_now().await;
+        }
+    }
+}
+
+impl Engine {
+    /// Members that are rebuilding, in order of role.
+    fn rebuilding(&self) -> Vec<Rc<Member>> {
+        let roles = self.roles.borrow();
+        let waits = |m: &&Rc<Member>| matches!(m.state.get(), MemberState::Rebuilding { .. });
+        roles.iter().flatten().filter(waits).cloned().collect()
+    }
+
+    pub fn needs_rebuild(&self) -> bool {
+        !self.rebuilding().is_empty()
+    }
+
+    pub async fn rebuild(self: &Rc<Self>, limits: Limits) -> Result<(), BlockError> {
+        let _turn = self.rebuild_turn.acquire(1).await;
+        /// Takes the progress away again, also when the caller gives up.
+        struct Shown<'a>(&'a Engine);
+        impl Drop for Shown<'_> {
+            fn drop(&mut self) {
+                self.0.rebuild.set(None);
+            }
+        }
+        let _shown = Shown(self);
+        loop {
+            self.settle().await?;
+            let mut targets = self.rebuilding();
+            if targets.is_empty() {
+                return Ok(());
+            }
+            if !self.layout.slot_is_stripe() {
+                // Their stripes are met in another order on every role.
+                targets.truncate(1);
+            }
+            self.rebuild_members(&targets, limits).await?;
+        }
+    }
+
+    /// Rebuilds members side by side from the lowest cursor on; ends early when one fails.
+    async fn rebuild_members(
+        self: &Rc<Self>,
+        targets: &[Rc<Member>],
+        limits: Limits,
+    ) -> Result<(), BlockError> {
+        let cursor = |member: &Rc<Member>| match member.state.get() {
+            MemberState::Rebuilding { next_slot } => Some(next_slot),
+            MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
+        };
+        let slots = self.layout.slots();
+        let mut next = targets.iter().filter_map(cursor).min().unwrap_or(slots);
+        let chunk_bytes = self.layout.chunk_bytes;
+        let share = self.layout.slots() * self.layout.width as u64 / self.layout.chunks() as u64;
+        // Written stripes with a chunk on the target, by proportion on spread mirrors.
+        let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
+            / u128::from(share.max(1))) as u64;
+        let mut pace = Pace::new(limits, total.min(slots));
+        let mut unstored_bytes = 0;
+        while next < slots {
+            self.check_running()?;
+            self.rebuild.set(Some(pace.progress));
+            let (batch, end) = self.batch(targets, next);
+            let work = batch.iter().map(|stripe| self.rebuild_stripe(*stripe, targets));
+            for result in join_all(work).await {
+                result?;
+            }
+            self.settle().await?;
+            if targets.iter().any(|member| cursor(member).is_none()) {
+                return Ok(());
+            }
+            for member in targets {
+                if cursor(member).is_some_and(|at| at < end) {
+                    member.apply(MemberEvent::RebuiltTo { next_slot: end });
+                }
+            }
+            next = end;
+            let written = batch.len() as u64 * chunk_bytes;
+            unstored_bytes += written;
+            if unstored_bytes >= CURSOR_EVERY_BYTES {
+                unstored_bytes = 0;
+                self.store_cursor(targets).await?;
+            }
+            let moved = written * (self.layout.data_chunks() + targets.len()) as u64;
+            pace.spend(self, batch.len() as u64, moved).await;
+        }
+        join_all(targets.iter().map(|member| self.member_flush(member))).await;
+        self.settle().await?;
+        for member in targets {
+            if cursor(member).is_some() {
+                member.apply(MemberEvent::RebuildDone);
+                let (member, name) = (member.index, member.name.clone());
+                self.emit(&ArrayEvent::RebuildDone { member, name });
+            }
+        }
+        add(&self.standing_wanted, 1);
+        self.settle().await
+    }
+
+    /// The next written stripes from slot `from` on, and the slot behind them.
+    fn batch(&self, targets: &[Rc<Member>], from: u64) -> (SmallVec<[u64; 8]>, u64) {
+        let slots = self.layout.slots();
+        let mut batch = SmallVec::new();
+        let mut slot = from;
+        while slot < slots && (batch.len() as u64) < STRIPES_AT_ONCE {
+            if self.layout.slot_is_stripe() {
+                // Long unwritten runs cost nothing.
+                let Some(stripe) = self.map.next_set(Bit::Written, slot) else {
+                    return (batch, slots);
+                };
+                batch.push(stripe);
+                slot = stripe + 1;
+                continue;
+            }
+            let role = targets[0].role.get().unwrap_or(0);
+            let (stripe, _) = self.layout.chunk_in(Place { role, slot });
+            if stripe < self.layout.stripes && self.map.has(Bit::Written, stripe) {
+                batch.push(stripe);
+            }
+            slot += 1;
+        }
+        (batch, slot)
+    }
+
+    /// Stores the cursors, behind a flush of the data they describe.
+    async fn store_cursor(self: &Rc<Self>, targets: &[Rc<Member>]) -> Result<(), BlockError> {
+        join_all(targets.iter().map(|member| self.member_flush(member))).await;
+        add(&self.standing_wanted, 1);
+        self.settle().await
+    }
+
+    /// Recomputes the chunks of `targets` in one stripe.
+    async fn rebuild_stripe(
+        self: &Rc<Self>,
+        stripe: u64,
+        targets: &[Rc<Member>],
+    ) -> Result<(), BlockError> {
+        let (start, end) = self.stripe_range(stripe, 1);
+        let _guard = self.locks.lock(start, end).await;
+        if !self.map.has(Bit::Written, stripe) {
+            return Ok(());
+        }
+        let chunk_bytes = self.layout.chunk_bytes;
+        let mut lost: SmallVec<[Lost; 2]> = SmallVec::new();
+        for chunk in 0..self.layout.chunks() {
+            let place = self.layout.place(stripe, chunk);
+            let Some(member) = self.player(place.role) else { continue };
+            let wanted = targets.iter().any(|target| Rc::ptr_eq(target, &member));
+            if wanted && !member.has(place.slot) {
+                let at = self.member_offset(place.slot, 0);
+                lost.push((chunk, member, at, BufMut::for_overwrite(chunk_bytes as usize)));
+            }
+        }
+        let skip = lost.iter().fold(0u64, |bits, (chunk, ..)| bits | 1 << chunk);
+        let enough = self.layout.data_chunks();
+        let gathered = self.gather(stripe, 0..chunk_bytes, skip, MemberSet::NONE, enough).await;
+        {
+            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
+            let mut outputs = lost.iter_mut().peekable();
+            for (chunk, held) in gathered.chunks.iter().enumerate() {
+                slots.push(match held {
+                    Some(bytes) => Slot::Present(bytes),
+                    None => match outputs.next_if(|(wanted, ..)| *wanted == chunk) {
+                        Some((.., into)) => Slot::Wanted(into),
+                        None => Slot::Absent,
+                    },
+                });
+            }
+            if !self.redundancy.recover(&mut slots) {
+                self.check_running()?;
+                let unsettled = self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites();
+                // A stripe that nobody finished promises nothing; an older one is lost in part.
+                return match unsettled {
+                    true => Ok(()),
+                    false => Err(BlockError::Medium { at: start, bytes: end - start }),
+                };
+            }
+        }
+        let writes = lost.into_iter().map(|(_, member, at, bytes)| async move {
+            let from = bytes.freeze().into_vec();
+            // A failed target is out; the caller sees it by its state.
+            let _ = self.member_write(&member, at, from, Durability::Volatile).await;
+        });
+        join_all(writes).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! Resync: after an unclean stop, makes the members agree about one dirty stripe.
+//!
+//! The first k readable chunks, data before redundancy, are the truth; what differs from what
+//! they imply is rewritten. A stripe that was complete is consistent, so nothing acknowledged
+//! changes whichever members are missing. In a stripe that was in flight every block reads old,
+//! new or (fresh stripes) anything, and from here on always the same, because redundancy agrees.
+
+use crate::array::MemberSet;
+use crate::engine::Engine;
+use crate::redundancy::Redundancy;
+use futures_util::future::join_all;
+use levada_base::BufMut;
+use levada_device::Durability;
+use levada_parity::Slot;
+use smallvec::SmallVec;
+use std::rc::Rc;
+
+impl Engine {
+    pub async fn resync_stripe(self: &Rc<Self>, stripe: u64) {
+        if matches!(self.redundancy, Redundancy::None) {
+            return;
+        }
+        let chunk_bytes = self.layout.chunk_bytes;
+        let all = self.layout.chunks();
+        let gathered = self.gather(stripe, 0..chunk_bytes, 0, MemberSet::NONE, all).await;
+        if gathered.count() < self.layout.data_chunks() {
+            // Not enough is readable for redundancy to say anything; the unreadable chunks read
+            // as medium errors, the others as they are.
+            tracing::warn!(array = %self.name, stripe, "dirty stripe is unreadable in part");
+            return;
+        }
+        let mut left = self.layout.data_chunks();
+        let mut computed: SmallVec<[(usize, BufMut); 4]> = SmallVec::new();
+        let mut trusted = 0u64;
+        for (chunk, held) in gathered.chunks.iter().enumerate() {
+            if held.is_some() && left > 0 {
+                left -= 1;
+                trusted |= 1 << chunk;
+            } else if self.holder(self.layout.place(stripe, chunk), MemberSet::NONE).is_some() {
+                computed.push((chunk, BufMut::for_overwrite(chunk_bytes as usize)));
+            }
+        }
+        {
+            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
+            let mut outputs = computed.iter_mut().peekable();
+            for (chunk, held) in gathered.chunks.iter().enumerate() {
+                slots.push(match held {
+                    Some(bytes) if trusted >> chunk & 1 == 1 => Slot::Present(bytes),
+                    Some(_) | None => match outputs.next_if(|(wanted, _)| *wanted == chunk) {
+                        Some((_, into)) => Slot::Wanted(into),
+                        None => Slot::Absent,
+                    },
+                });
+            }
+            assert!(self.redundancy.recover(&mut slots), "k chunks are at hand");
+        }
+        let writes = computed.into_iter().filter_map(|(chunk, bytes)| {
+            let held = gathered.chunks[chunk].as_ref();
+            if held.is_some_and(|held| held[..] == bytes[..]) {
+                return None;
+            }
+            let place = self.layout.place(stripe, chunk);
+            let member = self.holder(place, MemberSet::NONE)?;
+            let at = self.member_offset(place.slot, 0);
+            let from = bytes.freeze().into_vec();
+            Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
+        });
+        // A member that fails is out; the caller settles.
+        join_all(writes).await;
+    }
+}

@@ -1,0 +1,226 @@
+//! Scrub: reads every written stripe on every member and checks that redundancy agrees.
+//!
+//! Where more than one equation remains, one wrong chunk is located and rewritten; a chunk that
+//! cannot be read is recomputed. Stripes that are dirty or being written are skipped: their
+//! redundancy promises nothing yet. Changes nothing else, so a crash leaves nothing to undo.
+
+use crate::array::MemberSet;
+use crate::engine::Engine;
+use crate::map::Bit;
+use crate::read::Chunks;
+use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
+use crate::redundancy::Redundancy;
+use futures_util::future::join_all;
+use levada_base::BufMut;
+use levada_device::{BlockError, Durability};
+use levada_parity::{Slot, Verdict};
+use smallvec::SmallVec;
+use std::rc::Rc;
+
+/// What a scrub found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Stripes checked.
+    pub stripes: u64,
+    /// Stripes left out because they were being written, or had too few members to check.
+    pub skipped: u64,
+    /// Chunks that could not be read and were rewritten.
+    pub unreadable_repaired: u64,
+    /// Chunks that held wrong bytes, were located and rewritten.
+    pub wrong_repaired: u64,
+    /// Stripes that disagree, and nothing tells which chunk is wrong. Untouched.
+    pub mismatched: u64,
+    /// Stripes with fewer readable chunks than data needs.
+    pub lost: u64,
+}
+
+/// What is the matter with a stripe.
+enum Finding {
+    Good,
+    Wrong { chunk: usize },
+    Mismatch,
+}
+
+impl Engine {
+    pub async fn scrub(self: &Rc<Self>, limits: Limits) -> Result<ScrubReport, BlockError> {
+        /// Takes the progress away again, also when the caller gives up.
+        struct Shown<'a>(&'a Engine);
+        impl Drop for Shown<'_> {
+            fn drop(&mut self) {
+                self.0.scrub.set(None);
+            }
+        }
+        let _shown = Shown(self);
+        let mut report = ScrubReport::default();
+        let mut pace = Pace::new(limits, self.map.written_stripes());
+        let mut from = 0;
+        loop {
+            self.check_running()?;
+            self.scrub.set(Some(pace.progress));
+            let mut batch: SmallVec<[u64; 8]> = SmallVec::new();
+            while (batch.len() as u64) < STRIPES_AT_ONCE
+                && let Some(stripe) = self.map.next_set(Bit::Written, from)
+            {
+                batch.push(stripe);
+                from = stripe + 1;
+            }
+            if batch.is_empty() {
+                return Ok(report);
+            }
+            let results = join_all(batch.iter().map(|stripe| self.scrub_stripe(*stripe))).await;
+            self.settle().await?;
+            for of_stripe in results {
+                report.stripes += of_stripe.stripes;
+                report.skipped += of_stripe.skipped;
+                report.unreadable_repaired += of_stripe.unreadable_repaired;
+                report.wrong_repaired += of_stripe.wrong_repaired;
+                report.mismatched += of_stripe.mismatched;
+                report.lost += of_stripe.lost;
+            }
+            let stripes = batch.len() as u64;
+            let bytes = stripes * self.layout.chunks() as u64 * self.layout.chunk_bytes;
+            pace.spend(self, stripes, bytes).await;
+        }
+    }
+
+    async fn scrub_stripe(self: &Rc<Self>, stripe: u64) -> ScrubReport {
+        let mut report = ScrubReport::default();
+        let (start, end) = self.stripe_range(stripe, 1);
+        if !self.locks.is_free(start, end) {
+            report.skipped = 1;
+            return report;
+        }
+        let _guard = self.locks.lock(start, end).await;
+        // Overwrites dirty a stripe without making it disagree once they are through, and the
+        // lock says that they are.
+        let unsettled = self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites();
+        if unsettled || !self.map.has(Bit::Written, stripe) {
+            report.skipped = 1;
+            return report;
+        }
+        let (all, chunk_bytes) = (self.layout.chunks(), self.layout.chunk_bytes);
+        let mut held = self.gather(stripe, 0..chunk_bytes, 0, MemberSet::NONE, all).await;
+        report.stripes = 1;
+        if held.count() < self.layout.data_chunks() {
+            report.lost = 1;
+            return report;
+        }
+        for chunk in (0..all).filter(|chunk| held.bad >> chunk & 1 == 1) {
+            if let Some(bytes) = self.recomputed(&held.chunks, chunk)
+                && self.write_chunk(stripe, chunk, &bytes).await
+            {
+                held.chunks[chunk] = Some(bytes);
+                report.unreadable_repaired += 1;
+            }
+        }
+        match self.examine(&held.chunks) {
+            Finding::Good => {}
+            Finding::Mismatch => {
+                tracing::warn!(array = %self.name, stripe, "scrub: chunks disagree");
+                report.mismatched = 1;
+            }
+            Finding::Wrong { chunk } => {
+                tracing::warn!(array = %self.name, stripe, chunk, "scrub: wrong chunk");
+                held.chunks[chunk] = None;
+                if let Some(bytes) = self.recomputed(&held.chunks, chunk)
+                    && self.write_chunk(stripe, chunk, &bytes).await
+                {
+                    report.wrong_repaired = 1;
+                } else {
+                    report.mismatched = 1;
+                }
+            }
+        }
+        report
+    }
+
+    /// Chunk `wanted` as the others imply it.
+    fn recomputed(&self, chunks: &Chunks, wanted: usize) -> Option<BufMut> {
+        let mut bytes = BufMut::for_overwrite(self.layout.chunk_bytes as usize);
+        let mut into = Some(&mut bytes[..]);
+        let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
+        for (chunk, held) in chunks.iter().enumerate() {
+            slots.push(match held {
+                _ if chunk == wanted => Slot::Wanted(into.take()?),
+                Some(held) => Slot::Present(held),
+                None => Slot::Absent,
+            });
+        }
+        let recovered = self.redundancy.recover(&mut slots);
+        drop(slots);
+        recovered.then_some(bytes)
+    }
+
+    async fn write_chunk(self: &Rc<Self>, stripe: u64, chunk: usize, bytes: &BufMut) -> bool {
+        let place = self.layout.place(stripe, chunk);
+        let Some(member) = self.holder(place, MemberSet::NONE) else { return false };
+        let copy = BufMut::copy_of(bytes).freeze().into_vec();
+        let at = self.member_offset(place.slot, 0);
+        let written = self.member_write(&member, at, copy, Durability::Volatile).await.is_ok();
+        if written {
+            self.note_repair(&member, stripe);
+        }
+        written
+    }
+
+    fn examine(&self, chunks: &Chunks) -> Finding {
+        match &self.redundancy {
+            Redundancy::None => Finding::Good,
+            Redundancy::Copies => examine_copies(chunks),
+            Redundancy::Parity(code) => {
+                let mut whole: SmallVec<[&[u8]; 16]> = SmallVec::new();
+                whole.extend(chunks.iter().flatten().map(|bytes| &bytes[..]));
+                if whole.len() == chunks.len() {
+                    return match code.locate(&whole) {
+                        Verdict::Consistent => Finding::Good,
+                        Verdict::Wrong { index } => Finding::Wrong { chunk: index },
+                        Verdict::Unexplained => Finding::Mismatch,
+                    };
+                }
+                self.examine_degraded(chunks)
+            }
+        }
+    }
+
+    /// With one chunk missing one equation is left: it tells that something is wrong, not what.
+    /// With two missing nothing is left to check.
+    fn examine_degraded(&self, chunks: &Chunks) -> Finding {
+        let present: SmallVec<[usize; 16]> =
+            (0..chunks.len()).filter(|chunk| chunks[*chunk].is_some()).collect();
+        let (Some(last), true) = (present.last(), present.len() > self.layout.data_chunks()) else {
+            return Finding::Good;
+        };
+        let mut others: Chunks = (0..chunks.len()).map(|_| None).collect();
+        for chunk in &present[..present.len() - 1] {
+            others[*chunk] = chunks[*chunk].as_ref().map(|bytes| BufMut::copy_of(bytes));
+        }
+        let implied = self.recomputed(&others, *last);
+        match (implied, &chunks[*last]) {
+            (Some(implied), Some(held)) if implied[..] != held[..] => Finding::Mismatch,
+            (Some(_) | None, _) => Finding::Good,
+        }
+    }
+}
+
+/// Copies vote: one that stands alone against at least two that agree is wrong.
+fn examine_copies(chunks: &Chunks) -> Finding {
+    let same = |a: usize, b: usize| match (&chunks[a], &chunks[b]) {
+        (Some(a), Some(b)) => a[..] == b[..],
+        (Some(_) | None, _) => false,
+    };
+    let held: SmallVec<[usize; 4]> = (0..chunks.len()).filter(|c| chunks[*c].is_some()).collect();
+    let Some(first) = held.first() else { return Finding::Good };
+    if held.iter().all(|copy| same(*first, *copy)) {
+        return Finding::Good;
+    }
+    let agreeing = |copy: usize| held.iter().filter(|other| same(copy, **other)).count();
+    match held.iter().find(|copy| agreeing(**copy) == 1) {
+        Some(odd)
+            if held.iter().all(|copy| copy == odd || agreeing(*copy) == held.len() - 1)
+                && held.len() > 2 =>
+        {
+            Finding::Wrong { chunk: *odd }
+        }
+        Some(_) | None => Finding::Mismatch,
+    }
+}

@@ -1,0 +1,218 @@
+//! Standing: how the members' states and the stripe map get onto the members.
+//!
+//! What always holds: one generation is written at a time, to every live member, with FUA; what
+//! relies on it waits. A member that fails to take it is out in the next one. Map pages likewise.
+//!
+//! After a crash half-way through a generation, nothing had relied on it: either it or the one
+//! before may win at assembly.
+
+use crate::MemberSpec;
+use crate::engine::{Engine, detached};
+use crate::error::RaidError;
+use crate::map::StripeMap;
+use crate::member::{Member, MemberState, add};
+use crate::status::ArrayEvent;
+use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
+use futures_util::future::join_all;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Buf, BufMut};
+use levada_device::{BlockError, Durability};
+use std::ops::Range;
+use std::rc::Rc;
+
+impl Engine {
+    /// Waits until every change of standing so far is recorded. Whoever acknowledges a write
+    /// calls this first.
+    pub async fn settle(self: &Rc<Self>) -> Result<(), BlockError> {
+        self.check_running()?;
+        if self.standing_recorded.get() < self.standing_wanted.get() {
+            let engine = Rc::clone(self);
+            detached(async move { engine.record_standing().await }).await?;
+        }
+        self.check_running()
+    }
+
+    async fn record_standing(&self) -> Result<(), BlockError> {
+        let _turn = self.standing_turn.acquire(1).await;
+        while self.standing_recorded.get() < self.standing_wanted.get() {
+            self.check_running()?;
+            let recording = self.standing_wanted.get();
+            let generation = self.generation.get() + 1;
+            self.generation.set(generation);
+            let superblock = self.superblock();
+            let live = self.live_members();
+            let writes = live.iter().map(|member| {
+                let mut bytes = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize);
+                superblock.encode(member.index, &mut bytes);
+                let (at, from) = (Superblock::offset(generation), bytes.freeze().into_vec());
+                self.member_write(member, at, from, Durability::Fua)
+            });
+            // A member that fails is out by now, and another round says so.
+            join_all(writes).await;
+            self.check_running()?;
+            self.standing_recorded.set(recording);
+        }
+        Ok(())
+    }
+
+    pub fn live_members(&self) -> Vec<Rc<Member>> {
+        self.members.borrow().iter().filter(|member| member.is_live()).cloned().collect()
+    }
+
+    pub fn superblock(&self) -> Superblock {
+        let members = self.members.borrow();
+        let entry = |member: &Rc<Member>| MemberEntry {
+            uuid: member.uuid,
+            name: member.name.clone(),
+            enclosure: member.enclosure,
+            role: member.role.get(),
+            state: member.state.get(),
+        };
+        Superblock {
+            uuid: self.uuid,
+            name: self.name.clone(),
+            generation: self.generation.get(),
+            epoch: self.epoch,
+            layout: self.layout,
+            areas: self.areas,
+            members: members.iter().map(entry).collect(),
+        }
+    }
+
+    /// Makes the present bits of these stripes durable on every live member.
+    pub async fn persist(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), BlockError> {
+        self.persist_pages(StripeMap::pages_of(&stripes)).await
+    }
+
+    pub async fn persist_pages(self: &Rc<Self>, pages: Range<u64>) -> Result<(), BlockError> {
+        let waits: Vec<_> =
+            pages.map(|page| self.persist_page(page, self.map.want(page))).collect();
+        for result in join_all(waits).await {
+            result?;
+        }
+        Ok(())
+    }
+
+    async fn persist_page(self: &Rc<Self>, page: u64, version: u64) -> Result<(), BlockError> {
+        loop {
+            let changed = self.map.written.changed();
+            if self.map.is_durable(page, version) {
+                return Ok(());
+            }
+            self.check_running()?;
+            let mut image = BufMut::for_overwrite(BLOCK_BYTES as usize);
+            match self.map.begin_write(page, self.epoch, &mut image) {
+                Some(version) => {
+                    let engine = Rc::clone(self);
+                    let image = image.freeze();
+                    detached(async move { engine.write_page(page, version, image).await }).await?;
+                }
+                None => changed.await,
+            }
+        }
+    }
+
+    async fn write_page(
+        self: Rc<Self>,
+        page: u64,
+        version: u64,
+        image: Buf,
+    ) -> Result<(), BlockError> {
+        let at = self.areas.map_at + page * BLOCK_BYTES;
+        let live = self.live_members();
+        let writes = live
+            .iter()
+            .map(|member| self.member_write(member, at, image.clone().into_vec(), Durability::Fua));
+        join_all(writes).await;
+        // Those that missed it are out; that must be on record before anybody relies on the page.
+        let result = self.settle().await;
+        self.map.end_write(page, version, result.is_ok());
+        result
+    }
+
+    /// An operator takes a member out.
+    pub async fn fail(self: &Rc<Self>, index: usize) -> Result<(), RaidError> {
+        let member = self.member(index)?;
+        let out = member.role.get().map_or(0, |role| 1 << role) | self.roles_out();
+        if member.state.get() == MemberState::InSync && !self.layout.survives(out) {
+            return Err(RaidError::Member { member: index, reason: "its data is not elsewhere" });
+        }
+        self.put_out(&member, None);
+        Ok(self.settle().await?)
+    }
+
+    fn member(&self, index: usize) -> Result<Rc<Member>, RaidError> {
+        let members = self.members.borrow();
+        members
+            .get(index)
+            .cloned()
+            .ok_or(RaidError::Member { member: index, reason: "no such member" })
+    }
+
+    /// Puts `with` in the place of a faulty member. It plays that member's role if nobody else
+    /// does by now, and is a spare otherwise.
+    pub async fn replace(self: &Rc<Self>, index: usize, with: MemberSpec) -> Result<(), RaidError> {
+        if self.member(index)?.is_live() {
+            return Err(RaidError::Member { member: index, reason: "it has not failed" });
+        }
+        self.admit(index, with).await
+    }
+
+    /// Adds a member to the table, as a spare.
+    pub async fn add_spare(self: &Rc<Self>, with: MemberSpec) -> Result<usize, RaidError> {
+        let index = self.members.borrow().len();
+        if index >= crate::MEMBERS_MAX {
+            return Err(RaidError::Member { member: index, reason: "the member table is full" });
+        }
+        self.admit(index, with).await?;
+        Ok(index)
+    }
+
+    async fn admit(self: &Rc<Self>, index: usize, with: MemberSpec) -> Result<(), RaidError> {
+        self.check_running()?;
+        let needed_bytes = self.areas.data_at + self.areas.data_bytes;
+        let capacity_bytes = with.device.info().capacity_bytes;
+        if capacity_bytes < needed_bytes {
+            let member = with.name;
+            return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
+        }
+        with.device.fence(self.epoch).await?;
+        // Its old superblock must not win or confuse if we stop before the new one is there.
+        let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
+        with.device.write(0, blank.into_vec(), Durability::Fua).await?;
+        let identity = (with.uuid, with.name, with.enclosure);
+        let member = Member::new(index, identity, Some(with.device), None, MemberState::Spare);
+        {
+            let mut members = self.members.borrow_mut();
+            if index == members.len() {
+                members.push(Rc::clone(&member));
+            } else if members.get(index).is_none_or(|old| old.is_live()) {
+                return Err(RaidError::Member { member: index, reason: "replaced meanwhile" });
+            } else {
+                let old = std::mem::replace(&mut members[index], Rc::clone(&member));
+                if let Some(role) = old.role.get() {
+                    member.role.set(Some(role));
+                    member.state.set(MemberState::Rebuilding { next_slot: 0 });
+                    self.roles.borrow_mut()[role] = Some(Rc::clone(&member));
+                }
+            }
+        }
+        if member.role.get().is_some() {
+            let (member, name) = (index, member.name.clone());
+            self.emit(&ArrayEvent::RebuildNeeded { member, name });
+        }
+        self.fill_roles();
+        add(&self.standing_wanted, 1);
+        // It is live from here on and gets every page; now those that do not change.
+        self.persist_pages(0..self.map.pages()).await?;
+        Ok(self.settle().await?)
+    }
+
+    /// Orderly end: everything flushed, nothing dirty, so that the next open has nothing to do.
+    pub async fn close(self: &Rc<Self>) -> Result<(), BlockError> {
+        self.flush().await?;
+        self.retire(0);
+        // Stripes declared and never written stay dirty: their redundancy says nothing yet.
+        self.persist(0..self.layout.stripes).await
+    }
+}

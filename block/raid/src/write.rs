@@ -1,0 +1,442 @@
+//! Writes: fresh stripes on every level, overwrites on levels without parity, flush, discard.
+//!
+//! What always holds:
+//! - A stripe is marked written and dirty on disk before its first write, and its dirty bit is
+//!   cleared only when a flush covers its last write.
+//! - A stripe's chunks are written all at once, to every member that plays a role, rebuilding
+//!   ones included. Success means that each has its chunk or is on record as out.
+//!
+//! After a crash, open resyncs what is dirty (docs/design/0003-array-format.md, "Crash").
+
+use crate::array::MemberSet;
+use crate::engine::{Engine, Unclean, detached};
+use crate::map::Bit;
+use crate::member::Member;
+use crate::redundancy::Redundancy;
+use futures_util::future::join_all;
+use levada_base::buf::bytes_in;
+use levada_base::{Buf, BufMut, IoVec};
+use levada_device::{BlockError, Durability, check_range};
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Stripes that stay dirty on levels with overwrites, so that a hot one is marked once.
+const UNCLEAN_KEPT: usize = 256;
+
+/// Takes the next `bytes` from a list of buffers.
+struct Cutter {
+    parts: IoVec,
+    part: usize,
+    at: usize,
+}
+
+impl Cutter {
+    fn new(parts: IoVec) -> Self {
+        Self { parts, part: 0, at: 0 }
+    }
+
+    fn take(&mut self, bytes: u64) -> IoVec {
+        let mut left = bytes as usize;
+        let mut taken = IoVec::new();
+        while left > 0 {
+            let part = &self.parts[self.part];
+            let run = left.min(part.len() - self.at);
+            if run > 0 {
+                taken.push(part.slice(self.at, run));
+            }
+            (self.at, left) = (self.at + run, left - run);
+            if self.at == part.len() {
+                (self.part, self.at) = (self.part + 1, 0);
+            }
+        }
+        taken
+    }
+}
+
+/// P and Q of chunks that may each be made of several buffers.
+fn encode(code: &levada_parity::Code, chunks: &[IoVec], chunk_bytes: usize) -> [Buf; 2] {
+    let mut p = BufMut::for_overwrite(chunk_bytes);
+    let mut q = BufMut::for_overwrite(chunk_bytes);
+    // Part and offset in it, per chunk; cut wherever one of the parts ends.
+    let mut at: SmallVec<[(usize, usize); 16]> = chunks.iter().map(|_| (0, 0)).collect();
+    let mut done = 0;
+    while done < chunk_bytes {
+        let left = |(chunk, at): (&IoVec, &(usize, usize))| chunk[at.0].len() - at.1;
+        let run = chunks.iter().zip(&at).map(left).min().expect("a stripe has data");
+        let data: SmallVec<[&[u8]; 16]> = chunks
+            .iter()
+            .zip(&at)
+            .map(|(chunk, (part, start))| &chunk[*part][*start..*start + run])
+            .collect();
+        let range = done..done + run;
+        code.encode(&data, &mut [&mut p[range.clone()], &mut q[range]]);
+        for (chunk, (part, start)) in chunks.iter().zip(&mut at) {
+            *start += run;
+            if *start == chunk[*part].len() {
+                (*part, *start) = (*part + 1, 0);
+            }
+        }
+        done += run;
+    }
+    [p.freeze(), q.freeze()]
+}
+
+impl Engine {
+    pub async fn declare_fresh(self: &Rc<Self>, first: u64, count: u64) -> Result<(), BlockError> {
+        self.check_stripes(first, count)?;
+        self.check_running()?;
+        if count == 0 {
+            return Ok(());
+        }
+        let range = first..first + count;
+        let engine = Rc::clone(self);
+        detached(async move {
+            let _preparing = engine.preparing.lock(range.start, range.end).await;
+            let (start, end) = engine.stripe_range(range.start, count);
+            let _guard = engine.locks.lock(start, end).await;
+            engine.forget_unclean(&range);
+            engine.map.set(Bit::Dirty, range.clone(), true);
+            engine.map.set(Bit::Written, range.clone(), true);
+            engine.map.set(Bit::Fresh, range.clone(), true);
+            engine.persist(range).await?;
+            engine.settle().await
+        })
+        .await
+    }
+
+    pub async fn write_fresh(self: &Rc<Self>, stripe: u64, data: IoVec) -> Result<(), BlockError> {
+        self.check_stripes(stripe, 1)?;
+        let (start, end) = self.stripe_range(stripe, 1);
+        let bytes = bytes_in(&data);
+        if bytes != end - start {
+            return Err(BlockError::Misaligned { at: start, bytes, block_bytes: end - start });
+        }
+        self.check_running()?;
+        let _guard = self.locks.lock(start, end).await;
+        if !self.map.has(Bit::Fresh, stripe) {
+            return Err(BlockError::NotFresh { stripe });
+        }
+        self.map.set(Bit::Fresh, stripe..stripe + 1, false);
+
+        let chunk_bytes = self.layout.chunk_bytes;
+        let mut cutter = Cutter::new(data);
+        let mut chunks: SmallVec<[IoVec; 16]> =
+            (0..self.layout.data_chunks()).map(|_| cutter.take(chunk_bytes)).collect();
+        match &self.redundancy {
+            Redundancy::None => {}
+            Redundancy::Copies => {
+                for _ in 0..self.layout.level.tolerates() {
+                    chunks.push(chunks[0].clone());
+                }
+            }
+            Redundancy::Parity(code) => {
+                let [p, q] = encode(code, &chunks, chunk_bytes as usize);
+                chunks.push(p.into_vec());
+                chunks.push(q.into_vec());
+            }
+        }
+        let writes = chunks.into_iter().enumerate().filter_map(|(chunk, from)| {
+            let place = self.layout.place(stripe, chunk);
+            let member = self.player(place.role)?;
+            let at = self.member_offset(place.slot, 0);
+            Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
+        });
+        join_all(writes).await;
+        // Members that failed to take it are out; if the level cannot bear that, this fails.
+        self.settle().await?;
+        self.note_write(stripe);
+        Ok(())
+    }
+
+    /// A volatile write of this stripe completed: the next flush makes it clean.
+    fn note_write(&self, stripe: u64) {
+        self.writes.set(self.writes.get() + 1);
+        let mut unclean = self.unclean.borrow_mut();
+        let entry = unclean.entry(stripe).or_default();
+        entry.sequence = self.writes.get();
+    }
+
+    pub async fn flush(self: &Rc<Self>) -> Result<(), BlockError> {
+        self.check_running()?;
+        let upto = self.writes.get();
+        let members = self.live_members();
+        let written = members.iter().filter(|member| member.flushed.get() < member.writes.get());
+        join_all(written.map(|member| self.member_flush(member))).await;
+        self.settle().await?;
+        self.flushed.set(self.flushed.get().max(upto));
+        if !self.layout.overwrites() {
+            self.retire(0);
+        } else if self.unclean.borrow().len() > UNCLEAN_KEPT {
+            self.retire(UNCLEAN_KEPT / 2);
+        }
+        Ok(())
+    }
+
+    /// Clears the dirty bits of stripes that a flush covers, but for the `keep` latest. In
+    /// memory: they reach the disk with the next write of their page.
+    pub fn retire(&self, keep: usize) {
+        let flushed = self.flushed.get();
+        let mut unclean = self.unclean.borrow_mut();
+        let spare = unclean.len().saturating_sub(keep);
+        let idle = |entry: &Unclean| entry.in_flight == 0 && entry.sequence <= flushed;
+        let mut clean: Vec<(u64, u64)> = unclean
+            .iter()
+            .filter(|(_, entry)| idle(entry))
+            .map(|(stripe, entry)| (entry.sequence, *stripe))
+            .collect();
+        if keep > 0 {
+            clean.sort_unstable();
+        }
+        for (_, stripe) in clean.into_iter().take(spare) {
+            unclean.remove(&stripe);
+            self.map.set(Bit::Dirty, stripe..stripe + 1, false);
+        }
+    }
+
+    /// These stripes are being given a new beginning: what was noted about them is void.
+    fn forget_unclean(&self, range: &Range<u64>) {
+        let mut unclean = self.unclean.borrow_mut();
+        let listed: Vec<u64> = unclean.range(range.clone()).map(|(stripe, _)| *stripe).collect();
+        for stripe in listed {
+            match unclean.get_mut(&stripe) {
+                // A writer waits for us and will look again.
+                Some(entry) if entry.in_flight > 0 => entry.marked = false,
+                Some(_) | None => drop(unclean.remove(&stripe)),
+            }
+        }
+    }
+
+    /// An overwrite, on levels without parity.
+    pub async fn overwrite(
+        self: &Rc<Self>,
+        at: u64,
+        from: IoVec,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        let bytes = bytes_in(&from);
+        self.change(at, bytes, durability, move |engine| async move {
+            engine.write_pieces(at, bytes, from, durability).await;
+        })
+        .await
+    }
+
+    /// Zeroes a range, on levels without parity.
+    pub async fn overwrite_zeroes(self: &Rc<Self>, at: u64, bytes: u64) -> Result<(), BlockError> {
+        self.change(at, bytes, Durability::Volatile, move |engine| async move {
+            engine.zero_pieces(at, bytes).await;
+        })
+        .await
+    }
+
+    /// Prepares the stripes of a range, holds it while `work` changes it on every copy, and
+    /// sees to it that copies that missed the change are on record.
+    async fn change<W, F>(
+        self: &Rc<Self>,
+        at: u64,
+        bytes: u64,
+        durability: Durability,
+        work: W,
+    ) -> Result<(), BlockError>
+    where
+        W: FnOnce(Rc<Self>) -> F + 'static,
+        F: Future<Output = ()> + 'static,
+    {
+        check_range(&self.info, at, bytes)?;
+        self.check_running()?;
+        if !self.layout.overwrites() {
+            return Err(BlockError::NotFresh { stripe: at / self.layout.stripe_bytes() });
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let engine = Rc::clone(self);
+        detached(async move {
+            let stripes = engine.stripes_of(at, bytes);
+            engine.enter(stripes.clone()).await?;
+            let guard = engine.locks.lock(at, at + bytes).await;
+            work(Rc::clone(&engine)).await;
+            drop(guard);
+            engine.leave(stripes, durability);
+            engine.settle().await
+        })
+        .await
+    }
+
+    async fn write_pieces(&self, at: u64, bytes: u64, from: IoVec, durability: Durability) {
+        let mut cutter = Cutter::new(from);
+        let mut writes = Vec::new();
+        self.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
+            let data = cutter.take(run_bytes);
+            for (member, at) in self.places_of(stripe, chunk, within) {
+                let data = data.clone();
+                let write = async move { self.member_write(&member, at, data, durability).await };
+                writes.push(write);
+            }
+        });
+        join_all(writes).await;
+    }
+
+    async fn zero_pieces(&self, at: u64, bytes: u64) {
+        let mut writes = Vec::new();
+        self.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
+            for (member, at) in self.places_of(stripe, chunk, within) {
+                writes.push(async move { self.member_zero(&member, at, run_bytes).await });
+            }
+        });
+        join_all(writes).await;
+    }
+
+    /// Who stores a data chunk, and where: its player, or all players of its copies.
+    fn places_of(
+        &self,
+        stripe: u64,
+        chunk: usize,
+        within: u64,
+    ) -> SmallVec<[(Rc<Member>, u64); 4]> {
+        let copies = match self.redundancy {
+            Redundancy::Copies => self.layout.chunks(),
+            Redundancy::None | Redundancy::Parity(_) => 1,
+        };
+        (chunk..chunk + copies)
+            .filter_map(|chunk| {
+                let place = self.layout.place(stripe, chunk);
+                Some((self.player(place.role)?, self.member_offset(place.slot, within)))
+            })
+            .collect()
+    }
+
+    /// Marks stripes as being overwritten, on disk where they are not marked yet; those that
+    /// hold nothing are zeroed first.
+    async fn enter(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), BlockError> {
+        let is_marked =
+            |stripe: &u64| self.unclean.borrow().get(stripe).is_some_and(|entry| entry.marked);
+        for stripe in stripes.clone() {
+            self.unclean.borrow_mut().entry(stripe).or_default().in_flight += 1;
+        }
+        // Again after waiting: a discard may have come between.
+        while !stripes.clone().all(|stripe| is_marked(&stripe)) {
+            let preparing = self.preparing.lock(stripes.start, stripes.end).await;
+            let result = self.mark(stripes.clone().filter(|stripe| !is_marked(stripe))).await;
+            drop(preparing);
+            if result.is_err() {
+                self.leave(stripes, Durability::Fua);
+                return result;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mark(self: &Rc<Self>, stripes: impl Iterator<Item = u64>) -> Result<(), BlockError> {
+        let stripes: Vec<u64> = stripes.collect();
+        let (Some(first), Some(last)) = (stripes.first(), stripes.last()) else { return Ok(()) };
+        let range = *first..last + 1;
+        let empty = stripes.iter().filter(|stripe| !self.map.has(Bit::Written, **stripe));
+        let empty: Vec<u64> = empty.copied().collect();
+        if !empty.is_empty() {
+            let stripe_bytes = self.layout.stripe_bytes();
+            let zeroes =
+                empty.iter().map(|stripe| self.zero_pieces(stripe * stripe_bytes, stripe_bytes));
+            join_all(zeroes).await;
+            let members = self.live_members();
+            join_all(members.iter().map(|member| self.member_flush(member))).await;
+            self.settle().await?;
+        }
+        for stripe in &stripes {
+            self.map.set(Bit::Dirty, *stripe..stripe + 1, true);
+            self.map.set(Bit::Written, *stripe..stripe + 1, true);
+        }
+        self.persist(range).await?;
+        let mut unclean = self.unclean.borrow_mut();
+        for stripe in stripes {
+            unclean.entry(stripe).or_default().marked = true;
+        }
+        Ok(())
+    }
+
+    fn leave(&self, stripes: Range<u64>, durability: Durability) {
+        if durability == Durability::Volatile {
+            self.writes.set(self.writes.get() + 1);
+        }
+        let mut unclean = self.unclean.borrow_mut();
+        for stripe in stripes {
+            let Some(entry) = unclean.get_mut(&stripe) else { continue };
+            entry.in_flight -= 1;
+            if durability == Durability::Volatile {
+                entry.sequence = self.writes.get();
+            }
+        }
+        drop(unclean);
+        if self.unclean.borrow().len() > 2 * UNCLEAN_KEPT {
+            self.retire(UNCLEAN_KEPT);
+        }
+    }
+
+    pub async fn discard_stripes(
+        self: &Rc<Self>,
+        first: u64,
+        count: u64,
+    ) -> Result<(), BlockError> {
+        self.check_stripes(first, count)?;
+        self.check_running()?;
+        if count == 0 {
+            return Ok(());
+        }
+        let range = first..first + count;
+        let engine = Rc::clone(self);
+        detached(async move {
+            let _preparing = engine.preparing.lock(range.start, range.end).await;
+            // Overwrites that come from here on wait for `preparing` and mark anew; those that
+            // came before are ahead of us in the line for the range.
+            engine.forget_unclean(&range);
+            let (start, end) = engine.stripe_range(range.start, count);
+            let _guard = engine.locks.lock(start, end).await;
+            engine.forget_unclean(&range);
+            for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
+                engine.map.set(bit, range.clone(), false);
+            }
+            engine.persist(range).await?;
+            engine.settle().await
+        })
+        .await
+    }
+
+    /// Writes good contents where a caller's checksum proved them bad.
+    pub async fn repair(self: &Rc<Self>, at: u64, data: IoVec) -> Result<(), BlockError> {
+        let bytes = bytes_in(&data);
+        check_range(&self.info, at, bytes)?;
+        self.check_running()?;
+        let mut stripes = self.stripes_of(at, bytes);
+        if let Some(stripe) = stripes.find(|stripe| !self.map.has(Bit::Written, *stripe)) {
+            return Err(BlockError::NotFresh { stripe });
+        }
+        let _guard = self.locks.lock(at, at + bytes).await;
+        let mut cutter = Cutter::new(data);
+        let mut writes = Vec::new();
+        self.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
+            let data = cutter.take(run_bytes);
+            for (member, at) in self.places_of(stripe, chunk, within) {
+                let data = data.clone();
+                writes.push(async move {
+                    let written = self.member_write(&member, at, data, Durability::Volatile).await;
+                    if written.is_ok() {
+                        self.note_repair(&member, stripe);
+                    }
+                });
+            }
+        });
+        join_all(writes).await;
+        self.settle().await
+    }
+
+    /// Members that hold these data bytes, all copies included.
+    pub fn members_of(&self, at: u64, bytes: u64) -> MemberSet {
+        let mut set = MemberSet::NONE;
+        let add = |set: MemberSet, member: &Rc<Member>| set.with(member.index);
+        self.pieces(at, bytes, |stripe, chunk, within, _| {
+            let places = self.places_of(stripe, chunk, within);
+            set = places.iter().map(|(member, _)| member).fold(set, add);
+        });
+        set
+    }
+}

@@ -1,0 +1,382 @@
+//! Levels on healthy and on failing members, within one life of the array.
+
+mod common;
+
+use common::{ARRAY, BLOCK, Rig, pattern, read, write_stripe};
+use levada_base::reactor::{self, Reactor};
+use levada_base::{BufMut, Epoch};
+use levada_device::{BlockError, Device, Durability};
+use levada_raid::{
+    Array, ArrayEvent, Finding, IoClass, Level, Limits, MemberSet, MemberState, RaidArray,
+    RaidError,
+};
+use std::rc::Rc;
+
+const MIRROR: Level = Level::Raid1 { copies: 3 };
+
+#[test]
+fn fresh_stripes_read_back_on_every_level() {
+    Reactor::simulated(1).block_on(async {
+        for (level, members) in [(Level::Raid0, 4), (MIRROR, 12), (Level::Raid6, 10)] {
+            let rig = Rig::new(level, members, 0, 16 << 10, 12);
+            let array = rig.create().await;
+            let geometry = array.geometry();
+            let stripe_bytes = geometry.stripe_bytes as usize;
+            assert_eq!(array.info().capacity_bytes, geometry.stripes * geometry.stripe_bytes);
+            let mut expected = vec![0; array.info().capacity_bytes as usize];
+            for stripe in [0, 1, 5, geometry.stripes - 1] {
+                let data = write_stripe(&array, stripe, 1).await.expect("written");
+                let at = stripe as usize * stripe_bytes;
+                expected[at..at + stripe_bytes].copy_from_slice(&data);
+            }
+            array.flush().await.expect("flushed");
+            let all = read(&array, 0, expected.len()).await.expect("read");
+            assert!(all == expected, "{level:?}");
+            array.close().await.expect("closed");
+            drop(array);
+            let array = rig.open().await.expect("opened");
+            let all = read(&array, 0, expected.len()).await.expect("read");
+            assert!(all == expected, "{level:?} after open");
+            assert_eq!(array.status().stripes_written, 4);
+            array.discard_stripes(1, 5).await.expect("discarded");
+            assert!(!array.is_written(5) && array.is_written(0));
+            assert_eq!(read(&array, 5 * stripe_bytes as u64, BLOCK).await, Ok(vec![0; BLOCK]));
+        }
+    });
+}
+
+#[test]
+fn parity_takes_fresh_stripes_only() {
+    Reactor::simulated(1).block_on(async {
+        let array = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8).create().await;
+        let stripe_bytes = array.geometry().stripe_bytes as usize;
+        let block = || pattern(0, BLOCK, 1).into_vec();
+        let refused = Err(BlockError::NotFresh { stripe: 0 });
+        assert_eq!(array.write(0, block(), Durability::Fua).await, refused);
+        let stripe = || pattern(0, stripe_bytes, 1).into_vec();
+        assert_eq!(array.write_fresh(0, stripe(), IoClass::Foreground).await, refused);
+        array.declare_fresh(0, 2).await.expect("declared");
+        let short = array.write_fresh(0, block(), IoClass::Foreground).await;
+        assert!(matches!(short, Err(BlockError::Misaligned { .. })));
+        array.write_fresh(0, stripe(), IoClass::Foreground).await.expect("fresh");
+        assert_eq!(array.write_fresh(0, stripe(), IoClass::Foreground).await, refused);
+        let beyond = array.declare_fresh(array.geometry().stripes - 1, 2).await;
+        assert!(matches!(beyond, Err(BlockError::OutOfRange { .. })));
+    });
+}
+
+#[test]
+fn all_66_pairs_of_12_drives_can_be_lost() {
+    Reactor::simulated(2).block_on(async {
+        for (level, spares) in [(Level::Raid6, 2), (MIRROR, 0)] {
+            let rig = Rig::new(level, 12, spares, 8 << 10, 12);
+            let array = rig.create().await;
+            let stripes = array.geometry().stripes.min(24);
+            let mut expected = Vec::new();
+            for stripe in 0..stripes {
+                expected
+                    .extend_from_slice(&write_stripe(&array, stripe, 3).await.expect("written"));
+            }
+            array.close().await.expect("closed");
+            drop(array);
+            for first in 0..12 {
+                for second in first + 1..12 {
+                    // Twelve fresh copies of the drives would be equal: nothing is written here
+                    // but superblocks, and the pair comes back by replacement.
+                    let array = rig.open_without(&[first, second]).await.expect("opened");
+                    let all = read(&array, 0, expected.len()).await.expect("read");
+                    assert!(all == expected, "{level:?} without {first} and {second}");
+                    for index in [first, second] {
+                        array.replace(index, rig.member(index)).await.expect("replaced");
+                    }
+                    array.rebuild(Limits::NONE).await.expect("rebuilt");
+                    assert_eq!(array.status().degraded, 0);
+                    let all = read(&array, 0, expected.len()).await.expect("read");
+                    assert!(all == expected, "{level:?} rebuilt {first} and {second}");
+                    array.close().await.expect("closed");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_hot_spare_takes_the_role_and_is_rebuilt() {
+    Reactor::simulated(3).block_on(async {
+        let rig = Rig::new(Level::Raid6, 8, 2, 8 << 10, 40);
+        let array = rig.create().await;
+        let mut events = array.events();
+        let stripe_bytes = array.geometry().stripe_bytes as usize;
+        let mut expected = Vec::new();
+        for stripe in 0..20 {
+            expected.extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+        }
+        rig.drives[2].pull();
+        rig.drives[4].pull();
+        expected.truncate(20 * stripe_bytes);
+        for stripe in 20..24 {
+            expected.extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+        }
+        assert!(array.needs_rebuild());
+        assert_eq!(array.status().degraded, 2);
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        assert_eq!(array.status().degraded, 0);
+        array.flush().await.expect("flushed");
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.stripes, scrubbed.mismatched, scrubbed.lost), (24, 0, 0));
+        let mut out = Vec::new();
+        while let Some(event) = events.try_recv() {
+            if let ArrayEvent::MemberOut { member, .. } = event {
+                out.push(member);
+            }
+        }
+        out.sort_unstable();
+        assert_eq!(out, [2, 4]);
+        // Two more may go now.
+        rig.drives[0].pull();
+        rig.drives[6].pull();
+        let all = read(&array, 0, expected.len()).await.expect("read");
+        assert!(all == expected);
+    });
+}
+
+#[test]
+fn one_loss_too_many_stops_the_array_until_the_drives_are_back() {
+    Reactor::simulated(4).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8);
+        let array = rig.create().await;
+        let data = write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        for drive in &rig.drives[..3] {
+            drive.pull();
+        }
+        let lost = read(&array, 0, data.len()).await;
+        assert_eq!(lost, Err(BlockError::TooManyLost { lost: 3, tolerated: 2 }));
+        assert_eq!(array.flush().await, Err(BlockError::TooManyLost { lost: 3, tolerated: 2 }));
+        drop(array);
+        match rig.open().await.err() {
+            Some(RaidError::TooManyLost { report, .. }) => {
+                assert!(!report.missing.is_empty(), "{report}");
+                assert!(
+                    report.devices.iter().any(|(_, f)| matches!(f, Finding::Unreadable { .. }))
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+        for drive in &rig.drives[..3] {
+            drive.plug_in();
+        }
+        let array = rig.open().await.expect("opened");
+        assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+    });
+}
+
+#[test]
+fn a_stale_member_is_not_served() {
+    Reactor::simulated(5).block_on(async {
+        for (level, members) in [(MIRROR, 3), (Level::Raid6, 5)] {
+            let rig = Rig::new(level, members, 0, 8 << 10, 8);
+            let array = rig.create().await;
+            write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            rig.drives[1].pull();
+            array.discard_stripes(0, 1).await.expect("discarded");
+            let data = write_stripe(&array, 0, 2).await.expect("written");
+            array.flush().await.expect("flushed");
+            drop(array);
+            rig.drives[1].plug_in();
+            rig.epoch.set(9);
+            let opened = RaidArray::open(ARRAY, rig.devices(), Epoch(9), false).await;
+            let (array, report) = opened.expect("opened");
+            assert!(matches!(report.devices[1].1, Finding::Stale { member: 1, .. }), "{report}");
+            for _ in 0..20 {
+                assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+            }
+            array.replace(1, rig.member(1)).await.expect("replaced");
+            array.rebuild(Limits::NONE).await.expect("rebuilt");
+            rig.drives[0].pull();
+            rig.drives[2].pull();
+            assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+        }
+    });
+}
+
+#[test]
+fn an_older_owner_is_fenced() {
+    Reactor::simulated(6).block_on(async {
+        let rig = Rig::new(MIRROR, 4, 0, 8 << 10, 9);
+        drop(rig.create().await);
+        drop(rig.open().await.expect("opened"));
+        let late = RaidArray::open(ARRAY, rig.devices(), Epoch(1), false).await;
+        let fenced = RaidError::Fenced { ours: Epoch(1), seen: Epoch(2) };
+        assert_eq!(late.err(), Some(fenced));
+    });
+}
+
+#[test]
+fn medium_errors_are_reconstructed_repaired_and_counted() {
+    Reactor::simulated(7).block_on(async {
+        for (level, members) in [(MIRROR, 3), (Level::Raid6, 6)] {
+            let rig = Rig::new(level, members, 0, 8 << 10, 12);
+            let array = rig.create().await;
+            let mut expected = Vec::new();
+            for stripe in 0..4 {
+                expected
+                    .extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+            }
+            array.flush().await.expect("flushed");
+            for drive in &rig.drives[..2] {
+                drive.make_unreadable(drive.data_at(), 16 << 10);
+            }
+            for _ in 0..8 {
+                let all = read(&array, 0, expected.len()).await.expect("read");
+                assert!(all == expected, "{level:?}");
+            }
+            array.scrub(Limits::NONE).await.expect("scrubbed");
+            let repairs: u64 = array.status().members.iter().map(|m| m.repairs).sum();
+            assert!(repairs > 0, "{level:?}");
+            let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+            assert_eq!(scrubbed.unreadable_repaired + scrubbed.mismatched + scrubbed.lost, 0);
+        }
+    });
+}
+
+#[test]
+fn scrub_locates_and_repairs_silent_corruption() {
+    Reactor::simulated(8).block_on(async {
+        for (level, members) in [(MIRROR, 3), (Level::Raid6, 6)] {
+            let rig = Rig::new(level, members, 0, 8 << 10, 12);
+            let array = rig.create().await;
+            let mut expected = Vec::new();
+            for stripe in 0..4 {
+                expected
+                    .extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+            }
+            array.flush().await.expect("flushed");
+            for byte in 0..64 {
+                rig.drives[1].corrupt(rig.drives[1].data_at() + byte);
+                rig.drives[2].corrupt(rig.drives[2].data_at() + (8 << 10) + byte);
+            }
+            let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+            assert_eq!((scrubbed.mismatched, scrubbed.wrong_repaired), (0, 2), "{level:?}");
+            let all = read(&array, 0, expected.len()).await.expect("read");
+            assert!(all == expected, "{level:?}");
+            let again = array.scrub(Limits::NONE).await.expect("scrubbed");
+            assert_eq!(again.wrong_repaired, 0);
+        }
+    });
+}
+
+#[test]
+fn reads_can_avoid_a_member() {
+    Reactor::simulated(9).block_on(async {
+        for (level, members) in [(MIRROR, 3), (Level::Raid6, 6)] {
+            let rig = Rig::new(level, members, 0, 8 << 10, 12);
+            let array = rig.create().await;
+            let data = write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            let holders = array.members_of(0, 4096);
+            let before: Vec<u64> = rig.drives.iter().map(|drive| drive.reads.get()).collect();
+            for member in (0..members).filter(|member| holders.contains(*member)) {
+                let into = BufMut::for_overwrite(4096).into_vec();
+                let avoid = MemberSet::only(member);
+                let parts = array.read_avoiding(0, into, avoid, IoClass::Foreground).await;
+                assert_eq!(&parts.expect("read")[0][..], &data[..4096]);
+                if holders.len() == 1 {
+                    assert_eq!(rig.drives[member].reads.get(), before[member]);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_mirror_takes_overwrites_from_many_tasks() {
+    Reactor::simulated(10).block_on(async {
+        let rig = Rig::new(MIRROR, 6, 0, 16 << 10, 12);
+        let array = Rc::new(rig.create().await);
+        let blocks = array.info().capacity_bytes / BLOCK as u64;
+        let tasks: Vec<_> = (0..8u64)
+            .map(|task| {
+                let array = Rc::clone(&array);
+                reactor::spawn(async move {
+                    for round in 0..20 {
+                        let block = reactor::random_u64() % (blocks / 8) * 8 + task;
+                        let data = pattern(block, BLOCK, round);
+                        let durability =
+                            [Durability::Volatile, Durability::Fua][round as usize % 2];
+                        let at = block * BLOCK as u64;
+                        array
+                            .write(at, data.clone().into_vec(), durability)
+                            .await
+                            .expect("written");
+                        let back = read(&*array, at, BLOCK).await.expect("read");
+                        assert!(back == data[..]);
+                    }
+                })
+            })
+            .collect();
+        for (i, task) in tasks.into_iter().enumerate() {
+            if i == 3 {
+                rig.drives[i].pull();
+            }
+            task.await;
+        }
+        array.flush().await.expect("flushed");
+        let states: Vec<_> = array.status().members.iter().map(|m| m.state).collect();
+        assert_eq!(states[3], MemberState::Faulty);
+        array
+            .replace(3, {
+                rig.drives[3].plug_in();
+                rig.member(3)
+            })
+            .await
+            .expect("replaced");
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.mismatched, scrubbed.wrong_repaired, scrubbed.lost), (0, 0, 0));
+        assert!(scrubbed.stripes > 0);
+    });
+}
+
+#[test]
+fn impossible_arrays_are_refused() {
+    Reactor::simulated(11).block_on(async {
+        let refused = async |change: &dyn Fn(&mut levada_raid::ArraySpec)| {
+            let mut spec = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8).spec();
+            change(&mut spec);
+            RaidArray::create(spec, Epoch(1)).await.err().expect("refused")
+        };
+        let geometry = |error| matches!(error, RaidError::Geometry { .. });
+        assert!(geometry(refused(&|spec| spec.chunk_bytes = 1000).await));
+        assert!(geometry(refused(&|spec| spec.spares = 4).await));
+        assert!(geometry(refused(&|spec| spec.members.clear()).await));
+        assert!(geometry(refused(&|spec| spec.level = Level::Raid1 { copies: 7 }).await));
+        assert!(geometry(refused(&|spec| spec.members[1] = spec.members[0].clone()).await));
+        let too_small = refused(&|spec| spec.chunk_bytes = 1 << 30).await;
+        assert!(matches!(too_small, RaidError::TooSmall { .. }), "{too_small}");
+    });
+}
+
+#[test]
+fn foreign_and_blank_devices_are_named() {
+    Reactor::simulated(12).block_on(async {
+        let rig = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        drop(rig.create().await);
+        let other = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        let mut spec = other.spec();
+        spec.uuid = levada_base::ids::Uuid::from_u128(5);
+        drop(RaidArray::create(spec, Epoch(1)).await.expect("created"));
+        let blank = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        let mut devices = vec![other.devices().remove(0), blank.devices().remove(0)];
+        let none = RaidArray::open(ARRAY, devices.clone(), Epoch(2), false).await;
+        assert!(matches!(none.err(), Some(RaidError::NotFound { .. })));
+        devices.extend(rig.devices());
+        devices.push(rig.devices().remove(0));
+        let (_, report) = RaidArray::open(ARRAY, devices, Epoch(2), false).await.expect("opened");
+        let findings: Vec<_> = report.devices.iter().map(|(_, finding)| finding.clone()).collect();
+        assert!(matches!(findings[0], Finding::Foreign { .. }));
+        assert_eq!(findings[1], Finding::NoSuperblock);
+        assert_eq!(findings[6], Finding::Duplicate { member: 0 });
+    });
+}

@@ -1,0 +1,368 @@
+//! A drive that a test can switch off, and helpers to build arrays from such drives.
+#![allow(dead_code, missing_docs)] // Every test binary uses another part.
+
+use levada_base::buf::bytes_in;
+use levada_base::ids::Uuid;
+use levada_base::reactor;
+use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
+use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use levada_raid::{Array, ArraySpec, IoClass, Level, MemberSpec, RaidArray};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const BLOCK: usize = 4096;
+pub const ARRAY: Uuid = Uuid::from_u128(0xa55a);
+
+type Block = Box<[u8]>;
+
+#[derive(Default)]
+struct Media {
+    /// What survives a power cut for sure; absent blocks are zero.
+    stable: BTreeMap<u64, Block>,
+    /// Writes acknowledged since, per block, oldest first.
+    cached: BTreeMap<u64, Vec<Block>>,
+    /// Writes not acknowledged yet.
+    in_flight: BTreeMap<u64, Vec<(u64, Block)>>,
+    next_write: u64,
+    unreadable: BTreeSet<u64>,
+    epoch: Epoch,
+}
+
+/// A drive with a volatile cache, random delays, and faults on request.
+pub struct TestDrive {
+    info: DeviceInfo,
+    media: RefCell<Media>,
+    gone: Cell<bool>,
+    /// Goes away after so many more writes.
+    writes_left: Cell<Option<u64>>,
+    pub flushes: Cell<u64>,
+    pub writes: Cell<u64>,
+    pub reads: Cell<u64>,
+    pub delay_us: Cell<u64>,
+}
+
+impl TestDrive {
+    pub fn new(name: &str, capacity_bytes: u64) -> Rc<Self> {
+        Rc::new(Self {
+            info: DeviceInfo {
+                name: name.to_owned(),
+                capacity_bytes,
+                block_bytes: BLOCK as u64,
+                atomic_write_bytes: BLOCK as u64,
+                io_bytes_best: 1 << 20,
+            },
+            media: RefCell::default(),
+            gone: Cell::new(false),
+            writes_left: Cell::new(None),
+            flushes: Cell::new(0),
+            writes: Cell::new(0),
+            reads: Cell::new(0),
+            delay_us: Cell::new(30),
+        })
+    }
+
+    /// From now on every request fails.
+    pub fn pull(&self) {
+        self.gone.set(true);
+    }
+
+    pub fn pull_after_writes(&self, writes: u64) {
+        self.writes_left.set(Some(writes));
+    }
+
+    pub fn plug_in(&self) {
+        self.gone.set(false);
+        self.writes_left.set(None);
+    }
+
+    /// Power fails: of what was not flushed, any block may hold any version since.
+    pub fn cut_power(&self) {
+        let mut media = self.media.borrow_mut();
+        let mut versions = std::mem::take(&mut media.cached);
+        for write in std::mem::take(&mut media.in_flight).into_values() {
+            for (block, data) in write {
+                versions.entry(block).or_default().push(data);
+            }
+        }
+        for (block, mut of_block) in versions {
+            let kept = (reactor::random_u64() % (of_block.len() as u64 + 1)) as usize;
+            if kept > 0 {
+                media.stable.insert(block, of_block.swap_remove(kept - 1));
+            }
+        }
+    }
+
+    pub fn make_unreadable(&self, at: u64, bytes: u64) {
+        let blocks = at / BLOCK as u64..(at + bytes).div_ceil(BLOCK as u64);
+        self.media.borrow_mut().unreadable.extend(blocks);
+    }
+
+    /// Changes bytes behind the array's back.
+    pub fn corrupt(&self, at: u64) {
+        let mut media = self.media.borrow_mut();
+        let block = at / BLOCK as u64;
+        let mut data = media.block(block);
+        data[at as usize % BLOCK] ^= 0x5a;
+        media.cached.remove(&block);
+        media.stable.insert(block, data);
+    }
+
+    /// Where the superblock says that the data begins (docs/design/0003-array-format.md).
+    pub fn data_at(&self) -> u64 {
+        let media = self.media.borrow();
+        let field = |block| u64::from_le_bytes(media.block(block)[96..104].try_into().expect("8"));
+        field(0).max(field(1))
+    }
+
+    pub fn unreadable_blocks(&self) -> usize {
+        self.media.borrow().unreadable.len()
+    }
+
+    async fn delay(&self) -> Result<(), BlockError> {
+        if self.delay_us.get() > 0 {
+            let us = reactor::random_u64() % self.delay_us.get();
+            reactor::sleep(Duration::from_micros(us)).await;
+        }
+        if self.gone.get() { Err(BlockError::Gone) } else { Ok(()) }
+    }
+
+    async fn write_blocks(
+        &self,
+        at: u64,
+        data: Vec<u8>,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        check_range(&self.info, at, data.len() as u64)?;
+        if let Some(left) = self.writes_left.get() {
+            if left == 0 {
+                self.gone.set(true);
+            }
+            self.writes_left.set(Some(left.saturating_sub(1)));
+        }
+        let blocks: Vec<(u64, Block)> = data
+            .chunks(BLOCK)
+            .zip(at / BLOCK as u64..)
+            .map(|(data, block)| (block, data.into()))
+            .collect();
+        let id = {
+            let mut media = self.media.borrow_mut();
+            media.next_write += 1;
+            let id = media.next_write;
+            if !self.gone.get() {
+                media.in_flight.insert(id, blocks.clone());
+            }
+            id
+        };
+        self.delay().await?;
+        self.writes.set(self.writes.get() + 1);
+        let mut media = self.media.borrow_mut();
+        media.in_flight.remove(&id);
+        for (block, data) in blocks {
+            media.unreadable.remove(&block);
+            match durability {
+                Durability::Volatile => media.cached.entry(block).or_default().push(data),
+                Durability::Fua => {
+                    media.cached.remove(&block);
+                    media.stable.insert(block, data);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Media {
+    fn block(&self, block: u64) -> Block {
+        let cached = self.cached.get(&block).and_then(|versions| versions.last());
+        cached.or(self.stable.get(&block)).cloned().unwrap_or_else(|| vec![0; BLOCK].into())
+    }
+}
+
+impl Device for TestDrive {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, at: u64, mut into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        Box::pin(async move {
+            let bytes = bytes_in(&into);
+            check_range(&self.info, at, bytes)?;
+            self.delay().await?;
+            self.reads.set(self.reads.get() + 1);
+            let media = self.media.borrow();
+            let mut block = at / BLOCK as u64;
+            for part in &mut into {
+                for piece in part.chunks_mut(BLOCK) {
+                    if media.unreadable.contains(&block) {
+                        return Err(BlockError::Medium {
+                            at: block * BLOCK as u64,
+                            bytes: BLOCK as u64,
+                        });
+                    }
+                    piece.copy_from_slice(&media.block(block));
+                    block += 1;
+                }
+            }
+            Ok(into)
+        })
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
+        let data = from.iter().flat_map(|part| part.iter().copied()).collect();
+        Box::pin(self.write_blocks(at, data, durability))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            // Covers what was acknowledged before it began, no more.
+            let covered: Vec<(u64, usize)> = {
+                let media = self.media.borrow();
+                media.cached.iter().map(|(block, v)| (*block, v.len())).collect()
+            };
+            self.delay().await?;
+            self.flushes.set(self.flushes.get() + 1);
+            let mut media = self.media.borrow_mut();
+            for (block, count) in covered {
+                let Some(mut versions) = media.cached.remove(&block) else { continue };
+                let later = versions.split_off(count.min(versions.len()));
+                if let Some(newest) = versions.pop() {
+                    media.stable.insert(block, newest);
+                }
+                if !later.is_empty() {
+                    media.cached.insert(block, later);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn discard(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(self.delay())
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        Box::pin(self.write_blocks(at, vec![0; bytes as usize], Durability::Volatile))
+    }
+
+    fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.delay().await?;
+            let mut media = self.media.borrow_mut();
+            if epoch < media.epoch {
+                return Err(BlockError::Fenced { ours: epoch, seen: media.epoch });
+            }
+            media.epoch = epoch;
+            Ok(())
+        })
+    }
+
+    fn health(&self) -> Health {
+        Health::default()
+    }
+}
+
+/// Drives and what an array is made of.
+pub struct Rig {
+    pub drives: Vec<Rc<TestDrive>>,
+    pub spares: usize,
+    pub level: Level,
+    pub chunk_bytes: u64,
+    pub epoch: Cell<u64>,
+}
+
+impl Rig {
+    /// `members` drives, two to an enclosure, the last `spares` of them hot spares.
+    pub fn new(level: Level, members: usize, spares: usize, chunk_bytes: u64, slots: u64) -> Self {
+        let capacity_bytes = (256 << 10) + slots * chunk_bytes;
+        let drive = |i| TestDrive::new(&format!("drive-{i}"), capacity_bytes);
+        Self {
+            drives: (0..members).map(drive).collect(),
+            spares,
+            level,
+            chunk_bytes,
+            epoch: Cell::new(1),
+        }
+    }
+
+    pub fn member(&self, index: usize) -> MemberSpec {
+        MemberSpec {
+            device: Rc::clone(&self.drives[index]) as Rc<dyn Device>,
+            uuid: Uuid::from_u128(1000 + index as u128),
+            name: format!("drive-{index}"),
+            enclosure: index as u16 / 2,
+        }
+    }
+
+    pub fn spec(&self) -> ArraySpec {
+        ArraySpec {
+            uuid: ARRAY,
+            name: "test".to_owned(),
+            level: self.level,
+            chunk_bytes: self.chunk_bytes,
+            journal_bytes: None,
+            members: (0..self.drives.len()).map(|i| self.member(i)).collect(),
+            spares: self.spares,
+        }
+    }
+
+    pub async fn create(&self) -> RaidArray {
+        RaidArray::create(self.spec(), Epoch(self.epoch.get())).await.expect("created")
+    }
+
+    pub fn devices(&self) -> Vec<Rc<dyn Device>> {
+        self.drives.iter().map(|drive| Rc::clone(drive) as Rc<dyn Device>).collect()
+    }
+
+    /// Opens with all drives and the next epoch.
+    pub async fn open(&self) -> Result<RaidArray, levada_raid::RaidError> {
+        self.epoch.set(self.epoch.get() + 1);
+        let opened = RaidArray::open(ARRAY, self.devices(), Epoch(self.epoch.get()), false).await;
+        opened.map(|(array, _)| array)
+    }
+
+    /// Opens without these drives.
+    pub async fn open_without(&self, lost: &[usize]) -> Result<RaidArray, levada_raid::RaidError> {
+        self.epoch.set(self.epoch.get() + 1);
+        let mut devices = self.devices();
+        let mut at = 0;
+        devices.retain(|_| {
+            at += 1;
+            !lost.contains(&(at - 1))
+        });
+        let opened = RaidArray::open(ARRAY, devices, Epoch(self.epoch.get()), false).await;
+        opened.map(|(array, _)| array)
+    }
+
+    pub fn cut_power(&self) {
+        for drive in &self.drives {
+            drive.cut_power();
+        }
+    }
+}
+
+/// Bytes that tell where they belong and of which version they are.
+pub fn pattern(at: u64, bytes: usize, version: u64) -> Buf {
+    let mut buf = BufMut::for_overwrite(bytes);
+    for (i, word) in buf.chunks_mut(8).enumerate() {
+        let value = (at + i as u64 * 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ version.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+    }
+    buf.freeze()
+}
+
+pub async fn read(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
+    let parts = array.read(at, BufMut::for_overwrite(bytes).into_vec()).await?;
+    Ok(parts.iter().flat_map(|part| part.iter().copied()).collect())
+}
+
+/// Declares, writes and returns what stripe `stripe` now holds.
+pub async fn write_stripe(array: &RaidArray, stripe: u64, version: u64) -> Result<Buf, BlockError> {
+    let bytes = array.geometry().stripe_bytes;
+    let data = pattern(stripe * bytes, bytes as usize, version);
+    array.declare_fresh(stripe, 1).await?;
+    array.write_fresh(stripe, data.clone().into_vec(), IoClass::Foreground).await?;
+    Ok(data)
+}
