@@ -330,12 +330,13 @@ fn a_killed_group_gives_up_its_operations() {
 }
 
 #[test]
-#[allow(clippy::async_yields_async)] // A future carried out of its reactor is the test.
 fn a_reactor_dropped_with_operations_in_flight_waits_for_the_kernel() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
+    let (other_reader, other_writer) = std::io::pipe().expect("a pipe");
     let file = tempfile::NamedTempFile::new().unwrap();
     let reactor = machine();
-    let mut outside = reactor.block_on(async {
+    let outside = reactor.block_on(async {
+        let other = Fd::new(other_reader.into()).unwrap();
         let reader = Fd::new(reader.into()).unwrap();
         let in_task = reader.clone();
         reactor::spawn(async move { in_task.read(BufMut::zeroed(1 << 20)).await });
@@ -348,16 +349,23 @@ fn a_reactor_dropped_with_operations_in_flight_waits_for_the_kernel() {
             });
         }
         reactor::yield_now().await;
-        // Polled once, then carried out of the reactor.
-        let mut outside = Box::pin(async move { reader.read(BufMut::zeroed(4096)).await });
-        assert!(futures_util::poll!(outside.as_mut()).is_pending());
+        // Polled once, then carried out of the reactor: one with an operation in flight, one that
+        // waits for its turn to submit one.
+        let mut outside = [other, reader]
+            .map(|reader| Box::pin(async move { reader.read(BufMut::zeroed(4096)).await }));
+        for read in &mut outside {
+            assert!(futures_util::poll!(read.as_mut()).is_pending());
+        }
         outside
     });
     drop(reactor);
     let woken = std::task::Waker::noop();
-    // Cancelled, but never hanging or touching freed memory.
-    let polled = outside.as_mut().poll(&mut std::task::Context::from_waker(woken));
-    assert!(matches!(polled, std::task::Poll::Ready(Err(_))));
+    for mut read in outside {
+        // Cancelled, but never hanging or touching freed memory.
+        let polled = read.as_mut().poll(&mut std::task::Context::from_waker(woken));
+        assert!(matches!(polled, std::task::Poll::Ready(Err(_))));
+    }
+    drop(other_writer);
     drop(writer);
 }
 

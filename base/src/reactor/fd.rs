@@ -3,6 +3,7 @@
 
 use super::Core;
 use super::ring::Op;
+use crate::sync::Semaphore;
 use crate::{BufMut, IoVec};
 use io_uring::{opcode, types};
 use smallvec::SmallVec;
@@ -44,9 +45,13 @@ pub(super) fn poll_fd(fd: &Rc<OwnedFd>, events: libc::c_short) -> Op<Rc<OwnedFd>
     }
 }
 
-/// A descriptor read and written without blocking. Any number of tasks may use it at once.
+/// A descriptor read and written without blocking. Any number of tasks may use it at once; they
+/// read in order of arrival, one at a time, so that one event does not wake them all for nothing.
 #[derive(Clone)]
-pub struct Fd(Rc<OwnedFd>);
+pub struct Fd {
+    fd: Rc<OwnedFd>,
+    reading: Rc<Semaphore>,
+}
 
 impl Fd {
     /// Takes a descriptor and makes it non-blocking.
@@ -63,7 +68,7 @@ impl Fd {
         {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self(Rc::new(fd)))
+        Ok(Self { fd: Rc::new(fd), reading: Semaphore::new(1) })
     }
 
     /// Completes when a read would not block, also because of an error or the end.
@@ -72,7 +77,7 @@ impl Fd {
     ///
     /// What the kernel says.
     pub async fn readable(&self) -> io::Result<()> {
-        poll_fd(&self.0, libc::POLLIN).await.0.map(drop)
+        poll_fd(&self.fd, libc::POLLIN).await.0.map(drop)
     }
 
     /// Completes when a write would not block.
@@ -81,7 +86,7 @@ impl Fd {
     ///
     /// What the kernel says.
     pub async fn writable(&self) -> io::Result<()> {
-        poll_fd(&self.0, libc::POLLOUT).await.0.map(drop)
+        poll_fd(&self.fd, libc::POLLOUT).await.0.map(drop)
     }
 
     /// Reads once, waiting until there is something: the buffer and how much of it was filled.
@@ -92,10 +97,11 @@ impl Fd {
     /// What `read(2)` says.
     pub async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
         let ring = Core::current_ring();
+        let _turn = self.reading.acquire(1).await;
         loop {
             // SAFETY: descriptor and buffer are kept.
             let op = unsafe {
-                ring.submit((Rc::clone(&self.0), into), |(fd, into)| {
+                ring.submit((Rc::clone(&self.fd), into), |(fd, into)| {
                     let fd = types::Fd(fd.as_raw_fd());
                     let len = u32::try_from(into.len()).unwrap_or(u32::MAX);
                     // Offset -1: the descriptor's own position, or none.
@@ -125,7 +131,7 @@ impl Fd {
             let raw = raw_parts(from.iter().map(|part| &part[..]), 0);
             // SAFETY: descriptor, list and buffers are kept.
             let op = unsafe {
-                ring.submit((Rc::clone(&self.0), from, raw), |(fd, _, raw)| {
+                ring.submit((Rc::clone(&self.fd), from, raw), |(fd, _, raw)| {
                     let fd = types::Fd(fd.as_raw_fd());
                     opcode::Writev::new(fd, raw.as_ptr(), raw.len() as u32).offset(u64::MAX).build()
                 })
@@ -144,6 +150,6 @@ impl Fd {
 
 impl AsFd for Fd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }

@@ -15,6 +15,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::rc::Rc;
 
+/// `_IO(0x12, 104)` of `linux/fs.h`.
+const BLKSSZGET: libc::Ioctl = 0x1268;
+
 /// How to open a [`File`]; reading is always allowed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
@@ -87,6 +90,21 @@ impl File {
         // SAFETY: the descriptor is open; its position is used by nobody.
         let end = unsafe { libc::lseek(self.fd.as_raw_fd(), 0, libc::SEEK_END) };
         u64::try_from(end).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Bytes of the smallest unit that a block device transfers (`BLKSSZGET`).
+    ///
+    /// # Errors
+    ///
+    /// What `ioctl(2)` says; `ENOTTY` when this is no block device.
+    pub fn logical_block_bytes(&self) -> io::Result<u64> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the request writes one int, and `bytes` is one.
+        let got = unsafe { libc::ioctl(self.fd.as_raw_fd(), BLKSSZGET, &raw mut bytes) };
+        if got < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        u64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     /// True when the length is zero.

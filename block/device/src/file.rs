@@ -36,6 +36,9 @@ pub enum FileDeviceError {
     /// Not even one block.
     #[error("{} has only {bytes} bytes", path.display())]
     TooSmall { path: PathBuf, bytes: u64 },
+    /// Its smallest unit is larger than the blocks used here.
+    #[error("{} has blocks of {bytes} bytes; at most {BLOCK_BYTES} are supported", path.display())]
+    BlocksTooLarge { path: PathBuf, bytes: u64 },
     /// The file to be created is there.
     #[error("{} exists already", path.display())]
     Exists { path: PathBuf },
@@ -128,6 +131,12 @@ impl FileDevice {
         })?;
         if !file.try_lock().map_err(failed)? {
             return Err(FileDeviceError::InUse { path: path.into() });
+        }
+        if is_block_device {
+            let bytes = file.logical_block_bytes().map_err(failed)?;
+            if bytes > BLOCK_BYTES {
+                return Err(FileDeviceError::BlocksTooLarge { path: path.into(), bytes });
+            }
         }
         let bytes = file.len().map_err(failed)?;
         let capacity_bytes = round_down(bytes, BLOCK_BYTES);
