@@ -220,6 +220,12 @@ impl Buf {
         Self { region: Rc::clone(&self.region), start: self.start + start, len }
     }
 
+    /// Bytes of the whole allocation that this view keeps alive.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> usize {
+        self.region.capacity
+    }
+
     /// Gets the right to write back, when no other view of the allocation is left.
     ///
     /// # Errors
