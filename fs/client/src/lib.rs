@@ -1,1 +1,29 @@
-//! client
+//! The client library: file ranges become object ranges, all in flight at once.
+//!
+//! [`Client`] has names and attributes, [`File`] has data; [`housekeeper`] does what the
+//! services leave to a client. Knows nothing of kernels and protocols above it, nor of how a
+//! service stores anything.
+//!
+//! What always holds:
+//! - What a program wrote is sent again until it is durable: a restart of a service loses
+//!   nothing and shows no error.
+//! - A change of names or attributes happens once, over any number of repetitions.
+//!
+//! After a crash of the client its durable data stays; its sessions are settled by the
+//! housekeeper when its lease has run out.
+
+mod client;
+mod clock;
+mod error;
+mod file;
+pub mod housekeeper;
+mod inode;
+mod meta;
+mod ranges;
+mod slots;
+mod target;
+mod unstable;
+
+pub use client::{Client, ClientConfig, Removed, Space};
+pub use error::Error;
+pub use file::File;

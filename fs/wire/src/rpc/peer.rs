@@ -132,6 +132,15 @@ impl Peer {
         }
     }
 
+    /// Waits until a connection stands.
+    ///
+    /// # Errors
+    ///
+    /// [`RpcError::Refused`].
+    pub async fn reach(&self) -> Result<(), RpcError> {
+        self.lane().await.map(drop)
+    }
+
     async fn call_forever(&self, call: &Call) -> Result<Frame, RpcError> {
         loop {
             let caller = self.lane().await?;

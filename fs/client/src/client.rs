@@ -1,0 +1,629 @@
+//! The client: names and attributes, and the way to files.
+//!
+//! Calls wait while a service is down, unless the configuration sets a deadline. Everything runs
+//! on the reactor of the thread that connected.
+
+use crate::error::Error;
+use crate::file::File;
+use crate::inode::Inode;
+use crate::meta::Meta;
+use crate::target::ObjectTarget;
+use futures_util::future::join_all;
+use levada_base::ids::{Ino, ObjectId, TargetId};
+use levada_base::reactor;
+use levada_base::sync::Semaphore;
+use levada_base::units::MIB;
+use levada_wire::attr::{Attr, Kind};
+use levada_wire::channel::Transport;
+use levada_wire::frame::Class;
+use levada_wire::meta::{AttrChange, Caller, DirEntry, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::rpc::{Peer, PeerConfig};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Closed files whose data is still on its way.
+const CLOSING_MAX: u64 = 1024;
+/// Attempts to get attributes that are not older than a write made here meanwhile.
+const ATTR_ATTEMPTS: usize = 4;
+
+/// Where the services are, and how much may be kept.
+pub struct ClientConfig {
+    pub transport: Rc<dyn Transport>,
+    pub meta_address: String,
+    pub meta_target: TargetId,
+    /// The cluster expected at every address; all zero: any.
+    pub cluster: [u8; 16],
+    pub node: u32,
+    /// Names this client; one that comes back under the same finds its sessions again.
+    pub uuid: [u8; 16],
+    pub class: Class,
+    /// Written bytes kept per object target until they are durable; at least 16 MiB.
+    pub unstable_bytes_max: u64,
+    /// Connections per object server.
+    pub connections: usize,
+    /// A call that takes longer fails; `None`: calls wait for ever.
+    pub deadline: Option<Duration>,
+}
+
+impl ClientConfig {
+    /// A client of the metadata target `meta_target` at `meta_address`.
+    #[must_use]
+    pub fn new(
+        transport: Rc<dyn Transport>,
+        meta_address: &str,
+        meta_target: TargetId,
+        uuid: [u8; 16],
+    ) -> Self {
+        Self {
+            transport,
+            meta_address: meta_address.to_owned(),
+            meta_target,
+            cluster: [0; 16],
+            node: 0,
+            uuid,
+            class: Class::Foreground,
+            unstable_bytes_max: 64 * MIB,
+            connections: 1,
+            deadline: None,
+        }
+    }
+}
+
+/// Space of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub inodes: u64,
+    pub inodes_free: u64,
+}
+
+/// What lost a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// `None`: nothing did (a rename onto a fresh name).
+    pub ino: Option<Ino>,
+    /// Names left.
+    pub nlink: u32,
+}
+
+/// A client; cheap to clone, all clones are the same.
+#[derive(Clone)]
+pub struct Client(pub(crate) Rc<Core>);
+
+/// What the files and the client share.
+pub(crate) struct Core {
+    pub(crate) meta: Rc<Meta>,
+    fs_id: u64,
+    fs_name: String,
+    targets: BTreeMap<TargetId, Rc<ObjectTarget>>,
+    inodes: RefCell<BTreeMap<Ino, Rc<Inode>>>,
+    closing: Rc<Semaphore>,
+    deadline: Option<Duration>,
+}
+
+impl Core {
+    pub(crate) fn fs_id(&self) -> u64 {
+        self.fs_id
+    }
+
+    pub(crate) fn object_target(&self, id: TargetId) -> Option<Rc<ObjectTarget>> {
+        self.targets.get(&id).cloned()
+    }
+
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Rc<ObjectTarget>> {
+        self.targets.values()
+    }
+
+    /// A change that is answered with `Done`.
+    pub(crate) async fn change_done(&self, request: MetaRequest) -> Result<(), Error> {
+        match self.meta.change(request).await? {
+            MetaReply::Done => Ok(()),
+            MetaReply::Attr(_) => Ok(()),
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
+        }
+    }
+
+    pub(crate) fn attr_of(&self, reply: MetaReply) -> Result<Attr, Error> {
+        match reply {
+            MetaReply::Attr(attr) | MetaReply::Entry(attr, _) => Ok(*attr),
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
+        }
+    }
+
+    fn known(&self, ino: Ino) -> Option<Rc<Inode>> {
+        self.inodes.borrow().get(&ino).cloned()
+    }
+
+    fn changes(&self, ino: Ino) -> u64 {
+        self.known(ino).map_or(0, |inode| inode.changes())
+    }
+
+    /// The shared state of a file, made from `attr` when it is not in use here.
+    fn inode(self: &Rc<Self>, attr: &Attr) -> Result<Rc<Inode>, Error> {
+        if let Some(inode) = self.known(attr.ino) {
+            return Ok(inode);
+        }
+        let inode = Inode::new(Rc::clone(self), attr)?;
+        self.inodes.borrow_mut().insert(attr.ino, Rc::clone(&inode));
+        Ok(inode)
+    }
+
+    /// Forgets a file that nobody uses.
+    fn release(&self, inode: &Inode) {
+        if inode.handles.get() == 0 && inode.closing.get() == 0 {
+            self.inodes.borrow_mut().remove(&inode.ino);
+        }
+    }
+
+    /// Exact attributes.
+    pub(crate) async fn attr(self: &Rc<Self>, ino: Ino) -> Result<Attr, Error> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let asked_at = self.changes(ino);
+            let attr = self.attr_of(self.meta.read(&MetaRequest::GetAttr { ino }).await?)?;
+            let attr = self.complete(attr, asked_at).await?;
+            if self.changes(ino) == asked_at || attempt == ATTR_ATTEMPTS {
+                return Ok(attr);
+            }
+        }
+    }
+
+    /// Completes attributes with what only the objects, or this client, know.
+    async fn complete(self: &Rc<Self>, attr: Attr, asked_at: u64) -> Result<Attr, Error> {
+        if attr.kind != Kind::File {
+            return Ok(attr);
+        }
+        match self.known(attr.ino) {
+            Some(inode) => inode.complete(attr, asked_at).await,
+            None if attr.writers => {
+                Inode::new(Rc::clone(self), &attr)?.complete(attr, asked_at).await
+            }
+            None => Ok(attr),
+        }
+    }
+
+    /// Runs a call under the configured deadline.
+    pub(crate) async fn in_time<T>(
+        &self,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        match self.deadline {
+            None => call.await,
+            Some(limit) => reactor::timeout(limit, call).await.unwrap_or(Err(Error::Deadline)),
+        }
+    }
+
+    /// One handle less; what is left to do is done in the background. Waits only while too
+    /// many closed files are on their way.
+    pub(crate) async fn close(self: &Rc<Self>, inode: Rc<Inode>) {
+        inode.closing.set(inode.closing.get() + 1);
+        inode.handles.set(inode.handles.get() - 1);
+        let permit = self.closing.acquire(1).await;
+        let core = Rc::clone(self);
+        reactor::spawn(async move {
+            inode.settle_after_close().await;
+            // Afterwards, so that the objects of an unlinked file are not destroyed under us.
+            let closed = core.change_done(MetaRequest::Close { ino: inode.ino }).await;
+            if let Err(error) = closed {
+                tracing::debug!(ino = inode.ino.0, %error, "a close was refused");
+            }
+            inode.closing.set(inode.closing.get() - 1);
+            core.release(&inode);
+            drop(permit);
+        });
+    }
+}
+
+impl Client {
+    /// Connects and registers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`], or [`Error::Deadline`] when one is configured and the service is
+    /// not there.
+    ///
+    /// # Panics
+    ///
+    /// When `config.unstable_bytes_max` is less than 16 MiB.
+    pub async fn connect(config: ClientConfig) -> Result<Self, Error> {
+        assert!(config.unstable_bytes_max >= 16 * MIB, "two of the largest writes must fit");
+        let peer = |address: &str, connections| {
+            let peer = PeerConfig {
+                cluster: config.cluster,
+                node: config.node,
+                connections,
+                ..PeerConfig::default()
+            };
+            Peer::new(Rc::clone(&config.transport), address, peer)
+        };
+        let meta_peer = peer(&config.meta_address, 1);
+        let meta = Meta::new(config.meta_target, meta_peer, config.class, config.uuid);
+        let fs = match config.deadline {
+            None => meta.connect().await?,
+            Some(limit) => {
+                reactor::timeout(limit, meta.connect()).await.unwrap_or(Err(Error::Deadline))?
+            }
+        };
+        let run = reactor::random_u64();
+        let mut peers: BTreeMap<&str, Rc<Peer>> = BTreeMap::new();
+        let mut targets = BTreeMap::new();
+        for (id, address) in &fs.objects {
+            let peer =
+                peers.entry(address).or_insert_with(|| peer(address, config.connections.max(1)));
+            let target = ObjectTarget::new(
+                *id,
+                Rc::clone(peer),
+                config.class,
+                run,
+                config.unstable_bytes_max,
+            );
+            targets.insert(*id, target);
+        }
+        reactor::spawn(Meta::keep_lease(Rc::downgrade(&meta)));
+        Ok(Self(Rc::new(Core {
+            meta,
+            fs_id: fs.id,
+            fs_name: fs.name,
+            targets,
+            inodes: RefCell::default(),
+            closing: Semaphore::new(CLOSING_MAX),
+            deadline: config.deadline,
+        })))
+    }
+
+    /// The file system's name.
+    #[must_use]
+    pub fn fs_name(&self) -> &str {
+        &self.0.fs_name
+    }
+
+    /// The file system's number in object names.
+    #[must_use]
+    pub fn fs_id(&self) -> u64 {
+        self.0.fs_id
+    }
+
+    /// Written bytes that are kept until they are durable.
+    #[must_use]
+    pub fn unstable_bytes(&self) -> u64 {
+        self.0.targets().map(|target| target.unstable_bytes()).sum()
+    }
+
+    async fn read(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+        let reply = self.0.in_time(self.0.meta.read(&request)).await?;
+        match reply {
+            MetaReply::Failed(fault) => Err(fault.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    async fn change(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+        let reply = self.0.in_time(self.0.meta.change(request)).await?;
+        match reply {
+            MetaReply::Failed(fault) => Err(fault.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Exact attributes: while somebody writes, the objects are asked.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says; `Stale` for an inode that is gone.
+    pub async fn attr(&self, ino: Ino) -> Result<Attr, Error> {
+        self.0.in_time(self.0.attr(ino)).await
+    }
+
+    /// Finds a name.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `NotDirectory`, ...
+    pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+        let request = MetaRequest::Lookup { parent, name: name.to_vec() };
+        let attr = self.0.attr_of(self.read(request).await?)?;
+        if attr.kind != Kind::File || (!attr.writers && self.0.known(attr.ino).is_none()) {
+            return Ok(attr);
+        }
+        // Written to: asked again, in step with what happens here.
+        self.attr(attr.ino).await
+    }
+
+    /// Changes attributes; a new size also cuts the objects.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says, and I/O errors of a truncation.
+    pub async fn set_attr(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        change: AttrChange,
+    ) -> Result<Attr, Error> {
+        if change.size.is_some() {
+            return self.0.in_time(self.truncate(caller, ino, change)).await;
+        }
+        let asked_at = self.0.changes(ino);
+        let reply = self.change(MetaRequest::SetAttr { caller, ino, change }).await?;
+        self.0.in_time(self.0.complete(self.0.attr_of(reply)?, asked_at)).await
+    }
+
+    async fn truncate(&self, caller: Caller, ino: Ino, change: AttrChange) -> Result<Attr, Error> {
+        let inode = match self.0.known(ino) {
+            Some(inode) => inode,
+            None => {
+                let request = MetaRequest::GetAttr { ino };
+                let attr = self.0.attr_of(self.0.meta.read(&request).await?)?;
+                self.0.inode(&attr)?
+            }
+        };
+        inode.closing.set(inode.closing.get() + 1);
+        let result = inode.truncate(caller, change).await;
+        inode.closing.set(inode.closing.get() - 1);
+        self.0.release(&inode);
+        result
+    }
+
+    /// Makes a directory, symbolic link or special file; or a file without opening it.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn create(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        new: NewInode,
+    ) -> Result<Attr, Error> {
+        let new = match new {
+            NewInode::File { .. } => NewInode::File { open: None },
+            new => new,
+        };
+        let name = name.to_vec();
+        let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive: true };
+        self.0.attr_of(self.change(request).await?)
+    }
+
+    /// Makes and opens a file, or opens it when it is there and `exclusive` is not set: the
+    /// file, its attributes, and whether it was made now.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn create_file(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        open: OpenMode,
+        exclusive: bool,
+    ) -> Result<(File, Attr, bool), Error> {
+        let new = NewInode::File { open: Some(open) };
+        let name = name.to_vec();
+        let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive };
+        let MetaReply::Entry(attr, made) = self.change(request).await? else {
+            return Err(Error::Dialect);
+        };
+        let (file, attr) = self.opened(*attr, open.truncate && !made).await?;
+        Ok((file, attr, made))
+    }
+
+    /// Opens a file by its number; every open needs a [`File::close`].
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says; `Stale` for an inode that is gone.
+    pub async fn open(&self, ino: Ino, mode: OpenMode) -> Result<(File, Attr), Error> {
+        let reply = self.change(MetaRequest::Open { ino, mode }).await?;
+        self.opened(self.0.attr_of(reply)?, mode.truncate).await
+    }
+
+    /// The metadata service counts an open more: a handle for it.
+    async fn opened(&self, attr: Attr, cut: bool) -> Result<(File, Attr), Error> {
+        let core = &self.0;
+        let inode = match core.inode(&attr) {
+            Ok(inode) => inode,
+            Err(error) => {
+                core.change_done(MetaRequest::Close { ino: attr.ino }).await?;
+                return Err(error);
+            }
+        };
+        inode.handles.set(inode.handles.get() + 1);
+        let ino = attr.ino;
+        let attr = core.in_time(async {
+            if cut {
+                let _turn = inode.ranges.write(0, u64::MAX).await;
+                return inode.cut(attr).await;
+            }
+            // Fresh for every open, as programs on two machines expect of each other's closes.
+            let asked_at = inode.changes();
+            if attr.writers { core.attr(ino).await } else { inode.complete(attr, asked_at).await }
+        });
+        match attr.await {
+            Ok(attr) => Ok((File::new(Rc::clone(core), inode), attr)),
+            Err(error) => {
+                core.close(inode).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives an inode another name.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn link(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Attr, Error> {
+        let asked_at = self.0.changes(ino);
+        let request = MetaRequest::Link { caller, ino, parent, name: name.to_vec() };
+        let attr = self.0.attr_of(self.change(request).await?)?;
+        self.0.in_time(self.0.complete(attr, asked_at)).await
+    }
+
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn unlink(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<Removed, Error> {
+        let request = MetaRequest::Unlink { caller, parent, name: name.to_vec() };
+        removed(self.change(request).await?)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn remove_dir(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let request = MetaRequest::RemoveDir { caller, parent, name: name.to_vec() };
+        removed(self.change(request).await?).map(drop)
+    }
+
+    /// Renames; `flags` as in [`MetaRequest::Rename`]. Says what lost its name to this.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn rename(
+        &self,
+        caller: Caller,
+        (from, from_name): (Ino, &[u8]),
+        (to, to_name): (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<Removed, Error> {
+        let (from_name, to_name) = (from_name.to_vec(), to_name.to_vec());
+        let request = MetaRequest::Rename { caller, from, from_name, to, to_name, flags };
+        removed(self.change(request).await?)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn read_link(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        match self.read(MetaRequest::ReadLink { ino }).await? {
+            MetaReply::Link(target) => Ok(target),
+            _ => Err(Error::Dialect),
+        }
+    }
+
+    /// Entries after `cookie` (0: from the start), and whether these are the last. Sizes in
+    /// `attrs` are exact unless [`Attr::writers`] says otherwise.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn read_dir(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        entries_max: u32,
+        attrs: bool,
+    ) -> Result<(Vec<DirEntry>, bool), Error> {
+        match self.read(MetaRequest::ReadDir { ino, cookie, entries_max, attrs }).await? {
+            MetaReply::Entries { entries, end } => Ok((entries, end)),
+            _ => Err(Error::Dialect),
+        }
+    }
+
+    /// Space of all object targets and of the metadata target.
+    ///
+    /// # Errors
+    ///
+    /// What the services say.
+    pub async fn space(&self) -> Result<Space, Error> {
+        let asked = async {
+            let objects = join_all(self.0.targets().map(|target| target.space()));
+            let meta = self.0.meta.read(&MetaRequest::Space);
+            let (objects, meta) = futures_util::future::join(objects, meta).await;
+            let (inodes, inodes_free) = match meta? {
+                MetaReply::Space { inodes, inodes_free } => (inodes, inodes_free),
+                MetaReply::Failed(fault) => return Err(fault.into()),
+                _ => return Err(Error::Dialect),
+            };
+            let (mut total_bytes, mut free_bytes) = (0, 0);
+            for object in objects {
+                let (total, free) = object?;
+                total_bytes += total;
+                free_bytes += free;
+            }
+            Ok(Space { total_bytes, free_bytes, inodes, inodes_free })
+        };
+        self.0.in_time(asked).await
+    }
+
+    /// Makes a directory's entries durable. They are by the time they are acknowledged, so this asks
+    /// only whether the service agrees.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn sync_meta(&self) -> Result<(), Error> {
+        self.read(MetaRequest::Sync).await.map(drop)
+    }
+
+    /// Makes everything written here durable, also what closed files left behind.
+    ///
+    /// # Errors
+    ///
+    /// The first error met; the others are tried all the same.
+    pub async fn sync(&self) -> Result<(), Error> {
+        let everything = async {
+            let inodes: Vec<_> = self.0.inodes.borrow().values().cloned().collect();
+            let synced = join_all(inodes.iter().map(|inode| inode.sync())).await;
+            synced.into_iter().collect::<Result<(), Error>>()?;
+            self.sync_meta().await
+        };
+        self.0.in_time(everything).await
+    }
+
+    /// Waits until closed files are settled, after making everything durable: for an unmount.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::sync`].
+    pub async fn shutdown(&self) -> Result<(), Error> {
+        let synced = self.sync().await;
+        let settled = async {
+            let _all = self.0.closing.acquire(CLOSING_MAX).await;
+            Ok(())
+        };
+        self.0.in_time(settled).await.and(synced)
+    }
+
+    pub(crate) fn object(
+        &self,
+        attr: &Attr,
+        component: u32,
+    ) -> Option<(Rc<ObjectTarget>, ObjectId)> {
+        let layout = attr.layout.as_ref()?;
+        let target = self.0.object_target(*layout.targets.get(component as usize)?)?;
+        Some((target, layout.object(self.0.fs_id, attr.ino, component)))
+    }
+}
+
+fn removed(reply: MetaReply) -> Result<Removed, Error> {
+    match reply {
+        MetaReply::Removed { ino, nlink } => Ok(Removed { ino, nlink }),
+        MetaReply::Done => Ok(Removed { ino: None, nlink: 0 }),
+        _ => Err(Error::Dialect),
+    }
+}

@@ -1,0 +1,399 @@
+//! One file that is in use here, shared by all its handles: where its bytes lie, what was written, the session.
+//!
+//! What always holds:
+//! - A write session (`BeginWrite`) is open before the first write is acknowledged.
+//! - Overlapping writes take turns; a truncation takes its turn with every write.
+//! - Size and times reach the metadata service only after the objects are durable.
+//! - The session ends when no handle is left and nothing written here is unknown there.
+
+use crate::client::Core;
+use crate::clock;
+use crate::error::Error;
+use crate::ranges::Ranges;
+use futures_util::future::{join, join_all};
+use levada_base::buf::bytes_in;
+use levada_base::ids::{Ino, ObjectId};
+use levada_base::sync::Notify;
+use levada_base::{Buf, BufMut, IoVec, reactor};
+use levada_wire::attr::{Attr, Kind, Layout, Time};
+use levada_wire::frame::PAYLOAD_BYTES_MAX;
+use levada_wire::meta::{AttrChange, Caller, MetaRequest};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// No byte of a file lies beyond this.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+/// Buffers whose allocation is larger than this many times their use are copied before they
+/// are kept, so that small writes do not hold large buffers.
+const WASTE_MAX: usize = 2;
+
+/// A write session at the metadata service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Session {
+    Closed,
+    Opening,
+    /// Opened under this client number; worth nothing under another.
+    Open(u64),
+    Ending,
+}
+
+pub(crate) struct Inode {
+    core: Rc<Core>,
+    pub(crate) ino: Ino,
+    layout: Layout,
+    /// The size as far as is known here; others may have made it larger.
+    size: Cell<u64>,
+    /// Components whose objects must exist.
+    components: Cell<u64>,
+    /// Components written here, and how far the writes reach.
+    written: Cell<u64>,
+    written_end: Cell<u64>,
+    mtime: Cell<Time>,
+    /// Writes and truncations.
+    changes: Cell<u64>,
+    /// Counts writes; `recorded` of them are known to the metadata service.
+    writes: Cell<u64>,
+    recorded: Cell<u64>,
+    session: Cell<Session>,
+    session_changed: Notify,
+    pub(crate) ranges: Ranges,
+    pub(crate) handles: Cell<u32>,
+    /// Background work that still needs this entry.
+    pub(crate) closing: Cell<u32>,
+    /// An error of background work, for the next `fsync`.
+    failure: Cell<Option<Error>>,
+}
+
+/// A part of a request: one component, one piece of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    component: u32,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Cuts `offset..offset + bytes` where the component changes and where a frame is full.
+fn pieces(layout: &Layout, offset: u64, bytes: u64) -> impl Iterator<Item = Piece> + '_ {
+    let end = offset + bytes;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at == end {
+            return None;
+        }
+        let (component, run) = layout.locate(at);
+        let mut bytes = run.min(end - at);
+        // Neighbouring units of one component are one piece.
+        while at + bytes < end && layout.locate(at + bytes).0 == component {
+            bytes += layout.locate(at + bytes).1.min(end - at - bytes);
+        }
+        let piece = Piece { component, offset: at, bytes: bytes.min(PAYLOAD_BYTES_MAX as u64) };
+        at += piece.bytes;
+        Some(piece)
+    })
+}
+
+/// The part of `data` from `start` on, without copying.
+fn slice(data: &IoVec, start: u64, bytes: u64) -> IoVec {
+    let (mut skip, mut left) = (start as usize, bytes as usize);
+    let mut parts = IoVec::new();
+    for part in data {
+        if skip >= part.len() {
+            skip -= part.len();
+            continue;
+        }
+        let take = (part.len() - skip).min(left);
+        if take == 0 {
+            break;
+        }
+        parts.push(part.slice(skip, take));
+        (skip, left) = (0, left - take);
+    }
+    parts
+}
+
+/// What is kept must not hold much more memory than it counts.
+fn compact(data: IoVec) -> IoVec {
+    let bytes = bytes_in(&data) as usize;
+    let held: usize = data.iter().map(Buf::allocated_bytes).sum();
+    if held <= WASTE_MAX * bytes.max(4096) {
+        return data;
+    }
+    let mut copy = BufMut::for_overwrite(bytes);
+    let mut at = 0;
+    for part in &data {
+        copy[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    copy.freeze().into_vec()
+}
+
+impl Inode {
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] when it is not a file, or its layout makes no sense.
+    pub(crate) fn new(core: Rc<Core>, attr: &Attr) -> Result<Rc<Self>, Error> {
+        let layout = attr.layout.clone().ok_or(Error::Invalid)?;
+        let sound = attr.kind == Kind::File
+            && layout.stripe_unit > 0
+            && (1..=64).contains(&layout.targets.len())
+            && layout.targets.iter().all(|target| core.object_target(*target).is_some());
+        if !sound {
+            return Err(Error::Dialect);
+        }
+        Ok(Rc::new(Self {
+            core,
+            ino: attr.ino,
+            layout,
+            size: Cell::new(attr.size),
+            components: Cell::new(attr.components),
+            written: Cell::default(),
+            written_end: Cell::default(),
+            mtime: Cell::new(attr.mtime),
+            changes: Cell::default(),
+            writes: Cell::default(),
+            recorded: Cell::default(),
+            session: Cell::new(Session::Closed),
+            session_changed: Notify::default(),
+            ranges: Ranges::default(),
+            handles: Cell::default(),
+            closing: Cell::default(),
+            failure: Cell::default(),
+        }))
+    }
+
+    /// Counts what changed the size here; attributes asked for before are older than that.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    /// Takes over attributes that were asked for when [`Inode::changes`] said `asked_at`.
+    fn refresh(&self, attr: &Attr, asked_at: u64) {
+        self.components.set(self.components.get() | attr.components);
+        if self.changes.get() == asked_at {
+            let own_end = if self.is_dirty() { self.written_end.get() } else { 0 };
+            self.size.set(attr.size.max(own_end));
+        }
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.writes.get() != self.recorded.get()
+    }
+
+    fn object(&self, component: u32) -> ObjectId {
+        self.layout.object(self.core.fs_id(), self.ino, component)
+    }
+
+    fn target(&self, component: u32) -> Rc<crate::target::ObjectTarget> {
+        let id = self.layout.targets[component as usize];
+        self.core.object_target(id).expect("checked when the file came into use")
+    }
+
+    fn components_in(&self, bits: u64) -> impl Iterator<Item = u32> + '_ {
+        (0..self.layout.targets.len() as u32).filter(move |component| bits >> component & 1 == 1)
+    }
+
+    fn every_component(&self) -> u64 {
+        u64::MAX >> (64 - self.layout.targets.len())
+    }
+
+    pub(crate) async fn write(self: &Rc<Self>, offset: u64, data: IoVec) -> Result<(), Error> {
+        let bytes = bytes_in(&data);
+        let end = offset.checked_add(bytes).filter(|end| *end <= OFFSET_MAX);
+        let end = end.ok_or(Error::Invalid)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let data = compact(data);
+        let _turn = self.ranges.write(offset, end).await;
+        let parts = pieces(&self.layout, offset, bytes).map(|piece| {
+            let part = slice(&data, piece.offset - offset, piece.bytes);
+            async move {
+                let target = self.target(piece.component);
+                target.write(self.object(piece.component), piece.offset, part).await?;
+                self.written.set(self.written.get() | 1 << piece.component);
+                Ok::<_, Error>(())
+            }
+        });
+        let (begun, written) = join(self.begin_session(), join_all(parts)).await;
+        self.mtime.set(clock::now());
+        self.writes.set(self.writes.get() + 1);
+        self.changes.set(self.changes.get() + 1);
+        written.into_iter().collect::<Result<(), Error>>()?;
+        self.written_end.set(self.written_end.get().max(end));
+        self.size.set(self.size.get().max(end));
+        begun
+    }
+
+    /// Opens the write session unless it is open.
+    async fn begin_session(self: &Rc<Self>) -> Result<(), Error> {
+        loop {
+            let changed = self.session_changed.changed();
+            match self.session.get() {
+                Session::Open(client) if client == self.core.meta.client() => return Ok(()),
+                Session::Closed | Session::Open(_) => break,
+                Session::Opening | Session::Ending => changed.await,
+            }
+        }
+        self.session.set(Session::Opening);
+        let inode = Rc::clone(self);
+        // A task, so that the state moves on also when the writer gives up.
+        let opening = reactor::spawn(async move {
+            let result = inode.core.change_done(MetaRequest::BeginWrite { ino: inode.ino }).await;
+            let client = inode.core.meta.client();
+            inode.session.set(if result.is_ok() { Session::Open(client) } else { Session::Closed });
+            inode.session_changed.notify_all();
+            result
+        });
+        opening.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Reads what there is of `offset..offset + bytes`: fewer bytes at the end of the file.
+    pub(crate) async fn read(self: &Rc<Self>, offset: u64, bytes: u64) -> Result<IoVec, Error> {
+        let wanted_end = offset.saturating_add(bytes).min(OFFSET_MAX);
+        if wanted_end <= offset {
+            return Ok(IoVec::new());
+        }
+        self.ranges.passed(offset, wanted_end).await;
+        if wanted_end > self.size.get() {
+            // Somebody else may have made it larger.
+            self.core.attr(self.ino).await?;
+        }
+        let end = wanted_end.min(self.size.get());
+        if end <= offset {
+            return Ok(IoVec::new());
+        }
+        let parts = pieces(&self.layout, offset, end - offset).map(|piece| async move {
+            let target = self.target(piece.component);
+            let data = target.read(self.object(piece.component), piece.offset, piece.bytes).await?;
+            let must_exist = (self.components.get() | self.written.get()) >> piece.component & 1;
+            match data {
+                Some(data) => Ok(data),
+                None if must_exist == 1 => {
+                    let component = piece.component;
+                    tracing::error!(ino = self.ino.0, component, "an object is missing");
+                    Err(Error::Missing { component })
+                }
+                None => Ok(BufMut::zeroed(piece.bytes as usize).freeze().into_vec()),
+            }
+        });
+        let mut whole = IoVec::new();
+        for part in join_all(parts).await {
+            whole.extend(part?);
+        }
+        Ok(whole)
+    }
+
+    /// Makes durable what was written here before this call.
+    pub(crate) async fn sync(self: &Rc<Self>) -> Result<(), Error> {
+        self.record(false).await?;
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// COMMIT on the objects, then `CommitWrite`, which also ends the session when it `may_end`
+    /// and nobody uses the file any more.
+    async fn record(self: &Rc<Self>, may_end: bool) -> Result<(), Error> {
+        self.ranges.passed(0, u64::MAX).await;
+        let writes = self.writes.get();
+        let written = self.written.get();
+        let (size, mtime) = (self.written_end.get(), self.mtime.get());
+        let settled = self.components_in(written).map(|component| {
+            let (target, object) = (self.target(component), self.object(component));
+            async move { target.settle(object).await }
+        });
+        let settled = join_all(settled).await;
+        settled.into_iter().collect::<Result<(), Error>>()?;
+        let session = self.session.get();
+        // From here to `Ending` nothing can begin; later writes wait for the end.
+        let end = may_end
+            && self.handles.get() == 0
+            && self.ranges.is_idle()
+            && self.writes.get() == writes
+            && matches!(session, Session::Open(_));
+        if self.recorded.get() >= writes && !end {
+            return Ok(());
+        }
+        if end {
+            self.session.set(Session::Ending);
+        }
+        let (ino, components) = (self.ino, written);
+        let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
+        let result = self.core.change_done(request).await;
+        if end {
+            self.session.set(if result.is_ok() { Session::Closed } else { session });
+            self.session_changed.notify_all();
+        }
+        result?;
+        self.recorded.set(self.recorded.get().max(writes));
+        self.components.set(self.components.get() | written);
+        Ok(())
+    }
+
+    /// What a close leaves to the background: everything durable, and the session ended when
+    /// this was the last handle.
+    pub(crate) async fn settle_after_close(self: &Rc<Self>) {
+        if self.session.get() == Session::Closed && !self.is_dirty() {
+            return;
+        }
+        if let Err(error) = self.record(true).await {
+            tracing::error!(ino = self.ino.0, %error, "a closed file could not be written");
+            self.failure.set(Some(error));
+        }
+    }
+
+    /// Sets the size: at the metadata service, then of the objects. Takes its turn with writes.
+    pub(crate) async fn truncate(
+        self: &Rc<Self>,
+        caller: Caller,
+        change: AttrChange,
+    ) -> Result<Attr, Error> {
+        let _turn = self.ranges.write(0, u64::MAX).await;
+        let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
+        let attr = self.core.attr_of(self.core.meta.change(request).await?)?;
+        self.cut(attr).await
+    }
+
+    /// The metadata service has set the size; the objects follow. The caller has the turn.
+    pub(crate) async fn cut(self: &Rc<Self>, attr: Attr) -> Result<Attr, Error> {
+        let size = attr.size;
+        let others = if attr.writers { self.every_component() } else { 0 };
+        let existing = attr.components | self.components.get() | self.written.get() | others;
+        let cuts = self.components_in(existing).map(|component| {
+            let (target, object) = (self.target(component), self.object(component));
+            async move {
+                target.truncate(object, size).await?;
+                target.settle(object).await
+            }
+        });
+        join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
+        self.core.change_done(MetaRequest::Truncated { ino: self.ino, size }).await?;
+        self.changes.set(self.changes.get() + 1);
+        self.size.set(size);
+        self.written_end.set(self.written_end.get().min(size));
+        Ok(attr)
+    }
+
+    /// Completes the attributes with what only the objects and this client know. They were
+    /// asked for when [`Inode::changes`] said `asked_at`.
+    pub(crate) async fn complete(
+        self: &Rc<Self>,
+        mut attr: Attr,
+        asked_at: u64,
+    ) -> Result<Attr, Error> {
+        if attr.writers {
+            let sizes = self.components_in(self.every_component()).map(|component| {
+                let (target, object) = (self.target(component), self.object(component));
+                async move { target.stat(object).await }
+            });
+            for stat in join_all(sizes).await {
+                attr.size = attr.size.max(stat?.map_or(0, |stat| stat.size));
+            }
+        }
+        self.refresh(&attr, asked_at);
+        if self.is_dirty() {
+            attr.size = attr.size.max(self.size.get());
+            attr.mtime = self.mtime.get().max(attr.mtime);
+            attr.ctime = attr.ctime.max(attr.mtime);
+        }
+        Ok(attr)
+    }
+}

@@ -1,0 +1,263 @@
+//! The metadata service, as the client sees it.
+//!
+//! What always holds:
+//! - `Register` comes first on every connection; when the service restarted (another verifier)
+//!   or forgot this client (another number), the open files are reclaimed next.
+//! - A change is sent with the same slot and sequence until it is answered, also when the
+//!   caller has given up waiting: a slot is never used again while its change is in doubt.
+//! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
+//!   two ends of an open or close is sent again, so that the counts agree in the end.
+
+use crate::error::Error;
+use crate::slots::Slots;
+use futures_util::future::LocalBoxFuture;
+use levada_base::ids::{BootVerifier, Ino, TargetId};
+use levada_base::reactor;
+use levada_wire::frame::{Class, decode_body, encode_body};
+use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest};
+use levada_wire::rpc::{Call, Caller, OnConnect, Peer, RpcError};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// A service that cannot serve now is asked again after this.
+const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
+
+pub(crate) struct Meta {
+    target: TargetId,
+    peer: Rc<Peer>,
+    class: Class,
+    uuid: [u8; 16],
+    registration: RefCell<Option<Registration>>,
+    /// Made at the first registration.
+    slots: RefCell<Option<Rc<Slots>>>,
+    opens: RefCell<BTreeMap<Ino, u32>>,
+    /// Counts how often the service lost its volatile memory of this client.
+    losses: Cell<u64>,
+    /// Requests sent, so that only a silent client renews its lease.
+    sent: Cell<u64>,
+}
+
+/// What the service said when the client registered.
+#[derive(Clone)]
+pub(crate) struct Registration {
+    pub(crate) client: u64,
+    pub(crate) verifier: BootVerifier,
+    pub(crate) fs: FsInfo,
+}
+
+impl Meta {
+    pub(crate) fn new(target: TargetId, peer: Rc<Peer>, class: Class, uuid: [u8; 16]) -> Rc<Self> {
+        let meta = Rc::new(Self {
+            target,
+            peer: Rc::clone(&peer),
+            class,
+            uuid,
+            registration: RefCell::default(),
+            slots: RefCell::default(),
+            opens: RefCell::default(),
+            losses: Cell::default(),
+            sent: Cell::default(),
+        });
+        peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
+        meta
+    }
+
+    /// Registers, unless that happened before.
+    pub(crate) async fn connect(&self) -> Result<FsInfo, Error> {
+        self.peer.reach().await?;
+        Ok(self.registration().expect("registers on every connection").fs)
+    }
+
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        self.registration.borrow().clone()
+    }
+
+    /// The client's number; changes only when the service forgot this client.
+    pub(crate) fn client(&self) -> u64 {
+        self.registration.borrow().as_ref().map_or(0, |registration| registration.client)
+    }
+
+    /// Sends a request that changes nothing.
+    pub(crate) async fn read(&self, request: &MetaRequest) -> Result<MetaReply, Error> {
+        self.ask(Call { class: self.class, ..Call::new(self.target, encode_body(request)) }).await
+    }
+
+    /// Sends a request that changes something: it is carried out once, also when the caller
+    /// stops waiting.
+    pub(crate) async fn change(self: &Rc<Self>, request: MetaRequest) -> Result<MetaReply, Error> {
+        let meta = Rc::clone(self);
+        let task = reactor::spawn(async move { meta.change_here(request).await });
+        task.await.unwrap_or(Err(Error::Closed))
+    }
+
+    async fn change_here(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+        if self.client() == 0 {
+            self.connect().await?;
+        }
+        let slots = self.slots.borrow().clone().expect("registered");
+        let slot = slots.take().await;
+        let losses = self.losses.get();
+        // Counted early and discounted late: a reclaim in between may say one too many for a
+        // moment, never one too few.
+        if let MetaRequest::Open { ino, .. } = &request {
+            self.count_open(*ino);
+        }
+        let call = Call {
+            class: self.class,
+            slot: slot.number,
+            sequence: slot.sequence,
+            ..Call::new(self.target, encode_body(&request))
+        };
+        let reply = self.ask(call).await;
+        drop(slot);
+        let counted = match (&request, &reply) {
+            (MetaRequest::Open { .. }, Ok(MetaReply::Attr(_))) => true,
+            (MetaRequest::Open { ino, .. }, _) | (MetaRequest::Close { ino }, _) => {
+                self.discount_open(*ino);
+                true
+            }
+            (MetaRequest::Create { new, .. }, Ok(MetaReply::Entry(attr, _)))
+                if matches!(new, levada_wire::meta::NewInode::File { open: Some(_) }) =>
+            {
+                self.count_open(attr.ino);
+                true
+            }
+            _ => false,
+        };
+        if counted && self.losses.get() != losses {
+            self.reclaim_again().await;
+        }
+        reply
+    }
+
+    fn count_open(&self, ino: Ino) {
+        *self.opens.borrow_mut().entry(ino).or_default() += 1;
+    }
+
+    fn discount_open(&self, ino: Ino) {
+        let mut opens = self.opens.borrow_mut();
+        if let Some(count) = opens.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                opens.remove(&ino);
+            }
+        }
+    }
+
+    fn reclaim(&self) -> MetaRequest {
+        let opens = self.opens.borrow();
+        MetaRequest::Reclaim { opens: opens.iter().map(|(ino, count)| (*ino, *count)).collect() }
+    }
+
+    async fn reclaim_again(&self) {
+        if let Err(error) = self.read(&self.reclaim()).await {
+            tracing::warn!(%error, "cannot reclaim open files");
+        }
+    }
+
+    async fn ask(&self, mut call: Call) -> Result<MetaReply, Error> {
+        loop {
+            self.sent.set(self.sent.get() + 1);
+            if self.client() == 0 {
+                self.connect().await?;
+            }
+            call.client = self.client();
+            let frame = self.peer.call(&call, None).await?;
+            let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
+            match reply {
+                MetaReply::Failed(MetaFault::Unavailable) => {
+                    reactor::sleep(UNAVAILABLE_WAIT).await;
+                }
+                // Registered anew meanwhile, under another number.
+                MetaReply::Failed(MetaFault::NotRegistered) if call.client != self.client() => {}
+                MetaReply::Failed(MetaFault::NotRegistered) => {
+                    tracing::warn!("the metadata service forgot this client");
+                    self.peer.disconnect();
+                    reactor::sleep(UNAVAILABLE_WAIT).await;
+                }
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// Says something before the lease runs out, for as long as the client lives.
+    pub(crate) async fn keep_lease(meta: Weak<Self>) {
+        let mut sent = 0;
+        loop {
+            let Some(lease_ms) = meta
+                .upgrade()
+                .map(|meta| meta.registration().map_or(1000, |known| known.fs.lease_ms))
+            else {
+                break;
+            };
+            reactor::sleep(Duration::from_millis((lease_ms / 3).max(1))).await;
+            let Some(meta) = meta.upgrade() else { break };
+            if sent == meta.sent.get()
+                && let Err(error) = meta.read(&MetaRequest::Space).await
+            {
+                tracing::warn!(%error, "cannot renew the lease");
+            }
+            sent = meta.sent.get();
+        }
+    }
+
+    async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
+        let request = MetaRequest::Register { uuid: self.uuid };
+        let call = Call { class: self.class, ..Call::new(self.target, encode_body(&request)) };
+        let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
+            MetaReply::Registered { client, slots, verifier, used, fs } => {
+                (client, slots, verifier, used, fs)
+            }
+            _ => return Err(RpcError::Disconnected),
+        };
+        let before = self.registration();
+        let known = self.slots.borrow().clone();
+        let pool = known.unwrap_or_else(|| Slots::new(0, slots.max(1)));
+        pool.skip(&used);
+        *self.slots.borrow_mut() = Some(pool);
+        *self.registration.borrow_mut() = Some(Registration { client, verifier, fs });
+        let Some(before) = before else { return Ok(()) };
+        if before.verifier != verifier || before.client != client {
+            tracing::info!("the metadata service restarted; reclaiming open files");
+            self.losses.set(self.losses.get() + 1);
+            let call = Call {
+                class: self.class,
+                client,
+                ..Call::new(self.target, encode_body(&self.reclaim()))
+            };
+            match self.ask_once(caller, &call).await? {
+                MetaReply::Done => {}
+                reply => tracing::warn!(?reply, "open files were not reclaimed"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Any fault gives the connection up; the next one tries again.
+    async fn ask_once(&self, caller: &Caller, call: &Call) -> Result<MetaReply, RpcError> {
+        let frame = caller.call(call).await?;
+        if frame.header.flags != 0 {
+            return Err(RpcError::Disconnected);
+        }
+        match decode_body(&frame.body).map_err(|_| RpcError::Malformed)? {
+            MetaReply::Failed(MetaFault::Unavailable) => Err(RpcError::Disconnected),
+            reply => Ok(reply),
+        }
+    }
+}
+
+/// Registers on every fresh connection.
+struct Registrar(Weak<Meta>);
+
+impl OnConnect for Registrar {
+    fn connected<'a>(&'a self, caller: &'a Caller) -> LocalBoxFuture<'a, Result<(), RpcError>> {
+        Box::pin(async move {
+            match self.0.upgrade() {
+                Some(meta) => meta.register(caller).await,
+                None => Err(RpcError::Disconnected),
+            }
+        })
+    }
+}

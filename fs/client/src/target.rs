@@ -1,0 +1,498 @@
+//! One object target, as the client sees it.
+//!
+//! Every request names the verifier of the life of the target that took the unstable data. A target that
+//! restarted does nothing then and says so ([`flags::RESTARTED`]); the client first sends its kept changes
+//! again, in order, and only then the request. So nothing overtakes what was lost.
+//!
+//! What always holds:
+//! - While kept changes are sent again, nothing else is sent to the target.
+//! - COMMITs are shared: all who wait while one is under way share the next.
+//! - Unstable bytes, kept or in flight, stay below the bound; beyond half of it a COMMIT runs.
+
+use crate::error::Error;
+use crate::slots::{Slot, Slots};
+use crate::unstable::{Change, Kept, Unstable};
+use futures_util::future::{Either, join_all, select};
+use levada_base::buf::bytes_in;
+use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
+use levada_base::sync::{Notify, Permit, Semaphore};
+use levada_base::{IoVec, reactor};
+use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
+use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
+use levada_wire::rpc::{Call, Peer};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Changes in flight to one target; more wait for a slot.
+const SLOTS: u32 = 256;
+/// A target that cannot serve now is asked again after this.
+const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
+/// Kept changes that are sent again at the same time.
+const RESEND_BATCH: usize = 32;
+
+pub(crate) struct ObjectTarget {
+    id: TargetId,
+    peer: Rc<Peer>,
+    class: Class,
+    /// Drawn at random for this run of the client.
+    client: u64,
+    slots: Rc<Slots>,
+    /// Apart from the others, which may all be held by requests that wait for the recovery.
+    recovery_slots: Rc<Slots>,
+    /// `None`: not known yet, or kept changes are being sent again.
+    verifier: Cell<Option<BootVerifier>>,
+    recovering: Cell<bool>,
+    unstable: RefCell<Unstable>,
+    unstable_bytes_max: u64,
+    room: Rc<Semaphore>,
+    /// Objects that lost kept changes for good, until somebody was told.
+    lost: RefCell<BTreeMap<ObjectId, ObjectFault>>,
+    commits: Commits,
+    /// Any of the above changed.
+    changed: Notify,
+}
+
+/// Rounds of COMMIT.
+#[derive(Default)]
+struct Commits {
+    running: Cell<bool>,
+    begun: Cell<u64>,
+    ended: Cell<u64>,
+    /// The last round that failed, and how.
+    failure: Cell<Option<(u64, Error)>>,
+}
+
+impl Commits {
+    fn failed_since(&self, round: u64) -> Option<Error> {
+        self.failure.get().filter(|(failed, _)| *failed >= round).map(|(_, error)| error)
+    }
+}
+
+impl ObjectTarget {
+    pub(crate) fn new(
+        id: TargetId,
+        peer: Rc<Peer>,
+        class: Class,
+        client: u64,
+        unstable_bytes_max: u64,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            id,
+            peer,
+            class,
+            client,
+            slots: Slots::new(0, SLOTS),
+            recovery_slots: Slots::new(SLOTS, RESEND_BATCH as u32),
+            verifier: Cell::new(None),
+            recovering: Cell::new(false),
+            unstable: RefCell::default(),
+            unstable_bytes_max,
+            room: Semaphore::new(unstable_bytes_max),
+            lost: RefCell::default(),
+            commits: Commits::default(),
+            changed: Notify::default(),
+        })
+    }
+
+    pub(crate) fn unstable_bytes(&self) -> u64 {
+        self.unstable.borrow().bytes()
+    }
+
+    /// Writes; unstable, and kept until it is durable.
+    pub(crate) async fn write(
+        self: &Rc<Self>,
+        object: ObjectId,
+        offset: u64,
+        data: IoVec,
+    ) -> Result<(), Error> {
+        let permit = self.room_for(bytes_in(&data)).await?;
+        self.change(object, Change::Write { offset, data }, Some(permit)).await
+    }
+
+    /// Sets an object's size; unstable, and kept until it is durable.
+    pub(crate) async fn truncate(
+        self: &Rc<Self>,
+        object: ObjectId,
+        size: u64,
+    ) -> Result<(), Error> {
+        self.change(object, Change::Truncate { size }, None).await
+    }
+
+    /// Reads `bytes` bytes; `None` when there is no such object.
+    pub(crate) async fn read(
+        self: &Rc<Self>,
+        object: ObjectId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Option<IoVec>, Error> {
+        let mut call = self.call(&ObjectRequest::Read { object, offset, bytes });
+        call.reply_bytes_max = bytes as u32;
+        let (_, reply, frame) = self.ask(call).await?;
+        match reply {
+            ObjectReply::Data if frame.payload_bytes() as u64 == bytes => Ok(Some(frame.payload)),
+            ObjectReply::Failed(ObjectFault::NoSuchObject) => Ok(None),
+            ObjectReply::Failed(fault) => Err(fault.into()),
+            ObjectReply::Data
+            | ObjectReply::Done { .. }
+            | ObjectReply::Stat { .. }
+            | ObjectReply::Space { .. } => Err(Error::Dialect),
+        }
+    }
+
+    pub(crate) async fn stat(
+        self: &Rc<Self>,
+        object: ObjectId,
+    ) -> Result<Option<ObjectStat>, Error> {
+        match self.ask(self.call(&ObjectRequest::Stat { object })).await?.1 {
+            ObjectReply::Stat { stat, .. } => Ok(stat),
+            ObjectReply::Failed(fault) => Err(fault.into()),
+            ObjectReply::Data | ObjectReply::Done { .. } | ObjectReply::Space { .. } => {
+                Err(Error::Dialect)
+            }
+        }
+    }
+
+    /// Total and free bytes.
+    pub(crate) async fn space(self: &Rc<Self>) -> Result<(u64, u64), Error> {
+        match self.ask(self.call(&ObjectRequest::Space)).await?.1 {
+            ObjectReply::Space { total_bytes, free_bytes } => Ok((total_bytes, free_bytes)),
+            ObjectReply::Failed(fault) => Err(fault.into()),
+            ObjectReply::Data | ObjectReply::Done { .. } | ObjectReply::Stat { .. } => {
+                Err(Error::Dialect)
+            }
+        }
+    }
+
+    /// Removes an object; durable when this returns.
+    pub(crate) async fn delete(self: &Rc<Self>, object: ObjectId) -> Result<(), Error> {
+        let slot = self.slots.take().await;
+        let call = self.call_in(&slot, &ObjectRequest::Delete { object });
+        match self.ask(call).await?.1 {
+            ObjectReply::Done { .. } => Ok(()),
+            ObjectReply::Failed(fault) => Err(fault.into()),
+            ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
+                Err(Error::Dialect)
+            }
+        }
+    }
+
+    /// Makes durable whatever anybody wrote to the target.
+    pub(crate) async fn commit_everything(self: &Rc<Self>) -> Result<(), Error> {
+        self.commit(Seq(u64::MAX)).await
+    }
+
+    /// Waits until every change of `object` that was acknowledged is durable.
+    pub(crate) async fn settle(self: &Rc<Self>, object: ObjectId) -> Result<(), Error> {
+        loop {
+            self.ready().await?;
+            let lost = self.lost.borrow_mut().remove(&object);
+            if let Some(fault) = lost {
+                return Err(fault.into());
+            }
+            if !self.unstable.borrow().holds(object) {
+                return Ok(());
+            }
+            self.commit_round().await?;
+        }
+    }
+
+    fn call(&self, request: &ObjectRequest) -> Call {
+        Call { client: self.client, class: self.class, ..Call::new(self.id, encode_body(request)) }
+    }
+
+    fn call_in(&self, slot: &Slot, request: &ObjectRequest) -> Call {
+        Call { slot: slot.number, sequence: slot.sequence, ..self.call(request) }
+    }
+
+    fn change_call(&self, slot: &Slot, object: ObjectId, change: &Change) -> Call {
+        match change {
+            Change::Write { offset, data } => {
+                let (offset, stability) = (*offset, Stability::Unstable);
+                let request = ObjectRequest::Write { object, offset, stability };
+                Call { payload: data.clone(), ..self.call_in(slot, &request) }
+            }
+            Change::Truncate { size } => {
+                self.call_in(slot, &ObjectRequest::Truncate { object, size: *size })
+            }
+        }
+    }
+
+    async fn change(
+        self: &Rc<Self>,
+        object: ObjectId,
+        change: Change,
+        permit: Option<Permit>,
+    ) -> Result<(), Error> {
+        let slot = self.slots.take().await;
+        let call = self.change_call(&slot, object, &change);
+        loop {
+            let (verifier, reply, _) = self.ask(call.clone()).await?;
+            let (seq, durable) = match reply {
+                ObjectReply::Done { seq, durable, .. } => (seq, durable),
+                ObjectReply::Failed(fault) => return Err(fault.into()),
+                ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
+                    return Err(Error::Dialect);
+                }
+            };
+            // An answer from an earlier life, overtaken by the news of its end: ask again.
+            if self.verifier.get() != Some(verifier) {
+                continue;
+            }
+            let kept = Kept { object, change, _permit: permit };
+            self.unstable.borrow_mut().keep(seq, kept);
+            self.heard_durable(durable);
+            if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
+                self.start_round();
+            }
+            return Ok(());
+        }
+    }
+
+    /// Waits for room below the bound on unstable bytes.
+    async fn room_for(self: &Rc<Self>, bytes: u64) -> Result<Permit, Error> {
+        if let Some(permit) = self.room.try_acquire(bytes) {
+            return Ok(permit);
+        }
+        if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
+            self.start_round();
+        }
+        let next = self.commits.ended.get() + 1;
+        let acquired = pin!(self.room.acquire(bytes));
+        // A COMMIT that fails for good would let writers wait for ever.
+        let failed = pin!(self.changed.until(|| self.commits.failed_since(next)));
+        match select(acquired, failed).await {
+            Either::Left((permit, _)) => Ok(permit),
+            Either::Right((error, _)) => Err(error),
+        }
+    }
+
+    /// Sends a request until it is answered by the life of the target that holds the kept
+    /// changes; returns that life's verifier.
+    async fn ask(
+        self: &Rc<Self>,
+        mut call: Call,
+    ) -> Result<(BootVerifier, ObjectReply, Frame), Error> {
+        loop {
+            let verifier = self.ready().await?;
+            call.verifier = verifier;
+            let frame = self.peer.call(&call, None).await?;
+            if frame.header.flags & flags::RESTARTED != 0 {
+                self.restarted(verifier, frame.header.verifier);
+                continue;
+            }
+            let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
+            if reply == ObjectReply::Failed(ObjectFault::Unavailable) {
+                reactor::sleep(UNAVAILABLE_WAIT).await;
+                continue;
+            }
+            return Ok((verifier, reply, frame));
+        }
+    }
+
+    /// Waits until kept changes have been sent again, if need be; the verifier to name.
+    async fn ready(self: &Rc<Self>) -> Result<BootVerifier, Error> {
+        loop {
+            let changed = self.changed.changed();
+            if let Some(verifier) = self.verifier.get() {
+                return Ok(verifier);
+            }
+            if !self.recovering.replace(true) {
+                // First contact: ask for the verifier.
+                let target = Rc::clone(self);
+                reactor::spawn(async move { target.recover(None).await });
+            }
+            changed.await;
+        }
+    }
+
+    /// The target no longer has verifier `old`.
+    fn restarted(self: &Rc<Self>, old: BootVerifier, new: BootVerifier) {
+        if self.verifier.get() == Some(old) && !self.recovering.replace(true) {
+            self.verifier.set(None);
+            tracing::info!(target_id = self.id.0, "an object target restarted");
+            let target = Rc::clone(self);
+            reactor::spawn(async move { target.recover(Some(new)).await });
+        }
+    }
+
+    /// Sends kept changes to a new life of the target. A task of its own, so that it ends also when those
+    /// who noticed have given up.
+    async fn recover(self: Rc<Self>, verifier: Option<BootVerifier>) {
+        let mut verifier = match verifier {
+            Some(verifier) => verifier,
+            None => self.first_contact().await,
+        };
+        let mut kept: Vec<Option<Kept>> =
+            self.unstable.borrow_mut().take().into_iter().map(Some).collect();
+        let mut seqs = vec![Seq(0); kept.len()];
+        let mut durable = Seq(0);
+        let mut at = 0;
+        while at < kept.len() {
+            let end = batch_end(&kept, at);
+            let batch = kept[at..end].iter().map(|kept| self.send_again(kept.as_ref(), verifier));
+            let mut another_life = None;
+            for (place, outcome) in join_all(batch).await.into_iter().enumerate() {
+                match outcome {
+                    Again::Done(seq, upto) => {
+                        seqs[at + place] = seq;
+                        durable = durable.max(upto);
+                    }
+                    Again::Nothing => {}
+                    Again::Restarted(new) => another_life = Some(new),
+                    Again::Lost(fault) => {
+                        let lost = kept[at + place].take().expect("was sent");
+                        tracing::error!(object = ?lost.object, %fault, "lost a written change");
+                        self.lost.borrow_mut().insert(lost.object, fault);
+                    }
+                }
+            }
+            match another_life {
+                Some(new) => (verifier, at, durable) = (new, 0, Seq(0)),
+                None => at = end,
+            }
+        }
+        {
+            let mut unstable = self.unstable.borrow_mut();
+            for (seq, kept) in seqs.into_iter().zip(kept) {
+                if let Some(kept) = kept {
+                    unstable.keep(seq, kept);
+                }
+            }
+            unstable.durable(durable);
+        }
+        self.verifier.set(Some(verifier));
+        self.recovering.set(false);
+        self.changed.notify_all();
+    }
+
+    async fn first_contact(&self) -> BootVerifier {
+        let call = self.call(&ObjectRequest::Commit { upto: Seq(0) });
+        loop {
+            match self.peer.call(&call, None).await {
+                Ok(frame) if frame.header.verifier != BootVerifier(0) => {
+                    return frame.header.verifier;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(target_id = self.id.0, %error, "cannot reach an object target");
+                }
+            }
+            reactor::sleep(UNAVAILABLE_WAIT).await;
+        }
+    }
+
+    async fn send_again(&self, kept: Option<&Kept>, verifier: BootVerifier) -> Again {
+        let Some(kept) = kept else { return Again::Nothing };
+        loop {
+            let slot = self.recovery_slots.take().await;
+            let mut call = self.change_call(&slot, kept.object, &kept.change);
+            call.verifier = verifier;
+            let frame = match self.peer.call(&call, None).await {
+                Ok(frame) => frame,
+                Err(error) => {
+                    tracing::warn!(target_id = self.id.0, %error, "cannot send again");
+                    reactor::sleep(UNAVAILABLE_WAIT).await;
+                    continue;
+                }
+            };
+            if frame.header.flags & flags::RESTARTED != 0 {
+                return Again::Restarted(frame.header.verifier);
+            }
+            match decode_body(&frame.body) {
+                Ok(ObjectReply::Done { seq, durable, .. }) => return Again::Done(seq, durable),
+                Ok(ObjectReply::Failed(ObjectFault::Unavailable)) | Err(_) => {
+                    reactor::sleep(UNAVAILABLE_WAIT).await;
+                }
+                Ok(ObjectReply::Failed(fault)) => return Again::Lost(fault),
+                Ok(ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. }) => {
+                    return Again::Lost(ObjectFault::Invalid);
+                }
+            }
+        }
+    }
+
+    fn heard_durable(&self, durable: Seq) {
+        self.unstable.borrow_mut().durable(durable);
+    }
+
+    async fn commit(self: &Rc<Self>, upto: Seq) -> Result<(), Error> {
+        loop {
+            let call = self.call(&ObjectRequest::Commit { upto });
+            let (verifier, reply, _) = self.ask(call).await?;
+            match reply {
+                ObjectReply::Done { durable, .. } => {
+                    if self.verifier.get() == Some(verifier) {
+                        self.heard_durable(durable);
+                        return Ok(());
+                    }
+                }
+                ObjectReply::Failed(fault) => return Err(fault.into()),
+                ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
+                    return Err(Error::Dialect);
+                }
+            }
+        }
+    }
+
+    /// Waits for a round of COMMIT that begins after this call.
+    async fn commit_round(self: &Rc<Self>) -> Result<(), Error> {
+        let wanted = self.commits.begun.get() + 1;
+        loop {
+            let changed = self.changed.changed();
+            if self.commits.ended.get() >= wanted {
+                return self.commits.failed_since(wanted).map_or(Ok(()), Err);
+            }
+            self.start_round();
+            changed.await;
+        }
+    }
+
+    /// Starts a round unless one is under way.
+    fn start_round(self: &Rc<Self>) {
+        if self.commits.running.replace(true) {
+            return;
+        }
+        self.commits.begun.set(self.commits.begun.get() + 1);
+        let target = Rc::clone(self);
+        reactor::spawn(async move {
+            let last = target.unstable.borrow().last();
+            let result = match last {
+                Some(last) => target.commit(last).await,
+                None => Ok(()),
+            };
+            let commits = &target.commits;
+            if let Err(error) = result {
+                commits.failure.set(Some((commits.begun.get(), error)));
+            }
+            commits.ended.set(commits.begun.get());
+            commits.running.set(false);
+            target.changed.notify_all();
+            // Writers may have filled the bound meanwhile.
+            if result.is_ok() && target.unstable.borrow().bytes() * 2 > target.unstable_bytes_max {
+                target.start_round();
+            }
+        });
+    }
+}
+
+/// What came of sending a change again.
+enum Again {
+    Done(Seq, Seq),
+    /// There was nothing to send.
+    Nothing,
+    Restarted(BootVerifier),
+    Lost(ObjectFault),
+}
+
+/// The end of the longest run from `at` on in which no two changes conflict.
+fn batch_end(kept: &[Option<Kept>], at: usize) -> usize {
+    let last = kept.len().min(at + RESEND_BATCH);
+    let conflicts = |end: &usize| {
+        let Some(next) = &kept[*end] else { return false };
+        kept[at..*end].iter().flatten().any(|earlier| earlier.conflicts_with(next))
+    };
+    (at + 1..last).find(conflicts).unwrap_or(last)
+}
