@@ -1,1 +1,24 @@
-//! meta
+//! The metadata service of one target: names and attributes as transactions on the key-value store.
+//!
+//! From the outside in: the service ([`MetaService`]) takes requests; `ops` is what they mean;
+//! `tx` is what they see; `cache` and `table` hold it; `row` and `key` are how it is stored
+//! (`docs/design/0007-metadata.md`). Knows nothing of arrays, objects' contents or sockets.
+
+mod cache;
+mod check;
+mod clients;
+mod config;
+mod key;
+mod listing;
+mod ops;
+mod row;
+mod serve;
+mod service;
+mod slots;
+mod table;
+mod tx;
+
+pub use check::{Problem, check};
+pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
+pub use row::Damaged;
+pub use service::MetaService;

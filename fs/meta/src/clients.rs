@@ -1,0 +1,214 @@
+//! Clients come, come back, and fall silent; and the housekeeper's list.
+
+use crate::config::CallHeader;
+use crate::key;
+use crate::ops::write;
+use crate::row::{ClientRow, Counters, Inode};
+use crate::service::{MetaService, Room, fault_of};
+use crate::table::{Client, Slot};
+use levada_base::ids::Ino;
+use levada_base::reactor;
+use levada_kv::Batch;
+use levada_wire::attr::Attr;
+use levada_wire::meta::{FsInfo, MetaFault, MetaReply};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+impl MetaService {
+    /// Finds or makes the client's row.
+    pub(crate) async fn register(&self, uuid: [u8; 16]) -> Result<MetaReply, MetaFault> {
+        self.wait_for_room(Room { frees: false }).await?;
+        let (client, seq) = {
+            let mut table = self.table.borrow_mut();
+            if let Some(client) = table.by_uuid.get(&uuid).copied() {
+                let known = table.clients.get_mut(&client).expect("both maps agree");
+                known.seen = reactor::now();
+                // The row may have been put a moment ago, for the same uuid on another connection.
+                (client, self.store.last_seq())
+            } else {
+                let client = table.counters.next_client;
+                let counters = Counters { next_client: client + 1, ..table.counters };
+                let mut batch = Batch::default();
+                batch.put(&key::client(client), &ClientRow { uuid }.encode());
+                batch.put(key::COUNTERS, &counters.encode());
+                let seq = self.store.apply(batch).map_err(fault_of)?;
+                table.counters = counters;
+                table.by_uuid.insert(uuid, client);
+                let slots = vec![Slot::default(); self.config.slots as usize];
+                let seen = reactor::now();
+                table.clients.insert(client, Client { uuid, seen, opens: BTreeMap::new(), slots });
+                (client, seq)
+            }
+        };
+        self.durable(seq).await?;
+        let table = self.table.borrow();
+        let slots = &table.clients.get(&client).ok_or(MetaFault::NotRegistered)?.slots;
+        // A change that still runs is used too: its client may have forgotten it.
+        let used = slots.iter().zip(0..).filter_map(|(slot, number)| {
+            let sequence = slot.sequence.max(slot.running.unwrap_or(0));
+            (sequence > 0).then_some((number, sequence))
+        });
+        Ok(MetaReply::Registered {
+            client,
+            slots: self.config.slots,
+            verifier: self.verifier,
+            used: used.collect(),
+            fs: FsInfo {
+                id: self.env.superblock.fs(),
+                name: self.env.superblock.name.clone(),
+                objects: self.config.objects.clone(),
+                lease_ms: u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX),
+            },
+        })
+    }
+
+    /// After a restart: what a client holds open.
+    pub(crate) async fn reclaim(
+        &self,
+        client: u64,
+        opens: Vec<(Ino, u32)>,
+    ) -> Result<MetaReply, MetaFault> {
+        if client == 0 {
+            return Err(MetaFault::Invalid);
+        }
+        {
+            let mut table = self.table.borrow_mut();
+            let mut summed = BTreeMap::<Ino, u32>::new();
+            for (ino, count) in opens.into_iter().filter(|(_, count)| *count > 0) {
+                let sum = summed.entry(ino).or_default();
+                *sum = sum.saturating_add(count);
+            }
+            table.set_opens(client, summed);
+            table.awaited.remove(&client);
+        }
+        self.reap_orphans().await?;
+        Ok(MetaReply::Done)
+    }
+
+    /// Ends the leases that ran out, and releases what nobody holds any more. To be called every
+    /// now and then; [`MetaService::run`] does.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not take changes.
+    pub async fn tick(&self) -> Result<(), MetaFault> {
+        let silent: Vec<u64> = {
+            let table = self.table.borrow();
+            let silent = |client: &Client| client.seen.elapsed() > self.config.lease;
+            table.clients.iter().filter(|(_, c)| silent(c)).map(|(number, _)| *number).collect()
+        };
+        for client in silent {
+            self.wait_for_room(Room { frees: true }).await?;
+            self.expire(client)?;
+        }
+        if self.opened.elapsed() > self.config.lease {
+            self.table.borrow_mut().awaited.clear();
+        }
+        self.reap_orphans().await
+    }
+
+    /// Calls [`MetaService::tick`] for as long as the target serves.
+    pub async fn run(&self) {
+        loop {
+            reactor::sleep(self.config.lease / 4).await;
+            if let Err(fault) = self.tick().await {
+                tracing::warn!(%fault, "housekeeping of the metadata failed; it will be tried again");
+            }
+        }
+    }
+
+    /// Forgets a silent client. Its sessions stay for the housekeeper.
+    fn expire(&self, client: u64) -> Result<(), MetaFault> {
+        let mut table = self.table.borrow_mut();
+        let Some(gone) = table.clients.get(&client) else { return Ok(()) };
+        // It may have spoken while we waited for room.
+        if gone.seen.elapsed() <= self.config.lease {
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        batch.delete(&key::client(client));
+        for (slot, number) in gone.slots.iter().zip(0..) {
+            if slot.sequence > 0 {
+                batch.delete(&key::reply(client, number));
+            }
+        }
+        self.store.apply(batch).map_err(fault_of)?;
+        tracing::info!(client, "a silent client lost its opens and write sessions");
+        table.forget(client);
+        Ok(())
+    }
+
+    async fn reap_orphans(&self) -> Result<(), MetaFault> {
+        let orphans: Vec<Ino> = {
+            let table = self.table.borrow();
+            if !table.awaited.is_empty() {
+                return Ok(());
+            }
+            table.orphans.iter().copied().filter(|ino| table.opens(*ino) == 0).collect()
+        };
+        for ino in orphans {
+            self.transact(Self::housekeeper(), None, Some(Room { frees: true }), |tx| {
+                if tx.table.orphans.contains(&ino) && !tx.held(ino) {
+                    write::reap(tx, ino)?;
+                }
+                Ok(MetaReply::Done)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// What the housekeeper has to do.
+    pub(crate) async fn chores(&self, limit: u32) -> Result<MetaReply, MetaFault> {
+        let limit = limit.min(1024) as usize;
+        let (from, to) = ([key::DESTROY], [key::DESTROY + 1]);
+        let rows = self
+            .store
+            .scan(Bound::Included(&from), Bound::Excluded(&to), limit)
+            .await
+            .map_err(fault_of)?;
+        let destroy: Vec<Ino> =
+            rows.iter().filter_map(|(key, _)| key::first_number(key)).map(Ino).collect();
+        let settle: BTreeSet<Ino> = {
+            let table = self.table.borrow();
+            let gone = |client: &u64| !table.clients.contains_key(client);
+            let inos = table.sessions.keys().filter(|(_, client)| gone(client));
+            inos.map(|(ino, _)| *ino)
+                .filter(|ino| !table.orphans.contains(ino))
+                .take(limit)
+                .collect()
+        };
+        let destroy = self.attrs_of(&destroy, |inode| inode.nlink == 0).await?;
+        let settle: Vec<Ino> = settle.into_iter().collect();
+        let settle = self.attrs_of(&settle, |inode| inode.nlink > 0).await?;
+        // What the rows say must outlast a crash before objects go for good.
+        self.durable(self.store.last_seq()).await?;
+        Ok(MetaReply::Chores { destroy, settle })
+    }
+
+    /// The attributes of those inodes that are there and wanted.
+    async fn attrs_of(
+        &self,
+        inos: &[Ino],
+        wanted: impl Fn(&Inode) -> bool,
+    ) -> Result<Vec<Attr>, MetaFault> {
+        let mut attrs = Vec::with_capacity(inos.len());
+        for ino in inos {
+            let reply =
+                self.transact(Self::housekeeper(), None, None, |tx| match tx.inode(*ino)? {
+                    Some(inode) if wanted(&inode) => Ok(MetaReply::Attr(tx.attr(*ino, &inode))),
+                    _ => Ok(MetaReply::Done),
+                });
+            if let MetaReply::Attr(attr) = reply.await? {
+                attrs.push(*attr);
+            }
+        }
+        Ok(attrs)
+    }
+
+    /// The header of the housekeeper's requests.
+    #[must_use]
+    pub fn housekeeper() -> CallHeader {
+        CallHeader::reading(0)
+    }
+}

@@ -1,0 +1,67 @@
+//! Housekeeping: what the objects' side has finished, and counts.
+
+use super::{Answer, touch_inode, write};
+use crate::key;
+use crate::row::Session;
+use crate::tx::Tx;
+use levada_base::ids::Ino;
+use levada_wire::meta::{MetaReply, MetaRequest};
+use smallvec::SmallVec;
+
+pub fn space(tx: &Tx<'_>) -> MetaReply {
+    let inodes = tx.env.superblock.inodes_max;
+    MetaReply::Space { inodes, inodes_free: inodes.saturating_sub(tx.counters.inodes) }
+}
+
+/// The objects of an inode on the destroy list are gone, so the inode goes too.
+pub fn destroyed(tx: &mut Tx<'_>, ino: Ino) -> Answer {
+    if tx.row(&key::destroy(ino))?.is_some() {
+        tx.delete(&key::destroy(ino));
+        tx.delete(&key::inode(ino));
+        tx.counters.inodes -= 1;
+    }
+    Ok(MetaReply::Done)
+}
+
+/// The sessions of clients that are gone end: the objects were asked, or cut.
+pub fn settled(tx: &mut Tx<'_>, ino: Ino, size: u64, components: u64) -> Answer {
+    let sessions = tx.sessions(ino);
+    let gone: SmallVec<[(u64, Session); 2]> =
+        sessions.iter().copied().filter(|(client, _)| is_gone(tx, *client)).collect();
+    let Some(mut inode) = tx.inode(ino)?.filter(|_| !gone.is_empty()) else {
+        return Ok(MetaReply::Done);
+    };
+    if !sessions.iter().any(|(_, session)| session.cut.is_some()) {
+        inode.size = inode.size.max(size);
+    }
+    inode.components |= components;
+    inode.mtime = tx.now;
+    touch_inode(tx, &mut inode);
+    for (client, _) in gone {
+        tx.put_session(ino, client, None);
+    }
+    write::settle_row(tx, ino, &mut inode);
+    Ok(MetaReply::Done)
+}
+
+/// True when a session's client will not end it.
+fn is_gone(tx: &Tx<'_>, client: u64) -> bool {
+    !tx.table.clients.contains_key(&client)
+}
+
+/// What a request may do when the store is full: whatever makes it smaller, or ends something.
+pub fn frees(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    matches!(
+        request,
+        R::Unlink { .. }
+            | R::RemoveDir { .. }
+            | R::Close { .. }
+            | R::CommitWrite { .. }
+            | R::Truncated { .. }
+            | R::Destroyed { .. }
+            | R::Settled { .. }
+            | R::SetAttr { .. }
+            | R::Rename { .. }
+    )
+}

@@ -1,0 +1,126 @@
+//! The requests, each as one synchronous function over a transaction.
+
+pub mod attrs;
+pub mod chores;
+pub mod names;
+pub mod rename;
+pub mod write;
+
+use crate::row::{Body, Inode};
+use crate::tx::{Stop, Tx};
+use levada_base::ids::Ino;
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+
+/// What an operation answers.
+pub type Answer = Result<MetaReply, Stop>;
+
+/// The longest name, in bytes (NAME_MAX).
+pub const NAME_BYTES_MAX: usize = 255;
+/// The longest symbolic link, in bytes (PATH_MAX less its NUL).
+pub const TARGET_BYTES_MAX: usize = 4095;
+/// The most names of one inode (and directories in a directory).
+pub const LINKS_MAX: u32 = 1_000_000;
+
+pub const S_IFDIR: u32 = 0o040_000;
+pub const S_IFREG: u32 = 0o100_000;
+pub const S_IFLNK: u32 = 0o120_000;
+pub const S_IFMT: u32 = 0o170_000;
+pub const S_ISUID: u32 = 0o4000;
+pub const S_ISGID: u32 = 0o2000;
+pub const S_ISVTX: u32 = 0o1000;
+pub const S_IXGRP: u32 = 0o010;
+
+/// Runs a request that needs nothing but rows.
+pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
+    use MetaRequest as R;
+    match request {
+        R::Lookup { parent, name } => names::lookup(tx, *parent, name),
+        R::GetAttr { ino } => attrs::get(tx, *ino),
+        R::SetAttr { caller, ino, change } => attrs::set(tx, *caller, *ino, change),
+        R::Create { caller, parent, name, mode, new, exclusive } => {
+            let made = names::Made { caller: *caller, mode: *mode, new };
+            names::create(tx, *parent, name, &made, *exclusive)
+        }
+        R::Link { caller: _, ino, parent, name } => names::link(tx, *ino, *parent, name),
+        R::Unlink { caller, parent, name } => names::unlink(tx, *caller, *parent, name),
+        R::RemoveDir { caller, parent, name } => names::remove_dir(tx, *caller, *parent, name),
+        R::Rename { caller, from, from_name, to, to_name, flags } => {
+            let (from, to) = ((*from, &from_name[..]), (*to, &to_name[..]));
+            rename::rename(tx, *caller, from, to, *flags)
+        }
+        R::ReadLink { ino } => attrs::read_link(tx, *ino),
+        R::Open { ino, mode } => write::open(tx, *ino, *mode),
+        R::Close { ino } => write::close(tx, *ino),
+        R::BeginWrite { ino } => write::begin(tx, *ino),
+        R::CommitWrite { ino, size, mtime, components, end } => {
+            write::commit(tx, *ino, *size, *mtime, *components, *end)
+        }
+        R::Truncated { ino, size } => write::truncated(tx, *ino, *size),
+        R::Space => Ok(chores::space(tx)),
+        R::Destroyed { ino } => chores::destroyed(tx, *ino),
+        R::Settled { ino, size, components } => chores::settled(tx, *ino, *size, *components),
+        R::Register { .. } | R::Reclaim { .. } | R::ReadDir { .. } | R::Sync | R::Chores { .. } => {
+            unreachable!("the service answers {request:?} itself")
+        }
+    }
+}
+
+/// A name that can be made, removed or renamed.
+fn check_name(name: &[u8]) -> Result<(), MetaFault> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(MetaFault::NameTooLong);
+    }
+    let special = name.is_empty() || name == b"." || name == b"..";
+    if special || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        return Err(MetaFault::Invalid);
+    }
+    Ok(())
+}
+
+/// The contents of a directory changed.
+fn touch_directory(tx: &Tx<'_>, directory: &mut Inode) {
+    directory.mtime = tx.now;
+    directory.ctime = tx.now;
+    directory.change += 1;
+}
+
+/// The inode itself changed.
+fn touch_inode(tx: &Tx<'_>, inode: &mut Inode) {
+    inode.ctime = tx.now;
+    inode.change += 1;
+}
+
+/// Takes a cookie of a directory for a new entry and counts the entry.
+fn count_entry(directory: &mut Inode) -> u64 {
+    let Body::Directory { next_cookie, entries } = &mut directory.body else {
+        unreachable!("checked to be a directory")
+    };
+    *entries += 1;
+    *next_cookie += 1;
+    directory.size = *entries;
+    *next_cookie - 1
+}
+
+/// One entry less.
+fn uncount_entry(directory: &mut Inode) -> Result<(), MetaFault> {
+    let Body::Directory { entries, .. } = &mut directory.body else {
+        unreachable!("checked to be a directory")
+    };
+    *entries = entries.checked_sub(1).ok_or(MetaFault::Damaged)?;
+    directory.size = *entries;
+    Ok(())
+}
+
+/// True when the directory holds no name.
+fn is_empty(directory: &Inode) -> bool {
+    matches!(directory.body, Body::Directory { entries: 0, .. })
+}
+
+/// The inode behind an entry, which must be there.
+fn target_of(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode, Stop> {
+    let inode = tx.inode(ino)?.filter(|inode| inode.nlink > 0);
+    inode.ok_or_else(|| {
+        tracing::error!(ino = ino.0, "an entry names an inode that is not there");
+        MetaFault::Damaged.into()
+    })
+}

@@ -1,0 +1,266 @@
+//! Names: lookup, create, link, unlink, rmdir.
+
+use super::{
+    Answer, LINKS_MAX, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, S_ISGID, S_ISVTX, TARGET_BYTES_MAX,
+    check_name, count_entry, is_empty, target_of, touch_directory, touch_inode, uncount_entry,
+    write,
+};
+use crate::key;
+use crate::row::{Body, Inode, NameRow};
+use crate::table::Effect;
+use crate::tx::{Stop, Tx};
+use levada_base::ids::Ino;
+use levada_wire::attr::{Kind, Layout};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, NewInode};
+
+/// Cookies below this stand for "before the first", "." and "..".
+pub const FIRST_COOKIE: u64 = 3;
+
+/// What to make, and for whom.
+pub struct Made<'a> {
+    pub caller: Caller,
+    pub mode: u32,
+    pub new: &'a NewInode,
+}
+
+pub fn lookup(tx: &mut Tx<'_>, parent: Ino, name: &[u8]) -> Answer {
+    if name == b"." {
+        let inode = tx.live(parent)?;
+        return Ok(MetaReply::Attr(tx.attr(parent, &inode)));
+    }
+    tx.load(&[key::inode(parent), key::name(parent, name)])?;
+    let directory = tx.directory(parent)?;
+    let ino = if name == b".." {
+        directory.parent
+    } else {
+        check_name(name)?;
+        tx.name(parent, name)?.ok_or(MetaFault::NotFound)?.ino
+    };
+    let inode = target_of(tx, ino)?;
+    Ok(MetaReply::Attr(tx.attr(ino, &inode)))
+}
+
+pub fn create(
+    tx: &mut Tx<'_>,
+    parent: Ino,
+    name: &[u8],
+    made: &Made<'_>,
+    exclusive: bool,
+) -> Answer {
+    check_name(name)?;
+    tx.load(&[key::inode(parent), key::name(parent, name)])?;
+    let mut directory = tx.directory(parent)?;
+    if let Some(found) = tx.name(parent, name)? {
+        return open_found(tx, found, made.new, exclusive);
+    }
+    if tx.counters.inodes >= tx.env.superblock.inodes_max {
+        return Err(MetaFault::Full.into());
+    }
+    let ino = Ino(tx.counters.next_ino);
+    let inode = new_inode(tx, ino, parent, &directory, made)?;
+    let kind = inode.kind();
+    if kind == Kind::Directory {
+        if directory.nlink >= LINKS_MAX {
+            return Err(MetaFault::TooManyLinks.into());
+        }
+        directory.nlink += 1;
+    }
+    tx.counters.next_ino += 1;
+    tx.counters.inodes += 1;
+    let cookie = count_entry(&mut directory);
+    touch_directory(tx, &mut directory);
+    tx.put_inode(ino, &inode);
+    tx.put_inode(parent, &directory);
+    tx.put_entry(parent, name, NameRow { cookie, ino, kind });
+    if matches!(made.new, NewInode::File { open: Some(_) }) {
+        tx.effect(Effect::Opened(ino));
+    }
+    Ok(MetaReply::Entry(tx.attr(ino, &inode), true))
+}
+
+/// The name is taken.
+fn open_found(tx: &mut Tx<'_>, found: NameRow, new: &NewInode, exclusive: bool) -> Answer {
+    let NewInode::File { open } = new else { return Err(MetaFault::Exists.into()) };
+    if exclusive {
+        return Err(MetaFault::Exists.into());
+    }
+    let ino = found.ino;
+    match (found.kind, open) {
+        (Kind::Directory, _) => Err(MetaFault::IsDirectory.into()),
+        (Kind::File, Some(mode)) => match write::open(tx, ino, *mode)? {
+            MetaReply::Attr(attr) => Ok(MetaReply::Entry(attr, false)),
+            other => Ok(other),
+        },
+        // The caller follows a link itself, and opens a special file without the service.
+        (Kind::File | Kind::Symlink | Kind::Special, _) => {
+            let inode = target_of(tx, ino)?;
+            Ok(MetaReply::Entry(tx.attr(ino, &inode), false))
+        }
+    }
+}
+
+fn new_inode(
+    tx: &Tx<'_>,
+    ino: Ino,
+    parent: Ino,
+    directory: &Inode,
+    made: &Made<'_>,
+) -> Result<Inode, Stop> {
+    let (kind_bits, body, size, nlink, rdev) = match made.new {
+        NewInode::File { .. } => (S_IFREG, Body::File(layout_for(tx, ino)), 0, 1, 0),
+        NewInode::Directory => {
+            let body = Body::Directory { next_cookie: FIRST_COOKIE, entries: 0 };
+            (S_IFDIR, body, 0, 2, 0)
+        }
+        NewInode::Symlink { target } => {
+            if target.len() > TARGET_BYTES_MAX {
+                return Err(MetaFault::NameTooLong.into());
+            }
+            if target.is_empty() || target.contains(&0) {
+                return Err(MetaFault::Invalid.into());
+            }
+            (S_IFLNK, Body::Symlink(target.clone()), target.len() as u64, 1, 0)
+        }
+        NewInode::Special { rdev } => {
+            let kind_bits = made.mode & S_IFMT;
+            if matches!(kind_bits, 0 | S_IFREG | S_IFDIR | S_IFLNK) {
+                return Err(MetaFault::Invalid.into());
+            }
+            (kind_bits, Body::Special, 0, 1, *rdev)
+        }
+    };
+    let mut mode = kind_bits | (made.mode & !S_IFMT);
+    let mut gid = made.caller.gid;
+    // inode_init_owner of Linux, and mkdir(2): a set-group-id directory hands its group on.
+    if directory.mode & S_ISGID != 0 {
+        gid = directory.gid;
+        if kind_bits == S_IFDIR {
+            mode |= S_ISGID;
+        }
+    }
+    Ok(Inode {
+        generation: tx.env.superblock.generation,
+        mode,
+        uid: made.caller.uid,
+        gid,
+        nlink,
+        rdev,
+        size,
+        atime: tx.now,
+        mtime: tx.now,
+        ctime: tx.now,
+        btime: tx.now,
+        change: 1,
+        parent,
+        project: directory.project,
+        tenant: directory.tenant,
+        components: 0,
+        body,
+        other: Vec::new(),
+    })
+}
+
+/// The first target takes turns, so that small files spread evenly.
+fn layout_for(tx: &Tx<'_>, ino: Ino) -> Layout {
+    let targets = &tx.env.targets;
+    let first = (ino.0 % targets.len() as u64) as usize;
+    let count = (tx.env.superblock.stripe_count as usize).clamp(1, targets.len().min(64));
+    Layout {
+        version: 1,
+        stripe_unit: tx.env.superblock.stripe_unit,
+        targets: (0..count).map(|i| targets[(first + i) % targets.len()]).collect(),
+    }
+}
+
+pub fn link(tx: &mut Tx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer {
+    check_name(name)?;
+    tx.load(&[key::inode(ino), key::inode(parent), key::name(parent, name)])?;
+    let mut inode = tx.live(ino)?;
+    let mut directory = tx.directory(parent)?;
+    if inode.kind() == Kind::Directory {
+        return Err(MetaFault::NotPermitted.into());
+    }
+    if tx.name(parent, name)?.is_some() {
+        return Err(MetaFault::Exists.into());
+    }
+    if inode.nlink == 0 {
+        return Err(MetaFault::NotFound.into());
+    }
+    if inode.nlink >= LINKS_MAX {
+        return Err(MetaFault::TooManyLinks.into());
+    }
+    inode.nlink += 1;
+    touch_inode(tx, &mut inode);
+    let cookie = count_entry(&mut directory);
+    touch_directory(tx, &mut directory);
+    tx.put_inode(ino, &inode);
+    tx.put_inode(parent, &directory);
+    tx.put_entry(parent, name, NameRow { cookie, ino, kind: inode.kind() });
+    Ok(MetaReply::Attr(tx.attr(ino, &inode)))
+}
+
+/// In a sticky directory only the owner of the file, of the directory, or root takes names away.
+pub(super) fn check_sticky(
+    caller: Caller,
+    directory: &Inode,
+    inode: &Inode,
+) -> Result<(), MetaFault> {
+    let owner = [0, inode.uid, directory.uid].contains(&caller.uid);
+    if directory.mode & S_ISVTX != 0 && !owner {
+        return Err(MetaFault::NotPermitted);
+    }
+    Ok(())
+}
+
+pub fn unlink(tx: &mut Tx<'_>, caller: Caller, parent: Ino, name: &[u8]) -> Answer {
+    check_name(name)?;
+    tx.load(&[key::inode(parent), key::name(parent, name)])?;
+    let mut directory = tx.directory(parent)?;
+    let row = tx.name(parent, name)?.ok_or(MetaFault::NotFound)?;
+    if row.kind == Kind::Directory {
+        return Err(MetaFault::IsDirectory.into());
+    }
+    let inode = target_of(tx, row.ino)?;
+    check_sticky(caller, &directory, &inode)?;
+    uncount_entry(&mut directory)?;
+    touch_directory(tx, &mut directory);
+    tx.put_inode(parent, &directory);
+    tx.delete_entry(parent, name, row.cookie);
+    let nlink = lose_name(tx, row.ino, inode);
+    Ok(MetaReply::Removed { ino: Some(row.ino), nlink })
+}
+
+pub fn remove_dir(tx: &mut Tx<'_>, caller: Caller, parent: Ino, name: &[u8]) -> Answer {
+    check_name(name)?;
+    tx.load(&[key::inode(parent), key::name(parent, name)])?;
+    let mut directory = tx.directory(parent)?;
+    let row = tx.name(parent, name)?.ok_or(MetaFault::NotFound)?;
+    if row.kind != Kind::Directory {
+        return Err(MetaFault::NotDirectory.into());
+    }
+    let inode = target_of(tx, row.ino)?;
+    check_sticky(caller, &directory, &inode)?;
+    if !is_empty(&inode) {
+        return Err(MetaFault::NotEmpty.into());
+    }
+    uncount_entry(&mut directory)?;
+    directory.nlink -= 1;
+    touch_directory(tx, &mut directory);
+    tx.put_inode(parent, &directory);
+    tx.delete_entry(parent, name, row.cookie);
+    let nlink = lose_name(tx, row.ino, inode);
+    Ok(MetaReply::Removed { ino: Some(row.ino), nlink })
+}
+
+/// An inode whose entry is gone: one name less, or released. Says how many names are left.
+pub(super) fn lose_name(tx: &mut Tx<'_>, ino: Ino, mut inode: Inode) -> u32 {
+    // A directory has one name; its own "." goes with it.
+    inode.nlink = if inode.kind() == Kind::Directory { 0 } else { inode.nlink - 1 };
+    touch_inode(tx, &mut inode);
+    if inode.nlink == 0 {
+        tx.release(ino, &mut inode);
+    } else {
+        tx.put_inode(ino, &inode);
+    }
+    inode.nlink
+}

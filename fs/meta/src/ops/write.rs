@@ -1,0 +1,158 @@
+//! Files that are open and written: open, close, write sessions, truncation.
+//!
+//! What always holds:
+//! - While no session is open, no object holds a byte of the file at or past its size.
+//! - At most one session has a cut pending, and then the inode's size is that cut.
+
+use super::attrs::clear_set_id;
+use super::{Answer, touch_inode};
+use crate::row::Inode;
+use crate::table::Effect;
+use crate::tx::{Stop, Tx};
+use levada_base::ids::Ino;
+use levada_wire::attr::{Kind, Time};
+use levada_wire::meta::{MetaFault, MetaReply, OpenMode};
+
+/// The largest file (off_t).
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+pub fn open(tx: &mut Tx<'_>, ino: Ino, mode: OpenMode) -> Answer {
+    let mut inode = tx.live(ino)?;
+    if inode.kind() == Kind::Directory && (mode.write || mode.truncate) {
+        return Err(MetaFault::IsDirectory.into());
+    }
+    if mode.truncate && inode.kind() == Kind::File {
+        set_size(tx, ino, &mut inode, 0)?;
+        inode.mtime = tx.now;
+        touch_inode(tx, &mut inode);
+        tx.put_inode(ino, &inode);
+        tx.effect(Effect::Opened(ino));
+        return Ok(MetaReply::Attr(tx.attr_to_cut(ino, &inode)));
+    }
+    tx.effect(Effect::Opened(ino));
+    Ok(MetaReply::Attr(tx.attr(ino, &inode)))
+}
+
+pub fn close(tx: &mut Tx<'_>, ino: Ino) -> Answer {
+    tx.effect(Effect::Closed(ino));
+    if tx.table.orphans.contains(&ino) && !tx.held(ino) {
+        reap(tx, ino)?;
+    }
+    Ok(MetaReply::Done)
+}
+
+/// Releases an orphan that nobody holds any more.
+pub fn reap(tx: &mut Tx<'_>, ino: Ino) -> Result<(), Stop> {
+    if let Some(mut inode) = tx.inode(ino)? {
+        tx.release(ino, &mut inode);
+    }
+    Ok(())
+}
+
+/// A file with what it takes to write it.
+fn file(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode, Stop> {
+    let inode = tx.live(ino)?;
+    match inode.kind() {
+        Kind::File => Ok(inode),
+        Kind::Directory => Err(MetaFault::IsDirectory.into()),
+        Kind::Symlink | Kind::Special => Err(MetaFault::Invalid.into()),
+    }
+}
+
+/// Another client's cut must be over first: until then its size alone counts.
+fn refuse_foreign_cut(tx: &Tx<'_>, ino: Ino) -> Result<(), MetaFault> {
+    let sessions = tx.sessions(ino);
+    let foreign =
+        sessions.iter().any(|(client, session)| *client != tx.client && session.cut.is_some());
+    if foreign { Err(MetaFault::Unavailable) } else { Ok(()) }
+}
+
+pub fn begin(tx: &mut Tx<'_>, ino: Ino) -> Answer {
+    let mut inode = file(tx, ino)?;
+    refuse_foreign_cut(tx, ino)?;
+    let mut session = tx.session(ino).unwrap_or_default();
+    if !session.writing {
+        session.writing = true;
+        clear_set_id(&mut inode);
+        // Data changes from now on without a word to this service.
+        inode.change += 1;
+        tx.put_inode(ino, &inode);
+        tx.put_session(ino, tx.client, Some(session));
+    }
+    Ok(MetaReply::Attr(tx.attr(ino, &inode)))
+}
+
+/// Sets a file's size; cuts the objects when they may hold more. The caller writes the inode.
+pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Result<(), Stop> {
+    match inode.kind() {
+        Kind::File => {}
+        Kind::Directory => return Err(MetaFault::IsDirectory.into()),
+        Kind::Symlink | Kind::Special => return Err(MetaFault::Invalid.into()),
+    }
+    if size > SIZE_MAX {
+        return Err(MetaFault::Invalid.into());
+    }
+    refuse_foreign_cut(tx, ino)?;
+    let sessions = tx.sessions(ino);
+    let mut session = tx.session(ino).unwrap_or_default();
+    // Growing while a cut is pending would bring cut bytes back.
+    if session.cut.is_some_and(|cut| size > cut) {
+        return Err(MetaFault::Unavailable.into());
+    }
+    let written = inode.components != 0 || !sessions.is_empty();
+    let grows = sessions.is_empty() && size >= inode.size;
+    if written && !grows {
+        session.cut = Some(size);
+        tx.put_session(ino, tx.client, Some(session));
+    }
+    inode.size = size;
+    Ok(())
+}
+
+pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64) -> Answer {
+    let Some(mut session) = tx.session(ino).filter(|session| session.cut == Some(size)) else {
+        return Ok(MetaReply::Done);
+    };
+    let mut inode = tx.live(ino)?;
+    session.cut = None;
+    tx.put_session(ino, tx.client, Some(session));
+    settle_row(tx, ino, &mut inode);
+    Ok(MetaReply::Done)
+}
+
+pub fn commit(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    size: u64,
+    mtime: Time,
+    components: u64,
+    end: bool,
+) -> Answer {
+    let mut inode = file(tx, ino)?;
+    if size > SIZE_MAX {
+        return Err(MetaFault::Invalid.into());
+    }
+    let cut = tx.sessions(ino).iter().any(|(_, session)| session.cut.is_some());
+    if !cut {
+        inode.size = inode.size.max(size);
+    }
+    inode.mtime = mtime;
+    inode.components |= components;
+    touch_inode(tx, &mut inode);
+    if end && let Some(mut session) = tx.session(ino) {
+        session.writing = false;
+        tx.put_session(ino, tx.client, Some(session));
+    }
+    let attr = tx.attr(ino, &inode);
+    settle_row(tx, ino, &mut inode);
+    Ok(MetaReply::Attr(attr))
+}
+
+/// Writes an inode of which a session has changed, or releases it if that was its last holder.
+pub(super) fn settle_row(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) {
+    if inode.nlink == 0 && !tx.held(ino) {
+        tx.release(ino, inode);
+    } else {
+        tx.put_inode(ino, inode);
+    }
+}

@@ -1,0 +1,166 @@
+//! Rows beside the tree: what file system this is, counters, clients, replies, sessions.
+
+use super::{Damaged, Fields, VERSION};
+use levada_base::ids::Ino;
+
+/// The value of `M|0`: fixed when the file system is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    pub uuid: [u8; 16],
+    /// Number of this metadata target within the file system: the upper 16 bits of every inode
+    /// number that it gives out.
+    pub target: u16,
+    /// What new inodes get as generation; raised by whoever restores the target from a copy, so
+    /// that numbers given out twice still differ.
+    pub generation: u64,
+    pub stripe_count: u32,
+    pub stripe_unit: u64,
+    pub inodes_max: u64,
+    pub name: String,
+}
+
+/// The value of `M|1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters {
+    /// The next inode's number.
+    pub next_ino: u64,
+    /// The next client's number.
+    pub next_client: u64,
+    /// Inodes that exist, those still to be destroyed included.
+    pub inodes: u64,
+}
+
+/// The value of `C|client`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientRow {
+    pub uuid: [u8; 16],
+}
+
+/// The value of `R|client|slot`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplyRow {
+    pub sequence: u64,
+    /// The message as it was encoded (postcard).
+    pub reply: Vec<u8>,
+}
+
+/// The value of `S|ino|client`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Session {
+    /// The client may have changed the objects.
+    pub writing: bool,
+    /// The objects are still to be cut to this size.
+    pub cut: Option<u64>,
+}
+
+impl Superblock {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut row = vec![VERSION, 0];
+        row.extend_from_slice(&self.target.to_le_bytes());
+        row.extend_from_slice(&self.stripe_count.to_le_bytes());
+        row.extend_from_slice(&self.uuid);
+        row.extend_from_slice(&self.generation.to_le_bytes());
+        row.extend_from_slice(&self.stripe_unit.to_le_bytes());
+        row.extend_from_slice(&self.inodes_max.to_le_bytes());
+        row.extend_from_slice(self.name.as_bytes());
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("superblock", bytes)?;
+        fields.u8()?;
+        Ok(Self {
+            target: fields.u16()?,
+            stripe_count: fields.u32()?,
+            uuid: fields.bytes(16)?.try_into().expect("16 bytes"),
+            generation: fields.u64()?,
+            stripe_unit: fields.u64()?,
+            inodes_max: fields.u64()?,
+            name: String::from_utf8(fields.rest.to_vec()).map_err(|_| fields.damaged())?,
+        })
+    }
+
+    /// The file system's number in object names.
+    pub fn fs(&self) -> u64 {
+        u64::from_be_bytes(self.uuid[..8].try_into().expect("8 bytes"))
+    }
+}
+
+impl Counters {
+    pub fn encode(&self) -> [u8; 25] {
+        let mut row = [VERSION; 25];
+        row[1..9].copy_from_slice(&self.next_ino.to_le_bytes());
+        row[9..17].copy_from_slice(&self.next_client.to_le_bytes());
+        row[17..].copy_from_slice(&self.inodes.to_le_bytes());
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("counters", bytes)?;
+        let row =
+            Self { next_ino: fields.u64()?, next_client: fields.u64()?, inodes: fields.u64()? };
+        fields.end()?;
+        Ok(row)
+    }
+}
+
+impl ClientRow {
+    pub fn encode(&self) -> [u8; 17] {
+        let mut row = [VERSION; 17];
+        row[1..].copy_from_slice(&self.uuid);
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("client", bytes)?;
+        let uuid = fields.bytes(16)?.try_into().expect("16 bytes");
+        fields.end()?;
+        Ok(Self { uuid })
+    }
+}
+
+impl ReplyRow {
+    pub fn encode(sequence: u64, reply: &[u8]) -> Vec<u8> {
+        let mut row = Vec::with_capacity(9 + reply.len());
+        row.push(VERSION);
+        row.extend_from_slice(&sequence.to_le_bytes());
+        row.extend_from_slice(reply);
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("reply", bytes)?;
+        Ok(Self { sequence: fields.u64()?, reply: fields.rest.to_vec() })
+    }
+}
+
+const WRITING: u8 = 1;
+const CUT: u8 = 2;
+
+impl Session {
+    pub fn encode(&self) -> [u8; 10] {
+        let mut row = [VERSION; 10];
+        row[1] = u8::from(self.writing) * WRITING + u8::from(self.cut.is_some()) * CUT;
+        row[2..].copy_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("write session", bytes)?;
+        let flags = fields.u8()?;
+        let cut = fields.u64()?;
+        fields.end()?;
+        if flags & !(WRITING | CUT) != 0 {
+            return Err(fields.damaged());
+        }
+        Ok(Self { writing: flags & WRITING != 0, cut: (flags & CUT != 0).then_some(cut) })
+    }
+}
+
+/// The value of `O|ino` and `X|ino`: nothing but the version.
+pub const MARK: &[u8] = &[VERSION];
+
+/// The first inode number of a metadata target, after the root.
+pub fn first_ino(target: u16) -> u64 {
+    (u64::from(target) << 48) | (Ino::ROOT.0 + 1)
+}

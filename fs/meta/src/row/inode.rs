@@ -1,0 +1,254 @@
+//! The inode: 104 fixed bytes, then sections.
+//!
+//! A section is a tag, a length and bytes; the ones that this version does not know are kept as
+//! they are. So access control lists and extended attributes need no new version.
+
+use super::entry::{kind_number, kind_of};
+use super::{Damaged, Fields, VERSION};
+use levada_base::ids::{Ino, TargetId};
+use levada_wire::attr::{Attr, Kind, Layout, Time};
+
+const SECTION_LAYOUT: u8 = 1;
+const SECTION_DIRECTORY: u8 = 2;
+const SECTION_SYMLINK: u8 = 3;
+
+/// What only one kind of inode has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    File(Layout),
+    Directory {
+        /// Never given out before.
+        next_cookie: u64,
+        /// Names in it.
+        entries: u64,
+    },
+    Symlink(Vec<u8>),
+    Special,
+}
+
+/// The value of `I|ino`. The fields mean what they mean in [`Attr`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inode {
+    pub generation: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub rdev: u32,
+    pub size: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub btime: Time,
+    pub change: u64,
+    pub parent: Ino,
+    pub project: u32,
+    pub tenant: u32,
+    pub components: u64,
+    pub body: Body,
+    /// Sections that this version does not know, encoded.
+    pub other: Vec<u8>,
+}
+
+impl Inode {
+    pub fn kind(&self) -> Kind {
+        match self.body {
+            Body::File(_) => Kind::File,
+            Body::Directory { .. } => Kind::Directory,
+            Body::Symlink(_) => Kind::Symlink,
+            Body::Special => Kind::Special,
+        }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut row = Vec::with_capacity(160);
+        row.extend_from_slice(&[VERSION, kind_number(self.kind()), 0, 0]);
+        row.extend_from_slice(&self.mode.to_le_bytes());
+        row.extend_from_slice(&self.generation.to_le_bytes());
+        for field in [self.uid, self.gid, self.nlink, self.rdev] {
+            row.extend_from_slice(&field.to_le_bytes());
+        }
+        row.extend_from_slice(&self.size.to_le_bytes());
+        for time in [self.atime, self.mtime, self.ctime, self.btime] {
+            row.extend_from_slice(&time.0.to_le_bytes());
+        }
+        row.extend_from_slice(&self.change.to_le_bytes());
+        row.extend_from_slice(&self.parent.0.to_le_bytes());
+        row.extend_from_slice(&self.project.to_le_bytes());
+        row.extend_from_slice(&self.tenant.to_le_bytes());
+        row.extend_from_slice(&self.components.to_le_bytes());
+        debug_assert_eq!(row.len(), 104);
+        match &self.body {
+            Body::File(layout) => {
+                section(&mut row, SECTION_LAYOUT, 12 + 4 * layout.targets.len());
+                row.extend_from_slice(&layout.version.to_le_bytes());
+                row.extend_from_slice(&layout.stripe_unit.to_le_bytes());
+                for target in &layout.targets {
+                    row.extend_from_slice(&target.0.to_le_bytes());
+                }
+            }
+            Body::Directory { next_cookie, entries } => {
+                section(&mut row, SECTION_DIRECTORY, 16);
+                row.extend_from_slice(&next_cookie.to_le_bytes());
+                row.extend_from_slice(&entries.to_le_bytes());
+            }
+            Body::Symlink(target) => {
+                section(&mut row, SECTION_SYMLINK, target.len());
+                row.extend_from_slice(target);
+            }
+            Body::Special => {}
+        }
+        row.extend_from_slice(&self.other);
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("inode", bytes)?;
+        let kind = kind_of(fields.u8()?).ok_or(fields.damaged())?;
+        if fields.u16()? != 0 {
+            return Err(fields.damaged());
+        }
+        let mut inode = Self {
+            mode: fields.u32()?,
+            generation: fields.u64()?,
+            uid: fields.u32()?,
+            gid: fields.u32()?,
+            nlink: fields.u32()?,
+            rdev: fields.u32()?,
+            size: fields.u64()?,
+            atime: Time(fields.i64()?),
+            mtime: Time(fields.i64()?),
+            ctime: Time(fields.i64()?),
+            btime: Time(fields.i64()?),
+            change: fields.u64()?,
+            parent: Ino(fields.u64()?),
+            project: fields.u32()?,
+            tenant: fields.u32()?,
+            components: fields.u64()?,
+            body: Body::Special,
+            other: Vec::new(),
+        };
+        while !fields.rest.is_empty() {
+            let start = fields.rest;
+            let tag = fields.u8()?;
+            fields.u8()?;
+            let bytes = fields.u16()?;
+            let content = fields.bytes(usize::from(bytes))?;
+            match tag {
+                SECTION_LAYOUT => inode.body = Body::File(decode_layout(content)?),
+                SECTION_DIRECTORY => inode.body = decode_directory(content)?,
+                SECTION_SYMLINK => inode.body = Body::Symlink(content.to_vec()),
+                _ => inode.other.extend_from_slice(&start[..start.len() - fields.rest.len()]),
+            }
+        }
+        if inode.kind() != kind {
+            return Err(fields.damaged());
+        }
+        Ok(inode)
+    }
+
+    /// What a client gets to see.
+    pub fn attr(&self, ino: Ino, writers: bool) -> Attr {
+        let layout = match &self.body {
+            Body::File(layout) => Some(layout.clone()),
+            _ => None,
+        };
+        Attr {
+            ino,
+            generation: self.generation,
+            kind: self.kind(),
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            nlink: self.nlink,
+            size: self.size,
+            writers,
+            rdev: self.rdev,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
+            change: self.change,
+            parent: self.parent,
+            project: self.project,
+            tenant: self.tenant,
+            layout,
+            components: self.components,
+        }
+    }
+}
+
+fn section(row: &mut Vec<u8>, tag: u8, bytes: usize) {
+    let bytes = u16::try_from(bytes).expect("sections are short");
+    row.extend_from_slice(&[tag, 0]);
+    row.extend_from_slice(&bytes.to_le_bytes());
+}
+
+fn decode_layout(content: &[u8]) -> Result<Layout, Damaged> {
+    let mut fields = Fields { rest: content, what: "inode layout" };
+    let (version, stripe_unit) = (fields.u32()?, fields.u64()?);
+    let mut targets = Vec::with_capacity(fields.rest.len() / 4);
+    while !fields.rest.is_empty() {
+        targets.push(TargetId(fields.u32()?));
+    }
+    if stripe_unit == 0 || targets.is_empty() {
+        return Err(fields.damaged());
+    }
+    Ok(Layout { version, stripe_unit, targets })
+}
+
+fn decode_directory(content: &[u8]) -> Result<Body, Damaged> {
+    let mut fields = Fields { rest: content, what: "inode directory" };
+    let body = Body::Directory { next_cookie: fields.u64()?, entries: fields.u64()? };
+    fields.end()?;
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn body() -> impl Strategy<Value = Body> {
+        prop_oneof![
+            (any::<u32>(), 1..=u64::MAX, prop::collection::vec(any::<u32>(), 1..65)).prop_map(
+                |(version, stripe_unit, targets)| Body::File(Layout {
+                    version,
+                    stripe_unit,
+                    targets: targets.into_iter().map(TargetId).collect(),
+                })
+            ),
+            any::<(u64, u64)>()
+                .prop_map(|(next_cookie, entries)| Body::Directory { next_cookie, entries }),
+            prop::collection::vec(any::<u8>(), 0..4096).prop_map(Body::Symlink),
+            Just(Body::Special),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn an_inode_reads_back(body in body(), numbers in any::<[u64; 6]>(), times in any::<[i64; 4]>(),
+                               small in any::<[u32; 7]>(), other in prop::option::of(any::<[u8; 3]>())) {
+            let inode = Inode {
+                generation: numbers[0], size: numbers[1], change: numbers[2],
+                parent: Ino(numbers[3]), components: numbers[4],
+                mode: small[0], uid: small[1], gid: small[2], nlink: small[3], rdev: small[4],
+                project: small[5], tenant: small[6],
+                atime: Time(times[0]), mtime: Time(times[1]), ctime: Time(times[2]), btime: Time(times[3]),
+                body,
+                other: other.map_or(Vec::new(), |bytes| [&[200, 0, 3, 0], &bytes[..]].concat()),
+            };
+            prop_assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
+        }
+
+        #[test]
+        fn no_bytes_make_the_decoder_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), sound in any::<bool>()) {
+            if sound && bytes.len() > 4 {
+                bytes[..4].copy_from_slice(&[VERSION, 2, 0, 0]);
+            }
+            let _ = Inode::decode(&bytes);
+        }
+    }
+}

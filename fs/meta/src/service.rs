@@ -1,0 +1,484 @@
+//! The metadata service of one target.
+//!
+//! A change runs in four steps: wait for room in the store; fetch the rows it needs; check and
+//! apply, in one step without a wait (`tx`), together with the reply row of its slot; wait until
+//! that is durable, then answer. The next change of the same directory need not wait for the
+//! last step, so that many share one flush of the store.
+//!
+//! What always holds:
+//! - Nothing is told that a crash could take back: an answer, also of a read and of a refusal,
+//!   waits until everything that it rests on is durable.
+//! - A change and its reply row are one batch; a repeat gets the stored reply.
+//!
+//! After a crash the store holds a prefix of the batches that contains every answered one. Opens
+//! and leases are gone; see `table`.
+
+use crate::cache::Cache;
+use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
+use crate::key;
+use crate::ops::{self, Answer, chores};
+use crate::row::{
+    Body, ClientRow, Counters, Damaged, Inode, ReplyRow, Session, Superblock, first_ino,
+};
+use crate::slots::{Entered, Ticket};
+use crate::table::{Client, Slot, Table};
+use crate::tx::{Env, Outcome, Stop, Tx};
+use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::reactor::{self, Instant};
+use levada_base::sync::Notify;
+use levada_kv::{Batch, Bytes, KvError, Store};
+use levada_wire::attr::Time;
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The most slots of a client.
+const SLOTS_MAX: u32 = 1 << 16;
+/// Rows read at once while starting.
+const SCAN_ROWS: usize = 1024;
+
+/// See the module.
+pub struct MetaService {
+    pub(crate) store: Store,
+    pub(crate) env: Env,
+    pub(crate) config: ServeConfig,
+    pub(crate) verifier: BootVerifier,
+    pub(crate) table: RefCell<Table>,
+    cache: RefCell<Cache>,
+    /// A slot's running change has ended.
+    pub(crate) slot_free: Notify,
+    pub(crate) opened: Instant,
+    last_time: Cell<Time>,
+    /// The order in which requests took effect, which is what tests compare a model with.
+    #[cfg(test)]
+    pub(crate) trace: RefCell<Vec<Traced>>,
+}
+
+/// A request that took effect, or was refused.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traced {
+    pub call: CallHeader,
+    /// The batch that it applied.
+    pub wrote: Option<Seq>,
+}
+
+/// How a request is treated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// Changes nothing.
+    Read,
+    /// Needs a slot.
+    Change,
+    /// A change that may be done twice.
+    Repeatable,
+}
+
+fn class_of(request: &MetaRequest) -> Class {
+    use MetaRequest as R;
+    match request {
+        R::Lookup { .. }
+        | R::GetAttr { .. }
+        | R::ReadLink { .. }
+        | R::ReadDir { .. }
+        | R::Sync
+        | R::Space
+        | R::Chores { .. } => Class::Read,
+        R::SetAttr { .. }
+        | R::Create { .. }
+        | R::Link { .. }
+        | R::Unlink { .. }
+        | R::RemoveDir { .. }
+        | R::Rename { .. }
+        | R::Open { .. }
+        | R::Close { .. }
+        | R::BeginWrite { .. }
+        | R::CommitWrite { .. }
+        | R::Truncated { .. } => Class::Change,
+        R::Register { .. } | R::Reclaim { .. } | R::Destroyed { .. } | R::Settled { .. } => {
+            Class::Repeatable
+        }
+    }
+}
+
+impl MetaService {
+    /// Makes a file system in an empty store.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration makes no sense or the store fails.
+    pub async fn create(
+        store: Store,
+        fs: FsConfig,
+        config: ServeConfig,
+    ) -> Result<Self, MetaError> {
+        if fs.stripe_count == 0 || fs.stripe_count > 64 {
+            return Err(MetaError::Config { what: "this stripe count" });
+        }
+        if fs.stripe_unit == 0 || !fs.stripe_unit.is_multiple_of(levada_base::units::BLOCK_BYTES) {
+            return Err(MetaError::Config { what: "this stripe unit" });
+        }
+        let superblock = Superblock {
+            uuid: fs.uuid,
+            target: fs.target,
+            generation: 1,
+            stripe_count: fs.stripe_count,
+            stripe_unit: fs.stripe_unit,
+            inodes_max: fs.inodes_max,
+            name: fs.name,
+        };
+        let counters = Counters { next_ino: first_ino(fs.target), next_client: 1, inodes: 1 };
+        let now = wall_clock();
+        let root = Inode {
+            generation: superblock.generation,
+            mode: ops::S_IFDIR | (fs.root_mode & !ops::S_IFMT),
+            uid: fs.root_uid,
+            gid: fs.root_gid,
+            nlink: 2,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: 1,
+            parent: Ino::ROOT,
+            project: 0,
+            tenant: 0,
+            components: 0,
+            body: Body::Directory { next_cookie: ops::names::FIRST_COOKIE, entries: 0 },
+            other: Vec::new(),
+        };
+        store.room().await?;
+        let mut batch = Batch::default();
+        batch.put(key::SUPERBLOCK, &superblock.encode());
+        batch.put(key::COUNTERS, &counters.encode());
+        batch.put(&key::inode(Ino::ROOT), &root.encode());
+        let seq = store.apply(batch)?;
+        store.durable(seq).await?;
+        Self::open(store, config).await
+    }
+
+    /// Starts a metadata target on what its store holds.
+    ///
+    /// # Errors
+    ///
+    /// When the store fails or holds no file system.
+    pub async fn open(store: Store, config: ServeConfig) -> Result<Self, MetaError> {
+        if config.objects.is_empty() {
+            return Err(MetaError::Config { what: "no object target" });
+        }
+        if config.slots == 0 || config.slots > SLOTS_MAX {
+            return Err(MetaError::Config { what: "this number of slots" });
+        }
+        let superblock = store.get(key::SUPERBLOCK).await?.ok_or(MetaError::Empty)?;
+        let superblock = Superblock::decode(&superblock)?;
+        let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
+        let mut table = Table::new(Counters::decode(&counters)?);
+        let now = reactor::now();
+        for (key, value) in scan_tag(&store, key::CLIENT).await? {
+            let uuid = ClientRow::decode(&value)?.uuid;
+            let client = key::first_number(&key).unwrap_or(0);
+            let slots = vec![Slot::default(); config.slots as usize];
+            table.clients.insert(client, Client { uuid, seen: now, opens: BTreeMap::new(), slots });
+            table.by_uuid.insert(uuid, client);
+            table.awaited.insert(client);
+        }
+        for (key, value) in scan_tag(&store, key::REPLY).await? {
+            let row = ReplyRow::decode(&value)?;
+            let slot = key::second_u32(&key).filter(|slot| *slot < SLOTS_MAX);
+            let slot = slot.ok_or(Damaged { what: "reply" })? as usize;
+            let client = key::first_number(&key).unwrap_or(0);
+            let Some(client) = table.clients.get_mut(&client) else { continue };
+            if client.slots.len() <= slot {
+                // It was served with more slots before.
+                client.slots.resize(slot + 1, Slot::default());
+            }
+            let reply = Some(row.reply.into());
+            client.slots[slot] = Slot { sequence: row.sequence, reply, seq: Seq(0), running: None };
+        }
+        for (key, value) in scan_tag(&store, key::SESSION).await? {
+            let ino = Ino(key::first_number(&key).unwrap_or(0));
+            let client = key::second_number(&key).unwrap_or(0);
+            table.sessions.insert((ino, client), Session::decode(&value)?);
+        }
+        for (key, _) in scan_tag(&store, key::ORPHAN).await? {
+            table.orphans.insert(Ino(key::first_number(&key).unwrap_or(0)));
+        }
+        let targets = config.objects.iter().map(|(target, _)| *target).collect();
+        Ok(Self {
+            store,
+            env: Env { superblock, targets },
+            verifier: BootVerifier(reactor::random_u64()),
+            table: RefCell::new(table),
+            cache: RefCell::new(Cache::new(config.cache_bytes)),
+            slot_free: Notify::default(),
+            opened: now,
+            last_time: Cell::new(Time(i64::MIN)),
+            config,
+            #[cfg(test)]
+            trace: RefCell::default(),
+        })
+    }
+
+    /// Drawn at this start: clients compare it and say what they hold open when it changed.
+    #[must_use]
+    pub fn verifier(&self) -> BootVerifier {
+        self.verifier
+    }
+
+    /// The store below.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Answers one request. Requests may run as concurrent tasks; one that is dropped half-way
+    /// has either changed nothing or can be repeated with its slot and sequence.
+    pub async fn handle(&self, call: CallHeader, request: MetaRequest) -> MetaReply {
+        match self.answer(call, request).await {
+            Ok(reply) => reply,
+            Err(fault) => MetaReply::Failed(fault),
+        }
+    }
+
+    async fn answer(&self, call: CallHeader, request: MetaRequest) -> Result<MetaReply, MetaFault> {
+        if let MetaRequest::Register { uuid } = request {
+            return self.register(uuid).await;
+        }
+        if call.client != 0 {
+            let mut table = self.table.borrow_mut();
+            let client = table.clients.get_mut(&call.client).ok_or(MetaFault::NotRegistered)?;
+            client.seen = reactor::now();
+        }
+        let class = class_of(&request);
+        match request {
+            MetaRequest::Reclaim { opens } => return self.reclaim(call.client, opens).await,
+            MetaRequest::Sync => {
+                self.durable(self.store.last_seq()).await?;
+                return Ok(MetaReply::Done);
+            }
+            MetaRequest::ReadDir { ino, cookie, entries_max, attrs } => {
+                return self.read_dir(call, ino, cookie, entries_max, attrs).await;
+            }
+            MetaRequest::Chores { limit } => return self.chores(limit).await,
+            _ => {}
+        }
+        let ticket = match (class, call.slot) {
+            (Class::Change, CallHeader::NO_SLOT) => return Err(MetaFault::Invalid),
+            (Class::Change, _) => match self.enter(call).await? {
+                Entered::Run(ticket) => Some(ticket),
+                Entered::Answered(slot) => return self.repeat(slot).await,
+            },
+            (Class::Read | Class::Repeatable, _) => None,
+        };
+        let frees = chores::frees(&request);
+        let room = (class != Class::Read).then_some(Room { frees });
+        self.transact(call, ticket, room, |tx| ops::run(tx, &request)).await
+    }
+
+    /// Runs an operation to its durable end.
+    pub(crate) async fn transact(
+        &self,
+        call: CallHeader,
+        ticket: Option<Ticket<'_>>,
+        room: Option<Room>,
+        op: impl Fn(&mut Tx<'_>) -> Answer,
+    ) -> Result<MetaReply, MetaFault> {
+        loop {
+            if let Some(room) = room {
+                self.wait_for_room(room).await?;
+            }
+            let now = self.time();
+            let (result, outcome) = {
+                let table = self.table.borrow();
+                let mut cache = self.cache.borrow_mut();
+                let mut tx = Tx::new(&self.env, &table, &mut cache, call.client, now);
+                let result = op(&mut tx);
+                (result, tx.finish())
+            };
+            #[cfg(test)]
+            let before = self.store.last_seq();
+            // From here to the end of `commit` nothing else runs.
+            let (reply, seq) = match result {
+                Err(Stop::Missing) => {
+                    self.fetch(outcome.missing).await?;
+                    continue;
+                }
+                Err(Stop::Fault(fault)) => {
+                    let reply = MetaReply::Failed(fault);
+                    // The client repeats what was not available, with the same sequence.
+                    if let Some(ticket) =
+                        ticket.as_ref().filter(|_| fault != MetaFault::Unavailable)
+                    {
+                        ticket.done(encode(&reply).into(), outcome.saw);
+                    }
+                    (reply, outcome.saw)
+                }
+                Ok(reply) => {
+                    let seq = self.commit(call, ticket.as_ref(), &reply, outcome)?;
+                    (reply, seq)
+                }
+            };
+            drop(ticket);
+            #[cfg(test)]
+            self.trace.borrow_mut().push(Traced {
+                call,
+                wrote: (self.store.last_seq() > before).then_some(self.store.last_seq()),
+            });
+            self.durable(seq).await?;
+            return Ok(reply);
+        }
+    }
+
+    /// Applies what a transaction leaves behind, and its reply row, as one batch.
+    fn commit(
+        &self,
+        call: CallHeader,
+        ticket: Option<&Ticket<'_>>,
+        reply: &MetaReply,
+        outcome: Outcome,
+    ) -> Result<Seq, MetaFault> {
+        let Outcome { writes, effects, counters, saw, .. } = outcome;
+        let mut table = self.table.borrow_mut();
+        if call.client != 0 && !table.clients.contains_key(&call.client) {
+            return Err(MetaFault::NotRegistered);
+        }
+        let encoded: Option<Bytes> = ticket.map(|_| encode(reply).into());
+        let mut seq = saw;
+        if !writes.is_empty() {
+            let mut batch = Batch { changes: Vec::with_capacity(writes.len() + 2) };
+            batch.changes.extend(writes.iter().cloned());
+            if counters != table.counters {
+                batch.put(key::COUNTERS, &counters.encode());
+            }
+            if let Some(encoded) = &encoded {
+                let row = ReplyRow::encode(call.sequence, encoded);
+                batch.put(&key::reply(call.client, call.slot), &row);
+            }
+            seq = self.store.apply(batch).map_err(fault_of)?;
+            let mut cache = self.cache.borrow_mut();
+            for (key, value) in writes {
+                cache.changed(key, value, seq);
+            }
+            cache.trim(self.store.durable_seq());
+            table.counters = counters;
+        }
+        for effect in effects {
+            table.take_effect(call.client, effect);
+        }
+        drop(table);
+        if let (Some(ticket), Some(encoded)) = (ticket, encoded) {
+            ticket.done(encoded, seq);
+        }
+        Ok(seq)
+    }
+
+    pub(crate) async fn wait_for_room(&self, room: Room) -> Result<(), MetaFault> {
+        let room =
+            if room.frees { self.store.room_to_free().await } else { self.store.room().await };
+        room.map_err(fault_of)
+    }
+
+    /// Waits until `seq` is durable.
+    pub(crate) async fn durable(&self, seq: Seq) -> Result<(), MetaFault> {
+        if seq <= self.store.durable_seq() {
+            return Ok(());
+        }
+        self.store.durable(seq).await.map_err(fault_of)
+    }
+
+    /// Brings rows into memory.
+    async fn fetch(&self, keys: Vec<Bytes>) -> Result<(), MetaFault> {
+        let reads = keys.into_iter().map(|key| async move {
+            let mut guard = Fetching { service: self, fetch: None, value: None };
+            guard.fetch = Some(self.cache.borrow_mut().fetch(Bytes::clone(&key)));
+            guard.value = Some(self.store.get(&key).await.map_err(fault_of)?);
+            Ok(())
+        });
+        let results: Vec<Result<(), MetaFault>> = futures_util::future::join_all(reads).await;
+        results.into_iter().collect()
+    }
+
+    /// The wall clock, which does not go back while the target serves.
+    fn time(&self) -> Time {
+        let now = wall_clock().max(self.last_time.get());
+        self.last_time.set(now);
+        now
+    }
+}
+
+/// What the request needs of the store.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    /// It may use what the store keeps for making itself smaller.
+    pub frees: bool,
+}
+
+/// A read of a row, also when it is given up.
+struct Fetching<'a> {
+    service: &'a MetaService,
+    fetch: Option<crate::cache::Fetch>,
+    value: Option<Option<Bytes>>,
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        if let Some(fetch) = self.fetch.take() {
+            self.service.cache.borrow_mut().fetched(fetch, self.value.take());
+        }
+    }
+}
+
+fn encode(reply: &MetaReply) -> Vec<u8> {
+    postcard::to_stdvec(reply).expect("memory takes every message")
+}
+
+/// The one place where the store's errors become the wire's.
+pub(crate) fn fault_of(error: KvError) -> MetaFault {
+    match error {
+        KvError::Full => MetaFault::Full,
+        KvError::Stopped => MetaFault::Unavailable,
+        KvError::Block(_) => {
+            tracing::error!(%error, "the metadata store failed");
+            MetaFault::Unavailable
+        }
+        KvError::TooLarge { .. } => MetaFault::Invalid,
+        KvError::Damaged { .. } | KvError::TooSmall { .. } => {
+            tracing::error!(%error, "the metadata store is damaged");
+            MetaFault::Damaged
+        }
+    }
+}
+
+/// Virtual in the simulator, so that it belongs to the run.
+fn wall_clock() -> Time {
+    /// 2030-01-01, in seconds.
+    const SIMULATED_START: u64 = 1_893_456_000;
+    let since_1970 = if reactor::is_simulated() {
+        Duration::from_secs(SIMULATED_START) + Duration::from_nanos(reactor::now().0)
+    } else {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    };
+    Time(i64::try_from(since_1970.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// Every row with a tag.
+async fn scan_tag(store: &Store, tag: u8) -> Result<Vec<(Bytes, Bytes)>, KvError> {
+    let end = [tag + 1];
+    let mut rows: Vec<(Bytes, Bytes)> = Vec::new();
+    loop {
+        let last = rows.last().map(|(key, _)| Bytes::clone(key));
+        let start = [tag];
+        let from =
+            last.as_ref().map_or(Bound::Included(&start[..]), |key| Bound::Excluded(&key[..]));
+        let more = store.scan(from, Bound::Excluded(&end), SCAN_ROWS).await?;
+        let done = more.len() < SCAN_ROWS;
+        rows.extend(more);
+        if done {
+            return Ok(rows);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What a metadata target knows beside the rows: clients, what they hold open, and copies of the
+//! few rows that every request asks for (sessions, orphans, reply slots).
+//!
+//! Opens and leases are volatile: after a restart, clients say again what they hold open, and
+//! until all that were known have done so or have fallen silent, nothing counts as closed.
+
+use crate::row::{Counters, Session};
+use levada_base::ids::{Ino, Seq};
+use levada_base::reactor::Instant;
+use levada_kv::Bytes;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The last change of a slot.
+#[derive(Clone, Default)]
+pub struct Slot {
+    /// 0 before the first.
+    pub sequence: u64,
+    /// The encoded answer.
+    pub reply: Option<Bytes>,
+    /// The answer may be given once this is durable.
+    pub seq: Seq,
+    /// A later one that is being worked on.
+    pub running: Option<u64>,
+}
+
+/// A registered client.
+pub struct Client {
+    pub uuid: [u8; 16],
+    /// When it was last heard of.
+    pub seen: Instant,
+    pub opens: BTreeMap<Ino, u32>,
+    pub slots: Vec<Slot>,
+}
+
+/// See the module.
+pub struct Table {
+    pub clients: BTreeMap<u64, Client>,
+    pub by_uuid: HashMap<[u8; 16], u64>,
+    /// Opens of all clients.
+    opens: HashMap<Ino, u64>,
+    pub sessions: BTreeMap<(Ino, u64), Session>,
+    pub orphans: BTreeSet<Ino>,
+    pub counters: Counters,
+    /// Clients of the time before the restart that have not said yet what they hold open.
+    pub awaited: BTreeSet<u64>,
+}
+
+/// A change of the table, made when its transaction has been applied.
+#[derive(Clone, Copy, Debug)]
+pub enum Effect {
+    Opened(Ino),
+    Closed(Ino),
+    /// `None`: it has ended.
+    Session(Ino, u64, Option<Session>),
+    Orphan(Ino, bool),
+}
+
+impl Table {
+    pub fn new(counters: Counters) -> Self {
+        Self {
+            clients: BTreeMap::new(),
+            by_uuid: HashMap::new(),
+            opens: HashMap::new(),
+            sessions: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            counters,
+            awaited: BTreeSet::new(),
+        }
+    }
+
+    /// Makes the change; opens are the client's.
+    pub fn take_effect(&mut self, client: u64, effect: Effect) {
+        match effect {
+            Effect::Opened(ino) => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    *client.opens.entry(ino).or_default() += 1;
+                    *self.opens.entry(ino).or_default() += 1;
+                }
+            }
+            Effect::Closed(ino) => self.closed(client, ino),
+            Effect::Session(ino, client, Some(session)) => {
+                self.sessions.insert((ino, client), session);
+            }
+            Effect::Session(ino, client, None) => {
+                self.sessions.remove(&(ino, client));
+            }
+            Effect::Orphan(ino, true) => {
+                self.orphans.insert(ino);
+            }
+            Effect::Orphan(ino, false) => {
+                self.orphans.remove(&ino);
+            }
+        }
+    }
+
+    fn closed(&mut self, client: u64, ino: Ino) {
+        let Some(client) = self.clients.get_mut(&client) else { return };
+        let Some(count) = client.opens.get_mut(&ino) else { return };
+        *count -= 1;
+        if *count == 0 {
+            client.opens.remove(&ino);
+        }
+        self.less_open(ino, 1);
+    }
+
+    fn less_open(&mut self, ino: Ino, by: u64) {
+        let count = self.opens.get_mut(&ino).expect("the sum of what clients hold open");
+        *count -= by;
+        if *count == 0 {
+            self.opens.remove(&ino);
+        }
+    }
+
+    /// Sets what a client holds open.
+    pub fn set_opens(&mut self, client: u64, opens: BTreeMap<Ino, u32>) {
+        let Some(entry) = self.clients.get_mut(&client) else { return };
+        for (ino, count) in &opens {
+            *self.opens.entry(*ino).or_default() += u64::from(*count);
+        }
+        let before = std::mem::replace(&mut entry.opens, opens);
+        for (ino, count) in before {
+            self.less_open(ino, u64::from(count));
+        }
+    }
+
+    /// Forgets a client; its sessions stay until they are settled.
+    pub fn forget(&mut self, client: u64) {
+        self.set_opens(client, BTreeMap::new());
+        if let Some(gone) = self.clients.remove(&client) {
+            self.by_uuid.remove(&gone.uuid);
+        }
+        self.awaited.remove(&client);
+    }
+
+    pub fn opens(&self, ino: Ino) -> u64 {
+        self.opens.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// The write sessions of an inode, with their clients.
+    pub fn sessions(&self, ino: Ino) -> impl Iterator<Item = (u64, Session)> + '_ {
+        let range = self.sessions.range((ino, 0)..=(ino, u64::MAX));
+        range.map(|((_, client), session)| (*client, *session))
+    }
+}

@@ -1,0 +1,284 @@
+//! A transaction: a synchronous look at cached rows, and the changes that follow from it.
+//!
+//! An operation runs from its first check to its last change without a wait, so nothing comes
+//! between. When it needs a row that is not in memory it stops with [`Stop::Missing`], has
+//! changed nothing, and runs again from the start once the row was fetched.
+
+use crate::cache::Cache;
+use crate::key::{self, Key};
+use crate::row::{Counters, Damaged, EntryRow, Inode, MARK, NameRow, Session, Superblock};
+use crate::table::{Effect, Table};
+use levada_base::ids::{Ino, Seq, TargetId};
+use levada_kv::Bytes;
+use levada_wire::attr::{Attr, Kind, Time};
+use levada_wire::meta::MetaFault;
+use smallvec::SmallVec;
+
+/// Why an operation ended early.
+#[derive(Debug)]
+pub enum Stop {
+    /// The rows noted in the transaction must be fetched first.
+    Missing,
+    /// It is refused; nothing changes.
+    Fault(MetaFault),
+}
+
+impl From<MetaFault> for Stop {
+    fn from(fault: MetaFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<Damaged> for Stop {
+    fn from(damaged: Damaged) -> Self {
+        tracing::error!(%damaged, "metadata cannot be decoded");
+        Self::Fault(MetaFault::Damaged)
+    }
+}
+
+/// What does not change while a target serves.
+pub struct Env {
+    pub superblock: Superblock,
+    /// Where new files' objects go, in turn.
+    pub targets: Vec<TargetId>,
+}
+
+/// See the module.
+pub struct Tx<'a> {
+    pub env: &'a Env,
+    pub table: &'a Table,
+    /// Who asks.
+    pub client: u64,
+    pub now: Time,
+    pub counters: Counters,
+    cache: &'a mut Cache,
+    writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
+    effects: SmallVec<[Effect; 4]>,
+    missing: Vec<Bytes>,
+    saw: Seq,
+}
+
+/// What a transaction leaves behind.
+pub struct Outcome {
+    pub writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
+    pub effects: SmallVec<[Effect; 4]>,
+    pub missing: Vec<Bytes>,
+    pub counters: Counters,
+    /// The last change among the rows that were read: what follows from them may only be told
+    /// once this is durable.
+    pub saw: Seq,
+}
+
+impl<'a> Tx<'a> {
+    pub fn new(
+        env: &'a Env,
+        table: &'a Table,
+        cache: &'a mut Cache,
+        client: u64,
+        now: Time,
+    ) -> Self {
+        Self {
+            env,
+            table,
+            client,
+            now,
+            counters: table.counters,
+            cache,
+            writes: SmallVec::new(),
+            effects: SmallVec::new(),
+            missing: Vec::new(),
+            saw: Seq(0),
+        }
+    }
+
+    pub fn finish(self) -> Outcome {
+        let Self { writes, effects, missing, counters, saw, .. } = self;
+        Outcome { writes, effects, missing, counters, saw }
+    }
+
+    /// Notes which of these rows must be fetched, so that they are fetched together.
+    pub fn load(&mut self, keys: &[Key]) -> Result<(), Stop> {
+        for key in keys {
+            if self.cache.get(key).is_none() {
+                self.missing.push(key.as_slice().into());
+            }
+        }
+        if self.missing.is_empty() { Ok(()) } else { Err(Stop::Missing) }
+    }
+
+    /// A row, with the changes of this transaction.
+    pub fn row(&mut self, key: &[u8]) -> Result<Option<Bytes>, Stop> {
+        if let Some((_, value)) = self.writes.iter().find(|(held, _)| **held == *key) {
+            return Ok(value.clone());
+        }
+        let Some(cached) = self.cache.get(key) else {
+            self.missing.push(key.into());
+            return Err(Stop::Missing);
+        };
+        self.saw = self.saw.max(cached.seq);
+        Ok(cached.value.clone())
+    }
+
+    fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let value = value.map(Bytes::from);
+        match self.writes.iter_mut().find(|(held, _)| **held == *key) {
+            Some((_, held)) => *held = value,
+            None => self.writes.push((key.into(), value)),
+        }
+    }
+
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.set(key, Some(value));
+    }
+
+    pub fn delete(&mut self, key: &[u8]) {
+        self.set(key, None);
+    }
+
+    pub fn effect(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    /// An inode's row, whatever state it is in.
+    pub fn inode(&mut self, ino: Ino) -> Result<Option<Inode>, Stop> {
+        let row = self.row(&key::inode(ino))?;
+        Ok(row.map(|row| Inode::decode(&row)).transpose()?)
+    }
+
+    pub fn put_inode(&mut self, ino: Ino, inode: &Inode) {
+        self.put(&key::inode(ino), &inode.encode());
+    }
+
+    /// An inode that has a name, or that is still open.
+    pub fn live(&mut self, ino: Ino) -> Result<Inode, Stop> {
+        let inode = self.inode(ino)?.ok_or(MetaFault::Stale)?;
+        if inode.nlink == 0 && !self.table.orphans.contains(&ino) {
+            return Err(MetaFault::Stale.into());
+        }
+        Ok(inode)
+    }
+
+    /// A directory that can hold names.
+    pub fn directory(&mut self, ino: Ino) -> Result<Inode, Stop> {
+        let inode = self.live(ino)?;
+        if inode.kind() != Kind::Directory {
+            return Err(MetaFault::NotDirectory.into());
+        }
+        if inode.nlink == 0 {
+            return Err(MetaFault::NotFound.into());
+        }
+        Ok(inode)
+    }
+
+    pub fn name(&mut self, parent: Ino, name: &[u8]) -> Result<Option<NameRow>, Stop> {
+        let row = self.row(&key::name(parent, name))?;
+        Ok(row.map(|row| NameRow::decode(&row)).transpose()?)
+    }
+
+    /// Writes both rows of an entry.
+    pub fn put_entry(&mut self, parent: Ino, name: &[u8], row: NameRow) {
+        self.put(&key::name(parent, name), &row.encode());
+        let entry = EntryRow::encode(row.ino, row.kind, name);
+        self.put(&key::entry(parent, row.cookie), &entry);
+    }
+
+    /// Deletes both rows of an entry.
+    pub fn delete_entry(&mut self, parent: Ino, name: &[u8], cookie: u64) {
+        self.delete(&key::name(parent, name));
+        self.delete(&key::entry(parent, cookie));
+    }
+
+    /// The sessions of an inode, with the changes of this transaction.
+    pub fn sessions(&self, ino: Ino) -> SmallVec<[(u64, Session); 2]> {
+        let mut sessions: SmallVec<[_; 2]> = self.table.sessions(ino).collect();
+        for effect in &self.effects {
+            if let Effect::Session(of, client, session) = *effect
+                && of == ino
+            {
+                sessions.retain(|(held, _)| *held != client);
+                sessions.extend(session.map(|session| (client, session)));
+            }
+        }
+        sessions
+    }
+
+    /// The asking client's session.
+    pub fn session(&self, ino: Ino) -> Option<Session> {
+        let sessions = self.sessions(ino);
+        sessions.iter().find(|(client, _)| *client == self.client).map(|(_, session)| *session)
+    }
+
+    /// Sets or ends a session. The inode's row must be written too: whoever reads a session has
+    /// read that row, and waits for it.
+    pub fn put_session(&mut self, ino: Ino, client: u64, session: Option<Session>) {
+        let session = session.filter(|session| *session != Session::default());
+        let key = key::session(ino, client);
+        match session {
+            Some(session) => self.put(&key, &session.encode()),
+            None => self.delete(&key),
+        }
+        self.effect(Effect::Session(ino, client, session));
+    }
+
+    /// What a client gets to see.
+    pub fn attr(&self, ino: Ino, inode: &Inode) -> Box<Attr> {
+        let sessions = self.sessions(ino);
+        let cut = sessions.iter().any(|(_, session)| session.cut.is_some());
+        Box::new(inode.attr(ino, !sessions.is_empty() && !cut))
+    }
+
+    /// What the client that has just set the size gets to see: `writers` tells it that other
+    /// clients have written, so that every object must be cut.
+    pub fn attr_to_cut(&self, ino: Ino, inode: &Inode) -> Box<Attr> {
+        let others = self.sessions(ino).iter().any(|(client, _)| *client != self.client);
+        Box::new(inode.attr(ino, others))
+    }
+
+    /// True when an inode without a name must stay.
+    pub fn held(&self, ino: Ino) -> bool {
+        let mut opens = self.table.opens(ino);
+        for effect in &self.effects {
+            match effect {
+                Effect::Opened(of) if *of == ino => opens += 1,
+                Effect::Closed(of) if *of == ino => opens = opens.saturating_sub(1),
+                _ => {}
+            }
+        }
+        let alive = |client: &u64| self.table.clients.contains_key(client);
+        opens > 0
+            || !self.table.awaited.is_empty()
+            || self.sessions(ino).iter().any(|(client, _)| alive(client))
+    }
+
+    /// The inode has just lost its last name, or its last holder: it becomes an orphan, or its
+    /// objects are to be destroyed, or it goes at once.
+    pub fn release(&mut self, ino: Ino, inode: &mut Inode) {
+        debug_assert_eq!(inode.nlink, 0);
+        let orphan = self.table.orphans.contains(&ino);
+        if self.held(ino) {
+            if !orphan {
+                self.put(&key::orphan(ino), MARK);
+                self.effect(Effect::Orphan(ino, true));
+            }
+            self.put_inode(ino, inode);
+            return;
+        }
+        if orphan {
+            self.delete(&key::orphan(ino));
+            self.effect(Effect::Orphan(ino, false));
+        }
+        let sessions = self.sessions(ino);
+        for (client, _) in &sessions {
+            self.put_session(ino, *client, None);
+        }
+        if inode.components == 0 && sessions.is_empty() {
+            self.delete(&key::inode(ino));
+            self.counters.inodes -= 1;
+            return;
+        }
+        // A session may have left objects that nobody committed.
+        inode.components = u64::MAX;
+        self.put(&key::destroy(ino), MARK);
+        self.put_inode(ino, inode);
+    }
+}
