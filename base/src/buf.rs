@@ -226,6 +226,19 @@ impl Buf {
         self.region.capacity
     }
 
+    /// Joins `tail`, which must lie directly behind `self` in the same allocation.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn unsplit(&mut self, tail: Self) {
+        assert!(
+            Rc::ptr_eq(&self.region, &tail.region) && self.start + self.len == tail.start,
+            "only neighbours of one allocation can be joined"
+        );
+        self.len += tail.len;
+    }
+
     /// Gets the right to write back, when no other view of the allocation is left.
     ///
     /// # Errors
@@ -307,6 +320,18 @@ mod tests {
         let buf = buf.try_into_mut().expect_err("shared");
         drop(other);
         assert_eq!(&buf.try_into_mut().expect("unique")[..], b"levada");
+    }
+
+    #[test]
+    fn frozen_neighbours_are_joined() {
+        let mut rest = BufMut::zeroed(4 * 4096);
+        let mut all = rest.split_to(0).freeze();
+        for n in 1..4 {
+            let mut part = rest.split_to(4096);
+            part.fill(n);
+            all.unsplit(part.freeze());
+        }
+        assert_eq!((all.len(), all[0], all[3 * 4096 - 1]), (3 * 4096, 1, 3));
     }
 
     #[test]
