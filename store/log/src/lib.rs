@@ -1,1 +1,25 @@
-//! log
+//! The object log of one target: objects, as versioned extents in segments of whole stripes.
+//!
+//! Nothing is overwritten in place and a write never reads. The formats, and why they are so:
+//! docs/design/0005-object-log.md.
+
+mod bytes;
+mod clean;
+mod commit;
+mod error;
+mod extents;
+mod format;
+mod log;
+mod object;
+mod open;
+mod read;
+mod rebuild;
+mod rows;
+mod scrub;
+mod segment;
+mod stripe;
+mod write;
+
+pub use error::LogError;
+pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
+pub use scrub::ScrubReport;

@@ -1,0 +1,298 @@
+//! The cleaner: copies what is live out of segments in which much is dead.
+//!
+//! It runs while free segments are few. A pass picks victims by what they give (dead bytes)
+//! against what they cost (live bytes to copy), older ones first among equals; copies their
+//! live extents, under their old versions, into the open stripe; settles; and the victims are
+//! given back like any other dead segment.
+//!
+//! Records without data (truncations, holes, deletions) exist so that older data cannot come
+//! back when the index is rebuilt. The cleaner drops one when no segment holds anything older
+//! than it and no object's size hangs on it; else it copies it.
+//!
+//! It cannot deadlock: new data leaves it a reserve of free segments, the sum of all footprints
+//! is bounded below what is left ([`Inner::capacity_bytes`]), and a pass copies no more than
+//! fits what is free. A crash in a pass leaves copies that the index does not know, or a victim
+//! that is half empty; both are ordinary.
+
+use crate::LogError;
+use crate::extents::{Place, footprint};
+use crate::format::{FOOTER_BYTES, Footer, RecordHeader, RecordKind};
+use crate::log::Inner;
+use crate::object::Change;
+use crate::read::{Pin, Plan};
+use crate::segment::SegmentState;
+use crate::stripe::Payload;
+use crate::write::Need;
+use levada_base::reactor::spawn_in;
+use levada_base::units::{BLOCK_BYTES, KIB, round_up};
+use levada_base::{Buf, BufMut};
+use levada_device::BlockError;
+use levada_raid::IoClass;
+use std::rc::Rc;
+
+/// Free segments above the reserve at which the cleaner starts and stops.
+const FREE_AHEAD: u32 = 2;
+/// Segments cleaned in one pass.
+const VICTIMS_MAX: usize = 8;
+/// Read from the end of a stripe at first; most summaries are smaller.
+const SUMMARY_BYTES: u64 = 16 * KIB;
+
+impl Inner {
+    fn wants_cleaning(&self) -> bool {
+        let state = self.state.borrow();
+        state.failed.is_none()
+            && !state.nothing_to_clean
+            && state.segments.free_count() < self.config.reserve_segments + FREE_AHEAD
+    }
+
+    /// Starts the cleaner when free segments are few and it does not run.
+    pub(crate) fn clean_if_needed(self: &Rc<Self>) {
+        if self.state.borrow().cleaner_running || !self.wants_cleaning() {
+            return;
+        }
+        self.state.borrow_mut().cleaner_running = true;
+        let log = Rc::clone(self);
+        spawn_in(&self.group, async move {
+            while log.wants_cleaning() {
+                match log.clean_pass().await {
+                    Ok(true) => {}
+                    Ok(false) | Err(LogError::Full) => {
+                        log.state.borrow_mut().nothing_to_clean = true;
+                    }
+                    Err(error) => log.fail(error),
+                }
+            }
+            log.state.borrow_mut().cleaner_running = false;
+            log.changed.notify_all();
+        });
+    }
+
+    /// One pass. False when there was nothing to gain.
+    async fn clean_pass(self: &Rc<Self>) -> Result<bool, LogError> {
+        let freed_before = self.state.borrow().counters.freed_segments;
+        let mut victims = self.victims();
+        if victims.is_empty() {
+            // What has died may not be known to the index yet.
+            self.settle().await?;
+            victims = self.victims();
+        }
+        let mut cleaned = Vec::new();
+        for victim in victims {
+            if self.empty(victim).await? {
+                cleaned.push(victim);
+            } else {
+                self.state.borrow_mut().segments.get_mut(victim).damaged = true;
+            }
+        }
+        if !cleaned.is_empty() {
+            self.settle().await?;
+            let mut state = self.state.borrow_mut();
+            for victim in &cleaned {
+                let segment = state.segments.get_mut(*victim);
+                if segment.row.live_bytes == 0 {
+                    // Those that matter have been copied.
+                    segment.row.marks = 0;
+                    state.counters.cleaned_segments += 1;
+                }
+            }
+        }
+        self.free_dead_segments();
+        // Wait for what is being given back, so that the next pass sees it.
+        self.changed
+            .until(|| {
+                let state = self.state.borrow();
+                let freeing = state
+                    .segments
+                    .iter()
+                    .any(|(_, segment)| segment.state == SegmentState::Freeing);
+                (!freeing || state.failed.is_some()).then_some(())
+            })
+            .await;
+        Ok(self.state.borrow().counters.freed_segments > freed_before)
+    }
+
+    /// Segments worth cleaning now, together no larger than what can be copied.
+    fn victims(&self) -> Vec<u32> {
+        let state = self.state.borrow();
+        let stripe_bytes = self.stripe_bytes - BLOCK_BYTES;
+        let segment_bytes = stripe_bytes * u64::from(state.segments.stripes);
+        let mut candidates: Vec<(f64, u32, u64)> = state
+            .segments
+            .iter()
+            .filter(|(_, segment)| segment.is_settled() && !segment.damaged)
+            .filter_map(|(at, segment)| {
+                let row = &segment.row;
+                let copied = row.live_bytes + row.marks * footprint(0);
+                let dead = segment_bytes.checked_sub(copied).filter(|dead| *dead > 0)?;
+                let age = (state.seq.saturating_sub(row.version_max) + 1) as f64;
+                // Benefit over cost; age breaks ties, since old data stays as it is.
+                let score = dead as f64 / (copied + stripe_bytes) as f64 * age.powf(0.1);
+                Some((score, at, copied))
+            })
+            .collect();
+        candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        // What the copies may take: all free stripes but those that a change may always need.
+        let stripes = state.segments.stripes_available(0).saturating_sub(4);
+        let mut budget = stripes * stripe_bytes / 16 * 15;
+        let mut gain = 0;
+        let mut victims = Vec::new();
+        for (_, at, copied) in candidates {
+            if victims.len() == VICTIMS_MAX || copied > budget {
+                break;
+            }
+            budget -= copied;
+            gain += segment_bytes - copied;
+            victims.push(at);
+        }
+        // Settling leaves part of a stripe empty: less than that is no gain.
+        if gain < 2 * stripe_bytes { Vec::new() } else { victims }
+    }
+
+    /// Copies everything that matters out of a segment. False when some of it cannot be read.
+    async fn empty(self: &Rc<Self>, victim: u32) -> Result<bool, LogError> {
+        let (stripes, generation) = {
+            let state = self.state.borrow();
+            let segment = state.segments.get(victim);
+            if segment.is_dead() {
+                return Ok(true);
+            }
+            (segment.used_stripes, segment.row.generation)
+        };
+        for stripe in 0..stripes {
+            let summary = self.summary_of(victim, stripe, Some(generation)).await?;
+            let Some((_, records)) = summary else { return Ok(false) };
+            for header in records {
+                let kept = match header.kind {
+                    RecordKind::Data => self.copy_live(victim, stripe, &header).await?,
+                    RecordKind::Truncate | RecordKind::Punch | RecordKind::Delete => {
+                        self.keep_mark(victim, &header).await?;
+                        true
+                    }
+                };
+                if !kept {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// What a stripe says about itself: of this generation, or of any. `None` when it cannot be
+    /// read.
+    pub(crate) async fn summary_of(
+        self: &Rc<Self>,
+        segment: u32,
+        stripe: u32,
+        generation: Option<u64>,
+    ) -> Result<Option<(Footer, Vec<RecordHeader>)>, LogError> {
+        let _pin = Pin::new(self, &self.state.borrow(), segment);
+        let identity = (self.config.fs, self.config.target.0, segment, stripe);
+        let fits = |tail: &[u8]| {
+            Footer::decode(tail, self.stripe_bytes).is_some_and(|footer| {
+                (footer.fs, footer.target, footer.segment, footer.stripe) == identity
+                    && generation.is_none_or(|generation| generation == footer.generation)
+            })
+        };
+        let end = self.array_offset(segment, stripe) + self.stripe_bytes;
+        let first = SUMMARY_BYTES.min(self.stripe_bytes);
+        let Some(tail) = self.read_fitting(end - first, end, &fits).await? else {
+            return Ok(None);
+        };
+        let footer = Footer::decode(&tail, self.stripe_bytes).expect("it fitted");
+        if let Some(records) = footer.records(&tail) {
+            return Ok(Some((footer, records)));
+        }
+        let bytes = round_up(footer.summary_bytes(), BLOCK_BYTES);
+        let fits = |tail: &[u8]| footer.records(tail).is_some();
+        let tail = self.read_fitting(end - bytes, end, &fits).await?;
+        Ok(tail.and_then(|tail| Some((footer, footer.records(&tail)?))))
+    }
+
+    /// Reads bytes that can be recognised, with repair.
+    async fn read_fitting(
+        self: &Rc<Self>,
+        from: u64,
+        to: u64,
+        fits: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<Buf>, LogError> {
+        let into = BufMut::for_overwrite((to - from) as usize).into_vec();
+        match self.array.read(from, into).await {
+            Ok(mut parts) => {
+                let data = parts.swap_remove(0).freeze();
+                if fits(&data) {
+                    return Ok(Some(data));
+                }
+            }
+            Err(BlockError::Medium { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.recover(from, to, IoClass::Clean, fits).await
+    }
+
+    /// Copies what is still live of a record. False when it is damaged.
+    async fn copy_live(
+        self: &Rc<Self>,
+        segment: u32,
+        stripe: u32,
+        header: &RecordHeader,
+    ) -> Result<bool, LogError> {
+        let place = Place { segment, stripe, at: header.data_at };
+        let object = self.objects.get(header.object).await?;
+        let end = header.offset + header.len;
+        let live: Vec<_> = object
+            .now
+            .borrow()
+            .extents
+            .overlapping(header.offset, end)
+            .filter(|(_, extent)| extent.record.place == place)
+            .map(|(offset, extent)| (offset, extent.clone()))
+            .collect();
+        for (offset, extent) in live {
+            let plan = Plan::of_extent(self, offset, &extent);
+            let data = match self.fetch(plan, IoClass::Clean).await {
+                Ok(data) => data,
+                Err(LogError::Damaged { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            self.room(Need::Copy).await?;
+            // Written over or cut while it was read: what is left is found next time.
+            if object.now.borrow().extents.get(offset) != Some(&extent) {
+                continue;
+            }
+            let mut payload = Payload::new(&data);
+            let (version, len) = (header.version, extent.len);
+            let records =
+                self.put_records(&object, version, offset, len, &mut payload, Some(place));
+            self.objects.grew(records);
+            self.state.borrow_mut().counters.cleaned_bytes += len;
+        }
+        Ok(true)
+    }
+
+    /// Copies a record without data, unless nothing needs it.
+    async fn keep_mark(
+        self: &Rc<Self>,
+        victim: u32,
+        header: &RecordHeader,
+    ) -> Result<(), LogError> {
+        let object = self.objects.get(header.object).await?;
+        self.room(Need::Copy).await?;
+        let carries_size = [&object.now, &object.indexed].iter().any(|view| {
+            let view = view.borrow();
+            view.exists && view.mark == header.version
+        });
+        let mut state = self.state.borrow_mut();
+        let hides_older = state.segments.iter().any(|(at, segment)| {
+            at != victim
+                && segment.state != SegmentState::Free
+                && segment.row.version_min < header.version
+        });
+        if carries_size || hides_older {
+            let header = RecordHeader { data_at: 0, ..header.clone() };
+            self.put_mark_record(&mut state, &object, &header, Change::Keep);
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(SUMMARY_BYTES as usize >= FOOTER_BYTES);

@@ -1,0 +1,413 @@
+//! COMMIT: makes changes durable, and brings the index up to date.
+//!
+//! One round at a time, shared by everybody who waits for it:
+//!
+//! 1. The cut. If somebody waits for a change in the open stripe, the stripe is closed when it
+//!    holds much; else its new changes become *staged* rows.
+//! 2. Wait until every closed stripe below the cut is written; flush the array.
+//! 3. One batch: extent, object and segment rows of those stripes, the staged rows of the cut,
+//!    the sequence; and the staged rows of changes that are now indexed go.
+//! 4. The key-value store makes the batch durable: the one commit point.
+//!
+//! What always holds: a batch never indexes a stripe that the flush of its round, or of an
+//! earlier one, has not covered; stripes are indexed in order; a batch holds all of a change or
+//! nothing of it.
+//!
+//! After a crash a prefix of the batches is there. Each is consistent by itself, and the
+//! stripes that the missing ones would have indexed are given back.
+
+use crate::LogError;
+use crate::extents::{Extent, Watch};
+use crate::log::{Inner, ObjectLog, State};
+use crate::object::{Change, Object};
+use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
+use crate::segment::SegmentState;
+use crate::stripe::header_of;
+use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
+use levada_base::Buf;
+use levada_base::ids::{ObjectId, Seq};
+use levada_base::reactor::spawn_in;
+use levada_kv::Batch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Written stripes that may wait for the index; then a round starts by itself.
+const UNINDEXED_STRIPES_MAX: usize = 64;
+
+impl ObjectLog {
+    /// Makes every change up to `upto` durable (everything, when it is `Seq(u64::MAX)`), and
+    /// returns up to where everything is durable now.
+    ///
+    /// # Errors
+    ///
+    /// When the log stopped before that.
+    pub async fn commit(&self, upto: Seq) -> Result<Seq, LogError> {
+        let upto = upto.0.min(self.0.state.borrow().seq);
+        self.0.commit(upto).await?;
+        Ok(self.durable())
+    }
+
+    /// Writes and indexes everything: after this a restart has nothing to do again.
+    ///
+    /// # Errors
+    ///
+    /// When the log stopped before that.
+    pub async fn settle(&self) -> Result<(), LogError> {
+        self.0.settle().await
+    }
+}
+
+/// What one round makes durable.
+struct Cut {
+    /// Stripes below this number are indexed.
+    number: u64,
+    /// Changes up to here are durable after the round.
+    seq: u64,
+    /// Changes of the open stripe that go through the store.
+    staged: Vec<(Vec<u8>, Staged)>,
+}
+
+struct Staged {
+    header: Vec<u8>,
+    data: Option<Buf>,
+}
+
+impl Inner {
+    pub(crate) async fn commit(self: &Rc<Self>, upto: u64) -> Result<(), LogError> {
+        {
+            let mut state = self.state.borrow_mut();
+            state.wanted_seq = state.wanted_seq.max(upto);
+        }
+        self.commit_if_needed();
+        self.changed
+            .until(|| {
+                let state = self.state.borrow();
+                if state.durable_seq >= upto {
+                    return Some(Ok(()));
+                }
+                state.failed.clone().map(Err)
+            })
+            .await
+    }
+
+    pub(crate) async fn settle(self: &Rc<Self>) -> Result<(), LogError> {
+        let (number, seq) = {
+            let mut state = self.state.borrow_mut();
+            let number = state.next_number;
+            state.wanted_number = state.wanted_number.max(number);
+            state.wanted_seq = state.wanted_seq.max(state.seq);
+            (number, state.seq)
+        };
+        self.commit_if_needed();
+        self.changed
+            .until(|| {
+                let state = self.state.borrow();
+                if state.durable_seq >= seq && state.indexed_number >= number {
+                    return Some(Ok(()));
+                }
+                state.failed.clone().map(Err)
+            })
+            .await
+    }
+
+    /// Starts rounds if somebody waits for one and none runs.
+    pub(crate) fn commit_if_needed(self: &Rc<Self>) {
+        let mut state = self.state.borrow_mut();
+        if state.round_running || !state.wants_round() {
+            return;
+        }
+        state.round_running = true;
+        let log = Rc::clone(self);
+        spawn_in(&self.group, async move {
+            loop {
+                if let Err(error) = log.round().await {
+                    log.fail(error);
+                }
+                let mut state = log.state.borrow_mut();
+                if !state.wants_round() {
+                    state.round_running = false;
+                    return;
+                }
+            }
+        });
+    }
+
+    async fn round(self: &Rc<Self>) -> Result<(), LogError> {
+        let cut = self.cut();
+        let flush = self
+            .changed
+            .until(|| {
+                let mut state = self.state.borrow_mut();
+                if let Some(error) = &state.failed {
+                    return Some(Err(error.clone()));
+                }
+                let number = cut.number;
+                let mut below = state.closed.iter().take_while(|stripe| stripe.number < number);
+                let written = below.all(|stripe| stripe.written);
+                written.then(|| Ok(std::mem::replace(&mut state.unflushed, false)))
+            })
+            .await?;
+        if flush {
+            self.array.flush().await?;
+        }
+        self.store.room().await?;
+        let seq = cut.seq;
+        let applied = self.index(cut)?;
+        self.store.durable(applied).await?;
+        {
+            let mut state = self.state.borrow_mut();
+            state.durable_seq = state.durable_seq.max(seq);
+            state.counters.commits += 1;
+        }
+        self.free_dead_segments();
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn cut(self: &Rc<Self>) -> Cut {
+        let mut state = self.state.borrow_mut();
+        let mut staged = Vec::new();
+        let mut seq = state.closed_seq;
+        let mut wanted = state.wanted_seq > state.closed_seq;
+        let mut whole = true;
+        if let Some(open) = &state.open {
+            // A change is indexed whole: its rest goes along, or its beginning waits.
+            if open.continues && open.staged == 0 {
+                wanted |= state.wanted_seq > state.durable_seq;
+                whole = wanted;
+            }
+            let settles = state.wanted_number > open.number;
+            if settles || wanted && open.unstaged_bytes > self.config.stage_bytes_max {
+                let free = self.stripe_bytes - open.data().len() as u64;
+                state.counters.padded_bytes += free;
+                self.close_stripe(&mut state);
+                seq = state.closed_seq;
+            } else if wanted {
+                staged = stage(&mut state);
+                seq = state.seq;
+            }
+        } else if wanted {
+            // Whatever is wanted is in closed stripes.
+            seq = state.seq;
+        }
+        let mut number = state.open.as_ref().map_or(state.next_number, |open| open.number);
+        if !whole && state.open.is_some() {
+            number -= 1;
+            seq = state.durable_seq;
+        }
+        Cut { number, seq, staged }
+    }
+
+    /// Applies the batch of a round.
+    fn index(&self, cut: Cut) -> Result<Seq, LogError> {
+        let mut state = self.state.borrow_mut();
+        let mut batch = Batch::default();
+        let mut watch = WatchIndex::default();
+        while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
+            let stripe = state.closed.pop_front().expect("looked at above");
+            for pending in stripe.pending {
+                if let Some(key) = &pending.staged {
+                    batch.delete(key);
+                }
+                watch.change(&pending.object, pending.version, &pending.change);
+            }
+            state.segments.get_mut(stripe.segment).row.indexed_stripes = stripe.index + 1;
+            watch.segments.entry(stripe.segment).or_default();
+            state.indexed_number = stripe.number + 1;
+        }
+        for (key, staged) in cut.staged {
+            let mut value = staged.header;
+            if let Some(data) = staged.data {
+                value.extend_from_slice(&data);
+            }
+            state.counters.staged_bytes += value.len() as u64;
+            batch.put(&key, &value);
+        }
+        watch.rows(&mut batch);
+        for (segment, live_change) in &watch.segments {
+            let row = &mut state.segments.get_mut(*segment).row;
+            row.live_bytes = row.live_bytes.checked_add_signed(*live_change).expect("live bytes");
+            batch.put(&SegmentRow::key(*segment), &row.encode());
+        }
+        let changed = watch.index_bytes;
+        state.index_bytes = state.index_bytes.checked_add_signed(changed).expect("index bytes");
+        if watch.died {
+            state.nothing_to_clean = false;
+        }
+        batch.put(rows::LOG_KEY, &self.log_row(&state).encode());
+        Ok(self.store.apply(batch)?)
+    }
+
+    pub(crate) fn log_row(&self, state: &State) -> LogRow {
+        LogRow {
+            fs: self.config.fs,
+            target: self.config.target.0,
+            segment_stripes: self.config.segment_stripes,
+            epoch: self.epoch,
+            stripe_bytes: self.stripe_bytes,
+            stripes: u64::from(state.segments.count()) * u64::from(self.config.segment_stripes),
+            next_generation: state.segments.next_generation,
+            seq: state.seq,
+            index_bytes: state.index_bytes,
+        }
+    }
+
+    /// Gives back segments in which nothing is live. Every batch that emptied them is durable.
+    pub(crate) fn free_dead_segments(self: &Rc<Self>) {
+        let mut state = self.state.borrow_mut();
+        let dead: Vec<u32> = state
+            .segments
+            .iter()
+            .filter(|(_, segment)| segment.is_dead())
+            .map(|(at, _)| at)
+            .collect();
+        for segment in dead {
+            state.segments.get_mut(segment).state = SegmentState::Freeing;
+            let log = Rc::clone(self);
+            spawn_in(&self.group, async move {
+                if let Err(error) = log.free(segment).await {
+                    log.fail(error);
+                }
+            });
+        }
+    }
+
+    async fn free(self: &Rc<Self>, segment: u32) -> Result<(), LogError> {
+        self.changed
+            .until(|| {
+                let readers = self.state.borrow().segments.get(segment).readers.get();
+                (readers == 0).then_some(())
+            })
+            .await;
+        let stripes = u64::from(self.config.segment_stripes);
+        self.array.discard_stripes(u64::from(segment) * stripes, stripes).await?;
+        self.store.room().await?;
+        // Lost in a crash, this is simply done again.
+        let mut batch = Batch::default();
+        batch.delete(&SegmentRow::key(segment));
+        self.store.apply(batch)?;
+        {
+            let mut state = self.state.borrow_mut();
+            state.segments.freed(segment);
+            state.nothing_to_clean = false;
+            state.counters.freed_segments += 1;
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+impl State {
+    fn wants_round(&self) -> bool {
+        let written = self.closed.len() >= UNINDEXED_STRIPES_MAX;
+        let wanted = self.wanted_seq > self.durable_seq || self.wanted_number > self.indexed_number;
+        self.failed.is_none() && (wanted || written)
+    }
+}
+
+/// Takes what must be staged of the open stripe.
+fn stage(state: &mut State) -> Vec<(Vec<u8>, Staged)> {
+    let Some(mut open) = state.open.take() else { return Vec::new() };
+    let mut staged = Vec::new();
+    let data = open.data().clone();
+    for pending in &mut open.pending[open.staged..] {
+        if pending.staged.is_some() {
+            continue;
+        }
+        let header = header_of(&pending.object, pending.version, &pending.change);
+        let Some(header) = header else { continue };
+        let key = rows::staged_key(pending.version, header.offset);
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        let data = match &pending.change {
+            Change::Write(record) => {
+                Some(data.slice(record.place.at as usize, record.stored as usize))
+            }
+            _ => None,
+        };
+        pending.staged = Some(key.clone());
+        staged.push((key, Staged { header: bytes, data }));
+    }
+    open.staged = open.pending.len();
+    open.unstaged_bytes = 0;
+    state.open = Some(open);
+    staged
+}
+
+/// Collects what indexing changes.
+#[derive(Default)]
+pub(crate) struct WatchIndex {
+    /// Objects that changed, and the offsets at which an extent came or went.
+    objects: BTreeMap<ObjectId, (Rc<Object>, bool, BTreeSet<u64>)>,
+    /// Change of the live bytes, by segment.
+    pub segments: BTreeMap<u32, i64>,
+    pub index_bytes: i64,
+    /// Something died: the cleaner may find work.
+    pub died: bool,
+    touched: Vec<u64>,
+}
+
+impl WatchIndex {
+    /// Applies a change to the indexed view of its object.
+    pub fn change(&mut self, object: &Rc<Object>, version: u64, change: &Change) {
+        let mut indexed = object.indexed.borrow_mut();
+        let existed = indexed.exists;
+        indexed.apply(version, change, self);
+        let exists = indexed.exists;
+        match (existed, exists) {
+            (false, true) => self.index_bytes += OBJECT_ROW_BYTES as i64,
+            (true, false) => self.index_bytes -= OBJECT_ROW_BYTES as i64,
+            (true, true) | (false, false) => {}
+        }
+        let touched = std::mem::take(&mut self.touched);
+        let row_changed = matches!(
+            change,
+            Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete
+        );
+        if row_changed || !touched.is_empty() {
+            let slot = self
+                .objects
+                .entry(object.id)
+                .or_insert_with(|| (Rc::clone(object), false, BTreeSet::new()));
+            slot.1 |= row_changed;
+            slot.2.extend(touched);
+        }
+    }
+
+    /// The rows as they are after all changes.
+    pub fn rows(&self, batch: &mut Batch) {
+        for (id, (object, row_changed, offsets)) in &self.objects {
+            let indexed = object.indexed.borrow();
+            if *row_changed {
+                let key = ObjectRow::key(*id);
+                if indexed.exists {
+                    batch.put(&key, &indexed.row().encode());
+                } else {
+                    batch.delete(&key);
+                }
+            }
+            for offset in offsets {
+                let key = rows::extent_key(*id, *offset);
+                match indexed.extents.get(*offset) {
+                    Some(extent) => batch.put(&key, &rows::encode_extent(*offset, extent)),
+                    None => batch.delete(&key),
+                }
+            }
+        }
+    }
+}
+
+impl Watch for WatchIndex {
+    fn removed(&mut self, offset: u64, extent: &Extent) {
+        *self.segments.entry(extent.record.place.segment).or_default() -= extent.footprint() as i64;
+        self.index_bytes -= extent_row_bytes(offset, extent) as i64;
+        self.died = true;
+        self.touched.push(offset);
+    }
+
+    fn added(&mut self, offset: u64, extent: &Extent) {
+        *self.segments.entry(extent.record.place.segment).or_default() += extent.footprint() as i64;
+        self.index_bytes += extent_row_bytes(offset, extent) as i64;
+        self.touched.push(offset);
+    }
+}

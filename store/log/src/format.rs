@@ -1,0 +1,340 @@
+//! The bytes of a stripe: record headers and the footer. Drawn in docs/design/0005-object-log.md.
+//!
+//! Data grows up from the start of a stripe, and everything that describes it lies at the end:
+//!
+//! ```text
+//! 0 ........ data_bytes ..... zeroes ..... stripe - 128 - header_bytes ... stripe - 128 ... stripe
+//! | data of records      |                 | record headers             | footer           |
+//! ```
+//!
+//! Nothing here does I/O, and no byte is trusted: whatever is not exactly right is `None`.
+
+use crate::bytes::{Fields, PutFields};
+use levada_base::Epoch;
+use levada_base::checksum::crc32c;
+use levada_base::ids::ObjectId;
+use levada_base::units::BLOCK_BYTES;
+
+/// The last bytes of a stripe.
+pub const FOOTER_BYTES: usize = 128;
+/// A record header without its checksums of data.
+pub const HEADER_BYTES: usize = 96;
+/// Records start on multiples of this.
+pub const PACK_BYTES: u64 = 8;
+
+const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"LVOR");
+const STRIPE_MAGIC: u64 = u64::from_le_bytes(*b"LVSTRIPE");
+const FORMAT: u8 = 1;
+/// Byte of the header's own checksum.
+const HEADER_CRC_AT: usize = 92;
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// Bytes of an object.
+    Data = 1,
+    /// The object exists with this size, and nothing older lies past it.
+    Truncate = 2,
+    /// Nothing older lies in this range.
+    Punch = 3,
+    /// Nothing older is left of the object.
+    Delete = 4,
+}
+
+/// The self-description of one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    pub kind: RecordKind,
+    pub object: ObjectId,
+    /// Sequence of the write; a copy made by the cleaner keeps it.
+    pub version: u64,
+    /// Of the first byte in the object; the new size for `Truncate`.
+    pub offset: u64,
+    /// Logical bytes.
+    pub len: u64,
+    /// Size of the object after a `Truncate` or `Punch`; 0 otherwise.
+    pub size: u64,
+    /// Where the data starts in the stripe.
+    pub data_at: u32,
+    /// Stored bytes; equal to `len` as long as nothing is compressed.
+    pub stored: u32,
+    /// One per 4 KiB of the stored data, counted from its start.
+    pub crcs: Vec<u32>,
+}
+
+/// Checksums that `stored` bytes have.
+#[must_use]
+pub fn blocks_of(stored: u64) -> u64 {
+    stored.div_ceil(BLOCK_BYTES)
+}
+
+/// Bytes that the header of a record with `stored` bytes takes.
+#[must_use]
+pub fn header_bytes(stored: u64) -> u64 {
+    (HEADER_BYTES as u64 + 4 * blocks_of(stored)).next_multiple_of(PACK_BYTES)
+}
+
+impl RecordHeader {
+    /// Appends the header to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.put_u32(RECORD_MAGIC);
+        out.extend_from_slice(&[FORMAT, self.kind as u8, 0, 0]);
+        out.extend_from_slice(&self.object.to_key());
+        out.put_u64(self.version);
+        out.put_u64(self.offset);
+        out.put_u64(self.len);
+        out.put_u64(self.size);
+        out.put_u32(self.data_at);
+        out.put_u32(self.stored);
+        // Key id: 0 is plain.
+        out.put_u32(0);
+        out.put_u32(self.crcs.len() as u32);
+        // Reserved.
+        out.extend_from_slice(&[0; 12]);
+        let crc_at = out.len();
+        out.put_u32(0);
+        for crc in &self.crcs {
+            out.put_u32(*crc);
+        }
+        out.resize(start + header_bytes(u64::from(self.stored)) as usize, 0);
+        let crc = crc32c(&out[start..]);
+        out[crc_at..crc_at + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Reads the header at the front of `bytes`, and how many bytes it takes.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
+        let mut fields = Fields(bytes);
+        if fields.u32()? != RECORD_MAGIC || fields.u8()? != FORMAT {
+            return None;
+        }
+        let kind = match fields.u8()? {
+            1 => RecordKind::Data,
+            2 => RecordKind::Truncate,
+            3 => RecordKind::Punch,
+            4 => RecordKind::Delete,
+            _ => return None,
+        };
+        // Compression and flags that this version does not know.
+        if fields.take(2)? != [0, 0] {
+            return None;
+        }
+        let object = ObjectId::from_key(fields.take(ObjectId::KEY_BYTES)?.try_into().ok()?);
+        let version = fields.u64()?;
+        let offset = fields.u64()?;
+        let len = fields.u64()?;
+        let size = fields.u64()?;
+        let data_at = fields.u32()?;
+        let stored = fields.u32()?;
+        let key = fields.u32()?;
+        let blocks = fields.u32()?;
+        fields.take(12)?;
+        let crc = fields.u32()?;
+        let stored_is_right = match kind {
+            RecordKind::Data => u64::from(stored) == len && len > 0,
+            RecordKind::Truncate | RecordKind::Punch | RecordKind::Delete => stored == 0,
+        };
+        if key != 0
+            || !stored_is_right
+            || u64::from(blocks) != blocks_of(u64::from(stored))
+            || offset.checked_add(len).is_none()
+        {
+            return None;
+        }
+        let total = header_bytes(u64::from(stored)) as usize;
+        let whole = bytes.get(..total)?;
+        let zeroed = [&whole[..HEADER_CRC_AT], &[0; 4], &whole[HEADER_CRC_AT + 4..]];
+        if levada_base::checksum::crc32c_parts(zeroed) != crc {
+            return None;
+        }
+        let crcs = fields.u32s(blocks as usize)?;
+        let header = Self { kind, object, version, offset, len, size, data_at, stored, crcs };
+        Some((header, total))
+    }
+}
+
+/// The summary of a stripe, in its last bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footer {
+    pub fs: u64,
+    pub target: u32,
+    pub epoch: Epoch,
+    /// Which use of the segment this is; unique in the target.
+    pub generation: u64,
+    pub segment: u32,
+    /// Place of the stripe in its segment.
+    pub stripe: u32,
+    pub records: u32,
+    pub header_bytes: u32,
+    /// End of the data.
+    pub data_bytes: u32,
+    pub headers_crc: u32,
+    /// The target's last sequence when the stripe was closed.
+    pub seq: u64,
+}
+
+impl Footer {
+    /// The footer's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; FOOTER_BYTES] {
+        let mut out = Vec::with_capacity(FOOTER_BYTES);
+        out.put_u64(STRIPE_MAGIC);
+        out.put_u32(u32::from(FORMAT));
+        out.put_u32(self.target);
+        out.put_u64(self.fs);
+        out.put_u64(self.epoch.0);
+        out.put_u64(self.generation);
+        out.put_u32(self.segment);
+        out.put_u32(self.stripe);
+        out.put_u32(self.records);
+        out.put_u32(self.header_bytes);
+        out.put_u32(self.data_bytes);
+        out.put_u32(self.headers_crc);
+        out.put_u64(self.seq);
+        out.resize(FOOTER_BYTES - 4, 0);
+        let crc = crc32c(&out);
+        out.put_u32(crc);
+        out.try_into().expect("the fields fill the footer")
+    }
+
+    /// Reads the footer of a stripe of `stripe_bytes` from the stripe's last bytes.
+    #[must_use]
+    pub fn decode(bytes: &[u8], stripe_bytes: u64) -> Option<Self> {
+        let bytes = bytes.last_chunk::<FOOTER_BYTES>()?;
+        let (body, crc) = bytes.split_at(FOOTER_BYTES - 4);
+        if crc32c(body) != u32::from_le_bytes(crc.try_into().ok()?) {
+            return None;
+        }
+        let mut fields = Fields(body);
+        if fields.u64()? != STRIPE_MAGIC || fields.u32()? != u32::from(FORMAT) {
+            return None;
+        }
+        let target = fields.u32()?;
+        let footer = Self {
+            target,
+            fs: fields.u64()?,
+            epoch: Epoch(fields.u64()?),
+            generation: fields.u64()?,
+            segment: fields.u32()?,
+            stripe: fields.u32()?,
+            records: fields.u32()?,
+            header_bytes: fields.u32()?,
+            data_bytes: fields.u32()?,
+            headers_crc: fields.u32()?,
+            seq: fields.u64()?,
+        };
+        let described =
+            FOOTER_BYTES as u64 + u64::from(footer.header_bytes) + u64::from(footer.data_bytes);
+        (described <= stripe_bytes).then_some(footer)
+    }
+
+    /// Bytes at the end of the stripe that headers and footer take.
+    #[must_use]
+    pub fn summary_bytes(&self) -> u64 {
+        u64::from(self.header_bytes) + FOOTER_BYTES as u64
+    }
+
+    /// Reads the record headers; `tail` is the end of the stripe and at least
+    /// [`Footer::summary_bytes`] long.
+    #[must_use]
+    pub fn records(&self, tail: &[u8]) -> Option<Vec<RecordHeader>> {
+        let end = tail.len().checked_sub(FOOTER_BYTES)?;
+        let mut bytes = tail.get(end.checked_sub(self.header_bytes as usize)?..end)?;
+        if crc32c(bytes) != self.headers_crc {
+            return None;
+        }
+        let mut records = Vec::new();
+        while !bytes.is_empty() {
+            let (record, taken) = RecordHeader::decode(bytes)?;
+            if record.data_at.checked_add(record.stored)? > self.data_bytes {
+                return None;
+            }
+            records.push(record);
+            bytes = &bytes[taken..];
+        }
+        (records.len() == self.records as usize).then_some(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::ids::Ino;
+    use proptest::prelude::*;
+
+    fn record(stored: u32, version: u64) -> RecordHeader {
+        RecordHeader {
+            kind: if stored == 0 { RecordKind::Punch } else { RecordKind::Data },
+            object: ObjectId { fs: 7, ino: Ino(version), component: 1, version: 0 },
+            version,
+            offset: version * 3,
+            len: u64::from(stored),
+            size: 0,
+            data_at: 0,
+            stored,
+            crcs: (0..blocks_of(u64::from(stored)) as u32).collect(),
+        }
+    }
+
+    fn stripe(stored: &[u32]) -> (Footer, Vec<u8>) {
+        let mut tail = Vec::new();
+        for (n, stored) in stored.iter().enumerate() {
+            record(*stored, n as u64).encode(&mut tail);
+        }
+        let footer = Footer {
+            fs: 1,
+            target: 2,
+            epoch: Epoch(3),
+            generation: 4,
+            segment: 5,
+            stripe: 6,
+            records: stored.len() as u32,
+            header_bytes: tail.len() as u32,
+            data_bytes: stored.iter().copied().max().unwrap_or(0),
+            headers_crc: crc32c(&tail),
+            seq: 8,
+        };
+        tail.extend_from_slice(&footer.encode());
+        (footer, tail)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_written_is_read(stored in prop::collection::vec(0..40_000u32, 0..20)) {
+            let (footer, tail) = stripe(&stored);
+            prop_assert_eq!(Footer::decode(&tail, 1 << 20), Some(footer));
+            let expected: Vec<_> =
+                stored.iter().enumerate().map(|(n, stored)| record(*stored, n as u64)).collect();
+            prop_assert_eq!(footer.records(&tail), Some(expected));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_noticed(stored in prop::collection::vec(0..9000u32, 1..5), at in any::<prop::sample::Index>(), bit in 0..8u8) {
+            let (footer, mut tail) = stripe(&stored);
+            let at = at.index(tail.len());
+            tail[at] ^= 1 << bit;
+            let read = Footer::decode(&tail, 1 << 20).and_then(|footer| footer.records(&tail));
+            prop_assert_eq!(read, None);
+            prop_assert!(footer.header_bytes > 0);
+        }
+
+        #[test]
+        fn arbitrary_bytes_do_no_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..1000), claim in any::<[u32; 3]>()) {
+            let _ = RecordHeader::decode(&bytes);
+            let _ = Footer::decode(&bytes, 1 << 20);
+            // A plausible start leads further in.
+            if bytes.len() > 8 {
+                bytes[..6].copy_from_slice(b"LVOR\x01\x01");
+                let _ = RecordHeader::decode(&bytes);
+            }
+            let (mut footer, _) = stripe(&[1]);
+            [footer.records, footer.header_bytes, footer.data_bytes] = claim;
+            footer.headers_crc = crc32c(&bytes);
+            let _ = footer.records(&bytes);
+        }
+    }
+}

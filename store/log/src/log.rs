@@ -1,0 +1,273 @@
+//! An object log: its configuration, its state in memory, and the small requests.
+//!
+//! What always holds:
+//! - A change is visible at once and durable after the COMMIT that covers it.
+//! - The index never points into a stripe that a flush has not covered.
+//! - A segment is discarded only when no durable index row and no read points into it.
+//! - A failed write, flush or batch stops the log: what it left is in doubt, and only opening
+//!   it again finds out.
+//!
+//! After a crash the index and the staged rows are the state. Stripes the index does not know
+//! are given back ([`crate::open`]).
+
+use crate::LogError;
+use crate::object::Objects;
+use crate::segment::Segments;
+use crate::stripe::{ClosedStripe, OpenStripe};
+use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
+use levada_base::reactor::Group;
+use levada_base::sync::Notify;
+use levada_base::units::{BLOCK_BYTES, KIB};
+use levada_base::{Buf, BufMut, Epoch};
+use levada_kv::Store;
+use levada_raid::Array;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+/// What a log is told when it is made or opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The first 8 bytes of the file system's UUID.
+    pub fs: u64,
+    pub target: TargetId,
+    /// Stripes per segment; fixed when the log is made.
+    pub segment_stripes: u32,
+    /// Stripes in memory that are being written; with the open one, this bounds memory.
+    pub stripes_in_flight: usize,
+    /// A COMMIT of at most this many bytes of the open stripe goes through the key-value store.
+    pub stage_bytes_max: u64,
+    /// Extents kept in memory, roughly; those of changes on their way not counted.
+    pub cached_extents_max: usize,
+    /// Bytes of rows that the key-value store has room for.
+    pub index_bytes_max: u64,
+    /// Free segments that only the cleaner and deletions use.
+    pub reserve_segments: u32,
+}
+
+impl Config {
+    /// The usual sizes.
+    #[must_use]
+    pub fn new(fs: u64, target: TargetId) -> Self {
+        Self {
+            fs,
+            target,
+            segment_stripes: 32,
+            stripes_in_flight: 8,
+            stage_bytes_max: 128 * KIB,
+            cached_extents_max: 256 * 1024,
+            index_bytes_max: u64::MAX,
+            reserve_segments: 4,
+        }
+    }
+}
+
+/// When a write may be acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stability {
+    /// Visible; durable after a [`ObjectLog::commit`] that covers its sequence.
+    Unstable,
+    /// Survives any crash.
+    Durable,
+}
+
+/// The answer to a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// Of this change.
+    pub seq: Seq,
+    /// Everything up to here is durable.
+    pub durable: Seq,
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub size: u64,
+    /// Bytes that extents hold.
+    pub stored_bytes: u64,
+}
+
+/// Space of a target, in bytes of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+/// What a log has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// COMMIT rounds.
+    pub commits: u64,
+    /// Bytes that went through the key-value store.
+    pub staged_bytes: u64,
+    /// Stripes written.
+    pub stripes: u64,
+    /// Bytes that COMMITs left empty at the ends of stripes.
+    pub padded_bytes: u64,
+    /// Blocks whose checksum did not fit and that were rebuilt from parity.
+    pub repaired_blocks: u64,
+    /// Blocks that could not be rebuilt.
+    pub damaged_blocks: u64,
+    /// Segments emptied by the cleaner.
+    pub cleaned_segments: u64,
+    /// Bytes that the cleaner copied.
+    pub cleaned_bytes: u64,
+    /// Segments given back.
+    pub freed_segments: u64,
+}
+
+/// A log; cheap to clone, all clones are the same log.
+#[derive(Clone)]
+pub struct ObjectLog(pub(crate) Rc<Inner>);
+
+pub(crate) struct Inner {
+    pub array: Rc<dyn Array>,
+    pub store: Store,
+    pub config: Config,
+    pub epoch: Epoch,
+    pub verifier: BootVerifier,
+    pub stripe_bytes: u64,
+    pub objects: Objects,
+    pub state: RefCell<State>,
+    /// Something in `state` changed that somebody may wait for.
+    pub changed: Notify,
+    /// Holes read as slices of this.
+    pub zeroes: Buf,
+    /// Background work lives and dies with whoever opened the log, not with whoever asked last.
+    pub group: Group,
+}
+
+pub(crate) struct State {
+    /// Of the last change.
+    pub seq: u64,
+    pub durable_seq: u64,
+    /// A COMMIT waits for this sequence.
+    pub wanted_seq: u64,
+    /// Somebody waits until stripes below this number are indexed.
+    pub wanted_number: u64,
+    /// Stripes below this number are indexed.
+    pub indexed_number: u64,
+    /// The number of the next stripe to be opened.
+    pub next_number: u64,
+    /// Every change up to here is in a closed stripe.
+    pub closed_seq: u64,
+    pub round_running: bool,
+    pub cleaner_running: bool,
+    /// The cleaner found nothing to gain, and nothing has died since.
+    pub nothing_to_clean: bool,
+    pub segments: Segments,
+    pub open: Option<OpenStripe>,
+    /// In order; the front is indexed first.
+    pub closed: VecDeque<ClosedStripe>,
+    /// Closed stripes that the array does not have yet, by segment and place.
+    pub in_memory: HashMap<(u32, u32), Buf>,
+    /// Some completed write may not be flushed.
+    pub unflushed: bool,
+    /// Footprints of all extents that objects have now.
+    pub used_bytes: u64,
+    /// Bytes of the rows that the index has, and would have if everything were indexed.
+    pub index_bytes: u64,
+    pub index_bytes_now: u64,
+    pub failed: Option<LogError>,
+    pub counters: Counters,
+}
+
+impl ObjectLog {
+    /// Differs whenever unstable changes may have been lost.
+    #[must_use]
+    pub fn verifier(&self) -> BootVerifier {
+        self.0.verifier
+    }
+
+    /// Of the last change.
+    #[must_use]
+    pub fn seq(&self) -> Seq {
+        Seq(self.0.state.borrow().seq)
+    }
+
+    /// Everything up to here is durable.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        Seq(self.0.state.borrow().durable_seq)
+    }
+
+    /// What it did since it was opened.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.0.state.borrow().counters
+    }
+
+    /// Size of an object.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::NoSuchObject`], or when the index fails.
+    pub async fn stat(&self, object: ObjectId) -> Result<Stat, LogError> {
+        self.0.check()?;
+        let object = self.0.objects.get(object).await?;
+        let now = object.now.borrow();
+        if !now.exists {
+            return Err(LogError::NoSuchObject);
+        }
+        let stored_bytes = now.extents.iter().map(|(_, extent)| extent.len).sum();
+        Ok(Stat { size: now.size, stored_bytes })
+    }
+
+    /// Space of the target. Counts the index's space too, and falls at once on deletion.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        let state = self.0.state.borrow();
+        let total_bytes = self.0.capacity_bytes(&state);
+        let mut free_bytes = total_bytes.saturating_sub(state.used_bytes);
+        let index_max = self.0.config.index_bytes_max;
+        if index_max != u64::MAX {
+            // What could still be written if rows went on costing what they cost at worst.
+            let index_free = index_max.saturating_sub(state.index_bytes_now);
+            free_bytes = free_bytes.min(index_free.saturating_mul(BLOCK_BYTES / 128));
+        }
+        Space { total_bytes, free_bytes }
+    }
+}
+
+impl Inner {
+    /// Fails when the log has stopped.
+    pub fn check(&self) -> Result<(), LogError> {
+        match &self.state.borrow().failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the log.
+    pub fn fail(&self, error: LogError) {
+        let mut state = self.state.borrow_mut();
+        if state.failed.is_none() {
+            tracing::error!(target_id = self.config.target.0, %error, "the object log stops");
+            state.failed = Some(error);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Bytes that footprints may add up to so that the cleaner always has enough dead space to
+    /// work with.
+    pub fn capacity_bytes(&self, state: &State) -> u64 {
+        let set_aside = self.config.reserve_segments + 1;
+        let segments = u64::from(state.segments.count().saturating_sub(set_aside));
+        let stripe = self.stripe_bytes - BLOCK_BYTES;
+        segments * u64::from(state.segments.stripes) * stripe / 16 * 15
+    }
+
+    /// The array's offset of a place.
+    pub fn array_offset(&self, segment: u32, stripe: u32) -> u64 {
+        let stripes = u64::from(self.config.segment_stripes);
+        (u64::from(segment) * stripes + u64::from(stripe)) * self.stripe_bytes
+    }
+}
+
+/// Zeroes that holes are read from.
+pub(crate) fn zeroes() -> Buf {
+    BufMut::zeroed(256 * KIB as usize).freeze()
+}

@@ -1,0 +1,226 @@
+//! Objects in memory: what is true now, and what the index knows.
+//!
+//! A change is applied to the first view at once and to the second when the stripe that holds
+//! it is indexed. The views take the same changes in the same order, so the second is always a
+//! past of the first, and the rows of the index are the second view's.
+//!
+//! Objects nobody uses, whose changes are all indexed, are forgotten when the cache is over its
+//! bound, the least recently used first. One with changes on their way is held by them.
+
+use crate::LogError;
+use crate::extents::{ExtentMap, Place, Record, Watch};
+use crate::rows::{self, ObjectRow};
+use levada_base::ids::ObjectId;
+use levada_base::sync::Notify;
+use levada_kv::Store;
+use lru::LruCache;
+use std::cell::{Cell, RefCell};
+use std::ops::Bound;
+use std::rc::Rc;
+
+/// Rows asked of the store at once.
+const ROWS_PER_SCAN: usize = 1024;
+
+/// One change of one object.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// Bytes written.
+    Write(Rc<Record>),
+    /// A copy made by the cleaner takes over from the record at `from`.
+    Relocate {
+        from: Place,
+        to: Rc<Record>,
+    },
+    /// The size is set.
+    Truncate {
+        size: u64,
+    },
+    /// A hole is made; the size stays.
+    Punch {
+        from: u64,
+        to: u64,
+        size: u64,
+    },
+    Delete,
+    /// A copy of a record without data: changes nothing.
+    Keep,
+}
+
+/// One view of an object.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    pub exists: bool,
+    pub size: u64,
+    /// See [`ObjectRow::mark`].
+    pub mark: u64,
+    pub extents: ExtentMap,
+}
+
+impl View {
+    pub fn apply(&mut self, version: u64, change: &Change, watch: &mut impl Watch) {
+        match change {
+            Change::Write(record) => {
+                let len = u64::from(record.stored);
+                self.exists = true;
+                self.size = self.size.max(record.offset + len);
+                self.extents.write(record, len, watch);
+            }
+            Change::Relocate { from, to } => self.extents.relocate(*from, to, watch),
+            Change::Truncate { size } => {
+                self.extents.remove(*size, u64::MAX, watch);
+                self.exists = true;
+                self.size = *size;
+                self.mark = version;
+            }
+            Change::Punch { from, to, size } => {
+                self.extents.remove(*from, *to, watch);
+                self.exists = true;
+                self.size = *size;
+                self.mark = version;
+            }
+            Change::Delete => {
+                self.extents.remove(0, u64::MAX, watch);
+                *self = Self::default();
+            }
+            Change::Keep => {}
+        }
+    }
+
+    pub fn row(&self) -> ObjectRow {
+        ObjectRow { size: self.size, mark: self.mark }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    Unknown,
+    Loading,
+    Loaded,
+}
+
+/// An object, whether it exists or not.
+pub(crate) struct Object {
+    pub id: ObjectId,
+    pub now: RefCell<View>,
+    pub indexed: RefCell<View>,
+    load: Cell<Load>,
+    loaded: Notify,
+}
+
+/// Objects by name, loaded from the index on first touch.
+pub(crate) struct Objects {
+    store: Store,
+    cache: RefCell<LruCache<ObjectId, Rc<Object>>>,
+    extents_max: usize,
+    /// Extents of the cached objects when they were last counted, roughly.
+    extents: Cell<usize>,
+}
+
+impl Objects {
+    pub fn new(store: Store, extents_max: usize) -> Self {
+        let cache = RefCell::new(LruCache::unbounded());
+        Self { store, cache, extents_max, extents: Cell::new(0) }
+    }
+
+    /// The object by that name, with its whole map.
+    pub async fn get(&self, id: ObjectId) -> Result<Rc<Object>, LogError> {
+        let object = {
+            let mut cache = self.cache.borrow_mut();
+            let object = cache.get_or_insert(id, || {
+                Rc::new(Object {
+                    id,
+                    now: RefCell::default(),
+                    indexed: RefCell::default(),
+                    load: Cell::new(Load::Unknown),
+                    loaded: Notify::default(),
+                })
+            });
+            Rc::clone(object)
+        };
+        loop {
+            let loaded = object.loaded.changed();
+            match object.load.get() {
+                Load::Loaded => break,
+                Load::Loading => loaded.await,
+                Load::Unknown => {
+                    let mut loading = Loading { object: &object, outcome: Load::Unknown };
+                    object.load.set(Load::Loading);
+                    let view = self.read(id).await?;
+                    self.extents.set(self.extents.get() + view.extents.len() + 1);
+                    *object.now.borrow_mut() = view.clone();
+                    *object.indexed.borrow_mut() = view;
+                    loading.outcome = Load::Loaded;
+                    drop(loading);
+                    self.shrink();
+                }
+            }
+        }
+        Ok(object)
+    }
+
+    async fn read(&self, id: ObjectId) -> Result<View, LogError> {
+        let Some(row) = self.store.get(&ObjectRow::key(id)).await? else {
+            return Ok(View::default());
+        };
+        let row = ObjectRow::decode(&row)?;
+        let mut view =
+            View { exists: true, size: row.size, mark: row.mark, extents: ExtentMap::default() };
+        let end = rows::extent_key(id, u64::MAX);
+        let mut from = Bound::Included(rows::extent_key(id, 0));
+        loop {
+            let bound = from.as_ref().map(Vec::as_slice);
+            let found = self.store.scan(bound, Bound::Included(&end), ROWS_PER_SCAN).await?;
+            for (key, value) in &found {
+                let (offset, extent) = rows::decode_extent(key, value)?;
+                if !view.extents.load(offset, extent) {
+                    return Err(LogError::Index { row: "extent" });
+                }
+            }
+            match found.last() {
+                Some((key, _)) if found.len() == ROWS_PER_SCAN => {
+                    from = Bound::Excluded(key.to_vec());
+                }
+                _ => return Ok(view),
+            }
+        }
+    }
+
+    /// Extents came to cached objects.
+    pub fn grew(&self, extents: usize) {
+        self.extents.set(self.extents.get() + extents);
+        self.shrink();
+    }
+
+    /// Forgets objects until the cache is inside its bound, or a run of objects is in use.
+    fn shrink(&self) {
+        const IN_USE_MAX: usize = 8;
+        let mut cache = self.cache.borrow_mut();
+        let mut in_use = 0;
+        while self.extents.get() > self.extents_max && in_use < IN_USE_MAX {
+            let Some((id, object)) = cache.pop_lru() else { break };
+            if Rc::strong_count(&object) > 1 {
+                cache.put(id, object);
+                in_use += 1;
+                continue;
+            }
+            let extents = object.now.borrow().extents.len() + 1;
+            self.extents.set(self.extents.get().saturating_sub(extents));
+        }
+        if cache.is_empty() {
+            self.extents.set(0);
+        }
+    }
+}
+
+/// Lets the next one try when loading fails or is given up.
+struct Loading<'a> {
+    object: &'a Object,
+    outcome: Load,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.object.load.set(self.outcome);
+        self.object.loaded.notify_all();
+    }
+}

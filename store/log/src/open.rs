@@ -1,0 +1,261 @@
+//! Making a log, and opening one again.
+//!
+//! Opening reads the segment table and makes the world as the index says it is:
+//!
+//! - Stripes that the index does not know are given back. They are the ends of segments that
+//!   were being filled, and nothing in them was ever promised. Giving them back, rather than
+//!   forgetting them, keeps their records from coming back when the index is rebuilt, and their
+//!   sequences free for new changes.
+//! - Segments that were being filled stay closed where they stand.
+//! - Staged changes are put into the new open stripe under their own versions; their rows stay
+//!   until that stripe is indexed.
+//!
+//! Crashing meanwhile changes nothing: all of it is simply done again.
+
+use crate::LogError;
+use crate::format::{RecordHeader, RecordKind};
+use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
+use crate::object::Objects;
+use crate::rows::{self, LOG_KEY, LogRow, SegmentRow};
+use crate::segment::Segments;
+use crate::stripe::{Payload, change_of};
+use crate::write::Need;
+use levada_base::ids::BootVerifier;
+use levada_base::reactor;
+use levada_base::sync::Notify;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Buf, Epoch};
+use levada_kv::{Batch, Bytes, Store};
+use levada_raid::Array;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Bound;
+use std::rc::Rc;
+
+/// Rows asked of the store at once.
+pub(crate) const ROWS_PER_SCAN: usize = 1024;
+const STRIPE_BYTES_MIN: u64 = 8 * BLOCK_BYTES;
+const STRIPE_BYTES_MAX: u64 = 1 << 30;
+
+impl ObjectLog {
+    /// Makes an empty log on an array's stripes, which lose what they held, with its index in
+    /// an empty `store`.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Geometry`], [`LogError::Foreign`] when the store is not empty, or when the
+    /// array or the store fails.
+    pub async fn create(
+        array: Rc<dyn Array>,
+        store: Store,
+        config: Config,
+        epoch: Epoch,
+    ) -> Result<Self, LogError> {
+        let segments = segments_of(&array, &config)?;
+        if !store.scan(Bound::Unbounded, Bound::Unbounded, 1).await?.is_empty() {
+            return Err(LogError::Foreign { what: "the store is not empty" });
+        }
+        let geometry = array.geometry();
+        array.discard_stripes(0, geometry.stripes).await?;
+        let row = LogRow {
+            fs: config.fs,
+            target: config.target.0,
+            segment_stripes: config.segment_stripes,
+            epoch,
+            stripe_bytes: geometry.stripe_bytes,
+            stripes: u64::from(segments) * u64::from(config.segment_stripes),
+            next_generation: 1,
+            seq: 0,
+            index_bytes: 0,
+        };
+        write_log_row(&store, &row).await?;
+        let table = Segments::new(segments, config.segment_stripes, 1);
+        Ok(Self(Inner::new(array, store, config, epoch, &row, table)))
+    }
+
+    /// Opens the log whose index is in `store`.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Foreign`] when the store holds no log or that of another array,
+    /// [`LogError::Stale`] after a later owner, [`LogError::Index`] when it is damaged, or when
+    /// the array or the store fails.
+    pub async fn open(
+        array: Rc<dyn Array>,
+        store: Store,
+        mut config: Config,
+        epoch: Epoch,
+    ) -> Result<Self, LogError> {
+        let row = store.get(LOG_KEY).await?;
+        let row = row.ok_or(LogError::Foreign { what: "the store holds no log" })?;
+        let mut row = LogRow::decode(&row)?;
+        if (row.fs, row.target) != (config.fs, config.target.0) {
+            return Err(LogError::Foreign { what: "another file system or target" });
+        }
+        if row.epoch > epoch {
+            return Err(LogError::Stale { ours: epoch, seen: row.epoch });
+        }
+        config.segment_stripes = row.segment_stripes;
+        let segments = segments_of(&array, &config)?;
+        let geometry = array.geometry();
+        if row.stripe_bytes != geometry.stripe_bytes
+            || row.stripes > u64::from(segments) * u64::from(config.segment_stripes)
+        {
+            return Err(LogError::Foreign { what: "another geometry" });
+        }
+        row.epoch = epoch;
+        write_log_row(&store, &row).await?;
+        let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
+        for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
+            let (segment, row) = SegmentRow::decode(&key, &value)?;
+            if segment >= segments || !table.load(segment, row) {
+                return Err(LogError::Index { row: "segment" });
+            }
+        }
+        give_back_unindexed(&*array, &table).await?;
+        let log = Self(Inner::new(array, store, config, epoch, &row, table));
+        log.0.put_staged().await?;
+        log.0.free_dead_segments();
+        Ok(log)
+    }
+}
+
+/// Segments that fit the array.
+pub(crate) fn segments_of(array: &Rc<dyn Array>, config: &Config) -> Result<u32, LogError> {
+    let geometry = array.geometry();
+    let fault = |what, value, bound| Err(LogError::Geometry { what, value, bound });
+    let bytes = geometry.stripe_bytes;
+    if bytes < STRIPE_BYTES_MIN || !bytes.is_multiple_of(BLOCK_BYTES) {
+        return fault("bytes of a stripe", bytes, STRIPE_BYTES_MIN);
+    }
+    if bytes > STRIPE_BYTES_MAX {
+        return fault("bytes of a stripe", bytes, STRIPE_BYTES_MAX);
+    }
+    if config.segment_stripes == 0 {
+        return fault("stripes of a segment", 0, 1);
+    }
+    let segments = geometry.stripes / u64::from(config.segment_stripes);
+    // One to fill, one to clean into, and one to gain.
+    let least = u64::from(config.reserve_segments) + 3;
+    if segments < least {
+        return fault("segments", segments, least);
+    }
+    u32::try_from(segments).or(fault("segments", segments, u64::from(u32::MAX)))
+}
+
+pub(crate) async fn write_log_row(store: &Store, row: &LogRow) -> Result<(), LogError> {
+    store.room().await?;
+    let mut batch = Batch::default();
+    batch.put(LOG_KEY, &row.encode());
+    let seq = store.apply(batch)?;
+    Ok(store.durable(seq).await?)
+}
+
+/// Every row whose key starts with `kind`.
+pub(crate) async fn scan_all(store: &Store, kind: u8) -> Result<Vec<(Bytes, Bytes)>, LogError> {
+    let (start, end) = ([kind], [kind + 1]);
+    let mut found: Vec<(Bytes, Bytes)> = Vec::new();
+    loop {
+        let last = found.last().map(|(key, _)| Rc::clone(key));
+        let from = last.as_deref().map_or(Bound::Included(&start[..]), Bound::Excluded);
+        let rows = store.scan(from, Bound::Excluded(&end), ROWS_PER_SCAN).await?;
+        let done = rows.len() < ROWS_PER_SCAN;
+        found.extend(rows);
+        if done {
+            return Ok(found);
+        }
+    }
+}
+
+/// Discards every stripe that was declared and that the index does not know.
+async fn give_back_unindexed(array: &dyn Array, table: &Segments) -> Result<(), LogError> {
+    for (at, segment) in table.iter() {
+        let first = u64::from(at) * u64::from(table.stripes);
+        let unknown = first + u64::from(segment.used_stripes)..first + u64::from(table.stripes);
+        if unknown.clone().any(|stripe| array.is_written(stripe)) {
+            array.discard_stripes(unknown.start, unknown.end - unknown.start).await?;
+        }
+    }
+    Ok(())
+}
+
+impl Inner {
+    pub(crate) fn new(
+        array: Rc<dyn Array>,
+        store: Store,
+        config: Config,
+        epoch: Epoch,
+        row: &LogRow,
+        segments: Segments,
+    ) -> Rc<Self> {
+        let used_bytes = segments.iter().map(|(_, segment)| segment.row.live_bytes).sum();
+        let state = State {
+            seq: row.seq,
+            durable_seq: row.seq,
+            wanted_seq: 0,
+            wanted_number: 0,
+            indexed_number: 0,
+            next_number: 0,
+            closed_seq: row.seq,
+            round_running: false,
+            cleaner_running: false,
+            nothing_to_clean: false,
+            segments,
+            open: None,
+            closed: VecDeque::new(),
+            in_memory: HashMap::new(),
+            unflushed: false,
+            used_bytes,
+            index_bytes: row.index_bytes,
+            index_bytes_now: row.index_bytes,
+            failed: None,
+            counters: Counters::default(),
+        };
+        Rc::new(Self {
+            stripe_bytes: array.geometry().stripe_bytes,
+            array,
+            objects: Objects::new(store.clone(), config.cached_extents_max),
+            store,
+            config,
+            epoch,
+            verifier: BootVerifier(reactor::random_u64()),
+            state: RefCell::new(state),
+            changed: Notify::default(),
+            zeroes: zeroes(),
+            group: reactor::current_group(),
+        })
+    }
+
+    /// Puts the staged changes into stripes, in their order.
+    async fn put_staged(self: &Rc<Self>) -> Result<(), LogError> {
+        for (key, value) in scan_all(&self.store, rows::STAGED).await? {
+            let (header, taken) =
+                RecordHeader::decode(&value).ok_or(LogError::Index { row: "staged" })?;
+            let object = self.objects.get(header.object).await?;
+            self.room(Need::Copy).await?;
+            if header.kind == RecordKind::Data {
+                let data = value.get(taken..).filter(|data| data.len() as u64 == header.len);
+                let data = [Buf::copy_of(data.ok_or(LogError::Index { row: "staged" })?)];
+                let mut payload = Payload::new(&data);
+                let (offset, len) = (header.offset, header.len);
+                self.put_records(&object, header.version, offset, len, &mut payload, None);
+            } else if let Some(change) = change_of(&header) {
+                let mut state = self.state.borrow_mut();
+                self.put_mark_record(&mut state, &object, &header, change);
+            }
+            self.staged_already(&key);
+        }
+        Ok(())
+    }
+
+    /// The newest records came from this staged row, which goes when the last of them is
+    /// indexed. A record may have been split: then only the last piece names the row, since the
+    /// pieces are indexed in order.
+    fn staged_already(&self, key: &[u8]) {
+        let mut state = self.state.borrow_mut();
+        let open = state.open.as_mut().expect("a record was just put there");
+        open.pending.last_mut().expect("a record was just put there").staged = Some(key.to_vec());
+        open.staged = open.pending.len();
+        open.unstaged_bytes = 0;
+    }
+}

@@ -1,0 +1,172 @@
+//! The segment table: which stripes are free, being filled, or hold what is live.
+
+use crate::rows::SegmentRow;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// What a segment is for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SegmentState {
+    Free,
+    /// Takes new stripes.
+    Open,
+    /// Takes none any more.
+    Closed,
+    /// Is being discarded.
+    Freeing,
+}
+
+/// One segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub state: SegmentState,
+    /// Its row and its declaration are durable: stripes may be written.
+    pub ready: bool,
+    pub row: SegmentRow,
+    /// Stripes from the first on that were given out in this generation.
+    pub used_stripes: u32,
+    /// Reads in flight: it is not discarded under them.
+    pub readers: Rc<Cell<u32>>,
+    /// Something in it could be neither read nor repaired: the cleaner leaves it alone.
+    pub damaged: bool,
+}
+
+impl Segment {
+    fn free() -> Self {
+        Self {
+            state: SegmentState::Free,
+            ready: false,
+            row: SegmentRow {
+                closed: false,
+                generation: 0,
+                version_min: u64::MAX,
+                version_max: 0,
+                live_bytes: 0,
+                marks: 0,
+                indexed_stripes: 0,
+            },
+            used_stripes: 0,
+            readers: Rc::default(),
+            damaged: false,
+        }
+    }
+
+    /// True when nothing is on its way into the index any more.
+    pub fn is_settled(&self) -> bool {
+        self.state == SegmentState::Closed && self.row.indexed_stripes == self.used_stripes
+    }
+
+    /// True when it can be given back as it is.
+    pub fn is_dead(&self) -> bool {
+        self.is_settled() && self.row.live_bytes == 0 && self.row.marks == 0
+    }
+}
+
+/// All segments of a log.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    all: Vec<Segment>,
+    free: BTreeSet<u32>,
+    /// Where the search for a free one goes on, so that use moves around the array.
+    next: u32,
+    /// Stripes per segment.
+    pub stripes: u32,
+    /// The one that takes new stripes.
+    pub open: Option<u32>,
+    pub next_generation: u64,
+}
+
+impl Segments {
+    pub fn new(count: u32, stripes: u32, next_generation: u64) -> Self {
+        Self {
+            all: (0..count).map(|_| Segment::free()).collect(),
+            free: (0..count).collect(),
+            next: 0,
+            stripes,
+            open: None,
+            next_generation,
+        }
+    }
+
+    pub fn count(&self) -> u32 {
+        self.all.len() as u32
+    }
+
+    pub fn get(&self, segment: u32) -> &Segment {
+        &self.all[segment as usize]
+    }
+
+    pub fn get_mut(&mut self, segment: u32) -> &mut Segment {
+        &mut self.all[segment as usize]
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.all.iter().enumerate().map(|(at, segment)| (at as u32, segment))
+    }
+
+    pub fn free_count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Takes over a segment as its row says. False when the row cannot be true.
+    pub fn load(&mut self, segment: u32, row: SegmentRow) -> bool {
+        if row.indexed_stripes > self.stripes || !self.free.remove(&segment) {
+            return false;
+        }
+        let slot = &mut self.all[segment as usize];
+        slot.state = SegmentState::Closed;
+        slot.ready = true;
+        slot.used_stripes = row.indexed_stripes;
+        slot.row = SegmentRow { closed: true, ..row };
+        true
+    }
+
+    /// Stripes that can be given out while `reserve` free segments stay untouched.
+    pub fn stripes_available(&self, reserve: u32) -> u64 {
+        let free = self.free_count();
+        if free < reserve {
+            return 0;
+        }
+        let left = self.open.map_or(0, |open| self.stripes - self.get(open).used_stripes);
+        u64::from(left) + u64::from(free - reserve) * u64::from(self.stripes)
+    }
+
+    /// Gives out the next stripe: its segment, its place, and whether the segment is a new one
+    /// that must be made ready. `None` when no segment is free.
+    pub fn take_stripe(&mut self) -> Option<(u32, u32, bool)> {
+        let mut fresh = false;
+        if self.open.is_none_or(|open| self.get(open).used_stripes == self.stripes) {
+            self.close();
+            let at = self.free.range(self.next..).next().or_else(|| self.free.first()).copied()?;
+            self.free.remove(&at);
+            self.next = at + 1;
+            let generation = self.next_generation;
+            self.next_generation += 1;
+            let slot = &mut self.all[at as usize];
+            *slot = Segment { state: SegmentState::Open, ..Segment::free() };
+            slot.row.generation = generation;
+            self.open = Some(at);
+            fresh = true;
+        }
+        let open = self.open?;
+        let slot = self.get_mut(open);
+        slot.used_stripes += 1;
+        Some((open, slot.used_stripes - 1, fresh))
+    }
+
+    /// Closes the open segment where it stands.
+    fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            let slot = self.get_mut(open);
+            slot.state = SegmentState::Closed;
+            slot.row.closed = true;
+        }
+    }
+
+    /// A segment is empty again.
+    pub fn freed(&mut self, segment: u32) {
+        self.all[segment as usize] = Segment::free();
+        self.free.insert(segment);
+    }
+}

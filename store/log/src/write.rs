@@ -1,0 +1,469 @@
+//! Changes: where they wait for room, and how their records get into the open stripe.
+//!
+//! A change waits first and is then put in place without waiting: it gets its sequence, its
+//! records go into the open stripe (and into new ones as that fills up), and the object's view
+//! changes, all in one step that no other task sees half done.
+
+use crate::LogError;
+use crate::extents::{Extent, Place, Record, Watch, footprint};
+use crate::format::{Footer, RecordHeader, RecordKind, blocks_of};
+use crate::log::{Ack, Inner, ObjectLog, Stability, State};
+use crate::object::{Change, Object};
+use crate::rows::SegmentRow;
+use crate::stripe::{ClosedStripe, OpenStripe, Payload, Pending, header_of};
+use levada_base::buf::bytes_in;
+use levada_base::ids::{ObjectId, Seq};
+use levada_base::reactor::spawn_in;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Buf, IoVec};
+use levada_kv::Batch;
+use levada_raid::IoClass;
+use std::rc::Rc;
+
+/// Who asks for stripes: those who free space may go deeper into the reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// New data.
+    Data { bytes: u64 },
+    /// A truncation, a hole or a deletion.
+    Mark,
+    /// A copy made by the cleaner.
+    Copy,
+}
+
+/// New stripes that putting one change in place may take.
+const STRIPES_PER_CHANGE: u64 = 3;
+
+impl ObjectLog {
+    /// Writes `data` at `offset`; creates the object. A write larger than a stripe is several
+    /// changes, of which the last one's sequence is returned.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Full`]; part of a large write may have happened. Or when the log stopped.
+    pub async fn write(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        data: IoVec,
+        stability: Stability,
+    ) -> Result<Ack, LogError> {
+        let log = &self.0;
+        let bytes = bytes_in(&data);
+        // Room for holes that end one past the last byte.
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(LogError::OutOfRange { offset, bytes });
+        }
+        let object = log.objects.get(object).await?;
+        let mut payload = Payload::new(&data);
+        let mut done = 0;
+        let mut seq = 0;
+        while done < bytes || bytes == 0 {
+            let run = (bytes - done).min(log.stripe_bytes - BLOCK_BYTES);
+            log.room(Need::Data { bytes: footprint(run) }).await?;
+            seq = if bytes == 0 && !object.now.borrow().exists {
+                // Nothing but the existence of an object.
+                log.put_mark(&object, Change::Truncate { size: 0 })
+            } else if bytes == 0 {
+                log.state.borrow().seq
+            } else {
+                log.put_data(&object, offset + done, run, &mut payload)
+            };
+            done += run;
+            if bytes == 0 {
+                break;
+            }
+        }
+        log.acknowledge(seq, stability).await
+    }
+
+    /// Sets the size exactly; bytes beyond read as zeroes when it grows again. Creates the
+    /// object.
+    ///
+    /// # Errors
+    ///
+    /// As [`ObjectLog::write`].
+    pub async fn truncate(
+        &self,
+        object: ObjectId,
+        size: u64,
+        stability: Stability,
+    ) -> Result<Ack, LogError> {
+        if size > i64::MAX as u64 {
+            return Err(LogError::OutOfRange { offset: size, bytes: 0 });
+        }
+        let log = &self.0;
+        let object = log.objects.get(object).await?;
+        log.room(Need::Mark).await?;
+        let seq = log.put_mark(&object, Change::Truncate { size });
+        log.acknowledge(seq, stability).await
+    }
+
+    /// Makes a hole; the size stays.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::NoSuchObject`], and as [`ObjectLog::write`].
+    pub async fn punch(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        bytes: u64,
+        stability: Stability,
+    ) -> Result<Ack, LogError> {
+        let to = offset.checked_add(bytes).ok_or(LogError::OutOfRange { offset, bytes })?;
+        let log = &self.0;
+        let object = log.objects.get(object).await?;
+        log.room(Need::Mark).await?;
+        let size = {
+            let now = object.now.borrow();
+            if !now.exists {
+                return Err(LogError::NoSuchObject);
+            }
+            now.size
+        };
+        let seq = log.put_mark(&object, Change::Punch { from: offset, to, size });
+        log.acknowledge(seq, stability).await
+    }
+
+    /// Removes the object; durable when it returns. Fine when there is none.
+    ///
+    /// # Errors
+    ///
+    /// When the log stopped.
+    pub async fn delete(&self, object: ObjectId) -> Result<Ack, LogError> {
+        let log = &self.0;
+        let object = log.objects.get(object).await?;
+        log.room(Need::Mark).await?;
+        let exists = object.now.borrow().exists;
+        let seq =
+            if exists { log.put_mark(&object, Change::Delete) } else { log.state.borrow().seq };
+        drop(object);
+        log.acknowledge(seq, Stability::Durable).await
+    }
+}
+
+impl Inner {
+    async fn acknowledge(self: &Rc<Self>, seq: u64, stability: Stability) -> Result<Ack, LogError> {
+        if stability == Stability::Durable {
+            self.commit(seq).await?;
+        }
+        Ok(Ack { seq: Seq(seq), durable: Seq(self.state.borrow().durable_seq) })
+    }
+
+    fn reserve(&self, need: Need) -> u32 {
+        match need {
+            Need::Data { .. } => self.config.reserve_segments,
+            Need::Mark => self.config.reserve_segments / 2,
+            Need::Copy => 0,
+        }
+    }
+
+    /// Waits until one change can be put in place: stripes to write to, and memory.
+    pub(crate) async fn room(self: &Rc<Self>, need: Need) -> Result<(), LogError> {
+        loop {
+            let changed = self.changed.changed();
+            {
+                let state = self.state.borrow();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                if let Need::Data { bytes } = need {
+                    let full = state.used_bytes + bytes > self.capacity_bytes(&state)
+                        || state.index_bytes_now >= self.config.index_bytes_max;
+                    if full {
+                        return Err(LogError::Full);
+                    }
+                }
+                let stripes = state.segments.stripes_available(self.reserve(need));
+                if stripes < STRIPES_PER_CHANGE {
+                    if need == Need::Copy || state.nothing_to_clean {
+                        return Err(LogError::Full);
+                    }
+                } else if state.in_memory.len() < self.config.stripes_in_flight {
+                    break;
+                }
+            }
+            self.clean_if_needed();
+            changed.await;
+        }
+        self.clean_if_needed();
+        Ok(())
+    }
+
+    /// Puts `bytes` bytes of the payload in place as one change; [`Inner::room`] came before.
+    fn put_data(
+        self: &Rc<Self>,
+        object: &Rc<Object>,
+        offset: u64,
+        bytes: u64,
+        payload: &mut Payload,
+    ) -> u64 {
+        let version = self.state.borrow().seq + 1;
+        let put = self.put_records(object, version, offset, bytes, payload, None);
+        self.state.borrow_mut().seq = version;
+        self.objects.grew(put);
+        version
+    }
+
+    /// Puts data in place, as new data or as the copy of what is at `from`. Returns how many
+    /// records it took.
+    pub(crate) fn put_records(
+        self: &Rc<Self>,
+        object: &Rc<Object>,
+        version: u64,
+        offset: u64,
+        bytes: u64,
+        payload: &mut Payload,
+        from: Option<Place>,
+    ) -> usize {
+        let mut state = self.state.borrow_mut();
+        let aligned = (offset | bytes).is_multiple_of(BLOCK_BYTES);
+        let mut done = 0;
+        let mut records = 0;
+        while done < bytes {
+            let stripe = self.open_stripe(&mut state);
+            let stored = stripe.fit(bytes - done, aligned);
+            if stored == 0 {
+                self.close_stripe(&mut state);
+                self.open_stripe(&mut state).continues = done > 0;
+                continue;
+            }
+            let header = RecordHeader {
+                kind: RecordKind::Data,
+                object: object.id,
+                version,
+                offset: offset + done,
+                len: stored,
+                size: 0,
+                data_at: 0,
+                stored: stored as u32,
+                crcs: Vec::with_capacity(blocks_of(stored) as usize),
+            };
+            let record = stripe.push_data(header, aligned, payload);
+            let change = match from {
+                None => Change::Write(record),
+                Some(from) => Change::Relocate { from, to: record },
+            };
+            self.put_change(&mut state, object, version, change);
+            done += stored;
+            records += 1;
+        }
+        records
+    }
+
+    /// Puts a change without data in place.
+    pub(crate) fn put_mark(self: &Rc<Self>, object: &Rc<Object>, change: Change) -> u64 {
+        let mut state = self.state.borrow_mut();
+        let version = state.seq + 1;
+        let header = header_of(object, version, &change).expect("a change of its own");
+        self.put_mark_record(&mut state, object, &header, change);
+        state.seq = version;
+        version
+    }
+
+    /// Puts a record without data in place: a new one, or one that the cleaner keeps.
+    pub(crate) fn put_mark_record(
+        self: &Rc<Self>,
+        state: &mut State,
+        object: &Rc<Object>,
+        header: &RecordHeader,
+        change: Change,
+    ) {
+        if !self.open_stripe(state).fits_mark() {
+            self.close_stripe(state);
+        }
+        let stripe = self.open_stripe(state);
+        stripe.push_mark(header);
+        let segment = stripe.segment;
+        state.segments.get_mut(segment).row.marks += 1;
+        self.put_change(state, object, header.version, change);
+    }
+
+    /// A change whose record is in the open stripe becomes visible.
+    fn put_change(&self, state: &mut State, object: &Rc<Object>, version: u64, change: Change) {
+        let mut watch =
+            WatchNow { used_bytes: state.used_bytes, index_bytes: state.index_bytes_now };
+        {
+            let mut now = object.now.borrow_mut();
+            let existed = now.exists;
+            now.apply(version, &change, &mut watch);
+            watch.object(existed, now.exists);
+        }
+        state.used_bytes = watch.used_bytes;
+        state.index_bytes_now = watch.index_bytes;
+        let stripe = state.open.as_mut().expect("its record was put there");
+        if let Some(header) = header_of_len(&change) {
+            stripe.unstaged_bytes += header;
+        }
+        let row = &mut state.segments.get_mut(stripe.segment).row;
+        row.version_min = row.version_min.min(version);
+        row.version_max = row.version_max.max(version);
+        stripe.pending.push(Pending { object: Rc::clone(object), version, change, staged: None });
+    }
+
+    /// The open stripe; opens one when there is none.
+    fn open_stripe<'a>(self: &Rc<Self>, state: &'a mut State) -> &'a mut OpenStripe {
+        if state.open.is_none() {
+            let (segment, index, fresh) =
+                state.segments.take_stripe().expect("room was waited for");
+            let number = state.next_number;
+            state.next_number += 1;
+            state.open = Some(OpenStripe::new(segment, index, number, self.stripe_bytes));
+            if fresh {
+                let log = Rc::clone(self);
+                spawn_in(&self.group, async move {
+                    if let Err(error) = log.make_ready(segment).await {
+                        log.fail(error);
+                    }
+                });
+            }
+        }
+        state.open.as_mut().expect("opened above")
+    }
+
+    /// Closes the open stripe, if there is one, and starts writing it.
+    pub(crate) fn close_stripe(self: &Rc<Self>, state: &mut State) {
+        let Some(open) = state.open.take() else { return };
+        let (segment, index, number) = (open.segment, open.index, open.number);
+        let footer = Footer {
+            fs: self.config.fs,
+            target: self.config.target.0,
+            epoch: self.epoch,
+            generation: state.segments.get(segment).row.generation,
+            segment,
+            stripe: index,
+            records: 0,
+            header_bytes: 0,
+            data_bytes: 0,
+            headers_crc: 0,
+            seq: state.seq,
+        };
+        let (data, pending) = open.close(footer);
+        state.in_memory.insert((segment, index), data.clone());
+        // A change half put in place has a sequence that is not given out yet.
+        state.closed_seq = state.seq;
+        state.closed.push_back(ClosedStripe { segment, index, number, pending, written: false });
+        state.counters.stripes += 1;
+        let log = Rc::clone(self);
+        spawn_in(&self.group, async move {
+            if let Err(error) = log.write_stripe(segment, index, number, data).await {
+                log.fail(error);
+            }
+        });
+    }
+
+    /// Makes a new segment fit for stripes: its row and its declaration are durable.
+    async fn make_ready(self: &Rc<Self>, segment: u32) -> Result<(), LogError> {
+        let stripes = u64::from(self.config.segment_stripes);
+        let declared = self.array.declare_fresh(u64::from(segment) * stripes, stripes);
+        let recorded = async {
+            self.store.room().await?;
+            let mut batch = Batch::default();
+            {
+                let state = self.state.borrow();
+                batch.put(&SegmentRow::key(segment), &state.segments.get(segment).row.encode());
+                batch.put(crate::rows::LOG_KEY, &self.log_row(&state).encode());
+            }
+            let seq = self.store.apply(batch)?;
+            self.store.durable(seq).await
+        };
+        let (declared, recorded) = futures_util::future::join(declared, recorded).await;
+        declared?;
+        recorded?;
+        {
+            let mut state = self.state.borrow_mut();
+            let slot = state.segments.get_mut(segment);
+            slot.ready = true;
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    async fn write_stripe(
+        self: &Rc<Self>,
+        segment: u32,
+        index: u32,
+        number: u64,
+        data: Buf,
+    ) -> Result<(), LogError> {
+        self.changed
+            .until(|| {
+                let state = self.state.borrow();
+                (state.segments.get(segment).ready || state.failed.is_some()).then_some(())
+            })
+            .await;
+        self.check()?;
+        let stripe = u64::from(segment) * u64::from(self.config.segment_stripes) + u64::from(index);
+        self.array.write_fresh(stripe, data.into_vec(), IoClass::Foreground).await?;
+        {
+            let mut state = self.state.borrow_mut();
+            state.in_memory.remove(&(segment, index));
+            state.unflushed = true;
+            // Nothing is indexed before it is written.
+            let closed = state.closed.iter_mut().find(|closed| closed.number == number);
+            closed.expect("a stripe being written is not indexed").written = true;
+        }
+        self.changed.notify_all();
+        self.commit_if_needed();
+        Ok(())
+    }
+}
+
+/// Bytes that staging a change takes; `None` for copies.
+fn header_of_len(change: &Change) -> Option<u64> {
+    match change {
+        Change::Write(record) => Some(footprint(u64::from(record.stored))),
+        Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => Some(footprint(0)),
+        Change::Relocate { .. } | Change::Keep => None,
+    }
+}
+
+/// Bytes of the row of an extent.
+pub(crate) fn extent_row_bytes(offset: u64, extent: &Extent) -> u64 {
+    let (first, last) = extent.blocks(offset);
+    33 + 52 + 4 * (last - first)
+}
+
+/// Bytes of the row of an object.
+pub(crate) const OBJECT_ROW_BYTES: u64 = 25 + 24;
+
+/// Keeps the sums over everything that is visible.
+struct WatchNow {
+    used_bytes: u64,
+    index_bytes: u64,
+}
+
+impl WatchNow {
+    fn object(&mut self, existed: bool, exists: bool) {
+        match (existed, exists) {
+            (false, true) => self.index_bytes += OBJECT_ROW_BYTES,
+            (true, false) => self.index_bytes -= OBJECT_ROW_BYTES,
+            (true, true) | (false, false) => {}
+        }
+    }
+}
+
+impl Watch for WatchNow {
+    fn removed(&mut self, offset: u64, extent: &Extent) {
+        self.used_bytes -= extent.footprint();
+        self.index_bytes -= extent_row_bytes(offset, extent);
+    }
+
+    fn added(&mut self, offset: u64, extent: &Extent) {
+        self.used_bytes += extent.footprint();
+        self.index_bytes += extent_row_bytes(offset, extent);
+    }
+}
+
+/// The bytes of a record that is still in memory.
+pub(crate) fn in_memory(state: &State, record: &Record) -> Option<Buf> {
+    let place = record.place;
+    let stripe = match &state.open {
+        Some(open) if (open.segment, open.index) == (place.segment, place.stripe) => {
+            Some(open.data())
+        }
+        _ => state.in_memory.get(&(place.segment, place.stripe)),
+    };
+    stripe.map(|stripe| stripe.slice(place.at as usize, record.stored as usize))
+}

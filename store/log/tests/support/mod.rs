@@ -1,0 +1,286 @@
+//! An array for the tests: eight data members and two invisible ones, volatile until a flush,
+//! slow by random amounts, and rotten where told.
+#![allow(dead_code)] // Not every test uses every part.
+
+use levada_base::reactor::{self, random_u64, sleep};
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Epoch, IoVec, IoVecMut, buf::bytes_in};
+use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const MEMBERS: u64 = 8;
+
+/// What one stripe is.
+#[derive(Default)]
+struct Stripe {
+    declared: bool,
+    /// A declared stripe may be written once.
+    taken: bool,
+    /// What a power cut leaves.
+    durable: Option<Vec<u8>>,
+    /// Written and not flushed, or being written.
+    volatile: Option<Vec<u8>>,
+    /// The write has completed, at this count of writes.
+    completed: Option<u64>,
+}
+
+pub struct RamArray {
+    info: DeviceInfo,
+    geometry: ArrayGeometry,
+    stripes: RefCell<Vec<Stripe>>,
+    writes: Cell<u64>,
+    /// Blocks that read wrong, by the array's offset.
+    rotten: RefCell<BTreeSet<u64>>,
+    pub repairs: Cell<u64>,
+    pub flushes: Cell<u64>,
+    pub delay_us_max: Cell<u64>,
+}
+
+/// Waits a random while, so that operations overtake each other.
+pub async fn dawdle(us_max: u64) {
+    if us_max > 0 {
+        sleep(Duration::from_micros(random_u64() % us_max)).await;
+    }
+}
+
+impl RamArray {
+    pub fn new(stripes: u64, chunk_bytes: u64) -> Self {
+        let stripe_bytes = chunk_bytes * MEMBERS;
+        Self {
+            info: DeviceInfo {
+                name: "test".into(),
+                capacity_bytes: stripes * stripe_bytes,
+                block_bytes: BLOCK_BYTES,
+                atomic_write_bytes: BLOCK_BYTES,
+                io_bytes_best: stripe_bytes,
+            },
+            geometry: ArrayGeometry { stripe_bytes, chunk_bytes, stripes, tolerates: 2 },
+            stripes: RefCell::new((0..stripes).map(|_| Stripe::default()).collect()),
+            writes: Cell::new(0),
+            rotten: RefCell::default(),
+            repairs: Cell::new(0),
+            flushes: Cell::new(0),
+            delay_us_max: Cell::new(100),
+        }
+    }
+
+    /// Loses what was not flushed: each block is old or new.
+    pub fn cut_power(&self) {
+        for stripe in self.stripes.borrow_mut().iter_mut() {
+            let Some(new) = stripe.volatile.take() else { continue };
+            stripe.completed = None;
+            // What lay there before, as far as anybody knows.
+            let mut left = stripe.durable.take().unwrap_or_else(|| vec![0xa5; new.len()]);
+            for (old, new) in left.chunks_mut(4096).zip(new.chunks(4096)) {
+                if reactor::random_u64() % 2 == 0 {
+                    old.copy_from_slice(new);
+                }
+            }
+            stripe.durable = Some(left);
+        }
+    }
+
+    pub fn written(&self) -> u64 {
+        self.stripes.borrow().iter().filter(|stripe| stripe.declared).count() as u64
+    }
+
+    /// Makes the block at `at` read wrong until it is repaired.
+    pub fn rot(&self, at: u64) {
+        self.rotten.borrow_mut().insert(at / BLOCK_BYTES * BLOCK_BYTES);
+    }
+
+    /// Offsets of all blocks of stripes that hold something.
+    pub fn filled_blocks(&self) -> Vec<u64> {
+        let stripes = self.stripes.borrow();
+        let filled = stripes.iter().enumerate().filter(|(_, stripe)| stripe.durable.is_some());
+        let bytes = self.geometry.stripe_bytes;
+        filled
+            .flat_map(|(at, _)| (0..bytes / BLOCK_BYTES).map(move |n| at as u64 * bytes + n * 4096))
+            .collect()
+    }
+
+    fn member(&self, at: u64) -> usize {
+        (at % self.geometry.stripe_bytes / self.geometry.chunk_bytes) as usize
+    }
+
+    /// True when the block cannot be told right with these members left out.
+    fn reads_wrong(&self, at: u64, avoid: MemberSet) -> bool {
+        let rotten = self.rotten.borrow();
+        if !avoid.contains(self.member(at)) {
+            return rotten.contains(&at);
+        }
+        // Rebuilt from the same row of the others, which must be right.
+        let stripe = at - at % self.geometry.stripe_bytes;
+        let row = at % self.geometry.chunk_bytes;
+        (0..MEMBERS).any(|member| {
+            let other = stripe + member * self.geometry.chunk_bytes + row;
+            !avoid.contains(member as usize) && rotten.contains(&other)
+        })
+    }
+
+    fn fill(&self, at: u64, into: &mut IoVecMut, avoid: MemberSet) -> Result<(), BlockError> {
+        check_range(&self.info, at, bytes_in(into))?;
+        let stripes = self.stripes.borrow();
+        let bytes = self.geometry.stripe_bytes;
+        let mut at = at;
+        for part in into {
+            for block in part.chunks_mut(4096) {
+                let stripe = &stripes[(at / bytes) as usize];
+                let inside = (at % bytes) as usize;
+                match stripe.volatile.as_ref().or(stripe.durable.as_ref()) {
+                    Some(data) if stripe.declared => {
+                        block.copy_from_slice(&data[inside..inside + block.len()]);
+                    }
+                    Some(_) | None => block.fill(if stripe.declared { 0x5a } else { 0 }),
+                }
+                if self.reads_wrong(at, avoid) {
+                    block[7] ^= 0x10;
+                }
+                at += block.len() as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for RamArray {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, at: u64, mut into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        Box::pin(async move {
+            dawdle(self.delay_us_max.get()).await;
+            self.fill(at, &mut into, MemberSet::NONE)?;
+            Ok(into)
+        })
+    }
+
+    fn write(&self, at: u64, _: IoVec, _: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move { Err(BlockError::NotFresh { stripe: at }) })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        // What completed before this call, whenever it is polled.
+        let upto = self.writes.get();
+        Box::pin(async move {
+            dawdle(self.delay_us_max.get()).await;
+            self.flushes.set(self.flushes.get() + 1);
+            for stripe in self.stripes.borrow_mut().iter_mut() {
+                if stripe.completed.is_some_and(|at| at <= upto) {
+                    stripe.durable = stripe.volatile.take();
+                    stripe.completed = None;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn discard(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(async { Err(BlockError::Unsupported { operation: "discard" }) })
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(async { Err(BlockError::Unsupported { operation: "write_zeroes" }) })
+    }
+
+    fn fence(&self, _: Epoch) -> IoFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn health(&self) -> Health {
+        Health::default()
+    }
+}
+
+impl Array for RamArray {
+    fn geometry(&self) -> ArrayGeometry {
+        self.geometry
+    }
+
+    fn declare_fresh(&self, first: u64, count: u64) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            dawdle(self.delay_us_max.get()).await;
+            for stripe in &mut self.stripes.borrow_mut()[first as usize..(first + count) as usize] {
+                assert!(!stripe.declared, "declared twice");
+                stripe.declared = true;
+                stripe.taken = false;
+            }
+            Ok(())
+        })
+    }
+
+    fn write_fresh(&self, stripe: u64, data: IoVec, _: IoClass) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let bytes: Vec<u8> = data.iter().flat_map(|part| part.iter().copied()).collect();
+            assert_eq!(bytes.len() as u64, self.geometry.stripe_bytes);
+            {
+                let slot = &mut self.stripes.borrow_mut()[stripe as usize];
+                assert!(slot.declared && !slot.taken, "stripe {stripe} is not fresh");
+                slot.taken = true;
+                // From now on a cut may leave part of it.
+                slot.volatile = Some(bytes);
+            }
+            dawdle(self.delay_us_max.get() * 2).await;
+            self.writes.set(self.writes.get() + 1);
+            self.stripes.borrow_mut()[stripe as usize].completed = Some(self.writes.get());
+            Ok(())
+        })
+    }
+
+    fn read_avoiding(
+        &self,
+        at: u64,
+        mut into: IoVecMut,
+        avoid: MemberSet,
+        _: IoClass,
+    ) -> IoFuture<'_, IoVecMut> {
+        Box::pin(async move {
+            dawdle(self.delay_us_max.get()).await;
+            if avoid.len() > 2 {
+                return Err(BlockError::TooManyLost { lost: avoid.len(), tolerated: 2 });
+            }
+            self.fill(at, &mut into, avoid)?;
+            Ok(into)
+        })
+    }
+
+    fn members_of(&self, at: u64, bytes: u64) -> MemberSet {
+        (at..at + bytes)
+            .step_by(BLOCK_BYTES as usize)
+            .fold(MemberSet::NONE, |set, at| set.with(self.member(at)))
+    }
+
+    fn repair(&self, at: u64, data: IoVec) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.repairs.set(self.repairs.get() + 1);
+            for block in 0..bytes_in(&data) / BLOCK_BYTES {
+                self.rotten.borrow_mut().remove(&(at + block * BLOCK_BYTES));
+            }
+            Ok(())
+        })
+    }
+
+    fn discard_stripes(&self, first: u64, count: u64) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            dawdle(self.delay_us_max.get()).await;
+            for stripe in &mut self.stripes.borrow_mut()[first as usize..(first + count) as usize] {
+                // The bytes stay where they were until they are written over.
+                stripe.declared = false;
+                stripe.volatile = None;
+                stripe.completed = None;
+            }
+            let bytes = self.geometry.stripe_bytes;
+            let range = first * bytes..(first + count) * bytes;
+            self.rotten.borrow_mut().retain(|at| !range.contains(at));
+            Ok(())
+        })
+    }
+
+    fn is_written(&self, stripe: u64) -> bool {
+        self.stripes.borrow()[stripe as usize].declared
+    }
+}
