@@ -267,7 +267,7 @@ mod tests {
                 }
                 let parts = [data];
                 let record = open.push_data(header(n as u64, fit), aligned, &mut Payload::new(&parts));
-                prop_assert!(!aligned || record.place.at % 4096 == 0);
+                prop_assert!(!aligned || record.place.at.is_multiple_of(4096));
                 pushed.push((record, n as u8 + 1));
             }
             while open.fits_mark() {

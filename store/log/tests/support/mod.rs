@@ -75,7 +75,7 @@ impl RamArray {
             // What lay there before, as far as anybody knows.
             let mut left = stripe.durable.take().unwrap_or_else(|| vec![0xa5; new.len()]);
             for (old, new) in left.chunks_mut(4096).zip(new.chunks(4096)) {
-                if reactor::random_u64() % 2 == 0 {
+                if reactor::random_u64().is_multiple_of(2) {
                     old.copy_from_slice(new);
                 }
             }
