@@ -23,7 +23,7 @@ use crate::overlay::Segment;
 use crate::store::KvError;
 use levada_base::checksum::crc32c;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Buf, BufMut, Epoch, IoVec};
+use levada_base::{Buf, BufMut, Epoch, IoVec, planted, probe};
 use levada_device::{BlockError, Device, Durability};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -115,15 +115,18 @@ impl Log {
 
     /// Writes a record placed before; durable when this completes.
     pub(crate) async fn write(&self, position: u64, record: Buf) -> Result<(), BlockError> {
+        let _busy = probe::busy("kv log write");
+        let durability =
+            if planted!("kv-log-not-durable") { Durability::Volatile } else { Durability::Fua };
         let start = position % self.layout.log_bytes;
         let first = (record.len() as u64).min(self.layout.log_bytes - start) as usize;
         let at = self.layout.log_at;
-        let head = self.area.write(at + start, record.slice(0, first).into_vec(), Durability::Fua);
+        let head = self.area.write(at + start, record.slice(0, first).into_vec(), durability);
         if first == record.len() {
             return head.await;
         }
         let rest: IoVec = record.slice(first, record.len() - first).into_vec();
-        let rest = self.area.write(at, rest, Durability::Fua);
+        let rest = self.area.write(at, rest, durability);
         let (head, rest) = futures_util::future::join(head, rest).await;
         head.and(rest)
     }

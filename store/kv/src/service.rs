@@ -18,9 +18,9 @@ use crate::open::write_superblocks;
 use crate::overlay::{Overlay, Segment, row_cost};
 use crate::store::{BATCH_KEY_BYTES_MAX, Batch, Config, KvError, Usage};
 use futures_util::future::{Either, select};
-use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::{KIB, MIB};
+use levada_base::{planted, reactor};
 use levada_device::{BlockError, Device};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -336,7 +336,7 @@ impl Service {
                 checkpoint.answer(misses, || self.overlay.stack(), clean).await?;
             }
             let oldest = self.overlay.oldest_closed();
-            match oldest.filter(|segment| segment.last_seq.get() <= self.durable.get()) {
+            match oldest.filter(|segment| self.may_checkpoint(segment)) {
                 Some(segment) => {
                     if let Some(state) = checkpoint.advance(&segment).await? {
                         self.checkpointed(&segment, state).await?;
@@ -351,6 +351,11 @@ impl Service {
                 None => changed.await,
             }
         }
+    }
+
+    /// The checkpoint must not know what a crash may still take back.
+    fn may_checkpoint(&self, segment: &Segment) -> bool {
+        segment.last_seq.get() <= self.durable.get() || planted!("kv-checkpoint-too-early")
     }
 
     fn is_drained(&self) -> bool {
@@ -371,6 +376,10 @@ impl Service {
         superblock.generation += 1;
         superblock.tail = segment.end.get();
         self.superblock.set(superblock);
+        if planted!("kv-tail-too-early") {
+            self.log.move_tail(superblock.tail.position);
+            self.committer.notify_all();
+        }
         write_superblocks(&self.area, &superblock).await?;
         self.log.move_tail(superblock.tail.position);
         self.changed.notify_all();
@@ -403,10 +412,13 @@ impl Writes {
                     }
                 }
             }
-            if self.0.front().is_some_and(|(_, write)| write.is_some()) {
+            let out_of_order = planted!("kv-acknowledged-out-of-order")
+                && self.0.back().is_some_and(|(_, write)| write.is_none());
+            if self.0.front().is_some_and(|(_, write)| write.is_some()) && !out_of_order {
                 return Poll::Pending;
             }
-            let (seq, _) = self.0.pop_front().expect("only called while some are in flight");
+            let oldest = if out_of_order { self.0.pop_back() } else { self.0.pop_front() };
+            let (seq, _) = oldest.expect("only called while some are in flight");
             Poll::Ready(Ok(seq))
         })
         .await

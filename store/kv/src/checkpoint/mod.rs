@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use levada_base::reactor::worker::Worker;
 use levada_base::sync::oneshot;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Buf, BufMut};
+use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Device, Durability};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -159,7 +159,10 @@ impl Checkpoint {
             });
             join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         }
-        if flush { self.area.flush().await } else { Ok(()) }
+        if flush && !planted!("kv-checkpoint-not-flushed") {
+            self.area.flush().await?;
+        }
+        Ok(())
     }
 
     async fn job(&mut self, job: Job) -> Result<Up, KvError> {
@@ -209,6 +212,7 @@ impl Checkpoint {
     ///
     /// When the engine failed or has no room.
     pub(crate) async fn advance(&mut self, segment: &Segment) -> Result<Option<State>, KvError> {
+        let _busy = probe::busy("kv checkpoint");
         let rows_max = self.transaction_rows_max;
         let fresh =
             |rows_max| Progress { segment: segment.id, after: None, transaction_rows: 0, rows_max };

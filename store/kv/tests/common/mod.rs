@@ -2,6 +2,8 @@
 //! by chance.
 #![allow(dead_code)] // Every test file uses a part of it.
 
+pub mod world;
+
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{Epoch, IoVec, IoVecMut, reactor};
@@ -63,6 +65,16 @@ impl Volatile {
         self.in_flight.take().into_values().for_each(settle);
     }
 
+    /// The process is killed, the power stays: what was asked for still happens, but none of it is
+    /// durable yet, as in a drive that has taken the data and not finished the command.
+    pub fn settle(&self) {
+        for blocks in self.in_flight.take().into_values() {
+            if reactor::random_u64().is_multiple_of(2) {
+                self.keep(blocks, Durability::Volatile);
+            }
+        }
+    }
+
     /// Changes one durable byte, behind the store's back.
     pub fn damage(&self, at: u64) {
         self.durable.borrow_mut()[at as usize] ^= 0x55;
@@ -84,7 +96,9 @@ impl Volatile {
     }
 
     async fn takes_time() {
-        reactor::sleep(Duration::from_nanos(10_000 + reactor::random_u64() % 200_000)).await;
+        // Now and then an operation takes very long, so that all others overtake it.
+        let most_ns = if reactor::random_u64().is_multiple_of(24) { 10_000_000 } else { 200_000 };
+        reactor::sleep(Duration::from_nanos(10_000 + reactor::random_u64() % most_ns)).await;
     }
 
     fn keep(&self, blocks: Blocks, durability: Durability) {
