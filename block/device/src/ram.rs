@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::future::ready;
 
 /// Bytes per lazily allocated piece, so that a large empty device costs nothing.
-const PIECE_BYTES: u64 = 8 * MIB;
+const PIECE_BYTES: u64 = MIB;
 
 /// A RAM device.
 pub struct RamDevice {
