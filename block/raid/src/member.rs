@@ -111,7 +111,9 @@ impl Member {
             device,
             role: Cell::new(role),
             state: Cell::new(state),
-            writes: Cell::new(0),
+            // An owner that was killed may have left writes in the drive's cache: the first flush is
+            // never for nothing.
+            writes: Cell::new(1),
             flushed: Cell::new(0),
             in_flight: Cell::new(0),
             stats: Stats::default(),
