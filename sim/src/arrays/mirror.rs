@@ -1,0 +1,269 @@
+//! The three-copy mirror: overwrites in place by several writers.
+
+use crate::arrays::rounds::{self, End};
+use crate::arrays::{Kind, Rack};
+use crate::{BlockModel, Outcome, Rng, Shape, World, fill};
+use futures_util::future::join_all;
+use levada_base::reactor::{self, Reactor};
+use levada_base::units::{BLOCK_BYTES, KIB, MIB};
+use levada_base::{BufMut, IoVec};
+use levada_device::{BlockError, Device, Durability};
+use levada_raid::{Array, RaidArray};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+const WRITERS: u64 = 4;
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+struct Mirror {
+    rack: Rc<Rack>,
+    model: RefCell<BlockModel>,
+    /// Blocks that a writer works on.
+    taken: RefCell<BTreeSet<u64>>,
+    blocks: u64,
+}
+
+/// One seed of the mirror: rounds of writes and faults, each ended by a power cut, a kill or an
+/// orderly close.
+pub fn mirror(seed: u64) -> Outcome {
+    run(seed, None)
+}
+
+/// The mirror, while exactly these drives are lost in the middle.
+pub fn mirror_loses(seed: u64, drives: &[usize]) -> Outcome {
+    run(seed, Some(drives))
+}
+
+fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
+    let reactor = Reactor::simulated(seed);
+    let coverage = reactor.block_on(async {
+        let world = Rc::new(World::new(seed, Shape::of_12(2 * MIB)));
+        let rack = Rack::create(Rc::clone(&world), Kind::Mirror).await;
+        let blocks = rack.array().info().capacity_bytes / BLOCK_BYTES;
+        let mirror =
+            Rc::new(Mirror { rack, model: RefCell::default(), taken: RefCell::default(), blocks });
+        match losses {
+            None => mirror.rounds().await,
+            Some(drives) => mirror.lose(drives).await,
+        }
+        world.coverage.take()
+    });
+    Outcome { trace_hash: reactor.trace_hash(), coverage }
+}
+
+/// A node is killed with writes in the drives' caches; what its successor flushes survives a
+/// power cut. (Open once skipped the flush because it had not written anything itself.)
+pub fn a_predecessors_cached_write_is_flushed(seed: u64) -> Outcome {
+    let reactor = Reactor::simulated(seed);
+    reactor.block_on(async {
+        let world = Rc::new(World::new(seed, Shape::of_12(2 * MIB)));
+        let rack = Rack::create(Rc::clone(&world), Kind::Mirror).await;
+        let array = rack.array();
+        let write = |version| array.write(0, contents(version, 0, 1), Durability::Volatile);
+        write(1).await.expect("healthy");
+        array.flush().await.expect("healthy");
+        write(2).await.expect("healthy");
+        world.kill();
+        rack.open().await.flush().await.expect("healthy");
+        world.power_cut().await;
+        let into = BufMut::zeroed(BLOCK).into_vec();
+        let read = rack.open().await.read(0, into).await.expect("healthy");
+        let seen = crate::recognise(&read[0], 0, &[1, 2]);
+        assert_eq!(seen, Some(2), "seed {seed}: a flushed write is gone");
+    });
+    Outcome { trace_hash: reactor.trace_hash(), ..Outcome::default() }
+}
+
+impl Mirror {
+    async fn rounds(self: &Rc<Self>) {
+        let world = Rc::clone(&self.rack.world);
+        let rounds = world.rng(|rng| rng.between(3, 5));
+        for round in 0..rounds {
+            if round > 0 {
+                rounds::open(&self.rack, || self.crashed(true)).await;
+                self.verify().await;
+            }
+            self.spawn_writers();
+            let length = Duration::from_micros(world.rng(|rng| rng.between(2_000, 60_000)));
+            rounds::faults_for(&self.rack, length).await;
+            match rounds::draw_end(&world) {
+                End::PowerCut => {
+                    world.power_cut().await;
+                    self.crashed(true);
+                }
+                End::Killed => {
+                    world.kill();
+                    self.crashed(false);
+                }
+                End::Closed => {
+                    world.kill();
+                    self.crashed(false);
+                    rounds::open(&self.rack, || self.crashed(true)).await;
+                    self.verify().await;
+                    self.rack.array().close().await.unwrap_or_else(|e| self.fail("close", &e));
+                }
+            }
+        }
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.verify().await;
+        self.rack.finish().await;
+        self.verify().await;
+    }
+
+    /// Writes, loses `drives` at once, works on, replaces them, and checks everything each time.
+    async fn lose(self: &Rc<Self>, drives: &[usize]) {
+        let world = Rc::clone(&self.rack.world);
+        self.spawn_writers();
+        reactor::sleep(Duration::from_millis(20)).await;
+        for at in drives {
+            self.rack.lose(*at, 0);
+        }
+        reactor::sleep(Duration::from_millis(20)).await;
+        world.power_cut().await;
+        self.crashed(true);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.verify().await;
+        self.spawn_writers();
+        reactor::sleep(Duration::from_millis(10)).await;
+        world.kill();
+        self.crashed(false);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.rack.finish().await;
+        self.verify().await;
+    }
+
+    fn fail(&self, what: &str, error: &BlockError) -> ! {
+        panic!(
+            "seed {}: {what} failed although the mirror bears what was lost ({:?}): {error}",
+            self.rack.world.seed,
+            self.rack.lost()
+        )
+    }
+
+    fn crashed(&self, power: bool) {
+        self.taken.borrow_mut().clear();
+        match power {
+            true => self.model.borrow_mut().power_cut(),
+            false => self.model.borrow_mut().killed(),
+        }
+    }
+
+    fn spawn_writers(self: &Rc<Self>) {
+        for _ in 0..WRITERS {
+            let (mirror, mut rng) = (Rc::clone(self), self.rack.world.rng(Rng::fork));
+            reactor::spawn_in(&self.rack.world.node(), async move {
+                let array = mirror.rack.array();
+                loop {
+                    mirror.step(&array, &mut rng).await;
+                    if rng.one_in(4) {
+                        reactor::sleep(Duration::from_micros(rng.below(400))).await;
+                    }
+                }
+            });
+        }
+    }
+
+    fn take(&self, first: u64, count: u64) -> bool {
+        let mut taken = self.taken.borrow_mut();
+        let free = taken.range(first..first + count).next().is_none();
+        if free {
+            taken.extend(first..first + count);
+        }
+        free
+    }
+
+    fn give_back(&self, first: u64, count: u64) {
+        let mut taken = self.taken.borrow_mut();
+        (first..first + count).for_each(|block| _ = taken.remove(&block));
+    }
+
+    async fn step(&self, array: &RaidArray, rng: &mut Rng) {
+        // A few hot extents, so that blocks are written again and again.
+        let first = match rng.one_in(3) {
+            true => rng.below(self.blocks),
+            false => rng.below(self.blocks.min(96)),
+        };
+        let count = (1 + rng.below(8) * rng.below(5)).min(self.blocks - first);
+        self.rack.world.coverage.borrow_mut().count("operations", 1);
+        match rng.weighted(&[45, 20, 25, 12, 4, 2]) {
+            op @ (0 | 1 | 4) => {
+                if !self.take(first, count) {
+                    return;
+                }
+                let durability = if op == 1 { Durability::Fua } else { Durability::Volatile };
+                let result = if op == 4 {
+                    self.model.borrow_mut().zeroes_begin(first, count);
+                    array.write_zeroes(first * BLOCK_BYTES, count * BLOCK_BYTES).await
+                } else {
+                    let version = self.model.borrow_mut().write_begins(first, count);
+                    let data = contents(version, first, count);
+                    let _busy = levada_base::probe::busy("writing");
+                    array.write(first * BLOCK_BYTES, data, durability).await
+                };
+                result.unwrap_or_else(|error| self.fail("write", &error));
+                self.model.borrow_mut().write_done(first, count, durability == Durability::Fua);
+                self.give_back(first, count);
+            }
+            2 => self.read(array, first, count).await,
+            3 => {
+                let begun = self.model.borrow().flush_begins();
+                let _busy = levada_base::probe::busy("committing");
+                array.flush().await.unwrap_or_else(|error| self.fail("flush", &error));
+                self.model.borrow_mut().flush_done(begun);
+            }
+            _ => {
+                // Whole extents are given back and read as zeroes.
+                let per_extent = 64 * KIB / BLOCK_BYTES;
+                let (extent, count) = (first / per_extent, per_extent);
+                let first = extent * per_extent;
+                if first + count > self.blocks || !self.take(first, count) {
+                    return;
+                }
+                self.model.borrow_mut().zeroes_begin(first, count);
+                let discarded = array.discard_stripes(extent, 1).await;
+                discarded.unwrap_or_else(|error| self.fail("discard", &error));
+                self.model.borrow_mut().write_done(first, count, true);
+                self.give_back(first, count);
+            }
+        }
+    }
+
+    async fn read(&self, array: &RaidArray, first: u64, count: u64) {
+        if !self.take(first, count) {
+            return;
+        }
+        let into = BufMut::for_overwrite(count as usize * BLOCK).into_vec();
+        let read = array.read(first * BLOCK_BYTES, into).await;
+        let read = read.unwrap_or_else(|error| self.fail("read", &error));
+        let checked = self.model.borrow_mut().check_read(first, &read[0]);
+        if let Err(what) = checked {
+            panic!("seed {}: mirror: {what}", self.rack.world.seed);
+        }
+        self.give_back(first, count);
+    }
+
+    /// Reads everything that was ever written.
+    async fn verify(&self) {
+        let array = self.rack.array();
+        let written = self.model.borrow().written();
+        let runs: Vec<(u64, u64)> = written
+            .chunk_by(|a, b| a + 1 == *b)
+            .flat_map(|run| run.chunks(64))
+            .map(|run| (run[0], run.len() as u64))
+            .collect();
+        for some in runs.chunks(16) {
+            join_all(some.iter().map(|(first, count)| self.read(&array, *first, *count))).await;
+        }
+        self.rack.world.coverage.borrow_mut().count("full checks", 1);
+    }
+}
+
+pub(crate) fn contents(version: u64, first: u64, count: u64) -> IoVec {
+    let mut bytes = BufMut::for_overwrite(count as usize * BLOCK);
+    for (at, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
+        fill(block, version, first + at as u64);
+    }
+    bytes.freeze().into_vec()
+}

@@ -1,0 +1,336 @@
+//! A rack: a world's drives as the members of one array, and what befalls them.
+//!
+//! Faults are dealt so that the array must bear them: at most two drives are lost, rebuilding or
+//! hold unreadable blocks. Therefore every error of the array is a bug.
+
+use crate::{LOSSES_MAX, Rng, World};
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
+use levada_base::reactor;
+use levada_base::units::{BLOCK_BYTES, KIB};
+use levada_raid::{ArraySpec, Level, Limits, MemberSpec, MemberState, RaidArray};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What is built from the drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Three copies over all drives.
+    Mirror,
+    /// 8 + 2, and two hot spares.
+    Parity,
+}
+
+/// See the module.
+pub struct Rack {
+    pub world: Rc<World>,
+    pub kind: Kind,
+    pub uuid: Uuid,
+    pub array: RefCell<Option<RaidArray>>,
+    epoch: Cell<u64>,
+    /// Drives that are gone or whose replacement is not in step yet.
+    lost: RefCell<BTreeSet<usize>>,
+    /// Drives of `lost` that still answer a few requests.
+    doomed: RefCell<BTreeSet<usize>>,
+    /// Drives with unreadable blocks.
+    unreadable: RefCell<BTreeSet<usize>>,
+    members_made: Cell<u64>,
+}
+
+impl Rack {
+    /// Creates the array on the world's drives.
+    pub async fn create(world: Rc<World>, kind: Kind) -> Rc<Self> {
+        let seed = u128::from(world.seed) << 64;
+        let rack = Rc::new(Self {
+            world,
+            kind,
+            uuid: Uuid::from_u128(seed | 1),
+            array: RefCell::default(),
+            epoch: Cell::new(1),
+            lost: RefCell::default(),
+            doomed: RefCell::default(),
+            unreadable: RefCell::default(),
+            members_made: Cell::new(0),
+        });
+        let (level, chunk_bytes, spares) = match kind {
+            Kind::Mirror => (Level::Raid1 { copies: 3 }, 64 * KIB, 0),
+            Kind::Parity => (Level::Raid6, 16 * KIB, 2),
+        };
+        let members = (0..rack.world.shape.drives).map(|at| rack.member(at)).collect();
+        let spec = ArraySpec {
+            uuid: rack.uuid,
+            name: "sim".into(),
+            level,
+            chunk_bytes,
+            journal_bytes: None,
+            members,
+            spares,
+        };
+        let array = RaidArray::create(spec, Epoch(1)).await.expect("healthy drives");
+        *rack.array.borrow_mut() = Some(array);
+        rack
+    }
+
+    fn member(&self, at: usize) -> MemberSpec {
+        let made = self.members_made.get() + 1;
+        self.members_made.set(made);
+        let drive = self.world.drive(at);
+        MemberSpec {
+            device: drive.device(),
+            uuid: Uuid::from_u128(
+                u128::from(self.world.seed) << 64 | 0x100 | u128::from(made) << 16,
+            ),
+            name: drive.name.clone(),
+            enclosure: drive.enclosure,
+        }
+    }
+
+    fn tell(&self, what: impl FnOnce() -> String) {
+        self.world.tell(|| {
+            let what = what();
+            match &*self.array.borrow() {
+                None => what,
+                Some(array) => {
+                    let status = array.status();
+                    let states: Vec<_> =
+                        status.members.iter().map(|m| (m.index, m.role, m.state)).collect();
+                    format!("{what}; lost {:?}; members {states:?}", self.lost.borrow())
+                }
+            }
+        });
+    }
+
+    /// The open array.
+    #[must_use]
+    pub fn array(&self) -> RaidArray {
+        self.array.borrow().clone().expect("open")
+    }
+
+    /// Opens the array as its next owner. To be run as a task of the node.
+    pub async fn open(&self) -> RaidArray {
+        let _busy = levada_base::probe::busy("recovering");
+        let epoch = self.epoch.get() + 1;
+        self.epoch.set(epoch);
+        let found = self.world.drives.borrow().iter().map(|drive| drive.device()).collect();
+        match RaidArray::open(self.uuid, found, Epoch(epoch), false).await {
+            Ok((array, _)) => {
+                *self.array.borrow_mut() = Some(array.clone());
+                array
+            }
+            Err(error) => panic!(
+                "seed {}: open of the {:?} array with {:?} lost: {error}",
+                self.world.seed,
+                self.kind,
+                self.lost.borrow()
+            ),
+        }
+    }
+
+    /// Drives that the array bears to lose besides those it has lost.
+    #[must_use]
+    pub fn bears(&self) -> usize {
+        self.settle();
+        let not_whole: BTreeSet<_> =
+            self.lost.borrow().union(&self.unreadable.borrow()).copied().collect();
+        LOSSES_MAX.saturating_sub(not_whole.len())
+    }
+
+    /// Drives that are lost now, or were and are not in step yet.
+    #[must_use]
+    pub fn lost(&self) -> BTreeSet<usize> {
+        self.lost.borrow().clone()
+    }
+
+    /// Forgets losses that rebuilds have made good.
+    fn settle(&self) {
+        let Some(array) = self.array.borrow().clone() else { return };
+        let status = array.status();
+        self.doomed.borrow_mut().retain(|at| !self.world.drive(*at).faults.is_gone());
+        self.lost.borrow_mut().retain(|at| {
+            if self.doomed.borrow().contains(at) {
+                return true;
+            }
+            let drive = self.world.drive(*at);
+            let member = &status.members[*at];
+            let in_step = !drive.faults.is_gone()
+                && matches!(member.state, MemberState::InSync | MemberState::Spare);
+            // A spare may have taken its place; then it is missed no more.
+            let replaced = member.state == MemberState::Faulty && member.role.is_none();
+            let whole = status.degraded == 0 && status.stopped.is_none();
+            !(whole && (in_step || replaced))
+        });
+    }
+
+    /// A drive is gone, now or within its next requests.
+    pub fn lose(&self, at: usize, within: u64) {
+        self.lost.borrow_mut().insert(at);
+        self.tell(|| format!("lose {at} within {within}"));
+        self.world.note("drive lost");
+        match within {
+            0 => self.world.drive(at).faults.fail(),
+            requests => {
+                self.doomed.borrow_mut().insert(at);
+                self.world.drive(at).faults.fail_after(requests);
+            }
+        }
+    }
+
+    /// One fault, as the stated distribution deals them. Weights are in
+    /// `docs/design/0009-simulation.md`.
+    pub fn fault(self: &Rc<Self>, rng: &mut Rng) {
+        match rng.weighted(&[4, 1, 3, 2, 6]) {
+            0 if self.bears() > 0 => {
+                let at = rng.below(self.world.shape.drives as u64) as usize;
+                if !self.lost.borrow().contains(&at) {
+                    self.lose(at, if rng.one_in(2) { 0 } else { rng.below(60) });
+                }
+            }
+            1 if self.bears() == LOSSES_MAX => {
+                let enclosure = rng.below(self.world.shape.enclosures as u64) as u16;
+                for at in self.drives_of(enclosure) {
+                    self.lose(at, 0);
+                }
+            }
+            2 if self.bears() > 0 => self.spoil(rng),
+            3 => {
+                self.world.note("drive slow");
+                let at = rng.below(self.world.shape.drives as u64) as usize;
+                let slow = Duration::from_micros(rng.below(2) * rng.below(8000));
+                self.world.drive(at).faults.slow(slow);
+            }
+            4 => self.mend(rng),
+            _ => {}
+        }
+    }
+
+    /// The drives of an enclosure.
+    #[must_use]
+    pub fn drives_of(&self, enclosure: u16) -> Vec<usize> {
+        let drives = self.world.drives.borrow();
+        (0..drives.len()).filter(|at| drives[*at].enclosure == enclosure).collect()
+    }
+
+    /// Makes some blocks of a drive unreadable.
+    fn spoil(&self, rng: &mut Rng) {
+        let at = rng.below(self.world.shape.drives as u64) as usize;
+        if self.lost.borrow().contains(&at) {
+            return;
+        }
+        self.unreadable.borrow_mut().insert(at);
+        self.tell(|| format!("spoil {at}"));
+        self.world.note("unreadable block");
+        let drive = self.world.drive(at);
+        for _ in 0..rng.between(1, 6) {
+            let blocks = self.world.shape.drive_bytes / BLOCK_BYTES;
+            let first = rng.below(blocks);
+            let count = rng.between(1, 8).min(blocks - first);
+            drive.faults.medium_error(first * BLOCK_BYTES, count * BLOCK_BYTES);
+        }
+    }
+
+    /// Puts something right: unreadable blocks read again, or a lost drive comes back or is
+    /// replaced, and a rebuild begins.
+    fn mend(self: &Rc<Self>, rng: &mut Rng) {
+        if rng.one_in(3) {
+            let unreadable = self.unreadable.borrow().first().copied();
+            if let Some(at) = unreadable {
+                self.unreadable.borrow_mut().remove(&at);
+                self.heal(at);
+            }
+            return;
+        }
+        let lost: Vec<usize> = self.gone();
+        if !lost.is_empty() && rng.one_in(2) {
+            let at = *rng.pick(&lost);
+            let old = rng.one_in(3);
+            let rack = Rc::clone(self);
+            reactor::spawn_in(&self.world.node(), async move { rack.replace(at, old).await });
+        }
+        self.spawn_rebuild();
+    }
+
+    /// What a drive holds can be read again; a drive that is gone stays so, now at once if it was
+    /// about to go.
+    fn heal(&self, at: usize) {
+        let drive = self.world.drive(at);
+        let gone = drive.faults.is_gone() || self.doomed.borrow_mut().remove(&at);
+        drive.faults.heal();
+        if gone {
+            drive.faults.fail();
+        }
+    }
+
+    /// Drives that are gone now.
+    fn gone(&self) -> Vec<usize> {
+        let drives = self.world.drives.borrow();
+        (0..drives.len()).filter(|at| drives[*at].faults.is_gone()).collect()
+    }
+
+    /// Puts a drive in the place of one that is gone: the old one come back, or an empty one.
+    pub async fn replace(self: &Rc<Self>, at: usize, old: bool) {
+        let array = self.array();
+        if array.status().members[at].state != MemberState::Faulty {
+            // Nobody has noticed yet.
+            return;
+        }
+        self.lost.borrow_mut().insert(at);
+        self.tell(|| format!("replace {at}, old: {old}"));
+        self.world.note(if old { "drive came back" } else { "drive replaced" });
+        match old {
+            true => self.world.drive(at).faults.heal(),
+            false => drop(self.world.replace_drive(at)),
+        }
+        self.unreadable.borrow_mut().remove(&at);
+        let spec = self.member(at);
+        if let Err(error) = array.replace(at, spec).await
+            && !self.world.drive(at).faults.is_gone()
+        {
+            panic!("seed {}: replacing member {at}: {error}", self.world.seed);
+        }
+    }
+
+    /// Starts a rebuild beside everything else.
+    pub fn spawn_rebuild(self: &Rc<Self>) {
+        let Some(array) = self.array.borrow().clone() else { return };
+        if !array.needs_rebuild() {
+            return;
+        }
+        let seed = self.world.seed;
+        reactor::spawn_in(&self.world.node(), async move {
+            let _busy = levada_base::probe::busy("rebuilding");
+            if let Err(error) = array.rebuild(Limits::NONE).await {
+                panic!("seed {seed}: rebuild: {error}");
+            }
+        });
+    }
+
+    /// Everything is put right, rebuilt and scrubbed; nothing may be found wrong.
+    pub async fn finish(self: &Rc<Self>) {
+        for at in 0..self.world.shape.drives {
+            self.heal(at);
+        }
+        self.unreadable.borrow_mut().clear();
+        let array = self.array();
+        for at in 0..self.world.shape.drives {
+            if array.status().members[at].state == MemberState::Faulty {
+                self.replace(at, false).await;
+            } else if self.world.drive(at).faults.is_gone() {
+                // Nobody has asked it anything since it went.
+                self.world.drive(at).faults.restore();
+            }
+        }
+        let seed = self.world.seed;
+        array.rebuild(Limits::NONE).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let status = array.status();
+        assert_eq!(status.degraded, 0, "seed {seed}: degraded after the last rebuild");
+        let report = array.scrub(Limits::NONE).await;
+        let report = report.unwrap_or_else(|error| panic!("seed {seed}: scrub: {error}"));
+        assert!(
+            report.mismatched == 0 && report.lost == 0 && report.wrong_repaired == 0,
+            "seed {seed}: scrub found damage that nobody did: {report:?}"
+        );
+        self.world.coverage.borrow_mut().count("stripes scrubbed", report.stripes);
+    }
+}
