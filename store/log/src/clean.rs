@@ -76,6 +76,11 @@ impl Inner {
             self.settle().await?;
             victims = self.victims();
         }
+        // Held, so that none is given back and used again under the cleaner's eyes.
+        let pins: Vec<Pin> = {
+            let state = self.state.borrow();
+            victims.iter().map(|victim| Pin::new(self, &state, *victim)).collect()
+        };
         let mut cleaned = Vec::new();
         for victim in victims {
             if self.empty(victim).await? {
@@ -89,13 +94,14 @@ impl Inner {
             let mut state = self.state.borrow_mut();
             for victim in &cleaned {
                 let segment = state.segments.get_mut(*victim);
-                if segment.row.live_bytes == 0 {
+                if segment.is_settled() && segment.row.live_bytes == 0 {
                     // Those that matter have been copied.
                     segment.row.marks = 0;
                     state.counters.cleaned_segments += 1;
                 }
             }
         }
+        drop(pins);
         self.free_dead_segments();
         // Wait for what is being given back, so that the next pass sees it.
         self.changed
@@ -153,7 +159,8 @@ impl Inner {
         let (stripes, generation) = {
             let state = self.state.borrow();
             let segment = state.segments.get(victim);
-            if segment.is_dead() {
+            // It may have died by itself since it was chosen.
+            if !segment.is_settled() || segment.is_dead() {
                 return Ok(true);
             }
             (segment.used_stripes, segment.row.generation)

@@ -113,7 +113,7 @@ impl Inner {
     /// Starts rounds if somebody waits for one and none runs.
     pub(crate) fn commit_if_needed(self: &Rc<Self>) {
         let mut state = self.state.borrow_mut();
-        if state.round_running || !state.wants_round() {
+        if state.round_running || !state.wants_round(self.unindexed_bytes_max) {
             return;
         }
         state.round_running = true;
@@ -124,7 +124,7 @@ impl Inner {
                     log.fail(error);
                 }
                 let mut state = log.state.borrow_mut();
-                if !state.wants_round() {
+                if !state.wants_round(log.unindexed_bytes_max) {
                     state.round_running = false;
                     return;
                 }
@@ -150,7 +150,7 @@ impl Inner {
         if flush {
             self.array.flush().await?;
         }
-        self.store.room().await?;
+        self.store.room_to_free().await?;
         let seq = cut.seq;
         let applied = self.index(cut)?;
         self.store.durable(applied).await?;
@@ -205,6 +205,7 @@ impl Inner {
         let mut watch = WatchIndex::default();
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
             let stripe = state.closed.pop_front().expect("looked at above");
+            state.unindexed_bytes -= stripe.batch_bytes;
             for pending in stripe.pending {
                 if let Some(key) = &pending.staged {
                     batch.delete(key);
@@ -281,7 +282,7 @@ impl Inner {
             .await;
         let stripes = u64::from(self.config.segment_stripes);
         self.array.discard_stripes(u64::from(segment) * stripes, stripes).await?;
-        self.store.room().await?;
+        self.store.room_to_free().await?;
         // Lost in a crash, this is simply done again.
         let mut batch = Batch::default();
         batch.delete(&SegmentRow::key(segment));
@@ -298,8 +299,11 @@ impl Inner {
 }
 
 impl State {
-    fn wants_round(&self) -> bool {
-        let written = self.closed.len() >= UNINDEXED_STRIPES_MAX;
+    fn wants_round(&self, unindexed_bytes_max: u64) -> bool {
+        let closed_bytes: u64 = self.closed.iter().map(|stripe| stripe.batch_bytes).sum();
+        // One stripe takes no more than half of it, so there are always several.
+        let written =
+            self.closed.len() >= UNINDEXED_STRIPES_MAX || closed_bytes > unindexed_bytes_max / 2;
         let wanted = self.wanted_seq > self.durable_seq || self.wanted_number > self.indexed_number;
         self.failed.is_none() && (wanted || written)
     }

@@ -91,6 +91,11 @@ impl ExtentMap {
         self.0.range(first..to.max(first)).map(|(offset, extent)| (*offset, extent))
     }
 
+    /// The offsets at which extents start from `from` on, the last one first.
+    pub fn tail(&self, from: u64) -> impl Iterator<Item = u64> {
+        self.0.range(from..).rev().map(|(offset, _)| *offset)
+    }
+
     /// Puts an extent into an empty place, as when the index is read. False when it overlaps.
     pub fn load(&mut self, offset: u64, extent: Extent) -> bool {
         if extent.len == 0 || self.overlapping(offset, offset + extent.len).next().is_some() {

@@ -17,7 +17,7 @@ use crate::stripe::{ClosedStripe, OpenStripe};
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::reactor::Group;
 use levada_base::sync::Notify;
-use levada_base::units::{BLOCK_BYTES, KIB};
+use levada_base::units::{BLOCK_BYTES, KIB, MIB};
 use levada_base::{Buf, BufMut, Epoch};
 use levada_kv::Store;
 use levada_raid::Array;
@@ -39,8 +39,6 @@ pub struct Config {
     pub stage_bytes_max: u64,
     /// Extents kept in memory, roughly; those of changes on their way not counted.
     pub cached_extents_max: usize,
-    /// Bytes of rows that the key-value store has room for.
-    pub index_bytes_max: u64,
     /// Free segments that only the cleaner and deletions use.
     pub reserve_segments: u32,
 }
@@ -56,7 +54,6 @@ impl Config {
             stripes_in_flight: 8,
             stage_bytes_max: 128 * KIB,
             cached_extents_max: 256 * 1024,
-            index_bytes_max: u64::MAX,
             reserve_segments: 4,
         }
     }
@@ -133,6 +130,8 @@ pub(crate) struct Inner {
     pub state: RefCell<State>,
     /// Something in `state` changed that somebody may wait for.
     pub changed: Notify,
+    /// Bytes that the batches of what is not indexed yet may take together.
+    pub unindexed_bytes_max: u64,
     /// Holes read as slices of this.
     pub zeroes: Buf,
     /// Background work lives and dies with whoever opened the log, not with whoever asked last.
@@ -170,6 +169,8 @@ pub(crate) struct State {
     /// Bytes of the rows that the index has, and would have if everything were indexed.
     pub index_bytes: u64,
     pub index_bytes_now: u64,
+    /// Bytes that batches will take for what is not indexed yet.
+    pub unindexed_bytes: u64,
     pub failed: Option<LogError>,
     pub counters: Counters,
 }
@@ -220,13 +221,14 @@ impl ObjectLog {
     pub fn space(&self) -> Space {
         let state = self.0.state.borrow();
         let total_bytes = self.0.capacity_bytes(&state);
-        let mut free_bytes = total_bytes.saturating_sub(state.used_bytes);
-        let index_max = self.0.config.index_bytes_max;
-        if index_max != u64::MAX {
-            // What could still be written if rows went on costing what they cost at worst.
-            let index_free = index_max.saturating_sub(state.index_bytes_now);
-            free_bytes = free_bytes.min(index_free.saturating_mul(BLOCK_BYTES / 128));
-        }
+        let free_bytes = total_bytes.saturating_sub(state.used_bytes);
+        // Rows will go on costing what they have cost so far; at first, as those of large writes.
+        let usage = self.0.store.usage();
+        let usable = usage.bytes_max - usage.bytes_max / 4;
+        let index_free = usable.saturating_sub(usage.bytes_used + state.unindexed_bytes);
+        let bytes_per_index_byte =
+            (state.used_bytes + 256 * MIB) / (state.index_bytes_now + MIB).max(1);
+        let free_bytes = free_bytes.min(index_free.saturating_mul(bytes_per_index_byte));
         Space { total_bytes, free_bytes }
     }
 }

@@ -208,10 +208,15 @@ impl Inner {
             used_bytes,
             index_bytes: row.index_bytes,
             index_bytes_now: row.index_bytes,
+            unindexed_bytes: 0,
             failed: None,
             counters: Counters::default(),
         };
+        // What has been accepted must fit the space that the store keeps for removals.
+        let usage = store.usage();
+        let unindexed_bytes_max = (usage.log_bytes_max / 8).min(usage.bytes_max / 32);
         Rc::new(Self {
+            unindexed_bytes_max,
             stripe_bytes: array.geometry().stripe_bytes,
             array,
             objects: Objects::new(store.clone(), config.cached_extents_max),

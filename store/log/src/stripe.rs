@@ -63,6 +63,8 @@ pub(crate) struct OpenStripe {
     pub staged: usize,
     /// Bytes that a COMMIT would have to stage.
     pub unstaged_bytes: u64,
+    /// Bytes that the batch which indexes it will take.
+    pub batch_bytes: u64,
     stripe_bytes: u64,
     /// What is filled; may be read.
     data: Buf,
@@ -83,6 +85,7 @@ impl OpenStripe {
             pending: Vec::new(),
             staged: 0,
             unstaged_bytes: 0,
+            batch_bytes: 0,
             stripe_bytes,
             data,
             rest,
@@ -181,6 +184,7 @@ pub(crate) struct ClosedStripe {
     pub pending: Vec<Pending>,
     /// The array has taken it; it is durable after a flush.
     pub written: bool,
+    pub batch_bytes: u64,
 }
 
 /// The header that a staged row of `pending` starts with, or the record of a change that has

@@ -16,7 +16,7 @@ use levada_base::ids::{ObjectId, Seq};
 use levada_base::reactor::spawn_in;
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, IoVec};
-use levada_kv::Batch;
+use levada_kv::{Batch, KvError};
 use levada_raid::IoClass;
 use std::rc::Rc;
 
@@ -60,6 +60,7 @@ impl ObjectLog {
         let mut seq = 0;
         while done < bytes || bytes == 0 {
             let run = (bytes - done).min(log.stripe_bytes - BLOCK_BYTES);
+            let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
             log.room(Need::Data { bytes: footprint(run) }).await?;
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
@@ -94,6 +95,7 @@ impl ObjectLog {
         }
         let log = &self.0;
         let object = log.objects.get(object).await?;
+        log.cut_long_tail(&object, size).await?;
         log.room(Need::Mark).await?;
         let seq = log.put_mark(&object, Change::Truncate { size });
         log.acknowledge(seq, stability).await
@@ -111,18 +113,26 @@ impl ObjectLog {
         bytes: u64,
         stability: Stability,
     ) -> Result<Ack, LogError> {
-        let to = offset.checked_add(bytes).ok_or(LogError::OutOfRange { offset, bytes })?;
+        let end = offset.checked_add(bytes).ok_or(LogError::OutOfRange { offset, bytes })?;
         let log = &self.0;
         let object = log.objects.get(object).await?;
-        log.room(Need::Mark).await?;
-        let size = {
-            let now = object.now.borrow();
-            if !now.exists {
-                return Err(LogError::NoSuchObject);
+        let mut from = offset;
+        let seq = loop {
+            log.room(Need::Mark).await?;
+            let size = {
+                let now = object.now.borrow();
+                if !now.exists {
+                    return Err(LogError::NoSuchObject);
+                }
+                now.size
+            };
+            let to = log.step(&object, from, end);
+            let seq = log.put_mark(&object, Change::Punch { from, to, size });
+            if to == end {
+                break seq;
             }
-            now.size
+            from = to;
         };
-        let seq = log.put_mark(&object, Change::Punch { from: offset, to, size });
         log.acknowledge(seq, stability).await
     }
 
@@ -134,6 +144,7 @@ impl ObjectLog {
     pub async fn delete(&self, object: ObjectId) -> Result<Ack, LogError> {
         let log = &self.0;
         let object = log.objects.get(object).await?;
+        log.cut_long_tail(&object, 0).await?;
         log.room(Need::Mark).await?;
         let exists = object.now.borrow().exists;
         let seq =
@@ -151,16 +162,49 @@ impl Inner {
         Ok(Ack { seq: Seq(seq), durable: Seq(self.state.borrow().durable_seq) })
     }
 
+    /// How far from `from` towards `to` one change may reach.
+    fn step(&self, object: &Object, from: u64, to: u64) -> u64 {
+        let now = object.now.borrow();
+        let beyond = now.extents.overlapping(from, to).nth(self.extents_per_change());
+        beyond.map_or(to, |(offset, _)| offset)
+    }
+
+    /// Cuts an object with very many extents in steps, until one change can do the rest. Each
+    /// step is a truncation of its own; a crash leaves a longer object than was asked for.
+    async fn cut_long_tail(
+        self: &Rc<Self>,
+        object: &Rc<Object>,
+        size: u64,
+    ) -> Result<(), LogError> {
+        loop {
+            let cut = {
+                let now = object.now.borrow();
+                let mut tail = now.extents.tail(size);
+                tail.nth(self.extents_per_change())
+            };
+            let Some(cut) = cut else { return Ok(()) };
+            self.room(Need::Mark).await?;
+            self.put_mark(object, Change::Truncate { size: cut });
+        }
+    }
+
     fn reserve(&self, need: Need) -> u32 {
         match need {
             Need::Data { .. } => self.config.reserve_segments,
-            Need::Mark => self.config.reserve_segments / 2,
+            Need::Mark => self.config.reserve_segments.min(1),
             Need::Copy => 0,
         }
     }
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
     pub(crate) async fn room(self: &Rc<Self>, need: Need) -> Result<(), LogError> {
+        if matches!(need, Need::Data { .. }) {
+            match self.store.room().await {
+                Ok(()) => {}
+                Err(KvError::Full) => return Err(LogError::Full),
+                Err(error) => return Err(error.into()),
+            }
+        }
         loop {
             let changed = self.changed.changed();
             {
@@ -168,22 +212,23 @@ impl Inner {
                 if let Some(error) = &state.failed {
                     return Err(error.clone());
                 }
-                if let Need::Data { bytes } = need {
-                    let full = state.used_bytes + bytes > self.capacity_bytes(&state)
-                        || state.index_bytes_now >= self.config.index_bytes_max;
-                    if full {
-                        return Err(LogError::Full);
-                    }
+                if let Need::Data { bytes } = need
+                    && state.used_bytes + bytes > self.capacity_bytes(&state)
+                {
+                    return Err(LogError::Full);
                 }
                 let stripes = state.segments.stripes_available(self.reserve(need));
                 if stripes < STRIPES_PER_CHANGE {
                     if need == Need::Copy || state.nothing_to_clean {
                         return Err(LogError::Full);
                     }
-                } else if state.in_memory.len() < self.config.stripes_in_flight {
+                } else if state.in_memory.len() < self.config.stripes_in_flight
+                    && state.unindexed_bytes <= self.unindexed_bytes_max
+                {
                     break;
                 }
             }
+            self.commit_if_needed();
             self.clean_if_needed();
             changed.await;
         }
@@ -223,10 +268,10 @@ impl Inner {
         let mut records = 0;
         while done < bytes {
             let stripe = self.open_stripe(&mut state);
+            stripe.continues |= done > 0 && stripe.pending.is_empty();
             let stored = stripe.fit(bytes - done, aligned);
             if stored == 0 {
                 self.close_stripe(&mut state);
-                self.open_stripe(&mut state).continues = done > 0;
                 continue;
             }
             let header = RecordHeader {
@@ -282,8 +327,11 @@ impl Inner {
 
     /// A change whose record is in the open stripe becomes visible.
     fn put_change(&self, state: &mut State, object: &Rc<Object>, version: u64, change: Change) {
-        let mut watch =
-            WatchNow { used_bytes: state.used_bytes, index_bytes: state.index_bytes_now };
+        let mut watch = WatchNow {
+            used_bytes: state.used_bytes,
+            index_bytes: state.index_bytes_now,
+            batch_bytes: 2 * OBJECT_ROW_BYTES,
+        };
         {
             let mut now = object.now.borrow_mut();
             let existed = now.exists;
@@ -296,14 +344,25 @@ impl Inner {
         if let Some(header) = header_of_len(&change) {
             stripe.unstaged_bytes += header;
         }
+        stripe.batch_bytes += watch.batch_bytes;
+        state.unindexed_bytes += watch.batch_bytes;
         let row = &mut state.segments.get_mut(stripe.segment).row;
         row.version_min = row.version_min.min(version);
         row.version_max = row.version_max.max(version);
         stripe.pending.push(Pending { object: Rc::clone(object), version, change, staged: None });
     }
 
+    /// Extents that one change may cut or cover, so that its batch stays small.
+    fn extents_per_change(&self) -> usize {
+        (self.unindexed_bytes_max / 4 / REMOVAL_BYTES).max(64) as usize
+    }
+
     /// The open stripe; opens one when there is none.
     fn open_stripe<'a>(self: &Rc<Self>, state: &'a mut State) -> &'a mut OpenStripe {
+        let limit = self.unindexed_bytes_max / 4;
+        if state.open.as_ref().is_some_and(|open| open.batch_bytes > limit) {
+            self.close_stripe(state);
+        }
         if state.open.is_none() {
             let (segment, index, fresh) =
                 state.segments.take_stripe().expect("room was waited for");
@@ -339,11 +398,19 @@ impl Inner {
             headers_crc: 0,
             seq: state.seq,
         };
+        let batch_bytes = open.batch_bytes;
         let (data, pending) = open.close(footer);
         state.in_memory.insert((segment, index), data.clone());
         // A change half put in place has a sequence that is not given out yet.
         state.closed_seq = state.seq;
-        state.closed.push_back(ClosedStripe { segment, index, number, pending, written: false });
+        state.closed.push_back(ClosedStripe {
+            segment,
+            index,
+            number,
+            pending,
+            written: false,
+            batch_bytes,
+        });
         state.counters.stripes += 1;
         let log = Rc::clone(self);
         spawn_in(&self.group, async move {
@@ -358,7 +425,7 @@ impl Inner {
         let stripes = u64::from(self.config.segment_stripes);
         let declared = self.array.declare_fresh(u64::from(segment) * stripes, stripes);
         let recorded = async {
-            self.store.room().await?;
+            self.store.room_to_free().await?;
             let mut batch = Batch::default();
             {
                 let state = self.state.borrow();
@@ -428,10 +495,15 @@ pub(crate) fn extent_row_bytes(offset: u64, extent: &Extent) -> u64 {
 /// Bytes of the row of an object.
 pub(crate) const OBJECT_ROW_BYTES: u64 = 25 + 24;
 
+/// Bytes of a batch that remove a row, generously.
+const REMOVAL_BYTES: u64 = 64;
+
 /// Keeps the sums over everything that is visible.
 struct WatchNow {
     used_bytes: u64,
     index_bytes: u64,
+    /// What the batch of this change takes.
+    batch_bytes: u64,
 }
 
 impl WatchNow {
@@ -448,11 +520,13 @@ impl Watch for WatchNow {
     fn removed(&mut self, offset: u64, extent: &Extent) {
         self.used_bytes -= extent.footprint();
         self.index_bytes -= extent_row_bytes(offset, extent);
+        self.batch_bytes += REMOVAL_BYTES;
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
         self.used_bytes += extent.footprint();
         self.index_bytes += extent_row_bytes(offset, extent);
+        self.batch_bytes += extent_row_bytes(offset, extent) + REMOVAL_BYTES;
     }
 }
 

@@ -3,298 +3,80 @@
 
 mod support;
 
-use levada_base::ids::{Ino, ObjectId, Seq, TargetId};
-use levada_base::reactor::{self, Group, Reactor, random_u64};
-use levada_base::{Buf, Epoch, IoVec};
-use levada_device::RamDevice;
-use levada_kv::Store;
-use levada_log::{Config, LogError, ObjectLog, Stability};
+use levada_base::ids::Seq;
+use levada_base::reactor::{self, Group, Reactor};
+use levada_log::{Counters, ObjectLog};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use support::RamArray;
+use support::model::{Model, TASKS, below, check_all, work};
+use support::{World, seeds};
 
-const STRIPES: u64 = 96;
-const CHUNK_BYTES: u64 = 8192;
-const TASKS: u64 = 4;
-const OBJECTS_PER_TASK: u64 = 3;
-const OBJECT_BYTES_MAX: u64 = 200_000;
-
-fn below(n: u64) -> u64 {
-    random_u64() % n
-}
-
-fn object(n: u64) -> ObjectId {
-    ObjectId { fs: 1, ino: Ino(n), component: 0, version: 0 }
-}
-
-fn config() -> Config {
-    Config {
-        segment_stripes: 4,
-        stripes_in_flight: 3,
-        stage_bytes_max: 9000,
-        cached_extents_max: 200,
-        ..Config::new(7, TargetId(3))
-    }
-}
-
-type Contents = Option<Vec<u8>>;
-
-/// What one object may be.
-struct ObjectModel {
-    now: Contents,
-    /// Contents after each change that may not be durable, oldest first; the first is durable.
-    history: Vec<(u64, Contents)>,
-    /// Contents after the change that is being made.
-    next: Option<Contents>,
-}
-
-#[derive(Default)]
-struct Model(BTreeMap<ObjectId, ObjectModel>);
-
-impl Model {
-    fn of(&mut self, id: ObjectId) -> &mut ObjectModel {
-        self.0.entry(id).or_insert_with(|| ObjectModel {
-            now: None,
-            history: vec![(0, None)],
-            next: None,
-        })
-    }
-
-    fn done(&mut self, id: ObjectId, seq: u64) {
-        let object = self.of(id);
-        if let Some(next) = object.next.take() {
-            object.now = next;
-            object.history.push((seq, object.now.clone()));
-        }
-    }
-
-    fn durable(&mut self, upto: u64) {
-        for object in self.0.values_mut() {
-            let keep = object.history.iter().rposition(|(seq, _)| *seq <= upto).unwrap_or(0);
-            object.history.drain(..keep);
-        }
-    }
-}
-
-async fn contents(log: &ObjectLog, id: ObjectId) -> Result<Contents, LogError> {
-    let size = match log.stat(id).await {
-        Ok(stat) => stat.size,
-        Err(LogError::NoSuchObject) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(Some(flat(&log.read(id, 0, size).await?)))
-}
-
-fn flat(parts: &IoVec) -> Vec<u8> {
-    parts.iter().flat_map(|part| part.iter().copied()).collect()
-}
-
-/// Some bytes in several buffers.
-fn payload(bytes: u64) -> (IoVec, Vec<u8>) {
-    let mut all = Vec::with_capacity(bytes as usize);
-    while (all.len() as u64) < bytes {
-        all.extend_from_slice(&random_u64().to_le_bytes());
-    }
-    all.truncate(bytes as usize);
-    let cut = below(bytes + 1) as usize;
-    let parts = [&all[..cut], &all[cut..]];
-    (parts.iter().map(|part| Buf::copy_of(part)).collect(), all)
-}
-
-fn put(contents: &Contents, offset: u64, data: &[u8]) -> Contents {
-    let mut bytes = contents.clone().unwrap_or_default();
-    let end = offset as usize + data.len();
-    if bytes.len() < end {
-        bytes.resize(end, 0);
-    }
-    bytes[offset as usize..end].copy_from_slice(data);
-    Some(bytes)
-}
-
-/// Makes random changes to the objects of one task until it is killed.
-async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64) {
-    for _ in 0..ops {
-        let id = object(task * OBJECTS_PER_TASK + below(OBJECTS_PER_TASK));
-        let now = model.borrow_mut().of(id).now.clone();
-        let stability = if below(8) == 0 { Stability::Durable } else { Stability::Unstable };
-        let ack = match below(20) {
-            0..=10 => {
-                let aligned = below(3) == 0;
-                let mut offset = below(OBJECT_BYTES_MAX);
-                let mut bytes = 1 + if below(2) == 0 { below(600) } else { below(50_000) };
-                if aligned {
-                    offset = offset / 4096 * 4096;
-                    bytes = bytes.next_multiple_of(4096);
-                }
-                let (data, flat) = payload(bytes);
-                model.borrow_mut().of(id).next = Some(put(&now, offset, &flat));
-                log.write(id, offset, data, stability).await
-            }
-            11 => {
-                let size = below(OBJECT_BYTES_MAX);
-                let mut next = now.unwrap_or_default();
-                next.resize(size as usize, 0);
-                model.borrow_mut().of(id).next = Some(Some(next));
-                log.truncate(id, size, stability).await
-            }
-            12 => {
-                let (offset, bytes) = (below(OBJECT_BYTES_MAX), below(60_000));
-                let Some(mut next) = now else {
-                    let result = log.punch(id, offset, bytes, stability).await;
-                    assert_eq!(result, Err(LogError::NoSuchObject));
-                    continue;
-                };
-                let end = (offset + bytes).min(next.len() as u64) as usize;
-                let from = (offset as usize).min(end);
-                next[from..end].fill(0);
-                model.borrow_mut().of(id).next = Some(Some(next));
-                log.punch(id, offset, bytes, stability).await
-            }
-            13 => {
-                model.borrow_mut().of(id).next = Some(None);
-                log.delete(id).await
-            }
-            14 | 15 => {
-                let seq = log.seq();
-                let durable = log.commit(seq).await.expect("commit");
-                assert!(durable >= seq);
-                model.borrow_mut().durable(durable.0);
-                continue;
-            }
-            _ => {
-                let (offset, bytes) = (below(OBJECT_BYTES_MAX), below(80_000));
-                let read = log.read(id, offset, bytes).await;
-                match now {
-                    None => assert!(matches!(read, Err(LogError::NoSuchObject))),
-                    Some(now) => {
-                        let mut expected = vec![0; bytes as usize];
-                        let from = (offset as usize).min(now.len());
-                        let to = ((offset + bytes) as usize).min(now.len());
-                        expected[..to - from].copy_from_slice(&now[from..to]);
-                        assert!(flat(&read.expect("read")) == expected, "{id:?} {offset}+{bytes}");
-                    }
-                }
-                continue;
-            }
-        };
-        let ack = ack.expect("change");
-        let mut model = model.borrow_mut();
-        model.done(id, ack.seq.0);
-        model.durable(ack.durable.0);
-    }
-}
-
-/// Where two contents differ, for the message.
-fn difference(found: &Contents, expected: &Contents) -> String {
-    let (Some(found), Some(expected)) = (found, expected) else {
-        return format!("exists {}, expected {}", found.is_some(), expected.is_some());
-    };
-    let differs = |at: &usize| found.get(*at) != expected.get(*at);
-    let all = 0..found.len().max(expected.len());
-    let (first, last) = (all.clone().find(differs), all.rev().find(differs));
-    format!("{} bytes, expected {}; differ in {first:?}..={last:?}", found.len(), expected.len())
-}
-
-async fn check_all(log: &ObjectLog, model: &RefCell<Model>, seed: u64) {
-    let ids: Vec<_> = model.borrow().0.keys().copied().collect();
-    for id in ids {
-        let found = contents(log, id).await.expect("readable");
-        let mut model = model.borrow_mut();
-        let object = model.of(id);
-        let known = object.history.iter().map(|(_, contents)| contents);
-        let mut allowed = known.chain(object.next.as_ref());
-        if !allowed.any(|contents| *contents == found) {
-            let newest = object.next.as_ref().unwrap_or(&object.now);
-            panic!("seed {seed}: {id:?} is neither old nor new: {}", difference(&found, newest));
-        }
-        object.now = found.clone();
-        object.history = vec![(0, found)];
-        object.next = None;
-    }
-}
-
-struct World {
-    array: Rc<RamArray>,
-    store: Store,
-    epoch: u64,
-}
-
-impl World {
-    async fn new() -> Self {
-        let array = Rc::new(RamArray::new(STRIPES, CHUNK_BYTES));
-        let area = Rc::new(RamDevice::new("kv", 64 << 20));
-        let store = Store::create(area, Epoch(1), levada_kv::Config::default()).await;
-        Self { array, store: store.expect("a store"), epoch: 1 }
-    }
-
-    async fn create(&self) -> ObjectLog {
-        let log =
-            ObjectLog::create(self.array.clone(), self.store.clone(), config(), Epoch(1)).await;
-        log.expect("a log")
-    }
-
-    async fn open(&mut self) -> ObjectLog {
-        self.epoch += 1;
-        let epoch = Epoch(self.epoch);
-        let log = ObjectLog::open(self.array.clone(), self.store.clone(), config(), epoch).await;
-        log.expect("a log")
-    }
-}
-
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..count,
-    }
+/// Adds up what the logs of all lives did, so that a test can say that it tested something.
+fn add(sum: &mut Counters, of: &Counters) {
+    sum.commits += of.commits;
+    sum.staged_bytes += of.staged_bytes;
+    sum.stripes += of.stripes;
+    sum.cleaned_segments += of.cleaned_segments;
+    sum.freed_segments += of.freed_segments;
+    sum.damaged_blocks += of.damaged_blocks;
 }
 
 #[test]
 fn power_cuts_lose_nothing_that_was_committed() {
-    for seed in seeds(30) {
+    let mut sum = Counters::default();
+    for seed in seeds(40) {
         Reactor::simulated(seed).block_on(async {
-            let mut world = World::new().await;
+            let mut world = World::new(96).await;
             let model = Rc::new(RefCell::new(Model::default()));
-            drop(world.create().await);
-            for _ in 0..4 {
+            for life in 0..4 {
                 let node = Group::new();
-                world.epoch += 1;
-                let array = world.array.clone();
-                let store = world.store.clone();
-                let epoch = Epoch(world.epoch);
-                let model_of_node = Rc::clone(&model);
+                let parts = world.next_life();
+                let model = Rc::clone(&model);
+                let lives: Rc<RefCell<Option<ObjectLog>>> = Rc::default();
+                let alive = Rc::clone(&lives);
                 reactor::spawn_in(&node, async move {
-                    let log = ObjectLog::open(array, store, config(), epoch).await.expect("a log");
-                    check_all(&log, &model_of_node, seed).await;
+                    let log = parts.open(life == 0).await;
+                    check_all(&log, &model, seed).await;
                     for task in 0..TASKS {
-                        reactor::spawn(work(log.clone(), Rc::clone(&model_of_node), task, 10_000));
+                        reactor::spawn(work(log.clone(), Rc::clone(&model), task, 10_000));
                     }
+                    *alive.borrow_mut() = Some(log);
                 });
-                reactor::sleep(Duration::from_micros(20_000 + below(60_000))).await;
+                // The first life must get as far as being a log.
+                let least = if life == 0 { 30_000 } else { 1_000 };
+                reactor::sleep(Duration::from_micros(least + below(60_000))).await;
+                if let Some(log) = lives.take() {
+                    add(&mut sum, &log.counters());
+                }
                 node.kill();
-                world.array.cut_power();
+                world.cut_power().await;
             }
-            let log = world.open().await;
+            let log = world.next_life().open(false).await;
             check_all(&log, &model, seed).await;
+            add(&mut sum, &log.counters());
         });
     }
+    println!("{sum:?}");
+    assert!(sum.cleaned_segments > 0 && sum.staged_bytes > 0 && sum.freed_segments > 0);
+    assert_eq!(sum.damaged_blocks, 0);
 }
 
+/// One life without faults; then the index is rebuilt from the segments and says the same.
 #[test]
-fn what_is_written_reads_back_without_cuts() {
-    for seed in seeds(8) {
+fn the_index_is_rebuilt_from_segments_alone() {
+    for seed in seeds(12) {
         Reactor::simulated(seed).block_on(async {
-            let mut world = World::new().await;
-            let node = Group::new();
-            let (array, store) = (world.array.clone(), world.store.clone());
+            let mut world = World::new(96).await;
             let model = Rc::new(RefCell::new(Model::default()));
+            let node = Group::new();
+            let parts = world.next_life();
             let model_of_node = Rc::clone(&model);
             let run = reactor::spawn_in(&node, async move {
-                let log = ObjectLog::create(array, store, config(), Epoch(1)).await.expect("a log");
+                let log = parts.open(true).await;
                 let tasks: Vec<_> = (0..TASKS)
                     .map(|task| {
-                        reactor::spawn(work(log.clone(), Rc::clone(&model_of_node), task, 150))
+                        reactor::spawn(work(log.clone(), Rc::clone(&model_of_node), task, 300))
                     })
                     .collect();
                 for task in tasks {
@@ -302,10 +84,22 @@ fn what_is_written_reads_back_without_cuts() {
                 }
                 log.commit(Seq(u64::MAX)).await.expect("commit");
                 check_all(&log, &model_of_node, seed).await;
+                log.settle().await.expect("settled");
+                log.space()
             });
-            assert!(run.await.is_some());
+            let space = run.await.expect("the node lives");
             node.kill();
-            let log = world.open().await;
+            let log = world.rebuild().await;
+            check_all(&log, &model, seed).await;
+            let now = log.space();
+            // Copies that died with their segments are counted neither before nor after.
+            assert_eq!(now.total_bytes, space.total_bytes);
+            let report = log.scrub().await.expect("scrubbed");
+            assert_eq!((report.repaired_blocks, report.damaged.len()), (0, 0));
+            // It goes on from there.
+            for task in 0..TASKS {
+                work(log.clone(), Rc::clone(&model), task, 50).await;
+            }
             check_all(&log, &model, seed).await;
         });
     }

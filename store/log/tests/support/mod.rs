@@ -2,13 +2,21 @@
 //! slow by random amounts, and rotten where told.
 #![allow(dead_code)] // Not every test uses every part.
 
+pub mod model;
+
 use levada_base::reactor::{self, random_u64, sleep};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Epoch, IoVec, IoVecMut, buf::bytes_in};
-use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use levada_device::{
+    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, RamDevice, VolatileDevice,
+    check_range,
+};
+use levada_kv::Store;
+use levada_log::ObjectLog;
 use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 
 const MEMBERS: u64 = 8;
@@ -282,5 +290,75 @@ impl Array for RamArray {
 
     fn is_written(&self, stripe: u64) -> bool {
         self.stripes.borrow()[stripe as usize].declared
+    }
+}
+
+/// The drives of a target: what survives a power cut.
+pub struct World {
+    pub array: Rc<RamArray>,
+    pub store: Rc<VolatileDevice>,
+    epoch: u64,
+}
+
+/// What a node needs to open its log.
+pub struct Parts {
+    pub array: Rc<dyn Array>,
+    store: Rc<dyn Device>,
+    pub epoch: Epoch,
+}
+
+/// A small intent log, so that it turns over.
+pub const KV: levada_kv::Config = levada_kv::Config { log_bytes: 1 << 20, cache_bytes: 256 << 10 };
+
+impl World {
+    pub async fn new(stripes: u64) -> Self {
+        let area = Rc::new(RamDevice::new("kv", 16 << 20));
+        Self {
+            array: Rc::new(RamArray::new(stripes, 8192)),
+            store: Rc::new(VolatileDevice::new(area)),
+            epoch: 0,
+        }
+    }
+
+    pub fn next_life(&mut self) -> Parts {
+        self.epoch += 1;
+        Parts { array: self.array.clone(), store: self.store.clone(), epoch: Epoch(self.epoch) }
+    }
+
+    pub async fn cut_power(&self) {
+        self.array.cut_power();
+        self.store.power_cut(random_u64()).await.expect("a cut");
+        self.store.power_on();
+    }
+
+    /// Loses the index and makes it anew.
+    pub async fn rebuild(&mut self) -> ObjectLog {
+        let parts = self.next_life();
+        let store = Store::create(parts.store, parts.epoch, KV).await.expect("a store");
+        ObjectLog::rebuild_index(parts.array, store, model::config(), parts.epoch)
+            .await
+            .expect("a log")
+    }
+}
+
+impl Parts {
+    pub async fn open(self, create: bool) -> ObjectLog {
+        let config = model::config();
+        let log = if create {
+            let store = Store::create(self.store, self.epoch, KV).await.expect("a store");
+            ObjectLog::create(self.array, store, config, self.epoch).await
+        } else {
+            let store = Store::open(self.store, self.epoch, KV).await.expect("a store");
+            ObjectLog::open(self.array, store, config, self.epoch).await
+        };
+        log.expect("a log")
+    }
+}
+
+/// The seeds to run; `SIM_SEED` replays one.
+pub fn seeds(count: u64) -> std::ops::Range<u64> {
+    match std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => 0..count,
     }
 }
