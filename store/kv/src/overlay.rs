@@ -36,22 +36,25 @@ pub(crate) struct Segment {
     pub end: Cell<LogPoint>,
 }
 
-/// Values longer than this are cut into chunks that fill a page of the checkpoint each.
+/// Values longer than this are cut into chunks that fill a page of the checkpoint each; what is
+/// left over, up to this, stays in the row.
 pub(crate) const INLINE_BYTES_MAX: usize = 2048;
-/// Bytes of such a chunk.
-pub(crate) const CHUNK_BYTES: usize = 3840;
+/// Bytes of such a chunk: a page less what the engine and the chunk's key take.
+pub(crate) const CHUNK_BYTES: usize = 4000;
 /// What a row takes besides its key and value.
 const ROW_OVERHEAD_BYTES: usize = 32;
 
 /// The bytes that a row can take in the checkpoint at most: pages of the tree are at least a
 /// third full, a chunk has a page to itself.
 pub(crate) fn row_cost(key_bytes: usize, value_bytes: usize) -> u64 {
-    let (inline, chunks) = if value_bytes <= INLINE_BYTES_MAX {
-        (value_bytes, 0)
-    } else {
-        (16, value_bytes.div_ceil(CHUNK_BYTES))
-    };
+    let (chunks, inline) = cut_value(value_bytes);
     (3 * (key_bytes + inline + ROW_OVERHEAD_BYTES) + chunks * 4352) as u64
+}
+
+/// How a value is cut: its chunks, of which the last may be short, and the bytes left over.
+pub(crate) fn cut_value(value_bytes: usize) -> (usize, usize) {
+    let (chunks, left) = (value_bytes / CHUNK_BYTES, value_bytes % CHUNK_BYTES);
+    if left <= INLINE_BYTES_MAX { (chunks, left) } else { (chunks + 1, 0) }
 }
 
 impl Segment {

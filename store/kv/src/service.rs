@@ -25,12 +25,15 @@ use levada_device::{BlockError, Device};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 
 /// Closed segments that may wait before callers are held back.
 const BACKLOG_MAX: usize = 2;
+/// Rows that leave a segment between two chances for other tasks.
+const ROWS_AT_ONCE: usize = 512;
 
 /// What the handles of a store share with its tasks.
 pub(crate) struct Service {
@@ -363,15 +366,30 @@ impl Service {
     }
 
     /// The engine holds `segment` durably: it leaves memory, and the log behind it is free.
-    async fn checkpointed(&self, segment: &Segment, state: State) -> Result<(), KvError> {
+    async fn checkpointed(&self, segment: &Rc<Segment>, state: State) -> Result<(), KvError> {
+        // First the clean rows, while the segment still lies over them; a few at a time, because
+        // there can be a hundred thousand.
+        let mut after: Option<crate::Bytes> = None;
+        loop {
+            {
+                let rows = segment.rows.borrow();
+                let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                let some = rows.range::<[u8], _>((from, Bound::Unbounded)).take(ROWS_AT_ONCE);
+                let mut cache = self.cache.borrow_mut();
+                let mut last = None;
+                for (key, value) in some {
+                    cache.put(Rc::clone(key), value.clone());
+                    last = Some(Rc::clone(key));
+                }
+                if last.is_none() {
+                    break;
+                }
+                after = last;
+            }
+            reactor::yield_now().await;
+        }
         self.state.set(state);
         self.overlay.drop_oldest();
-        {
-            let mut cache = self.cache.borrow_mut();
-            for (key, value) in &*segment.rows.borrow() {
-                cache.put(Rc::clone(key), value.clone());
-            }
-        }
         let mut superblock = self.superblock.get();
         superblock.generation += 1;
         superblock.tail = segment.end.get();
@@ -384,6 +402,14 @@ impl Service {
         self.log.move_tail(superblock.tail.position);
         self.changed.notify_all();
         self.committer.notify_all();
+        // Readers may still hold the segment; the last to leave frees it, normally this task.
+        if Rc::strong_count(segment) == 1 {
+            let rows = segment.rows.take();
+            let mut rows = rows.into_iter();
+            while rows.by_ref().take(ROWS_AT_ONCE).count() > 0 {
+                reactor::yield_now().await;
+            }
+        }
         Ok(())
     }
 }

@@ -37,7 +37,7 @@ fn area(bytes: u64) -> (Rc<Volatile>, Rc<dyn Device>) {
 fn values_of_every_size_come_back_from_log_and_checkpoint() {
     Reactor::simulated(1).block_on(async {
         let (_, device) = area(16 * MIB);
-        let sizes = [0, 1, 2047, 2048, 2049, 3839, 3840, 3841, 7680, 50_000, 65_000];
+        let sizes = [0, 1, 2047, 2048, 2049, 4000, 4001, 6048, 6049, 8000, 50_000, 65_000];
         let store = Store::create(Rc::clone(&device), Epoch(1), CONFIG).await.expect("made");
         for n in sizes {
             applied(&store, put(&format!("{n:06}"), n)).await;

@@ -12,7 +12,7 @@
 
 use super::message::{Down, Failure, Found, Job, Query, Row, State, Up};
 use super::space::{Link, Space};
-use crate::overlay::{CHUNK_BYTES, INLINE_BYTES_MAX, row_cost};
+use crate::overlay::{CHUNK_BYTES, cut_value, row_cost};
 use levada_base::checksum::crc32c_parts;
 use levada_base::reactor::worker::Port;
 use redb::{
@@ -248,7 +248,7 @@ impl Engine {
                 self.state.cost -= row_cost(key.len(), old.bytes());
                 self.state.rows -= 1;
                 if let Stored::Long { bytes, name, .. } = old {
-                    for chunk in 0..bytes.div_ceil(CHUNK_BYTES) {
+                    for chunk in 0..cut_value(bytes).0 {
                         long.remove(chunk_key(name, chunk).as_slice())?;
                     }
                 }
@@ -280,8 +280,9 @@ impl Engine {
 enum Stored<'a> {
     /// `0`, CRC32C, the value.
     Inline { crc: u32, value: &'a [u8] },
-    /// `1`, CRC32C, bytes of the value (u32), name in `long` (u64).
-    Long { crc: u32, bytes: usize, name: u64 },
+    /// `1`, CRC32C, bytes of the value (u32), name in `long` (u64), what is left of the value
+    /// behind its chunks.
+    Long { crc: u32, bytes: usize, name: u64, left: &'a [u8] },
 }
 
 impl<'a> Stored<'a> {
@@ -293,9 +294,9 @@ impl<'a> Stored<'a> {
             0 => Ok(Self::Inline { crc, value: rest }),
             1 => {
                 let (bytes, name) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
-                let name: [u8; 8] = name.try_into().map_err(|_| damaged())?;
+                let (name, left) = name.split_first_chunk::<8>().ok_or_else(damaged)?;
                 let bytes = u32::from_le_bytes(*bytes) as usize;
-                Ok(Self::Long { crc, bytes, name: u64::from_le_bytes(name) })
+                Ok(Self::Long { crc, bytes, name: u64::from_le_bytes(*name), left })
             }
             _ => Err(damaged()),
         }
@@ -325,10 +326,11 @@ fn store_value(
     next_long: &mut u64,
 ) -> Result<Vec<u8>, EngineError> {
     let crc = crc32c_parts([key, value]);
-    let mut stored = Vec::with_capacity(5 + value.len().min(INLINE_BYTES_MAX));
-    stored.push(u8::from(value.len() > INLINE_BYTES_MAX));
+    let (chunks, left) = cut_value(value.len());
+    let mut stored = Vec::with_capacity(17 + left);
+    stored.push(u8::from(chunks > 0));
     stored.extend_from_slice(&crc.to_le_bytes());
-    if value.len() <= INLINE_BYTES_MAX {
+    if chunks == 0 {
         stored.extend_from_slice(value);
         return Ok(stored);
     }
@@ -336,7 +338,9 @@ fn store_value(
     *next_long += 1;
     stored.extend_from_slice(&(value.len() as u32).to_le_bytes());
     stored.extend_from_slice(&name.to_le_bytes());
-    for (number, chunk) in value.chunks(CHUNK_BYTES).enumerate() {
+    let (whole, left) = value.split_at(value.len() - left);
+    stored.extend_from_slice(left);
+    for (number, chunk) in whole.chunks(CHUNK_BYTES).enumerate() {
         long.insert(chunk_key(name, number).as_slice(), chunk)?;
     }
     Ok(stored)
@@ -350,13 +354,14 @@ fn value_of(
 ) -> Result<Vec<u8>, EngineError> {
     let (crc, value) = match Stored::decode(stored)? {
         Stored::Inline { crc, value } => (crc, value.to_vec()),
-        Stored::Long { crc, bytes, name } => {
+        Stored::Long { crc, bytes, name, left } => {
             let mut value = Vec::new();
-            for chunk in 0..bytes.div_ceil(CHUNK_BYTES) {
+            for chunk in 0..cut_value(bytes).0 {
                 let stored = long.get(chunk_key(name, chunk).as_slice())?;
                 let stored = stored.ok_or(EngineError::Damaged("a long value's chunk"))?;
                 value.extend_from_slice(stored.value());
             }
+            value.extend_from_slice(left);
             (crc, value)
         }
     };
