@@ -2,6 +2,7 @@
 //!
 //! - [`codec`]: the FUSE protocol as bytes in, bytes out; no I/O, no state.
 //! - [`handler`]: what answers one request, asynchronously.
+//! - [`files`]: the handler over the client library.
 //! - [`session`]: INIT, errors and framing around a handler; still no I/O.
 //! - [`transport`]: where messages come from. `/dev/fuse` today; FUSE over
 //!   io_uring and virtio-fs are further transports over the same session.
@@ -16,6 +17,7 @@
 //! does that); nothing here is persistent.
 
 pub mod codec;
+pub mod files;
 pub mod handler;
 pub mod session;
 pub mod transport;

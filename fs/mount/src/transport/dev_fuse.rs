@@ -106,6 +106,12 @@ pub enum MountError {
         #[source]
         source: io::Error,
     },
+    /// No mount of ours is there.
+    #[error("{target:?} is not a mount of Levada")]
+    NotMounted {
+        /// The directory.
+        target: PathBuf,
+    },
     /// The mount table cannot be read.
     #[error("the mount table cannot be read")]
     Table(#[source] io::Error),
@@ -225,14 +231,7 @@ impl FuseMount {
         if there != Some(identity) {
             return Ok(Unmounted::Already);
         }
-        let result = match umount2(&self.target, 0) {
-            Ok(()) => Ok(Unmounted::Clean),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                umount2(&self.target, libc::MNT_DETACH).map(|()| Unmounted::Detached)
-            }
-            Err(error) => Err(error),
-        };
-        result.map_err(|source| MountError::Unmount { target: self.target.clone(), source })
+        unmount_or_detach(&self.target)
     }
 
     /// Cuts the connection and detaches the mount: every waiting call fails
@@ -322,6 +321,39 @@ fn detach_dead(target: &Path) -> Result<(), MountError> {
             .map_err(|source| MountError::Unmount { target: target.into(), source })?;
     }
     Ok(())
+}
+
+/// Unmounts what some process of ours mounted on `dir`; when it is in use, takes it out of the
+/// tree, and it goes with its last user. Asks the mount's server nothing before the unmount itself.
+///
+/// # Errors
+///
+/// [`MountError::NotMounted`], [`MountError::Unmount`], [`MountError::Target`] for a path that
+/// leads nowhere.
+pub fn unmount(dir: &Path) -> Result<(), MountError> {
+    let at = |source| MountError::Target { target: dir.into(), source };
+    let absolute = std::path::absolute(dir).map_err(at)?;
+    // The last part is not looked at: that would ask the server, which may be gone.
+    let target = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().map_err(at)?.join(name),
+        _ => absolute,
+    };
+    let mounted = top_mount_at(&target).map_err(MountError::Table)?;
+    if mounted.is_none_or(|mounted| mounted.fs_type != FS_TYPE) {
+        return Err(MountError::NotMounted { target });
+    }
+    unmount_or_detach(&target).map(drop)
+}
+
+fn unmount_or_detach(target: &Path) -> Result<Unmounted, MountError> {
+    let result = match umount2(target, 0) {
+        Ok(()) => Ok(Unmounted::Clean),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            umount2(target, libc::MNT_DETACH).map(|()| Unmounted::Detached)
+        }
+        Err(error) => Err(error),
+    };
+    result.map_err(|source| MountError::Unmount { target: target.into(), source })
 }
 
 fn umount2(target: &Path, flags: libc::c_int) -> io::Result<()> {

@@ -1,0 +1,329 @@
+//! FUSE requests answered by the client library.
+//!
+//! - this module: the handler, and the requests that are one call of the client;
+//! - `open`: open files and what they carry: data, sync, close;
+//! - `dir`: listings;
+//! - `attrs`: attributes in the client's words and in the kernel's;
+//! - `interrupt`: a killed process need not wait for a service that is away.
+//!
+//! What always holds:
+//! - A node id is an inode number and a handle an index that is checked against the inode, so
+//!   nothing grows with the number of files, and no request can reach another one's file.
+//! - A request waits while a service is away; the error numbers are the client's.
+//! - A request that changes something is carried to its end once begun, also when its caller is
+//!   killed: a name that was made is not lost, an open is not left uncounted.
+//!
+//! What the kernel caches, and for how long, is decided here: see [`VALID`] and `open`.
+//!
+//! After a crash of this process the files it had open are closed by the service when the
+//! client's lease runs out.
+
+mod attrs;
+mod dir;
+mod interrupt;
+mod open;
+
+use crate::codec::{
+    Caller, Entry, Errno, InitFlags, Limits, Operation, Reply, Request, SetAttr, StatFs, Statx,
+};
+use crate::handler::{Handler, write_data};
+use attrs::{attr_of, change_of, has_set_id, time_of};
+use interrupt::Interrupts;
+use levada_base::Buf;
+use levada_base::ids::Ino;
+use levada_client::{Client, Error};
+use levada_wire::attr::Attr;
+use levada_wire::meta::{self, AttrChange, NewInode};
+use open::{Handles, Pages};
+use std::time::Duration;
+
+/// How long the kernel trusts names and attributes. Its own changes it knows at once; one that
+/// another mount makes is seen after this long. Leases will make it longer where nobody else
+/// is interested.
+pub const VALID: Duration = Duration::from_secs(1);
+
+/// The longest name, in bytes (NAME_MAX).
+const NAME_BYTES_MAX: usize = 255;
+/// The unit of the space counts.
+const FRAGMENT_BYTES: u32 = 4096;
+
+/// The file system behind a mount. Lives on one core.
+pub struct Files {
+    client: Client,
+    handles: Handles,
+    pages: Pages,
+    interrupts: Interrupts,
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        Errno::from_raw(error.errno())
+    }
+}
+
+/// Who changes names and attributes.
+fn caller_of(caller: Caller) -> meta::Caller {
+    meta::Caller { uid: caller.uid, gid: caller.gid }
+}
+
+/// The mount itself, for what the kernel has allowed already.
+const MOUNT: meta::Caller = meta::Caller { uid: 0, gid: 0 };
+
+fn name_of(name: &[u8]) -> Result<&[u8], Errno> {
+    if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+}
+
+/// What a name means to the kernel.
+fn entry_of(attr: &Attr) -> Entry {
+    Entry {
+        inode: attr.ino.0,
+        generation: attr.generation,
+        entry_valid: VALID,
+        attr_valid: VALID,
+        attr: attr_of(attr),
+    }
+}
+
+impl Files {
+    /// Answers from what `client` reaches.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Files {
+            client,
+            handles: Handles::default(),
+            pages: Pages::default(),
+            interrupts: Interrupts::default(),
+        }
+    }
+
+    /// What to offer the kernel ([`crate::Session::new`]).
+    #[must_use]
+    pub fn limits() -> Limits {
+        let limits = Limits::default();
+        // A symbolic link never changes its target. Directories are opened, as one without an
+        // open would be listed from the kernel's cache for ever.
+        let wanted = limits.wanted | InitFlags::CACHE_SYMLINKS;
+        Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
+    }
+
+    async fn answer(&self, request: Request<'_>, message: &Buf) -> Result<Reply, Errno> {
+        let Request { unique, inode, caller, operation } = request;
+        let ino = Ino(inode);
+        match operation {
+            // Changes nothing, so it can be given up.
+            Operation::Lookup { .. }
+            | Operation::GetAttr { .. }
+            | Operation::Statx { .. }
+            | Operation::ReadLink
+            | Operation::Read(_)
+            | Operation::ReadDir(_)
+            | Operation::ReadDirPlus(_)
+            | Operation::StatFs
+            | Operation::Fsync { .. }
+            | Operation::FsyncDir { .. }
+            | Operation::SyncFs => {
+                let answered = self.look(ino, operation);
+                self.interrupts.unless_killed(unique, caller.pid, answered).await
+            }
+            Operation::Write(write) => {
+                let data = write_data(message, &write);
+                self.write(ino, &write, data).await
+            }
+            Operation::SetAttr(set) => self.set_attr(caller, ino, set).await,
+            Operation::Open(args) => self.open(ino, args).await,
+            Operation::Create { name, mode, open, umask: _ } => {
+                self.create(caller, ino, name_of(name)?, mode, open).await
+            }
+            Operation::Release(args) => self.release(ino, args.fh).await,
+            Operation::Interrupt { unique } => {
+                self.interrupts.interrupt(unique);
+                Ok(Reply::Silent)
+            }
+            // There is no table of node ids to shrink.
+            Operation::Forget { .. } | Operation::BatchForget(_) => Ok(Reply::Silent),
+            // The kernel keeps no state of an open directory here.
+            Operation::OpenDir(_) => Ok(Reply::Open(crate::codec::OpenReply::default())),
+            // A close does not wait; an error of the writes before it is what fsync reports.
+            Operation::ReleaseDir(_) | Operation::Flush { .. } | Operation::Destroy => {
+                Ok(Reply::Done)
+            }
+            Operation::Symlink { .. }
+            | Operation::MkNod { .. }
+            | Operation::MkDir { .. }
+            | Operation::Unlink { .. }
+            | Operation::RmDir { .. }
+            | Operation::Rename { .. }
+            | Operation::Link { .. } => self.change_names(caller, ino, operation).await,
+            // Not there yet. The kernel remembers this answer: it does without (lseek, copies),
+            // keeps locks to itself, or tells programs EOPNOTSUPP, upon which they do without.
+            Operation::SetXattr { .. }
+            | Operation::GetXattr { .. }
+            | Operation::ListXattr { .. }
+            | Operation::RemoveXattr { .. }
+            | Operation::GetLk(_)
+            | Operation::SetLk(_)
+            | Operation::SetLkW(_)
+            | Operation::Access { .. }
+            | Operation::Fallocate { .. }
+            | Operation::LSeek { .. }
+            | Operation::CopyFileRange(_)
+            | Operation::CopyFileRange64(_)
+            | Operation::TmpFile { .. } => Err(Errno::NOSYS),
+            // The session answers these.
+            Operation::Init(_) | Operation::Unknown { .. } => Err(Errno::IO),
+        }
+    }
+
+    /// Requests that change nothing.
+    async fn look(&self, ino: Ino, operation: Operation<'_>) -> Result<Reply, Errno> {
+        match operation {
+            Operation::Lookup { name } => self.lookup(ino, name).await,
+            Operation::GetAttr { fh: _ } => {
+                let attr = self.client.attr(ino).await?;
+                Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
+            }
+            Operation::Statx { .. } => {
+                let attr = self.client.attr(ino).await?;
+                let statx = Statx {
+                    attr: attr_of(&attr),
+                    mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+                    btime: time_of(attr.btime),
+                    ..Statx::default()
+                };
+                Ok(Reply::Statx { statx, valid: VALID })
+            }
+            Operation::ReadLink => Ok(Reply::Bytes(self.client.read_link(ino).await?)),
+            Operation::Read(args) => self.read(ino, args).await,
+            Operation::ReadDir(args) => self.read_dir(ino, args, false).await,
+            Operation::ReadDirPlus(args) => self.read_dir(ino, args, true).await,
+            Operation::StatFs => self.space().await,
+            Operation::Fsync { fh, data_only: _ } => {
+                self.handles.file(ino, fh)?.fsync().await?;
+                Ok(Reply::Done)
+            }
+            Operation::FsyncDir { .. } => {
+                self.client.sync_meta().await?;
+                Ok(Reply::Done)
+            }
+            Operation::SyncFs => {
+                self.client.sync().await?;
+                Ok(Reply::Done)
+            }
+            _ => Err(Errno::IO),
+        }
+    }
+
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Reply, Errno> {
+        let attr = match name_of(name)? {
+            // From a file handle: any inode. One that never was is as stale as one that is gone.
+            b"." => match self.client.attr(parent).await.map_err(Errno::from) {
+                Err(Errno::NOENT) => return Err(Errno::STALE),
+                attr => attr?,
+            },
+            b".." => {
+                let directory = self.client.attr(parent).await?;
+                self.client.attr(directory.parent).await?
+            }
+            name => self.client.lookup(parent, name).await?,
+        };
+        Ok(Reply::Entry(entry_of(&attr)))
+    }
+
+    async fn set_attr(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<Reply, Errno> {
+        let attr = self.client.set_attr(caller_of(caller), ino, change_of(&set)?).await?;
+        let attr = self.without_set_id(attr, set.kill_set_id).await?;
+        if has_set_id(&attr) {
+            self.handles.set_id_given(ino);
+        }
+        Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
+    }
+
+    /// Takes the set-id bits away where the kernel says so and the service has not.
+    async fn without_set_id(&self, attr: Attr, kill: bool) -> Result<Attr, Errno> {
+        if !kill || !has_set_id(&attr) {
+            return Ok(attr);
+        }
+        let mode = attrs::mode_without_set_id(attr.mode);
+        let change = AttrChange { mode: Some(mode), ..AttrChange::default() };
+        Ok(self.client.set_attr(MOUNT, attr.ino, change).await?)
+    }
+
+    /// Requests that change names.
+    async fn change_names(
+        &self,
+        caller: Caller,
+        directory: Ino,
+        operation: Operation<'_>,
+    ) -> Result<Reply, Errno> {
+        let client = &self.client;
+        let caller = caller_of(caller);
+        match operation {
+            Operation::Symlink { name, target } => {
+                let new = NewInode::Symlink { target: target.to_vec() };
+                let attr = client.create(caller, directory, name_of(name)?, 0o777, new).await?;
+                Ok(Reply::Entry(entry_of(&attr)))
+            }
+            Operation::MkNod { name, mode, rdev, umask: _ } => {
+                let new = match mode & libc::S_IFMT {
+                    libc::S_IFREG | 0 => NewInode::File { open: None },
+                    libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK => {
+                        NewInode::Special { rdev }
+                    }
+                    _ => return Err(Errno::INVAL),
+                };
+                let attr = client.create(caller, directory, name_of(name)?, mode, new).await?;
+                Ok(Reply::Entry(entry_of(&attr)))
+            }
+            Operation::MkDir { name, mode, umask: _ } => {
+                let new = NewInode::Directory;
+                let attr = client.create(caller, directory, name_of(name)?, mode, new).await?;
+                Ok(Reply::Entry(entry_of(&attr)))
+            }
+            Operation::Unlink { name } => {
+                client.unlink(caller, directory, name_of(name)?).await?;
+                Ok(Reply::Done)
+            }
+            Operation::RmDir { name } => {
+                client.remove_dir(caller, directory, name_of(name)?).await?;
+                Ok(Reply::Done)
+            }
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
+                    return Err(Errno::INVAL);
+                }
+                let from = (directory, name_of(name)?);
+                let to = (Ino(new_parent), name_of(new_name)?);
+                client.rename(caller, from, to, flags).await?;
+                Ok(Reply::Done)
+            }
+            Operation::Link { inode, new_name } => {
+                let name = name_of(new_name)?;
+                let attr = client.link(caller, Ino(inode), directory, name).await?;
+                Ok(Reply::Entry(entry_of(&attr)))
+            }
+            _ => Err(Errno::IO),
+        }
+    }
+
+    async fn space(&self) -> Result<Reply, Errno> {
+        let space = self.client.space().await?;
+        let blocks = |bytes: u64| bytes / u64::from(FRAGMENT_BYTES);
+        Ok(Reply::StatFs(StatFs {
+            blocks: blocks(space.total_bytes),
+            blocks_free: blocks(space.free_bytes),
+            blocks_available: blocks(space.free_bytes),
+            files: space.inodes.saturating_add(space.inodes_free),
+            files_free: space.inodes_free,
+            // statfs(2) counts in f_bsize, statvfs(3) in f_frsize: one number for both.
+            io_bytes: FRAGMENT_BYTES,
+            name_bytes_max: NAME_BYTES_MAX as u32,
+            fragment_bytes: FRAGMENT_BYTES,
+        }))
+    }
+}
+
+impl Handler for Files {
+    async fn handle(&self, request: Request<'_>, message: &Buf) -> Reply {
+        self.answer(request, message).await.unwrap_or_else(Reply::from)
+    }
+}

@@ -1,0 +1,168 @@
+//! Open files: opening and creating, data, closing; and what the kernel may keep of a file.
+//!
+//! Cached pages outlive an open only while the service's change counter of the file stands
+//! where it stood when the pages were last known good. Every write session moves it, so a file
+//! that was written, here or elsewhere, is read anew at its next open: a program that opens a
+//! file after another one closed it sees what that one wrote.
+
+use super::attrs::has_set_id;
+use super::{Files, caller_of, entry_of};
+use crate::codec::operation::OpenArgs;
+use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, WriteArgs};
+use levada_base::Buf;
+use levada_base::ids::Ino;
+use levada_client::File;
+use levada_wire::attr::Attr;
+use levada_wire::meta::OpenMode;
+use lru::LruCache;
+use slab::Slab;
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
+
+/// Files of which is known what state their cached pages show.
+const PAGES_KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("not zero");
+/// The most bytes of one READ, as [`Files::limits`] and the mount options say.
+const READ_BYTES_MAX: u32 = 1 << 20;
+
+struct OpenFile {
+    file: File,
+    /// It may have set-id bits, which a write takes away.
+    set_id: Cell<bool>,
+}
+
+/// The open files of a mount, by the number that the kernel sends with every request.
+#[derive(Default)]
+pub(super) struct Handles(RefCell<Slab<OpenFile>>);
+
+impl Handles {
+    fn add(&self, file: File, attr: &Attr) -> u64 {
+        let set_id = Cell::new(has_set_id(attr));
+        self.0.borrow_mut().insert(OpenFile { file, set_id }) as u64
+    }
+
+    /// The open file `fh`, which must be of inode `ino`.
+    pub(super) fn file(&self, ino: Ino, fh: u64) -> Result<File, Errno> {
+        let handles = self.0.borrow();
+        let open = usize::try_from(fh).ok().and_then(|fh| handles.get(fh));
+        let open = open.filter(|open| open.file.ino() == ino).ok_or(Errno::BADF)?;
+        Ok(open.file.clone())
+    }
+
+    fn remove(&self, ino: Ino, fh: u64) -> Result<File, Errno> {
+        self.file(ino, fh)?;
+        Ok(self.0.borrow_mut().remove(fh as usize).file)
+    }
+
+    /// An inode has set-id bits now.
+    pub(super) fn set_id_given(&self, ino: Ino) {
+        for (_, open) in &*self.0.borrow() {
+            if open.file.ino() == ino {
+                open.set_id.set(true);
+            }
+        }
+    }
+
+    fn take_set_id(&self, fh: u64) -> bool {
+        self.0.borrow().get(fh as usize).is_some_and(|open| open.set_id.replace(false))
+    }
+}
+
+/// The change counter that each file's cached pages belong to.
+pub(super) struct Pages(RefCell<LruCache<Ino, u64>>);
+
+impl Default for Pages {
+    fn default() -> Self {
+        Pages(RefCell::new(LruCache::new(PAGES_KNOWN_MAX)))
+    }
+}
+
+impl Pages {
+    /// A file is opened with these attributes: whether its cached pages are still good.
+    fn keep(&self, attr: &Attr) -> bool {
+        let mut known = self.0.borrow_mut();
+        if attr.writers {
+            // Data changes without a word to the metadata service.
+            known.pop(&attr.ino);
+            return false;
+        }
+        known.put(attr.ino, attr.change) == Some(attr.change)
+    }
+}
+
+impl Files {
+    pub(super) async fn open(&self, ino: Ino, args: OpenArgs) -> Result<Reply, Errno> {
+        let has = |flag: i32| args.flags & flag.cast_unsigned() != 0;
+        let mode = OpenMode {
+            write: has(libc::O_WRONLY) || has(libc::O_RDWR),
+            truncate: has(libc::O_TRUNC),
+        };
+        let (file, attr) = self.client.open(ino, mode).await?;
+        let attr = match self.without_set_id(attr, args.kill_set_id).await {
+            Ok(attr) => attr,
+            Err(errno) => {
+                file.close().await;
+                return Err(errno);
+            }
+        };
+        Ok(Reply::Open(self.opened(file, &attr)))
+    }
+
+    fn opened(&self, file: File, attr: &Attr) -> OpenReply {
+        let mut flags = OpenReplyFlags::NOFLUSH | OpenReplyFlags::PARALLEL_DIRECT_WRITES;
+        flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
+        OpenReply { fh: self.handles.add(file, attr), flags }
+    }
+
+    pub(super) async fn create(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        open: OpenArgs,
+    ) -> Result<Reply, Errno> {
+        // Always exclusive: the kernel found no such name, and has checked nobody's right to open
+        // one that another mount made since. ESTALE makes it look again, and then open that.
+        let mode_bits = mode & !libc::S_IFMT;
+        let how = OpenMode { write: true, truncate: false };
+        let made =
+            self.client.create_file(caller_of(caller), parent, name, mode_bits, how, true).await;
+        let (file, attr, _) = made.map_err(|error| match Errno::from(error) {
+            Errno::EXIST if open.flags & libc::O_EXCL.cast_unsigned() == 0 => Errno::STALE,
+            errno => errno,
+        })?;
+        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr) })
+    }
+
+    pub(super) async fn read(&self, ino: Ino, args: ReadArgs) -> Result<Reply, Errno> {
+        let file = self.handles.file(ino, args.fh)?;
+        let bytes = args.size.min(READ_BYTES_MAX);
+        Ok(Reply::Data(file.read(args.offset, u64::from(bytes)).await?))
+    }
+
+    pub(super) async fn write(
+        &self,
+        ino: Ino,
+        args: &WriteArgs<'_>,
+        data: Buf,
+    ) -> Result<Reply, Errno> {
+        let file = self.handles.file(ino, args.fh)?;
+        let bytes = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
+        file.write(args.offset, data.into_vec()).await?;
+        if args.kill_set_id && self.handles.take_set_id(args.fh) {
+            self.without_set_id(file.attr().await?, true).await?;
+        }
+        // O_SYNC contains O_DSYNC. The kernel leaves both to the server.
+        if args.flags & libc::O_DSYNC.cast_unsigned() != 0 {
+            file.fsync().await?;
+        }
+        Ok(Reply::Written(bytes))
+    }
+
+    /// What was written becomes durable in the background. Waits only while very many closed
+    /// files are on their way, which holds the kernel's next background requests back.
+    pub(super) async fn release(&self, ino: Ino, fh: u64) -> Result<Reply, Errno> {
+        self.handles.remove(ino, fh)?.close().await;
+        Ok(Reply::Done)
+    }
+}
