@@ -1,11 +1,16 @@
 //! Survey: measures every layer under the same loads, and says what each costs.
 //!
-//! How figures are taken: the member models, ceilings and floors of `docs/BENCHMARKS.md`; two
-//! sides of a ratio in interleaved pairs. One file per layer, from the bottom up.
+//! How figures are taken: the member models and their `raw` (`members`), loads that are the same
+//! on every layer (`load`), two sides of a ratio in interleaved pairs (`harness`). Then one file
+//! per layer, from the bottom up; `suite` names all figures.
 
 pub mod figure;
 pub mod harness;
 pub mod load;
+pub mod members;
 pub mod suite;
 
+mod array;
 mod parity;
+mod service;
+mod wire;

@@ -2,7 +2,7 @@
 
 use crate::figure::{Bar, Figure, Taken, commit, machine};
 use crate::harness::Effort;
-use crate::parity;
+use crate::{array, parity, wire};
 use anyhow::Result;
 
 /// One figure of the suite.
@@ -19,7 +19,7 @@ pub struct Spec {
 /// Every figure, from the bottom layer up.
 #[must_use]
 pub fn specs() -> Vec<Spec> {
-    [parity::specs()].concat()
+    [parity::specs(), array::specs(), wire::specs()].concat()
 }
 
 impl Spec {

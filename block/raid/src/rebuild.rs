@@ -18,9 +18,9 @@ use crate::map::Bit;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::status::{ArrayEvent, Progress};
 use futures_util::future::join_all;
-use levada_base::BufMut;
 use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
+use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use levada_parity::Slot;
 use smallvec::SmallVec;
@@ -29,8 +29,8 @@ use std::time::Duration;
 
 /// Stripes rebuilt or scrubbed together.
 pub(crate) const STRIPES_AT_ONCE: u64 = 8;
-/// Bytes written to a member between two stores of its cursor.
-const CURSOR_EVERY_BYTES: u64 = 256 * MIB;
+/// Most bytes written to a member between two stores of its cursor; a 64th of a small one.
+const CURSOR_EVERY_BYTES_MAX: u64 = 256 * MIB;
 /// Foreground I/O this recent slows rebuild and scrub down to their floor.
 const BUSY_FOR: Duration = Duration::from_millis(20);
 
@@ -111,6 +111,7 @@ impl Engine {
 
     pub async fn rebuild(self: &Rc<Self>, limits: Limits) -> Result<(), BlockError> {
         let _turn = self.rebuild_turn.acquire(1).await;
+        let _busy = probe::busy("array rebuild");
         /// Takes the progress away again, also when the caller gives up.
         struct Shown<'a>(&'a Engine);
         impl Drop for Shown<'_> {
@@ -151,6 +152,7 @@ impl Engine {
         let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
             / u128::from(share.max(1))) as u64;
         let mut pace = Pace::new(limits, total.min(slots));
+        let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
         let mut unstored_bytes = 0;
         while next < slots {
             self.check_running()?;
@@ -172,7 +174,7 @@ impl Engine {
             next = end;
             let written = batch.len() as u64 * chunk_bytes;
             unstored_bytes += written;
-            if unstored_bytes >= CURSOR_EVERY_BYTES {
+            if unstored_bytes >= cursor_every_bytes {
                 unstored_bytes = 0;
                 self.store_cursor(targets).await?;
             }
@@ -219,7 +221,9 @@ impl Engine {
 
     /// Stores the cursors, behind a flush of the data they describe.
     async fn store_cursor(self: &Rc<Self>, targets: &[Rc<Member>]) -> Result<(), BlockError> {
-        join_all(targets.iter().map(|member| self.member_flush(member))).await;
+        if !planted!("raid-cursor-ahead-of-flush") {
+            join_all(targets.iter().map(|member| self.member_flush(member))).await;
+        }
         add(&self.standing_wanted, 1);
         self.settle().await
     }

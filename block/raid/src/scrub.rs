@@ -11,7 +11,7 @@ use crate::read::Chunks;
 use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
-use levada_base::BufMut;
+use levada_base::{BufMut, probe};
 use levada_device::{BlockError, Durability};
 use levada_parity::{Slot, Verdict};
 use smallvec::SmallVec;
@@ -51,6 +51,7 @@ impl Engine {
             }
         }
         let _shown = Shown(self);
+        let _busy = probe::busy("array scrub");
         let mut report = ScrubReport::default();
         let mut pace = Pace::new(limits, self.map.written_stripes());
         let mut from = 0;

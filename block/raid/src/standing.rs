@@ -15,7 +15,7 @@ use crate::status::ArrayEvent;
 use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
 use futures_util::future::join_all;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, BufMut};
+use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,7 +25,8 @@ impl Engine {
     /// calls this first.
     pub async fn settle(self: &Rc<Self>) -> Result<(), BlockError> {
         self.check_running()?;
-        if self.standing_recorded.get() < self.standing_wanted.get() {
+        let unrecorded = self.standing_recorded.get() < self.standing_wanted.get();
+        if unrecorded && !planted!("raid-standing-not-recorded") {
             let engine = Rc::clone(self);
             detached(async move { engine.record_standing().await }).await?;
         }
@@ -36,6 +37,7 @@ impl Engine {
         let _turn = self.standing_turn.acquire(1).await;
         while self.standing_recorded.get() < self.standing_wanted.get() {
             self.check_running()?;
+            let _busy = probe::busy("array standing");
             let recording = self.standing_wanted.get();
             let generation = self.generation.get() + 1;
             self.generation.set(generation);

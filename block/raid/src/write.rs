@@ -15,7 +15,7 @@ use crate::member::Member;
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
-use levada_base::{Buf, BufMut, IoVec};
+use levada_base::{Buf, BufMut, IoVec, planted};
 use levada_device::{BlockError, Durability, check_range};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -99,7 +99,9 @@ impl Engine {
             engine.map.set(Bit::Dirty, range.clone(), true);
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
-            engine.persist(range).await?;
+            if !planted!("raid-map-not-persisted") {
+                engine.persist(range).await?;
+            }
             engine.settle().await
         })
         .await
@@ -298,6 +300,8 @@ impl Engine {
             Redundancy::Copies => self.layout.chunks(),
             Redundancy::None | Redundancy::Parity(_) => 1,
         };
+        // Acknowledged before the last copy is there.
+        let copies = if planted!("raid-copy-left-out") { copies.min(2) } else { copies };
         (chunk..chunk + copies)
             .filter_map(|chunk| {
                 let place = self.layout.place(stripe, chunk);

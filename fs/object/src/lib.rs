@@ -3,6 +3,7 @@
 //! One [`ObjectService`] per target; a `levada_wire::rpc::Router` puts several behind one
 //! listener. Knows nothing of files, layouts or other targets.
 
+mod log;
 mod memory;
 mod meters;
 mod objects;

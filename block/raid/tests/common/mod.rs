@@ -116,6 +116,16 @@ impl TestDrive {
         field(0).max(field(1))
     }
 
+    /// Generation in the superblock at `slot`, a byte offset; 0 when there is none.
+    pub fn generation_at(&self, slot: u64) -> u64 {
+        let superblock = self.media.borrow().block(slot / BLOCK as u64);
+        u64::from_le_bytes(superblock[32..40].try_into().expect("8 bytes"))
+    }
+
+    pub fn newest_generation(&self) -> u64 {
+        self.generation_at(0).max(self.generation_at(BLOCK as u64))
+    }
+
     pub fn unreadable_blocks(&self) -> usize {
         self.media.borrow().unreadable.len()
     }
@@ -275,7 +285,7 @@ pub struct Rig {
 impl Rig {
     /// `members` drives, two to an enclosure, the last `spares` of them hot spares.
     pub fn new(level: Level, members: usize, spares: usize, chunk_bytes: u64, slots: u64) -> Self {
-        let capacity_bytes = (256 << 10) + slots * chunk_bytes;
+        let capacity_bytes = (512 << 10) + slots * chunk_bytes;
         let drive = |i| TestDrive::new(&format!("drive-{i}"), capacity_bytes);
         Self {
             drives: (0..members).map(drive).collect(),

@@ -1,0 +1,105 @@
+//! The object log as a store of objects: every error of the log becomes a fault on the wire.
+
+use crate::objects::{Ack, ObjectFuture, Objects, Space};
+use levada_base::IoVec;
+use levada_base::ids::{BootVerifier, ObjectId, Seq};
+use levada_device::BlockError;
+use levada_kv::KvError;
+use levada_log::{LogError, ObjectLog};
+use levada_wire::object::{ObjectFault, ObjectStat, Stability};
+
+/// What a client is told. The log itself says once, in full, why it stopped.
+fn fault(error: LogError) -> ObjectFault {
+    match error {
+        LogError::NoSuchObject => ObjectFault::NoSuchObject,
+        LogError::Full | LogError::Kv(KvError::Full) => ObjectFault::Full,
+        LogError::Damaged { offset, bytes } => ObjectFault::Damaged { offset, bytes },
+        LogError::OutOfRange { .. } | LogError::Kv(KvError::TooLarge { .. }) => {
+            ObjectFault::Invalid
+        }
+        LogError::Block(
+            BlockError::OutOfRange { .. }
+            | BlockError::Misaligned { .. }
+            | BlockError::Medium { .. }
+            | BlockError::Gone
+            | BlockError::Fenced { .. }
+            | BlockError::TooManyLost { .. }
+            | BlockError::NotFresh { .. }
+            | BlockError::Unsupported { .. }
+            | BlockError::Io { .. },
+        )
+        | LogError::Kv(
+            KvError::Block(_)
+            | KvError::Damaged { .. }
+            | KvError::TooSmall { .. }
+            | KvError::Stopped,
+        )
+        | LogError::Geometry { .. }
+        | LogError::Foreign { .. }
+        | LogError::Stale { .. }
+        | LogError::Index { .. } => ObjectFault::Unavailable,
+    }
+}
+
+fn ack(ack: levada_log::Ack) -> Ack {
+    Ack { seq: ack.seq, durable: ack.durable }
+}
+
+impl Objects for ObjectLog {
+    fn verifier(&self) -> BootVerifier {
+        Self::verifier(self)
+    }
+
+    fn write(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        data: IoVec,
+        stability: Stability,
+    ) -> ObjectFuture<'_, Ack> {
+        let stability = match stability {
+            Stability::Unstable => levada_log::Stability::Unstable,
+            Stability::Durable => levada_log::Stability::Durable,
+        };
+        Box::pin(async move {
+            Self::write(self, object, offset, data, stability).await.map(ack).map_err(fault)
+        })
+    }
+
+    fn read(&self, object: ObjectId, offset: u64, bytes: u64) -> ObjectFuture<'_, IoVec> {
+        Box::pin(async move { Self::read(self, object, offset, bytes).await.map_err(fault) })
+    }
+
+    fn commit(&self, upto: Seq) -> ObjectFuture<'_, Seq> {
+        Box::pin(async move { Self::commit(self, upto).await.map_err(fault) })
+    }
+
+    fn truncate(&self, object: ObjectId, size: u64) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move {
+            let unstable = levada_log::Stability::Unstable;
+            Self::truncate(self, object, size, unstable).await.map(ack).map_err(fault)
+        })
+    }
+
+    fn delete(&self, object: ObjectId) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move { Self::delete(self, object).await.map(ack).map_err(fault) })
+    }
+
+    fn stat(&self, object: ObjectId) -> ObjectFuture<'_, Option<ObjectStat>> {
+        Box::pin(async move {
+            match Self::stat(self, object).await {
+                Ok(stat) => {
+                    Ok(Some(ObjectStat { size: stat.size, stored_bytes: stat.stored_bytes }))
+                }
+                Err(LogError::NoSuchObject) => Ok(None),
+                Err(error) => Err(fault(error)),
+            }
+        })
+    }
+
+    fn space(&self) -> ObjectFuture<'_, Space> {
+        let space = Self::space(self);
+        let space = Space { total_bytes: space.total_bytes, free_bytes: space.free_bytes };
+        Box::pin(std::future::ready(Ok(space)))
+    }
+}

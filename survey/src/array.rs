@@ -1,0 +1,255 @@
+//! Arrays: RAID 6 over ten members against the same members without protection.
+//!
+//! Chunks are 128 KiB, so a stripe of 8+2 holds 1 MiB of data, as in the default cluster.
+
+use crate::figure::{Bar, Taken};
+use crate::harness::{Effort, Meter, Rate, Run, pairs};
+use crate::load::Load;
+use crate::members::{Raw, Speed, Storage, members};
+use crate::suite::Spec;
+use anyhow::Result;
+use levada_base::ids::Uuid;
+use levada_base::reactor::Reactor;
+use levada_base::units::{KIB, MIB};
+use levada_base::{BufMut, Epoch, IoVec};
+use levada_device::Device;
+use levada_parity::Code;
+use levada_raid::{Array, ArraySpec, IoClass, Level, MemberSpec, RaidArray};
+use std::rc::Rc;
+
+pub(crate) const CHUNK_BYTES: u64 = 128 * KIB;
+pub(crate) const WIDTH: usize = 10;
+const DATA_CHUNKS: u64 = 8;
+const STRIPE_BYTES: u64 = DATA_CHUNKS * CHUNK_BYTES;
+/// Data over what a fresh stripe writes.
+const DATA_SHARE: f64 = 0.8;
+/// Stripes being written at once.
+const WRITE_DEPTH: usize = 4;
+/// Reads of 1 MiB in flight.
+const READ_DEPTH: usize = 16;
+/// Random reads in flight; random picks leave some members idle now and then, on both sides.
+const RANDOM_DEPTH: usize = 256;
+/// Stripes of payload that writers cycle through.
+const SOURCE_STRIPES: u64 = 64;
+/// What the array keeps for itself on a member, with room to spare.
+const MEMBER_METADATA_BYTES: u64 = 32 * MIB;
+
+pub(crate) fn specs() -> Vec<Spec> {
+    vec![
+        Spec {
+            name: "array.nvme.raid6_8p2.fresh_seqwrite_of_ceiling",
+            what: "fresh stripes, against the members without parity times 8/10",
+            bar: Bar::AtLeast(0.95),
+            take: |effort| run(seqwrite_of_ceiling(effort)),
+        },
+        Spec {
+            name: "array.nvme.raid6_8p2.seqread_of_raw",
+            what: "1 MiB reads in order, against the members without parity",
+            bar: Bar::AtLeast(0.97),
+            take: |effort| run(seqread_of_raw(effort)),
+        },
+        Spec {
+            name: "array.nvme.raid6_8p2.randread4k_of_raw",
+            what: "4 KiB reads anywhere, against the members without parity",
+            bar: Bar::AtLeast(0.95),
+            take: |effort| run(randread_of_raw(effort)),
+        },
+        Spec {
+            name: "array.ram.raid6_8p2.fresh_seqwrite_of_floor",
+            what: "fresh stripes, against copying what is written and the parity kernel",
+            bar: Bar::AtLeast(0.7),
+            take: |effort| run(seqwrite_of_floor(effort)),
+        },
+    ]
+}
+
+fn run(figure: impl Future<Output = Result<Taken>>) -> Result<Taken> {
+    Reactor::new()?.block_on(figure)
+}
+
+/// RAID 6 8+2 on new members.
+pub(crate) async fn raid6(members: &[Rc<dyn Device>]) -> Result<Rc<dyn Array>> {
+    let member = |(number, device): (usize, &Rc<dyn Device>)| MemberSpec {
+        device: Rc::clone(device),
+        uuid: Uuid::from_u128(number as u128 + 1),
+        name: device.info().name.clone(),
+        enclosure: (number / 2) as u16,
+    };
+    let spec = ArraySpec {
+        uuid: Uuid::from_u128(0x5e),
+        name: "bench".into(),
+        level: Level::Raid6,
+        chunk_bytes: CHUNK_BYTES,
+        journal_bytes: None,
+        members: members.iter().enumerate().map(member).collect(),
+        spares: 0,
+    };
+    Ok(Rc::new(RaidArray::create(spec, Epoch(1)).await?))
+}
+
+/// Members whose array holds `data_bytes`.
+fn ten(speed: Speed, storage: Storage, data_bytes: u64) -> Vec<Rc<dyn Device>> {
+    members(speed, storage, WIDTH, data_bytes / DATA_CHUNKS + MEMBER_METADATA_BYTES)
+}
+
+/// Payload of whole stripes, each chunk a buffer of its own.
+fn source() -> Rc<[IoVec]> {
+    let chunk = |number: u64| {
+        let mut chunk = BufMut::for_overwrite(CHUNK_BYTES as usize);
+        chunk.fill(number as u8 | 1);
+        chunk.freeze()
+    };
+    let chunks = |stripe: u64| (0..DATA_CHUNKS).map(|i| chunk(stripe * 31 + i)).collect();
+    (0..SOURCE_STRIPES).map(chunks).collect()
+}
+
+/// Declares `stripes` fresh and writes them all, `rounds` times.
+async fn write_stripes(
+    array: &Rc<dyn Array>,
+    source: &Rc<[IoVec]>,
+    stripes: u64,
+    rounds: u64,
+) -> Result<Run> {
+    let meter = Meter::start()?;
+    for _ in 0..rounds {
+        write_round(array, source, stripes).await?;
+    }
+    meter.stop(rounds * stripes * STRIPE_BYTES, rounds * stripes)
+}
+
+async fn write_round(array: &Rc<dyn Array>, source: &Rc<[IoVec]>, stripes: u64) -> Result<()> {
+    let bytes = stripes * STRIPE_BYTES;
+    array.declare_fresh(0, stripes).await?;
+    let (target, source) = (Rc::clone(array), Rc::clone(source));
+    let load = Load::sequential(0..bytes, STRIPE_BYTES, WRITE_DEPTH);
+    load.drive(move |at| {
+        let stripe = at / STRIPE_BYTES;
+        let (target, data) =
+            (Rc::clone(&target), source[(stripe % SOURCE_STRIPES) as usize].clone());
+        async move { Ok(target.write_fresh(stripe, data, IoClass::Foreground).await?) }
+    })
+    .await?;
+    array.flush().await?;
+    Ok(())
+}
+
+async fn seqwrite_of_ceiling(effort: Effort) -> Result<Taken> {
+    let stripes = effort.amount(2048);
+    let devices = ten(Speed::Nvme, Storage::Null, stripes * STRIPE_BYTES);
+    let (array, raw, source) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES), source());
+    // The members without parity: as many chunks per operation, all of them payload.
+    let raw_stripe_bytes = WIDTH as u64 * CHUNK_BYTES;
+    let raw_source: Rc<[IoVec]> =
+        source.iter().map(|data| data.iter().cycle().take(WIDTH).cloned().collect()).collect();
+    let ours = async |_| write_stripes(&array, &source, stripes, 1).await;
+    let theirs = async |_| {
+        let bytes = stripes * raw_stripe_bytes;
+        let (target, source) = (raw.clone(), Rc::clone(&raw_source));
+        let meter = Meter::start()?;
+        let load = Load::sequential(0..bytes, raw_stripe_bytes, WRITE_DEPTH);
+        load.drive(move |at| {
+            let data = source[(at / raw_stripe_bytes % SOURCE_STRIPES) as usize].clone();
+            let target = target.clone();
+            async move { target.write_chunks(at, data).await }
+        })
+        .await?;
+        raw.flush().await?;
+        meter.stop(bytes, stripes)
+    };
+    let pairs = pairs(effort, ours, theirs).await?;
+    Ok(pairs.ratio(Rate::GbPerS, ("array", "ceiling"), DATA_SHARE))
+}
+
+/// Reads of an array and of its members without protection, under the same load.
+async fn reads_of_raw(effort: Effort, load: &Load, rate: Rate) -> Result<Taken> {
+    let devices = ten(Speed::Nvme, Storage::Null, load.span.end);
+    let (array, raw) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES));
+    array.declare_fresh(0, load.span.end / STRIPE_BYTES).await?;
+    let bytes = load.piece_bytes;
+    let ours = async |_| {
+        let array = Rc::clone(&array);
+        load.run(move |at| {
+            let array = Rc::clone(&array);
+            async move {
+                array.read(at, BufMut::for_overwrite(bytes as usize).into_vec()).await?;
+                Ok(())
+            }
+        })
+        .await
+    };
+    let theirs = async |_| {
+        let raw = raw.clone();
+        load.run(move |at| {
+            let raw = raw.clone();
+            async move { raw.read(at, bytes).await }
+        })
+        .await
+    };
+    Ok(pairs(effort, ours, theirs).await?.ratio(rate, ("array", "raw"), 1.0))
+}
+
+async fn seqread_of_raw(effort: Effort) -> Result<Taken> {
+    let span = 0..effort.amount(2048) * STRIPE_BYTES;
+    reads_of_raw(effort, &Load::sequential(span, MIB, READ_DEPTH), Rate::GbPerS).await
+}
+
+async fn randread_of_raw(effort: Effort) -> Result<Taken> {
+    let span = 0..2048 * STRIPE_BYTES;
+    let load = Load::random(span, 4 * KIB, RANDOM_DEPTH, effort.amount(100_000), 7);
+    reads_of_raw(effort, &load, Rate::Kiops).await
+}
+
+async fn seqwrite_of_floor(effort: Effort) -> Result<Taken> {
+    // 1.25 GiB on the members, far above any L3.
+    let (stripes, rounds) = (1024, effort.amount(4));
+    let devices = ten(Speed::Unlimited, Storage::Ram, stripes * STRIPE_BYTES);
+    let (array, source) = (raid6(&devices).await?, source());
+    let mut floor = Floor::new(&source, stripes)?;
+    let ours = async |_| write_stripes(&array, &source, stripes, rounds).await;
+    let theirs = async |_| floor.write(rounds);
+    let pairs = pairs(effort, ours, theirs).await?;
+    Ok(pairs.ratio(Rate::GbPerS, ("array", "floor"), 1.0))
+}
+
+/// What writing fresh stripes to memory cannot do without.
+struct Floor {
+    code: Code,
+    source: Rc<[IoVec]>,
+    /// Per stripe, its ten chunks.
+    kept: Vec<Vec<BufMut>>,
+    parity: [BufMut; 2],
+}
+
+impl Floor {
+    fn new(source: &Rc<[IoVec]>, stripes: u64) -> Result<Self> {
+        let chunk = || BufMut::zeroed(CHUNK_BYTES as usize);
+        Ok(Self {
+            code: Code::pq(DATA_CHUNKS as usize)?,
+            source: Rc::clone(source),
+            kept: (0..stripes).map(|_| (0..WIDTH).map(|_| chunk()).collect()).collect(),
+            parity: [chunk(), chunk()],
+        })
+    }
+
+    fn write(&mut self, rounds: u64) -> Result<Run> {
+        let meter = Meter::start()?;
+        for _ in 0..rounds {
+            self.write_round();
+        }
+        let stripes = rounds * self.kept.len() as u64;
+        meter.stop(stripes * STRIPE_BYTES, stripes)
+    }
+
+    fn write_round(&mut self) {
+        for (stripe, kept) in self.kept.iter_mut().enumerate() {
+            let data = &self.source[stripe % self.source.len()];
+            let chunks: [&[u8]; DATA_CHUNKS as usize] = std::array::from_fn(|i| &data[i][..]);
+            let [p, q] = &mut self.parity;
+            self.code.encode(&chunks, &mut [p, q]);
+            let written = chunks.into_iter().chain(self.parity.iter().map(|chunk| &chunk[..]));
+            for (to, from) in kept.iter_mut().zip(written) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The members that figures are taken on, and the same members without protection: `raw`.
+//!
+//! | model | a member |
+//! |---|---|
+//! | `null` | answers at once, keeps nothing |
+//! | `ram` | memory of this process |
+//! | `nvme` | 400 MB/s, 20,000 IOPS, 80 us, flush free |
+//! | `slow` | 150 MB/s, 10,000 IOPS, 80 us, flush free |
+//!
+//! The models stand on `null` where nothing above looks at what it reads (a real drive moves the
+//! bytes without the processor, so copying them would charge the layer for what it does not do),
+//! and on `ram` where it does.
+
+use anyhow::Result;
+use futures_util::future::try_join_all;
+use levada_base::buf::bytes_in;
+use levada_base::{BufMut, IoVec, IoVecMut};
+use levada_device::{Device, DriveModel, Durability, ModelDevice, NullDevice, RamDevice};
+use smallvec::SmallVec;
+use std::rc::Rc;
+
+/// How fast members are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speed {
+    /// As fast as their storage.
+    Unlimited,
+    Nvme,
+    Slow,
+}
+
+/// What members do with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    Null,
+    Ram,
+}
+
+/// `count` new members of `capacity_bytes` each.
+#[must_use]
+pub fn members(
+    speed: Speed,
+    storage: Storage,
+    count: usize,
+    capacity_bytes: u64,
+) -> Vec<Rc<dyn Device>> {
+    let member = |number| -> Rc<dyn Device> {
+        let name = format!("m{number:02}");
+        let stored: Rc<dyn Device> = match storage {
+            Storage::Null => Rc::new(NullDevice::new(&name, capacity_bytes)),
+            Storage::Ram => Rc::new(RamDevice::new(&name, capacity_bytes)),
+        };
+        match speed {
+            Speed::Unlimited => stored,
+            Speed::Nvme => Rc::new(ModelDevice::new(stored, DriveModel::nvme())),
+            Speed::Slow => Rc::new(ModelDevice::new(stored, DriveModel::slow())),
+        }
+    };
+    (0..count).map(member).collect()
+}
+
+/// Members side by side: chunks are dealt to them in turn, nothing is protected.
+#[derive(Clone)]
+pub struct Raw {
+    members: Rc<[Rc<dyn Device>]>,
+    chunk_bytes: u64,
+}
+
+impl Raw {
+    #[must_use]
+    pub fn new(members: &[Rc<dyn Device>], chunk_bytes: u64) -> Self {
+        Self { members: members.into(), chunk_bytes }
+    }
+
+    /// The member, the offset on it, and the bytes to the end of the chunk.
+    fn locate(&self, at: u64) -> (&Rc<dyn Device>, u64, u64) {
+        let width = self.members.len() as u64;
+        let (chunk, within) = (at / self.chunk_bytes, at % self.chunk_bytes);
+        let offset = chunk / width * self.chunk_bytes + within;
+        (&self.members[(chunk % width) as usize], offset, self.chunk_bytes - within)
+    }
+
+    /// Reads `bytes` from `at` on; all members at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of the members.
+    pub async fn read(&self, at: u64, bytes: u64) -> Result<()> {
+        let mut rest = BufMut::for_overwrite(bytes as usize);
+        let (member, offset, run) = self.locate(at);
+        if bytes <= run {
+            member.read(offset, rest.into_vec()).await?;
+            return Ok(());
+        }
+        let mut reads: SmallVec<[_; 16]> = SmallVec::new();
+        let mut at = at;
+        while !rest.is_empty() {
+            let (member, offset, run) = self.locate(at);
+            let run = run.min(rest.len() as u64);
+            let part: IoVecMut = rest.split_to(run as usize).into_vec();
+            reads.push(member.read(offset, part));
+            at += run;
+        }
+        try_join_all(reads).await?;
+        Ok(())
+    }
+
+    /// Writes `data` at `at`, which must be the start of a chunk, each buffer being a chunk; all
+    /// members at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of the members.
+    pub async fn write_chunks(&self, at: u64, data: IoVec) -> Result<()> {
+        let mut at = at;
+        let writes = data.into_iter().map(|chunk| {
+            let chunk = chunk.into_vec();
+            let (member, offset, run) = self.locate(at);
+            assert!(bytes_in(&chunk) == run, "whole chunks only");
+            at += run;
+            member.write(offset, chunk, Durability::Volatile)
+        });
+        let writes: SmallVec<[_; 16]> = writes.collect();
+        try_join_all(writes).await?;
+        Ok(())
+    }
+
+    /// Flushes all members at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of the members.
+    pub async fn flush(&self) -> Result<()> {
+        try_join_all(self.members.iter().map(|member| member.flush())).await?;
+        Ok(())
+    }
+}
