@@ -25,7 +25,7 @@ use crate::stripe::Payload;
 use crate::write::Need;
 use levada_base::reactor::spawn_in;
 use levada_base::units::{BLOCK_BYTES, KIB, round_up};
-use levada_base::{Buf, BufMut};
+use levada_base::{Buf, BufMut, IoVec};
 use levada_device::BlockError;
 use levada_raid::IoClass;
 use std::rc::Rc;
@@ -83,20 +83,21 @@ impl Inner {
         };
         let mut cleaned = Vec::new();
         for victim in victims {
-            if self.empty(victim).await? {
-                cleaned.push(victim);
-            } else {
-                self.state.borrow_mut().segments.get_mut(victim).damaged = true;
+            match self.empty(victim).await {
+                Ok(true) => cleaned.push(victim),
+                Ok(false) => self.state.borrow_mut().segments.get_mut(victim).damaged = true,
+                // What has been copied so far still counts.
+                Err(LogError::Full) => break,
+                Err(error) => return Err(error),
             }
         }
         if !cleaned.is_empty() {
             self.settle().await?;
             let mut state = self.state.borrow_mut();
             for victim in &cleaned {
-                let segment = state.segments.get_mut(*victim);
-                if segment.is_settled() && segment.row.live_bytes == 0 {
+                if state.segments.get(*victim).row.live_bytes == 0 {
                     // Those that matter have been copied.
-                    segment.row.marks = 0;
+                    state.forget_marks(*victim);
                     state.counters.cleaned_segments += 1;
                 }
             }
@@ -262,16 +263,25 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             self.room(Need::Copy).await?;
-            // Written over or cut while it was read: what is left is found next time.
-            if object.now.borrow().extents.get(offset) != Some(&extent) {
-                continue;
+            // It may have been written over or cut while it was read: what is left of it now.
+            let end = offset + extent.len;
+            let left: Vec<(u64, u64)> = object
+                .now
+                .borrow()
+                .extents
+                .overlapping(offset, end)
+                .filter(|(_, extent)| extent.record.place == place)
+                .map(|(offset, extent)| (offset, extent.len))
+                .collect();
+            for (at, len) in left {
+                let data = slice_parts(&data, at - offset, len);
+                let mut payload = Payload::new(&data);
+                let version = header.version;
+                let records =
+                    self.put_records(&object, version, at, len, &mut payload, Some(place));
+                self.objects.grew(records);
+                self.state.borrow_mut().counters.cleaned_bytes += len;
             }
-            let mut payload = Payload::new(&data);
-            let (version, len) = (header.version, extent.len);
-            let records =
-                self.put_records(&object, version, offset, len, &mut payload, Some(place));
-            self.objects.grew(records);
-            self.state.borrow_mut().counters.cleaned_bytes += len;
         }
         Ok(true)
     }
@@ -300,6 +310,22 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Part of a list of buffers.
+fn slice_parts(parts: &IoVec, start: u64, len: u64) -> IoVec {
+    let (mut skip, mut left) = (start as usize, len as usize);
+    let mut slices = IoVec::new();
+    for part in parts {
+        let from = skip.min(part.len());
+        let run = left.min(part.len() - from);
+        if run > 0 {
+            slices.push(part.slice(from, run));
+        }
+        skip -= from;
+        left -= run;
+    }
+    slices
 }
 
 const _: () = assert!(SUMMARY_BYTES as usize >= FOOTER_BYTES);

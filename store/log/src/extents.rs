@@ -127,15 +127,18 @@ impl ExtentMap {
         self.add(record.offset, len, record, watch);
     }
 
-    /// Lets those extents inside `to`'s range that point at `from` point at its copy `to`.
+    /// Lets what still points at the record at `from` point at `to`, which is a copy of some of
+    /// its bytes.
     pub fn relocate(&mut self, from: Place, to: &Rc<Record>, watch: &mut impl Watch) {
         let end = to.offset + u64::from(to.stored);
-        for (offset, extent) in self.0.range_mut(to.offset..end) {
-            if extent.record.place == from && offset + extent.len <= end {
-                watch.removed(*offset, extent);
-                extent.record = Rc::clone(to);
-                watch.added(*offset, extent);
-            }
+        let copied: Vec<(u64, u64)> = self
+            .overlapping(to.offset, end)
+            .filter(|(_, extent)| extent.record.place == from)
+            .map(|(offset, extent)| (offset.max(to.offset), (offset + extent.len).min(end)))
+            .collect();
+        for (first, last) in copied {
+            self.remove(first, last, watch);
+            self.add(first, last - first, to, watch);
         }
     }
 
@@ -225,6 +228,14 @@ mod tests {
         let places: Vec<_> =
             map.iter().map(|(offset, extent)| (offset, extent.record.place.segment)).collect();
         assert_eq!(places, [(0, 1), (40, 2), (50, 9)]);
+        assert_eq!(held.0, 100);
+        // The copy of a part takes over that part only.
+        let mut part = record(1, 10, 20);
+        Rc::get_mut(&mut part).expect("unshared").place.segment = 8;
+        map.relocate(old.place, &part, &mut held);
+        let places: Vec<_> =
+            map.iter().map(|(offset, extent)| (offset, extent.record.place.segment)).collect();
+        assert_eq!(places, [(0, 1), (10, 8), (30, 1), (40, 2), (50, 9)]);
         assert_eq!(held.0, 100);
     }
 }

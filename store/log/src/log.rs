@@ -11,6 +11,7 @@
 //! are given back ([`crate::open`]).
 
 use crate::LogError;
+use crate::extents::footprint;
 use crate::object::Objects;
 use crate::segment::Segments;
 use crate::stripe::{ClosedStripe, OpenStripe};
@@ -166,6 +167,8 @@ pub(crate) struct State {
     pub unflushed: bool,
     /// Footprints of all extents that objects have now.
     pub used_bytes: u64,
+    /// Footprints of all records without data.
+    pub mark_bytes: u64,
     /// Bytes of the rows that the index has, and would have if everything were indexed.
     pub index_bytes: u64,
     pub index_bytes_now: u64,
@@ -221,7 +224,7 @@ impl ObjectLog {
     pub fn space(&self) -> Space {
         let state = self.0.state.borrow();
         let total_bytes = self.0.capacity_bytes(&state);
-        let free_bytes = total_bytes.saturating_sub(state.used_bytes);
+        let free_bytes = total_bytes.saturating_sub(state.used_bytes + state.mark_bytes);
         // Rows will go on costing what they have cost so far; at first, as those of large writes.
         let usage = self.0.store.usage();
         let usable = usage.bytes_max - usage.bytes_max / 4;
@@ -230,6 +233,14 @@ impl ObjectLog {
             (state.used_bytes + 256 * MIB) / (state.index_bytes_now + MIB).max(1);
         let free_bytes = free_bytes.min(index_free.saturating_mul(bytes_per_index_byte));
         Space { total_bytes, free_bytes }
+    }
+}
+
+impl State {
+    /// Nothing needs the records without data of a segment any more.
+    pub fn forget_marks(&mut self, segment: u32) {
+        let marks = &mut self.segments.get_mut(segment).row.marks;
+        self.mark_bytes -= std::mem::take(marks) * footprint(0);
     }
 }
 

@@ -13,6 +13,7 @@
 //! Crashing meanwhile changes nothing: all of it is simply done again.
 
 use crate::LogError;
+use crate::extents::footprint;
 use crate::format::{RecordHeader, RecordKind};
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
@@ -189,7 +190,9 @@ impl Inner {
         segments: Segments,
     ) -> Rc<Self> {
         let used_bytes = segments.iter().map(|(_, segment)| segment.row.live_bytes).sum();
+        let marks: u64 = segments.iter().map(|(_, segment)| segment.row.marks).sum();
         let state = State {
+            mark_bytes: marks * footprint(0),
             seq: row.seq,
             durable_seq: row.seq,
             wanted_seq: 0,

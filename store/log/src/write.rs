@@ -213,7 +213,7 @@ impl Inner {
                     return Err(error.clone());
                 }
                 if let Need::Data { bytes } = need
-                    && state.used_bytes + bytes > self.capacity_bytes(&state)
+                    && state.used_bytes + state.mark_bytes + bytes > self.capacity_bytes(&state)
                 {
                     return Err(LogError::Full);
                 }
@@ -322,6 +322,7 @@ impl Inner {
         stripe.push_mark(header);
         let segment = stripe.segment;
         state.segments.get_mut(segment).row.marks += 1;
+        state.mark_bytes += footprint(0);
         self.put_change(state, object, header.version, change);
     }
 

@@ -100,6 +100,21 @@ impl RamArray {
         self.rotten.borrow_mut().insert(at / BLOCK_BYTES * BLOCK_BYTES);
     }
 
+    /// As [`RamArray::rot`], if the row of the stripe has less than `count_max` such blocks yet.
+    pub fn rot_within(&self, at: u64, count_max: usize) {
+        let stripe = at - at % self.geometry.stripe_bytes;
+        let row = at % self.geometry.chunk_bytes;
+        let others = (0..MEMBERS)
+            .filter(|member| {
+                let other = stripe + member * self.geometry.chunk_bytes + row;
+                self.rotten.borrow().contains(&other)
+            })
+            .count();
+        if others < count_max {
+            self.rot(at);
+        }
+    }
+
     /// Offsets of all blocks of stripes that hold something.
     pub fn filled_blocks(&self) -> Vec<u64> {
         let stripes = self.stripes.borrow();

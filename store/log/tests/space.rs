@@ -1,0 +1,198 @@
+//! Full logs, the cleaner under pressure, and very long objects.
+
+mod support;
+
+use levada_base::ids::Seq;
+use levada_base::reactor::{self, Reactor};
+use levada_base::units::{KIB, MIB};
+use levada_base::{Buf, IoVec};
+use levada_log::{LogError, ObjectLog, Stability};
+use std::rc::Rc;
+use support::model::{below, flat, object};
+use support::{World, seeds};
+
+fn bytes(byte: u8, len: u64) -> IoVec {
+    Buf::copy_of(&vec![byte; len as usize]).into_vec()
+}
+
+/// Writes objects of 64 KiB until the log is full; returns how many there are.
+async fn fill(log: &ObjectLog) -> u64 {
+    for n in 0.. {
+        match log.write(object(n), 0, bytes(n as u8, 64 * KIB), Stability::Unstable).await {
+            Ok(_) => {}
+            Err(LogError::Full) => return n,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_full_log_keeps_what_it_has_and_deleting_frees_space() {
+    for seed in seeds(10) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(96).await;
+            let log = world.next_life().open(true).await;
+            let total = log.space();
+            assert_eq!(total.free_bytes, total.total_bytes);
+            let mut count = fill(&log).await;
+            assert!(count * 64 * KIB > total.total_bytes * 8 / 10, "{count} of {total:?}");
+            assert!(log.space().free_bytes < 128 * KIB);
+            log.commit(Seq(u64::MAX)).await.expect("a full log commits");
+            // What is written again may be cut differently and take a few more headers.
+            for _ in 0..3 {
+                count -= 1;
+                log.delete(object(count)).await.expect("a full log deletes");
+            }
+            // Deletion is acknowledged durably, and shows at once.
+            for round in 0..6 {
+                let before = log.space().free_bytes;
+                let gone = 1 + below(count / 2);
+                for n in 0..gone {
+                    log.delete(object(n)).await.expect("a full log deletes");
+                }
+                assert!(log.space().free_bytes > before + gone * 63 * KIB);
+                for n in 0..gone {
+                    let data = bytes(n as u8, 64 * KIB);
+                    let written = log.write(object(n), 0, data, Stability::Unstable).await;
+                    written.unwrap_or_else(|error| panic!("seed {seed} round {round}: {error}"));
+                }
+                log.commit(Seq(u64::MAX)).await.expect("committed");
+            }
+            for n in 0..count {
+                let read = flat(&log.read(object(n), 0, 64 * KIB).await.expect("read"));
+                assert!(read.iter().all(|byte| *byte == n as u8));
+            }
+            // Everything goes, and everything fits again.
+            for n in 0..count {
+                log.delete(object(n)).await.expect("deleted");
+            }
+            // All but what remembers the deletions.
+            assert!(log.space().free_bytes > total.total_bytes / 20 * 19);
+            count = fill(&log).await;
+            assert!(count * 64 * KIB > total.total_bytes * 8 / 10);
+        });
+    }
+}
+
+/// Random small overwrites of a log that is four fifths full: every segment becomes a mixture.
+#[test]
+fn the_cleaner_keeps_a_nearly_full_log_writable() {
+    for seed in seeds(4) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(128).await;
+            let log = world.next_life().open(true).await;
+            let live = log.space().total_bytes * 8 / 10 / (4 * KIB) * (4 * KIB);
+            let id = object(1);
+            let mut model = vec![0u8; (live / 4096) as usize];
+            let mut at = 0;
+            while at < live {
+                let run = (256 * KIB).min(live - at);
+                log.write(id, at, bytes(0, run), Stability::Unstable).await.expect("room");
+                at += run;
+            }
+            for n in 0..4 * live / 4096 {
+                let block = below(live / 4096);
+                let byte = n as u8;
+                model[block as usize] = byte;
+                log.write(id, block * 4096, bytes(byte, 4096), Stability::Unstable)
+                    .await
+                    .unwrap_or_else(|error| panic!("seed {seed}: write {n}: {error}"));
+                if below(500) == 0 {
+                    log.commit(Seq(u64::MAX)).await.expect("committed");
+                }
+            }
+            let read = flat(&log.read(id, 0, live).await.expect("read"));
+            for (block, expected) in model.iter().enumerate() {
+                assert!(read[block * 4096..][..4096].iter().all(|byte| byte == expected));
+            }
+            let counters = log.counters();
+            println!("{counters:?}");
+            assert!(counters.cleaned_segments > 10);
+        });
+    }
+}
+
+/// More extents than one batch may remove.
+#[test]
+fn very_long_objects_are_cut_in_steps() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(256).await;
+        let log = world.next_life().open(true).await;
+        let id = object(1);
+        let count = 6000;
+        for n in 0..count {
+            log.write(id, n * 512, bytes(n as u8, 32), Stability::Unstable).await.expect("room");
+        }
+        log.commit(Seq(u64::MAX)).await.expect("committed");
+        // One write covers them all but the ends.
+        let middle = (count - 2000) * 512;
+        log.write(id, 512_000, bytes(9, middle), Stability::Durable).await.expect("room");
+        log.punch(id, 0, 256_000, Stability::Durable).await.expect("punched");
+        log.truncate(id, 300_000, Stability::Durable).await.expect("cut");
+        let read = flat(&log.read(id, 0, 300_000).await.expect("read"));
+        for (at, byte) in read.iter().enumerate() {
+            let inside = at % 512 < 32 && at >= 256_000;
+            assert_eq!(*byte, if inside { (at / 512) as u8 } else { 0 }, "{at}");
+        }
+        log.delete(id).await.expect("deleted");
+        assert_eq!(log.stat(id).await, Err(LogError::NoSuchObject));
+        log.settle().await.expect("settled");
+        let space = log.space();
+        assert!(space.free_bytes > space.total_bytes - 4 * KIB);
+    });
+}
+
+#[test]
+fn small_durable_writes_are_staged_and_large_ones_are_not() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        for n in 0..20 {
+            log.write(object(n), 0, bytes(1, 100), Stability::Durable).await.expect("room");
+        }
+        assert_eq!(log.counters().stripes, 0);
+        assert_eq!(world.array.flushes.get(), 0);
+        let staged = log.counters().staged_bytes;
+        assert!(staged > 20 * 100);
+        log.write(object(1), 0, bytes(1, MIB), Stability::Durable).await.expect("room");
+        assert!(log.counters().stripes >= 16);
+        assert!(log.counters().staged_bytes < staged + 64 * KIB);
+        assert_eq!(log.durable(), log.seq());
+    });
+}
+
+#[test]
+fn commits_that_wait_together_share_one_round() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        let tasks: Vec<_> = (0..50)
+            .map(|n| {
+                let log = log.clone();
+                reactor::spawn(async move {
+                    log.write(object(n), 0, bytes(1, 100), Stability::Durable).await.expect("room")
+                })
+            })
+            .collect();
+        for task in tasks {
+            assert!(task.await.is_some());
+        }
+        assert!(log.counters().commits <= 3, "{:?}", log.counters());
+    });
+}
+
+#[test]
+fn aligned_reads_are_one_slice() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        let array = Rc::clone(&world.array);
+        log.write(object(1), 0, bytes(1, 16 * KIB), Stability::Unstable).await.expect("room");
+        log.settle().await.expect("settled");
+        array.delay_us_max.set(0);
+        let read = log.read(object(1), 4 * KIB, 8 * KIB).await.expect("read");
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].as_ptr() as usize % 4096, 0);
+    });
+}
