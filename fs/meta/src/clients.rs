@@ -102,7 +102,9 @@ impl MetaService {
             self.expire(client)?;
         }
         if self.opened.elapsed() > self.config.lease {
-            self.table.borrow_mut().awaited.clear();
+            let mut table = self.table.borrow_mut();
+            table.awaited.clear();
+            table.implied.clear();
         }
         self.reap_orphans().await
     }

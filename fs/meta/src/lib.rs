@@ -16,6 +16,8 @@ mod serve;
 mod service;
 mod slots;
 mod table;
+#[cfg(test)]
+mod tests;
 mod tx;
 
 pub use check::{Problem, check};

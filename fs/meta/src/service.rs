@@ -196,6 +196,11 @@ impl MetaService {
                 // It was served with more slots before.
                 client.slots.resize(slot + 1, Slot::default());
             }
+            if let Ok(MetaReply::Entry(attr, _) | MetaReply::Attr(attr)) =
+                postcard::from_bytes(&row.reply)
+            {
+                table.implied.insert(attr.ino);
+            }
             let reply = Some(row.reply.into());
             client.slots[slot] = Slot { sequence: row.sequence, reply, seq: Seq(0), running: None };
         }

@@ -43,6 +43,10 @@ pub struct Table {
     pub counters: Counters,
     /// Clients of the time before the restart that have not said yet what they hold open.
     pub awaited: BTreeSet<u64>,
+    /// Inodes that stored replies of the time before the restart speak of. A client whose answer
+    /// to an open got lost cannot know yet that it holds the file open; so these are held for
+    /// one lease.
+    pub implied: BTreeSet<Ino>,
 }
 
 /// A change of the table, made when its transaction has been applied.
@@ -65,6 +69,7 @@ impl Table {
             orphans: BTreeSet::new(),
             counters,
             awaited: BTreeSet::new(),
+            implied: BTreeSet::new(),
         }
     }
 
@@ -134,6 +139,12 @@ impl Table {
 
     pub fn opens(&self, ino: Ino) -> u64 {
         self.opens.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// Opens of one client.
+    pub fn opens_of(&self, client: u64, ino: Ino) -> u32 {
+        let client = self.clients.get(&client);
+        client.and_then(|client| client.opens.get(&ino)).copied().unwrap_or(0)
     }
 
     /// The write sessions of an inode, with their clients.

@@ -247,6 +247,7 @@ impl<'a> Tx<'a> {
         let alive = |client: &u64| self.table.clients.contains_key(client);
         opens > 0
             || !self.table.awaited.is_empty()
+            || self.table.implied.contains(&ino)
             || self.sessions(ino).iter().any(|(client, _)| alive(client))
     }
 

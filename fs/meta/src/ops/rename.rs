@@ -41,12 +41,16 @@ pub fn rename(
     let target = tx.name(to.0, to.1)?;
     let moved = target_of(tx, source.ino)?;
     check_sticky(caller, &from_directory, &moved)?;
+    // In the order in which Linux checks.
+    match (target, flags) {
+        (Some(_), NO_REPLACE) => return Err(MetaFault::Exists.into()),
+        (None, EXCHANGE) => return Err(MetaFault::NotFound.into()),
+        _ => {}
+    }
     if source.kind == Kind::Directory {
         refuse_own_subtree(tx, source.ino, to.0)?;
     }
     match (target, flags) {
-        (Some(_), NO_REPLACE) => Err(MetaFault::Exists.into()),
-        (None, EXCHANGE) => Err(MetaFault::NotFound.into()),
         // Two names of one inode: nothing happens (rename(2)).
         (Some(target), _) if target.ino == source.ino => {
             Ok(MetaReply::Removed { ino: None, nlink: 0 })

@@ -34,7 +34,10 @@ pub fn open(tx: &mut Tx<'_>, ino: Ino, mode: OpenMode) -> Answer {
 }
 
 pub fn close(tx: &mut Tx<'_>, ino: Ino) -> Answer {
-    tx.effect(Effect::Closed(ino));
+    // One close too many must not take away what another client holds.
+    if tx.table.opens_of(tx.client, ino) > 0 {
+        tx.effect(Effect::Closed(ino));
+    }
     if tx.table.orphans.contains(&ino) && !tx.held(ino) {
         reap(tx, ino)?;
     }

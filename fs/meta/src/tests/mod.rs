@@ -1,0 +1,242 @@
+//! Tests of the whole service, on the key-value store on a device that loses power.
+
+mod model;
+mod random;
+mod semantics;
+
+use crate::check::check;
+use crate::config::{CallHeader, FsConfig, ServeConfig};
+use crate::service::MetaService;
+use levada_base::ids::{Ino, TargetId};
+use levada_base::reactor::{self, Group};
+use levada_base::units::{KIB, MIB};
+use levada_base::{Epoch, reactor::Reactor};
+use levada_device::{DriveModel, ModelDevice, RamDevice, VolatileDevice};
+use levada_kv::{Config, Store};
+use levada_wire::attr::Attr;
+use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// Small, so that the log wraps and rows are forgotten.
+const STORE: Config = Config { log_bytes: 256 * KIB, cache_bytes: 16 << 10 };
+
+pub fn fs_config() -> FsConfig {
+    FsConfig {
+        uuid: [7; 16],
+        name: "test".to_owned(),
+        target: 0,
+        stripe_count: 2,
+        stripe_unit: MIB,
+        inodes_max: 1_000_000,
+        root_mode: 0o755,
+        root_uid: 0,
+        root_gid: 0,
+    }
+}
+
+pub fn serve_config() -> ServeConfig {
+    ServeConfig {
+        objects: (0..3).map(|n| (TargetId(n), format!("node:{n}"))).collect(),
+        lease: LEASE,
+        slots: 8,
+        cache_bytes: 16 << 10,
+    }
+}
+
+/// A metadata target in a node that can lose power.
+pub struct World {
+    device: Rc<VolatileDevice>,
+    epoch: Cell<u64>,
+    node: RefCell<Group>,
+    service: RefCell<Option<Rc<MetaService>>>,
+    config: ServeConfig,
+}
+
+impl World {
+    pub async fn new(fs: FsConfig, config: ServeConfig, bytes: u64) -> Rc<Self> {
+        let ram = Rc::new(RamDevice::new("meta", bytes));
+        let drive = Rc::new(ModelDevice::new(ram, DriveModel::nvme_flush_100us()));
+        let device = Rc::new(VolatileDevice::new(drive));
+        let node = Group::new();
+        let area = Rc::clone(&device);
+        let serve = config.clone();
+        let made = reactor::spawn_in(&node, async move {
+            let store = Store::create(area, Epoch(1), STORE).await.expect("made");
+            MetaService::create(store, fs, serve).await.expect("made")
+        });
+        let service = made.await.expect("alive");
+        Rc::new(Self {
+            device,
+            epoch: Cell::new(1),
+            node: RefCell::new(node),
+            service: RefCell::new(Some(Rc::new(service))),
+            config,
+        })
+    }
+
+    pub async fn small() -> Rc<Self> {
+        Self::new(fs_config(), serve_config(), 16 * MIB).await
+    }
+
+    pub fn service(&self) -> Rc<MetaService> {
+        Rc::clone(self.service.borrow().as_ref().expect("up"))
+    }
+
+    pub fn node(&self) -> Group {
+        self.node.borrow().clone()
+    }
+
+    /// The power goes and comes back.
+    pub async fn power_cut(&self) {
+        self.node().kill();
+        *self.service.borrow_mut() = None;
+        self.device.power_cut(reactor::random_u64()).await.expect("lands");
+        self.device.power_on();
+        self.epoch.set(self.epoch.get() + 1);
+        let node = Group::new();
+        let (area, epoch, config) =
+            (Rc::clone(&self.device), Epoch(self.epoch.get()), self.config.clone());
+        let opened = reactor::spawn_in(&node, async move {
+            let store = Store::open(area, epoch, STORE).await.expect("opens");
+            MetaService::open(store, config).await.expect("opens")
+        });
+        let service = opened.await.expect("alive");
+        *self.node.borrow_mut() = node;
+        *self.service.borrow_mut() = Some(Rc::new(service));
+    }
+
+    pub async fn assert_sound(&self) {
+        let problems = check(self.service().store()).await.expect("reads");
+        assert!(problems.is_empty(), "{problems:#?}");
+    }
+
+    /// Drops everything that runs.
+    pub fn stop(&self) {
+        *self.service.borrow_mut() = None;
+        self.node().kill();
+    }
+}
+
+/// One client with one slot in use, in sequence.
+pub struct Tester {
+    world: Rc<World>,
+    pub client: Cell<u64>,
+    pub uuid: [u8; 16],
+    sequence: Cell<u64>,
+}
+
+impl Tester {
+    pub async fn new(world: &Rc<World>, number: u8) -> Self {
+        let tester = Self {
+            world: Rc::clone(world),
+            client: Cell::new(0),
+            uuid: [number; 16],
+            sequence: Cell::new(0),
+        };
+        tester.register().await;
+        tester
+    }
+
+    pub async fn register(&self) {
+        let request = MetaRequest::Register { uuid: self.uuid };
+        match self.world.service().handle(CallHeader::reading(0), request).await {
+            MetaReply::Registered { client, .. } => self.client.set(client),
+            reply => panic!("{reply:?}"),
+        }
+    }
+
+    pub fn last_call(&self) -> CallHeader {
+        CallHeader { client: self.client.get(), slot: 0, sequence: self.sequence.get() }
+    }
+
+    pub async fn change(&self, request: MetaRequest) -> MetaReply {
+        self.sequence.set(self.sequence.get() + 1);
+        self.world.service().handle(self.last_call(), request).await
+    }
+
+    pub async fn read(&self, request: MetaRequest) -> MetaReply {
+        self.world.service().handle(CallHeader::reading(self.client.get()), request).await
+    }
+
+    pub async fn make(&self, parent: Ino, name: &str, new: NewInode) -> Result<Attr, MetaFault> {
+        let request = create(parent, name, new);
+        attr_of(self.change(request).await)
+    }
+
+    pub async fn file(&self, name: &str) -> Attr {
+        let new = NewInode::File { open: None };
+        self.make(Ino::ROOT, name, new).await.expect("made")
+    }
+
+    pub async fn dir(&self, parent: Ino, name: &str) -> Ino {
+        self.make(parent, name, NewInode::Directory).await.expect("made").ino
+    }
+
+    pub async fn attr(&self, ino: Ino) -> Result<Attr, MetaFault> {
+        attr_of(self.read(MetaRequest::GetAttr { ino }).await)
+    }
+
+    pub async fn lookup(&self, parent: Ino, name: &str) -> Result<Attr, MetaFault> {
+        attr_of(self.read(MetaRequest::Lookup { parent, name: name.into() }).await)
+    }
+
+    pub async fn unlink(&self, name: &str) -> MetaReply {
+        let (caller, parent) = (ROOT, Ino::ROOT);
+        self.change(MetaRequest::Unlink { caller, parent, name: name.into() }).await
+    }
+
+    pub async fn rename(&self, from: (Ino, &str), to: (Ino, &str), flags: u32) -> MetaReply {
+        let request = MetaRequest::Rename {
+            caller: ROOT,
+            from: from.0,
+            from_name: from.1.into(),
+            to: to.0,
+            to_name: to.1.into(),
+            flags,
+        };
+        self.change(request).await
+    }
+
+    pub async fn open(&self, ino: Ino, write: bool, truncate: bool) -> Result<Attr, MetaFault> {
+        let mode = OpenMode { write, truncate };
+        attr_of(self.change(MetaRequest::Open { ino, mode }).await)
+    }
+
+    pub async fn chores(&self) -> (Vec<Ino>, Vec<Ino>) {
+        match self
+            .world
+            .service()
+            .handle(MetaService::housekeeper(), MetaRequest::Chores { limit: 100 })
+            .await
+        {
+            MetaReply::Chores { destroy, settle } => {
+                let inos = |attrs: Vec<Attr>| attrs.iter().map(|attr| attr.ino).collect();
+                (inos(destroy), inos(settle))
+            }
+            reply => panic!("{reply:?}"),
+        }
+    }
+}
+
+pub fn create(parent: Ino, name: &str, new: NewInode) -> MetaRequest {
+    let (caller, name) = (ROOT, name.as_bytes().to_vec());
+    MetaRequest::Create { caller, parent, name, mode: 0o644, new, exclusive: true }
+}
+
+pub fn attr_of(reply: MetaReply) -> Result<Attr, MetaFault> {
+    match reply {
+        MetaReply::Attr(attr) | MetaReply::Entry(attr, _) => Ok(*attr),
+        MetaReply::Failed(fault) => Err(fault),
+        reply => panic!("{reply:?}"),
+    }
+}
+
+/// Runs a test on virtual time.
+pub fn simulated<F: Future>(seed: u64, test: F) -> F::Output {
+    Reactor::simulated(seed).block_on(test)
+}

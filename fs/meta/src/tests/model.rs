@@ -1,0 +1,456 @@
+//! The model: a tree in memory, one request at a time.
+
+use levada_base::ids::Ino;
+use levada_wire::attr::{Attr, Kind};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub kind: Kind,
+    pub mode: u32,
+    pub nlink: u32,
+    pub size: u64,
+    pub parent: u64,
+    pub components: u64,
+    pub names: BTreeMap<Vec<u8>, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Session {
+    pub writing: bool,
+    pub cut: Option<u64>,
+}
+
+/// What of a reply can be told beforehand.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Attr(View),
+    Entry(View, bool),
+    Removed(Option<u64>, u32),
+    Done,
+    Link(Vec<u8>),
+    Fault(MetaFault),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    ino: u64,
+    kind: Kind,
+    mode: u32,
+    nlink: u32,
+    size: u64,
+    components: u64,
+    writers: bool,
+    /// Directories only.
+    parent: u64,
+}
+
+#[derive(Clone)]
+pub struct Model {
+    pub nodes: BTreeMap<u64, Node>,
+    pub next_ino: u64,
+    pub opens: BTreeMap<(u64, u64), u32>,
+    pub sessions: BTreeMap<(u64, u64), Session>,
+    pub destroy: BTreeSet<u64>,
+    pub implied: BTreeSet<Ino>,
+}
+
+type Result<T> = std::result::Result<T, MetaFault>;
+
+impl Outcome {
+    pub fn of(reply: &MetaReply) -> Self {
+        let view = |attr: &Attr| View {
+            ino: attr.ino.0,
+            kind: attr.kind,
+            mode: attr.mode & 0o7777,
+            nlink: attr.nlink,
+            size: attr.size,
+            components: attr.components,
+            writers: attr.writers,
+            parent: if attr.kind == Kind::Directory { attr.parent.0 } else { 0 },
+        };
+        match reply {
+            MetaReply::Attr(attr) => Self::Attr(view(attr)),
+            MetaReply::Entry(attr, made) => Self::Entry(view(attr), *made),
+            MetaReply::Removed { ino, nlink } => Self::Removed(ino.map(|ino| ino.0), *nlink),
+            MetaReply::Done => Self::Done,
+            MetaReply::Link(target) => Self::Link(target.clone()),
+            MetaReply::Failed(fault) => Self::Fault(*fault),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Model {
+    pub fn new() -> Self {
+        let root = Node {
+            kind: Kind::Directory,
+            mode: 0o755,
+            nlink: 2,
+            size: 0,
+            parent: 1,
+            components: 0,
+            names: BTreeMap::new(),
+        };
+        Self {
+            nodes: BTreeMap::from([(1, root)]),
+            next_ino: 2,
+            opens: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            destroy: BTreeSet::new(),
+            implied: BTreeSet::new(),
+        }
+    }
+
+    pub fn apply(&mut self, client: u64, request: &MetaRequest) -> Outcome {
+        self.run(client, request).unwrap_or_else(Outcome::Fault)
+    }
+
+    pub fn view(&self, ino: u64) -> View {
+        let node = &self.nodes[&ino];
+        let sessions = self.sessions_of(ino);
+        let cut = sessions.iter().any(|(_, session)| session.cut.is_some());
+        View {
+            ino,
+            kind: node.kind,
+            mode: node.mode,
+            nlink: node.nlink,
+            size: if node.kind == Kind::Directory { node.names.len() as u64 } else { node.size },
+            components: node.components,
+            writers: !cut && !sessions.is_empty(),
+            parent: if node.kind == Kind::Directory { node.parent } else { 0 },
+        }
+    }
+
+    fn sessions_of(&self, ino: u64) -> Vec<(u64, Session)> {
+        let range = self.sessions.range((ino, 0)..=(ino, u64::MAX));
+        range.map(|((_, client), session)| (*client, *session)).collect()
+    }
+
+    fn live(&self, ino: Ino) -> Result<&Node> {
+        let node = self.nodes.get(&ino.0).filter(|_| !self.destroy.contains(&ino.0));
+        node.ok_or(MetaFault::Stale)
+    }
+
+    fn directory(&self, ino: Ino) -> Result<&Node> {
+        let node = self.live(ino)?;
+        match (node.kind, node.nlink) {
+            (Kind::Directory, 0) => Err(MetaFault::NotFound),
+            (Kind::Directory, _) => Ok(node),
+            _ => Err(MetaFault::NotDirectory),
+        }
+    }
+
+    fn file(&self, ino: Ino) -> Result<()> {
+        match self.live(ino)?.kind {
+            Kind::File => Ok(()),
+            Kind::Directory => Err(MetaFault::IsDirectory),
+            _ => Err(MetaFault::Invalid),
+        }
+    }
+
+    fn named(&self, parent: Ino, name: &[u8]) -> Result<Option<u64>> {
+        Ok(self.directory(parent)?.names.get(name).copied())
+    }
+
+    fn node(&mut self, ino: u64) -> &mut Node {
+        self.nodes.get_mut(&ino).expect("there")
+    }
+
+    fn held(&self, ino: u64) -> bool {
+        self.opens.keys().any(|(_, of)| *of == ino)
+            || !self.sessions_of(ino).is_empty()
+            || self.implied.contains(&Ino(ino))
+    }
+
+    /// Takes away what has no name and no holder.
+    pub fn reap(&mut self, ino: u64) {
+        let Some(node) = self.nodes.get(&ino) else { return };
+        if node.nlink > 0 || self.held(ino) || self.destroy.contains(&ino) {
+            return;
+        }
+        if node.components == 0 {
+            self.nodes.remove(&ino);
+        } else {
+            self.node(ino).components = u64::MAX;
+            self.destroy.insert(ino);
+        }
+    }
+
+    fn lose(&mut self, ino: u64) -> u32 {
+        let node = self.node(ino);
+        node.nlink = if node.kind == Kind::Directory { 0 } else { node.nlink - 1 };
+        let left = node.nlink;
+        self.reap(ino);
+        left
+    }
+
+    fn own_subtree(&self, moved: u64, to: u64) -> bool {
+        let mut at = to;
+        loop {
+            if at == moved {
+                return true;
+            }
+            if at == 1 {
+                return false;
+            }
+            at = self.nodes[&at].parent;
+        }
+    }
+
+    fn set_size(&mut self, client: u64, ino: u64, size: u64) -> Result<()> {
+        self.refuse_foreign_cut(client, ino)?;
+        let sessions = self.sessions_of(ino);
+        let mine = self.sessions.get(&(ino, client)).copied().unwrap_or_default();
+        if mine.cut.is_some_and(|cut| size > cut) {
+            return Err(MetaFault::Unavailable);
+        }
+        let node = self.node(ino);
+        let untouched = node.components == 0 && sessions.is_empty();
+        let grows = sessions.is_empty() && size >= node.size;
+        node.size = size;
+        if !untouched && !grows {
+            self.sessions.insert((ino, client), Session { cut: Some(size), ..mine });
+        }
+        Ok(())
+    }
+
+    fn refuse_foreign_cut(&self, client: u64, ino: u64) -> Result<()> {
+        let sessions = self.sessions_of(ino);
+        if sessions.iter().any(|(of, session)| *of != client && session.cut.is_some()) {
+            return Err(MetaFault::Unavailable);
+        }
+        Ok(())
+    }
+
+    fn view_to_cut(&self, client: u64, ino: u64) -> View {
+        let writers = self.sessions_of(ino).iter().any(|(of, _)| *of != client);
+        View { writers, ..self.view(ino) }
+    }
+
+    fn open(&mut self, client: u64, ino: Ino, mode: OpenMode) -> Result<View> {
+        let kind = self.live(ino)?.kind;
+        if kind == Kind::Directory && (mode.write || mode.truncate) {
+            return Err(MetaFault::IsDirectory);
+        }
+        let cut = mode.truncate && kind == Kind::File;
+        if cut {
+            self.set_size(client, ino.0, 0)?;
+        }
+        *self.opens.entry((client, ino.0)).or_default() += 1;
+        Ok(if cut { self.view_to_cut(client, ino.0) } else { self.view(ino.0) })
+    }
+
+    fn end_session(&mut self, ino: u64, client: u64, session: Session) {
+        if session == Session::default() {
+            self.sessions.remove(&(ino, client));
+        } else {
+            self.sessions.insert((ino, client), session);
+        }
+    }
+
+    fn run(&mut self, client: u64, request: &MetaRequest) -> Result<Outcome> {
+        use MetaRequest as R;
+        match request {
+            R::GetAttr { ino } => {
+                self.live(*ino)?;
+                Ok(Outcome::Attr(self.view(ino.0)))
+            }
+            R::Lookup { parent, name } => {
+                let ino = self.named(*parent, name)?.ok_or(MetaFault::NotFound)?;
+                Ok(Outcome::Attr(self.view(ino)))
+            }
+            R::SetAttr { ino, change, .. } => {
+                self.live(*ino)?;
+                if let Some(size) = change.size {
+                    self.file(*ino)?;
+                    self.set_size(client, ino.0, size)?;
+                    return Ok(Outcome::Attr(self.view_to_cut(client, ino.0)));
+                }
+                if let Some(mode) = change.mode {
+                    self.node(ino.0).mode = mode;
+                }
+                Ok(Outcome::Attr(self.view(ino.0)))
+            }
+            R::Create { parent, name, mode, new, exclusive, .. } => {
+                if let Some(found) = self.named(*parent, name)? {
+                    let NewInode::File { open } = new else {
+                        return Err(MetaFault::Exists);
+                    };
+                    return match (self.nodes[&found].kind, open) {
+                        _ if *exclusive => Err(MetaFault::Exists),
+                        (Kind::Directory, _) => Err(MetaFault::IsDirectory),
+                        (Kind::File, Some(open)) => {
+                            Ok(Outcome::Entry(self.open(client, Ino(found), *open)?, false))
+                        }
+                        _ => Ok(Outcome::Entry(self.view(found), false)),
+                    };
+                }
+                Ok(self.make(client, parent.0, name, *mode, new))
+            }
+            R::Link { ino, parent, name, .. } => {
+                let (kind, nlink) = (self.live(*ino)?.kind, self.live(*ino)?.nlink);
+                let found = self.named(*parent, name)?;
+                if kind == Kind::Directory {
+                    return Err(MetaFault::NotPermitted);
+                }
+                if found.is_some() {
+                    return Err(MetaFault::Exists);
+                }
+                if nlink == 0 {
+                    return Err(MetaFault::NotFound);
+                }
+                self.node(ino.0).nlink += 1;
+                self.node(parent.0).names.insert(name.clone(), ino.0);
+                Ok(Outcome::Attr(self.view(ino.0)))
+            }
+            R::Unlink { parent, name, .. } => {
+                let ino = self.named(*parent, name)?.ok_or(MetaFault::NotFound)?;
+                if self.nodes[&ino].kind == Kind::Directory {
+                    return Err(MetaFault::IsDirectory);
+                }
+                self.node(parent.0).names.remove(name);
+                Ok(Outcome::Removed(Some(ino), self.lose(ino)))
+            }
+            R::RemoveDir { parent, name, .. } => {
+                let ino = self.named(*parent, name)?.ok_or(MetaFault::NotFound)?;
+                if self.nodes[&ino].kind != Kind::Directory {
+                    return Err(MetaFault::NotDirectory);
+                }
+                if !self.nodes[&ino].names.is_empty() {
+                    return Err(MetaFault::NotEmpty);
+                }
+                self.node(parent.0).names.remove(name);
+                self.node(parent.0).nlink -= 1;
+                Ok(Outcome::Removed(Some(ino), self.lose(ino)))
+            }
+            R::Rename { from, from_name, to, to_name, flags, .. } => {
+                self.rename((*from, from_name), (*to, to_name), *flags)
+            }
+            R::Open { ino, mode } => Ok(Outcome::Attr(self.open(client, *ino, *mode)?)),
+            R::Close { ino } => {
+                if let Some(count) = self.opens.get_mut(&(client, ino.0)) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.opens.remove(&(client, ino.0));
+                    }
+                }
+                self.reap(ino.0);
+                Ok(Outcome::Done)
+            }
+            R::BeginWrite { ino } => {
+                self.file(*ino)?;
+                self.refuse_foreign_cut(client, ino.0)?;
+                self.sessions.entry((ino.0, client)).or_default().writing = true;
+                Ok(Outcome::Attr(self.view(ino.0)))
+            }
+            R::CommitWrite { ino, size, components, end, .. } => {
+                self.file(*ino)?;
+                let cut = self.sessions_of(ino.0).iter().any(|(_, s)| s.cut.is_some());
+                let node = self.node(ino.0);
+                node.components |= components;
+                if !cut {
+                    node.size = node.size.max(*size);
+                }
+                if *end && let Some(session) = self.sessions.get(&(ino.0, client)).copied() {
+                    self.end_session(ino.0, client, Session { writing: false, ..session });
+                }
+                let view = self.view(ino.0);
+                self.reap(ino.0);
+                Ok(Outcome::Attr(view))
+            }
+            R::Truncated { ino, size } => {
+                let session = self.sessions.get(&(ino.0, client)).copied();
+                if let Some(session) = session.filter(|session| session.cut == Some(*size)) {
+                    self.end_session(ino.0, client, Session { cut: None, ..session });
+                    self.reap(ino.0);
+                }
+                Ok(Outcome::Done)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn make(
+        &mut self,
+        client: u64,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        new: &NewInode,
+    ) -> Outcome {
+        let ino = self.next_ino;
+        self.next_ino += 1;
+        let (kind, nlink, size) = match new {
+            NewInode::File { .. } => (Kind::File, 1, 0),
+            NewInode::Directory => (Kind::Directory, 2, 0),
+            NewInode::Symlink { target } => (Kind::Symlink, 1, target.len() as u64),
+            NewInode::Special { .. } => (Kind::Special, 1, 0),
+        };
+        let (components, names) = (0, BTreeMap::new());
+        let mode = mode & 0o7777;
+        self.nodes.insert(ino, Node { kind, mode, nlink, size, parent, components, names });
+        let directory = self.node(parent);
+        directory.names.insert(name.to_vec(), ino);
+        directory.nlink += u32::from(kind == Kind::Directory);
+        if matches!(new, NewInode::File { open: Some(_) }) {
+            *self.opens.entry((client, ino)).or_default() += 1;
+        }
+        Outcome::Entry(self.view(ino), true)
+    }
+
+    fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Outcome> {
+        self.directory(from.0)?;
+        self.directory(to.0)?;
+        let moved = self.named(from.0, from.1)?.ok_or(MetaFault::NotFound)?;
+        let other = self.named(to.0, to.1)?;
+        let is_dir = |ino: u64| self.nodes[&ino].kind == Kind::Directory;
+        let nothing = Outcome::Removed(None, 0);
+        match (other, flags) {
+            (Some(_), 1) => return Err(MetaFault::Exists),
+            (None, 2) => return Err(MetaFault::NotFound),
+            _ if is_dir(moved) && self.own_subtree(moved, to.0.0) => {
+                return Err(MetaFault::Invalid);
+            }
+            (Some(other), _) if other == moved => return Ok(nothing),
+            (Some(other), 2) => {
+                if is_dir(other) && self.own_subtree(other, from.0.0) {
+                    return Err(MetaFault::Invalid);
+                }
+                for (ino, left, entered) in [(moved, from.0.0, to.0.0), (other, to.0.0, from.0.0)] {
+                    self.carry(ino, left, entered);
+                }
+                self.node(from.0.0).names.insert(from.1.to_vec(), other);
+                self.node(to.0.0).names.insert(to.1.to_vec(), moved);
+                return Ok(nothing);
+            }
+            (Some(other), _) => match (is_dir(moved), is_dir(other)) {
+                (true, true) if !self.nodes[&other].names.is_empty() => {
+                    return Err(MetaFault::NotEmpty);
+                }
+                (true, false) => return Err(MetaFault::NotDirectory),
+                (false, true) => return Err(MetaFault::IsDirectory),
+                (true, true) => self.node(to.0.0).nlink -= 1,
+                (false, false) => {}
+            },
+            (None, _) => {}
+        }
+        self.carry(moved, from.0.0, to.0.0);
+        self.node(from.0.0).names.remove(from.1);
+        self.node(to.0.0).names.insert(to.1.to_vec(), moved);
+        Ok(match other {
+            Some(other) => Outcome::Removed(Some(other), self.lose(other)),
+            None => nothing,
+        })
+    }
+
+    /// A directory's links and its parent.
+    fn carry(&mut self, ino: u64, from: u64, to: u64) {
+        if self.nodes[&ino].kind == Kind::Directory {
+            self.node(from).nlink -= 1;
+            self.node(to).nlink += 1;
+            self.node(ino).parent = to;
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Several clients change one small tree at once, requests arrive twice, and the power goes.
+//! What they were told must be what a model says that takes the requests one at a time, in the
+//! order in which the service made them take effect.
+
+use super::model::{Model, Outcome};
+use super::{ROOT, World, simulated};
+use crate::config::CallHeader;
+use levada_base::ids::Ino;
+use levada_base::reactor;
+use levada_wire::attr::{Kind, Time};
+use levada_wire::meta::{AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+fn random(below: u64) -> u64 {
+    reactor::random_u64() % below
+}
+
+/// A request, what the model says to it, and what the service said.
+struct Record {
+    request: MetaRequest,
+    reply: Option<MetaReply>,
+    expected: Option<Outcome>,
+}
+
+type CallKey = (u64, u32, u64);
+
+fn key_of(call: CallHeader) -> CallKey {
+    (call.client, call.slot, call.sequence)
+}
+
+#[derive(Default)]
+struct Log {
+    records: RefCell<BTreeMap<CallKey, Record>>,
+    /// Inodes that somebody was told of.
+    known: RefCell<Vec<Ino>>,
+    reads: Cell<u64>,
+    done: Cell<u64>,
+}
+
+/// One slot of a client, which outlives power cuts.
+struct Lane {
+    client: Cell<u64>,
+    uuid: [u8; 16],
+    slot: u32,
+    sequence: Cell<u64>,
+    pending: RefCell<Option<MetaRequest>>,
+}
+
+/// What a client holds open, as far as it knows.
+type Opens = RefCell<BTreeMap<(u64, Ino), u32>>;
+
+fn name() -> Vec<u8> {
+    vec![b'a' + random(4) as u8]
+}
+
+fn request(log: &Log) -> MetaRequest {
+    let any = || {
+        let known = log.known.borrow();
+        let last = known.len().min(12) as u64;
+        // Mostly recent ones, so that the tree is deep and requests meet.
+        match random(4) {
+            0 => Ino::ROOT,
+            1..3 => known[known.len() - 1 - random(last) as usize],
+            _ => known[random(known.len() as u64) as usize],
+        }
+    };
+    let caller = ROOT;
+    let mode = OpenMode { write: random(2) == 0, truncate: random(3) == 0 };
+    match random(22) {
+        0..5 => {
+            let new = match random(6) {
+                0..2 => NewInode::Directory,
+                2 => NewInode::Symlink { target: name() },
+                3 => NewInode::File { open: None },
+                _ => NewInode::File { open: Some(mode) },
+            };
+            let exclusive = random(3) > 0;
+            MetaRequest::Create { caller, parent: any(), name: name(), mode: 0o640, new, exclusive }
+        }
+        5 => MetaRequest::Link { caller, ino: any(), parent: any(), name: name() },
+        6..8 => MetaRequest::Unlink { caller, parent: any(), name: name() },
+        8 => MetaRequest::RemoveDir { caller, parent: any(), name: name() },
+        9..12 => MetaRequest::Rename {
+            caller,
+            from: any(),
+            from_name: name(),
+            to: any(),
+            to_name: name(),
+            flags: random(3) as u32,
+        },
+        12 => MetaRequest::Lookup { parent: any(), name: name() },
+        13 => MetaRequest::GetAttr { ino: any() },
+        14 => {
+            let change = AttrChange { mode: Some(0o600 + random(8) as u32), ..Default::default() };
+            MetaRequest::SetAttr { caller, ino: any(), change }
+        }
+        15 => {
+            let change = AttrChange { size: Some(random(3) * 1000), ..Default::default() };
+            MetaRequest::SetAttr { caller, ino: any(), change }
+        }
+        16 => MetaRequest::Open { ino: any(), mode },
+        17 => MetaRequest::Close { ino: any() },
+        18 => MetaRequest::BeginWrite { ino: any() },
+        19..21 => MetaRequest::CommitWrite {
+            ino: any(),
+            size: random(5000),
+            mtime: Time(7),
+            components: random(4),
+            end: random(2) == 0,
+        },
+        _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
+    }
+}
+
+fn is_read(request: &MetaRequest) -> bool {
+    matches!(request, MetaRequest::Lookup { .. } | MetaRequest::GetAttr { .. })
+}
+
+impl Lane {
+    /// Sends a request until it is answered; sometimes twice.
+    async fn send(&self, world: &Rc<World>, call: CallHeader, request: &MetaRequest) -> MetaReply {
+        loop {
+            let service = world.service();
+            let changes = call.slot != CallHeader::NO_SLOT;
+            let twin = (changes && random(4) == 0).then(|| {
+                let (service, request) = (world.service(), request.clone());
+                reactor::spawn(async move { service.handle(call, request).await })
+            });
+            if changes && random(20) == 0 {
+                // Given up half-way; the connection broke.
+                let limit = Duration::from_micros(random(200));
+                let _ = reactor::timeout(limit, service.handle(call, request.clone())).await;
+            }
+            let reply = service.handle(call, request.clone()).await;
+            if let Some(twin) = twin {
+                let other = twin.await.expect("alive");
+                let unavailable = MetaReply::Failed(MetaFault::Unavailable);
+                let may_differ = reply == unavailable || other == unavailable;
+                assert!(may_differ || other == reply, "{request:?}: {reply:?} and {other:?}");
+            }
+            if reply != MetaReply::Failed(MetaFault::Unavailable) {
+                return reply;
+            }
+            // Half of the time it is given up, as nobody in this world ends foreign cuts.
+            if random(2) == 0 {
+                return reply;
+            }
+            reactor::sleep(Duration::from_micros(random(300))).await;
+        }
+    }
+
+    async fn work(self: Rc<Self>, world: Rc<World>, log: Rc<Log>, opens: Rc<Opens>) {
+        loop {
+            let client = self.client.get();
+            let request = self.pending.borrow().clone().unwrap_or_else(|| {
+                self.sequence.set(self.sequence.get() + 1);
+                request(&log)
+            });
+            let (slot, sequence) = if is_read(&request) {
+                log.reads.set(log.reads.get() + 1);
+                (CallHeader::NO_SLOT, log.reads.get())
+            } else {
+                (self.slot, self.sequence.get())
+            };
+            let call = CallHeader { client, slot, sequence };
+            *self.pending.borrow_mut() = Some(request.clone());
+            log.records.borrow_mut().entry(key_of(call)).or_insert_with(|| Record {
+                request: request.clone(),
+                reply: None,
+                expected: None,
+            });
+            let reply = self.send(&world, call, &request).await;
+            let stored = reply != MetaReply::Failed(MetaFault::Unavailable);
+            self.answered(&log, &opens, call, &request, reply).await;
+            *self.pending.borrow_mut() = None;
+            if random(8) == 0 {
+                reactor::sleep(Duration::from_micros(random(500))).await;
+            }
+            if random(16) == 0 && stored && sequence > 1 && slot != CallHeader::NO_SLOT {
+                // From an old connection.
+                let late = CallHeader { sequence: sequence - 1, ..call };
+                let reply = world.service().handle(late, request).await;
+                assert_eq!(reply, MetaReply::Failed(MetaFault::Invalid));
+            }
+        }
+    }
+
+    async fn answered(
+        &self,
+        log: &Log,
+        opens: &Opens,
+        call: CallHeader,
+        request: &MetaRequest,
+        reply: MetaReply,
+    ) {
+        let ino = match &reply {
+            MetaReply::Attr(attr) | MetaReply::Entry(attr, _) => Some(attr.ino),
+            _ => None,
+        };
+        if let (MetaReply::Entry(..), Some(ino)) = (&reply, ino) {
+            log.known.borrow_mut().push(ino);
+        }
+        let opened = match (request, &reply) {
+            (MetaRequest::Open { .. }, MetaReply::Attr(_)) => ino,
+            (
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                MetaReply::Entry(attr, _),
+            ) if attr.kind == Kind::File => ino,
+            _ => None,
+        };
+        let mut opens = opens.borrow_mut();
+        if let Some(ino) = opened {
+            *opens.entry((call.client, ino)).or_default() += 1;
+        }
+        if let (MetaRequest::Close { ino }, MetaReply::Done) = (request, &reply)
+            && let Some(count) = opens.get_mut(&(call.client, *ino))
+        {
+            *count -= 1;
+            if *count == 0 {
+                opens.remove(&(call.client, *ino));
+            }
+        }
+        log.done.set(log.done.get() + 1);
+        if let Some(record) = log.records.borrow_mut().get_mut(&key_of(call)) {
+            record.reply = Some(reply);
+        }
+    }
+}
+
+/// Runs the model over what took effect and survived, and compares what was told.
+fn settle(
+    model: &mut Model,
+    log: &Log,
+    world: &World,
+    survived: Option<u64>,
+    trace: &[crate::service::Traced],
+) {
+    let mut records = log.records.borrow_mut();
+    for traced in trace.iter().filter(|traced| traced.call.client != 0) {
+        let record = records.get_mut(&key_of(traced.call));
+        let Some(record) = record else { panic!("{traced:?} is of no known request") };
+        if traced.wrote.zip(survived).is_some_and(|(wrote, survived)| wrote.0 > survived) {
+            assert_eq!(record.reply, None, "answered, but lost: {:?}", record.request);
+            continue;
+        }
+        record.expected = Some(model.apply(traced.call.client, &record.request));
+        if std::env::var("SIM_TRACE").is_ok() {
+            println!("{:?} wrote {:?}: {:?}", key_of(traced.call), traced.wrote, record.request);
+            println!("    expected {:?}", record.expected);
+            println!("    told     {:?}", record.reply.as_ref().map(Outcome::of));
+        }
+    }
+    let answered: Vec<CallKey> =
+        records.iter().filter(|(_, r)| r.reply.is_some()).map(|(key, _)| *key).collect();
+    for key in answered {
+        let record = records.remove(&key).expect("there");
+        let (reply, expected) = (record.reply.expect("answered"), record.expected);
+        let told = Outcome::of(&reply);
+        assert_eq!(Some(&told), expected.as_ref(), "{:?} of {key:?}", record.request);
+    }
+    let _ = world;
+}
+
+async fn compare_listings(world: &World, model: &Model, client: u64) {
+    let service = world.service();
+    for (&ino, node) in &model.nodes {
+        let call = CallHeader::reading(client);
+        let reply = service.handle(call, MetaRequest::GetAttr { ino: Ino(ino) }).await;
+        if model.destroy.contains(&ino) {
+            assert_eq!(reply, MetaReply::Failed(MetaFault::Stale));
+            continue;
+        }
+        assert_eq!(Outcome::of(&reply), Outcome::Attr(model.view(ino)));
+        if node.kind != Kind::Directory {
+            continue;
+        }
+        let (mut found, mut cookie) = (BTreeMap::new(), 0);
+        loop {
+            let (entries_max, attrs) = (3, true);
+            let request = MetaRequest::ReadDir { ino: Ino(ino), cookie, entries_max, attrs };
+            let MetaReply::Entries { entries, end } = service.handle(call, request).await else {
+                panic!("{ino} cannot be listed");
+            };
+            for entry in entries {
+                assert!(entry.cookie > cookie);
+                cookie = entry.cookie;
+                assert_eq!(entry.attr.expect("asked for").ino, entry.ino);
+                assert_eq!(found.insert(entry.name, entry.ino.0), None);
+            }
+            if end {
+                break;
+            }
+        }
+        assert_eq!(found, node.names);
+    }
+}
+
+async fn world_with_cuts(cuts: u64) -> u64 {
+    let world = World::small().await;
+    let log = Rc::new(Log::default());
+    log.known.borrow_mut().push(Ino::ROOT);
+    let opens = Rc::new(Opens::default());
+    let lanes: Vec<Rc<Lane>> = (0..6)
+        .map(|n| {
+            Rc::new(Lane {
+                client: Cell::new(0),
+                uuid: [1 + n / 2; 16],
+                slot: u32::from(n % 2),
+                sequence: Cell::new(0),
+                pending: RefCell::default(),
+            })
+        })
+        .collect();
+    let mut model = Model::new();
+    for round in 0..=cuts {
+        let service = world.service();
+        for lane in &lanes {
+            let request = MetaRequest::Register { uuid: lane.uuid };
+            let reply = service.handle(CallHeader::reading(0), request).await;
+            let MetaReply::Registered { client, used, .. } = reply else { panic!("{reply:?}") };
+            assert!(lane.client.get() == 0 || lane.client.get() == client);
+            lane.client.set(client);
+            assert!(
+                used.iter().all(|(slot, seq)| *slot != lane.slot || *seq <= lane.sequence.get())
+            );
+        }
+        if round > 0 {
+            reclaim(&world, &lanes, &opens, &mut model).await;
+        }
+        service.trace.borrow_mut().clear();
+        let client = lanes[0].client.get();
+        compare_listings(&world, &model, client).await;
+        service.trace.borrow_mut().clear();
+        let node = world.node();
+        for lane in &lanes {
+            let work = Rc::clone(lane).work(Rc::clone(&world), Rc::clone(&log), Rc::clone(&opens));
+            reactor::spawn_in(&node, work);
+        }
+        reactor::sleep(Duration::from_micros(random(40_000))).await;
+        // Everything of the node stops here; its trace says what had taken effect.
+        let last = service.store().durable_seq().0;
+        let trace = service.trace.borrow().clone();
+        drop(service);
+        world.power_cut().await;
+        let survived = world.service().store().last_seq().0;
+        assert!(survived >= last, "durable batches are gone");
+        settle(&mut model, &log, &world, Some(survived), &trace);
+        world.assert_sound().await;
+    }
+    let done = log.done.get();
+    world.stop();
+    done
+}
+
+/// The clients come back, and what nobody holds is reaped.
+async fn reclaim(world: &Rc<World>, lanes: &[Rc<Lane>], opens: &Opens, model: &mut Model) {
+    let service = world.service();
+    model.opens.clear();
+    model.implied = service.table.borrow().implied.clone();
+    let clients: BTreeSet<u64> = lanes.iter().map(|lane| lane.client.get()).collect();
+    for client in clients {
+        let held: Vec<(Ino, u32)> = {
+            let opens = opens.borrow();
+            let mine = opens.iter().filter(|((of, _), _)| *of == client);
+            mine.map(|((_, ino), count)| (*ino, *count)).collect()
+        };
+        for (ino, count) in &held {
+            model.opens.insert((client, ino.0), *count);
+        }
+        if std::env::var("SIM_TRACE").is_ok() {
+            println!("{client} reclaims {held:?}; implied {:?}", model.implied);
+        }
+        let request = MetaRequest::Reclaim { opens: held };
+        assert_eq!(service.handle(CallHeader::reading(client), request).await, MetaReply::Done);
+    }
+    let orphans: Vec<u64> = model.nodes.keys().copied().collect();
+    for ino in orphans {
+        model.reap(ino);
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|n: String| n.parse::<u64>().ok());
+    match number("SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SIM_SEEDS").unwrap_or(40),
+    }
+}
+
+#[test]
+fn clients_are_told_what_a_tree_in_memory_says() {
+    let mut done = 0;
+    for seed in seeds() {
+        let run = || simulated(seed, world_with_cuts(3));
+        done += std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("SIM_SEED={seed}"));
+    }
+    println!("{done} requests were answered");
+}

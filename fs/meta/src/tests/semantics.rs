@@ -1,0 +1,383 @@
+//! What each request does, one by one.
+
+use super::*;
+use levada_wire::attr::{Kind, Time};
+use levada_wire::meta::AttrChange;
+use std::collections::BTreeMap;
+
+const FILE: NewInode = NewInode::File { open: None };
+const OPENED: NewInode = NewInode::File { open: Some(OpenMode { write: true, truncate: false }) };
+
+/// Runs a test with one client.
+fn with_client<F: Future<Output = ()>>(test: impl FnOnce(Rc<World>, Rc<Tester>) -> F) {
+    simulated(1, async {
+        let world = World::small().await;
+        let tester = Rc::new(Tester::new(&world, 1).await);
+        test(Rc::clone(&world), tester).await;
+        world.assert_sound().await;
+        world.stop();
+    });
+}
+
+fn removed(ino: Ino, nlink: u32) -> MetaReply {
+    MetaReply::Removed { ino: Some(ino), nlink }
+}
+
+fn nothing_removed() -> MetaReply {
+    MetaReply::Removed { ino: None, nlink: 0 }
+}
+
+#[test]
+fn names_come_and_go() {
+    with_client(|_, t| async move {
+        let file = t.file("f").await;
+        assert_eq!((file.nlink, file.kind, file.size), (1, Kind::File, 0));
+        assert_eq!(file.layout.as_ref().expect("a file").targets.len(), 2);
+        assert_eq!(t.make(Ino::ROOT, "f", FILE).await, Err(MetaFault::Exists));
+        assert_eq!(t.make(Ino::ROOT, "..", FILE).await, Err(MetaFault::Invalid));
+        assert_eq!(t.make(Ino::ROOT, "a/b", FILE).await, Err(MetaFault::Invalid));
+        assert_eq!(t.make(Ino::ROOT, &"x".repeat(256), FILE).await, Err(MetaFault::NameTooLong));
+        t.make(Ino::ROOT, &"x".repeat(255), FILE).await.expect("made");
+        let link = MetaRequest::Link {
+            caller: ROOT,
+            ino: file.ino,
+            parent: Ino::ROOT,
+            name: b"g".to_vec(),
+        };
+        assert_eq!(attr_of(t.change(link).await).expect("linked").nlink, 2);
+        assert_eq!(t.unlink("f").await, removed(file.ino, 1));
+        assert_eq!(t.lookup(Ino::ROOT, "g").await.expect("there").nlink, 1);
+        assert_eq!(t.unlink("g").await, removed(file.ino, 0));
+        assert_eq!(t.attr(file.ino).await, Err(MetaFault::Stale));
+        let target = NewInode::Symlink { target: b"somewhere".to_vec() };
+        let link = t.make(Ino::ROOT, "l", target).await.expect("made");
+        assert_eq!((link.size, link.kind), (9, Kind::Symlink));
+        let read = t.read(MetaRequest::ReadLink { ino: link.ino }).await;
+        assert_eq!(read, MetaReply::Link(b"somewhere".to_vec()));
+    });
+}
+
+#[test]
+fn directories_count_their_links() {
+    with_client(|_, t| async move {
+        let a = t.dir(Ino::ROOT, "a").await;
+        let b = t.dir(a, "b").await;
+        assert_eq!(t.attr(a).await.expect("there").nlink, 3);
+        assert_eq!(t.lookup(b, "..").await.expect("there").ino, a);
+        assert_eq!(t.lookup(b, ".").await.expect("there").ino, b);
+        assert_eq!(t.lookup(Ino::ROOT, "..").await.expect("there").ino, Ino::ROOT);
+        let remove =
+            |parent, name: &str| MetaRequest::RemoveDir { caller: ROOT, parent, name: name.into() };
+        assert_eq!(t.change(remove(Ino::ROOT, "a")).await, MetaReply::Failed(MetaFault::NotEmpty));
+        assert_eq!(t.change(remove(a, "b")).await, removed(b, 0));
+        assert_eq!(t.attr(a).await.expect("there").nlink, 2);
+        assert_eq!(t.make(b, "c", FILE).await, Err(MetaFault::Stale));
+        let before = t.attr(Ino::ROOT).await.expect("there");
+        assert_eq!(t.change(remove(Ino::ROOT, "a")).await, removed(a, 0));
+        let after = t.attr(Ino::ROOT).await.expect("there");
+        assert!(after.change > before.change && after.mtime > before.mtime);
+    });
+}
+
+#[test]
+fn rename_follows_its_manual() {
+    with_client(|world, t| async move {
+        let root = Ino::ROOT;
+        let (a, b) = (t.dir(root, "a").await, t.dir(root, "b").await);
+        let f = t.make(a, "f", FILE).await.expect("made").ino;
+        let g = t.make(b, "g", FILE).await.expect("made").ino;
+        let failed = MetaReply::Failed;
+        assert_eq!(t.rename((root, "a"), (a, "x"), 0).await, failed(MetaFault::Invalid));
+        let deep = t.dir(a, "deep").await;
+        assert_eq!(t.rename((root, "a"), (deep, "x"), 0).await, failed(MetaFault::Invalid));
+        assert_eq!(t.rename((a, "f"), (b, "g"), 1).await, failed(MetaFault::Exists));
+        assert_eq!(t.rename((a, "f"), (root, "b"), 0).await, failed(MetaFault::IsDirectory));
+        assert_eq!(t.rename((root, "b"), (a, "f"), 0).await, failed(MetaFault::NotDirectory));
+        assert_eq!(t.rename((root, "b"), (root, "a"), 0).await, failed(MetaFault::NotEmpty));
+        assert_eq!(t.rename((a, "f"), (b, "none"), 2).await, failed(MetaFault::NotFound));
+        assert_eq!(t.rename((a, "f"), (b, "g"), 0).await, removed(g, 0));
+        assert_eq!(t.lookup(b, "g").await.expect("there").ino, f);
+        assert_eq!(t.rename((b, "g"), (b, "g"), 0).await, nothing_removed());
+        // A directory replaces an empty one, and takes its links along.
+        assert_eq!(t.rename((a, "deep"), (root, "c"), 0).await, nothing_removed());
+        assert_eq!(t.rename((root, "a"), (root, "c"), 0).await, removed(deep, 0));
+        assert_eq!(t.attr(root).await.expect("there").nlink, 4);
+        assert_eq!(t.rename((root, "c"), (b, "g"), 2).await, nothing_removed());
+        assert_eq!(t.lookup(b, "g").await.expect("there").parent, b);
+        assert_eq!(t.attr(root).await.expect("there").nlink, 3);
+        world.assert_sound().await;
+        assert_eq!(t.rename((root, "b"), (a, "x"), 2).await, failed(MetaFault::NotFound));
+        assert_eq!(t.rename((b, "g"), (root, "b"), 2).await, failed(MetaFault::Invalid));
+    });
+}
+
+#[test]
+fn an_open_file_outlives_its_name_and_a_crash() {
+    with_client(|world, t| async move {
+        let kept = t.make(Ino::ROOT, "kept", OPENED).await.expect("made").ino;
+        let lost = t.make(Ino::ROOT, "lost", OPENED).await.expect("made").ino;
+        let commit = |ino| MetaRequest::CommitWrite {
+            ino,
+            size: 10,
+            mtime: Time(5),
+            components: 1,
+            end: true,
+        };
+        for ino in [kept, lost] {
+            attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+            attr_of(t.change(commit(ino)).await).expect("committed");
+        }
+        assert_eq!(t.unlink("kept").await, removed(kept, 0));
+        assert_eq!(t.unlink("lost").await, removed(lost, 0));
+        assert_eq!(t.attr(kept).await.expect("open").nlink, 0);
+        world.power_cut().await;
+        t.register().await;
+        // Both still count as open: the client has not said yet.
+        assert_eq!(t.attr(lost).await.expect("open").nlink, 0);
+        let opens = vec![(kept, 1)];
+        assert_eq!(t.read(MetaRequest::Reclaim { opens }).await, MetaReply::Done);
+        reactor::sleep(LEASE / 2).await;
+        t.read(MetaRequest::Space).await;
+        reactor::sleep(LEASE / 2 + Duration::from_secs(1)).await;
+        world.service().tick().await.expect("ticks");
+        assert_eq!(t.attr(kept).await.expect("open").size, 10);
+        assert_eq!(t.attr(lost).await, Err(MetaFault::Stale));
+        assert_eq!(t.chores().await.0, [lost]);
+        t.change(MetaRequest::Close { ino: kept }).await;
+        assert_eq!(t.chores().await.0, [kept, lost]);
+        for ino in [kept, lost] {
+            t.change(MetaRequest::Destroyed { ino }).await;
+            t.change(MetaRequest::Destroyed { ino }).await;
+        }
+        assert_eq!(t.chores().await.0, []);
+    });
+}
+
+#[test]
+fn a_repeat_gets_the_stored_answer_also_after_a_crash() {
+    with_client(|world, t| async move {
+        let request = create(Ino::ROOT, "once", FILE);
+        let first = t.change(request.clone()).await;
+        let call = t.last_call();
+        assert_eq!(world.service().handle(call, request.clone()).await, first);
+        let older = CallHeader { sequence: call.sequence - 1, ..call };
+        let refused = MetaReply::Failed(MetaFault::Invalid);
+        assert_eq!(world.service().handle(older, request.clone()).await, refused);
+        let far = CallHeader { slot: 99, ..call };
+        assert_eq!(world.service().handle(far, request.clone()).await, refused);
+        assert_eq!(t.read(request.clone()).await, refused);
+        world.power_cut().await;
+        assert_eq!(world.service().handle(call, request.clone()).await, first);
+        let stranger = CallHeader { client: 77, ..call };
+        let unknown = MetaReply::Failed(MetaFault::NotRegistered);
+        assert_eq!(world.service().handle(stranger, request).await, unknown);
+        t.register().await;
+        t.read(MetaRequest::Reclaim { opens: Vec::new() }).await;
+    });
+}
+
+#[test]
+fn creates_in_one_directory_share_flushes() {
+    with_client(|world, t| async move {
+        let start = reactor::now();
+        let client = t.client.get();
+        let tasks: Vec<_> = (0..8)
+            .map(|slot| {
+                let service = world.service();
+                reactor::spawn(async move {
+                    for sequence in 1..=10 {
+                        let request = create(Ino::ROOT, &format!("{slot}.{sequence}"), FILE);
+                        let call = CallHeader { client, slot, sequence };
+                        attr_of(service.handle(call, request).await).expect("made");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await;
+        }
+        let together = start.elapsed();
+        let start = reactor::now();
+        t.sequence.set(10);
+        for n in 0..10 {
+            t.file(&format!("alone{n}")).await;
+        }
+        let alone = start.elapsed();
+        assert!(together < alone * 2, "{together:?} for 80, {alone:?} for 10");
+        assert_eq!(t.attr(Ino::ROOT).await.expect("there").size, 90);
+    });
+}
+
+#[test]
+fn a_listing_meets_every_lasting_entry_once() {
+    simulated(5, async {
+        let world = World::new(fs_config(), serve_config(), 64 * levada_base::units::MIB).await;
+        let t = Rc::new(Tester::new(&world, 1).await);
+        let client = t.client.get();
+        // Even ones last, odd ones come and go while the listing runs.
+        let tasks: Vec<_> = (0..8)
+            .map(|slot| {
+                let service = world.service();
+                reactor::spawn(async move {
+                    for n in 0..250 {
+                        let request = create(Ino::ROOT, &format!("{}", n * 8 + slot), FILE);
+                        let sequence = u64::from(n + 1);
+                        let call = CallHeader { client, slot, sequence };
+                        attr_of(service.handle(call, request).await).expect("made");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await;
+        }
+        let churn = {
+            let t = Tester {
+                world: Rc::clone(&world),
+                client: Cell::new(client),
+                uuid: t.uuid,
+                sequence: Cell::new(1000),
+            };
+            reactor::spawn(async move {
+                for n in 0..1000 {
+                    let name = format!("{}", n * 2 + 1);
+                    match n % 3 {
+                        0 => {
+                            t.unlink(&name).await;
+                        }
+                        1 => {
+                            t.rename((Ino::ROOT, &name), (Ino::ROOT, &format!("new{n}")), 0).await;
+                        }
+                        // The new one takes the place of one that lasts.
+                        _ => {
+                            let other = format!("{}", n * 2);
+                            t.rename((Ino::ROOT, &name), (Ino::ROOT, &other), 0).await;
+                        }
+                    }
+                }
+            })
+        };
+        let (mut seen, mut cookie) = (BTreeMap::new(), 0);
+        loop {
+            let (ino, entries_max, attrs) = (Ino::ROOT, 17, false);
+            let reply = t.read(MetaRequest::ReadDir { ino, cookie, entries_max, attrs }).await;
+            let MetaReply::Entries { entries, end } = reply else { panic!("{reply:?}") };
+            for entry in entries {
+                assert!(entry.cookie > cookie);
+                cookie = entry.cookie;
+                *seen.entry(String::from_utf8(entry.name).expect("text")).or_insert(0) += 1;
+            }
+            if end {
+                break;
+            }
+            reactor::sleep(Duration::from_micros(500)).await;
+        }
+        for n in (0..2000).step_by(2) {
+            assert_eq!(seen.get(&n.to_string()), Some(&1), "{n}");
+        }
+        churn.await;
+        world.assert_sound().await;
+        world.stop();
+    });
+}
+
+#[test]
+fn a_cut_counts_until_the_objects_follow() {
+    with_client(|_, t| async move {
+        let ino = t.make(Ino::ROOT, "f", OPENED).await.expect("made").ino;
+        let size = |size| MetaRequest::SetAttr {
+            caller: ROOT,
+            ino,
+            change: AttrChange { size: Some(size), ..AttrChange::default() },
+        };
+        // Nothing was written: no object to cut.
+        assert_eq!(attr_of(t.change(size(100)).await).expect("set").size, 100);
+        assert!(attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun").writers);
+        let commit =
+            |size, end| MetaRequest::CommitWrite { ino, size, mtime: Time(9), components: 3, end };
+        let attr = attr_of(t.change(commit(5000, false)).await).expect("committed");
+        assert_eq!((attr.size, attr.writers, attr.components), (5000, true, 3));
+        let attr = attr_of(t.change(size(10)).await).expect("cut");
+        assert_eq!((attr.size, attr.writers), (10, false));
+        // A late commit of what was before does not bring the bytes back.
+        let attr = attr_of(t.change(commit(5000, false)).await).expect("committed");
+        assert_eq!((attr.size, attr.writers), (10, false));
+        let unavailable = MetaReply::Failed(MetaFault::Unavailable);
+        assert_eq!(t.change(size(20)).await, unavailable);
+        assert_eq!(t.change(MetaRequest::Truncated { ino, size: 10 }).await, MetaReply::Done);
+        assert!(t.attr(ino).await.expect("there").writers);
+        let attr = attr_of(t.change(commit(10, true)).await).expect("committed");
+        assert_eq!((attr.size, attr.writers), (10, false));
+    });
+}
+
+#[test]
+fn a_silent_client_leaves_chores() {
+    with_client(|world, t| async move {
+        let other = Tester::new(&world, 2).await;
+        let old = other.client.get();
+        let ino = t.make(Ino::ROOT, "f", OPENED).await.expect("made").ino;
+        other.open(ino, true, false).await.expect("opened");
+        attr_of(other.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+        let gone = other.make(Ino::ROOT, "gone", OPENED).await.expect("made").ino;
+        attr_of(other.change(MetaRequest::BeginWrite { ino: gone }).await).expect("begun");
+        other.unlink("gone").await;
+        for _ in 0..2 {
+            assert_eq!(t.chores().await, (vec![], vec![]));
+            reactor::sleep(LEASE / 2).await;
+            t.read(MetaRequest::Space).await;
+            world.service().tick().await.expect("ticks");
+        }
+        let unknown = MetaReply::Failed(MetaFault::NotRegistered);
+        assert_eq!(other.change(MetaRequest::BeginWrite { ino }).await, unknown);
+        assert_eq!(t.chores().await, (vec![gone], vec![ino]));
+        assert!(t.attr(ino).await.expect("there").writers);
+        let settled = MetaRequest::Settled { ino, size: 777, components: 2 };
+        assert_eq!(t.change(settled).await, MetaReply::Done);
+        assert_eq!(t.change(MetaRequest::Destroyed { ino: gone }).await, MetaReply::Done);
+        let attr = t.attr(ino).await.expect("there");
+        assert_eq!((attr.size, attr.writers, attr.components), (777, false, 2));
+        assert_eq!(t.chores().await, (vec![], vec![]));
+        other.register().await;
+        assert_ne!(other.client.get(), old);
+    });
+}
+
+#[test]
+fn a_full_file_system_still_deletes() {
+    simulated(1, async {
+        let fs = FsConfig { inodes_max: 4, ..fs_config() };
+        let world = World::new(fs, serve_config(), 16 * levada_base::units::MIB).await;
+        let t = Tester::new(&world, 1).await;
+        for n in 0..3 {
+            t.file(&format!("{n}")).await;
+        }
+        assert_eq!(t.make(Ino::ROOT, "more", FILE).await, Err(MetaFault::Full));
+        let space = MetaReply::Space { inodes: 4, inodes_free: 0 };
+        assert_eq!(t.read(MetaRequest::Space).await, space);
+        t.unlink("0").await;
+        t.make(Ino::ROOT, "more", FILE).await.expect("room again");
+        world.assert_sound().await;
+        world.stop();
+    });
+}
+
+#[test]
+fn ownership_decides_and_set_id_bits_go() {
+    with_client(|_, t| async move {
+        let ino = t.file("f").await.ino;
+        let set =
+            |uid, change| MetaRequest::SetAttr { caller: Caller { uid, gid: 0 }, ino, change };
+        let mode = |mode| AttrChange { mode: Some(mode), ..AttrChange::default() };
+        let owner = |uid| AttrChange { uid: Some(uid), ..AttrChange::default() };
+        let denied = MetaReply::Failed(MetaFault::NotPermitted);
+        assert_eq!(t.change(set(5, mode(0o777))).await, denied);
+        assert_eq!(t.change(set(5, owner(5))).await, denied);
+        attr_of(t.change(set(0, mode(0o6755))).await).expect("set");
+        let attr = attr_of(t.change(set(0, owner(5))).await).expect("given away");
+        assert_eq!((attr.mode & 0o7777, attr.uid), (0o755, 5));
+        attr_of(t.change(set(5, mode(0o4755))).await).expect("its owner");
+        let attr = attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+        assert_eq!(attr.mode & 0o7777, 0o755);
+    });
+}
