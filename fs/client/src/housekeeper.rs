@@ -89,12 +89,23 @@ async fn settle_one(client: &Client, attr: &Attr) -> Result<(), Error> {
         target.stat(object).await
     });
     let (mut size, mut bits) = (attr.size, attr.components);
-    for (component, stat) in join_all(stats).await.into_iter().enumerate() {
-        if let Some(stat) = stat? {
+    let mut cuts = Vec::new();
+    for (component, stat) in (0..).zip(join_all(stats).await) {
+        let Some(stat) = stat? else { continue };
+        bits |= 1 << component;
+        if attr.writers {
             size = size.max(stat.size);
-            bits |= 1 << component;
+        } else if stat.size > attr.size {
+            cuts.push(component);
         }
     }
+    // The client went while it truncated: the objects must not keep what was cut off.
+    let cuts = cuts.into_iter().map(|component| async move {
+        let (target, object) = client.object(attr, component).ok_or(Error::Dialect)?;
+        target.truncate(object, attr.size).await?;
+        target.settle(object).await
+    });
+    join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
     let request = MetaRequest::Settled { ino: attr.ino, size, components: bits };
     client.0.change_done(request).await
 }

@@ -61,7 +61,8 @@ pub struct Attr {
     /// Bytes. Exact unless `writers` is set; then objects may hold more (the file's size is
     /// the larger of this and the size of each of its objects).
     pub size: u64,
-    /// A write session is open somewhere.
+    /// A write session is open somewhere and no truncation is pending. In the answer to a
+    /// truncation: other clients have sessions, so every object must be cut.
     pub writers: bool,
     pub rdev: u32,
     pub atime: Time,

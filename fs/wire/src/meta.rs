@@ -158,7 +158,8 @@ pub enum MetaRequest {
     Sync,
     Space,
     /// Files whose objects are to be destroyed, and sessions whose client is gone: for the
-    /// housekeeper that runs beside the services.
+    /// housekeeper that runs beside the services. Of the latter, one without
+    /// [`Attr::writers`] was being truncated: its objects must be cut to its size.
     Chores {
         limit: u32,
     },
