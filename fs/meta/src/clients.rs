@@ -175,7 +175,14 @@ impl MetaService {
             let table = self.table.borrow();
             let gone = |client: &u64| !table.clients.contains_key(client);
             let inos = table.sessions.keys().filter(|(_, client)| gone(client));
+            // A live client that truncates cuts the objects itself.
+            let cutting = |ino: &Ino| {
+                table
+                    .sessions(*ino)
+                    .any(|(client, session)| session.cut.is_some() && !gone(&client))
+            };
             inos.map(|(ino, _)| *ino)
+                .filter(|ino| !cutting(ino))
                 .filter(|ino| !table.orphans.contains(ino))
                 .take(limit)
                 .collect()
