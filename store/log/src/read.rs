@@ -293,6 +293,15 @@ impl Inner {
         Ok(fixed.freeze().slice(start, piece.len as usize))
     }
 
+    /// All members that hold data: a stripe's parity may be wrong too, and who holds that is not
+    /// told, but parity rotates, so other stripes have their data there.
+    fn all_members(&self) -> MemberSet {
+        let stripes = self.array.geometry().stripes.min(64);
+        let of_stripe =
+            |stripe| self.array.members_of(stripe * self.stripe_bytes, self.stripe_bytes);
+        MemberSet((0..stripes).fold(0, |all, stripe| all | of_stripe(stripe).0))
+    }
+
     /// Reads bytes of the array whose contents are known when seen, around members that may be
     /// wrong, and repairs what was wrong. `None` when nothing fits.
     pub(crate) async fn recover(
@@ -304,18 +313,18 @@ impl Inner {
     ) -> Result<Option<Buf>, LogError> {
         let lo = round_down(from, BLOCK_BYTES);
         let hi = round_up(to, BLOCK_BYTES);
-        let stripe_at = round_down(lo, self.stripe_bytes);
         let members = |set: MemberSet| (0..64).filter(move |member| set.contains(*member));
         let holders = self.array.members_of(lo, hi - lo);
-        let others = self.array.members_of(stripe_at, self.stripe_bytes);
         let mut avoid = vec![MemberSet::NONE];
         avoid.extend(members(holders).map(MemberSet::only));
         if self.array.geometry().tolerates > 1 {
+            let others = self.all_members();
             for first in members(holders) {
                 let pairs = members(others).filter(|second| *second != first);
                 avoid.extend(pairs.map(|second| MemberSet::only(first).with(second)));
             }
         }
+        let mut as_it_is: Option<Buf> = None;
         for avoid in avoid {
             let into = BufMut::for_overwrite((hi - lo) as usize).into_vec();
             let data = match self.array.read_avoiding(lo, into, avoid, class).await {
@@ -329,14 +338,20 @@ impl Inner {
             };
             let bytes = data.slice((from - lo) as usize, (to - from) as usize);
             if !fits(&bytes) {
+                if avoid.is_empty() {
+                    as_it_is = Some(data);
+                }
                 continue;
             }
             if !avoid.is_empty() {
                 tracing::warn!(array = %self.array.info().name, at = lo, ?avoid,
                     "a checksum did not fit; rebuilt from parity");
                 self.state.borrow_mut().counters.repaired_blocks += (hi - lo) / BLOCK_BYTES;
+                // Only these bytes are proven: neighbours in the same blocks stay as they are.
+                let mut good = BufMut::copy_of(as_it_is.as_deref().unwrap_or(&data));
+                good[(from - lo) as usize..(to - lo) as usize].copy_from_slice(&bytes);
                 // The bytes are good whether or not the array takes them back.
-                if let Err(error) = self.array.repair(lo, data.into_vec()).await {
+                if let Err(error) = self.array.repair(lo, good.freeze().into_vec()).await {
                     tracing::warn!(at = lo, %error, "repair failed");
                 }
             }

@@ -357,6 +357,10 @@ impl World {
 }
 
 impl Parts {
+    pub fn new(array: Rc<dyn Array>, store: Rc<dyn Device>, epoch: Epoch) -> Self {
+        Self { array, store, epoch }
+    }
+
     pub async fn open(self, create: bool) -> ObjectLog {
         let config = model::config();
         let log = if create {
