@@ -22,13 +22,13 @@ pub(crate) const WIDTH: usize = 10;
 const DATA_CHUNKS: u64 = 8;
 const STRIPE_BYTES: u64 = DATA_CHUNKS * CHUNK_BYTES;
 /// Data over what a fresh stripe writes.
-const DATA_SHARE: f64 = 0.8;
+pub(crate) const DATA_SHARE: f64 = 0.8;
 /// Stripes being written at once.
 const WRITE_DEPTH: usize = 4;
 /// Reads of 1 MiB in flight.
-const READ_DEPTH: usize = 16;
+pub(crate) const READ_DEPTH: usize = 16;
 /// Random reads in flight; random picks leave some members idle now and then, on both sides.
-const RANDOM_DEPTH: usize = 256;
+pub(crate) const RANDOM_DEPTH: usize = 256;
 /// Stripes of payload that writers cycle through.
 const SOURCE_STRIPES: u64 = 64;
 /// What the array keeps for itself on a member, with room to spare.
@@ -69,6 +69,22 @@ fn run(figure: impl Future<Output = Result<Taken>>) -> Result<Taken> {
 
 /// RAID 6 8+2 on new members.
 pub(crate) async fn raid6(members: &[Rc<dyn Device>]) -> Result<Rc<dyn Array>> {
+    let array = create("data", Level::Raid6, CHUNK_BYTES, members).await?;
+    Ok(Rc::new(array))
+}
+
+/// A mirror of three copies, dealt over new members.
+pub(crate) async fn mirror(members: &[Rc<dyn Device>]) -> Result<Rc<dyn Device>> {
+    let array = create("meta", Level::Raid1 { copies: 3 }, MIB, members).await?;
+    Ok(Rc::new(array))
+}
+
+async fn create(
+    name: &str,
+    level: Level,
+    chunk_bytes: u64,
+    members: &[Rc<dyn Device>],
+) -> Result<RaidArray> {
     let member = |(number, device): (usize, &Rc<dyn Device>)| MemberSpec {
         device: Rc::clone(device),
         uuid: Uuid::from_u128(number as u128 + 1),
@@ -77,14 +93,14 @@ pub(crate) async fn raid6(members: &[Rc<dyn Device>]) -> Result<Rc<dyn Array>> {
     };
     let spec = ArraySpec {
         uuid: Uuid::from_u128(0x5e),
-        name: "bench".into(),
-        level: Level::Raid6,
-        chunk_bytes: CHUNK_BYTES,
+        name: name.into(),
+        level,
+        chunk_bytes,
         journal_bytes: None,
         members: members.iter().enumerate().map(member).collect(),
         spares: 0,
     };
-    Ok(Rc::new(RaidArray::create(spec, Epoch(1)).await?))
+    Ok(RaidArray::create(spec, Epoch(1)).await?)
 }
 
 /// Members whose array holds `data_bytes`.

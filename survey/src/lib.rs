@@ -11,6 +11,7 @@ pub mod members;
 pub mod suite;
 
 mod array;
+mod log;
 mod parity;
 mod service;
 mod wire;

@@ -12,8 +12,10 @@
 //! and on `ram` where it does.
 
 use anyhow::Result;
+use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use levada_base::buf::bytes_in;
+use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{BufMut, IoVec, IoVecMut};
 use levada_device::{Device, DriveModel, Durability, ModelDevice, NullDevice, RamDevice};
 use smallvec::SmallVec;
@@ -47,7 +49,7 @@ pub fn members(
         let name = format!("m{number:02}");
         let stored: Rc<dyn Device> = match storage {
             Storage::Null => Rc::new(NullDevice::new(&name, capacity_bytes)),
-            Storage::Ram => Rc::new(RamDevice::new(&name, capacity_bytes)),
+            Storage::Ram => Rc::new(touched(RamDevice::new(&name, capacity_bytes))),
         };
         match speed {
             Speed::Unlimited => stored,
@@ -56,6 +58,17 @@ pub fn members(
         }
     };
     (0..count).map(member).collect()
+}
+
+/// A RAM device whose memory is there already: a real drive does not grow when first written.
+fn touched(device: RamDevice) -> RamDevice {
+    let capacity_bytes = device.info().capacity_bytes;
+    for at in (0..capacity_bytes).step_by(MIB as usize) {
+        let block = BufMut::zeroed(BLOCK_BYTES as usize).freeze().into_vec();
+        // Memory answers at once, and a write inside the device cannot fail.
+        let _ = device.write(at, block, Durability::Volatile).now_or_never();
+    }
+    device
 }
 
 /// Members side by side: chunks are dealt to them in turn, nothing is protected.

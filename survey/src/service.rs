@@ -18,22 +18,22 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts a thread on which `assemble` makes what shall be served.
+    /// Starts a thread on which `assemble` makes what shall be served, given the address.
     ///
     /// # Errors
     ///
     /// Those of `assemble`, and of the system.
     pub fn start<F, Made>(assemble: F) -> Result<Self>
     where
-        F: FnOnce() -> Made + Send + 'static,
+        F: FnOnce(String) -> Made + Send + 'static,
         Made: Future<Output = Result<Rc<dyn Handler>>>,
     {
         let (started, starting) = mpsc::channel();
         let thread = std::thread::Builder::new().name("service".into()).spawn(move || {
             Reactor::new()?.block_on(async {
-                let handler = assemble().await?;
                 let listener = TcpListener::bind("127.0.0.1:0")?;
                 let address = listener.local_addr()?.to_string();
+                let handler = assemble(address.clone()).await?;
                 let (stop, mut stopped) = mailbox::channel()?;
                 reactor::spawn(accept_all(Rc::new(listener), handler, ServiceConfig::default()));
                 // Nobody waits only when the starter has panicked.

@@ -2,7 +2,7 @@
 
 use crate::figure::{Bar, Figure, Taken, commit, machine};
 use crate::harness::Effort;
-use crate::{array, parity, wire};
+use crate::{array, log, parity, wire};
 use anyhow::Result;
 
 /// One figure of the suite.
@@ -19,7 +19,7 @@ pub struct Spec {
 /// Every figure, from the bottom layer up.
 #[must_use]
 pub fn specs() -> Vec<Spec> {
-    [parity::specs(), array::specs(), wire::specs()].concat()
+    [parity::specs(), array::specs(), log::specs(), wire::specs()].concat()
 }
 
 impl Spec {

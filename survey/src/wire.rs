@@ -62,7 +62,7 @@ fn rate(
     ops: u64,
     rate: Rate,
 ) -> Result<Taken> {
-    let service = Service::start(async || {
+    let service = Service::start(async |_| {
         let router = Router::default();
         router.insert(TARGET, ObjectService::new(Rc::new(NullObjects::new())));
         Ok(Rc::new(router) as Rc<dyn Handler>)
