@@ -15,11 +15,14 @@ use std::time::Duration;
 pub enum ControlRequest {
     /// Answered by [`ControlReply::Status`].
     Status,
-    /// Stops using a drive at once, as if it had been pulled.
-    DriveFail { drive: String },
-    /// Puts an empty drive in the place of a failed one and rebuilds onto it. Without a path
-    /// the drive's own path is used again; `force` overwrites what is on it.
-    DriveReplace { drive: String, path: Option<PathBuf>, force: bool },
+    /// Stops using a drive at once, as if it had been pulled. With `force`, also when its data
+    /// is nowhere else.
+    DriveFail { drive: String, force: bool },
+    /// Reads the cluster file again and puts the drive that it names in the place of a failed
+    /// one, to be rebuilt. `force` overwrites what is on it.
+    DriveReplace { drive: String, force: bool },
+    /// Reads the cluster file again and takes a drive that is new in it as a spare.
+    DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
     /// Everything durable, then ends the node.
@@ -94,10 +97,13 @@ pub struct MemberStatus {
     pub drive: String,
     /// `in sync`, `rebuilding`, `spare`, `out`.
     pub state: String,
-    pub read_errors: u64,
-    pub write_errors: u64,
-    pub p99_read_us: u64,
-    pub p99_write_us: u64,
+    /// Unreadable places, each repaired from redundancy where that could be.
+    pub medium_errors: u64,
+    pub io_errors: u64,
+    pub repairs: u64,
+    /// Latency of its reads and writes, microseconds.
+    pub p50_us: u64,
+    pub p99_us: u64,
 }
 
 /// Work under way.
@@ -126,7 +132,6 @@ pub struct TargetStatus {
     pub total_bytes: u64,
     pub free_bytes: u64,
     pub requests: u64,
-    pub in_flight: u64,
 }
 
 /// A client with a lease: a mount or a program.
@@ -192,9 +197,9 @@ mod tests {
 
     #[test]
     fn requests_are_readable_json() {
-        let fail = ControlRequest::DriveFail { drive: "d03".into() };
+        let fail = ControlRequest::DriveFail { drive: "d03".into(), force: false };
         let text = serde_json::to_string(&fail).expect("plain data");
-        assert_eq!(text, r#"{"do":"drive-fail","drive":"d03"}"#);
+        assert_eq!(text, r#"{"do":"drive-fail","drive":"d03","force":false}"#);
         assert_eq!(serde_json::from_str::<ControlRequest>(&text).expect("own text"), fail);
     }
 }

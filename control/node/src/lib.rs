@@ -1,5 +1,23 @@
 //! The node: assembles the floors below from a cluster file, serves them, and answers the
 //! `levada` program.
+//!
+//! - [`assembly`]: drives, arrays and targets, from a cluster file; also what the simulator runs.
+//! - [`run`]: the process around it. [`mounting`]: the process of a mount.
+//! - [`control`]: what may be asked of a node; [`state`]: where it is found.
 
+pub mod arrays;
+pub mod assembly;
 pub mod control;
+pub mod counted;
+mod desk;
+pub mod drives;
+mod file_drives;
+pub mod mounting;
+mod operator;
+mod run;
 pub mod state;
+pub mod targets;
+
+pub use file_drives::FileDrives;
+pub(crate) use run::log_to_stderr;
+pub use run::{NodeOptions, run};

@@ -1,0 +1,299 @@
+//! The arrays of a cluster: created or opened over the drives' slices, and looked after.
+//!
+//! What always holds:
+//! - A lost member is rebuilt without being asked, metadata first.
+//! - An operator cannot fail a drive whose data is nowhere else, unless by force.
+
+use crate::drives::{ClusterDrive, Drives};
+use futures_util::future::select_all;
+use levada_base::ids::Uuid;
+use levada_base::reactor;
+use levada_base::sync::Notify;
+use levada_device::{BlockError, Device, Drive};
+use levada_raid::{
+    ArrayEvent, ArraySpec as RaidSpec, Level as RaidLevel, Limits, MemberSpec, MemberState,
+    RaidArray, RaidError,
+};
+use levada_spec::{ArraySpec, ClusterFile, Level};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The unit in which a mirror is dealt over its drives.
+const MIRROR_EXTENT_BYTES: u64 = 1 << 20;
+/// Between two tries of a rebuild that failed although the array goes on.
+const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// Why an array cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("array {array}: {source}")]
+pub struct ArrayError {
+    pub array: String,
+    #[source]
+    pub source: RaidError,
+}
+
+/// An array of the cluster.
+pub struct ClusterArray {
+    pub spec: ArraySpec,
+    pub array: RaidArray,
+    /// What assembly had to say; empty when every member was there.
+    pub remarks: Vec<String>,
+    /// The result of the last scrub: checked bytes, repaired, beyond repair.
+    pub last_scrub: Cell<Option<crate::control::ScrubResult>>,
+}
+
+fn member(cluster: &ClusterFile, drive: &Rc<Drive>, name: &str, array: Uuid) -> Option<MemberSpec> {
+    let enclosure = &cluster.drive(name)?.enclosure;
+    let enclosure = cluster.enclosures.iter().position(|known| known.name == *enclosure)?;
+    let slice = drive.slice_of(array)?;
+    Some(MemberSpec {
+        uuid: drive.label().drive_uuid,
+        device: Rc::new(slice),
+        name: name.to_owned(),
+        enclosure: enclosure as u16,
+    })
+}
+
+/// The UUID of an array, as the drives' labels have it.
+fn uuid_of(drives: &[ClusterDrive], array: &str) -> Option<Uuid> {
+    drives.iter().filter_map(|drive| drive.found.as_ref().ok()).find_map(|drive| {
+        let label = drive.label();
+        label.slices.iter().find(|slice| slice.array_name == array).map(|slice| slice.array_uuid)
+    })
+}
+
+/// Creates every array of a cluster that was formatted just now.
+///
+/// # Errors
+///
+/// [`ArrayError`] for the first that cannot be made.
+pub async fn create(
+    cluster: &ClusterFile,
+    drives: &Drives,
+) -> Result<Vec<Rc<ClusterArray>>, ArrayError> {
+    let mut arrays = Vec::new();
+    for spec in &cluster.arrays {
+        let failed = |source| ArrayError { array: spec.name.clone(), source };
+        let uuid = uuid_of(&drives.drives, &spec.name).unwrap_or_default();
+        let placement = spec.placement(cluster);
+        let names = placement.members.iter().chain(&placement.spares);
+        let members = names
+            .filter_map(|name| {
+                let drive = drives.drives.iter().find(|drive| drive.spec.name == *name)?;
+                member(cluster, drive.found.as_ref().ok()?, name, uuid)
+            })
+            .collect();
+        let (level, chunk_bytes) = match spec.level {
+            Level::Raid0 { chunk } => (RaidLevel::Raid0, chunk.0),
+            Level::Raid1 { copies, .. } => {
+                (RaidLevel::Raid1 { copies: copies as usize }, MIRROR_EXTENT_BYTES)
+            }
+            Level::Raid6 { chunk, .. } => (RaidLevel::Raid6, chunk.0),
+        };
+        let array = RaidArray::create(
+            RaidSpec {
+                uuid,
+                name: spec.name.clone(),
+                level,
+                chunk_bytes,
+                journal_bytes: None,
+                members,
+                spares: placement.spares.len(),
+            },
+            drives.epoch,
+        )
+        .await
+        .map_err(failed)?;
+        arrays.push(ClusterArray::new(spec, array, Vec::new()));
+    }
+    Ok(arrays)
+}
+
+/// Opens every array of a cluster from the drives that are there.
+///
+/// # Errors
+///
+/// [`ArrayError`] for the first that cannot be opened; its text names what would help.
+pub async fn open(
+    cluster: &ClusterFile,
+    drives: &Drives,
+) -> Result<Vec<Rc<ClusterArray>>, ArrayError> {
+    let mut arrays = Vec::new();
+    for spec in &cluster.arrays {
+        let uuid = uuid_of(&drives.drives, &spec.name).unwrap_or_default();
+        let found: Vec<Rc<dyn Device>> = drives
+            .drives
+            .iter()
+            .filter_map(|drive| drive.found.as_ref().ok()?.slice_of(uuid))
+            .map(|slice| Rc::new(slice) as Rc<dyn Device>)
+            .collect();
+        let (array, report) = RaidArray::open(uuid, found, drives.epoch, false)
+            .await
+            .map_err(|source| ArrayError { array: spec.name.clone(), source })?;
+        let mut remarks = Vec::new();
+        if !report.missing.is_empty() {
+            remarks.push(format!(
+                "array {}: went on without {}",
+                spec.name,
+                report.missing.join(", ")
+            ));
+        }
+        arrays.push(ClusterArray::new(spec, array, remarks));
+    }
+    Ok(arrays)
+}
+
+impl ClusterArray {
+    fn new(spec: &ArraySpec, array: RaidArray, remarks: Vec<String>) -> Rc<Self> {
+        Rc::new(Self { spec: spec.clone(), array, remarks, last_scrub: Cell::new(None) })
+    }
+
+    /// The index of the member on a drive: the live one, else the one to be replaced.
+    #[must_use]
+    pub fn member_on(&self, drive: &str) -> Option<usize> {
+        let members = self.array.status().members;
+        let on_drive = |live: bool| {
+            members
+                .iter()
+                .find(|member| {
+                    member.name == drive && (member.state != MemberState::Faulty) == live
+                })
+                .map(|member| member.index)
+        };
+        on_drive(true).or_else(|| on_drive(false))
+    }
+
+    /// Gives the array a new or returned drive: in the place of its own lost member, else as a
+    /// spare.
+    ///
+    /// # Errors
+    ///
+    /// What the array says.
+    pub async fn admit(
+        &self,
+        cluster: &ClusterFile,
+        name: &str,
+        drive: &Rc<Drive>,
+    ) -> Result<(), RaidError> {
+        let uuid = self.array.status().uuid;
+        let Some(with) = member(cluster, drive, name, uuid) else {
+            return Ok(());
+        };
+        match self.member_on(name) {
+            Some(index) => self.array.replace(index, with).await,
+            None => self.array.add_spare(with).await.map(|_| ()),
+        }
+    }
+}
+
+/// Rebuilds what needs it, for as long as the caller's group lives: the arrays in the order
+/// given, so metadata comes first.
+pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
+    for array in &arrays {
+        let mut events = array.array.events();
+        let changed = Rc::clone(&changed);
+        let name = array.spec.name.clone();
+        reactor::spawn(async move {
+            while let Some(event) = events.recv().await {
+                tell(&name, &event);
+                changed.notify_all();
+            }
+        });
+    }
+    reactor::spawn(async move {
+        loop {
+            let change = changed.changed();
+            let waiting = arrays.iter().find(|array| {
+                array.array.needs_rebuild() && array.array.status().stopped.is_none()
+            });
+            let Some(array) = waiting else {
+                change.await;
+                continue;
+            };
+            if let Err(error) = array.array.rebuild(Limits::NONE).await {
+                tracing::error!(array = array.spec.name, %error, "the rebuild stopped");
+                let again = Box::pin(reactor::sleep(REBUILD_AGAIN_AFTER));
+                let change: std::pin::Pin<Box<dyn Future<Output = ()>>> =
+                    Box::pin(changed.changed());
+                select_all([change, again]).await;
+            }
+        }
+    });
+}
+
+fn tell(array: &str, event: &ArrayEvent) {
+    match event {
+        ArrayEvent::MemberOut { name, error, .. } => match error {
+            Some(error) => tracing::error!(array, member = name, %error, "a member is out"),
+            None => tracing::warn!(array, member = name, "a member was taken out"),
+        },
+        ArrayEvent::RebuildNeeded { name, .. } => {
+            tracing::info!(array, member = name, "a member waits for its rebuild");
+        }
+        ArrayEvent::RebuildDone { name, .. } => {
+            tracing::info!(array, member = name, "a member is in sync again");
+        }
+        ArrayEvent::Repaired { name, stripe, .. } => {
+            tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
+        }
+        ArrayEvent::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
+    }
+}
+
+/// Fails a drive in every array that uses it. With `force`, also when data would be lost.
+///
+/// # Errors
+///
+/// The first array's refusal; then nothing was changed.
+pub async fn fail_drive(
+    arrays: &[Rc<ClusterArray>],
+    name: &str,
+    drive: Option<&Rc<Drive>>,
+    force: bool,
+) -> Result<(), ArrayError> {
+    if !force {
+        for array in arrays {
+            let status = array.array.status();
+            let loses = array.member_on(name).is_some_and(|index| {
+                let role = status.members[index].role;
+                role.is_some() && status.members[index].state == MemberState::InSync
+            });
+            if loses && status.degraded >= status.tolerates {
+                let source = RaidError::TooManyLost {
+                    lost: status.degraded + 1,
+                    tolerated: status.tolerates,
+                    report: Box::default(),
+                };
+                return Err(ArrayError { array: array.spec.name.clone(), source });
+            }
+        }
+    }
+    if let Some(drive) = drive {
+        drive.fail();
+    }
+    for array in arrays {
+        if let Some(index) = array.member_on(name)
+            && let Err(error) = array.array.fail(index).await
+        {
+            tracing::error!(array = array.spec.name, drive = name, %error, "taking the member out failed");
+        }
+    }
+    Ok(())
+}
+
+/// Ends every array in order, so that the next open has nothing to resync.
+///
+/// # Errors
+///
+/// The first that failed; the others are closed all the same.
+pub async fn close(arrays: &[Rc<ClusterArray>]) -> Result<(), BlockError> {
+    let mut result = Ok(());
+    for array in arrays {
+        let closed = array.array.close().await;
+        if result.is_ok() {
+            result = closed;
+        }
+    }
+    result
+}

@@ -1,0 +1,382 @@
+//! Assembly: from a cluster file and its drives to targets that serve.
+//!
+//! Drives are taken under a new epoch, arrays opened over their slices, the target table read,
+//! and each target opened on its part of the arrays. The simulator calls this very code with
+//! drives of its own.
+//!
+//! What always holds:
+//! - The target table is written last, so a cluster is whole or was never there.
+//! - A target that cannot be opened does not keep the others from serving.
+//!
+//! After a crash the same steps are taken again under the next epoch; each floor recovers by
+//! itself when it is opened.
+
+use crate::arrays::{self, ArrayError, ClusterArray};
+use crate::counted::Counted;
+use crate::drives::{self, DriveSource, Drives, DrivesError};
+use crate::targets::{TableError, TargetEntry, TargetKind, TargetTable, deal};
+use levada_base::ids::Uuid;
+use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_base::{Buf, BufMut, Epoch};
+use levada_device::{BlockError, Device, Durability};
+use levada_kv::{KvError, Store};
+use levada_log::{LogError, ObjectLog};
+use levada_meta::{FsConfig, MetaError, MetaService, ServeConfig};
+use levada_object::ObjectService;
+use levada_raid::{Array, ByteRange, StripeRange};
+use levada_spec::{ArraySpec, ClusterFile, FileSystemSpec};
+use levada_wire::rpc::{Handler, Router};
+use std::rc::Rc;
+
+/// Why a cluster cannot be brought up.
+#[derive(Debug, thiserror::Error)]
+pub enum AssemblyError {
+    #[error(transparent)]
+    Drives(#[from] DrivesError),
+    #[error(transparent)]
+    Array(#[from] ArrayError),
+    #[error(transparent)]
+    Table(#[from] TableError),
+    #[error("the target table cannot be read or written: {0}")]
+    TableIo(BlockError),
+    #[error("target {target}: {source}")]
+    Target { target: String, source: TargetError },
+    /// A part of the file that this release does not serve.
+    #[error("{what} is not served by this release")]
+    NotServed { what: &'static str },
+}
+
+/// Why a target cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    #[error(transparent)]
+    Store(#[from] KvError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+}
+
+/// What one inode with its names, replies and sessions takes of the metadata store, at most on
+/// average: names of 100 bytes.
+const INODE_BYTES: u64 = 1024;
+
+/// What a target serves.
+pub enum Service {
+    Objects {
+        log: ObjectLog,
+        service: Rc<ObjectService>,
+    },
+    Metadata {
+        service: Rc<MetaService>,
+        counted: Rc<Counted>,
+    },
+    /// It could not be opened; the reason is for people.
+    Stopped {
+        why: String,
+    },
+}
+
+/// A target of this node.
+pub struct Target {
+    pub entry: TargetEntry,
+    pub store: Option<Store>,
+    pub service: Service,
+}
+
+/// A cluster that serves.
+pub struct Cluster {
+    pub file: ClusterFile,
+    pub drives: Drives,
+    pub arrays: Vec<Rc<ClusterArray>>,
+    pub table: TargetTable,
+    pub targets: Vec<Target>,
+    /// Hands requests to the targets.
+    pub router: Rc<Router>,
+}
+
+/// What a node keeps in memory, and how it cuts.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// Bytes of each target's intent log, at most a sixteenth of its part of the mirror.
+    pub log_bytes_max: u64,
+    /// Bytes of clean rows that each key-value store keeps.
+    pub cache_bytes: usize,
+    /// Stripes per segment of the object log.
+    pub segment_stripes: u32,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { log_bytes_max: 64 * MIB, cache_bytes: 64 * MIB as usize, segment_stripes: 32 }
+    }
+}
+
+impl Tuning {
+    fn store(&self, entry: &TargetEntry) -> levada_kv::Config {
+        let log_bytes = (entry.store_bytes / 16 / MIB).max(4) * MIB;
+        levada_kv::Config {
+            log_bytes: log_bytes.min(self.log_bytes_max),
+            cache_bytes: self.cache_bytes,
+        }
+    }
+}
+
+/// What [`start`] is told besides the cluster file.
+pub struct StartOptions<'a> {
+    pub force_format: bool,
+    pub tuning: Tuning,
+    /// Where clients reach this node's targets.
+    pub address: String,
+    /// Called with a line for people at each longer step.
+    pub progress: &'a dyn Fn(&str),
+}
+
+/// Brings a cluster up: formats it when all its drives are new, else opens it.
+///
+/// # Errors
+///
+/// [`AssemblyError`], which says what would help.
+pub async fn start(
+    file: ClusterFile,
+    source: &dyn DriveSource,
+    options: StartOptions<'_>,
+) -> Result<Cluster, AssemblyError> {
+    let [fs] = &file.filesystems[..] else {
+        return Err(AssemblyError::NotServed { what: "other than one file system" });
+    };
+    if file.hosts.len() > 1 {
+        return Err(AssemblyError::NotServed { what: "a cluster of several hosts" });
+    }
+    let drives = drives::take(source, &file, options.force_format, options.progress).await?;
+    let arrays = if drives.fresh {
+        (options.progress)("creating arrays");
+        arrays::create(&file, &drives).await?
+    } else {
+        arrays::open(&file, &drives).await?
+    };
+    let metadata = find(&arrays, &fs.metadata);
+    let data = find(&arrays, &fs.data);
+    let table = if drives.fresh { None } else { Some(read_table(&metadata.array).await?) };
+    let (table, fresh) = match table {
+        Some(table) => (table, false),
+        None => (new_table(&file, fs, &drives, metadata, data, options.tuning)?, true),
+    };
+    let opener = Opener {
+        fs,
+        epoch: drives.epoch,
+        fresh,
+        table: &table,
+        metadata: Rc::new(metadata.array.clone()),
+        data: Rc::new(data.array.clone()),
+        options: &options,
+    };
+    let mut targets = Vec::new();
+    for entry in &table.targets {
+        targets.push(opener.open(*entry).await?);
+    }
+    if fresh {
+        metadata.array.flush().await.map_err(AssemblyError::TableIo)?;
+        write_table(&metadata.array, &table).await?;
+    }
+    let router = Rc::new(Router::default());
+    for target in &targets {
+        match &target.service {
+            Service::Objects { service, .. } => {
+                router.insert(target.entry.id, Rc::clone(service) as Rc<_>);
+            }
+            Service::Metadata { counted, .. } => {
+                router.insert(target.entry.id, Rc::clone(counted) as Rc<_>);
+            }
+            Service::Stopped { .. } => {}
+        }
+    }
+    Ok(Cluster { drives, arrays, table, targets, router, file })
+}
+
+fn find<'a>(arrays: &'a [Rc<ClusterArray>], name: &str) -> &'a ClusterArray {
+    let found = arrays.iter().find(|array| array.spec.name == name);
+    found.expect("a checked cluster file names its arrays")
+}
+
+async fn read_table(mirror: &dyn Device) -> Result<TargetTable, AssemblyError> {
+    let block = BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec();
+    let read = mirror.read(0, block).await.map_err(AssemblyError::TableIo)?;
+    Ok(TargetTable::decode(&read[0])?)
+}
+
+async fn write_table(mirror: &dyn Device, table: &TargetTable) -> Result<(), AssemblyError> {
+    let block = Buf::copy_of(&table.encode()).into_vec();
+    mirror.write(0, block, Durability::Fua).await.map_err(AssemblyError::TableIo)
+}
+
+fn new_table(
+    file: &ClusterFile,
+    fs: &FileSystemSpec,
+    drives: &Drives,
+    metadata: &ClusterArray,
+    data: &ClusterArray,
+    tuning: Tuning,
+) -> Result<TargetTable, AssemblyError> {
+    let targets = deal(
+        metadata.array.info().capacity_bytes,
+        data.array.geometry().stripes,
+        u64::from(tuning.segment_stripes),
+        fs.metadata_targets,
+        fs.object_targets,
+    )?;
+    debug_assert_eq!(file.filesystems.len(), 1);
+    let random = levada_base::reactor::random_u64;
+    Ok(TargetTable {
+        cluster: drives.cluster,
+        fs: Uuid::from_u64_pair(random(), random()),
+        fs_name: fs.name.clone(),
+        epoch: drives.epoch,
+        targets,
+    })
+}
+
+/// What opening a target needs.
+struct Opener<'a> {
+    fs: &'a FileSystemSpec,
+    epoch: Epoch,
+    /// Make the target rather than open it.
+    fresh: bool,
+    table: &'a TargetTable,
+    metadata: Rc<dyn Device>,
+    data: Rc<dyn Array>,
+    options: &'a StartOptions<'a>,
+}
+
+impl Opener<'_> {
+    /// Opens a target. One that cannot be opened is stopped; one that cannot be made is an error.
+    async fn open(&self, entry: TargetEntry) -> Result<Target, AssemblyError> {
+        match self.try_open(entry).await {
+            Ok((store, service)) => Ok(Target { entry, store: Some(store), service }),
+            Err(source) if self.fresh => {
+                Err(AssemblyError::Target { target: entry.name(), source })
+            }
+            Err(error) => {
+                tracing::error!(target = entry.name(), %error, "the target cannot be opened");
+                let service = Service::Stopped { why: error.to_string() };
+                Ok(Target { entry, store: None, service })
+            }
+        }
+    }
+
+    async fn try_open(&self, entry: TargetEntry) -> Result<(Store, Service), TargetError> {
+        let name = entry.name();
+        let area =
+            ByteRange::new(&name, Rc::clone(&self.metadata), entry.store_at, entry.store_bytes)?;
+        let area: Rc<dyn Device> = Rc::new(area);
+        let config = self.options.tuning.store(&entry);
+        let store = if self.fresh {
+            Store::create(area, self.epoch, config).await?
+        } else {
+            Store::open(area, self.epoch, config).await?
+        };
+        let service = match entry.kind {
+            TargetKind::Objects => self.open_objects(entry, store.clone()).await?,
+            TargetKind::Metadata => self.open_metadata(entry, store.clone()).await?,
+        };
+        Ok((store, service))
+    }
+
+    /// The number of the file system in object names.
+    fn fs_id(&self) -> u64 {
+        self.table.fs.as_u64_pair().0
+    }
+
+    async fn open_objects(&self, entry: TargetEntry, store: Store) -> Result<Service, TargetError> {
+        let stripes = Rc::clone(&self.data);
+        let stripes = StripeRange::new(&entry.name(), stripes, entry.first_stripe, entry.stripes)?;
+        let config = levada_log::Config {
+            segment_stripes: self.options.tuning.segment_stripes,
+            ..levada_log::Config::new(self.fs_id(), entry.id)
+        };
+        let stripes = Rc::new(stripes);
+        let log = if self.fresh {
+            ObjectLog::create(stripes, store, config, self.epoch).await?
+        } else {
+            ObjectLog::open(stripes, store, config, self.epoch).await?
+        };
+        let service = ObjectService::new(Rc::new(log.clone()));
+        Ok(Service::Objects { log, service })
+    }
+
+    async fn open_metadata(
+        &self,
+        entry: TargetEntry,
+        store: Store,
+    ) -> Result<Service, TargetError> {
+        let objects = self.table.targets.iter().filter(|entry| entry.kind == TargetKind::Objects);
+        let serve = ServeConfig {
+            objects: objects.map(|entry| (entry.id, self.options.address.clone())).collect(),
+            cache_bytes: self.options.tuning.cache_bytes,
+            ..ServeConfig::default()
+        };
+        let service = if self.fresh {
+            let fs = FsConfig {
+                uuid: *self.table.fs.as_bytes(),
+                name: self.fs.name.clone(),
+                target: entry.id.0 as u16,
+                stripe_count: self.fs.stripe_count,
+                stripe_unit: self.fs.stripe_unit.0,
+                inodes_max: store.usage().bytes_max / INODE_BYTES,
+                root_mode: 0o755,
+                root_uid: 0,
+                root_gid: 0,
+            };
+            MetaService::create(store, fs, serve).await?
+        } else {
+            MetaService::open(store, serve).await?
+        };
+        let service = Rc::new(service);
+        let counted = Counted::new(Rc::clone(&service) as Rc<dyn Handler>);
+        Ok(Service::Metadata { service, counted })
+    }
+}
+
+impl Cluster {
+    /// The first metadata target.
+    #[must_use]
+    pub fn metadata_target(&self) -> Option<levada_base::ids::TargetId> {
+        let is_metadata = |entry: &&TargetEntry| entry.kind == TargetKind::Metadata;
+        self.table.targets.iter().find(is_metadata).map(|entry| entry.id)
+    }
+
+    /// The arrays of a role first: metadata before data, the order of rebuilds.
+    #[must_use]
+    pub fn metadata_first(&self) -> Vec<Rc<ClusterArray>> {
+        let is_metadata =
+            |spec: &ArraySpec| self.file.filesystems.iter().any(|fs| fs.metadata == spec.name);
+        let mut arrays = self.arrays.clone();
+        arrays.sort_by_key(|array| !is_metadata(&array.spec));
+        arrays
+    }
+
+    /// Makes everything durable and closes every floor in order. No request may be in flight.
+    pub async fn stop(&self) {
+        for target in &self.targets {
+            self.router.remove(target.entry.id);
+        }
+        for target in &self.targets {
+            let name = target.entry.name();
+            if let Service::Objects { log, .. } = &target.service
+                && let Err(error) = log.settle().await
+            {
+                tracing::error!(target = name, %error, "settling the object log failed");
+            }
+            if let Some(store) = &target.store
+                && let Err(error) = store.close().await
+            {
+                tracing::error!(target = name, %error, "closing the key-value store failed");
+            }
+        }
+        if let Err(error) = arrays::close(&self.arrays).await {
+            tracing::error!(%error, "closing an array failed; the next start resyncs it");
+        }
+    }
+}

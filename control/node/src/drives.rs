@@ -1,0 +1,392 @@
+//! The drives of a cluster file: found, told apart by their labels, or formatted.
+//!
+//! What always holds:
+//! - Nothing is formatted unless every drive of the cluster is new (or the operator forces it),
+//!   so a cluster with a missing drive is never mistaken for a new one.
+//! - A drive is known by its label, not by its path: drives may change places.
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
+use levada_device::{
+    Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind, read_label,
+};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Where drives come from: files and block devices on a machine, memory in the simulator.
+pub trait DriveSource {
+    /// Opens the device of a drive.
+    ///
+    /// # Errors
+    ///
+    /// [`NoDevice`] with the reason.
+    fn open<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>>;
+
+    /// Makes the file of a file-backed drive that is not there, and opens it.
+    ///
+    /// # Errors
+    ///
+    /// [`NoDevice`] with the reason.
+    fn create<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>>;
+}
+
+/// Why there is no device for a drive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoDevice {
+    /// Nothing is at its path.
+    #[error("there is nothing at {path}")]
+    Absent { path: String },
+    /// Something is, but it cannot be used.
+    #[error("{why}")]
+    Unusable { why: String },
+}
+
+/// Why the drives do not make a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DrivesError {
+    /// A drive carries data of somebody else.
+    #[error("drive {drive} ({path}): {source}; `levada up --force-format` overwrites it")]
+    InUse { drive: String, path: String, source: DriveError },
+    /// A drive belongs to another cluster.
+    #[error(
+        "drive {drive} ({path}) belongs to cluster {other:?} as its drive {label:?}; nothing was changed"
+    )]
+    OtherCluster { drive: String, path: String, other: String, label: String },
+    /// Two paths lead to one drive.
+    #[error("drives {first} and {second} are one and the same: both carry the label of {label:?}")]
+    SameDrive { first: String, second: String, label: String },
+    /// A new drive's device cannot be had.
+    #[error("drive {drive}: {source}")]
+    NoDevice { drive: String, source: NoDevice },
+    /// A drive cannot be labelled or fenced.
+    #[error("drive {drive}: {source}")]
+    Drive { drive: String, source: DriveError },
+    /// The slices do not fit.
+    #[error("drive {drive} has {capacity_bytes} bytes: too small for the slice of array {array}")]
+    TooSmall { drive: String, array: String, capacity_bytes: u64 },
+}
+
+/// One drive of the cluster file.
+pub struct ClusterDrive {
+    pub spec: DriveSpec,
+    /// Its place in the cluster file.
+    pub index: u32,
+    /// The open drive, or why there is none.
+    pub found: Result<Rc<Drive>, String>,
+}
+
+/// The drives of a cluster.
+pub struct Drives {
+    pub cluster: Uuid,
+    pub epoch: Epoch,
+    pub drives: Vec<ClusterDrive>,
+    /// True when they were formatted just now.
+    pub fresh: bool,
+}
+
+/// What was found at a drive's path.
+enum Found {
+    Labelled(Rc<dyn Device>, Label),
+    /// Without a label; the error says what it is.
+    Blank(Rc<dyn Device>, DriveError),
+    Nothing(NoDevice),
+}
+
+async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
+    match source.open(spec).await {
+        Err(none) => Found::Nothing(none),
+        Ok(device) => match read_label(&*device).await {
+            Ok(label) => Found::Labelled(device, label),
+            Err(error) => Found::Blank(device, error),
+        },
+    }
+}
+
+/// Finds the cluster's drives and takes them under a new epoch; formats them when all are new.
+///
+/// # Errors
+///
+/// [`DrivesError`]; nothing was changed unless it is `Drive`.
+pub async fn take(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    force_format: bool,
+    progress: &dyn Fn(&str),
+) -> Result<Drives, DrivesError> {
+    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    let known = found.iter().any(|found| match found {
+        Found::Labelled(_, label) => label.cluster_name == cluster.name,
+        Found::Blank(..) | Found::Nothing(_) => false,
+    });
+    if known && !force_format {
+        open(cluster, found).await
+    } else {
+        format(source, cluster, found, force_format, progress).await
+    }
+}
+
+async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, DrivesError> {
+    let uuid = cluster_of(cluster, &found);
+    let mut by_name: BTreeMap<String, (String, Rc<dyn Device>, Label)> = BTreeMap::new();
+    let mut absent: BTreeMap<&str, String> = BTreeMap::new();
+    for (spec, found) in cluster.drives.iter().zip(found) {
+        match found {
+            Found::Labelled(device, label) if Some(label.cluster_uuid) == uuid => {
+                let name = label.drive_name.clone();
+                if let Some((first, ..)) = by_name.get(&name) {
+                    return Err(DrivesError::SameDrive {
+                        first: first.clone(),
+                        second: spec.name.clone(),
+                        label: name,
+                    });
+                }
+                by_name.insert(name, (spec.name.clone(), device, label));
+            }
+            Found::Labelled(_, label) => {
+                return Err(DrivesError::OtherCluster {
+                    drive: spec.name.clone(),
+                    path: spec.path.display().to_string(),
+                    other: label.cluster_name,
+                    label: label.drive_name,
+                });
+            }
+            Found::Blank(_, error) => {
+                absent.insert(&spec.name, error.to_string());
+            }
+            Found::Nothing(none) => {
+                absent.insert(&spec.name, none.to_string());
+            }
+        }
+    }
+    let seen = by_name.values().flat_map(|(_, _, label)| {
+        label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
+    });
+    let epoch = seen.max().unwrap_or_default().next();
+    let mut drives = Vec::new();
+    for (index, spec) in cluster.drives.iter().enumerate() {
+        let found = match by_name.remove(&spec.name) {
+            Some((_, device, _)) => {
+                take_one(device, epoch).await.map_err(|error| error.to_string())
+            }
+            None => Err(absent
+                .remove(spec.name.as_str())
+                .unwrap_or_else(|| "another drive is at its path".into())),
+        };
+        drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
+    }
+    Ok(Drives { cluster: uuid.unwrap_or_default(), epoch, drives, fresh: false })
+}
+
+async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, DriveError> {
+    let drive = Drive::open(device).await?;
+    drive.fence(epoch).await?;
+    Ok(drive)
+}
+
+/// The cluster that most labelled drives belong to.
+fn cluster_of(cluster: &ClusterFile, found: &[Found]) -> Option<Uuid> {
+    let mut votes: BTreeMap<Uuid, usize> = BTreeMap::new();
+    for found in found {
+        if let Found::Labelled(_, label) = found
+            && label.cluster_name == cluster.name
+        {
+            *votes.entry(label.cluster_uuid).or_default() += 1;
+        }
+    }
+    votes.into_iter().max_by_key(|(_, votes)| *votes).map(|(uuid, _)| uuid)
+}
+
+async fn format(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: Vec<Found>,
+    force: bool,
+    progress: &dyn Fn(&str),
+) -> Result<Drives, DrivesError> {
+    let uuid = Uuid::from_u64_pair(random(), random());
+    if !force {
+        refuse_used(cluster, &found).await?;
+    }
+    let mut devices = Vec::new();
+    for (index, (spec, found)) in cluster.drives.iter().zip(found).enumerate() {
+        let device = match found {
+            Found::Labelled(device, _) | Found::Blank(device, _) => device,
+            Found::Nothing(NoDevice::Absent { .. }) if spec.size.is_some() => {
+                progress(&format!(
+                    "preparing drive {} of {}: {}",
+                    index + 1,
+                    cluster.drives.len(),
+                    spec.name
+                ));
+                let made = source.create(spec).await;
+                made.map_err(|source| DrivesError::NoDevice { drive: spec.name.clone(), source })?
+            }
+            Found::Nothing(source) => {
+                return Err(DrivesError::NoDevice { drive: spec.name.clone(), source });
+            }
+        };
+        devices.push(device);
+    }
+    let slices: Vec<_> =
+        array_ids(cluster).into_iter().map(|(array, array_uuid)| (array, array_uuid)).collect();
+    let mut drives = Vec::new();
+    for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
+        let identity = DriveIdentity {
+            cluster_uuid: uuid,
+            cluster_name: cluster.name.clone(),
+            drive_uuid: Uuid::from_u64_pair(random(), random()),
+            drive_name: spec.name.clone(),
+            drive_index: index as u32,
+            enclosure_name: spec.enclosure.clone(),
+        };
+        let table = slice_table(cluster, spec, device.info().capacity_bytes, &slices)?;
+        let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source };
+        let drive =
+            Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
+        drive.fence(Epoch(1)).await.map_err(failed)?;
+        drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found: Ok(drive) });
+    }
+    Ok(Drives { cluster: uuid, epoch: Epoch(1), drives, fresh: true })
+}
+
+/// Formats one drive of a cluster that is up: a replacement, or a new one. Its arrays' UUIDs are
+/// those of the other drives.
+///
+/// # Errors
+///
+/// [`DrivesError`]; a drive with data of somebody else is refused unless `force`.
+pub async fn format_one(
+    cluster: &ClusterFile,
+    spec: &DriveSpec,
+    device: Rc<dyn Device>,
+    drives: &Drives,
+    force: bool,
+) -> Result<Rc<Drive>, DrivesError> {
+    let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source };
+    // The drive of this name of this very cluster may come back without force.
+    let label = read_label(&*device).await.ok();
+    let own = label
+        .is_some_and(|label| label.cluster_uuid == drives.cluster && label.drive_name == spec.name);
+    if !force && !own {
+        Drive::refuse_used(&*device).await.map_err(|source| DrivesError::InUse {
+            drive: spec.name.clone(),
+            path: spec.path.display().to_string(),
+            source,
+        })?;
+    }
+    let index = cluster.drives.iter().position(|known| known.name == spec.name);
+    let identity = DriveIdentity {
+        cluster_uuid: drives.cluster,
+        cluster_name: cluster.name.clone(),
+        drive_uuid: Uuid::from_u64_pair(random(), random()),
+        drive_name: spec.name.clone(),
+        drive_index: index.unwrap_or_default() as u32,
+        enclosure_name: spec.enclosure.clone(),
+    };
+    let known = drives.drives.iter().filter_map(|drive| drive.found.as_ref().ok());
+    let mut ids = BTreeMap::new();
+    for drive in known {
+        for slice in &drive.label().slices {
+            ids.insert(slice.array_name.clone(), slice.array_uuid);
+        }
+    }
+    let arrays: Vec<_> = cluster
+        .arrays
+        .iter()
+        .filter_map(|array| Some((array.clone(), *ids.get(&array.name)?)))
+        .collect();
+    let table = slice_table(cluster, spec, device.info().capacity_bytes, &arrays)?;
+    let drive =
+        Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
+    drive.fence(drives.epoch).await.map_err(failed)?;
+    Ok(drive)
+}
+
+fn random() -> u64 {
+    levada_base::reactor::random_u64()
+}
+
+/// Looks for anything worth keeping before the first byte is written.
+async fn refuse_used(cluster: &ClusterFile, found: &[Found]) -> Result<(), DrivesError> {
+    for (spec, found) in cluster.drives.iter().zip(found) {
+        let path = spec.path.display().to_string();
+        match found {
+            Found::Labelled(_, label) => {
+                return Err(DrivesError::OtherCluster {
+                    drive: spec.name.clone(),
+                    path,
+                    other: label.cluster_name.clone(),
+                    label: label.drive_name.clone(),
+                });
+            }
+            Found::Blank(device, _) => {
+                if let Err(source) = Drive::refuse_used(&**device).await {
+                    return Err(DrivesError::InUse { drive: spec.name.clone(), path, source });
+                }
+            }
+            Found::Nothing(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A UUID for each array of a new cluster.
+fn array_ids(cluster: &ClusterFile) -> Vec<(ArraySpec, Uuid)> {
+    cluster
+        .arrays
+        .iter()
+        .map(|array| (array.clone(), Uuid::from_u64_pair(random(), random())))
+        .collect()
+}
+
+/// Lays the slices of the arrays that use this drive one behind the other.
+///
+/// # Errors
+///
+/// [`DrivesError::TooSmall`].
+fn slice_table(
+    cluster: &ClusterFile,
+    spec: &DriveSpec,
+    capacity_bytes: u64,
+    arrays: &[(ArraySpec, Uuid)],
+) -> Result<Vec<SliceEntry>, DrivesError> {
+    let mut start = DRIVE_RESERVED_BYTES / 2;
+    let mut table = Vec::new();
+    for (array, array_uuid) in arrays {
+        if !array.drives.contains(&spec.name) {
+            continue;
+        }
+        let too_small = || DrivesError::TooSmall {
+            drive: spec.name.clone(),
+            array: array.name.clone(),
+            capacity_bytes,
+        };
+        let bytes =
+            cluster.slice_bytes(array, &spec.name, Bytes(capacity_bytes)).ok_or_else(too_small)?.0;
+        if bytes == 0 || start + bytes > capacity_bytes - DRIVE_RESERVED_BYTES / 2 {
+            return Err(too_small());
+        }
+        let kind = match array.level {
+            Level::Raid1 { .. } => SliceKind::Metadata,
+            Level::Raid0 { .. } | Level::Raid6 { .. } => SliceKind::Data,
+        };
+        table.push(SliceEntry {
+            array_uuid: *array_uuid,
+            array_name: array.name.clone(),
+            kind,
+            start,
+            bytes,
+            owner_epoch: Epoch::default(),
+        });
+        start += bytes;
+    }
+    Ok(table)
+}

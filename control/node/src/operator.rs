@@ -1,0 +1,470 @@
+//! The operator's view of a running node: status, drives, scrub.
+
+use crate::arrays::{self, ClusterArray};
+use crate::assembly::{Cluster, Service};
+use crate::control::{
+    ArrayStatus, ControlReply, ControlRequest, DriveStatus, MemberStatus, Progress, ScrubResult,
+    Status, TargetStatus, Traffic,
+};
+use crate::drives::{self, DriveSource, NoDevice};
+use levada_base::reactor::{self, Instant};
+use levada_base::sync::Notify;
+use levada_device::Drive;
+use levada_raid::{Level, Limits, MemberState};
+use levada_spec::{ClusterFile, DriveSpec};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Throughput "now" is that of so much time.
+const MEASURE_EVERY: Duration = Duration::from_secs(1);
+
+/// Answers what people ask of a node.
+pub struct Operator {
+    cluster: Rc<Cluster>,
+    source: Rc<dyn DriveSource>,
+    /// The cluster file, read again when drives change.
+    file: PathBuf,
+    address: String,
+    /// Wakes whoever looks after the arrays.
+    changed: Rc<Notify>,
+    start: Instant,
+    /// Drives as they are now: those replaced or added since the start stand before the
+    /// cluster's own.
+    drives: RefCell<BTreeMap<String, (DriveSpec, Result<Rc<Drive>, String>)>>,
+    traffic: Cell<Traffic>,
+    scrubbing: Cell<bool>,
+}
+
+/// Why an order cannot be carried out.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("there is no drive {drive:?}; there are {known}")]
+    NoSuchDrive { drive: String, known: String },
+    #[error("drive {drive} is in use; fail it first")]
+    InUse { drive: String },
+    #[error("drive {drive} is in use already")]
+    Known { drive: String },
+    #[error("a scrub is running already")]
+    Scrubbing,
+    #[error(transparent)]
+    Spec(#[from] levada_spec::SpecError),
+    #[error("drive {drive}: {source}")]
+    NoDevice { drive: String, source: NoDevice },
+    #[error(transparent)]
+    Drives(#[from] drives::DrivesError),
+    #[error(transparent)]
+    Array(#[from] arrays::ArrayError),
+}
+
+impl Operator {
+    /// An operator of `cluster`.
+    #[must_use]
+    pub fn new(
+        cluster: Rc<Cluster>,
+        source: Rc<dyn DriveSource>,
+        file: PathBuf,
+        address: String,
+        changed: Rc<Notify>,
+    ) -> Rc<Self> {
+        let drives = cluster
+            .drives
+            .drives
+            .iter()
+            .map(|drive| (drive.spec.name.clone(), (drive.spec.clone(), drive.found.clone())));
+        Rc::new(Self {
+            drives: RefCell::new(drives.collect()),
+            source,
+            file,
+            address,
+            changed,
+            start: reactor::now(),
+            traffic: Cell::default(),
+            scrubbing: Cell::new(false),
+            cluster,
+        })
+    }
+
+    /// Carries a request out.
+    pub async fn answer(self: &Rc<Self>, request: ControlRequest) -> ControlReply {
+        let done = match request {
+            ControlRequest::Status => return ControlReply::Status(Box::new(self.status())),
+            ControlRequest::DriveFail { drive, force } => self.fail(&drive, force).await,
+            ControlRequest::DriveReplace { drive, force } => self.replace(&drive, force).await,
+            ControlRequest::DriveAdd { drive, force } => self.add(&drive, force).await,
+            ControlRequest::Scrub => self.scrub(),
+            // The process's main loop carries this one out.
+            ControlRequest::Down => Ok(()),
+        };
+        match done {
+            Ok(()) => ControlReply::Done,
+            Err(refusal) => ControlReply::Failed { why: refusal.to_string() },
+        }
+    }
+
+    fn drive(&self, name: &str) -> Result<(DriveSpec, Result<Rc<Drive>, String>), Refusal> {
+        let drives = self.drives.borrow();
+        drives.get(name).cloned().ok_or_else(|| Refusal::NoSuchDrive {
+            drive: name.to_owned(),
+            known: drives.keys().cloned().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    async fn fail(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        let (_, drive) = self.drive(name)?;
+        arrays::fail_drive(&self.cluster.arrays, name, drive.as_ref().ok(), force).await?;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The drive as the cluster file has it now, and that file.
+    fn reread(&self, name: &str) -> Result<(ClusterFile, DriveSpec), Refusal> {
+        let file = ClusterFile::load(&self.file)?.cluster;
+        let spec = file.drive(name).cloned().ok_or_else(|| Refusal::NoSuchDrive {
+            drive: name.to_owned(),
+            known: file
+                .drives
+                .iter()
+                .map(|drive| drive.name.clone())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?;
+        Ok((file, spec))
+    }
+
+    async fn replace(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        let (_, old) = self.drive(name)?;
+        if old.as_ref().is_ok_and(|drive| !drive.is_failed()) && !self.is_out(name) {
+            return Err(Refusal::InUse { drive: name.to_owned() });
+        }
+        self.admit(name, old.ok(), force).await
+    }
+
+    async fn add(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        if self.drives.borrow().contains_key(name) {
+            return Err(Refusal::Known { drive: name.to_owned() });
+        }
+        self.admit(name, None, force).await
+    }
+
+    /// True when no array uses the drive any more.
+    fn is_out(&self, name: &str) -> bool {
+        self.cluster.arrays.iter().all(|array| {
+            let members = array.array.status().members;
+            let mut on_drive = members.iter().filter(|member| member.name == name);
+            on_drive.all(|member| member.state == MemberState::Faulty)
+        })
+    }
+
+    /// Formats the drive and gives it to every array that lists it.
+    async fn admit(&self, name: &str, old: Option<Rc<Drive>>, force: bool) -> Result<(), Refusal> {
+        let (file, spec) = self.reread(name)?;
+        let failed = |source| Refusal::NoDevice { drive: name.to_owned(), source };
+        let device = match self.source.open(&spec).await {
+            Ok(device) => device,
+            Err(NoDevice::Absent { .. }) if spec.size.is_some() => {
+                self.source.create(&spec).await.map_err(failed)?
+            }
+            // Still open here: the drive that failed comes back.
+            Err(error) => match &old {
+                Some(old) => Rc::clone(old.device()),
+                None => return Err(failed(error)),
+            },
+        };
+        let drive = drives::format_one(&file, &spec, device, &self.cluster.drives, force).await?;
+        for array in &self.cluster.arrays {
+            let admitted = array.admit(&file, name, &drive).await;
+            admitted
+                .map_err(|source| arrays::ArrayError { array: array.spec.name.clone(), source })?;
+        }
+        self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(drive)));
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn scrub(self: &Rc<Self>) -> Result<(), Refusal> {
+        if self.scrubbing.replace(true) {
+            return Err(Refusal::Scrubbing);
+        }
+        for array in &self.cluster.arrays {
+            array.last_scrub.set(None);
+        }
+        let operator = Rc::clone(self);
+        // A task of its own: whoever asked may go away.
+        reactor::spawn(async move {
+            operator.scrub_everything().await;
+            operator.scrubbing.set(false);
+        });
+        Ok(())
+    }
+
+    async fn scrub_everything(&self) {
+        for array in &self.cluster.arrays {
+            let name = &array.spec.name;
+            match array.array.scrub(Limits::NONE).await {
+                Ok(report) => {
+                    tracing::info!(array = name, ?report, "scrubbed");
+                    array.last_scrub.set(Some(ScrubResult {
+                        checked_bytes: report.stripes * stripe_bytes(array),
+                        repaired: report.unreadable_repaired + report.wrong_repaired,
+                        unrepairable: report.mismatched + report.lost,
+                    }));
+                }
+                Err(error) => tracing::error!(array = name, %error, "the scrub stopped"),
+            }
+        }
+        let is_data = |array: &&Rc<ClusterArray>| {
+            self.cluster.file.filesystems.iter().any(|fs| fs.data == array.spec.name)
+        };
+        let data = self.cluster.arrays.iter().find(is_data);
+        for target in &self.cluster.targets {
+            let Service::Objects { log, .. } = &target.service else { continue };
+            let name = target.entry.name();
+            match log.scrub().await {
+                Ok(report) => {
+                    for (object, offset, bytes) in &report.damaged {
+                        tracing::error!(target = name, ?object, offset, bytes, "beyond repair");
+                    }
+                    tracing::info!(
+                        target = name,
+                        objects = report.objects,
+                        bytes = report.bytes,
+                        repaired_blocks = report.repaired_blocks,
+                        "objects scrubbed"
+                    );
+                    if let Some(data) = data
+                        && let Some(result) = data.last_scrub.get()
+                    {
+                        data.last_scrub.set(Some(ScrubResult {
+                            repaired: result.repaired + report.repaired_blocks,
+                            unrepairable: result.unrepairable + report.damaged.len() as u64,
+                            ..result
+                        }));
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(target = name, %error, "the scrub of objects stopped")
+                }
+            }
+        }
+    }
+
+    /// Keeps the traffic of the last second, for as long as the node serves.
+    pub async fn measure(self: Rc<Self>) {
+        let mut before = (self.totals(), reactor::now());
+        loop {
+            reactor::sleep(MEASURE_EVERY).await;
+            let (totals, now) = (self.totals(), reactor::now());
+            let seconds = now.since(before.1).as_secs_f64().max(1e-3);
+            let rate = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds) as u64;
+            let (read_bytes, written_bytes, metadata) = totals;
+            let (read_before, written_before, metadata_before) = before.0;
+            self.traffic.set(Traffic {
+                read_bytes,
+                written_bytes,
+                read_bytes_per_s: rate(read_bytes, read_before),
+                written_bytes_per_s: rate(written_bytes, written_before),
+                metadata_per_s: rate(metadata, metadata_before),
+            });
+            before = (totals, now);
+        }
+    }
+
+    /// Bytes read and written by clients, and metadata requests, since the start.
+    fn totals(&self) -> (u64, u64, u64) {
+        let mut totals = (0, 0, 0);
+        for target in &self.cluster.targets {
+            match &target.service {
+                Service::Objects { service, .. } => {
+                    let meters = service.meters();
+                    totals.0 += meters.read.bytes;
+                    totals.1 += meters.write.bytes;
+                }
+                Service::Metadata { counted, .. } => totals.2 += counted.requests(),
+                Service::Stopped { .. } => {}
+            }
+        }
+        totals
+    }
+
+    fn status(&self) -> Status {
+        let arrays: Vec<_> = self.cluster.arrays.iter().map(|array| self.array(array)).collect();
+        let drives: Vec<_> =
+            self.drives.borrow().values().map(|(spec, drive)| drive_status(spec, drive)).collect();
+        let targets: Vec<_> = self.cluster.targets.iter().map(target_status).collect();
+        let mut problems = Vec::new();
+        for array in &self.cluster.arrays {
+            problems.extend(array.remarks.iter().cloned());
+        }
+        for (drive, (_, found)) in self.drives.borrow().iter() {
+            match found {
+                Err(why) => problems.push(format!("drive {drive}: {why}")),
+                Ok(open) if open.is_failed() => problems.push(format!(
+                    "drive {drive} has failed; replace it with `levada drive replace {drive}`"
+                )),
+                Ok(_) => {}
+            }
+        }
+        for array in &arrays {
+            if array.state != "healthy" {
+                problems.push(format!("array {} is {}", array.name, array.state));
+            }
+        }
+        for target in &self.cluster.targets {
+            if let Service::Stopped { why } = &target.service {
+                problems.push(format!("target {} is stopped: {why}", target.entry.name()));
+            }
+        }
+        Status {
+            cluster: self.cluster.file.name.clone(),
+            pid: std::process::id(),
+            uptime_s: self.start.elapsed().as_secs_f64(),
+            address: self.address.clone(),
+            problems,
+            survives: self.survives(),
+            drives,
+            arrays,
+            targets,
+            clients: Vec::new(),
+            traffic: self.traffic.get(),
+        }
+    }
+
+    /// What each array can still lose.
+    fn survives(&self) -> Vec<String> {
+        let left = |array: &Rc<ClusterArray>| {
+            let status = array.array.status();
+            let left = status.tolerates.saturating_sub(status.degraded);
+            let drives = if left == 1 { "drive" } else { "drives" };
+            format!("{} survives the loss of any {left} {drives} now", array.spec.name)
+        };
+        self.cluster.arrays.iter().map(left).collect()
+    }
+
+    fn array(&self, array: &Rc<ClusterArray>) -> ArrayStatus {
+        let status = array.array.status();
+        let stripe_bytes = stripe_bytes(array);
+        let progress = |progress: levada_raid::Progress| Progress {
+            done_bytes: progress.stripes_done * stripe_bytes,
+            total_bytes: progress.stripes_total * stripe_bytes,
+            bytes_per_s: progress.bytes_per_second as u64,
+        };
+        let state = if status.stopped.is_some() {
+            "stopped"
+        } else if status.rebuild.is_some() || array.array.needs_rebuild() {
+            "rebuilding"
+        } else if status.degraded > 0 {
+            "degraded"
+        } else {
+            "healthy"
+        };
+        let chunk_kib = status.chunk_bytes >> 10;
+        let width = status.members.iter().filter(|member| member.role.is_some()).count();
+        let level = match status.level {
+            Level::Raid0 => format!("RAID 0 over {width}, {chunk_kib} KiB chunks"),
+            Level::Raid1 { copies } => format!("mirror of {copies} copies over {width} drives"),
+            Level::Raid6 => format!("RAID 6 {}+2, {chunk_kib} KiB chunks", width.saturating_sub(2)),
+        };
+        ArrayStatus {
+            name: status.name,
+            level,
+            state: state.to_owned(),
+            capacity_bytes: status.capacity_bytes,
+            written_bytes: status.stripes_written * stripe_bytes,
+            members: status
+                .members
+                .iter()
+                .map(|member| MemberStatus {
+                    drive: member.name.clone(),
+                    state: match member.state {
+                        MemberState::InSync => "in sync",
+                        MemberState::Rebuilding { .. } => "rebuilding",
+                        MemberState::Faulty => "out",
+                        MemberState::Spare => "spare",
+                    }
+                    .to_owned(),
+                    medium_errors: member.medium_errors,
+                    io_errors: member.io_errors,
+                    repairs: member.repairs,
+                    p50_us: member.latency_p50.as_micros() as u64,
+                    p99_us: member.latency_p99.as_micros() as u64,
+                })
+                .collect(),
+            rebuild: status.rebuild.map(progress).or_else(|| {
+                array.array.needs_rebuild().then_some(Progress {
+                    total_bytes: status.stripes_written * stripe_bytes,
+                    ..Progress::default()
+                })
+            }),
+            scrub: status.scrub.map(progress).or_else(|| {
+                // Objects are checked after the arrays.
+                (self.scrubbing.get() && array.last_scrub.get().is_none()).then_some(Progress {
+                    total_bytes: status.stripes_written * stripe_bytes,
+                    ..Progress::default()
+                })
+            }),
+            last_scrub: array.last_scrub.get().filter(|_| !self.scrubbing.get()),
+        }
+    }
+}
+
+fn stripe_bytes(array: &ClusterArray) -> u64 {
+    use levada_raid::Array;
+    array.array.geometry().stripe_bytes
+}
+
+fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
+    let blank = DriveStatus {
+        name: spec.name.clone(),
+        enclosure: spec.enclosure.clone(),
+        path: spec.path.clone(),
+        ..DriveStatus::default()
+    };
+    let Ok(drive) = found else {
+        return DriveStatus { state: "missing".into(), ..blank };
+    };
+    let health = drive.device().health();
+    DriveStatus {
+        capacity_bytes: drive.device().info().capacity_bytes,
+        state: if drive.is_failed() { "failed" } else { "ok" }.into(),
+        bytes_read: health.bytes_read,
+        bytes_written: health.bytes_written,
+        errors: health.read_errors + health.write_errors,
+        ..blank
+    }
+}
+
+fn target_status(target: &crate::assembly::Target) -> TargetStatus {
+    let name = target.entry.name();
+    match &target.service {
+        Service::Objects { log, service } => {
+            let space = log.space();
+            let meters = service.meters();
+            let ops = [meters.read, meters.write, meters.commit, meters.other];
+            TargetStatus {
+                name,
+                state: "serving".into(),
+                total_bytes: space.total_bytes,
+                free_bytes: space.free_bytes,
+                requests: ops.iter().map(|op| op.count).sum(),
+            }
+        }
+        Service::Metadata { counted, .. } => {
+            let usage = target.store.as_ref().map(levada_kv::Store::usage);
+            let total_bytes = usage.map_or(0, |usage| usage.bytes_max);
+            TargetStatus {
+                name,
+                state: "serving".into(),
+                total_bytes,
+                free_bytes: total_bytes
+                    - usage.map_or(0, |usage| usage.bytes_used.min(total_bytes)),
+                requests: counted.requests(),
+            }
+        }
+        Service::Stopped { .. } => {
+            TargetStatus { name, state: "stopped".into(), ..TargetStatus::default() }
+        }
+    }
+}

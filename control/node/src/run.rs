@@ -1,0 +1,190 @@
+//! The node's process: lock, drives, arrays, targets, services, until told to stop.
+
+use crate::arrays;
+use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
+use crate::control::{ControlReply, ControlRequest};
+use crate::desk::{self, Clerk};
+use crate::file_drives::FileDrives;
+use crate::operator::Operator;
+use crate::state::StateDir;
+use anyhow::{Context, Result};
+use futures_util::future::{Either, LocalBoxFuture, select};
+use levada_base::reactor::signal::{Signal, Signals};
+use levada_base::reactor::{self, Group, Reactor};
+use levada_base::sync::Notify;
+use levada_client::{Client, ClientConfig, housekeeper};
+use levada_spec::Loaded;
+use levada_wire::frame::Class;
+use levada_wire::rpc::{ServiceConfig, accept_all};
+use levada_wire::tcp::{TcpListener, TcpTransport};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Where the services of a cluster without hosts listen.
+const LOOPBACK: &str = "127.0.0.1:0";
+/// How long a busy node polls before it sleeps; an idle one does not poll.
+const SPIN: Duration = Duration::from_micros(20);
+/// Time that requests under way are given at the end.
+const DRAIN: Duration = Duration::from_millis(200);
+
+/// What a node is told by the one who starts it.
+pub struct NodeOptions {
+    pub loaded: Loaded,
+    /// The cluster file, read again when drives are replaced or added.
+    pub file: PathBuf,
+    pub state: StateDir,
+    pub force_format: bool,
+}
+
+/// Says what the process does on standard error, which is the node's log.
+pub(crate) fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LEVADA_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second call in one process (tests) keeps the first.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+}
+
+/// Runs a node until it is told to stop by signal or by [`ControlRequest::Down`].
+///
+/// # Errors
+///
+/// Why it could not start. A cluster that was up ends without error.
+pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) -> Result<()> {
+    log_to_stderr();
+    let _lock = options.state.lock()?;
+    let signals = Signals::new().context("cannot receive signals")?;
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    reactor.set_spin(SPIN);
+    reactor.block_on(serve(options, &signals, progress, ready))
+}
+
+/// Binds the services' address: the one of the cluster file, or the one used last time.
+fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, String)> {
+    let wanted = loaded.cluster.hosts.first().and_then(|host| host.addresses.first().cloned());
+    let kept = state.address().filter(|_| wanted.is_none());
+    let bind = |address: &str| -> Result<(TcpListener, String)> {
+        let listener =
+            TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+        let bound = listener.local_addr().context("the listener has no address")?;
+        Ok((listener, bound.to_string()))
+    };
+    match (wanted, kept) {
+        (Some(address), _) => bind(&address),
+        (None, Some(address)) => bind(&address),
+        (None, None) => bind(LOOPBACK),
+    }
+}
+
+async fn serve(
+    options: NodeOptions,
+    signals: &Signals,
+    progress: &dyn Fn(&str),
+    ready: impl FnOnce(),
+) -> Result<()> {
+    let NodeOptions { loaded, file, state, force_format } = options;
+    let (listener, address) = listen(&loaded, &state)?;
+    let source = Rc::new(FileDrives::new(loaded.clone()));
+    let start = StartOptions {
+        force_format,
+        tuning: Tuning::default(),
+        address: address.clone(),
+        progress,
+    };
+    let cluster = assembly::start(loaded.cluster.clone(), &*source, start).await?;
+    let cluster = Rc::new(cluster);
+    state.set_address(&address)?;
+    tracing::info!(cluster = cluster.file.name, address, epoch = %cluster.drives.epoch, "serving");
+
+    // What ends with the services, before the floors below are closed.
+    let services = Group::new();
+    let changed = Rc::new(Notify::default());
+    let config =
+        ServiceConfig { cluster: *cluster.drives.cluster.as_bytes(), ..ServiceConfig::default() };
+    let router = Rc::clone(&cluster.router) as Rc<_>;
+    reactor::spawn_in(&services, accept_all(Rc::new(listener), router, config));
+    let keeper = keep_house(Rc::clone(&cluster), address.clone());
+    reactor::spawn_in(&services, keeper);
+    for target in &cluster.targets {
+        if let Service::Metadata { service, .. } = &target.service {
+            let service = Rc::clone(service);
+            reactor::spawn_in(&services, async move { service.run().await });
+        }
+    }
+    let looked_after = cluster.metadata_first();
+    let events = Rc::clone(&changed);
+    reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events) });
+
+    let stop = Rc::new(Notify::default());
+    let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed);
+    reactor::spawn_in(&services, Rc::clone(&operator).measure());
+    let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });
+    open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
+    ready();
+
+    loop {
+        let told = std::pin::pin!(signals.recv());
+        let stopped = std::pin::pin!(stop.until(|| front.stopping.get().then_some(())));
+        match select(told, stopped).await {
+            Either::Left((Ok(Signal::Hangup), _)) => {}
+            Either::Left((told, _)) => {
+                told.context("cannot receive signals")?;
+                break;
+            }
+            Either::Right(((), _)) => break,
+        }
+    }
+    tracing::info!("stopping");
+    reactor::sleep(DRAIN).await;
+    services.kill();
+    cluster.stop().await;
+    tracing::info!("stopped");
+    // The program that asked may look for the socket again.
+    let _ = std::fs::remove_file(state.control_socket());
+    Ok(())
+}
+
+fn open_desk(socket: &Path, clerk: Rc<FrontDesk>, services: &Group) -> Result<()> {
+    desk::open(socket, clerk, services)
+        .with_context(|| format!("cannot open the control socket {}", socket.display()))
+}
+
+/// Does what the services leave to a client: destroys the objects of deleted files, settles
+/// the sessions of clients that are gone.
+async fn keep_house(cluster: Rc<Cluster>, address: String) {
+    let Some(target) = cluster.metadata_target() else { return };
+    let uuid = *cluster.table.fs.as_bytes();
+    let mut config = ClientConfig::new(Rc::new(TcpTransport), &address, target, uuid);
+    config.class = Class::Background;
+    match Client::connect(config).await {
+        Ok(client) => housekeeper::keep_house(client).await,
+        Err(error) => tracing::error!(%error, "no housekeeping"),
+    }
+}
+
+/// Answers at the desk; keeps the order to stop for the main loop.
+struct FrontDesk {
+    operator: Rc<Operator>,
+    stop: Rc<Notify>,
+    stopping: Cell<bool>,
+}
+
+impl Clerk for FrontDesk {
+    fn answer(&self, request: ControlRequest) -> LocalBoxFuture<'_, ControlReply> {
+        Box::pin(async move {
+            match request {
+                ControlRequest::Down => {
+                    self.stopping.set(true);
+                    self.stop.notify_all();
+                    ControlReply::Done
+                }
+                other => self.operator.answer(other).await,
+            }
+        })
+    }
+}
