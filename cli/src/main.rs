@@ -1,1 +1,80 @@
-fn main() {}
+//! `levada`: brings clusters up, watches them, mounts their file systems, and takes them down.
+//!
+//! Every command finds the cluster the same way ([`place`]): `-f FILE`, else `levada.toml` here,
+//! else the cluster in a box under `./levada-data`.
+
+mod drive;
+mod mount;
+mod place;
+mod process;
+mod status;
+mod up;
+mod work;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Parallel storage in user space: drives to double-parity arrays to a striped file system.
+#[derive(Parser)]
+#[command(name = "levada", version, arg_required_else_help = true)]
+struct Cli {
+    /// The cluster file [default: levada.toml, else levada-data/levada.toml]
+    #[arg(short = 'f', long = "file", global = true, value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Bring the cluster up; with no cluster file, a cluster in a box under ./levada-data
+    Up(up::UpArgs),
+    /// Make everything durable, unmount, and stop the node
+    Down,
+    /// Arrays, members, targets, clients, health, throughput now
+    Status(status::StatusArgs),
+    /// Mount the file system on a directory
+    Mount(mount::MountArgs),
+    /// Unmount a directory
+    Umount {
+        /// Where it is mounted
+        dir: PathBuf,
+    },
+    /// Fail and replace drives
+    #[command(subcommand)]
+    Drive(drive::DriveCommand),
+    /// Show the rebuild of lost members
+    Rebuild(work::WatchArgs),
+    /// Read everything written and check it against parity and checksums
+    Scrub(work::WatchArgs),
+    /// Read the cluster file and say what is wrong, or what it survives
+    Check,
+    /// The node itself, in the foreground (`up` starts it in the background)
+    Node(up::NodeArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let file = cli.file.as_deref();
+    let result = match &cli.command {
+        Command::Up(args) => up::up(file, args),
+        Command::Down => up::down(file),
+        Command::Status(args) => status::status(file, args),
+        Command::Mount(args) => mount::mount(file, args),
+        Command::Umount { dir } => mount::umount(file, dir),
+        Command::Drive(command) => drive::drive(file, command),
+        Command::Rebuild(args) => work::rebuild(file, args),
+        Command::Scrub(args) => work::scrub(file, args),
+        Command::Check => up::check(file),
+        Command::Node(args) => up::node(file, args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A broken pipe behind us (`| head`) is not worth a word.
+            eprintln!("levada: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

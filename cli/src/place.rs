@@ -1,0 +1,50 @@
+//! Which cluster a command means.
+
+use anyhow::{Context, Result, bail};
+use levada_node::state::StateDir;
+use levada_spec::{ClusterFile, Loaded};
+use std::path::{Path, PathBuf};
+
+/// The cluster file looked for when none is named.
+pub const CLUSTER_FILE: &str = "levada.toml";
+/// Where a cluster in a box lives.
+pub const BOX_DIR: &str = "levada-data";
+
+/// The cluster file that `-f` names or that lies here; `None` when there is none.
+pub fn find(file: Option<&Path>) -> Option<PathBuf> {
+    if let Some(file) = file {
+        return Some(file.to_owned());
+    }
+    [PathBuf::from(CLUSTER_FILE), Path::new(BOX_DIR).join(CLUSTER_FILE)]
+        .into_iter()
+        .find(|path| path.exists())
+}
+
+/// Reads the cluster file; prints what it warns of.
+pub fn load(file: Option<&Path>) -> Result<Loaded> {
+    let Some(path) = find(file) else {
+        bail!(
+            "no cluster here: neither {CLUSTER_FILE} nor {BOX_DIR}/{CLUSTER_FILE}; `levada up` makes one, -f names one"
+        );
+    };
+    load_at(&path)
+}
+
+/// Reads the cluster file at `path`; prints what it warns of.
+pub fn load_at(path: &Path) -> Result<Loaded> {
+    let loaded = ClusterFile::load(path)?;
+    if !loaded.warnings().is_empty() {
+        eprint!("{}", loaded.warnings);
+    }
+    Ok(loaded)
+}
+
+/// The node's state directory.
+pub fn state(loaded: &Loaded) -> StateDir {
+    StateDir(loaded.path(&loaded.cluster.state_dir))
+}
+
+/// The address of the cluster's services, as its node left it.
+pub fn address(loaded: &Loaded) -> Result<String> {
+    state(loaded).address().context("this cluster was never up: start it with `levada up`")
+}

@@ -1,0 +1,127 @@
+//! `status`: what a node is and does, for people and as JSON.
+
+use crate::place;
+use anyhow::{Result, bail};
+use clap::Args;
+use levada_node::control::{self, ControlReply, ControlRequest, Status};
+use std::fmt::Write;
+use std::path::Path;
+
+#[derive(Args)]
+pub struct StatusArgs {
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the status.
+pub fn status(file: Option<&Path>, args: &StatusArgs) -> Result<()> {
+    let loaded = place::load(file)?;
+    let socket = place::state(&loaded).control_socket();
+    let ControlReply::Status(status) = control::ask(&socket, &ControlRequest::Status)? else {
+        bail!("the node gave another answer than its status");
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{}", render(&status));
+    }
+    Ok(())
+}
+
+/// A size for people: `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+fn render(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing into a String cannot fail.
+    let _ = draw(status, &mut out);
+    out
+}
+
+fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
+    let health = if status.problems.is_empty() { "healthy" } else { "needs attention" };
+    writeln!(
+        out,
+        "{}: {health}; node process {}, up {:.0} s, at {}",
+        status.cluster, status.pid, status.uptime_s, status.address
+    )?;
+    for problem in &status.problems {
+        writeln!(out, "  ! {problem}")?;
+    }
+    for line in &status.survives {
+        writeln!(out, "  {line}")?;
+    }
+    writeln!(out, "\narrays")?;
+    for array in &status.arrays {
+        writeln!(
+            out,
+            "  {:<8} {:<12} {}, {} written of {}",
+            array.name,
+            array.state,
+            array.level,
+            bytes(array.written_bytes),
+            bytes(array.capacity_bytes)
+        )?;
+        for member in &array.members {
+            writeln!(
+                out,
+                "    {:<8} {:<12} errors {} (repaired {})  latency p50 {} us, p99 {} us",
+                member.drive,
+                member.state,
+                member.medium_errors + member.io_errors,
+                member.repairs,
+                member.p50_us,
+                member.p99_us
+            )?;
+        }
+    }
+    writeln!(out, "\ntargets")?;
+    for target in &status.targets {
+        writeln!(
+            out,
+            "  {:<8} {:<12} {} free of {}; {} requests",
+            target.name,
+            target.state,
+            bytes(target.free_bytes),
+            bytes(target.total_bytes),
+            target.requests
+        )?;
+    }
+    writeln!(out, "\nclients")?;
+    if status.clients.is_empty() {
+        writeln!(out, "  none")?;
+    }
+    for client in &status.clients {
+        writeln!(out, "  client {}: {} files open", client.id, client.open_files)?;
+    }
+    let traffic = &status.traffic;
+    writeln!(
+        out,
+        "\nnow: read {}/s, write {}/s, {} metadata operations/s",
+        bytes(traffic.read_bytes_per_s),
+        bytes(traffic.written_bytes_per_s),
+        traffic.metadata_per_s
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+}

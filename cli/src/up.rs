@@ -1,0 +1,130 @@
+//! `up`, `down`, `check`, and the node itself.
+
+use crate::{mount, place, process};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use levada_node::control::{self, ControlRequest};
+use levada_spec::ClusterFile;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time for a node to make everything durable and end.
+const DOWN_LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Args)]
+pub struct UpArgs {
+    /// Do not make the mounts that the cluster file lists
+    #[arg(long)]
+    no_mounts: bool,
+    /// Overwrite drives that carry something else, or an older cluster
+    #[arg(long)]
+    force_format: bool,
+}
+
+#[derive(Args)]
+pub struct NodeArgs {
+    /// Overwrite drives that carry something else, or an older cluster
+    #[arg(long)]
+    force_format: bool,
+}
+
+/// Brings the cluster up.
+pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
+    let path = match place::find(file) {
+        Some(path) => path,
+        None => make_box()?,
+    };
+    let loaded = place::load_at(&path)?;
+    let state = place::state(&loaded);
+    if let Some(pid) = state.running() {
+        println!("{} is up already (node process {pid})", loaded.cluster.name);
+    } else {
+        let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
+        if args.force_format {
+            arguments.push(OsStr::new("--force-format"));
+        }
+        process::start(&state.log(), &arguments, |line| println!("{line}"))
+            .with_context(|| format!("cannot bring {} up", loaded.cluster.name))?;
+        println!("{} is up: it survives {}", loaded.cluster.name, loaded.cluster.survives());
+    }
+    if !args.no_mounts {
+        for spec in &loaded.cluster.mounts {
+            mount::mount_at(&loaded, &path, &loaded.path(&spec.path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the cluster file of a cluster in a box.
+fn make_box() -> Result<PathBuf> {
+    let dir = Path::new(place::BOX_DIR);
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let free_bytes = free_bytes(dir)
+        .with_context(|| format!("cannot tell the free space of {}", dir.display()))?;
+    let cluster = ClusterFile::box_default(dir, free_bytes)?;
+    let path = dir.join(place::CLUSTER_FILE);
+    std::fs::write(&path, cluster.to_toml())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("no cluster file here: wrote {} for a cluster in a box", path.display());
+    Ok(path)
+}
+
+/// Bytes that an ordinary user may still use where `dir` is.
+fn free_bytes(dir: &Path) -> std::io::Result<u64> {
+    let space = rustix::fs::statvfs(dir)?;
+    Ok(space.f_bavail * space.f_frsize)
+}
+
+/// Unmounts, makes everything durable, stops the node.
+pub fn down(file: Option<&Path>) -> Result<()> {
+    let loaded = place::load(file)?;
+    let state = place::state(&loaded);
+    if state.running().is_none() {
+        println!("{} is not up", loaded.cluster.name);
+        return Ok(());
+    }
+    mount::umount_all(file, &state)?;
+    control::ask(&state.control_socket(), &ControlRequest::Down)?;
+    let start = Instant::now();
+    while state.running().is_some() {
+        if start.elapsed() > DOWN_LIMIT {
+            bail!(
+                "the node has not ended after {} s; see {}",
+                DOWN_LIMIT.as_secs(),
+                state.log().display()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("{} is down", loaded.cluster.name);
+    Ok(())
+}
+
+/// Reads the cluster file and says what it survives.
+pub fn check(file: Option<&Path>) -> Result<()> {
+    let loaded = place::load(file)?;
+    let cluster = &loaded.cluster;
+    println!(
+        "{}: {} drives in {} enclosures; survives {}",
+        cluster.name,
+        cluster.drives.len(),
+        cluster.enclosures.len(),
+        cluster.survives()
+    );
+    for array in &cluster.arrays {
+        println!("  array {}: survives {}", array.name, array.survives(cluster));
+    }
+    Ok(())
+}
+
+/// Runs the node in the foreground until it is told to stop.
+pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
+    let path = place::find(file).context("a node needs a cluster file; -f names it")?;
+    let path = std::path::absolute(path)?;
+    let loaded = place::load_at(&path)?;
+    let state = place::state(&loaded);
+    let options =
+        levada_node::NodeOptions { loaded, file: path, state, force_format: args.force_format };
+    levada_node::run(options, &|line| println!("{line}"), || println!("{}", process::READY))
+}
