@@ -4,7 +4,7 @@ CARGO ?= cargo
 DEMO_DIR ?= $(CURDIR)/target/demo
 SIM_SEEDS ?= 20000
 
-.PHONY: help setup build demo test check bench soak clean
+.PHONY: help setup build bench-build demo test check bench soak clean
 
 help: ## Shows this list.
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ setup: ## Names and installs what the build needs.
 build: setup ## Builds the `levada` program: target/release/levada.
 	$(CARGO) build --release --locked -p levada
 
-demo: build ## The main job on real input, in about two minutes; cleans up behind itself.
+demo: build bench-build ## The main job on real input, in about two minutes; cleans up behind itself.
 	scripts/demo $(DEMO_DIR)
 
 test: setup ## All tests, with a few hundred simulated seeds and 5 kill rounds.
@@ -26,8 +26,10 @@ check: setup ## Format, lints, documentation: what CI asks besides the tests.
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
-bench: build ## Measures; writes target/figures.json and prints it.
+bench-build:
 	$(CARGO) build --release --locked -p levada-survey
+
+bench: bench-build ## Measures; writes target/figures.json and prints it.
 	target/release/levada-survey bench --out target/figures.json
 
 soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.

@@ -178,7 +178,12 @@ impl Drive {
         Ok(Self::with(device, label))
     }
 
-    async fn refuse_used(device: &dyn Device) -> Result<(), DriveError> {
+    /// Looks whether a device carries anything that formatting would lose; changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`DriveError::Foreign`] or [`DriveError::Labelled`] when it does.
+    pub async fn refuse_used(device: &dyn Device) -> Result<(), DriveError> {
         let ends = Ends::read(device).await;
         let label = match ends {
             Ok(ends) => ends.head.or(ends.tail).ok(),
