@@ -115,3 +115,58 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &str) -> Bytes {
+        text.as_bytes().into()
+    }
+
+    fn value(cache: &mut Cache, key: &str) -> Option<Option<Bytes>> {
+        cache.get(key.as_bytes()).map(|cached| cached.value.clone())
+    }
+
+    #[test]
+    fn only_durable_rows_are_forgotten() {
+        let mut cache = Cache::new(500);
+        for n in 1..=100 {
+            cache.changed(bytes(&format!("row{n}")), Some(bytes("x")), Seq(n));
+            cache.trim(Seq(60));
+        }
+        for n in 61..=100 {
+            let key = format!("row{n}");
+            assert_eq!(cache.get(key.as_bytes()).map(|cached| cached.seq), Some(Seq(n)));
+        }
+        assert!(cache.get(b"row1").is_none());
+        for _ in 0..3 {
+            cache.changed(bytes("big"), Some(bytes(&"x".repeat(500))), Seq(101));
+            cache.trim(Seq(101));
+        }
+        assert!(cache.get(b"row100").is_none());
+    }
+
+    #[test]
+    fn a_fetch_never_replaces_a_change() {
+        let mut cache = Cache::new(0);
+        let (first, second) = (cache.fetch(bytes("k")), cache.fetch(bytes("k")));
+        cache.changed(bytes("k"), Some(bytes("new")), Seq(1));
+        cache.fetched(first, Some(Some(bytes("old"))));
+        assert_eq!(value(&mut cache, "k"), Some(Some(bytes("new"))));
+        // Forgotten meanwhile: what the fetch brings is still old.
+        cache.trim(Seq(1));
+        cache.changed(bytes("other"), None, Seq(2));
+        cache.trim(Seq(2));
+        assert_eq!(value(&mut cache, "k"), None);
+        cache.fetched(second, Some(Some(bytes("old"))));
+        assert_eq!(value(&mut cache, "k"), None);
+        let third = cache.fetch(bytes("k"));
+        cache.fetched(third, Some(None));
+        assert_eq!(value(&mut cache, "k"), Some(None));
+        assert!(cache.fetches.is_empty());
+        let given_up = cache.fetch(bytes("z"));
+        cache.fetched(given_up, None);
+        assert_eq!(value(&mut cache, "z"), None);
+    }
+}

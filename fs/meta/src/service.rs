@@ -24,6 +24,7 @@ use crate::slots::{Entered, Ticket};
 use crate::table::{Client, Slot, Table};
 use crate::tx::{Env, Outcome, Stop, Tx};
 use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_kv::{Batch, Bytes, KvError, Store};
@@ -306,6 +307,7 @@ impl MetaService {
             };
             #[cfg(test)]
             let before = self.store.last_seq();
+            let outcome_saw = outcome.saw;
             // From here to the end of `commit` nothing else runs.
             let (reply, seq) = match result {
                 Err(Stop::Missing) => {
@@ -333,6 +335,12 @@ impl MetaService {
                 call,
                 wrote: (self.store.last_seq() > before).then_some(self.store.last_seq()),
             });
+            let wrote = seq > outcome_saw;
+            if planted!("meta-answered-before-durable") && wrote
+                || planted!("meta-read-of-undurable-answered") && !wrote
+            {
+                return Ok(reply);
+            }
             self.durable(seq).await?;
             return Ok(reply);
         }
@@ -359,7 +367,9 @@ impl MetaService {
             if counters != table.counters {
                 batch.put(key::COUNTERS, &counters.encode());
             }
-            if let Some(encoded) = &encoded {
+            if let Some(encoded) = &encoded
+                && !planted!("meta-reply-not-stored")
+            {
                 let row = ReplyRow::encode(call.sequence, encoded);
                 batch.put(&key::reply(call.client, call.slot), &row);
             }

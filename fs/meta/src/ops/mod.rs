@@ -9,6 +9,7 @@ pub mod write;
 use crate::row::{Body, Inode};
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
+use levada_base::planted;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 
 /// What an operation answers.
@@ -96,9 +97,10 @@ fn count_entry(directory: &mut Inode) -> u64 {
         unreachable!("checked to be a directory")
     };
     *entries += 1;
-    *next_cookie += 1;
+    let cookie = *next_cookie;
+    *next_cookie += u64::from(!planted!("meta-cookie-given-twice"));
     directory.size = *entries;
-    *next_cookie - 1
+    cookie
 }
 
 /// One entry less.

@@ -44,7 +44,7 @@ pub fn serve_config() -> ServeConfig {
         objects: (0..3).map(|n| (TargetId(n), format!("node:{n}"))).collect(),
         lease: LEASE,
         slots: 8,
-        cache_bytes: 16 << 10,
+        cache_bytes: 4 << 10,
     }
 }
 

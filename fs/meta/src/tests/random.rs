@@ -6,7 +6,7 @@ use super::model::{Model, Outcome};
 use super::{ROOT, World, simulated};
 use crate::config::CallHeader;
 use levada_base::ids::Ino;
-use levada_base::reactor;
+use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
 use levada_wire::meta::{AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
 use std::cell::{Cell, RefCell};
@@ -23,6 +23,8 @@ struct Record {
     request: MetaRequest,
     reply: Option<MetaReply>,
     expected: Option<Outcome>,
+    /// Its batch survived a power cut.
+    done: bool,
 }
 
 type CallKey = (u64, u32, u64);
@@ -171,6 +173,7 @@ impl Lane {
                 request: request.clone(),
                 reply: None,
                 expected: None,
+                done: false,
             });
             let reply = self.send(&world, call, &request).await;
             let stored = reply != MetaReply::Failed(MetaFault::Unavailable);
@@ -231,13 +234,7 @@ impl Lane {
 }
 
 /// Runs the model over what took effect and survived, and compares what was told.
-fn settle(
-    model: &mut Model,
-    log: &Log,
-    world: &World,
-    survived: Option<u64>,
-    trace: &[crate::service::Traced],
-) {
+fn settle(model: &mut Model, log: &Log, survived: Option<u64>, trace: &[crate::service::Traced]) {
     let mut records = log.records.borrow_mut();
     for traced in trace.iter().filter(|traced| traced.call.client != 0) {
         let record = records.get_mut(&key_of(traced.call));
@@ -246,6 +243,8 @@ fn settle(
             assert_eq!(record.reply, None, "answered, but lost: {:?}", record.request);
             continue;
         }
+        assert!(!record.done, "done twice: {:?}", record.request);
+        record.done = traced.wrote.is_some();
         record.expected = Some(model.apply(traced.call.client, &record.request));
         if std::env::var("SIM_TRACE").is_ok() {
             println!("{:?} wrote {:?}: {:?}", key_of(traced.call), traced.wrote, record.request);
@@ -261,7 +260,6 @@ fn settle(
         let told = Outcome::of(&reply);
         assert_eq!(Some(&told), expected.as_ref(), "{:?} of {key:?}", record.request);
     }
-    let _ = world;
 }
 
 async fn compare_listings(world: &World, model: &Model, client: u64) {
@@ -347,7 +345,7 @@ async fn world_with_cuts(cuts: u64) -> u64 {
         world.power_cut().await;
         let survived = world.service().store().last_seq().0;
         assert!(survived >= last, "durable batches are gone");
-        settle(&mut model, &log, &world, Some(survived), &trace);
+        settle(&mut model, &log, Some(survived), &trace);
         world.assert_sound().await;
     }
     let done = log.done.get();
@@ -398,4 +396,24 @@ fn clients_are_told_what_a_tree_in_memory_says() {
         done += std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("SIM_SEED={seed}"));
     }
     println!("{done} requests were answered");
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    let bugs = [
+        "meta-reply-not-stored",
+        "meta-answered-before-durable",
+        "meta-read-of-undurable-answered",
+        "meta-cookie-given-twice",
+    ];
+    for bug in bugs {
+        let found = (0..200).find(|seed| {
+            planted::choose(Some(bug));
+            let outcome = std::panic::catch_unwind(|| simulated(*seed, world_with_cuts(3)));
+            planted::choose(None);
+            outcome.is_err()
+        });
+        assert!(found.is_some(), "{bug} was not found");
+        eprintln!("{bug}: seed {found:?}");
+    }
 }

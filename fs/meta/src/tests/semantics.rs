@@ -203,7 +203,8 @@ fn creates_in_one_directory_share_flushes() {
             t.file(&format!("alone{n}")).await;
         }
         let alone = start.elapsed();
-        assert!(together < alone * 2, "{together:?} for 80, {alone:?} for 10");
+        // One after the other they would take eight times as long.
+        assert!(together < alone * 4, "{together:?} for 80, {alone:?} for 10");
         assert_eq!(t.attr(Ino::ROOT).await.expect("there").size, 90);
     });
 }
