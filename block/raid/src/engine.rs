@@ -119,6 +119,23 @@ impl Drop for InFlight<'_> {
     }
 }
 
+/// A flush on its way; its end, or its caller's, wakes those who wait for it.
+struct Flushing<'a>(&'a Member);
+
+impl<'a> Flushing<'a> {
+    fn begin(member: &'a Member) -> Self {
+        member.flushing.set(true);
+        Self(member)
+    }
+}
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.0.flushing.set(false);
+        self.0.flush_ended.notify_all();
+    }
+}
+
 impl Engine {
     /// Fails when the array has stopped.
     pub fn check_running(&self) -> Result<(), BlockError> {
@@ -215,21 +232,35 @@ impl Engine {
         result
     }
 
-    /// Makes the volatile writes of a member durable that completed before this call.
+    /// Makes the volatile writes of a member durable that completed before this call. Callers
+    /// that come while a flush runs share the next one.
     pub async fn member_flush(&self, member: &Rc<Member>) -> Result<(), BlockError> {
         let Some(device) = &member.device else { return Err(BlockError::Gone) };
-        let upto = member.writes.get();
-        if member.flushed.get() >= upto {
-            return Ok(());
+        let wanted = member.writes.get();
+        loop {
+            let ended = member.flush_ended.changed();
+            if member.flushed.get() >= wanted {
+                return Ok(());
+            }
+            if !member.is_live() {
+                return Err(BlockError::Gone);
+            }
+            if member.flushing.get() {
+                ended.await;
+                continue;
+            }
+            let flushing = Flushing::begin(member);
+            let upto = member.writes.get();
+            let dropped = planted!("raid-flush-dropped") && member.index % 4 == 1;
+            let result = if dropped { Ok(()) } else { device.flush().await };
+            match &result {
+                Ok(()) => member.flushed.set(member.flushed.get().max(upto)),
+                // What reached the device is unknown, so it is out like after a failed write.
+                Err(error) => self.judge(member, error, Operation::Change),
+            }
+            drop(flushing);
+            result?;
         }
-        let dropped = planted!("raid-flush-dropped") && member.index % 4 == 1;
-        let result = if dropped { Ok(()) } else { device.flush().await };
-        match &result {
-            Ok(()) => member.flushed.set(member.flushed.get().max(upto)),
-            // What reached the device is unknown, so it is out like after a failed write.
-            Err(error) => self.judge(member, error, Operation::Change),
-        }
-        result
     }
 
     /// Decides what an error means for the member and the array.

@@ -2,6 +2,7 @@
 
 use crate::status::Latency;
 use levada_base::ids::Uuid;
+use levada_base::sync::Notify;
 use levada_device::Device;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -74,6 +75,8 @@ pub(crate) struct Member {
     /// Volatile writes completed, and how many of them a flush covers.
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
+    pub flushing: Cell<bool>,
+    pub flush_ended: Notify,
     pub in_flight: Cell<u32>,
     pub stats: Stats,
 }
@@ -115,6 +118,8 @@ impl Member {
             // never for nothing.
             writes: Cell::new(1),
             flushed: Cell::new(0),
+            flushing: Cell::new(false),
+            flush_ended: Notify::default(),
             in_flight: Cell::new(0),
             stats: Stats::default(),
         })

@@ -36,6 +36,27 @@ struct Run {
     pieces: SmallVec<[u32; 8]>,
 }
 
+/// One piece of a request, in order of address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    stripe: u64,
+    chunk: usize,
+    within: u64,
+    bytes: u64,
+}
+
+/// A stripe that the request covers whole, with chunks missing: what the request reads of it
+/// anyway and as many redundant chunks are enough to recompute them.
+struct Whole {
+    stripe: u64,
+    /// Number of its first data chunk among the pieces.
+    first: usize,
+    /// Redundant chunks read in addition: chunk, and number among the pieces.
+    extra: SmallVec<[(usize, usize); 2]>,
+    /// The missing chunks and where they go.
+    lost: SmallVec<[(usize, BufMut); 2]>,
+}
+
 /// A piece that must be recomputed.
 struct Missing {
     piece: u32,
@@ -55,6 +76,118 @@ pub(crate) struct Gathered {
 impl Gathered {
     pub fn count(&self) -> usize {
         self.chunks.iter().flatten().count()
+    }
+}
+
+/// What one request comes to on the members.
+struct Plan {
+    pieces: Vec<Piece>,
+    /// By number of piece, then of the redundant chunks read in addition.
+    done: Vec<Option<BufMut>>,
+    runs: Vec<Run>,
+    /// By member: its last run.
+    last_run: [u32; 64],
+    missing: Vec<Missing>,
+    whole: Vec<Whole>,
+}
+
+impl Plan {
+    fn new(engine: &Engine, at: u64, into: IoVecMut, avoid: MemberSet) -> Self {
+        let mut plan = Self {
+            pieces: Vec::new(),
+            done: Vec::new(),
+            runs: Vec::new(),
+            last_run: [u32::MAX; 64],
+            missing: Vec::new(),
+            whole: Vec::new(),
+        };
+        let mut part_at = at;
+        for mut part in into {
+            let part_bytes = part.len() as u64;
+            engine.pieces(part_at, part_bytes, |stripe, chunk, within, bytes| {
+                let mut buf = part.split_to(bytes as usize);
+                let piece = plan.done.len() as u32;
+                plan.pieces.push(Piece { stripe, chunk, within, bytes });
+                plan.done.push(None);
+                if !engine.map.has(Bit::Written, stripe) {
+                    buf.fill(0);
+                    plan.done[piece as usize] = Some(buf);
+                } else if let Some((member, place)) = engine.source(stripe, chunk, avoid) {
+                    plan.read(member, engine.member_offset(place.slot, within), buf, piece);
+                } else {
+                    let within = within..within + bytes;
+                    plan.missing.push(Missing { piece, stripe, chunk, within, into: buf });
+                }
+            });
+            part_at += part_bytes;
+        }
+        plan
+    }
+
+    /// Adds a read; a neighbour of the member's last one joins it.
+    fn read(&mut self, member: Rc<Member>, at: u64, buf: BufMut, piece: u32) {
+        let bytes = buf.len() as u64;
+        let last = &mut self.last_run[member.index];
+        match self.runs.get_mut(*last as usize) {
+            Some(run) if run.end == at => {
+                run.end += bytes;
+                run.parts.push(buf);
+                run.pieces.push(piece);
+            }
+            Some(_) | None => {
+                *last = self.runs.len() as u32;
+                let (parts, pieces) = (buf.into_vec(), smallvec::smallvec![piece]);
+                self.runs.push(Run { member, at, end: at + bytes, parts, pieces });
+            }
+        }
+    }
+
+    /// Turns missing chunks of stripes that are read whole into [`Whole`]: else every missing
+    /// chunk would read the whole stripe a second time.
+    fn join_whole_stripes(&mut self, engine: &Engine, avoid: MemberSet) {
+        let (data_chunks, bytes) = (engine.layout.data_chunks(), engine.layout.chunk_bytes);
+        let mut apart = Vec::new();
+        for lost in std::mem::take(&mut self.missing) {
+            if let Some(whole) = self.whole.last_mut()
+                && whole.stripe == lost.stripe
+            {
+                whole.lost.push((lost.chunk, lost.into));
+                continue;
+            }
+            let (stripe, piece) = (lost.stripe, lost.piece as usize);
+            let is_whole = piece >= lost.chunk && {
+                let of_stripe = self.pieces.iter().skip(piece - lost.chunk).take(data_chunks);
+                let chunks =
+                    (0..data_chunks).map(|chunk| Piece { stripe, chunk, within: 0, bytes });
+                of_stripe.copied().eq(chunks)
+            };
+            if !is_whole {
+                apart.push(lost);
+                continue;
+            }
+            self.whole.push(Whole {
+                stripe,
+                first: piece - lost.chunk,
+                extra: SmallVec::new(),
+                lost: smallvec::smallvec![(lost.chunk, lost.into)],
+            });
+        }
+        self.missing = apart;
+        let mut whole = std::mem::take(&mut self.whole);
+        for stripe in &mut whole {
+            let redundant = (data_chunks..engine.layout.chunks()).filter_map(|chunk| {
+                let place = engine.layout.place(stripe.stripe, chunk);
+                Some((chunk, place, engine.holder(place, avoid)?))
+            });
+            for (chunk, place, member) in redundant.take(stripe.lost.len()) {
+                let piece = self.done.len();
+                self.done.push(None);
+                stripe.extra.push((chunk, piece));
+                let buf = BufMut::for_overwrite(bytes as usize);
+                self.read(member, engine.member_offset(place.slot, 0), buf, piece as u32);
+            }
+        }
+        self.whole = whole;
     }
 }
 
@@ -115,44 +248,9 @@ impl Engine {
         }
 
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
-        let mut done: Vec<Option<BufMut>> = Vec::new();
-        let mut runs: Vec<Run> = Vec::new();
-        let mut last_run = [u32::MAX; 64];
-        let mut missing = Vec::new();
-        let mut part_at = at;
-        for mut part in into {
-            let part_bytes = part.len() as u64;
-            self.pieces(part_at, part_bytes, |stripe, chunk, within, run_bytes| {
-                let mut buf = part.split_to(run_bytes as usize);
-                let piece = done.len() as u32;
-                done.push(None);
-                if !self.map.has(Bit::Written, stripe) {
-                    buf.fill(0);
-                    done[piece as usize] = Some(buf);
-                    return;
-                }
-                let Some((member, place)) = self.source(stripe, chunk, avoid) else {
-                    let within = within..within + run_bytes;
-                    missing.push(Missing { piece, stripe, chunk, within, into: buf });
-                    return;
-                };
-                let at = self.member_offset(place.slot, within);
-                let last = &mut last_run[member.index];
-                match runs.get_mut(*last as usize) {
-                    Some(run) if run.end == at => {
-                        run.end += run_bytes;
-                        run.parts.push(buf);
-                        run.pieces.push(piece);
-                    }
-                    Some(_) | None => {
-                        *last = runs.len() as u32;
-                        let (parts, pieces) = (buf.into_vec(), smallvec::smallvec![piece]);
-                        runs.push(Run { member, at, end: at + run_bytes, parts, pieces });
-                    }
-                }
-            });
-            part_at += part_bytes;
-        }
+        let mut plan = Plan::new(self, at, into, avoid);
+        plan.join_whole_stripes(self, avoid);
+        let Plan { mut done, runs, missing, whole, .. } = plan;
 
         let reads = runs.into_iter().map(|run| async move {
             let parts = self.member_read(&run.member, run.at, run.parts).await.ok()?;
@@ -176,15 +274,51 @@ impl Engine {
             let lost = recovery?;
             done[lost.piece as usize] = Some(lost.into);
         }
+        for stripe in whole {
+            self.recompute_whole(stripe, &mut done)?;
+        }
         let mut done = done.into_iter().flatten();
-        let whole = lengths.into_iter().map(|length| {
+        let joined = lengths.into_iter().map(|length| {
             let mut part = done.next().unwrap_or_else(|| BufMut::for_overwrite(0));
             while part.len() < length {
                 part.unsplit(done.next().expect("the pieces make up the parts"));
             }
             part
         });
-        Some(whole.collect())
+        Some(joined.collect())
+    }
+
+    /// Fills in the missing chunks of a stripe that was read whole.
+    fn recompute_whole(&self, mut whole: Whole, done: &mut [Option<BufMut>]) -> Option<()> {
+        let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
+        let mut outputs = whole.lost.iter_mut().peekable();
+        for chunk in 0..self.layout.chunks() {
+            let read = match chunk < self.layout.data_chunks() {
+                true => Some(whole.first + chunk),
+                false => whole.extra.iter().find(|(c, _)| *c == chunk).map(|(_, piece)| *piece),
+            };
+            let held = read.and_then(|piece| done[piece].as_ref());
+            slots.push(match held {
+                Some(bytes) => Slot::Present(bytes),
+                None => match outputs.next_if(|(lost, _)| *lost == chunk) {
+                    Some((_, into)) => Slot::Wanted(into),
+                    None => Slot::Absent,
+                },
+            });
+        }
+        let recovered = self.redundancy.recover(&mut slots);
+        drop(slots);
+        if !recovered {
+            tracing::debug!(array = %self.name, stripe = whole.stripe, "too few chunks at hand");
+            return None;
+        }
+        for (chunk, bytes) in whole.lost {
+            done[whole.first + chunk] = Some(bytes);
+        }
+        for (_, piece) in whole.extra {
+            done[piece] = None;
+        }
+        Some(())
     }
 
     fn chunk_at(&self, at: u64) -> (u64, usize) {
@@ -201,8 +335,10 @@ impl Engine {
     ) -> Result<IoVecMut, BlockError> {
         let mut filled = IoVecMut::new();
         let mut part_at = at;
+        // One allocation, so that a caller who split one can join the parts again.
+        let mut whole = BufMut::for_overwrite(lengths.iter().sum());
         for &length in lengths {
-            let mut part = BufMut::for_overwrite(length);
+            let mut part = whole.split_to(length);
             let mut pieces = Vec::new();
             self.pieces(part_at, length as u64, |stripe, chunk, within, bytes| {
                 pieces.push((stripe, chunk, within..within + bytes));

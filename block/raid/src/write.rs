@@ -23,6 +23,9 @@ use std::rc::Rc;
 
 /// Stripes that stay dirty on levels with overwrites, so that a hot one is marked once.
 const UNCLEAN_KEPT: usize = 256;
+/// When an overwrite meets a stripe that holds nothing, so many behind it are zeroed and marked
+/// with it: growing sequentially then costs one flush and one map page per so many.
+const MARKED_AHEAD: u64 = 7;
 
 /// Takes the next `bytes` from a list of buffers.
 struct Cutter {
@@ -320,8 +323,15 @@ impl Engine {
         }
         // Again after waiting: a discard may have come between.
         while !stripes.clone().all(|stripe| is_marked(&stripe)) {
-            let preparing = self.preparing.lock(stripes.start, stripes.end).await;
-            let result = self.mark(stripes.clone().filter(|stripe| !is_marked(stripe))).await;
+            let end = (stripes.end + MARKED_AHEAD).min(self.layout.stripes);
+            let preparing = self.preparing.lock(stripes.start, end).await;
+            let holds = |stripe: &u64| self.map.has(Bit::Written, *stripe);
+            let mut unmarked: Vec<u64> =
+                stripes.clone().filter(|stripe| !is_marked(stripe)).collect();
+            if !unmarked.iter().all(holds) {
+                unmarked.extend((stripes.end..end).take_while(|stripe| !holds(stripe)));
+            }
+            let result = self.mark(unmarked).await;
             drop(preparing);
             if result.is_err() {
                 self.leave(stripes, Durability::Fua);
@@ -331,8 +341,8 @@ impl Engine {
         Ok(())
     }
 
-    async fn mark(self: &Rc<Self>, stripes: impl Iterator<Item = u64>) -> Result<(), BlockError> {
-        let stripes: Vec<u64> = stripes.collect();
+    /// Sets the bits of these stripes, on disk; zeroes those first that hold nothing.
+    async fn mark(self: &Rc<Self>, stripes: Vec<u64>) -> Result<(), BlockError> {
         let (Some(first), Some(last)) = (stripes.first(), stripes.last()) else { return Ok(()) };
         let range = *first..last + 1;
         let empty = stripes.iter().filter(|stripe| !self.map.has(Bit::Written, **stripe));

@@ -11,6 +11,7 @@ use levada_raid::{
     RaidError,
 };
 use std::rc::Rc;
+use std::time::Duration;
 
 const MIRROR: Level = Level::Raid1 { copies: 3 };
 
@@ -378,5 +379,85 @@ fn foreign_and_blank_devices_are_named() {
         assert!(matches!(findings[0], Finding::Foreign { .. }));
         assert_eq!(findings[1], Finding::NoSuperblock);
         assert_eq!(findings[6], Finding::Duplicate { member: 0 });
+    });
+}
+
+#[test]
+fn every_enclosure_can_fail_under_writes() {
+    Reactor::simulated(13).block_on(async {
+        for (level, spares) in [(Level::Raid6, 2), (MIRROR, 0)] {
+            for enclosure in 0..6 {
+                let rig = Rig::new(level, 12, spares, 8 << 10, 12);
+                let array = rig.create().await;
+                let mut expected = Vec::new();
+                for stripe in 0..12 {
+                    if stripe == 5 {
+                        rig.drives[2 * enclosure].pull();
+                        rig.drives[2 * enclosure + 1].pull();
+                    }
+                    let data = write_stripe(&array, stripe, 3).await.expect("written");
+                    expected.extend_from_slice(&data);
+                }
+                array.flush().await.expect("flushed");
+                let all = read(&array, 0, expected.len()).await.expect("read");
+                assert!(all == expected, "{level:?} without enclosure {enclosure}");
+                array.rebuild(Limits::NONE).await.expect("rebuilt");
+                let all = read(&array, 0, expected.len()).await.expect("read");
+                assert!(all == expected, "{level:?} rebuilt without enclosure {enclosure}");
+            }
+        }
+    });
+}
+
+#[test]
+fn rebuild_keeps_to_its_limits_and_shows_progress() {
+    Reactor::simulated(14).block_on(async {
+        let rig = Rig::new(Level::Raid6, 7, 1, 16 << 10, 100);
+        let array = rig.create().await;
+        for stripe in 0..100 {
+            write_stripe(&array, stripe, 1).await.expect("written");
+        }
+        array.flush().await.expect("flushed");
+        array.fail(0).await.expect("failed");
+        // 100 chunks written and 400 read of 16 KiB each: 8 MB, at 16 MiB/s half a second.
+        let limits = Limits { floor_bytes_per_second: 1 << 20, ceiling_bytes_per_second: 16 << 20 };
+        reactor::sleep(Duration::from_secs(1)).await;
+        let begun = reactor::now();
+        let rebuilding = array.clone();
+        let task = reactor::spawn(async move { rebuilding.rebuild(limits).await });
+        reactor::sleep(Duration::from_millis(250)).await;
+        let progress = array.status().rebuild.expect("under way");
+        assert!((30..70).contains(&progress.stripes_done), "{progress:?}");
+        assert_eq!(progress.stripes_total, 100);
+        // Beside foreground I/O it goes at its floor.
+        for _ in 0..50 {
+            read(&array, 0, BLOCK).await.expect("read");
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        let slowed = array.status().rebuild.expect("under way").stripes_done;
+        assert!(slowed < progress.stripes_done + 20, "{slowed} after {progress:?}");
+        task.await.expect("not killed").expect("rebuilt");
+        assert!(begun.elapsed() > Duration::from_millis(600), "{:?}", begun.elapsed());
+        assert_eq!(array.status().rebuild, None);
+    });
+}
+
+#[test]
+fn a_degraded_read_of_whole_stripes_reads_each_chunk_once() {
+    Reactor::simulated(15).block_on(async {
+        let rig = Rig::new(Level::Raid6, 8, 0, 8 << 10, 16);
+        let array = rig.create().await;
+        let mut expected = Vec::new();
+        for stripe in 0..16 {
+            expected.extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+        }
+        array.flush().await.expect("flushed");
+        array.fail(3).await.expect("failed");
+        array.fail(5).await.expect("failed");
+        let before: u64 = array.status().members.iter().map(|m| m.bytes_read).sum();
+        let all = read(&array, 0, expected.len()).await.expect("read");
+        assert!(all == expected);
+        let after: u64 = array.status().members.iter().map(|m| m.bytes_read).sum();
+        assert_eq!(after - before, expected.len() as u64);
     });
 }
