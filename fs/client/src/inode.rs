@@ -170,8 +170,7 @@ impl Inode {
     fn refresh(&self, attr: &Attr, asked_at: u64) {
         self.components.set(self.components.get() | attr.components);
         if self.changes.get() == asked_at {
-            let own_end = if self.is_dirty() { self.written_end.get() } else { 0 };
-            self.size.set(attr.size.max(own_end));
+            self.size.set(attr.size);
         }
     }
 
@@ -295,13 +294,23 @@ impl Inode {
         self.ranges.passed(0, u64::MAX).await;
         let writes = self.writes.get();
         let written = self.written.get();
-        let (size, mtime) = (self.written_end.get(), self.mtime.get());
+        let (written_end, mtime) = (self.written_end.get(), self.mtime.get());
+        // Another client may have cut what was written here, so the objects are asked too.
+        let recorded = self.recorded.get() >= writes;
         let settled = self.components_in(written).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
-            async move { target.settle(object).await }
+            async move {
+                let size = async { if recorded { Ok(None) } else { target.stat(object).await } };
+                let (settled, stat) = join(target.settle(object), size).await;
+                settled?;
+                Ok::<_, Error>(stat?.map_or(0, |stat| stat.size))
+            }
         });
-        let settled = join_all(settled).await;
-        settled.into_iter().collect::<Result<(), Error>>()?;
+        let mut size = 0;
+        for object_size in join_all(settled).await {
+            size = size.max(object_size?);
+        }
+        let size = size.min(written_end);
         let session = self.session.get();
         // From here to `Ending` nothing can begin; later writes wait for the end.
         let end = may_end
@@ -353,15 +362,18 @@ impl Inode {
     }
 
     /// The metadata service has set the size; the objects follow. The caller has the turn.
+    ///
+    /// Every object is asked: other clients may have written some of which nobody has told yet.
     pub(crate) async fn cut(self: &Rc<Self>, attr: Attr) -> Result<Attr, Error> {
         let size = attr.size;
-        let others = if attr.writers { self.every_component() } else { 0 };
-        let existing = attr.components | self.components.get() | self.written.get() | others;
-        let cuts = self.components_in(existing).map(|component| {
+        let cuts = self.components_in(self.every_component()).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
-                target.truncate(object, size).await?;
-                target.settle(object).await
+                if target.stat(object).await?.is_some_and(|stat| stat.size > size) {
+                    target.truncate(object, size).await?;
+                    target.settle(object).await?;
+                }
+                Ok(())
             }
         });
         join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
@@ -390,7 +402,6 @@ impl Inode {
         }
         self.refresh(&attr, asked_at);
         if self.is_dirty() {
-            attr.size = attr.size.max(self.size.get());
             attr.mtime = self.mtime.get().max(attr.mtime);
             attr.ctime = attr.ctime.max(attr.mtime);
         }

@@ -109,6 +109,11 @@ impl Network {
         }
     }
 
+    /// Changes delays from now on.
+    pub fn set_config(&self, config: LinkConfig) {
+        self.0.config.set(config);
+    }
+
     /// From now on one frame in `n` breaks its connection (0: none).
     pub fn break_one_in(&self, n: u64) {
         self.0.break_one_in.set(n);
