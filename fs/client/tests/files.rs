@@ -1,0 +1,365 @@
+//! What files promise while everything works, and while single things do not.
+
+mod world;
+
+use futures_util::future::join_all;
+use levada_base::reactor::{self, Group, Reactor};
+use levada_base::{Buf, BufMut};
+use levada_client::{Client, ClientConfig, Error, File, housekeeper};
+use levada_wire::local::LinkConfig;
+use levada_wire::meta::{AttrChange, MetaFault, NewInode, OpenMode};
+use std::rc::Rc;
+use std::time::Duration;
+use world::{ROOT, ROOT_DIR, UNIT, World, below, data, flat, random_bytes};
+
+const WRITE: OpenMode = OpenMode { write: true, truncate: false };
+
+async fn create(client: &Client, name: &str) -> File {
+    let made = client.create_file(ROOT, ROOT_DIR, name.as_bytes(), 0o644, WRITE, true).await;
+    let (file, attr, made) = made.expect("a fresh name");
+    assert!(made && attr.size == 0);
+    file
+}
+
+async fn cut(client: &Client, file: &File, size: u64) {
+    let change = AttrChange { size: Some(size), ..AttrChange::default() };
+    let attr = client.set_attr(ROOT, file.ino(), change).await.expect("cut");
+    assert_eq!(attr.size, size);
+}
+
+#[test]
+fn bytes_are_dealt_over_all_targets_and_read_back() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(4).await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        let bytes = random_bytes(1_000_003);
+        file.write(12_345, data(&bytes)).await.expect("written");
+        assert_eq!(file.attr().await.expect("there").size, 1_012_348);
+        assert_eq!(flat(&file.read(12_345, 2_000_000).await.expect("read")), bytes);
+        let head = flat(&file.read(0, 20_000).await.expect("read"));
+        assert!(head[..12_345].iter().all(|byte| *byte == 0) && head[12_345..] == bytes[..7_655]);
+        assert!(file.read(1_012_348, 10).await.expect("end").is_empty());
+        assert!(file.read(u64::MAX, 10).await.expect("end").is_empty());
+        file.fsync().await.expect("durable");
+        assert_eq!(client.unstable_bytes(), 0);
+        for number in 0..4 {
+            assert_eq!(world.objects(number).names().len(), 1);
+        }
+        let ino = file.ino();
+        file.close().await;
+        client.shutdown().await.expect("settled");
+        let attr = client.lookup(ROOT_DIR, b"a").await.expect("there");
+        assert_eq!((attr.ino, attr.size, attr.writers), (ino, 1_012_348, false));
+        assert_eq!(attr.components, 0b1111);
+        let other = world.client("other").await;
+        let (file, attr) =
+            other.open(ino, OpenMode { write: false, truncate: false }).await.expect("there");
+        assert_eq!(attr.size, 1_012_348);
+        assert_eq!(flat(&file.read(12_345, 1_000_003).await.expect("read")), bytes);
+    });
+}
+
+#[test]
+fn all_requests_of_a_call_are_in_flight_together() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(4).await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        // Connections and verifiers first.
+        file.write(0, data(&vec![1; 4 * UNIT as usize])).await.expect("written");
+        let delay = Duration::from_millis(10);
+        world.network.set_config(LinkConfig { delay_min: delay, delay_max: delay, codec: false });
+        let start = reactor::now();
+        file.write(0, BufMut::zeroed(64 * UNIT as usize).freeze().into_vec()).await.expect("done");
+        assert!(start.elapsed() < 3 * delay, "{:?}", start.elapsed());
+        let start = reactor::now();
+        assert_eq!(file.read(0, 64 * UNIT).await.expect("read").len(), 64);
+        assert!(start.elapsed() < 3 * delay, "{:?}", start.elapsed());
+        let start = reactor::now();
+        file.fsync().await.expect("durable");
+        assert!(start.elapsed() < 6 * delay, "COMMITs, then CommitWrite: {:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn overlapping_writes_end_as_the_last_one() {
+    for seed in 0..10 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            world.network.break_one_in(30);
+            let client = world.client("client").await;
+            let file = create(&client, "a").await;
+            let writes = (0..20u8).map(|n| file.write(u64::from(n), data(&[n; 100])));
+            let reading = async {
+                reactor::sleep(Duration::from_micros(below(2000))).await;
+                file.read(0, 200).await
+            };
+            let (written, read) = futures_util::join!(join_all(writes), reading);
+            written.into_iter().collect::<Result<(), Error>>().expect("written");
+            read.expect("read");
+            let expected: Vec<u8> = (0..119u8).map(|n| n.min(19)).collect();
+            assert_eq!(flat(&file.read(0, 1000).await.expect("read")), expected);
+        });
+    }
+}
+
+#[test]
+fn unstable_bytes_stay_below_the_bound() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let config = ClientConfig { unstable_bytes_max: 16 << 20, ..world.config("client") };
+        let client = Client::connect(config).await.expect("connects");
+        let file = create(&client, "a").await;
+        let piece = BufMut::zeroed(1 << 20).freeze();
+        let writes = (0..64u64).map(|n| {
+            let (file, client, piece) = (&file, &client, piece.clone());
+            async move {
+                file.write(n << 20, piece.into_vec()).await.expect("written");
+                assert!(client.unstable_bytes() <= 16 << 20);
+            }
+        });
+        join_all(writes).await;
+        assert_eq!(file.attr().await.expect("there").size, 64 << 20);
+    });
+}
+
+#[test]
+fn a_full_target_says_so_and_room_comes_back() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::with_capacity(1, 1 << 20).await;
+        let client = world.client("client").await;
+        let (big, small) = (create(&client, "big").await, create(&client, "small").await);
+        big.write(0, data(&vec![1; 900_000])).await.expect("fits");
+        let refused = small.write(0, data(&vec![2; 200_000])).await;
+        assert_eq!(refused, Err(Error::Full));
+        assert_eq!(Error::Full.errno(), libc::ENOSPC);
+        cut(&client, &big, 1000).await;
+        small.write(0, data(&vec![2; 200_000])).await.expect("fits now");
+        assert_eq!(flat(&big.read(0, 5000).await.expect("read")), vec![1; 1000]);
+    });
+}
+
+#[test]
+fn a_missing_object_is_an_error_and_a_hole_is_zeroes() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(2).await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        file.write(UNIT, data(&[5; 10])).await.expect("written");
+        assert_eq!(flat(&file.read(0, UNIT).await.expect("a hole")), vec![0; UNIT as usize]);
+        file.fsync().await.expect("durable");
+        let attr = file.attr().await.expect("there");
+        assert_eq!(attr.components.count_ones(), 1);
+        for number in 0..2 {
+            for object in world.objects(number).names() {
+                levada_object::Objects::delete(&*world.objects(number), object).await.expect("ok");
+            }
+        }
+        let error = file.read(UNIT, 10).await.expect_err("lost");
+        assert_eq!((error, error.errno()), (Error::Missing { component: 1 }, libc::EIO));
+    });
+}
+
+#[test]
+fn what_was_cut_reads_as_zeroes_when_the_file_grows_again() {
+    for seed in 0..10 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(3).await;
+            let client = world.client("client").await;
+            let file = create(&client, "a").await;
+            let bytes = random_bytes(5 * UNIT as usize);
+            file.write(0, data(&bytes)).await.expect("written");
+            let keep = below(5 * UNIT);
+            cut(&client, &file, keep).await;
+            world.restart_server(below(3) as u32);
+            if seed % 2 == 0 {
+                cut(&client, &file, 4 * UNIT).await;
+            } else {
+                file.write(6 * UNIT, data(&[9])).await.expect("written");
+            }
+            let read = flat(&file.read(0, 4 * UNIT).await.expect("read"));
+            assert_eq!(read.len() as u64, 4 * UNIT);
+            let keep = (keep as usize).min(read.len());
+            assert_eq!(read[..keep], bytes[..keep]);
+            assert!(read[keep..].iter().all(|byte| *byte == 0), "seed {seed}");
+            let open = OpenMode { write: true, truncate: true };
+            let (again, attr) = client.open(file.ino(), open).await.expect("there");
+            assert_eq!((attr.size, again.attr().await.expect("there").size), (0, 0));
+        });
+    }
+}
+
+#[test]
+fn another_client_sees_what_was_written() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(2).await;
+        let (one, two) = (world.client("one").await, world.client("two").await);
+        let file = create(&one, "a").await;
+        let (seen, _) = two.open(file.ino(), WRITE).await.expect("there");
+        file.write(0, data(&[1; 100_000])).await.expect("written");
+        assert_eq!(seen.attr().await.expect("there").size, 100_000);
+        assert_eq!(two.lookup(ROOT_DIR, b"a").await.expect("there").size, 100_000);
+        assert_eq!(flat(&seen.read(99_990, 100).await.expect("read")), [1; 10]);
+        cut(&two, &seen, 10).await;
+        assert_eq!(file.attr().await.expect("there").size, 10);
+    });
+}
+
+#[test]
+fn names_are_made_once_over_any_number_of_repetitions() {
+    for seed in 0..5 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            let client = world.client("client").await;
+            world.network.break_one_in(10);
+            let restarts = {
+                let world = Rc::clone(&world);
+                reactor::spawn(async move {
+                    for _ in 0..3 {
+                        reactor::sleep(Duration::from_millis(below(60))).await;
+                        world.restart_meta().await;
+                    }
+                })
+            };
+            let tasks: Vec<_> = (0..20)
+                .map(|task| {
+                    let client = client.clone();
+                    reactor::spawn(async move {
+                        for n in 0..6 {
+                            let name = format!("{task}-{n}");
+                            create(&client, &name).await.close().await;
+                            let to = format!("{name}-moved");
+                            let (from, to) = (name.as_bytes(), to.as_bytes());
+                            let renamed = client
+                                .rename(ROOT, (ROOT_DIR, from), (ROOT_DIR, to), 1)
+                                .await
+                                .expect("done once");
+                            assert_eq!(renamed.ino, None);
+                            if n % 2 == 0 {
+                                client.unlink(ROOT, ROOT_DIR, to).await.expect("done once");
+                            }
+                            reactor::sleep(Duration::from_millis(below(30))).await;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("not killed");
+            }
+            restarts.await;
+            let (entries, end) = client.read_dir(ROOT_DIR, 0, 1000, false).await.expect("listed");
+            assert!(end && entries.len() == 60, "{} entries, seed {seed}", entries.len());
+        });
+    }
+}
+
+#[test]
+fn an_unlinked_file_lives_while_it_is_open_also_over_a_restart() {
+    for seed in 0..5 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let client = world.client("client").await;
+            let background = world.client("housekeeper").await;
+            let file = create(&client, "a").await;
+            file.write(0, data(&[3; 200_000])).await.expect("written");
+            client.unlink(ROOT, ROOT_DIR, b"a").await.expect("there");
+            assert_eq!(client.lookup(ROOT_DIR, b"a").await, Err(Error::Meta(MetaFault::NotFound)));
+            world.restart_meta().await;
+            housekeeper::do_chores(&background).await.expect("chores");
+            file.write(200_000, data(&[4; 10])).await.expect("written");
+            file.fsync().await.expect("durable");
+            assert_eq!(flat(&file.read(199_999, 100).await.expect("read"))[..2], [3, 4]);
+            file.close().await;
+            client.shutdown().await.expect("settled");
+            // The other clients of before the restart must have reclaimed or fallen silent.
+            let mut left = usize::MAX;
+            for _ in 0..100 {
+                reactor::sleep(Duration::from_secs(1)).await;
+                housekeeper::do_chores(&background).await.expect("chores");
+                left = (0..2).map(|n| world.objects(n).names().len()).sum();
+                if left == 0 {
+                    break;
+                }
+            }
+            assert_eq!(left, 0, "the objects are gone in the end");
+        });
+    }
+}
+
+#[test]
+fn a_dead_clients_session_is_settled() {
+    for seed in 0..10 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let background = world.client("housekeeper").await;
+            let machine = Group::new();
+            let ino = {
+                let world = Rc::clone(&world);
+                let task = reactor::spawn_in(&machine, async move {
+                    let client = world.client("client").await;
+                    let file = create(&client, "a").await;
+                    file.write(0, data(&[1; 100_000])).await.expect("written");
+                    file.fsync().await.expect("durable");
+                    file.write(100_000, data(&[2; 100_000])).await.expect("written");
+                    file.ino()
+                });
+                task.await.expect("alive")
+            };
+            machine.kill();
+            assert!(background.attr(ino).await.expect("there").writers);
+            let mut attr = background.attr(ino).await.expect("there");
+            for _ in 0..200 {
+                if !attr.writers {
+                    break;
+                }
+                reactor::sleep(Duration::from_secs(1)).await;
+                housekeeper::do_chores(&background).await.expect("chores");
+                attr = background.attr(ino).await.expect("there");
+            }
+            assert!(!attr.writers && attr.size == 200_000, "{attr:?}");
+            world.restart_server(0);
+            world.restart_server(1);
+            let (file, _) = background.open(ino, WRITE).await.expect("there");
+            let read = flat(&file.read(0, 300_000).await.expect("read"));
+            assert!(read.len() == 200_000 && read[..100_000].iter().all(|byte| *byte == 1));
+            assert!(read[100_000..].iter().all(|byte| *byte == 2), "settled, so durable");
+        });
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_wait_and_the_client_goes_on() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let deadline = Some(Duration::from_secs(2));
+        let client = Client::connect(ClientConfig { deadline, ..world.config("client") })
+            .await
+            .expect("connects");
+        let file = create(&client, "a").await;
+        world.kill_server(0);
+        assert_eq!(file.write(0, data(&[1; 10])).await, Err(Error::Deadline));
+        world.restart_server(0);
+        file.write(0, data(&[2; 10])).await.expect("written");
+        assert_eq!(flat(&file.read(0, 10).await.expect("read")), [2; 10]);
+        world.kill_meta();
+        let made = client.create(ROOT, ROOT_DIR, b"d", 0o755, NewInode::Directory).await;
+        assert_eq!(made, Err(Error::Deadline));
+        world.start_meta().await;
+        reactor::sleep(Duration::from_secs(2)).await;
+        client.lookup(ROOT_DIR, b"d").await.expect("carried out in the end");
+    });
+}
+
+#[test]
+fn small_writes_do_not_hold_large_buffers() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        let large = Buf::copy_of(&[7; 1 << 20]);
+        file.write(0, large.slice(100, 5000).into_vec()).await.expect("written");
+        assert_eq!(client.unstable_bytes(), 5000);
+        assert!(large.try_into_mut().is_ok(), "nobody else keeps it");
+    });
+}

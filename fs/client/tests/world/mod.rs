@@ -1,0 +1,172 @@
+//! A small cluster in one process: one metadata target, several object targets, a network.
+//! Services can be killed and started again; object targets lose unstable data then.
+#![allow(dead_code)] // Each test uses a part of it.
+
+use levada_base::ids::{Ino, TargetId};
+use levada_base::reactor::{self, Group};
+use levada_base::{Buf, Epoch, IoVec};
+use levada_client::{Client, ClientConfig};
+use levada_device::{Device, RamDevice};
+use levada_kv::Store;
+use levada_meta::{FsConfig, MetaService, ServeConfig};
+use levada_object::{MemoryObjects, ObjectService};
+use levada_wire::channel::Listener;
+use levada_wire::local::{LinkConfig, Network};
+use levada_wire::meta::Caller;
+use levada_wire::rpc::{Handler, Router, ServiceConfig, accept_all};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const META: TargetId = TargetId(0);
+pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
+pub const UNIT: u64 = 64 << 10;
+const KV: levada_kv::Config = levada_kv::Config { log_bytes: 4 << 20, cache_bytes: 4 << 20 };
+
+struct Server {
+    group: Group,
+    objects: Rc<MemoryObjects>,
+    service: Rc<ObjectService>,
+}
+
+pub struct World {
+    pub network: Network,
+    pub targets: u32,
+    pub lease: Duration,
+    device: Rc<dyn Device>,
+    meta: RefCell<Option<Group>>,
+    servers: RefCell<Vec<Server>>,
+    clients: Cell<u8>,
+}
+
+impl World {
+    pub async fn new(targets: u32) -> Rc<Self> {
+        Self::with_capacity(targets, 1 << 40).await
+    }
+
+    pub async fn with_capacity(targets: u32, target_bytes: u64) -> Rc<Self> {
+        let network = Network::new(LinkConfig { codec: false, ..LinkConfig::default() });
+        let device: Rc<dyn Device> = Rc::new(RamDevice::new("meta", 64 << 20));
+        let world = Rc::new(Self {
+            network,
+            targets,
+            lease: Duration::from_secs(30),
+            device,
+            meta: RefCell::default(),
+            servers: RefCell::default(),
+            clients: Cell::new(0),
+        });
+        let store = Store::create(Rc::clone(&world.device), Epoch(1), KV).await.expect("fits");
+        let fs = FsConfig {
+            uuid: [7; 16],
+            name: "test".to_owned(),
+            target: 0,
+            stripe_count: targets,
+            stripe_unit: UNIT,
+            inodes_max: 1 << 20,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+        };
+        MetaService::create(store, fs, world.serve_config()).await.expect("made");
+        for number in 0..targets {
+            let objects = Rc::new(MemoryObjects::new(target_bytes));
+            let server = world.serve(number, objects);
+            world.servers.borrow_mut().push(server);
+        }
+        world.start_meta().await;
+        world
+    }
+
+    fn serve_config(&self) -> ServeConfig {
+        let objects = (0..self.targets).map(|n| (TargetId(n + 1), format!("object-{n}")));
+        ServeConfig { objects: objects.collect(), lease: self.lease, ..ServeConfig::default() }
+    }
+
+    fn listen(&self, group: &Group, address: &str, target: TargetId, handler: Rc<dyn Handler>) {
+        let router = Rc::new(Router::default());
+        router.insert(target, handler);
+        let listener: Rc<dyn Listener> = Rc::new(self.network.listen(address));
+        reactor::spawn_in(group, accept_all(listener, router, ServiceConfig::default()));
+    }
+
+    pub fn kill_meta(&self) {
+        let group = self.meta.borrow_mut().take();
+        if let Some(group) = group {
+            group.kill();
+        }
+    }
+
+    pub async fn start_meta(&self) {
+        let group = Group::new();
+        let device = Rc::clone(&self.device);
+        let config = self.serve_config();
+        let opening = reactor::spawn_in(&group, async move {
+            let store = Store::open(device, Epoch(1), KV).await.expect("a store");
+            Rc::new(MetaService::open(store, config).await.expect("a file system"))
+        });
+        let service = opening.await.expect("not killed");
+        self.listen(&group, "meta", META, Rc::clone(&service) as _);
+        reactor::spawn_in(&group, async move { service.run().await });
+        *self.meta.borrow_mut() = Some(group);
+    }
+
+    pub async fn restart_meta(&self) {
+        self.kill_meta();
+        reactor::sleep(Duration::from_millis(reactor::random_u64() % 100)).await;
+        self.start_meta().await;
+    }
+
+    fn serve(&self, number: u32, objects: Rc<MemoryObjects>) -> Server {
+        let group = Group::new();
+        let service = ObjectService::new(Rc::clone(&objects) as _);
+        let address = format!("object-{number}");
+        self.listen(&group, &address, TargetId(number + 1), Rc::clone(&service) as _);
+        Server { group, objects, service }
+    }
+
+    pub fn objects(&self, number: u32) -> Rc<MemoryObjects> {
+        Rc::clone(&self.servers.borrow()[number as usize].objects)
+    }
+
+    pub fn kill_server(&self, number: u32) {
+        self.servers.borrow()[number as usize].group.kill();
+    }
+
+    /// Starts a server anew: a random part of what was unstable is lost.
+    pub fn restart_server(&self, number: u32) {
+        self.kill_server(number);
+        let objects = Rc::new(self.objects(number).restarted());
+        let server = self.serve(number, objects);
+        self.servers.borrow_mut()[number as usize] = server;
+    }
+
+    pub fn config(&self, name: &str) -> ClientConfig {
+        let number = self.clients.get() + 1;
+        self.clients.set(number);
+        ClientConfig::new(self.network.transport(name), "meta", META, [number; 16])
+    }
+
+    pub async fn client(&self, name: &str) -> Client {
+        Client::connect(self.config(name)).await.expect("connects")
+    }
+}
+
+pub fn data(bytes: &[u8]) -> IoVec {
+    Buf::copy_of(bytes).into_vec()
+}
+
+pub fn flat(parts: &IoVec) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.iter().copied()).collect()
+}
+
+pub fn random_bytes(len: usize) -> Vec<u8> {
+    let seed = reactor::random_u64() | 1;
+    (0..len as u64).map(|n| (seed.wrapping_mul(n * 2 + 1) >> 56) as u8).collect()
+}
+
+pub fn below(n: u64) -> u64 {
+    reactor::random_u64() % n
+}
+
+pub const ROOT_DIR: Ino = Ino::ROOT;
