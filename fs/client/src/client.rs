@@ -156,7 +156,8 @@ impl Core {
 
     /// Forgets a file that nobody uses.
     fn release(&self, inode: &Inode) {
-        if inode.handles.get() == 0 && inode.closing.get() == 0 {
+        let unused = inode.handles.get() == 0 && inode.closing.get() == 0;
+        if unused && !inode.is_unsettled() {
             self.inodes.borrow_mut().remove(&inode.ino);
         }
     }

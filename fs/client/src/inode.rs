@@ -14,7 +14,7 @@ use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{Ino, ObjectId};
 use levada_base::sync::Notify;
-use levada_base::{Buf, BufMut, IoVec, reactor};
+use levada_base::{Buf, BufMut, IoVec, planted, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
 use levada_wire::meta::{AttrChange, Caller, MetaRequest};
@@ -174,6 +174,12 @@ impl Inode {
         }
     }
 
+    /// True while the metadata service waits for something from here. A file whose background
+    /// work failed stays so, and the next `sync` tries again.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.is_dirty() || self.session.get() != Session::Closed
+    }
+
     fn is_dirty(&self) -> bool {
         self.writes.get() != self.recorded.get()
     }
@@ -301,7 +307,13 @@ impl Inode {
             let (target, object) = (self.target(component), self.object(component));
             async move {
                 let size = async { if recorded { Ok(None) } else { target.stat(object).await } };
-                let (settled, stat) = join(target.settle(object), size).await;
+                let settled = async {
+                    if planted!("client-size-before-commit") {
+                        return Ok(());
+                    }
+                    target.settle(object).await
+                };
+                let (settled, stat) = join(settled, size).await;
                 settled?;
                 Ok::<_, Error>(stat?.map_or(0, |stat| stat.size))
             }
@@ -363,12 +375,18 @@ impl Inode {
 
     /// The metadata service has set the size; the objects follow. The caller has the turn.
     ///
-    /// Every object is asked: other clients may have written some of which nobody has told yet.
+    /// `writers` says here that other clients have written: then every object is asked, else those
+    /// that are known. None is made, and none that is short enough is touched.
     pub(crate) async fn cut(self: &Rc<Self>, attr: Attr) -> Result<Attr, Error> {
         let size = attr.size;
-        let cuts = self.components_in(self.every_component()).map(|component| {
+        let known = attr.components | self.components.get() | self.written.get();
+        let asked = if attr.writers { self.every_component() } else { known };
+        let cuts = self.components_in(asked).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
+                if planted!("client-objects-not-cut") {
+                    return Ok(());
+                }
                 if target.stat(object).await?.is_some_and(|stat| stat.size > size) {
                     target.truncate(object, size).await?;
                     target.settle(object).await?;
@@ -377,7 +395,10 @@ impl Inode {
             }
         });
         join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
-        self.core.change_done(MetaRequest::Truncated { ino: self.ino, size }).await?;
+        // Nothing written and no session: the service had no objects to wait for.
+        if asked != 0 || self.session.get() != Session::Closed {
+            self.core.change_done(MetaRequest::Truncated { ino: self.ino, size }).await?;
+        }
         self.changes.set(self.changes.get() + 1);
         self.size.set(size);
         self.written_end.set(self.written_end.get().min(size));

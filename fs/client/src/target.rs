@@ -16,7 +16,7 @@ use futures_util::future::{Either, join_all, select};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_base::{IoVec, reactor};
+use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
 use levada_wire::rpc::{Call, Peer};
@@ -242,7 +242,9 @@ impl ObjectTarget {
                 continue;
             }
             let kept = Kept { object, change, _permit: permit };
-            self.unstable.borrow_mut().keep(seq, kept);
+            if !planted!("client-written-not-kept") {
+                self.unstable.borrow_mut().keep(seq, kept);
+            }
             self.heard_durable(durable);
             if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
                 self.start_round();
@@ -327,6 +329,9 @@ impl ObjectTarget {
         };
         let mut kept: Vec<Option<Kept>> =
             self.unstable.borrow_mut().take().into_iter().map(Some).collect();
+        if planted!("client-sent-again-in-reverse") {
+            kept.reverse();
+        }
         let mut seqs = vec![Seq(0); kept.len()];
         let mut durable = Seq(0);
         let mut at = 0;

@@ -2,6 +2,8 @@
 //! Services can be killed and started again; object targets lose unstable data then.
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod crash;
+
 use levada_base::ids::{Ino, TargetId};
 use levada_base::reactor::{self, Group};
 use levada_base::{Buf, Epoch, IoVec};

@@ -1,0 +1,35 @@
+//! The crash tests prove something: bugs planted in client and object service are found by them. A
+//! file, and so a process, of its own, because it silences the panics that it provokes.
+
+mod world;
+
+use levada_base::planted;
+use world::crash::{nothing_is_lost, synced_survives};
+
+#[test]
+fn planted_bugs_are_found() {
+    let bugs = [
+        "client-written-not-kept",
+        "client-sent-again-in-reverse",
+        "client-size-before-commit",
+        "client-objects-not-cut",
+        "object-verifier-ignored",
+    ];
+    std::panic::set_hook(Box::new(|_| {}));
+    let missed: Vec<_> = bugs
+        .into_iter()
+        .filter(|bug| {
+            (0..60).all(|seed| {
+                planted::choose(Some(bug));
+                let outcome = std::panic::catch_unwind(|| {
+                    nothing_is_lost(seed, 30);
+                    synced_survives(seed);
+                });
+                planted::choose(None);
+                outcome.is_ok()
+            })
+        })
+        .collect();
+    drop(std::panic::take_hook());
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
