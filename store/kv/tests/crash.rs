@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::world::world;
+use common::world::{Ground, world};
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|n: String| n.parse::<u64>().ok());
@@ -16,15 +16,26 @@ fn seeds() -> std::ops::Range<u64> {
 fn a_prefix_with_everything_durable_survives_power_cuts() {
     let mut batches = 0;
     for seed in seeds() {
-        batches +=
-            std::panic::catch_unwind(|| world(seed, 4).0).unwrap_or_else(|_| panic!("seed {seed}"));
+        batches += std::panic::catch_unwind(|| world(seed, 4, Ground::drive).0)
+            .unwrap_or_else(|_| panic!("seed {seed}"));
     }
     println!("{batches} batches");
+}
+
+/// The same over the three-copy mirror, two of whose drives fail in the course of it.
+#[test]
+fn a_prefix_survives_on_a_mirror_with_failing_members() {
+    let mut batches = 0;
+    for seed in seeds() {
+        batches += std::panic::catch_unwind(|| world(seed, 3, Ground::mirror).0)
+            .unwrap_or_else(|_| panic!("seed {seed}"));
+    }
+    println!("{batches} batches on a mirror");
 }
 
 #[test]
 fn one_seed_fixes_the_run() {
     for seed in 0..5 {
-        assert_eq!(world(seed, 3), world(seed, 3), "seed {seed}");
+        assert_eq!(world(seed, 3, Ground::drive), world(seed, 3, Ground::drive), "seed {seed}");
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::world::world;
+use common::world::{Ground, world};
 use levada_base::planted;
 
 #[test]
@@ -22,7 +22,7 @@ fn planted_bugs_are_found() {
         .filter(|bug| {
             (0..400).all(|seed| {
                 planted::choose(Some(bug));
-                let outcome = std::panic::catch_unwind(|| world(seed, 4));
+                let outcome = std::panic::catch_unwind(|| world(seed, 4, Ground::drive));
                 planted::choose(None);
                 outcome.is_ok()
             })

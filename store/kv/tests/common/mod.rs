@@ -6,7 +6,7 @@ pub mod world;
 
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Epoch, IoVec, IoVecMut, reactor};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut, reactor};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -178,11 +178,12 @@ impl Device for Volatile {
     }
 
     fn discard(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
-        Box::pin(async { Err(BlockError::Unsupported { operation: "discard" }) })
+        Box::pin(async { Ok(()) })
     }
 
-    fn write_zeroes(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
-        Box::pin(async { Err(BlockError::Unsupported { operation: "write_zeroes" }) })
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        let zeroes = BufMut::zeroed(bytes as usize).freeze();
+        self.write(at, zeroes.into_vec(), Durability::Volatile)
     }
 
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
