@@ -161,7 +161,7 @@ impl Engine {
         let mut transaction = self.database().begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
         transaction.set_two_phase_commit(true);
-        transaction.set_quick_repair(self.squeezes == 0);
+        transaction.set_quick_repair(self.squeezes <= 1);
         Ok(transaction)
     }
 

@@ -16,7 +16,7 @@ mod engine;
 mod message;
 mod space;
 
-use crate::overlay::Segment;
+use crate::overlay::{Segment, cut_value};
 use crate::store::{Bytes, KvError};
 use futures_util::future::join_all;
 use levada_base::reactor::worker::Worker;
@@ -256,7 +256,7 @@ impl Checkpoint {
 
 /// Rows that a row stands for in a transaction's bound: a long value's chunks are pages too.
 fn row_weight((_, value): &Row) -> usize {
-    1 + value.as_ref().map_or(0, |value| value.len() / BLOCK_BYTES as usize)
+    1 + value.as_ref().map_or(0, |value| cut_value(value.len()).0)
 }
 
 fn next_piece(segment: &Segment, after: Option<&Bytes>, rows_max: usize) -> Vec<Row> {
@@ -276,4 +276,56 @@ fn next_piece(segment: &Segment, after: Option<&Bytes>, rows_max: usize) -> Vec<
 
 fn unexpected(report: &Up) -> ! {
     unreachable!("the engine answered the wrong question: {report:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::overlay::Overlay;
+    use levada_base::reactor::Reactor;
+    use levada_device::RamDevice;
+
+    /// Advances until the segment is whole; how many jobs that took.
+    async fn bring_down(checkpoint: &mut Checkpoint, overlay: &Overlay) -> Result<usize, KvError> {
+        overlay.rotate();
+        let segment = overlay.oldest_closed().expect("just closed");
+        let mut jobs = 1;
+        while checkpoint.advance(&segment).await?.is_none() {
+            jobs += 1;
+        }
+        overlay.drop_oldest();
+        Ok(jobs)
+    }
+
+    /// What the store's own bounds prevent: transactions that do not fit are tried again in
+    /// smaller pieces, and rows that do not fit at all are an error, not a panic.
+    #[test]
+    fn a_transaction_that_does_not_fit_is_split() {
+        Reactor::simulated(1).block_on(async {
+            let area = Rc::new(RamDevice::new("ram", 3 * MIB));
+            let layout = Layout::cut(3 * MIB, 64 << 10).expect("large enough");
+            let (mut checkpoint, _) =
+                Checkpoint::open(area, layout, 1 << 20, true).await.expect("opens");
+            // All rows at once.
+            checkpoint.transaction_rows_max = 1024;
+            let overlay = Overlay::new();
+            let put = |seq: u64, keys: u32| {
+                for key in 0..keys {
+                    let value: Bytes = vec![seq as u8; 4000].into();
+                    overlay.insert(seq, &[(key.to_be_bytes()[..].into(), Some(value))]);
+                }
+            };
+            put(1, 400);
+            let whole = bring_down(&mut checkpoint, &overlay).await.expect("fits");
+            put(2, 400);
+            let split = bring_down(&mut checkpoint, &overlay).await.expect("fits in pieces");
+            assert!(split > whole, "{split} jobs, {whole} when it fits at once");
+            let (answer, value) = oneshot::channel();
+            let miss = Miss::Get { key: 399u32.to_be_bytes()[..].into(), answer };
+            checkpoint.answer(vec![miss], Vec::new, |_, _| {}).await.expect("reads");
+            assert_eq!(value.await.expect("answered").as_deref(), Some(&[2; 4000][..]));
+            put(3, 1000);
+            assert_eq!(bring_down(&mut checkpoint, &overlay).await.err(), Some(KvError::Full));
+        });
+    }
 }
