@@ -24,9 +24,9 @@ use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
 use crate::segment::SegmentState;
 use crate::stripe::header_of;
 use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
-use levada_base::Buf;
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::reactor::spawn_in;
+use levada_base::{Buf, planted, probe};
 use levada_kv::Batch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -133,6 +133,7 @@ impl Inner {
     }
 
     async fn round(self: &Rc<Self>) -> Result<(), LogError> {
+        let _busy = probe::busy("log-commit");
         let cut = self.cut();
         let flush = self
             .changed
@@ -147,13 +148,15 @@ impl Inner {
                 written.then(|| Ok(std::mem::replace(&mut state.unflushed, false)))
             })
             .await?;
-        if flush {
+        if flush && !planted!("log-flush-dropped") {
             self.array.flush().await?;
         }
         self.store.room_to_free().await?;
         let seq = cut.seq;
         let applied = self.index(cut)?;
-        self.store.durable(applied).await?;
+        if !planted!("log-commit-not-durable") {
+            self.store.durable(applied).await?;
+        }
         {
             let mut state = self.state.borrow_mut();
             state.durable_seq = state.durable_seq.max(seq);
@@ -222,7 +225,9 @@ impl Inner {
                 value.extend_from_slice(&data);
             }
             state.counters.staged_bytes += value.len() as u64;
-            batch.put(&key, &value);
+            if !planted!("log-staged-row-left-out") {
+                batch.put(&key, &value);
+            }
         }
         watch.rows(&mut batch);
         for (segment, live_change) in &watch.segments {

@@ -6,6 +6,7 @@
 //!   were being filled, and nothing in them was ever promised. Giving them back, rather than
 //!   forgetting them, keeps their records from coming back when the index is rebuilt, and their
 //!   sequences free for new changes.
+//! - Segments that were being discarded are discarded again.
 //! - Segments that were being filled stay closed where they stand.
 //! - Staged changes are put into the new open stripe under their own versions; their rows stay
 //!   until that stripe is indexed.
@@ -25,7 +26,7 @@ use levada_base::ids::BootVerifier;
 use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, Epoch};
+use levada_base::{Buf, Epoch, planted, probe};
 use levada_kv::{Batch, Bytes, Store};
 use levada_raid::Array;
 use std::cell::RefCell;
@@ -87,6 +88,7 @@ impl ObjectLog {
         mut config: Config,
         epoch: Epoch,
     ) -> Result<Self, LogError> {
+        let _busy = probe::busy("log-open");
         let row = store.get(LOG_KEY).await?;
         let row = row.ok_or(LogError::Foreign { what: "the store holds no log" })?;
         let mut row = LogRow::decode(&row)?;
@@ -114,6 +116,7 @@ impl ObjectLog {
             }
         }
         give_back_unindexed(&*array, &table).await?;
+        finish_discards(&*array, &mut table);
         let log = Self(Inner::new(array, store, config, epoch, &row, table));
         log.0.put_staged().await?;
         log.0.free_dead_segments();
@@ -180,6 +183,19 @@ async fn give_back_unindexed(array: &dyn Array, table: &Segments) -> Result<(), 
     Ok(())
 }
 
+/// Finds segments that the last owner was discarding: everything that mattered in them was
+/// copied durably before, also their records without data, though their rows still count those.
+fn finish_discards(array: &dyn Array, table: &mut Segments) {
+    for at in 0..table.count() {
+        let first = u64::from(at) * u64::from(table.stripes);
+        let segment = table.get_mut(at);
+        let mut used = first..first + u64::from(segment.used_stripes);
+        if segment.row.live_bytes == 0 && used.any(|stripe| !array.is_written(stripe)) {
+            segment.row.marks = 0;
+        }
+    }
+}
+
 impl Inner {
     pub(crate) fn new(
         array: Rc<dyn Array>,
@@ -236,6 +252,9 @@ impl Inner {
 
     /// Puts the staged changes into stripes, in their order.
     async fn put_staged(self: &Rc<Self>) -> Result<(), LogError> {
+        if planted!("log-staged-not-replayed") {
+            return Ok(());
+        }
         for (key, value) in scan_all(&self.store, rows::STAGED).await? {
             let (header, taken) =
                 RecordHeader::decode(&value).ok_or(LogError::Index { row: "staged" })?;

@@ -18,7 +18,7 @@ use crate::open::{segments_of, write_log_row};
 use crate::rows::{LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::change_of;
-use levada_base::Epoch;
+use levada_base::{Epoch, probe};
 use levada_kv::{Batch, Store};
 use levada_raid::Array;
 use std::collections::BTreeMap;
@@ -66,6 +66,7 @@ impl ObjectLog {
         let table = Segments::new(count, config.segment_stripes, 1);
         let log = Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, table);
 
+        let _busy = probe::busy("log-rebuild-index");
         let mut found = Vec::new();
         let mut segments = BTreeMap::new();
         for segment in 0..count {

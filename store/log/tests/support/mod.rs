@@ -8,8 +8,8 @@ use levada_base::reactor::{self, random_u64, sleep};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Epoch, IoVec, IoVecMut, buf::bytes_in};
 use levada_device::{
-    BlockError, Device, DeviceInfo, Durability, Health, IoFuture, RamDevice, VolatileDevice,
-    check_range,
+    BlockError, Device, DeviceInfo, Durability, FaultDevice, Faults, Health, IoFuture, RamDevice,
+    VolatileDevice, check_range,
 };
 use levada_kv::Store;
 use levada_log::ObjectLog;
@@ -337,7 +337,14 @@ impl World {
 
     pub fn next_life(&mut self) -> Parts {
         self.epoch += 1;
-        Parts { array: self.array.clone(), store: self.store.clone(), epoch: Epoch(self.epoch) }
+        Parts { array: self.array.clone(), store: self.slow_store(), epoch: Epoch(self.epoch) }
+    }
+
+    /// Takes its time, so that a cut finds requests on their way.
+    fn slow_store(&self) -> Rc<dyn Device> {
+        let faults = Faults::none();
+        faults.slow(Duration::from_micros(40));
+        Rc::new(FaultDevice::new(self.store.clone(), faults))
     }
 
     pub async fn cut_power(&self) {
