@@ -382,3 +382,79 @@ fn ownership_decides_and_set_id_bits_go() {
         assert_eq!(attr.mode & 0o7777, 0o755);
     });
 }
+
+/// Makes `files` files in the root, eight at a time; how many there was room for.
+async fn fill(world: &Rc<World>, client: u64, files: u64) -> Vec<String> {
+    let tasks: Vec<_> = (0..8)
+        .map(|slot| {
+            let service = world.service();
+            reactor::spawn(async move {
+                let mut made = Vec::new();
+                for sequence in 1..=files / 8 {
+                    let name = format!("{slot}.{sequence}");
+                    let call = CallHeader { client, slot, sequence };
+                    match service.handle(call, create(Ino::ROOT, &name, FILE)).await {
+                        MetaReply::Entry(..) => made.push(name),
+                        MetaReply::Failed(MetaFault::Full) => break,
+                        reply => panic!("{reply:?}"),
+                    }
+                }
+                made
+            })
+        })
+        .collect();
+    let mut made = Vec::new();
+    for task in tasks {
+        made.extend(task.await.expect("alive"));
+    }
+    made
+}
+
+#[test]
+fn a_hundred_thousand_entries_are_listed_once() {
+    simulated(1, async {
+        let config = ServeConfig { cache_bytes: 1 << 20, ..serve_config() };
+        let world = World::new(fs_config(), config, 512 * levada_base::units::MIB).await;
+        let t = Tester::new(&world, 1).await;
+        let mut made = fill(&world, t.client.get(), 100_000).await;
+        let (mut found, mut cookie) = (Vec::new(), 0);
+        loop {
+            let (ino, entries_max, attrs) = (Ino::ROOT, 1024, false);
+            let reply = t.read(MetaRequest::ReadDir { ino, cookie, entries_max, attrs }).await;
+            let MetaReply::Entries { entries, end } = reply else { panic!("{reply:?}") };
+            cookie = entries.last().map_or(cookie, |entry| entry.cookie);
+            let names = entries.into_iter().map(|entry| entry.name);
+            found.extend(names.map(|name| String::from_utf8(name).expect("text")));
+            if end {
+                break;
+            }
+        }
+        made.sort();
+        found.sort();
+        assert_eq!((made.len(), made == found), (100_000, true));
+        world.stop();
+    });
+}
+
+#[test]
+fn a_full_store_still_deletes() {
+    simulated(1, async {
+        let bytes = 4 * levada_base::units::MIB;
+        let world = World::new(fs_config(), serve_config(), bytes).await;
+        let t = Tester::new(&world, 1).await;
+        let made = fill(&world, t.client.get(), 100_000).await;
+        assert!((100..100_000).contains(&made.len()), "{} files", made.len());
+        world.assert_sound().await;
+        t.sequence.set(1_000_000);
+        for name in &made {
+            match t.unlink(name).await {
+                MetaReply::Removed { .. } => {}
+                reply => panic!("{name}: {reply:?}"),
+            }
+        }
+        assert_eq!(t.attr(Ino::ROOT).await.expect("there").size, 0);
+        t.file("room again").await;
+        world.assert_sound().await;
+        world.stop();
+    });
+}
