@@ -14,7 +14,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{BootVerifier, Ino, TargetId};
 use levada_base::reactor;
 use levada_wire::frame::{Class, decode_body, encode_body};
-use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -118,9 +118,10 @@ impl Meta {
                 self.discount_open(*ino);
                 true
             }
-            (MetaRequest::Create { new, .. }, Ok(MetaReply::Entry(attr, _)))
-                if matches!(new, levada_wire::meta::NewInode::File { open: Some(_) }) =>
-            {
+            (
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                Ok(MetaReply::Entry(attr, _)),
+            ) => {
                 self.count_open(attr.ino);
                 true
             }
@@ -185,13 +186,8 @@ impl Meta {
     /// Says something before the lease runs out, for as long as the client lives.
     pub(crate) async fn keep_lease(meta: Weak<Self>) {
         let mut sent = 0;
-        loop {
-            let Some(lease_ms) = meta
-                .upgrade()
-                .map(|meta| meta.registration().map_or(1000, |known| known.fs.lease_ms))
-            else {
-                break;
-            };
+        let lease_ms = |meta: Rc<Self>| meta.registration().map_or(1000, |known| known.fs.lease_ms);
+        while let Some(lease_ms) = meta.upgrade().map(lease_ms) {
             reactor::sleep(Duration::from_millis((lease_ms / 3).max(1))).await;
             let Some(meta) = meta.upgrade() else { break };
             if sent == meta.sent.get()

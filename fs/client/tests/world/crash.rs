@@ -232,11 +232,11 @@ pub fn synced_survives(seed: u64) {
             reactor::sleep(Duration::from_secs(1)).await;
             levada_client::housekeeper::do_chores(&background).await.expect("chores");
         }
-        let models = models.borrow();
-        for (n, model) in models.iter().enumerate() {
+        for (n, model) in models.take().iter().enumerate() {
             let attr = background.lookup(ROOT_DIR, format!("file-{n}").as_bytes()).await;
             assert!(!attr.expect("there").writers, "settled");
-            model.borrow().check(&read_all(&background, n).await, seed);
+            let found = read_all(&background, n).await;
+            model.borrow().check(&found, seed);
         }
     });
 }
