@@ -11,7 +11,10 @@ pub mod members;
 pub mod suite;
 
 mod array;
+mod client;
+mod cluster;
 mod log;
+mod mount;
 mod parity;
 mod service;
 mod wire;

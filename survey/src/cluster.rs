@@ -1,0 +1,81 @@
+//! A cluster in a box on members of any speed: what `levada up` makes, but for its drives, on a
+//! thread of its own.
+
+use crate::members::{Speed, Storage, members};
+use crate::service::Service;
+use anyhow::{Context, Result};
+use futures_util::future::LocalBoxFuture;
+use levada_base::ids::TargetId;
+use levada_base::reactor;
+use levada_base::units::MIB;
+use levada_client::{Client, ClientConfig, housekeeper};
+use levada_device::Device;
+use levada_node::assembly::{self, StartOptions, Tuning};
+use levada_node::drives::{DriveSource, NoDevice};
+use levada_spec::{BOX_DRIVES, ClusterFile, DriveSpec};
+use levada_wire::rpc::Handler;
+use levada_wire::tcp::TcpTransport;
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+/// Bytes of a drive: twelve of them fit into memory.
+const DRIVE_BYTES: u64 = 512 * MIB;
+
+/// Starts a box on drives of `speed`, in memory, with the services on a thread of their own.
+///
+/// # Errors
+///
+/// What keeps the cluster from coming up.
+pub(crate) fn start(speed: Speed) -> Result<Service> {
+    Service::start(async move |address| {
+        // A box takes a third of the free space.
+        let free_bytes = 3 * DRIVE_BYTES * BOX_DRIVES as u64;
+        let file = ClusterFile::box_default(Path::new("/"), free_bytes)?;
+        let source =
+            MemoryDrives(RefCell::new(members(speed, Storage::Ram, BOX_DRIVES, DRIVE_BYTES)));
+        let options = StartOptions {
+            force_format: false,
+            tuning: Tuning::default(),
+            address,
+            progress: &|_| {},
+        };
+        let cluster = assembly::start(file, &source, options).await?;
+        Ok(Rc::clone(&cluster.router) as Rc<dyn Handler>)
+    })
+}
+
+/// A client of the box at `address`.
+pub(crate) async fn connect(address: &str) -> Result<Client> {
+    let uuid = u128::from(reactor::random_u64()).to_le_bytes();
+    let config = ClientConfig::new(Rc::new(TcpTransport), address, TargetId(0), uuid);
+    Client::connect(config).await.context("connecting to the box")
+}
+
+/// Gives the space of deleted files back, and waits until it is there.
+pub(crate) async fn clean_up(client: &Client) -> Result<()> {
+    while housekeeper::do_chores(client).await? > 0 {}
+    Ok(())
+}
+
+/// Drives that are made in the order in which they are asked for.
+struct MemoryDrives(RefCell<Vec<Rc<dyn Device>>>);
+
+impl DriveSource for MemoryDrives {
+    fn open<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        let path = drive.path.display().to_string();
+        Box::pin(async move { Err(NoDevice::Absent { path }) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        let path = drive.path.display().to_string();
+        let device = self.0.borrow_mut().pop();
+        Box::pin(async move { device.ok_or(NoDevice::Absent { path }) })
+    }
+}

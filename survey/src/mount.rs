@@ -1,0 +1,224 @@
+//! The mount: programs' requests through the kernel, against the client library on the same box.
+//!
+//! The mount's daemon runs on a thread of its own, as do the services; the programs are threads
+//! that read and write past the page cache (O_DIRECT), 1 MiB at a time.
+
+use crate::client::{Bench, FILE_BYTES, read, sequential, write};
+use crate::cluster;
+use crate::figure::{Bar, Taken};
+use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
+use crate::members::Speed;
+use crate::suite::Spec;
+use anyhow::{Context, Result};
+use levada_base::BufMut;
+use levada_base::reactor::{self, Reactor, mailbox};
+use levada_base::units::MIB;
+use levada_mount::files::Files;
+use levada_mount::session::Session;
+use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
+use levada_mount::transport::reactor::serve;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Threads of a program that reads or writes; as many as the client has requests in flight.
+const THREADS: usize = 16;
+
+pub(crate) fn specs() -> Vec<Spec> {
+    vec![
+        Spec {
+            name: "mount.slow.seqread_of_client",
+            what: "O_DIRECT reads of 1 MiB by 16 threads, against the client library",
+            bar: Bar::AtLeast(0.9),
+            take: |effort| run(seqread_of_client(effort)),
+        },
+        Spec {
+            name: "mount.slow.seqwrite_of_client",
+            what: "O_DIRECT writes of 1 MiB by 16 threads and fsync, against the client library",
+            bar: Bar::AtLeast(0.9),
+            take: |effort| run(seqwrite_of_client(effort)),
+        },
+        Spec {
+            name: "mount.ram.seqread_gbs",
+            what: "O_DIRECT reads of 1 MiB by 16 threads",
+            bar: Bar::None,
+            take: |effort| run(ram_seqread(effort)),
+        },
+        Spec {
+            name: "mount.ram.seqwrite_gbs",
+            what: "O_DIRECT writes of 1 MiB by 16 threads and fsync",
+            bar: Bar::None,
+            take: |effort| run(ram_seqwrite(effort)),
+        },
+    ]
+}
+
+fn run(figure: impl Future<Output = Result<Taken>>) -> Result<Taken> {
+    Reactor::new()?.block_on(figure)
+}
+
+/// A mounted file system; dropping it unmounts.
+struct Mounted {
+    dir: TempDir,
+    stop: Option<mailbox::Sender<()>>,
+    daemon: Option<JoinHandle<Result<()>>>,
+}
+
+impl Mounted {
+    fn new(address: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("levada-bench-").tempdir()?;
+        let (target, address) = (dir.path().to_owned(), address.to_owned());
+        let (started, starting) = mpsc::channel();
+        let daemon = std::thread::Builder::new()
+            .name("mount".into())
+            .spawn(move || Reactor::new()?.block_on(daemon(&target, &address, started)))?;
+        let Ok(stop) = starting.recv() else {
+            let ended = daemon.join().map_err(|_| anyhow::anyhow!("the mount panicked"))?;
+            return Err(ended.err().unwrap_or_else(|| anyhow::anyhow!("the mount ended")));
+        };
+        Ok(Self { dir, stop: Some(stop), daemon: Some(daemon) })
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(daemon) = self.daemon.take()
+            && let Ok(Err(error)) = daemon.join()
+        {
+            eprintln!("the mount ended badly: {error:#}");
+        }
+    }
+}
+
+async fn daemon(
+    target: &Path,
+    address: &str,
+    started: mpsc::Sender<mailbox::Sender<()>>,
+) -> Result<()> {
+    let client = cluster::connect(address).await?;
+    let (mount, channel) =
+        FuseMount::new(target, &MountOptions::default()).context("mounting (needs root)")?;
+    let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
+    let serving = reactor::spawn(serve(channel, Rc::clone(&session)));
+    while session.terms().is_none() && !serving.is_finished() {
+        reactor::sleep(Duration::from_millis(1)).await;
+    }
+    let (stop, mut stopped) = mailbox::channel()?;
+    // Nobody waits only when the starter has panicked.
+    let _ = started.send(stop);
+    stopped.recv().await;
+    mount.unmount()?;
+    if let Some(served) = serving.await {
+        served?;
+    }
+    Ok(client.shutdown().await?)
+}
+
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
+}
+
+fn open(path: &Path, access: Access) -> Result<File> {
+    let mut options = OpenOptions::new();
+    match access {
+        Access::Read => options.read(true),
+        Access::Write => options.write(true).create_new(true),
+    };
+    options.custom_flags(libc::O_DIRECT);
+    options.open(path).with_context(|| format!("opening {}", path.display()))
+}
+
+/// Goes through `file` once with all threads.
+fn drive(file: &File, access: Access) -> Result<()> {
+    let next = AtomicU64::new(0);
+    let work = || -> Result<()> {
+        let mut buffer = BufMut::zeroed(MIB as usize);
+        loop {
+            let at = next.fetch_add(MIB, Ordering::Relaxed);
+            if at >= FILE_BYTES {
+                return Ok(());
+            }
+            match access {
+                Access::Read => file.read_exact_at(&mut buffer, at)?,
+                Access::Write => file.write_all_at(&buffer, at)?,
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+        }
+        Ok(())
+    })
+}
+
+fn read_mounted(path: &Path) -> Result<Run> {
+    let file = open(path, Access::Read)?;
+    let meter = Meter::start()?;
+    drive(&file, Access::Read)?;
+    meter.stop(FILE_BYTES, FILE_BYTES / MIB)
+}
+
+/// Writes a new file and makes it durable; removes it after that, unmeasured.
+async fn write_mounted(bench: &Bench, path: &Path) -> Result<Run> {
+    let meter = Meter::start()?;
+    let file = open(path, Access::Write)?;
+    drive(&file, Access::Write)?;
+    file.sync_all()?;
+    let run = meter.stop(FILE_BYTES, FILE_BYTES / MIB)?;
+    drop(file);
+    std::fs::remove_file(path)?;
+    cluster::clean_up(&bench.client).await?;
+    Ok(run)
+}
+
+async fn seqread_of_client(effort: Effort) -> Result<Taken> {
+    let bench = Bench::new(Speed::Slow).await?;
+    let file = bench.create("read").await?;
+    write(&file, &sequential()).await?;
+    let mounted = Mounted::new(bench.address())?;
+    let path = mounted.path("read");
+    let ours = async |_| read_mounted(&path);
+    let theirs = async |_| read(&file, &sequential()).await;
+    Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
+}
+
+async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
+    let bench = Bench::new(Speed::Slow).await?;
+    let mounted = Mounted::new(bench.address())?;
+    let path = mounted.path("mounted");
+    let ours = async |_| write_mounted(&bench, &path).await;
+    let theirs = async |_| bench.write_new(&sequential()).await;
+    Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
+}
+
+async fn ram_seqread(effort: Effort) -> Result<Taken> {
+    let bench = Bench::new(Speed::Unlimited).await?;
+    write(&bench.create("read").await?, &sequential()).await?;
+    let mounted = Mounted::new(bench.address())?;
+    let path = mounted.path("read");
+    let all = runs(effort, async |_| read_mounted(&path)).await?;
+    Ok(absolute(Rate::GbPerS, "mount", &all))
+}
+
+async fn ram_seqwrite(effort: Effort) -> Result<Taken> {
+    let bench = Bench::new(Speed::Unlimited).await?;
+    let mounted = Mounted::new(bench.address())?;
+    let path = mounted.path("mounted");
+    let all = runs(effort, async |_| write_mounted(&bench, &path).await).await?;
+    Ok(absolute(Rate::GbPerS, "mount", &all))
+}
