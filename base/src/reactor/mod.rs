@@ -161,11 +161,11 @@ impl Drop for Reactor {
         let _entered = Entered::enter(&self.core);
         let root = self.core.group.borrow().clone();
         root.kill();
-        self.core.ready.borrow_mut().clear();
+        self.core.drop_ready();
         if let Events::Uring(ring) = &self.core.events {
             // The kernel must be done with every buffer before any is freed.
             ring.shut_down();
-            self.core.ready.borrow_mut().clear();
+            self.core.drop_ready();
         }
     }
 }
@@ -192,6 +192,17 @@ impl Drop for Entered {
 impl Core {
     fn current() -> Rc<Self> {
         CURRENT.with_borrow(|current| Rc::clone(current.as_ref().expect("inside a reactor")))
+    }
+
+    /// Drops the tasks that wait to run, and those that they wake by being dropped.
+    fn drop_ready(&self) {
+        loop {
+            let ready = self.ready.take();
+            if ready.is_empty() {
+                break;
+            }
+            drop(ready);
+        }
     }
 
     fn now_ns(&self) -> u64 {
