@@ -15,7 +15,8 @@ pub(super) fn time_of(time: Time) -> codec::Time {
 
 /// Times beyond the years 1677 to 2262 become the nearest there is.
 fn time_from(time: codec::Time) -> Time {
-    Time(time.secs.saturating_mul(NANOS).saturating_add(i64::from(time.nanos)))
+    let nanos = i128::from(time.secs) * i128::from(NANOS) + i128::from(time.nanos);
+    Time(nanos.clamp(i64::MIN.into(), i64::MAX.into()) as i64)
 }
 
 /// `st_blocks` is the size rounded up: what the objects store (holes, compression) is not
