@@ -54,7 +54,7 @@ pub enum NoDevice {
 pub enum DrivesError {
     /// A drive carries data of somebody else.
     #[error("drive {drive} ({path}): {source}; `levada up --force-format` overwrites it")]
-    InUse { drive: String, path: String, source: DriveError },
+    InUse { drive: String, path: String, source: Box<DriveError> },
     /// A drive belongs to another cluster.
     #[error(
         "drive {drive} ({path}) belongs to cluster {other:?} as its drive {label:?}; nothing was changed"
@@ -68,7 +68,7 @@ pub enum DrivesError {
     NoDevice { drive: String, source: NoDevice },
     /// A drive cannot be labelled or fenced.
     #[error("drive {drive}: {source}")]
-    Drive { drive: String, source: DriveError },
+    Drive { drive: String, source: Box<DriveError> },
     /// The slices do not fit.
     #[error("drive {drive} has {capacity_bytes} bytes: too small for the slice of array {array}")]
     TooSmall { drive: String, array: String, capacity_bytes: u64 },
@@ -235,8 +235,7 @@ async fn format(
         };
         devices.push(device);
     }
-    let slices: Vec<_> =
-        array_ids(cluster).into_iter().map(|(array, array_uuid)| (array, array_uuid)).collect();
+    let slices = array_ids(cluster);
     let mut drives = Vec::new();
     for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
         let identity = DriveIdentity {
@@ -248,7 +247,8 @@ async fn format(
             enclosure_name: spec.enclosure.clone(),
         };
         let table = slice_table(cluster, spec, device.info().capacity_bytes, &slices)?;
-        let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source };
+        let failed =
+            |source| DrivesError::Drive { drive: spec.name.clone(), source: Box::new(source) };
         let drive =
             Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
         drive.fence(Epoch(1)).await.map_err(failed)?;
@@ -270,7 +270,7 @@ pub async fn format_one(
     drives: &Drives,
     force: bool,
 ) -> Result<Rc<Drive>, DrivesError> {
-    let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source };
+    let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source: Box::new(source) };
     // The drive of this name of this very cluster may come back without force.
     let label = read_label(&*device).await.ok();
     let own = label
@@ -279,7 +279,7 @@ pub async fn format_one(
         Drive::refuse_used(&*device).await.map_err(|source| DrivesError::InUse {
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
-            source,
+            source: Box::new(source),
         })?;
     }
     let index = cluster.drives.iter().position(|known| known.name == spec.name);
@@ -329,6 +329,7 @@ async fn refuse_used(cluster: &ClusterFile, found: &[Found]) -> Result<(), Drive
             }
             Found::Blank(device, _) => {
                 if let Err(source) = Drive::refuse_used(&**device).await {
+                    let source = Box::new(source);
                     return Err(DrivesError::InUse { drive: spec.name.clone(), path, source });
                 }
             }

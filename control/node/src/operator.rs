@@ -21,6 +21,9 @@ use std::time::Duration;
 /// Throughput "now" is that of so much time.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
 
+/// A drive as the cluster file has it, open, or why it is not.
+type KnownDrive = (DriveSpec, Result<Rc<Drive>, String>);
+
 /// Answers what people ask of a node.
 pub struct Operator {
     cluster: Rc<Cluster>,
@@ -33,7 +36,7 @@ pub struct Operator {
     start: Instant,
     /// Drives as they are now: those replaced or added since the start stand before the
     /// cluster's own.
-    drives: RefCell<BTreeMap<String, (DriveSpec, Result<Rc<Drive>, String>)>>,
+    drives: RefCell<BTreeMap<String, KnownDrive>>,
     traffic: Cell<Traffic>,
     scrubbing: Cell<bool>,
 }
@@ -104,7 +107,7 @@ impl Operator {
         }
     }
 
-    fn drive(&self, name: &str) -> Result<(DriveSpec, Result<Rc<Drive>, String>), Refusal> {
+    fn drive(&self, name: &str) -> Result<KnownDrive, Refusal> {
         let drives = self.drives.borrow();
         drives.get(name).cloned().ok_or_else(|| Refusal::NoSuchDrive {
             drive: name.to_owned(),
