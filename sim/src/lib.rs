@@ -9,6 +9,7 @@ mod coverage;
 mod drive;
 mod rng;
 pub mod seeds;
+pub mod stack;
 mod world;
 
 pub use block_model::{BlockModel, fill, recognise};

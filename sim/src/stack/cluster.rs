@@ -1,0 +1,185 @@
+//! A cluster of one node in a world: started, killed, looked into.
+//!
+//! The node's parts are held by the node's tasks alone, so killing them is the end of all of it.
+
+use crate::World;
+use futures_util::future::LocalBoxFuture;
+use levada_base::ids::TargetId;
+use levada_base::reactor;
+use levada_base::sync::Notify;
+use levada_base::units::{KIB, MIB};
+use levada_client::{Client, ClientConfig, housekeeper};
+use levada_device::Device;
+use levada_node::arrays;
+use levada_node::assembly::{self, Cluster, Service, StartOptions, Tuning};
+use levada_node::drives::{DriveSource, NoDevice};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize};
+use levada_wire::local::{LinkConfig, Network};
+use levada_wire::rpc::{ServiceConfig, accept_all};
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::{Rc, Weak};
+
+/// Bytes of a drive.
+pub(super) const DRIVE_BYTES: u64 = 44 * MIB;
+/// Of those, the slice of the mirror.
+pub(super) const META_BYTES: u64 = 30 * MIB;
+/// Where the node listens.
+pub(super) const NODE: &str = "node";
+/// What its clients are called.
+pub(super) const CLIENT: &str = "client";
+
+/// See the module.
+pub struct Stack {
+    pub world: Rc<World>,
+    pub network: Network,
+    pub file: ClusterFile,
+    cluster: RefCell<Weak<Cluster>>,
+    changed: RefCell<Rc<Notify>>,
+    meta_target: Cell<TargetId>,
+    pub(super) faults: super::mischief::State,
+}
+
+struct SimDrives(Rc<World>);
+
+impl DriveSource for SimDrives {
+    fn open<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        Box::pin(async move {
+            let drives = self.0.drives.borrow();
+            let found = drives.iter().find(|known| known.name == drive.name);
+            Ok(found.expect("the cluster file names the world's drives").device())
+        })
+    }
+
+    fn create<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        self.open(drive)
+    }
+}
+
+/// The box of the default cluster, small: two object targets, units of 64 KiB.
+fn cluster_file() -> ClusterFile {
+    let mut file =
+        ClusterFile::box_default(Path::new("/sim"), 1 << 50).expect("there is room for a box");
+    for (at, drive) in file.drives.iter_mut().enumerate() {
+        drive.name = format!("d{at:02}");
+        drive.size = Some(Bytes(DRIVE_BYTES));
+    }
+    file.arrays[0].slice = SliceSize::Bytes(Bytes(META_BYTES));
+    file.arrays[1].level = Level::Raid6 { data: 8, chunk: Bytes(16 * KIB) };
+    let names: Vec<String> = file.drives.iter().map(|drive| drive.name.clone()).collect();
+    for array in &mut file.arrays {
+        array.drives.clone_from(&names);
+    }
+    let fs = &mut file.filesystems[0];
+    fs.object_targets = 2;
+    fs.stripe_unit = Bytes(64 * KIB);
+    fs.stripe_count = 2;
+    file.mounts.clear();
+    file
+}
+
+impl Stack {
+    /// A cluster that has not been started yet.
+    #[must_use]
+    pub fn new(world: Rc<World>) -> Rc<Self> {
+        Rc::new(Self {
+            world,
+            network: Network::new(LinkConfig::default()),
+            file: cluster_file(),
+            cluster: RefCell::default(),
+            changed: RefCell::default(),
+            meta_target: Cell::new(TargetId(0)),
+            faults: super::mischief::State::default(),
+        })
+    }
+
+    /// The node's parts, while it serves.
+    #[must_use]
+    pub fn cluster(&self) -> Option<Rc<Cluster>> {
+        self.cluster.borrow().upgrade()
+    }
+
+    /// Wakes whoever looks after the arrays.
+    pub(super) fn changed(&self) {
+        self.changed.borrow().notify_all();
+    }
+
+    /// Starts the node; the result is ready when it serves.
+    pub fn start(self: &Rc<Self>) -> reactor::JoinHandle<()> {
+        let (stack, node) = (Rc::clone(self), self.world.node());
+        reactor::spawn_in(&node, async move { stack.serve().await })
+    }
+
+    async fn serve(self: Rc<Self>) {
+        let listener = self.network.listen(NODE);
+        let source = SimDrives(Rc::clone(&self.world));
+        let tuning =
+            Tuning { log_bytes_max: MIB, cache_bytes: 256 * KIB as usize, segment_stripes: 4 };
+        let options = StartOptions {
+            force_format: false,
+            tuning,
+            address: NODE.to_owned(),
+            progress: &|_| {},
+        };
+        let recovering = levada_base::probe::busy("recovering");
+        let started = assembly::start(self.file.clone(), &source, options).await;
+        drop(recovering);
+        let cluster = match started {
+            Ok(cluster) => Rc::new(cluster),
+            Err(error) => panic!(
+                "seed {}: the node does not start, with {:?} lost: {error}",
+                self.world.seed,
+                self.faults.lost()
+            ),
+        };
+        for target in &cluster.targets {
+            if let Service::Stopped { why } = &target.service {
+                let name = target.entry.name();
+                panic!("seed {}: target {name} does not open: {why}", self.world.seed);
+            }
+        }
+        let changed = Rc::new(Notify::default());
+        let config = ServiceConfig {
+            cluster: *cluster.drives.cluster.as_bytes(),
+            ..ServiceConfig::default()
+        };
+        let router = Rc::clone(&cluster.router) as Rc<_>;
+        reactor::spawn(accept_all(Rc::new(listener), router, config));
+        for target in &cluster.targets {
+            if let Service::Metadata { service, .. } = &target.service {
+                let service = Rc::clone(service);
+                reactor::spawn(async move { service.run().await });
+            }
+        }
+        arrays::look_after(cluster.metadata_first(), Rc::clone(&changed));
+        let target = cluster.metadata_target().expect("it has one");
+        self.meta_target.set(target);
+        let house = self.client_config("house", *cluster.table.fs.as_bytes());
+        reactor::spawn(async move {
+            if let Ok(client) = Client::connect(house).await {
+                housekeeper::keep_house(client).await;
+            }
+        });
+        *self.cluster.borrow_mut() = Rc::downgrade(&cluster);
+        *self.changed.borrow_mut() = changed;
+        reactor::spawn(async move {
+            let _held = cluster;
+            std::future::pending::<()>().await;
+        });
+    }
+
+    /// Tells a client where the node is.
+    #[must_use]
+    pub fn client_config(&self, from: &str, uuid: [u8; 16]) -> ClientConfig {
+        let transport = self.network.transport(from);
+        let mut config = ClientConfig::new(transport, NODE, self.meta_target.get(), uuid);
+        config.unstable_bytes_max = 16 * MIB;
+        config
+    }
+}

@@ -1,0 +1,293 @@
+//! What befalls a cluster: drives, blocks, network. Never more than the arrays must bear.
+
+use super::cluster::{CLIENT, DRIVE_BYTES, META_BYTES, NODE, Stack};
+use crate::{LOSSES_MAX, Rng};
+use levada_base::reactor;
+use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_node::assembly::Cluster;
+use levada_node::drives;
+use levada_raid::MemberState;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Drives that are not whole.
+#[derive(Default)]
+pub(super) struct State {
+    lost: RefCell<BTreeSet<usize>>,
+    /// Of those, the ones that still answer a few requests.
+    doomed: RefCell<BTreeSet<usize>>,
+    unreadable: RefCell<BTreeSet<usize>>,
+    /// The drive with silently wrong bytes, and which.
+    rotten: RefCell<Option<(usize, Vec<(u64, u64, u8)>)>>,
+}
+
+impl State {
+    pub fn lost(&self) -> BTreeSet<usize> {
+        self.lost.borrow().clone()
+    }
+}
+
+impl Stack {
+    /// One fault or one repair, as the stated distribution deals them.
+    pub fn fault(self: &Rc<Self>) {
+        let mut rng = self.world.rng(Rng::fork);
+        match rng.weighted(&[5, 1, 4, 2, 3, 3, 2, 10]) {
+            0 if self.bears() > 0 => self.lose_one(&mut rng),
+            1 if self.bears() == LOSSES_MAX => {
+                let enclosure = rng.below(self.world.shape.enclosures as u64) as usize;
+                let per = self.world.shape.drives / self.world.shape.enclosures;
+                for at in enclosure * per..(enclosure + 1) * per {
+                    self.lose(at, 0);
+                }
+            }
+            2 if self.bears() > 0 => self.spoil(&mut rng),
+            3 => {
+                self.world.note("drive slow");
+                let at = rng.below(self.world.shape.drives as u64) as usize;
+                let slow = Duration::from_micros(rng.below(2) * rng.below(8000));
+                self.world.drive(at).faults.slow(slow);
+            }
+            4 if self.bears() == LOSSES_MAX => self.rot(&mut rng),
+            5 => {
+                self.world.note("connection broken");
+                self.network.disconnect(CLIENT, NODE);
+            }
+            6 => {
+                self.world.note("partition");
+                let stack = Rc::clone(self);
+                let length = Duration::from_millis(rng.between(1, 1500));
+                self.network.partition(CLIENT, NODE);
+                reactor::spawn(async move {
+                    reactor::sleep(length).await;
+                    stack.network.heal(CLIENT, NODE);
+                });
+            }
+            _ => self.mend(&mut rng),
+        }
+    }
+
+    /// Drives that may be lost besides those that are not whole.
+    fn bears(&self) -> usize {
+        if self.faults.rotten.borrow().is_some() {
+            return 0;
+        }
+        let Some(cluster) = self.cluster() else { return 0 };
+        self.settle(&cluster);
+        let not_whole = self.faults.lost.borrow().union(&self.faults.unreadable.borrow()).count();
+        LOSSES_MAX.saturating_sub(not_whole)
+    }
+
+    /// Forgets losses that rebuilds have made good.
+    fn settle(&self, cluster: &Cluster) {
+        let faults = &self.faults;
+        faults.doomed.borrow_mut().retain(|at| !self.world.drive(*at).faults.is_gone());
+        let whole = cluster.arrays.iter().all(|array| {
+            let status = array.array.status();
+            status.degraded == 0 && status.stopped.is_none()
+        });
+        faults.lost.borrow_mut().retain(|at| {
+            if !whole || faults.doomed.borrow().contains(at) {
+                return true;
+            }
+            let drive = self.world.drive(*at);
+            let in_step = cluster.arrays.iter().all(|array| {
+                array.member_on(&drive.name).is_some_and(|member| {
+                    let member = &array.array.status().members[member];
+                    match member.state {
+                        MemberState::InSync | MemberState::Spare => !drive.faults.is_gone(),
+                        MemberState::Faulty => member.role.is_none(),
+                        MemberState::Rebuilding { .. } => false,
+                    }
+                })
+            });
+            !in_step
+        });
+    }
+
+    fn lose_one(&self, rng: &mut Rng) {
+        let at = rng.below(self.world.shape.drives as u64) as usize;
+        if !self.faults.lost.borrow().contains(&at) {
+            self.lose(at, if rng.one_in(2) { 0 } else { rng.below(80) });
+        }
+    }
+
+    /// A drive is gone, now or within its next requests.
+    pub fn lose(&self, at: usize, within: u64) {
+        self.world.tell(|| format!("lose drive {at} within {within}"));
+        self.world.note("drive lost");
+        self.faults.lost.borrow_mut().insert(at);
+        if within == 0 {
+            self.world.drive(at).faults.fail();
+        } else {
+            self.faults.doomed.borrow_mut().insert(at);
+            self.world.drive(at).faults.fail_after(within);
+        }
+    }
+
+    fn spoil(&self, rng: &mut Rng) {
+        let at = rng.below(self.world.shape.drives as u64) as usize;
+        if self.faults.lost.borrow().contains(&at) {
+            return;
+        }
+        self.world.tell(|| format!("unreadable blocks on drive {at}"));
+        self.world.note("unreadable block");
+        self.faults.unreadable.borrow_mut().insert(at);
+        for _ in 0..rng.between(2, 12) {
+            // Where something is written: the beginning of the mirror's slice, and the data.
+            let first = match rng.one_in(2) {
+                true => rng.below(8 * MIB),
+                false => META_BYTES + rng.below(DRIVE_BYTES - META_BYTES - MIB),
+            } / BLOCK_BYTES;
+            let bytes = rng.between(1, 8) * BLOCK_BYTES;
+            self.world.drive(at).faults.medium_error(first * BLOCK_BYTES, bytes);
+        }
+    }
+
+    /// Some bytes of one drive's data slice read wrong.
+    fn rot(&self, rng: &mut Rng) {
+        let at = rng.below(self.world.shape.drives as u64) as usize;
+        self.world.tell(|| format!("rot on drive {at}"));
+        self.world.note("silent rot");
+        let mut places = Vec::new();
+        for _ in 0..rng.between(4, 40) {
+            // Data slots begin behind superblocks, journal and map.
+            let from = META_BYTES + 3 * MIB;
+            let place = (from + rng.below(DRIVE_BYTES - from - MIB), rng.between(1, 64), 0x40);
+            self.world.drive(at).faults.rot(place.0, place.1, place.2);
+            places.push(place);
+        }
+        *self.faults.rotten.borrow_mut() = Some((at, places));
+    }
+
+    /// Rot that nobody has rewritten yet is gone. (A crash with rot under a stripe that is still
+    /// marked dirty is beyond what resync can tell apart; see the design note.)
+    pub fn end_rot(&self) {
+        if let Some((at, _)) = self.faults.rotten.take() {
+            self.heal(at);
+        }
+    }
+
+    /// What a drive holds can be read again; one that is gone or about to go stays gone.
+    fn heal(&self, at: usize) {
+        let drive = self.world.drive(at);
+        let gone = drive.faults.is_gone() || self.faults.doomed.borrow_mut().remove(&at);
+        drive.faults.heal();
+        if gone {
+            drive.faults.fail();
+        }
+    }
+
+    fn mend(self: &Rc<Self>, rng: &mut Rng) {
+        match rng.below(3) {
+            0 => self.end_rot(),
+            1 => {
+                let unreadable = self.faults.unreadable.borrow_mut().pop_first();
+                if let Some(at) = unreadable {
+                    self.heal(at);
+                }
+            }
+            _ => {
+                let lost: Vec<usize> = self.faults.lost.borrow().iter().copied().collect();
+                if lost.is_empty() || self.cluster().is_none() {
+                    return;
+                }
+                let (at, old) = (*rng.pick(&lost), rng.one_in(3));
+                let stack = Rc::clone(self);
+                reactor::spawn_in(&self.world.node(), async move { stack.replace(at, old).await });
+            }
+        }
+    }
+
+    /// Puts a drive in the place of a lost one, in every array that misses it: the old one come
+    /// back, or an empty one.
+    pub async fn replace(&self, at: usize, old: bool) {
+        let Some(cluster) = self.cluster() else { return };
+        let spec = &self.file.drives[at];
+        let missed = |array: &Rc<levada_node::arrays::ClusterArray>| {
+            array.member_on(&spec.name).is_none_or(|member| {
+                array.array.status().members[member].state == MemberState::Faulty
+            })
+        };
+        let gone = self.world.drive(at).faults.is_gone();
+        if gone {
+            if !cluster.arrays.iter().all(missed) {
+                // Somebody has not noticed yet.
+                return;
+            }
+            self.world.tell(|| format!("replace drive {at}, old: {old}"));
+            self.world.note(if old { "drive came back" } else { "drive replaced" });
+            match old {
+                true => self.world.drive(at).faults.heal(),
+                false => drop(self.world.replace_drive(at)),
+            }
+            self.faults.unreadable.borrow_mut().remove(&at);
+        }
+        let open = &cluster.drives.drives[at].found;
+        let drive = match open {
+            Ok(drive) if !gone && !drive.is_failed() => Rc::clone(drive),
+            Ok(_) | Err(_) => {
+                let device = self.world.drive(at).device();
+                match drives::format_one(&self.file, spec, device, &cluster.drives, true).await {
+                    Ok(drive) => drive,
+                    Err(_) if self.world.drive(at).faults.is_gone() => return,
+                    Err(error) => panic!("seed {}: formatting drive {at}: {error}", self.world.seed),
+                }
+            }
+        };
+        for array in cluster.arrays.iter().filter(|array| missed(array)) {
+            if let Err(error) = array.admit(&self.file, &spec.name, &drive).await
+                && !self.world.drive(at).faults.is_gone()
+            {
+                panic!("seed {}: replacing drive {at}: {error}", self.world.seed);
+            }
+        }
+        self.changed();
+    }
+
+    /// Puts everything right and waits until every array is whole again.
+    pub async fn recover_drives(self: &Rc<Self>) {
+        let cluster = self.cluster().expect("the node serves");
+        self.end_rot();
+        for at in 0..self.world.shape.drives {
+            self.heal(at);
+        }
+        self.faults.unreadable.borrow_mut().clear();
+        // So that every array looks at every drive.
+        for _ in 0..3 {
+            for array in &cluster.arrays {
+                let scrubbed = array.array.scrub(levada_raid::Limits::NONE).await;
+                scrubbed.unwrap_or_else(|error| panic!("seed {}: scrub: {error}", self.world.seed));
+            }
+            for at in 0..self.world.shape.drives {
+                let drive = self.world.drive(at);
+                let name = drive.name.clone();
+                let out = cluster.arrays.iter().any(|array| {
+                    array.member_on(&name).is_none_or(|member| {
+                        array.array.status().members[member].state == MemberState::Faulty
+                    })
+                });
+                if out {
+                    self.replace(at, false).await;
+                } else if drive.faults.is_gone() {
+                    // A spare that nobody asked anything.
+                    drive.faults.restore();
+                }
+            }
+        }
+        let whole = || {
+            cluster.arrays.iter().all(|array| {
+                array.array.status().degraded == 0 && !array.array.needs_rebuild()
+            })
+        };
+        for _ in 0..2000 {
+            if whole() {
+                return;
+            }
+            self.changed();
+            reactor::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("seed {}: the arrays are not rebuilt after 100 s", self.world.seed);
+    }
+}

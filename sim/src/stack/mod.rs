@@ -1,0 +1,10 @@
+//! The whole stack: production assembly on simulated drives, clients over a simulated network.
+
+mod cluster;
+mod mischief;
+mod model;
+mod scenario;
+mod worker;
+
+pub use cluster::Stack;
+pub use scenario::stack;

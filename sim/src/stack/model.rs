@@ -1,0 +1,200 @@
+//! What the file system must look like: names, links and contents of one worker's directory.
+
+use levada_base::ids::Ino;
+use std::collections::BTreeMap;
+
+/// A change of a file's contents that no fsync has covered.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    Write { offset: usize, data: Vec<u8> },
+    Truncate { size: usize },
+}
+
+/// A file: what it reads now, and what must survive the end of its client.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileState {
+    pub data: Vec<u8>,
+    pub synced: Vec<u8>,
+    pub changes: Vec<Change>,
+}
+
+impl FileState {
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let end = offset + bytes.len();
+        if self.data.len() < end {
+            self.data.resize(end, 0);
+        }
+        self.data[offset..end].copy_from_slice(bytes);
+    }
+
+    pub fn synced_now(&mut self) {
+        self.synced.clone_from(&self.data);
+        self.changes.clear();
+    }
+
+    /// Whether this may be what is left when client and node have died.
+    pub fn may_survive(&self, seen: &[u8]) -> Result<(), String> {
+        let mut smallest = self.synced.len();
+        let mut largest = self.synced.len();
+        for change in &self.changes {
+            match change {
+                Change::Write { offset, data } => largest = largest.max(offset + data.len()),
+                Change::Truncate { size } => {
+                    smallest = smallest.min(*size);
+                    largest = largest.max(*size);
+                }
+            }
+        }
+        if seen.len() < smallest || seen.len() > largest {
+            return Err(format!(
+                "{} bytes are left, expected {smallest} to {largest}",
+                seen.len()
+            ));
+        }
+        for (at, byte) in seen.iter().enumerate() {
+            if self.synced.get(at) == Some(byte) {
+                continue;
+            }
+            let written = self.changes.iter().any(|change| match change {
+                Change::Write { offset, data } => {
+                    at >= *offset && data.get(at - offset) == Some(byte)
+                }
+                Change::Truncate { size } => *byte == 0 && at >= *size,
+            });
+            let hole = *byte == 0 && at >= self.synced.len();
+            if !written && !hole {
+                return Err(format!(
+                    "byte {at} of {} is {byte:#04x}, fsync promised {:?} and nothing else was \
+                     written there",
+                    seen.len(),
+                    self.synced.get(at)
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Body {
+    Directory(BTreeMap<Vec<u8>, u64>),
+    File(FileState),
+    Symlink(Vec<u8>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub ino: Ino,
+    pub links: u32,
+    pub body: Body,
+}
+
+/// A tree of names; node 0 is its root. A node without links lives as long as it is open.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    pub nodes: BTreeMap<u64, Node>,
+    next: u64,
+}
+
+impl Tree {
+    pub fn new(root: Ino) -> Self {
+        let root = Node { ino: root, links: 1, body: Body::Directory(BTreeMap::new()) };
+        Self { nodes: BTreeMap::from([(0, root)]), next: 1 }
+    }
+
+    pub fn directories(&self) -> Vec<u64> {
+        let is_directory = |(_, node): &(&u64, &Node)| {
+            node.links > 0 && matches!(node.body, Body::Directory(_))
+        };
+        self.nodes.iter().filter(is_directory).map(|(id, _)| *id).collect()
+    }
+
+    pub fn files(&self) -> Vec<u64> {
+        let is_file = |(_, node): &(&u64, &Node)| node.links > 0 && matches!(node.body, Body::File(_));
+        self.nodes.iter().filter(is_file).map(|(id, _)| *id).collect()
+    }
+
+    pub fn entries(&self, directory: u64) -> &BTreeMap<Vec<u8>, u64> {
+        match &self.nodes[&directory].body {
+            Body::Directory(entries) => entries,
+            Body::File(_) | Body::Symlink(_) => panic!("node {directory} is no directory"),
+        }
+    }
+
+    fn entries_mut(&mut self, directory: u64) -> &mut BTreeMap<Vec<u8>, u64> {
+        match &mut self.nodes.get_mut(&directory).expect("known").body {
+            Body::Directory(entries) => entries,
+            Body::File(_) | Body::Symlink(_) => panic!("node {directory} is no directory"),
+        }
+    }
+
+    pub fn file(&mut self, id: u64) -> &mut FileState {
+        match &mut self.nodes.get_mut(&id).expect("known").body {
+            Body::File(file) => file,
+            Body::Directory(_) | Body::Symlink(_) => panic!("node {id} is no file"),
+        }
+    }
+
+    pub fn ino(&self, id: u64) -> Ino {
+        self.nodes[&id].ino
+    }
+
+    pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, body: Body) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.nodes.insert(id, Node { ino, links: 1, body });
+        self.entries_mut(parent).insert(name.to_vec(), id);
+        id
+    }
+
+    pub fn link(&mut self, id: u64, parent: u64, name: &[u8]) {
+        self.nodes.get_mut(&id).expect("known").links += 1;
+        self.entries_mut(parent).insert(name.to_vec(), id);
+    }
+
+    pub fn unlink(&mut self, parent: u64, name: &[u8]) {
+        if let Some(id) = self.entries_mut(parent).remove(name) {
+            self.nodes.get_mut(&id).expect("known").links -= 1;
+        }
+    }
+
+    pub fn rename(&mut self, (from, from_name): (u64, &[u8]), (to, to_name): (u64, &[u8])) {
+        let id = self.entries(from)[from_name];
+        if self.entries(to).get(to_name) == Some(&id) {
+            return;
+        }
+        self.unlink(to, to_name);
+        self.entries_mut(from).remove(from_name);
+        self.entries_mut(to).insert(to_name.to_vec(), id);
+    }
+
+    /// True when `inner` is `outer` or lies below it.
+    pub fn is_below(&self, inner: u64, outer: u64) -> bool {
+        if inner == outer {
+            return true;
+        }
+        match &self.nodes[&outer].body {
+            Body::Directory(entries) => entries.values().any(|child| self.is_below(inner, *child)),
+            Body::File(_) | Body::Symlink(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_synced_must_survive_and_later_bytes_may() {
+        let mut file = FileState::default();
+        file.write(0, b"abcd");
+        file.synced_now();
+        file.write(2, b"XY");
+        file.changes.push(Change::Write { offset: 2, data: b"XY".to_vec() });
+        assert!(file.may_survive(b"abcd").is_ok());
+        assert!(file.may_survive(b"abXd").is_ok());
+        assert!(file.may_survive(b"abc").is_err());
+        assert!(file.may_survive(b"Xbcd").is_err());
+        assert!(file.may_survive(b"\0bcd").is_err());
+    }
+}

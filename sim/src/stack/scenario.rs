@@ -1,0 +1,327 @@
+//! One seed of the whole stack.
+//!
+//! 1. Workers run on one client while the node crashes, drives fail and connections break. No
+//!    error reaches them, nothing acknowledged is lost, nothing happens twice.
+//! 2. They go on; then client and node die together. Everything fsynced is there, and names
+//!    are as after all acknowledged changes, with or without the one under way.
+//! 3. Everything is put right; the checks of every floor come out clean.
+
+use super::cluster::{CLIENT, DRIVE_BYTES, Stack};
+use super::model::{Body, Tree};
+use super::worker::{self, Pending, Worker};
+use crate::{Outcome, Rng, Shape, World};
+use levada_base::ids::Ino;
+use levada_base::reactor::{self, Group, Reactor};
+use levada_client::Client;
+use levada_node::assembly::Service;
+use levada_raid::Limits;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+const WORKERS: u64 = 4;
+/// Operations of the first part, at least, and crashes of the node.
+const OPERATIONS: u64 = 500;
+const CRASHES: u64 = 2;
+/// Operations of the second part, roughly.
+const OPERATIONS_BEFORE_THE_END: u64 = 80;
+/// After this a client that is gone has lost its opens and sessions.
+const LEASE: Duration = Duration::from_secs(75);
+
+/// One seed of the whole stack.
+pub fn stack(seed: u64) -> Outcome {
+    let reactor = Reactor::simulated(seed);
+    let coverage = reactor.block_on(async {
+        let world = Rc::new(World::new(seed, Shape::of_12(DRIVE_BYTES)));
+        let stack = Stack::new(Rc::clone(&world));
+        let run = Run { stack, world: Rc::clone(&world), workers: RefCell::default() };
+        run.all().await;
+        world.coverage.take()
+    });
+    Outcome { trace_hash: reactor.trace_hash(), coverage }
+}
+
+type Shared = Rc<RefCell<worker::State>>;
+
+struct Run {
+    stack: Rc<Stack>,
+    world: Rc<World>,
+    workers: RefCell<Vec<Shared>>,
+}
+
+impl Run {
+    fn operations(&self) -> u64 {
+        self.workers.borrow().iter().map(|state| state.borrow().operations).sum()
+    }
+
+    async fn all(&self) {
+        self.stack.start().await;
+        let machine = Group::new();
+        self.first_part(&machine).await;
+        let operations = self.operations();
+        self.second_part(&machine, operations).await;
+        self.world.coverage.borrow_mut().count("client operations", self.operations());
+        self.after_the_end().await;
+        self.check_floors().await;
+    }
+
+    /// Starts the workers in the client's group; each gives itself back when `enough`.
+    fn start_workers(
+        &self,
+        machine: &Group,
+        workers: Vec<Worker>,
+        enough: &Rc<Cell<bool>>,
+    ) -> Vec<reactor::JoinHandle<Worker>> {
+        let run = |mut worker: Worker| {
+            let enough = Rc::clone(enough);
+            reactor::spawn_in(machine, async move {
+                while !enough.get() {
+                    worker.step().await;
+                }
+                worker
+            })
+        };
+        workers.into_iter().map(run).collect()
+    }
+
+    async fn first_part(&self, machine: &Group) {
+        let seed = self.world.seed;
+        let config = self.stack.client_config(CLIENT, uuid(seed, 1));
+        let rng = self.world.rng(Rng::fork);
+        let made = reactor::spawn_in(machine, async move {
+            let client = Client::connect(config).await.expect("nothing refuses the client");
+            let mut rng = rng;
+            let mut workers = Vec::new();
+            for number in 0..WORKERS {
+                workers.push(Worker::new(seed, number, client.clone(), rng.fork()).await);
+            }
+            workers
+        });
+        let workers = made.await.expect("the client lives");
+        *self.workers.borrow_mut() = workers.iter().map(|worker| Rc::clone(&worker.state)).collect();
+        let enough = Rc::new(Cell::new(false));
+        let running = self.start_workers(machine, workers, &enough);
+        let mut crashes = 0;
+        while self.operations() < OPERATIONS || crashes < CRASHES {
+            let pause = self.world.rng(|rng| rng.between(500, 25_000));
+            reactor::sleep(Duration::from_micros(pause)).await;
+            let wanted = OPERATIONS / (CRASHES + 1) * (crashes + 1);
+            if self.operations() >= wanted && self.world.rng(|rng| rng.one_in(4)) {
+                self.crash().await;
+                crashes += 1;
+            } else {
+                self.stack.fault();
+            }
+        }
+        enough.set(true);
+        let mut workers = Vec::new();
+        for worker in running {
+            workers.push(worker.await.expect("the client lives"));
+        }
+        for worker in &mut workers {
+            worker.verify(&self.world.coverage).await;
+        }
+        let enough = Rc::new(Cell::new(false));
+        // They go on until they are killed.
+        drop(self.start_workers(machine, workers, &enough));
+    }
+
+    /// The node dies in one way or another and comes back.
+    async fn crash(&self) {
+        self.stack.end_rot();
+        loop {
+            match self.world.rng(|rng| rng.one_in(3)) {
+                true => self.world.kill(),
+                false => self.world.power_cut().await,
+            }
+            let down = self.world.rng(|rng| rng.below(2) * rng.below(1_000_000));
+            reactor::sleep(Duration::from_micros(down)).await;
+            let mut starting = self.stack.start();
+            // Now and then it dies again while it starts.
+            if self.world.rng(|rng| rng.one_in(4)) {
+                let time = Duration::from_micros(self.world.rng(|rng| rng.below(60_000)));
+                if reactor::timeout(time, &mut starting).await.is_err() {
+                    continue;
+                }
+            } else {
+                starting.await;
+            }
+            return;
+        }
+    }
+
+    async fn second_part(&self, machine: &Group, operations: u64) {
+        while self.operations() < operations + OPERATIONS_BEFORE_THE_END {
+            let pause = self.world.rng(|rng| rng.between(500, 15_000));
+            reactor::sleep(Duration::from_micros(pause)).await;
+            self.stack.fault();
+        }
+        self.stack.end_rot();
+        self.world.coverage.borrow_mut().fault("client and node die");
+        machine.kill();
+        self.world.power_cut().await;
+        self.stack.start().await;
+    }
+
+    /// A new client looks at what is left.
+    async fn after_the_end(&self) {
+        let config = self.stack.client_config(CLIENT, uuid(self.world.seed, 2));
+        let client = Client::connect(config).await.expect("nothing refuses the client");
+        reactor::sleep(LEASE).await;
+        let states: Vec<Shared> = self.workers.borrow().clone();
+        for (number, state) in states.iter().enumerate() {
+            self.check_survivors(&client, number as u64, state).await;
+        }
+        client.shutdown().await.expect("it has nothing to lose");
+    }
+
+    async fn check_survivors(&self, client: &Client, number: u64, state: &Shared) {
+        let tree = state.borrow().tree.clone();
+        let pending = state.borrow().pending.clone();
+        let mut seen = BTreeMap::new();
+        let mut looked = vec![tree.ino(0)];
+        while let Some(ino) = looked.pop() {
+            let listed = worker::list(client, ino).await;
+            let listed = listed.unwrap_or_else(|error| self.fail(number, state, &error.to_string()));
+            for (name, child) in &listed {
+                let attr = client.lookup(ino, name).await;
+                let attr = attr.unwrap_or_else(|e| self.fail(number, state, &e.to_string()));
+                if attr.kind == levada_wire::attr::Kind::Directory {
+                    looked.push(*child);
+                }
+            }
+            seen.insert(ino, listed);
+        }
+        let before = names_of(&tree, None);
+        let after = pending.as_ref().map(|pending| names_of(&tree, Some(pending)));
+        let known: BTreeMap<Ino, u64> = tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
+        let shape = shape_of(tree.ino(0), &seen, &known);
+        if shape != before && Some(&shape) != after.as_ref() {
+            self.fail(
+                number,
+                state,
+                &format!(
+                    "names after the crash are {shape:?}, expected {before:?} or, with {pending:?}, \
+                     {after:?}"
+                ),
+            );
+        }
+        for (ino, id) in &known {
+            let Body::File(file) = &tree.nodes[id].body else { continue };
+            let named = seen.values().flatten().any(|(_, child)| child == ino);
+            if !named {
+                continue;
+            }
+            let read = worker::read_whole(client, *ino).await;
+            let read = read.unwrap_or_else(|error| {
+                self.fail(number, state, &format!("file {id} does not read: {error}"))
+            });
+            if let Err(what) = file.may_survive(&read) {
+                self.fail(number, state, &format!("file {id} after the crash: {what}"));
+            }
+            self.world.coverage.borrow_mut().count("survivors compared", 1);
+        }
+    }
+
+    fn fail(&self, number: u64, state: &Shared, what: &str) -> ! {
+        panic!("{}", worker::describe(self.world.seed, number, what, &state.borrow()))
+    }
+
+    async fn check_floors(&self) {
+        let seed = self.world.seed;
+        self.stack.recover_drives().await;
+        // Chores: orphans of the client that is gone are destroyed.
+        reactor::sleep(Duration::from_secs(30)).await;
+        let cluster = self.stack.cluster().expect("the node serves");
+        let mut objects = 0;
+        for target in &cluster.targets {
+            let name = target.entry.name();
+            match &target.service {
+                Service::Metadata { service, .. } => {
+                    let problems = levada_meta::check(service.store()).await;
+                    let problems = problems.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
+                    assert!(problems.is_empty(), "seed {seed}: {name}: {problems:?}");
+                }
+                Service::Objects { log, .. } => {
+                    let report = log.scrub().await;
+                    let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
+                    assert!(report.damaged.is_empty(), "seed {seed}: {name}: {report:?}");
+                    objects += report.objects;
+                    let counters = log.counters();
+                    let mut coverage = self.world.coverage.borrow_mut();
+                    coverage.count("segments cleaned", counters.cleaned_segments);
+                    coverage.count("blocks repaired", counters.repaired_blocks);
+                }
+                Service::Stopped { why } => panic!("seed {seed}: {name} stopped: {why}"),
+            }
+        }
+        self.world.coverage.borrow_mut().count("objects scrubbed", objects);
+        for array in &cluster.arrays {
+            let report = array.array.scrub(Limits::NONE).await;
+            let report = report.unwrap_or_else(|e| panic!("seed {seed}: {}: {e}", array.spec.name));
+            assert!(
+                report.mismatched == 0 && report.lost == 0 && report.wrong_repaired == 0,
+                "seed {seed}: array {}: {report:?}",
+                array.spec.name
+            );
+        }
+    }
+}
+
+fn uuid(seed: u64, number: u8) -> [u8; 16] {
+    let mut uuid = [number; 16];
+    uuid[..8].copy_from_slice(&seed.to_le_bytes());
+    uuid
+}
+
+/// Paths and what they name; a node of the model by its number, an unknown one as `None`.
+type Names = BTreeMap<Vec<u8>, Option<u64>>;
+
+/// The names that the model expects, with the change under way done if given.
+fn names_of(tree: &Tree, pending: Option<&Pending>) -> Names {
+    let mut tree = tree.clone();
+    let mut made = None;
+    match pending {
+        None => {}
+        Some(Pending::Make { parent, name, body }) => {
+            made = Some(tree.make(*parent, name, Ino(u64::MAX), body.clone()));
+        }
+        Some(Pending::Link { id, parent, name }) => tree.link(*id, *parent, name),
+        Some(Pending::Remove { parent, name }) => tree.unlink(*parent, name),
+        Some(Pending::Rename { from, to }) => {
+            tree.rename((from.0, &from.1), (to.0, &to.1));
+        }
+    }
+    let mut names = Names::new();
+    let mut looked = vec![(0, Vec::new())];
+    while let Some((id, path)) = looked.pop() {
+        for (name, child) in tree.entries(id) {
+            let path = [&path[..], b"/", name].concat();
+            if matches!(tree.nodes[child].body, Body::Directory(_)) {
+                looked.push((*child, path.clone()));
+            }
+            names.insert(path, (Some(*child) != made).then_some(*child));
+        }
+    }
+    names
+}
+
+/// The names that were seen.
+fn shape_of(
+    root: Ino,
+    seen: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>,
+    known: &BTreeMap<Ino, u64>,
+) -> Names {
+    let mut names = Names::new();
+    let mut looked = vec![(root, Vec::new())];
+    while let Some((ino, path)) = looked.pop() {
+        for (name, child) in seen.get(&ino).into_iter().flatten() {
+            let path = [&path[..], b"/", name].concat();
+            looked.push((*child, path.clone()));
+            names.insert(path, known.get(child).copied());
+        }
+    }
+    names
+}
+

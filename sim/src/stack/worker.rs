@@ -1,0 +1,595 @@
+//! A worker: one program after another on one client, in a directory of its own, so that the
+//! result of every operation is known exactly.
+
+use super::model::{Body, Change, FileState, Tree};
+use crate::{Coverage, Rng};
+use levada_base::Buf;
+use levada_base::ids::Ino;
+use levada_base::reactor;
+use levada_client::{Client, Error, File};
+use levada_wire::attr::Kind;
+use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::rc::Rc;
+use std::time::Duration;
+
+pub(super) const CALLER: Caller = Caller { uid: 1000, gid: 1000 };
+const WRITE: OpenMode = OpenMode { write: true, truncate: false };
+/// An operation that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
+const FILE_BYTES_MAX: usize = 300_000;
+const HANDLES_MAX: usize = 5;
+/// Operations named in a failure.
+const HISTORY: usize = 25;
+
+/// A change of names under way: done or not when the client dies.
+#[derive(Clone, Debug)]
+pub(super) enum Pending {
+    Make { parent: u64, name: Vec<u8>, body: Body },
+    Link { id: u64, parent: u64, name: Vec<u8> },
+    Remove { parent: u64, name: Vec<u8> },
+    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
+}
+
+/// What survives the worker: the model, and what it was doing.
+pub(super) struct State {
+    pub tree: Tree,
+    pub pending: Option<Pending>,
+    pub history: Vec<String>,
+    pub operations: u64,
+}
+
+/// See the module.
+pub(super) struct Worker {
+    pub seed: u64,
+    pub number: u64,
+    pub client: Client,
+    pub rng: Rng,
+    pub state: Rc<RefCell<State>>,
+    pub handles: Vec<(u64, File)>,
+}
+
+impl Worker {
+    /// A worker in a fresh directory below the root.
+    pub async fn new(seed: u64, number: u64, client: Client, rng: Rng) -> Self {
+        let name = format!("worker{number}");
+        let made = client.create(CALLER, Ino::ROOT, name.as_bytes(), 0o755, NewInode::Directory);
+        let attr = made.await.unwrap_or_else(|error| panic!("seed {seed}: mkdir {name}: {error}"));
+        let state = State {
+            tree: Tree::new(attr.ino),
+            pending: None,
+            history: Vec::new(),
+            operations: 0,
+        };
+        Self {
+            seed,
+            number,
+            client,
+            rng,
+            state: Rc::new(RefCell::new(state)),
+            handles: Vec::new(),
+        }
+    }
+
+    fn note(&self, what: String) {
+        let mut state = self.state.borrow_mut();
+        state.history.push(format!("[{} us] {what}", reactor::now().0 / 1000));
+        state.operations += 1;
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        panic!("{}", describe(self.seed, self.number, what, &self.state.borrow()))
+    }
+
+    /// Waits for an operation that must not hang.
+    async fn done<T>(&self, operation: impl Future<Output = T>) -> T {
+        match reactor::timeout(PATIENCE, operation).await {
+            Ok(result) => result,
+            Err(_) => self.fail("the last operation hangs for 10 minutes"),
+        }
+    }
+
+    /// The result must be as the model says.
+    fn expect<T: Debug>(&self, result: Result<T, Error>, expected: Option<MetaFault>) -> Option<T> {
+        match (result, expected) {
+            (Ok(value), None) => Some(value),
+            (Err(Error::Meta(fault)), Some(expected)) if fault == expected => None,
+            (result, expected) => {
+                let expected = expected.map_or("success".into(), |fault| format!("{fault:?}"));
+                self.fail(&format!("the last operation gave {result:?}, expected {expected}"))
+            }
+        }
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        format!("n{}", self.rng.below(12)).into_bytes()
+    }
+
+    fn directory(&mut self) -> u64 {
+        let directories = self.state.borrow().tree.directories();
+        *self.rng.pick(&directories)
+    }
+
+    fn file(&mut self) -> Option<u64> {
+        let files = self.state.borrow().tree.files();
+        if files.is_empty() { None } else { Some(*self.rng.pick(&files)) }
+    }
+
+    fn existing(&mut self) -> (u64, Vec<u8>) {
+        let parent = self.directory();
+        let names: Vec<Vec<u8>> = self.state.borrow().tree.entries(parent).keys().cloned().collect();
+        // Now and then one that is not there.
+        if names.is_empty() || self.rng.one_in(20) {
+            return (parent, b"missing".to_vec());
+        }
+        (parent, self.rng.pick(&names).clone())
+    }
+
+    fn handle(&mut self) -> Option<usize> {
+        if self.handles.is_empty() {
+            return None;
+        }
+        Some(self.rng.below(self.handles.len() as u64) as usize)
+    }
+
+    fn pending(&self, pending: Pending) {
+        self.state.borrow_mut().pending = Some(pending);
+    }
+
+    fn entry(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        self.state.borrow().tree.entries(parent).get(name).copied()
+    }
+
+    fn ino(&self, id: u64) -> Ino {
+        self.state.borrow().tree.ino(id)
+    }
+
+    /// One operation.
+    pub async fn step(&mut self) {
+        if self.rng.one_in(3) {
+            reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
+        }
+        match self.rng.weighted(&[10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5]) {
+            0 => self.create().await,
+            1 => self.open().await,
+            2 => self.write().await,
+            3 => self.read().await,
+            4 => self.truncate().await,
+            5 => self.rename().await,
+            6 => self.link().await,
+            7 => self.unlink().await,
+            8 => self.mkdir().await,
+            9 => self.rmdir().await,
+            10 => self.readdir().await,
+            11 => self.fsync().await,
+            12 => self.stat().await,
+            13 => self.symlink().await,
+            _ => self.close().await,
+        }
+        self.state.borrow_mut().pending = None;
+    }
+
+    async fn create(&mut self) {
+        let (parent, name) = (self.directory(), self.name());
+        let exists = self.entry(parent, &name).is_some();
+        let body = Body::File(FileState::default());
+        self.note(format!("create {:?} in {parent}", text(&name)));
+        if !exists {
+            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+        }
+        let at = self.ino(parent);
+        let made = self.client.create_file(CALLER, at, &name, 0o644, WRITE, true);
+        let made = self.done(made).await.map(|(file, attr, _)| (Shown(file), attr));
+        if let Some((file, attr)) = self.expect(made, exists.then_some(MetaFault::Exists)) {
+            let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            self.state.borrow_mut().pending = None;
+            self.handles.push((id, file.0));
+            self.trim().await;
+        }
+    }
+
+    async fn trim(&mut self) {
+        while self.handles.len() > HANDLES_MAX {
+            let at = self.rng.below(self.handles.len() as u64) as usize;
+            let (_, file) = self.handles.swap_remove(at);
+            file.close().await;
+        }
+    }
+
+    async fn open(&mut self) {
+        let Some(id) = self.file() else { return };
+        self.note(format!("open node {id}"));
+        let ino = self.ino(id);
+        let opened = self.done(self.client.open(ino, WRITE)).await;
+        let opened = opened.map(|(file, attr)| (Shown(file), attr));
+        let (file, attr) = self.expect(opened, None).expect("success was expected");
+        self.same_size(id, attr.size);
+        self.handles.push((id, file.0));
+        self.trim().await;
+    }
+
+    fn same_size(&self, id: u64, size: u64) {
+        let expected = self.state.borrow_mut().tree.file(id).data.len() as u64;
+        if size != expected {
+            self.fail(&format!("node {id} has {size} bytes, expected {expected}"));
+        }
+    }
+
+    async fn write(&mut self) {
+        let Some(at) = self.handle() else { return self.create().await };
+        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        let size = self.state.borrow_mut().tree.file(id).data.len();
+        let mut len = match self.rng.below(4) {
+            0 => 4096 * self.rng.between(1, 16) as usize,
+            1 => self.rng.between(1, 200) as usize,
+            _ => self.rng.between(1, 70_000) as usize,
+        };
+        let mut offset = match self.rng.below(4) {
+            0 => size,
+            1 => self.rng.below(40) as usize * 4096,
+            _ => self.rng.below(size as u64 + 5000) as usize,
+        };
+        offset = offset.min(FILE_BYTES_MAX - 1);
+        len = len.min(FILE_BYTES_MAX - offset);
+        let data = self.rng.bytes(len);
+        self.note(format!("write node {id}: {len} bytes at {offset}"));
+        let change = Change::Write { offset, data: data.clone() };
+        self.state.borrow_mut().tree.file(id).changes.push(change);
+        let written = self.done(file.write(offset as u64, Buf::copy_of(&data).into_vec())).await;
+        self.expect(written, None);
+        self.state.borrow_mut().tree.file(id).write(offset, &data);
+    }
+
+    async fn read(&mut self) {
+        let Some(at) = self.handle() else { return };
+        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        let size = self.state.borrow_mut().tree.file(id).data.len();
+        let offset = self.rng.below(size as u64 + 1000) as usize;
+        let len = self.rng.between(1, 100_000) as usize;
+        self.note(format!("read node {id}: {len} bytes at {offset}"));
+        let read = self.done(file.read(offset as u64, len as u64)).await;
+        let read = joined(&self.expect(read, None).expect("success was expected"));
+        let state = Rc::clone(&self.state);
+        let mut state = state.borrow_mut();
+        let data = &state.tree.file(id).data;
+        let expected = &data[offset.min(size)..(offset + len).min(size)];
+        if let Some(what) = difference(expected, &read) {
+            drop(state);
+            self.fail(&format!("reading node {id} at {offset}: {what}"));
+        }
+    }
+
+    async fn truncate(&mut self) {
+        // Also of a file that has lost its name.
+        let id = match self.handle() {
+            Some(at) if self.rng.one_in(2) => self.handles[at].0,
+            _ => match self.file() {
+                Some(id) => id,
+                None => return,
+            },
+        };
+        let now = self.state.borrow_mut().tree.file(id).data.len() as u64;
+        let size = match self.rng.below(3) {
+            0 => 0,
+            1 => self.rng.below(now + 1),
+            _ => (now + self.rng.below(20_000)).min(FILE_BYTES_MAX as u64),
+        };
+        self.note(format!("truncate node {id} from {now} to {size}"));
+        let change = Change::Truncate { size: size as usize };
+        self.state.borrow_mut().tree.file(id).changes.push(change);
+        let ino = self.ino(id);
+        let change = AttrChange { size: Some(size), ..AttrChange::default() };
+        let attr = self.done(self.client.set_attr(CALLER, ino, change)).await;
+        let attr = self.expect(attr, None).expect("success was expected");
+        self.state.borrow_mut().tree.file(id).data.resize(size as usize, 0);
+        self.same_size(id, attr.size);
+    }
+
+    async fn rename(&mut self) {
+        let (from, from_name) = self.existing();
+        let (to, to_name) = (self.directory(), self.name());
+        let source = self.entry(from, &from_name);
+        let target = self.entry(to, &to_name);
+        let expected = {
+            let state = self.state.borrow();
+            let is_directory =
+                |id: u64| matches!(state.tree.nodes[&id].body, Body::Directory(_));
+            match (source, target) {
+                (None, _) => Some(MetaFault::NotFound),
+                (Some(source), _) if is_directory(source) && state.tree.is_below(to, source) => {
+                    return;
+                }
+                (Some(source), Some(target)) if source == target => None,
+                (Some(source), Some(target)) => match (is_directory(source), is_directory(target)) {
+                    (true, false) => Some(MetaFault::NotDirectory),
+                    (false, true) => Some(MetaFault::IsDirectory),
+                    (true, true) if !state.tree.entries(target).is_empty() => {
+                        // Also when the target holds the source.
+                        Some(MetaFault::NotEmpty)
+                    }
+                    _ => None,
+                },
+                (Some(_), None) => None,
+            }
+        };
+        self.note(format!("rename {:?} in {from} to {:?} in {to}", text(&from_name), text(&to_name)));
+        if expected.is_none() {
+            let (from, to) = ((from, from_name.clone()), (to, to_name.clone()));
+            self.pending(Pending::Rename { from, to });
+        }
+        let places = ((self.ino(from), &from_name[..]), (self.ino(to), &to_name[..]));
+        let renamed = self.done(self.client.rename(CALLER, places.0, places.1, 0)).await;
+        if self.expect(renamed, expected).is_some() {
+            let mut state = self.state.borrow_mut();
+            state.tree.rename((from, &from_name), (to, &to_name));
+            state.pending = None;
+        }
+    }
+
+    async fn link(&mut self) {
+        let Some(id) = self.file() else { return };
+        let (parent, name) = (self.directory(), self.name());
+        let exists = self.entry(parent, &name).is_some();
+        self.note(format!("link node {id} as {:?} in {parent}", text(&name)));
+        if !exists {
+            self.pending(Pending::Link { id, parent, name: name.clone() });
+        }
+        let (ino, at) = (self.ino(id), self.ino(parent));
+        let linked = self.done(self.client.link(CALLER, ino, at, &name)).await;
+        if let Some(attr) = self.expect(linked, exists.then_some(MetaFault::Exists)) {
+            self.state.borrow_mut().tree.link(id, parent, &name);
+            self.state.borrow_mut().pending = None;
+            let links = self.state.borrow().tree.nodes[&id].links;
+            if attr.nlink != links {
+                self.fail(&format!("node {id} has {} links, expected {links}", attr.nlink));
+            }
+        }
+    }
+
+    async fn unlink(&mut self) {
+        let (parent, name) = self.existing();
+        let is_directory = |id: u64| {
+            matches!(self.state.borrow().tree.nodes[&id].body, Body::Directory(_))
+        };
+        let expected = match self.entry(parent, &name) {
+            None => Some(MetaFault::NotFound),
+            Some(id) if is_directory(id) => Some(MetaFault::IsDirectory),
+            Some(_) => None,
+        };
+        self.note(format!("unlink {:?} in {parent}", text(&name)));
+        if expected.is_none() {
+            self.pending(Pending::Remove { parent, name: name.clone() });
+        }
+        let at = self.ino(parent);
+        let removed = self.done(self.client.unlink(CALLER, at, &name)).await;
+        if self.expect(removed, expected).is_some() {
+            self.state.borrow_mut().tree.unlink(parent, &name);
+            self.state.borrow_mut().pending = None;
+        }
+    }
+
+    async fn mkdir(&mut self) {
+        let (parent, name) = (self.directory(), self.name());
+        if self.state.borrow().tree.directories().len() >= 6 {
+            return;
+        }
+        let exists = self.entry(parent, &name).is_some();
+        let body = Body::Directory(Default::default());
+        self.note(format!("mkdir {:?} in {parent}", text(&name)));
+        if !exists {
+            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+        }
+        let at = self.ino(parent);
+        let made = self.client.create(CALLER, at, &name, 0o755, NewInode::Directory);
+        let made = self.done(made).await;
+        if let Some(attr) = self.expect(made, exists.then_some(MetaFault::Exists)) {
+            self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            self.state.borrow_mut().pending = None;
+        }
+    }
+
+    async fn symlink(&mut self) {
+        let (parent, name) = (self.directory(), self.name());
+        if self.entry(parent, &name).is_some() {
+            return;
+        }
+        let target = format!("somewhere/{}", self.rng.below(1000)).into_bytes();
+        let body = Body::Symlink(target.clone());
+        self.note(format!("symlink {:?} in {parent}", text(&name)));
+        self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+        let at = self.ino(parent);
+        let new = NewInode::Symlink { target: target.clone() };
+        let made = self.done(self.client.create(CALLER, at, &name, 0o777, new)).await;
+        let attr = self.expect(made, None).expect("success was expected");
+        self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+        self.state.borrow_mut().pending = None;
+        let read = self.done(self.client.read_link(attr.ino)).await;
+        if self.expect(read, None) != Some(target) {
+            self.fail("a symbolic link reads something else");
+        }
+    }
+
+    async fn rmdir(&mut self) {
+        let (parent, name) = self.existing();
+        let expected = match self.entry(parent, &name) {
+            None => Some(MetaFault::NotFound),
+            Some(id) => match &self.state.borrow().tree.nodes[&id].body {
+                Body::Directory(entries) if entries.is_empty() => None,
+                Body::Directory(_) => Some(MetaFault::NotEmpty),
+                Body::File(_) | Body::Symlink(_) => Some(MetaFault::NotDirectory),
+            },
+        };
+        self.note(format!("rmdir {:?} in {parent}", text(&name)));
+        if expected.is_none() {
+            self.pending(Pending::Remove { parent, name: name.clone() });
+        }
+        let at = self.ino(parent);
+        let removed = self.done(self.client.remove_dir(CALLER, at, &name)).await;
+        if self.expect(removed, expected).is_some() {
+            self.state.borrow_mut().tree.unlink(parent, &name);
+            self.state.borrow_mut().pending = None;
+        }
+    }
+
+    async fn readdir(&mut self) {
+        let id = self.directory();
+        self.note(format!("readdir {id}"));
+        let listed = self.done(list(&self.client, self.ino(id))).await;
+        let listed = self.expect(listed, None).expect("success was expected");
+        let state = self.state.borrow();
+        let expected: Vec<(Vec<u8>, Ino)> = state
+            .tree
+            .entries(id)
+            .iter()
+            .map(|(name, id)| (name.clone(), state.tree.ino(*id)))
+            .collect();
+        drop(state);
+        if listed != expected {
+            self.fail(&format!("directory {id} lists {listed:?}, expected {expected:?}"));
+        }
+    }
+
+    async fn fsync(&mut self) {
+        let Some(at) = self.handle() else { return };
+        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        self.note(format!("fsync node {id}"));
+        let synced = self.done(file.fsync()).await;
+        self.expect(synced, None);
+        self.state.borrow_mut().tree.file(id).synced_now();
+    }
+
+    async fn stat(&mut self) {
+        let (parent, name) = self.existing();
+        self.note(format!("lookup {:?} in {parent}", text(&name)));
+        let id = self.entry(parent, &name);
+        let at = self.ino(parent);
+        let found = self.done(self.client.lookup(at, &name)).await;
+        let expected = if id.is_none() { Some(MetaFault::NotFound) } else { None };
+        let (Some(attr), Some(id)) = (self.expect(found, expected), id) else { return };
+        let (ino, links) = (self.ino(id), self.state.borrow().tree.nodes[&id].links);
+        if attr.ino != ino {
+            self.fail(&format!("{:?} is inode {:?}, expected {ino:?}", text(&name), attr.ino));
+        }
+        if attr.kind != Kind::Directory && attr.nlink != links {
+            self.fail(&format!("node {id} has {} links, expected {links}", attr.nlink));
+        }
+        if attr.kind == Kind::File {
+            self.same_size(id, attr.size);
+        }
+    }
+
+    async fn close(&mut self) {
+        let Some(at) = self.handle() else { return };
+        let (id, file) = self.handles.swap_remove(at);
+        self.note(format!("close node {id}"));
+        self.done(file.close()).await;
+    }
+
+    /// Reads everything back through the client that wrote it.
+    pub async fn verify(&mut self, coverage: &RefCell<Coverage>) {
+        let directories = self.state.borrow().tree.directories();
+        for id in directories {
+            self.note(format!("check directory {id}"));
+            let listed = self.done(list(&self.client, self.ino(id))).await;
+            let listed = self.expect(listed, None).expect("success was expected");
+            let state = self.state.borrow();
+            let expected: Vec<(Vec<u8>, Ino)> = state
+                .tree
+                .entries(id)
+                .iter()
+                .map(|(name, id)| (name.clone(), state.tree.ino(*id)))
+                .collect();
+            drop(state);
+            if listed != expected {
+                self.fail(&format!("directory {id} lists {listed:?}, expected {expected:?}"));
+            }
+        }
+        let files = self.state.borrow().tree.files();
+        for id in files {
+            self.note(format!("check file {id}"));
+            let ino = self.ino(id);
+            let read = self.done(read_whole(&self.client, ino)).await;
+            let read = self.expect(read, None).expect("success was expected");
+            let state = Rc::clone(&self.state);
+            let what = difference(&state.borrow_mut().tree.file(id).data, &read);
+            if let Some(what) = what {
+                self.fail(&format!("file {id}: {what}"));
+            }
+            coverage.borrow_mut().count("files compared", 1);
+        }
+    }
+}
+
+/// `File` has nothing to show.
+pub(super) struct Shown(pub File);
+
+impl Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "file {:?}", self.0.ino())
+    }
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+/// A failure with what led to it.
+pub(super) fn describe(seed: u64, number: u64, what: &str, state: &State) -> String {
+    // The last ones, and before them those of the same node.
+    let recent = state.history.len().saturating_sub(HISTORY);
+    let words: Vec<&str> = what.split_whitespace().collect();
+    let node = words.windows(2).find(|pair| matches!(pair[0], "node" | "file"));
+    let node = node.map(|pair| format!("node {}", pair[1].trim_end_matches([':', ','])));
+    let same = |line: &&String| {
+        node.as_ref().is_some_and(|node| line.split(':').next().is_some_and(|l| l.contains(&**node)))
+    };
+    let earlier = state.history[..recent].iter().filter(same);
+    let history: Vec<&str> =
+        earlier.chain(&state.history[recent..]).map(String::as_str).collect();
+    format!("seed {seed}: worker {number}: {what}\nlast operations:\n  {}", history.join("\n  "))
+}
+
+/// Where two contents differ.
+pub(super) fn difference(expected: &[u8], seen: &[u8]) -> Option<String> {
+    if expected == seen {
+        return None;
+    }
+    let at = expected.iter().zip(seen).position(|(a, b)| a != b);
+    let differ = expected.iter().zip(seen).filter(|(a, b)| a != b).count();
+    let zeroes = seen.iter().zip(expected).filter(|(s, e)| s != e && **s == 0).count();
+    Some(format!(
+        "{} bytes were expected, {} are there; the first difference is at {at:?}, {differ} bytes \
+         differ, {zeroes} of them are zero",
+        expected.len(),
+        seen.len()
+    ))
+}
+
+/// Names and inodes of a directory, in order of names.
+pub(super) async fn list(client: &Client, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)>, Error> {
+    let (mut cookie, mut names) = (0, Vec::new());
+    loop {
+        let (entries, end) = client.read_dir(ino, cookie, 5, false).await?;
+        for entry in &entries {
+            names.push((entry.name.clone(), entry.ino));
+            cookie = entry.cookie;
+        }
+        if end {
+            names.sort();
+            return Ok(names);
+        }
+    }
+}
+
+/// All bytes of a file.
+pub(super) async fn read_whole(client: &Client, ino: Ino) -> Result<Vec<u8>, Error> {
+    let (file, attr) = client.open(ino, OpenMode { write: false, truncate: false }).await?;
+    let read = file.read(0, attr.size + 1).await;
+    file.close().await;
+    Ok(joined(&read?))
+}
+
+fn joined(parts: &[Buf]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.iter().copied()).collect()
+}
