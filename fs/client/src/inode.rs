@@ -3,7 +3,8 @@
 //! What always holds:
 //! - A write session (`BeginWrite`) is open before the first write is acknowledged.
 //! - Overlapping writes take turns; a truncation takes its turn with every write.
-//! - Size and times reach the metadata service only after the objects are durable.
+//! - Size and times reach the metadata service only after the objects are durable, and never
+//!   from before a truncation made here.
 //! - The session ends when no handle is left and nothing written here is unknown there.
 
 use crate::client::Core;
@@ -13,7 +14,7 @@ use crate::ranges::Ranges;
 use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{Ino, ObjectId};
-use levada_base::sync::Notify;
+use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::{Buf, BufMut, IoVec, planted, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
@@ -57,6 +58,10 @@ pub(crate) struct Inode {
     session: Cell<Session>,
     session_changed: Notify,
     pub(crate) ranges: Ranges,
+    /// Held while the metadata service is told a size: by a truncation from beginning to end.
+    size_turn: Rc<Semaphore>,
+    /// Truncations begun.
+    cuts: Cell<u64>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -155,6 +160,8 @@ impl Inode {
             session: Cell::new(Session::Closed),
             session_changed: Notify::default(),
             ranges: Ranges::default(),
+            size_turn: Semaphore::new(1),
+            cuts: Cell::default(),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),
@@ -297,7 +304,14 @@ impl Inode {
     /// COMMIT on the objects, then `CommitWrite`, which also ends the session when it `may_end`
     /// and nobody uses the file any more.
     async fn record(self: &Rc<Self>, may_end: bool) -> Result<(), Error> {
+        while !self.record_unless_cut(may_end).await? {}
+        Ok(())
+    }
+
+    /// False when a truncation came between: the sizes were those from before.
+    async fn record_unless_cut(self: &Rc<Self>, may_end: bool) -> Result<bool, Error> {
         self.ranges.passed(0, u64::MAX).await;
+        let cuts = self.cuts.get();
         let writes = self.writes.get();
         let written = self.written.get();
         let (written_end, mtime) = (self.written_end.get(), self.mtime.get());
@@ -323,6 +337,10 @@ impl Inode {
             size = size.max(object_size?);
         }
         let size = size.min(written_end);
+        let _turn = self.size_turn.acquire(1).await;
+        if self.cuts.get() != cuts && !planted!("client-records-over-a-cut") {
+            return Ok(false);
+        }
         let session = self.session.get();
         // From here to `Ending` nothing can begin; later writes wait for the end.
         let end = may_end
@@ -331,7 +349,7 @@ impl Inode {
             && self.writes.get() == writes
             && matches!(session, Session::Open(_));
         if self.recorded.get() >= writes && !end {
-            return Ok(());
+            return Ok(true);
         }
         if end {
             self.session.set(Session::Ending);
@@ -346,7 +364,7 @@ impl Inode {
         result?;
         self.recorded.set(self.recorded.get().max(writes));
         self.components.set(self.components.get() | written);
-        Ok(())
+        Ok(true)
     }
 
     /// What a close leaves to the background: everything durable, and the session ended when
@@ -368,9 +386,17 @@ impl Inode {
         change: AttrChange,
     ) -> Result<Attr, Error> {
         let _turn = self.ranges.write(0, u64::MAX).await;
+        let size_turn = self.begin_cut().await;
         let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
         let attr = self.core.attr_of(self.core.meta.change(request).await?)?;
-        self.cut(attr).await
+        self.cut_objects(attr, size_turn).await
+    }
+
+    /// No size from before goes to the metadata service any more.
+    async fn begin_cut(&self) -> Permit {
+        let turn = self.size_turn.acquire(1).await;
+        self.cuts.set(self.cuts.get() + 1);
+        turn
     }
 
     /// The metadata service has set the size; the objects follow. The caller has the turn.
@@ -378,6 +404,11 @@ impl Inode {
     /// `writers` says here that other clients have written: then every object is asked, else those
     /// that are known. None is made, and none that is short enough is touched.
     pub(crate) async fn cut(self: &Rc<Self>, attr: Attr) -> Result<Attr, Error> {
+        let turn = self.begin_cut().await;
+        self.cut_objects(attr, turn).await
+    }
+
+    async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Permit) -> Result<Attr, Error> {
         let size = attr.size;
         let known = attr.components | self.components.get() | self.written.get();
         let asked = if attr.writers { self.every_component() } else { known };
