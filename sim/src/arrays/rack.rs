@@ -283,6 +283,7 @@ impl Rack {
             false => drop(self.world.replace_drive(at)),
         }
         self.unreadable.borrow_mut().remove(&at);
+        self.doomed.borrow_mut().remove(&at);
         let spec = self.member(at);
         if let Err(error) = array.replace(at, spec).await
             && !self.world.drive(at).faults.is_gone()

@@ -19,6 +19,7 @@ pub(super) struct State {
     /// Of those, the ones that still answer a few requests.
     doomed: RefCell<BTreeSet<usize>>,
     unreadable: RefCell<BTreeSet<usize>>,
+    replacing: RefCell<BTreeSet<usize>>,
     /// The drive with silently wrong bytes, and which.
     rotten: RefCell<Option<(usize, Vec<(u64, u64, u8)>)>>,
 }
@@ -203,6 +204,17 @@ impl Stack {
     /// Puts a drive in the place of a lost one, in every array that misses it: the old one come
     /// back, or an empty one.
     pub async fn replace(&self, at: usize, old: bool) {
+        /// Also when the node is killed meanwhile.
+        struct Replacing<'a>(&'a State, usize);
+        impl Drop for Replacing<'_> {
+            fn drop(&mut self) {
+                self.0.replacing.borrow_mut().remove(&self.1);
+            }
+        }
+        if !self.faults.replacing.borrow_mut().insert(at) {
+            return;
+        }
+        let _replacing = Replacing(&self.faults, at);
         let Some(cluster) = self.cluster() else { return };
         let spec = &self.file.drives[at];
         let missed = |array: &Rc<levada_node::arrays::ClusterArray>| {
@@ -223,6 +235,7 @@ impl Stack {
                 false => drop(self.world.replace_drive(at)),
             }
             self.faults.unreadable.borrow_mut().remove(&at);
+            self.faults.doomed.borrow_mut().remove(&at);
         }
         let open = &cluster.drives.drives[at].found;
         let drive = match open {
@@ -232,11 +245,14 @@ impl Stack {
                 match drives::format_one(&self.file, spec, device, &cluster.drives, true).await {
                     Ok(drive) => drive,
                     Err(_) if self.world.drive(at).faults.is_gone() => return,
-                    Err(error) => panic!("seed {}: formatting drive {at}: {error}", self.world.seed),
+                    Err(error) => {
+                        panic!("seed {}: formatting drive {at}: {error}", self.world.seed)
+                    }
                 }
             }
         };
         for array in cluster.arrays.iter().filter(|array| missed(array)) {
+            self.world.tell(|| format!("drive {at} joins {}", array.spec.name));
             if let Err(error) = array.admit(&self.file, &spec.name, &drive).await
                 && !self.world.drive(at).faults.is_gone()
             {
@@ -250,6 +266,7 @@ impl Stack {
     pub async fn recover_drives(self: &Rc<Self>) {
         let cluster = self.cluster().expect("the node serves");
         self.end_rot();
+        self.faults.doomed.borrow_mut().clear();
         for at in 0..self.world.shape.drives {
             self.heal(at);
         }
@@ -269,6 +286,14 @@ impl Stack {
                     })
                 });
                 if out {
+                    if drive.faults.is_gone() {
+                        // An operator says so where nobody has noticed.
+                        for array in &cluster.arrays {
+                            if let Some(member) = array.member_on(&name) {
+                                let _ = array.array.fail(member).await;
+                            }
+                        }
+                    }
                     self.replace(at, false).await;
                 } else if drive.faults.is_gone() {
                     // A spare that nobody asked anything.
@@ -277,9 +302,10 @@ impl Stack {
             }
         }
         let whole = || {
-            cluster.arrays.iter().all(|array| {
-                array.array.status().degraded == 0 && !array.array.needs_rebuild()
-            })
+            cluster
+                .arrays
+                .iter()
+                .all(|array| array.array.status().degraded == 0 && !array.array.needs_rebuild())
         };
         for _ in 0..2000 {
             if whole() {
@@ -288,6 +314,13 @@ impl Stack {
             self.changed();
             reactor::sleep(Duration::from_millis(50)).await;
         }
-        panic!("seed {}: the arrays are not rebuilt after 100 s", self.world.seed);
+        let of = |array: &Rc<levada_node::arrays::ClusterArray>| {
+            let members = array.array.status().members;
+            let members: Vec<_> =
+                members.iter().map(|m| (m.index, m.name.clone(), m.role, m.state)).collect();
+            format!("{}: {members:?}", array.spec.name)
+        };
+        let arrays: Vec<String> = cluster.arrays.iter().map(of).collect();
+        panic!("seed {}: the arrays are not rebuilt after 100 s: {arrays:?}", self.world.seed);
     }
 }

@@ -46,10 +46,7 @@ impl FileState {
             }
         }
         if seen.len() < smallest || seen.len() > largest {
-            return Err(format!(
-                "{} bytes are left, expected {smallest} to {largest}",
-                seen.len()
-            ));
+            return Err(format!("{} bytes are left, expected {smallest} to {largest}", seen.len()));
         }
         for (at, byte) in seen.iter().enumerate() {
             if self.synced.get(at) == Some(byte) {
@@ -79,7 +76,7 @@ impl FileState {
 pub(super) enum Body {
     Directory(BTreeMap<Vec<u8>, u64>),
     File(FileState),
-    Symlink(Vec<u8>),
+    Symlink,
 }
 
 #[derive(Clone, Debug)]
@@ -103,35 +100,35 @@ impl Tree {
     }
 
     pub fn directories(&self) -> Vec<u64> {
-        let is_directory = |(_, node): &(&u64, &Node)| {
-            node.links > 0 && matches!(node.body, Body::Directory(_))
-        };
+        let is_directory =
+            |(_, node): &(&u64, &Node)| node.links > 0 && matches!(node.body, Body::Directory(_));
         self.nodes.iter().filter(is_directory).map(|(id, _)| *id).collect()
     }
 
     pub fn files(&self) -> Vec<u64> {
-        let is_file = |(_, node): &(&u64, &Node)| node.links > 0 && matches!(node.body, Body::File(_));
+        let is_file =
+            |(_, node): &(&u64, &Node)| node.links > 0 && matches!(node.body, Body::File(_));
         self.nodes.iter().filter(is_file).map(|(id, _)| *id).collect()
     }
 
     pub fn entries(&self, directory: u64) -> &BTreeMap<Vec<u8>, u64> {
         match &self.nodes[&directory].body {
             Body::Directory(entries) => entries,
-            Body::File(_) | Body::Symlink(_) => panic!("node {directory} is no directory"),
+            Body::File(_) | Body::Symlink => panic!("node {directory} is no directory"),
         }
     }
 
     fn entries_mut(&mut self, directory: u64) -> &mut BTreeMap<Vec<u8>, u64> {
         match &mut self.nodes.get_mut(&directory).expect("known").body {
             Body::Directory(entries) => entries,
-            Body::File(_) | Body::Symlink(_) => panic!("node {directory} is no directory"),
+            Body::File(_) | Body::Symlink => panic!("node {directory} is no directory"),
         }
     }
 
     pub fn file(&mut self, id: u64) -> &mut FileState {
         match &mut self.nodes.get_mut(&id).expect("known").body {
             Body::File(file) => file,
-            Body::Directory(_) | Body::Symlink(_) => panic!("node {id} is no file"),
+            Body::Directory(_) | Body::Symlink => panic!("node {id} is no file"),
         }
     }
 
@@ -175,7 +172,7 @@ impl Tree {
         }
         match &self.nodes[&outer].body {
             Body::Directory(entries) => entries.values().any(|child| self.is_below(inner, *child)),
-            Body::File(_) | Body::Symlink(_) => false,
+            Body::File(_) | Body::Symlink => false,
         }
     }
 }

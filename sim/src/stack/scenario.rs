@@ -99,7 +99,8 @@ impl Run {
             workers
         });
         let workers = made.await.expect("the client lives");
-        *self.workers.borrow_mut() = workers.iter().map(|worker| Rc::clone(&worker.state)).collect();
+        *self.workers.borrow_mut() =
+            workers.iter().map(|worker| Rc::clone(&worker.state)).collect();
         let enough = Rc::new(Cell::new(false));
         let running = self.start_workers(machine, workers, &enough);
         let mut crashes = 0;
@@ -183,7 +184,8 @@ impl Run {
         let mut looked = vec![tree.ino(0)];
         while let Some(ino) = looked.pop() {
             let listed = worker::list(client, ino).await;
-            let listed = listed.unwrap_or_else(|error| self.fail(number, state, &error.to_string()));
+            let listed =
+                listed.unwrap_or_else(|error| self.fail(number, state, &error.to_string()));
             for (name, child) in &listed {
                 let attr = client.lookup(ino, name).await;
                 let attr = attr.unwrap_or_else(|e| self.fail(number, state, &e.to_string()));
@@ -195,7 +197,8 @@ impl Run {
         }
         let before = names_of(&tree, None);
         let after = pending.as_ref().map(|pending| names_of(&tree, Some(pending)));
-        let known: BTreeMap<Ino, u64> = tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
+        let known: BTreeMap<Ino, u64> =
+            tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
         let shape = shape_of(tree.ino(0), &seen, &known);
         if shape != before && Some(&shape) != after.as_ref() {
             self.fail(
@@ -324,4 +327,3 @@ fn shape_of(
     }
     names
 }
-

@@ -56,20 +56,9 @@ impl Worker {
         let name = format!("worker{number}");
         let made = client.create(CALLER, Ino::ROOT, name.as_bytes(), 0o755, NewInode::Directory);
         let attr = made.await.unwrap_or_else(|error| panic!("seed {seed}: mkdir {name}: {error}"));
-        let state = State {
-            tree: Tree::new(attr.ino),
-            pending: None,
-            history: Vec::new(),
-            operations: 0,
-        };
-        Self {
-            seed,
-            number,
-            client,
-            rng,
-            state: Rc::new(RefCell::new(state)),
-            handles: Vec::new(),
-        }
+        let state =
+            State { tree: Tree::new(attr.ino), pending: None, history: Vec::new(), operations: 0 };
+        Self { seed, number, client, rng, state: Rc::new(RefCell::new(state)), handles: Vec::new() }
     }
 
     fn note(&self, what: String) {
@@ -118,7 +107,8 @@ impl Worker {
 
     fn existing(&mut self) -> (u64, Vec<u8>) {
         let parent = self.directory();
-        let names: Vec<Vec<u8>> = self.state.borrow().tree.entries(parent).keys().cloned().collect();
+        let names: Vec<Vec<u8>> =
+            self.state.borrow().tree.entries(parent).keys().cloned().collect();
         // Now and then one that is not there.
         if names.is_empty() || self.rng.one_in(20) {
             return (parent, b"missing".to_vec());
@@ -293,27 +283,32 @@ impl Worker {
         let target = self.entry(to, &to_name);
         let expected = {
             let state = self.state.borrow();
-            let is_directory =
-                |id: u64| matches!(state.tree.nodes[&id].body, Body::Directory(_));
+            let is_directory = |id: u64| matches!(state.tree.nodes[&id].body, Body::Directory(_));
             match (source, target) {
                 (None, _) => Some(MetaFault::NotFound),
                 (Some(source), _) if is_directory(source) && state.tree.is_below(to, source) => {
                     return;
                 }
                 (Some(source), Some(target)) if source == target => None,
-                (Some(source), Some(target)) => match (is_directory(source), is_directory(target)) {
-                    (true, false) => Some(MetaFault::NotDirectory),
-                    (false, true) => Some(MetaFault::IsDirectory),
-                    (true, true) if !state.tree.entries(target).is_empty() => {
-                        // Also when the target holds the source.
-                        Some(MetaFault::NotEmpty)
+                (Some(source), Some(target)) => {
+                    match (is_directory(source), is_directory(target)) {
+                        (true, false) => Some(MetaFault::NotDirectory),
+                        (false, true) => Some(MetaFault::IsDirectory),
+                        (true, true) if !state.tree.entries(target).is_empty() => {
+                            // Also when the target holds the source.
+                            Some(MetaFault::NotEmpty)
+                        }
+                        _ => None,
                     }
-                    _ => None,
-                },
+                }
                 (Some(_), None) => None,
             }
         };
-        self.note(format!("rename {:?} in {from} to {:?} in {to}", text(&from_name), text(&to_name)));
+        self.note(format!(
+            "rename {:?} in {from} to {:?} in {to}",
+            text(&from_name),
+            text(&to_name)
+        ));
         if expected.is_none() {
             let (from, to) = ((from, from_name.clone()), (to, to_name.clone()));
             self.pending(Pending::Rename { from, to });
@@ -349,9 +344,8 @@ impl Worker {
 
     async fn unlink(&mut self) {
         let (parent, name) = self.existing();
-        let is_directory = |id: u64| {
-            matches!(self.state.borrow().tree.nodes[&id].body, Body::Directory(_))
-        };
+        let is_directory =
+            |id: u64| matches!(self.state.borrow().tree.nodes[&id].body, Body::Directory(_));
         let expected = match self.entry(parent, &name) {
             None => Some(MetaFault::NotFound),
             Some(id) if is_directory(id) => Some(MetaFault::IsDirectory),
@@ -395,7 +389,7 @@ impl Worker {
             return;
         }
         let target = format!("somewhere/{}", self.rng.below(1000)).into_bytes();
-        let body = Body::Symlink(target.clone());
+        let body = Body::Symlink;
         self.note(format!("symlink {:?} in {parent}", text(&name)));
         self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
         let at = self.ino(parent);
@@ -417,7 +411,7 @@ impl Worker {
             Some(id) => match &self.state.borrow().tree.nodes[&id].body {
                 Body::Directory(entries) if entries.is_empty() => None,
                 Body::Directory(_) => Some(MetaFault::NotEmpty),
-                Body::File(_) | Body::Symlink(_) => Some(MetaFault::NotDirectory),
+                Body::File(_) | Body::Symlink => Some(MetaFault::NotDirectory),
             },
         };
         self.note(format!("rmdir {:?} in {parent}", text(&name)));
@@ -542,11 +536,11 @@ pub(super) fn describe(seed: u64, number: u64, what: &str, state: &State) -> Str
     let node = words.windows(2).find(|pair| matches!(pair[0], "node" | "file"));
     let node = node.map(|pair| format!("node {}", pair[1].trim_end_matches([':', ','])));
     let same = |line: &&String| {
-        node.as_ref().is_some_and(|node| line.split(':').next().is_some_and(|l| l.contains(&**node)))
+        node.as_ref()
+            .is_some_and(|node| line.split(':').next().is_some_and(|l| l.contains(&**node)))
     };
     let earlier = state.history[..recent].iter().filter(same);
-    let history: Vec<&str> =
-        earlier.chain(&state.history[recent..]).map(String::as_str).collect();
+    let history: Vec<&str> = earlier.chain(&state.history[recent..]).map(String::as_str).collect();
     format!("seed {seed}: worker {number}: {what}\nlast operations:\n  {}", history.join("\n  "))
 }
 
