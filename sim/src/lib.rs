@@ -7,6 +7,7 @@ pub mod arrays;
 mod block_model;
 mod coverage;
 mod drive;
+pub mod planted;
 mod rng;
 pub mod seeds;
 pub mod stack;

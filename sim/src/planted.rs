@@ -1,0 +1,55 @@
+//! The planted bugs, and the scenario that has to find each.
+
+use crate::seeds::{self, Scenario};
+use crate::{arrays, stack};
+
+/// A planted bug.
+#[derive(Clone, Copy)]
+pub struct Bug {
+    /// As in `levada_base::planted!`.
+    pub name: &'static str,
+    pub scenario: Scenario,
+    /// Seeds within which it has to be found.
+    pub seeds: u64,
+}
+
+const fn bug(name: &'static str, scenario: Scenario, seeds: u64) -> Bug {
+    Bug { name, scenario, seeds }
+}
+
+/// Every planted bug that the simulation has to find.
+pub const BUGS: &[Bug] = &[
+    bug("raid-copy-left-out", arrays::mirror, 40),
+    bug("raid-map-not-persisted", arrays::mirror, 40),
+    bug("raid-resync-skipped", arrays::mirror, 40),
+    bug("raid-flush-dropped", arrays::parity, 40),
+    bug("raid-standing-not-recorded", arrays::parity, 60),
+    bug("raid-cursor-ahead-of-flush", arrays::parity, 200),
+    bug("kv-log-not-durable", stack::stack, 20),
+    bug("kv-replay-skipped", stack::stack, 20),
+    bug("kv-checkpoint-not-flushed", stack::stack, 40),
+    bug("kv-checkpoint-too-early", stack::stack, 40),
+    bug("kv-tail-too-early", stack::stack, 40),
+    bug("kv-acknowledged-out-of-order", stack::stack, 40),
+    bug("log-commit-not-durable", stack::stack, 20),
+    bug("log-flush-dropped", stack::stack, 40),
+    bug("log-staged-not-replayed", stack::stack, 20),
+    bug("log-staged-row-left-out", stack::stack, 40),
+    bug("log-tombstone-dropped", stack::stack, 40),
+    bug("log-checksum-ignored", stack::stack, 40),
+    bug("object-verifier-ignored", stack::stack, 20),
+    bug("client-written-not-kept", stack::stack, 20),
+    bug("client-sent-again-in-reverse", stack::stack, 40),
+    bug("client-objects-not-cut", stack::stack, 20),
+    bug("client-size-before-commit", stack::stack, 40),
+    bug("client-records-over-a-cut", stack::stack, 20),
+    bug("meta-reply-not-stored", stack::stack, 20),
+    bug("meta-answered-before-durable", stack::stack, 40),
+    bug("meta-cookie-given-twice", stack::stack, 20),
+];
+
+/// The seed that finds a bug, and what it says.
+#[must_use]
+pub fn hunt(bug: &Bug) -> Option<(u64, String)> {
+    seeds::run(0..bug.seeds, Some(bug.name), bug.scenario).failure
+}
