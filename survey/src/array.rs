@@ -5,6 +5,7 @@
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::load::Load;
+use crate::log::raw_read;
 use crate::members::{Raw, Speed, Storage, members};
 use crate::suite::Spec;
 use anyhow::Result;
@@ -19,8 +20,8 @@ use std::rc::Rc;
 
 pub(crate) const CHUNK_BYTES: u64 = 128 * KIB;
 pub(crate) const WIDTH: usize = 10;
-const DATA_CHUNKS: u64 = 8;
-const STRIPE_BYTES: u64 = DATA_CHUNKS * CHUNK_BYTES;
+pub(crate) const DATA_CHUNKS: u64 = 8;
+pub(crate) const STRIPE_BYTES: u64 = DATA_CHUNKS * CHUNK_BYTES;
 /// Data over what a fresh stripe writes.
 pub(crate) const DATA_SHARE: f64 = 0.8;
 /// Stripes being written at once.
@@ -32,7 +33,7 @@ pub(crate) const RANDOM_DEPTH: usize = 256;
 /// Stripes of payload that writers cycle through.
 const SOURCE_STRIPES: u64 = 64;
 /// What the array keeps for itself on a member, with room to spare.
-const MEMBER_METADATA_BYTES: u64 = 32 * MIB;
+pub(crate) const MEMBER_METADATA_BYTES: u64 = 32 * MIB;
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![
@@ -109,7 +110,7 @@ fn ten(speed: Speed, storage: Storage, data_bytes: u64) -> Vec<Rc<dyn Device>> {
 }
 
 /// Payload of whole stripes, each chunk a buffer of its own.
-fn source() -> Rc<[IoVec]> {
+pub(crate) fn source() -> Rc<[IoVec]> {
     let chunk = |number: u64| {
         let mut chunk = BufMut::for_overwrite(CHUNK_BYTES as usize);
         chunk.fill(number as u8 | 1);
@@ -120,7 +121,7 @@ fn source() -> Rc<[IoVec]> {
 }
 
 /// Declares `stripes` fresh and writes them all, `rounds` times.
-async fn write_stripes(
+pub(crate) async fn write_stripes(
     array: &Rc<dyn Array>,
     source: &Rc<[IoVec]>,
     stripes: u64,
@@ -176,31 +177,25 @@ async fn seqwrite_of_ceiling(effort: Effort) -> Result<Taken> {
     Ok(pairs.ratio(Rate::GbPerS, ("array", "ceiling"), DATA_SHARE))
 }
 
+pub(crate) async fn read(array: &Rc<dyn Array>, load: &Load) -> Result<Run> {
+    let (target, bytes) = (Rc::clone(array), load.piece_bytes);
+    load.run(move |at| {
+        let array = Rc::clone(&target);
+        async move {
+            array.read(at, BufMut::for_overwrite(bytes as usize).into_vec()).await?;
+            Ok(())
+        }
+    })
+    .await
+}
+
 /// Reads of an array and of its members without protection, under the same load.
 async fn reads_of_raw(effort: Effort, load: &Load, rate: Rate) -> Result<Taken> {
     let devices = ten(Speed::Nvme, Storage::Null, load.span.end);
     let (array, raw) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES));
     array.declare_fresh(0, load.span.end / STRIPE_BYTES).await?;
-    let bytes = load.piece_bytes;
-    let ours = async |_| {
-        let array = Rc::clone(&array);
-        load.run(move |at| {
-            let array = Rc::clone(&array);
-            async move {
-                array.read(at, BufMut::for_overwrite(bytes as usize).into_vec()).await?;
-                Ok(())
-            }
-        })
-        .await
-    };
-    let theirs = async |_| {
-        let raw = raw.clone();
-        load.run(move |at| {
-            let raw = raw.clone();
-            async move { raw.read(at, bytes).await }
-        })
-        .await
-    };
+    let ours = async |_| read(&array, load).await;
+    let theirs = async |_| raw_read(&raw, load).await;
     Ok(pairs(effort, ours, theirs).await?.ratio(rate, ("array", "raw"), 1.0))
 }
 

@@ -7,7 +7,7 @@ use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
 use crate::load::Load;
 use crate::log::{payload, raw_read, raw_write};
-use crate::members::{Raw, Speed, Storage, members};
+use crate::members::{Drives, Raw, Speed, Storage, members};
 use crate::service::Service;
 use crate::suite::Spec;
 use anyhow::Result;
@@ -83,7 +83,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) async fn new(speed: Speed) -> Result<Self> {
-        let service = cluster::start(speed)?;
+        Self::on(Drives::Model(speed)).await
+    }
+
+    pub(crate) async fn on(drives: Drives) -> Result<Self> {
+        let service = cluster::start(drives)?;
         Ok(Self { client: cluster::connect(service.address()).await?, service })
     }
 

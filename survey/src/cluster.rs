@@ -1,7 +1,7 @@
 //! A cluster in a box on members of any speed: what `levada up` makes, but for its drives, on a
 //! thread of its own.
 
-use crate::members::{Speed, Storage, members};
+use crate::members::Drives;
 use crate::service::Service;
 use anyhow::{Context, Result};
 use futures_util::future::LocalBoxFuture;
@@ -19,21 +19,21 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-/// Bytes of a drive: twelve of them fit into memory.
+/// Bytes of a drive: the least that a box takes, and twelve of them fit into memory.
 const DRIVE_BYTES: u64 = 512 * MIB;
 
-/// Starts a box on drives of `speed`, in memory, with the services on a thread of their own.
+/// Starts a box on new drives, with the services on a thread of their own.
 ///
 /// # Errors
 ///
 /// What keeps the cluster from coming up.
-pub(crate) fn start(speed: Speed) -> Result<Service> {
+pub(crate) fn start(drives: Drives) -> Result<Service> {
     Service::start(async move |address| {
         // A box takes a third of the free space.
         let free_bytes = 3 * DRIVE_BYTES * BOX_DRIVES as u64;
         let file = ClusterFile::box_default(Path::new("/"), free_bytes)?;
-        let source =
-            MemoryDrives(RefCell::new(members(speed, Storage::Ram, BOX_DRIVES, DRIVE_BYTES)));
+        let drives = drives.make("box", BOX_DRIVES, DRIVE_BYTES).await?;
+        let source = MadeDrives(RefCell::new(drives));
         let options = StartOptions {
             force_format: false,
             tuning: Tuning::default(),
@@ -58,10 +58,10 @@ pub(crate) async fn clean_up(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Drives that are made in the order in which they are asked for.
-struct MemoryDrives(RefCell<Vec<Rc<dyn Device>>>);
+/// Drives that were made before; handed out as they are asked for.
+struct MadeDrives(RefCell<Vec<Rc<dyn Device>>>);
 
-impl DriveSource for MemoryDrives {
+impl DriveSource for MadeDrives {
     fn open<'a>(
         &'a self,
         drive: &'a DriveSpec,

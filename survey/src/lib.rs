@@ -6,6 +6,7 @@
 
 pub mod figure;
 pub mod harness;
+pub mod ladder;
 pub mod load;
 pub mod members;
 pub mod suite;
@@ -15,6 +16,7 @@ mod client;
 mod cluster;
 mod log;
 mod mount;
+mod node;
 mod parity;
 mod service;
 mod wire;

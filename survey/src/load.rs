@@ -48,6 +48,13 @@ impl Load {
         Self { order: Order::Random { seed }, piece_bytes, depth, span, ops }
     }
 
+    /// The offsets in the order in which they are dealt.
+    #[must_use]
+    pub fn offsets(&self) -> Vec<u64> {
+        let offsets = Offsets::new(self);
+        std::iter::from_fn(|| offsets.next()).collect()
+    }
+
     /// Runs the load and measures it: `one` does the operation at an offset.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::array::{self, CHUNK_BYTES, DATA_SHARE, RANDOM_DEPTH, READ_DEPTH, WIDT
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
 use crate::load::Load;
-use crate::members::{Raw, Speed, Storage, members};
+use crate::members::{Drives, Raw, Speed, Storage, members};
 use crate::suite::Spec;
 use anyhow::Result;
 use levada_base::ids::{Ino, ObjectId, Seq, TargetId};
@@ -82,7 +82,11 @@ fn run(figure: impl Future<Output = Result<Taken>>) -> Result<Taken> {
 
 /// A new log on ten drives, each cut in two slices.
 async fn new_log(speed: Speed) -> Result<ObjectLog> {
-    let drives = members(speed, Storage::Ram, WIDTH, META_BYTES + DATA_BYTES);
+    log_on(&Drives::Model(speed)).await
+}
+
+pub(crate) async fn log_on(drives: &Drives) -> Result<ObjectLog> {
+    let drives = drives.make("log", WIDTH, META_BYTES + DATA_BYTES).await?;
     let slices = |start: u64, bytes: u64| -> Result<Vec<Rc<dyn Device>>> {
         let slice = |drive: &Rc<dyn Device>| -> Result<Rc<dyn Device>> {
             Ok(Rc::new(ByteRange::new(&drive.info().name, Rc::clone(drive), start, bytes)?))
@@ -96,7 +100,7 @@ async fn new_log(speed: Speed) -> Result<ObjectLog> {
     Ok(ObjectLog::create(data, store, Config::new(1, TargetId(1)), Epoch(1)).await?)
 }
 
-fn object(number: u64) -> ObjectId {
+pub(crate) fn object(number: u64) -> ObjectId {
     ObjectId { fs: 1, ino: Ino(number + 2), component: 0, version: 0 }
 }
 
@@ -107,7 +111,7 @@ pub(crate) fn payload(bytes: u64) -> Buf {
 }
 
 /// Writes as `load` says to object `number`, and commits.
-async fn write(log: &ObjectLog, number: u64, load: &Load) -> Result<Run> {
+pub(crate) async fn write(log: &ObjectLog, number: u64, load: &Load) -> Result<Run> {
     let meter = Meter::start()?;
     let (target, data) = (log.clone(), payload(load.piece_bytes));
     load.drive(move |at| {
@@ -122,7 +126,7 @@ async fn write(log: &ObjectLog, number: u64, load: &Load) -> Result<Run> {
     meter.stop(load.ops * load.piece_bytes, load.ops)
 }
 
-async fn read(log: &ObjectLog, number: u64, load: &Load) -> Result<Run> {
+pub(crate) async fn read(log: &ObjectLog, number: u64, load: &Load) -> Result<Run> {
     let (target, bytes) = (log.clone(), load.piece_bytes);
     load.run(move |at| {
         let log = target.clone();

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use levada_survey::figure::{self, Bar, Figure};
 use levada_survey::harness::Effort;
-use levada_survey::suite;
+use levada_survey::{ladder, suite};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -36,6 +36,16 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Prints how many percent of the raw drives reach each layer.
+    Ladder {
+        /// Where drives are made as files, and removed again; without it they are modelled in
+        /// memory.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        /// Rounds over all layers.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+        rounds: u16,
+    },
 }
 
 fn main() -> Result<ExitCode> {
@@ -52,6 +62,10 @@ fn main() -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             bench(&specs, effort, out)
+        }
+        Command::Ladder { dir, rounds } => {
+            ladder::print(dir.as_deref(), rounds.into())?;
+            Ok(ExitCode::SUCCESS)
         }
     }
 }

@@ -17,8 +17,11 @@ use futures_util::future::try_join_all;
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{BufMut, IoVec, IoVecMut};
-use levada_device::{Device, DriveModel, Durability, ModelDevice, NullDevice, RamDevice};
+use levada_device::{
+    Device, DriveModel, Durability, FileDevice, ModelDevice, NullDevice, Prepare, RamDevice,
+};
 use smallvec::SmallVec;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 /// How fast members are.
@@ -58,6 +61,43 @@ pub fn members(
         }
     };
     (0..count).map(member).collect()
+}
+
+/// Where the drives of a whole stack come from.
+#[derive(Clone, Debug)]
+pub enum Drives {
+    /// Memory at the speed of a model.
+    Model(Speed),
+    /// Files in a directory: the `disk` members.
+    Files(PathBuf),
+}
+
+impl Drives {
+    /// `count` new drives of `capacity_bytes` each; `group` tells apart those of one directory.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be made.
+    pub async fn make(
+        &self,
+        group: &str,
+        count: usize,
+        capacity_bytes: u64,
+    ) -> Result<Vec<Rc<dyn Device>>> {
+        let dir = match self {
+            Self::Model(speed) => {
+                return Ok(members(*speed, Storage::Ram, count, capacity_bytes));
+            }
+            Self::Files(dir) => dir,
+        };
+        let mut drives: Vec<Rc<dyn Device>> = Vec::new();
+        for number in 0..count {
+            let path = dir.join(format!("{group}{number:02}.img"));
+            drives
+                .push(Rc::new(FileDevice::create(&path, capacity_bytes, Prepare::Reserve).await?));
+        }
+        Ok(drives)
+    }
 }
 
 /// A RAM device whose memory is there already: a real drive does not grow when first written.
@@ -115,6 +155,17 @@ impl Raw {
         }
         try_join_all(reads).await?;
         Ok(())
+    }
+
+    /// Writes `data` at `at`, within one chunk.
+    ///
+    /// # Errors
+    ///
+    /// Those of the member.
+    pub async fn write_piece(&self, at: u64, data: IoVec) -> Result<()> {
+        let (member, offset, run) = self.locate(at);
+        assert!(bytes_in(&data) <= run, "within one chunk");
+        Ok(member.write(offset, data, Durability::Volatile).await?)
     }
 
     /// Writes `data` at `at`, which must be the start of a chunk, each buffer being a chunk; all

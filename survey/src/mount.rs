@@ -3,32 +3,29 @@
 //! The mount's daemon runs on a thread of its own, as do the services; the programs are threads
 //! that read and write past the page cache (O_DIRECT), 1 MiB at a time.
 
-use crate::client::{Bench, FILE_BYTES, read, sequential, write};
+use crate::client::{Bench, read, sequential, write};
 use crate::cluster;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
+use crate::load::Load;
 use crate::members::Speed;
 use crate::suite::Spec;
 use anyhow::{Context, Result};
 use levada_base::BufMut;
 use levada_base::reactor::{self, Reactor, mailbox};
-use levada_base::units::MIB;
 use levada_mount::files::Files;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
 use levada_mount::transport::reactor::serve;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// Threads of a program that reads or writes; as many as the client has requests in flight.
-const THREADS: usize = 16;
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![
@@ -64,14 +61,14 @@ fn run(figure: impl Future<Output = Result<Taken>>) -> Result<Taken> {
 }
 
 /// A mounted file system; dropping it unmounts.
-struct Mounted {
+pub(crate) struct Mounted {
     dir: TempDir,
     stop: Option<mailbox::Sender<()>>,
     daemon: Option<JoinHandle<Result<()>>>,
 }
 
 impl Mounted {
-    fn new(address: &str) -> Result<Self> {
+    pub(crate) fn new(address: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("levada-bench-").tempdir()?;
         let (target, address) = (dir.path().to_owned(), address.to_owned());
         let (started, starting) = mpsc::channel();
@@ -85,7 +82,7 @@ impl Mounted {
         Ok(Self { dir, stop: Some(stop), daemon: Some(daemon) })
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().join(name)
     }
 }
@@ -126,61 +123,55 @@ async fn daemon(
 }
 
 #[derive(Clone, Copy)]
-enum Access {
+pub(crate) enum Access {
     Read,
+    /// In a file that is there.
     Write,
+    /// In a new file.
+    Create,
 }
 
-fn open(path: &Path, access: Access) -> Result<File> {
+/// Carries a load out on a file, past the page cache, by as many threads as it has operations in
+/// flight; after writes everything is made durable, inside the span.
+pub(crate) fn drive(path: &Path, access: Access, load: &Load) -> Result<Run> {
+    let offsets = load.offsets();
+    let meter = Meter::start()?;
     let mut options = OpenOptions::new();
     match access {
         Access::Read => options.read(true),
-        Access::Write => options.write(true).create_new(true),
+        Access::Write => options.write(true),
+        Access::Create => options.write(true).create_new(true),
     };
-    options.custom_flags(libc::O_DIRECT);
-    options.open(path).with_context(|| format!("opening {}", path.display()))
-}
-
-/// Goes through `file` once with all threads.
-fn drive(file: &File, access: Access) -> Result<()> {
-    let next = AtomicU64::new(0);
+    let file = options.custom_flags(libc::O_DIRECT).open(path);
+    let file = file.with_context(|| format!("opening {}", path.display()))?;
+    let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
-        let mut buffer = BufMut::zeroed(MIB as usize);
-        loop {
-            let at = next.fetch_add(MIB, Ordering::Relaxed);
-            if at >= FILE_BYTES {
-                return Ok(());
-            }
+        let mut buffer = BufMut::zeroed(load.piece_bytes as usize);
+        while let Some(at) = offsets.get(next.fetch_add(1, Ordering::Relaxed)) {
             match access {
-                Access::Read => file.read_exact_at(&mut buffer, at)?,
-                Access::Write => file.write_all_at(&buffer, at)?,
+                Access::Read => file.read_exact_at(&mut buffer, *at)?,
+                Access::Write | Access::Create => file.write_all_at(&buffer, *at)?,
             }
         }
+        Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..load.depth).map(|_| scope.spawn(work)).collect();
         for worker in workers {
             worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
         }
-        Ok(())
-    })
+        anyhow::Ok(())
+    })?;
+    match access {
+        Access::Read => {}
+        Access::Write | Access::Create => file.sync_all()?,
+    }
+    meter.stop(load.ops * load.piece_bytes, load.ops)
 }
 
-fn read_mounted(path: &Path) -> Result<Run> {
-    let file = open(path, Access::Read)?;
-    let meter = Meter::start()?;
-    drive(&file, Access::Read)?;
-    meter.stop(FILE_BYTES, FILE_BYTES / MIB)
-}
-
-/// Writes a new file and makes it durable; removes it after that, unmeasured.
-async fn write_mounted(bench: &Bench, path: &Path) -> Result<Run> {
-    let meter = Meter::start()?;
-    let file = open(path, Access::Write)?;
-    drive(&file, Access::Write)?;
-    file.sync_all()?;
-    let run = meter.stop(FILE_BYTES, FILE_BYTES / MIB)?;
-    drop(file);
+/// Writes a new file and makes it durable; gives its space back after that, unmeasured.
+pub(crate) async fn write_new(bench: &Bench, path: &Path, load: &Load) -> Result<Run> {
+    let run = drive(path, Access::Create, load)?;
     std::fs::remove_file(path)?;
     cluster::clean_up(&bench.client).await?;
     Ok(run)
@@ -192,7 +183,7 @@ async fn seqread_of_client(effort: Effort) -> Result<Taken> {
     write(&file, &sequential()).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("read");
-    let ours = async |_| read_mounted(&path);
+    let ours = async |_| drive(&path, Access::Read, &sequential());
     let theirs = async |_| read(&file, &sequential()).await;
     Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
 }
@@ -201,7 +192,7 @@ async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
     let bench = Bench::new(Speed::Slow).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("mounted");
-    let ours = async |_| write_mounted(&bench, &path).await;
+    let ours = async |_| write_new(&bench, &path, &sequential()).await;
     let theirs = async |_| bench.write_new(&sequential()).await;
     Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
 }
@@ -211,7 +202,7 @@ async fn ram_seqread(effort: Effort) -> Result<Taken> {
     write(&bench.create("read").await?, &sequential()).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("read");
-    let all = runs(effort, async |_| read_mounted(&path)).await?;
+    let all = runs(effort, async |_| drive(&path, Access::Read, &sequential())).await?;
     Ok(absolute(Rate::GbPerS, "mount", &all))
 }
 
@@ -219,6 +210,6 @@ async fn ram_seqwrite(effort: Effort) -> Result<Taken> {
     let bench = Bench::new(Speed::Unlimited).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("mounted");
-    let all = runs(effort, async |_| write_mounted(&bench, &path).await).await?;
+    let all = runs(effort, async |_| write_new(&bench, &path, &sequential()).await).await?;
     Ok(absolute(Rate::GbPerS, "mount", &all))
 }

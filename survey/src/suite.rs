@@ -2,7 +2,7 @@
 
 use crate::figure::{Bar, Figure, Taken, commit, machine};
 use crate::harness::Effort;
-use crate::{array, client, log, mount, parity, wire};
+use crate::{array, client, log, mount, node, parity, wire};
 use anyhow::Result;
 
 /// One figure of the suite.
@@ -19,8 +19,16 @@ pub struct Spec {
 /// Every figure, from the bottom layer up.
 #[must_use]
 pub fn specs() -> Vec<Spec> {
-    [parity::specs(), array::specs(), log::specs(), wire::specs(), client::specs(), mount::specs()]
-        .concat()
+    [
+        parity::specs(),
+        array::specs(),
+        log::specs(),
+        wire::specs(),
+        client::specs(),
+        mount::specs(),
+        node::specs(),
+    ]
+    .concat()
 }
 
 impl Spec {
