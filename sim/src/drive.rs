@@ -24,6 +24,7 @@ pub struct SimDrive {
     pub name: String,
     pub enclosure: u16,
     pub faults: Faults,
+    memory: Rc<RamDevice>,
     cache: Rc<VolatileDevice>,
     device: Rc<Delayed>,
 }
@@ -31,12 +32,12 @@ pub struct SimDrive {
 impl SimDrive {
     #[must_use]
     pub fn new(name: &str, enclosure: u16, capacity_bytes: u64) -> Self {
-        let ram: Rc<dyn Device> = Rc::new(RamDevice::new(name, capacity_bytes));
-        let cache = Rc::new(VolatileDevice::new(ram));
+        let memory = Rc::new(RamDevice::new(name, capacity_bytes));
+        let cache = Rc::new(VolatileDevice::new(Rc::clone(&memory) as Rc<dyn Device>));
         let faults = Faults::none();
         let faulty = Rc::new(FaultDevice::new(Rc::clone(&cache) as Rc<dyn Device>, faults.clone()));
         let device = Rc::new(Delayed { inner: faulty, power: RefCell::new(Group::new()) });
-        let drive = Self { name: name.to_owned(), enclosure, faults, cache, device };
+        let drive = Self { name: name.to_owned(), enclosure, faults, memory, cache, device };
         drive.power_on();
         drive
     }
@@ -75,6 +76,15 @@ impl SimDrive {
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.cache.cached_bytes()
+    }
+}
+
+impl Drop for SimDrive {
+    fn drop(&mut self) {
+        // A node killed where it stood may leave circles of references behind, as a killed
+        // process would; its memory is returned by the system, a drive's contents by this.
+        self.device.power.borrow().kill();
+        drop(self.memory.discard(0, self.memory.info().capacity_bytes));
     }
 }
 

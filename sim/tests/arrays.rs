@@ -4,12 +4,12 @@ use levada_sim::{arrays, seeds};
 
 #[test]
 fn the_mirror_keeps_its_promises() {
-    seeds::check("mirror", 60, arrays::mirror);
+    seeds::check("mirror", 100, arrays::mirror);
 }
 
 #[test]
 fn raid6_keeps_its_promises() {
-    seeds::check("raid6", 60, arrays::parity);
+    seeds::check("raid6", 100, arrays::parity);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use levada_sim::{seeds, stack};
 
 #[test]
 fn the_stack_keeps_its_promises() {
-    seeds::check("stack", 30, stack::stack);
+    seeds::check("stack", 60, stack::stack);
 }
 
 #[test]

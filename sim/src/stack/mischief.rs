@@ -21,7 +21,7 @@ pub(super) struct State {
     unreadable: RefCell<BTreeSet<usize>>,
     replacing: RefCell<BTreeSet<usize>>,
     /// The drive with silently wrong bytes, and which.
-    rotten: RefCell<Option<(usize, Vec<(u64, u64, u8)>)>>,
+    rotten: RefCell<Option<Rot>>,
 }
 
 impl State {
@@ -29,6 +29,17 @@ impl State {
         self.lost.borrow().clone()
     }
 }
+
+/// A byte of a drive's data slice where objects are likely to lie: behind superblocks, journal and
+/// map, at the beginning of one of the two targets' shares.
+fn in_use(rng: &mut Rng) -> u64 {
+    let data_at = META_BYTES + 3 * MIB / 2;
+    let share = (DRIVE_BYTES - data_at - MIB) / 2;
+    data_at + rng.below(2) * share + rng.below(MIB)
+}
+
+/// Runs of bytes of one drive that read wrong: where, how many, which bits.
+type Rot = (usize, Vec<(u64, u64, u8)>);
 
 impl Stack {
     /// One fault or one repair, as the stated distribution deals them.
@@ -139,7 +150,7 @@ impl Stack {
             // Where something is written: the beginning of the mirror's slice, and the data.
             let first = match rng.one_in(2) {
                 true => rng.below(8 * MIB),
-                false => META_BYTES + rng.below(DRIVE_BYTES - META_BYTES - MIB),
+                false => in_use(rng),
             } / BLOCK_BYTES;
             let bytes = rng.between(1, 8) * BLOCK_BYTES;
             self.world.drive(at).faults.medium_error(first * BLOCK_BYTES, bytes);
@@ -152,10 +163,8 @@ impl Stack {
         self.world.tell(|| format!("rot on drive {at}"));
         self.world.note("silent rot");
         let mut places = Vec::new();
-        for _ in 0..rng.between(4, 40) {
-            // Data slots begin behind superblocks, journal and map.
-            let from = META_BYTES + 3 * MIB;
-            let place = (from + rng.below(DRIVE_BYTES - from - MIB), rng.between(1, 64), 0x40);
+        for _ in 0..rng.between(20, 200) {
+            let place = (in_use(rng), rng.between(1, 64), 0x40);
             self.world.drive(at).faults.rot(place.0, place.1, place.2);
             places.push(place);
         }
