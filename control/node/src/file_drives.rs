@@ -3,6 +3,7 @@
 
 use crate::drives::{DriveSource, NoDevice};
 use futures_util::future::LocalBoxFuture;
+use levada_base::reactor::{self, Instant};
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, ModelDevice, Prepare, VolatileDevice,
 };
@@ -13,17 +14,22 @@ use std::time::Duration;
 
 /// How often a volatile drive writes a random part of its cache back.
 const WRITE_BACK_EVERY: Duration = Duration::from_millis(5);
+/// A node that was killed lets go of its drives only when the kernel has ended its I/O.
+const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// The drives of a cluster file on this machine.
 pub struct FileDrives {
     loaded: Loaded,
+    /// Until then, a drive in use may be one that a dead process still holds.
+    patient_until: Instant,
 }
 
 impl FileDrives {
     /// Drives as `loaded` names them.
     #[must_use]
     pub fn new(loaded: Loaded) -> Self {
-        Self { loaded }
+        Self { loaded, patient_until: reactor::now() + LET_GO_LIMIT }
     }
 
     fn path(&self, drive: &DriveSpec) -> PathBuf {
@@ -70,9 +76,19 @@ impl DriveSource for FileDrives {
             if !path.exists() {
                 return Err(NoDevice::Absent { path: path.display().to_string() });
             }
-            FileDevice::open(&path)
-                .map(|device| self.wrap(device))
-                .map_err(|error| unusable(&error))
+            loop {
+                match FileDevice::open(&path) {
+                    // Going on without it would cost the array a member and a rebuild.
+                    Err(FileDeviceError::InUse { .. }) if reactor::now() < self.patient_until => {
+                        reactor::sleep(LOOK_AGAIN_AFTER).await;
+                    }
+                    opened => {
+                        return opened
+                            .map(|device| self.wrap(device))
+                            .map_err(|error| unusable(&error));
+                    }
+                }
+            }
         })
     }
 

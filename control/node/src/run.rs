@@ -14,6 +14,7 @@ use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper};
 use levada_spec::Loaded;
+use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
 use levada_wire::rpc::{ServiceConfig, accept_all};
 use levada_wire::tcp::{TcpListener, TcpTransport};
@@ -26,6 +27,10 @@ use std::time::Duration;
 const LOOPBACK: &str = "127.0.0.1:0";
 /// How long a busy node polls before it sleeps; an idle one does not poll.
 const SPIN: Duration = Duration::from_micros(20);
+/// The kernel ends the I/O of a killed process, and only then closes what it had open.
+const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+const LISTEN_AGAIN_AFTER: Duration = Duration::from_millis(10);
+const EADDRINUSE: i32 = 98;
 /// Time that requests under way are given at the end.
 const DRAIN: Duration = Duration::from_millis(200);
 
@@ -64,21 +69,23 @@ pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) 
     reactor.block_on(serve(options, &signals, progress, ready))
 }
 
-/// Binds the services' address: the one of the cluster file, or the one used last time.
-fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, String)> {
+/// Binds the services' address: the one of the cluster file, or the one used last time. A node
+/// that was killed a moment ago may still hold it.
+async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, String)> {
     let wanted = loaded.cluster.hosts.first().and_then(|host| host.addresses.first().cloned());
     let kept = state.address().filter(|_| wanted.is_none());
-    let bind = |address: &str| -> Result<(TcpListener, String)> {
-        let listener =
-            TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
-        let bound = listener.local_addr().context("the listener has no address")?;
-        Ok((listener, bound.to_string()))
+    let address = wanted.or(kept).unwrap_or_else(|| LOOPBACK.to_owned());
+    let patient_until = reactor::now() + LET_GO_LIMIT;
+    let listener = loop {
+        match TcpListener::bind(&address) {
+            Err(ChannelError::Io { errno: EADDRINUSE }) if reactor::now() < patient_until => {
+                reactor::sleep(LISTEN_AGAIN_AFTER).await;
+            }
+            bound => break bound.with_context(|| format!("cannot listen at {address}"))?,
+        }
     };
-    match (wanted, kept) {
-        (Some(address), _) => bind(&address),
-        (None, Some(address)) => bind(&address),
-        (None, None) => bind(LOOPBACK),
-    }
+    let bound = listener.local_addr().context("the listener has no address")?;
+    Ok((listener, bound.to_string()))
 }
 
 async fn serve(
@@ -88,7 +95,7 @@ async fn serve(
     ready: impl FnOnce(),
 ) -> Result<()> {
     let NodeOptions { loaded, file, state, force_format } = options;
-    let (listener, address) = listen(&loaded, &state)?;
+    let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone()));
     let start = StartOptions {
         force_format,
