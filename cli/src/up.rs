@@ -4,6 +4,7 @@ use crate::{mount, place, process};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use levada_node::control::{self, ControlRequest};
+use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Time for a node to make everything durable and end.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
+/// Time for a killed node to be gone, and for one that another `up` starts to answer.
+const LET_GO_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub struct UpArgs {
@@ -37,7 +40,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     };
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
-    if let Some(pid) = state.running() {
+    if let Some(pid) = answering(&state) {
         println!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
@@ -54,6 +57,20 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The process of the node that is up. One that was killed holds its lock until the kernel has
+/// ended its I/O, and must not pass for one that serves; one that is starting is waited for.
+fn answering(state: &StateDir) -> Option<u32> {
+    let start = Instant::now();
+    while let Some(pid) = state.running() {
+        let answer = control::ask(&state.control_socket(), &ControlRequest::Status);
+        if answer.is_ok() || start.elapsed() > LET_GO_LIMIT {
+            return Some(pid);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    None
 }
 
 /// Writes the cluster file of a cluster in a box.
