@@ -214,10 +214,14 @@ impl Meta {
         pool.skip(&used);
         *self.slots.borrow_mut() = Some(pool);
         *self.registration.borrow_mut() = Some(Registration { client, verifier, fs });
-        let Some(before) = before else { return Ok(()) };
-        if before.verifier != verifier || before.client != client {
-            tracing::info!("the metadata service restarted; reclaiming open files");
-            self.losses.set(self.losses.get() + 1);
+        let known = before.as_ref().map(|before| (before.verifier, before.client));
+        if known != Some((verifier, client)) {
+            if known.is_some() {
+                tracing::info!("the metadata service restarted; reclaiming open files");
+                self.losses.set(self.losses.get() + 1);
+            }
+            // At the start as well: the service may know this client from a former life, and
+            // releases nothing until it has heard what of that is still open.
             let call = Call {
                 class: self.class,
                 client,
