@@ -152,8 +152,16 @@ impl BoxUnderTest {
         Ok(())
     }
 
+    /// What df says is free, in MiB.
+    pub fn free_mib(&self) -> Result<u64> {
+        let space = rustix::fs::statvfs(self.mnt())?;
+        Ok((space.f_bavail * space.f_frsize) >> 20)
+    }
+
     /// The ends of the logs, for people.
     pub fn tell_logs(&self) {
+        let status = self.levada(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
+        println!("--- levada status\n{status}");
         tell_logs(&self.dir);
     }
 }

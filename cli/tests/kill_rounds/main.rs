@@ -106,9 +106,10 @@ fn kill_once(rig: &mut BoxUnderTest, running: &mut Running, random: &mut Random)
     running.check()?;
     let steps = running.steps();
     println!(
-        "{loaded_for:?} of load, up again in {up_after:?}, checked in {:?}; {} steps so far",
+        "{loaded_for:?} of load, up again in {up_after:?}, checked in {:?}; {} steps so far; {} MiB free",
         start.elapsed() - up_after,
-        steps.iter().sum::<u64>()
+        steps.iter().sum::<u64>(),
+        rig.free_mib()?
     );
     let stuck = steps.iter().zip(&before).any(|(now, before)| now < before);
     ensure!(!stuck, "a program went backwards");
