@@ -13,6 +13,8 @@ mod array;
 mod assemble;
 mod engine;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod layout;
 mod locks;
 mod map;

@@ -8,6 +8,8 @@ mod cache;
 mod check;
 mod clients;
 mod config;
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod listing;
 mod ops;

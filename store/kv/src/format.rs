@@ -271,6 +271,16 @@ pub(crate) fn decode_batches(payload: &[u8], batches: u32) -> Result<Vec<Vec<Cha
     Ok(decoded)
 }
 
+/// Makes magic, version and checksum of a superblock or record header right, so that a fuzzer
+/// gets past them.
+pub(crate) fn seal(bytes: &mut [u8], is_record: bool) {
+    let magic = if is_record { RECORD_MAGIC } else { SUPER_MAGIC };
+    bytes[..8].copy_from_slice(&magic.to_le_bytes());
+    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    let crc = crc_without(bytes, 12);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+}
+
 /// The CRC32C of `bytes` with the four bytes of the checksum at `at` taken as zero.
 fn crc_without(bytes: &[u8], at: usize) -> u32 {
     crc32c_parts([&bytes[..at], &[0; 4], &bytes[at + 4..]])

@@ -7,6 +7,8 @@
 mod cache;
 mod checkpoint;
 mod format;
+#[doc(hidden)]
+pub mod fuzz;
 mod intent;
 mod open;
 mod overlay;

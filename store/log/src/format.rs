@@ -25,6 +25,8 @@ pub const PACK_BYTES: u64 = 8;
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"LVOR");
 const STRIPE_MAGIC: u64 = u64::from_le_bytes(*b"LVSTRIPE");
 const FORMAT: u8 = 1;
+/// Byte of the header's stored length.
+const STORED_AT: usize = 68;
 /// Byte of the header's own checksum.
 const HEADER_CRC_AT: usize = 92;
 
@@ -153,6 +155,33 @@ impl RecordHeader {
         let header = Self { kind, object, version, offset, len, size, data_at, stored, crcs };
         Some((header, total))
     }
+}
+
+/// Makes the checksum of the record header in front of `bytes` right, so that a fuzzer gets past
+/// it; `None` when they are too short for it.
+pub(crate) fn seal_record(bytes: &mut [u8]) -> Option<()> {
+    bytes.get_mut(..4)?.copy_from_slice(&RECORD_MAGIC.to_le_bytes());
+    let stored = u32::from_le_bytes(bytes.get(STORED_AT..STORED_AT + 4)?.try_into().ok()?);
+    let header = bytes.get_mut(..header_bytes(u64::from(stored)) as usize)?;
+    header[HEADER_CRC_AT..HEADER_CRC_AT + 4].fill(0);
+    let crc = crc32c(header);
+    header[HEADER_CRC_AT..HEADER_CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    Some(())
+}
+
+/// The same for the footer in the last bytes and the checksum of the headers before it.
+pub(crate) fn seal_footer(bytes: &mut [u8]) -> Option<()> {
+    let footer_at = bytes.len().checked_sub(FOOTER_BYTES)?;
+    let (headers, footer) = bytes.split_at_mut(footer_at);
+    footer[..8].copy_from_slice(&STRIPE_MAGIC.to_le_bytes());
+    footer[8..12].copy_from_slice(&u32::from(FORMAT).to_le_bytes());
+    let described = u32::from_le_bytes(footer[52..56].try_into().ok()?) as usize;
+    if let Some(at) = headers.len().checked_sub(described) {
+        footer[60..64].copy_from_slice(&crc32c(&headers[at..]).to_le_bytes());
+    }
+    let crc = crc32c(&footer[..FOOTER_BYTES - 4]);
+    footer[FOOTER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+    Some(())
 }
 
 /// The summary of a stripe, in its last bytes.

@@ -9,6 +9,8 @@ mod commit;
 mod error;
 mod extents;
 mod format;
+#[doc(hidden)]
+pub mod fuzz;
 mod log;
 mod object;
 mod open;

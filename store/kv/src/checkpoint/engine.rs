@@ -311,6 +311,18 @@ impl<'a> Stored<'a> {
     }
 }
 
+/// A row of the checkpoint and its state, read from any bytes; for `fuzz/`.
+pub(crate) fn read_any(bytes: &[u8]) {
+    if let Ok(stored) = Stored::decode(bytes) {
+        let _ = cut_value(stored.bytes());
+    }
+    let mut sealed = bytes.to_vec();
+    sealed.extend_from_slice(&crc32c_parts([bytes]).to_le_bytes());
+    if let Ok(state) = decode_state(&sealed) {
+        assert_eq!(encode_state(&state), sealed);
+    }
+}
+
 fn chunk_key(name: u64, chunk: usize) -> [u8; 12] {
     let mut key = [0; 12];
     key[..8].copy_from_slice(&name.to_be_bytes());

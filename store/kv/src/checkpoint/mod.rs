@@ -27,6 +27,7 @@ use levada_device::{BlockError, Device, Durability};
 use std::ops::Bound;
 use std::rc::Rc;
 
+pub(crate) use engine::read_any;
 pub(crate) use message::State;
 use message::{Down, Failure, Found, Job, Query, Row, Up};
 

@@ -1,0 +1,44 @@
+//! The parsers of this crate for `fuzz/`: bytes from a drive, with a checksum that is right.
+
+use crate::map::{PageImage, StripeMap};
+use crate::superblock::{SUPERBLOCK_BYTES, Superblock};
+use levada_base::ids::Uuid;
+use levada_base::units::BLOCK_BYTES;
+
+/// A superblock: what is taken for one is written again as it was read.
+pub fn superblock(input: &[u8]) {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES as usize];
+    let len = input.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&input[..len]);
+    let _ = Superblock::decode(&bytes);
+    Superblock::seal(&mut bytes);
+    let Some((superblock, index)) = Superblock::decode(&bytes) else { return };
+    let mut again = vec![0; SUPERBLOCK_BYTES as usize];
+    superblock.encode(index, &mut again);
+    assert!(Superblock::decode(&again).is_some(), "what was read cannot be written");
+}
+
+/// A page of the written map, of an array with a last page that is not full.
+pub fn map_page(input: &[u8]) {
+    let uuid = Uuid::from_u128(1);
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    let len = input.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&input[..len]);
+    let _ = PageImage::decode(&bytes, uuid, 0);
+    PageImage::seal(&mut bytes, uuid, 0);
+    let Some(image) = PageImage::decode(&bytes, uuid, 0) else { return };
+    let map = StripeMap::empty(uuid, 1000);
+    map.load(0, &image);
+    assert!(map.pages() == 1);
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn odd_bytes_do_no_harm() {
+        for input in [&[][..], &[0; 5000], &[255; 4096]] {
+            super::superblock(input);
+            super::map_page(input);
+        }
+    }
+}

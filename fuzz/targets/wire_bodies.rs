@@ -1,0 +1,26 @@
+//! The messages in frames. What is taken for one is written again as it was read.
+#![no_main]
+
+use levada_wire::frame::{decode_body, encode_body};
+use levada_wire::meta::{MetaReply, MetaRequest};
+use levada_wire::object::{ObjectReply, ObjectRequest};
+use libfuzzer_sys::fuzz_target;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+fn read<T: Serialize + DeserializeOwned + PartialEq + Debug>(body: &[u8]) {
+    if let Ok(message) = decode_body::<T>(body) {
+        assert_eq!(decode_body::<T>(&encode_body(&message)).ok(), Some(message));
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((which, body)) = bytes.split_first() else { return };
+    match which % 4 {
+        0 => read::<MetaRequest>(body),
+        1 => read::<MetaReply>(body),
+        2 => read::<ObjectRequest>(body),
+        _ => read::<ObjectReply>(body),
+    }
+});
