@@ -13,7 +13,7 @@
 //! After a crash the store holds a prefix of the batches that contains every answered one. Opens
 //! and leases are gone; see `table`.
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
 use crate::ops::{self, Answer, chores};
@@ -354,7 +354,7 @@ impl MetaService {
         reply: &MetaReply,
         outcome: Outcome,
     ) -> Result<Seq, MetaFault> {
-        let Outcome { writes, effects, counters, saw, .. } = outcome;
+        let Outcome { writes, effects, made_directory, counters, saw, .. } = outcome;
         let mut table = self.table.borrow_mut();
         if call.client != 0 && !table.clients.contains_key(&call.client) {
             return Err(MetaFault::NotRegistered);
@@ -377,6 +377,9 @@ impl MetaService {
             let mut cache = self.cache.borrow_mut();
             for (key, value) in writes {
                 cache.changed(key, value, seq);
+            }
+            if let Some(directory) = made_directory {
+                cache.completed(directory);
             }
             cache.trim(self.store.durable_seq());
             table.counters = counters;
@@ -407,6 +410,11 @@ impl MetaService {
 
     /// Brings rows into memory.
     async fn fetch(&self, keys: Vec<Bytes>) -> Result<(), MetaFault> {
+        if let Some(listing) = keys.iter().find_map(|key| self.listing_for(key)) {
+            self.list(listing).await?;
+            // What it brought in need not be fetched; the caller looks again.
+            return Ok(());
+        }
         let reads = keys.into_iter().map(|key| async move {
             let mut guard = Fetching { service: self, fetch: None, value: None };
             guard.fetch = Some(self.cache.borrow_mut().fetch(Bytes::clone(&key)));
@@ -415,6 +423,30 @@ impl MetaService {
         });
         let results: Vec<Result<(), MetaFault>> = futures_util::future::join_all(reads).await;
         results.into_iter().collect()
+    }
+
+    /// Whether to bring in all names of a directory instead of this one row.
+    fn listing_for(&self, key: &[u8]) -> Option<Listing> {
+        if key.first() != Some(&key::NAME) {
+            return None;
+        }
+        let directory = Ino(key::first_number(key)?);
+        let mut cache = self.cache.borrow_mut();
+        let inode = cache.get(&key::inode(directory))?.value.as_deref()?;
+        match Inode::decode(inode).ok()?.body {
+            Body::Directory { entries, .. } => cache.missed(directory, entries),
+            Body::File(_) | Body::Symlink(_) | Body::Special => None,
+        }
+    }
+
+    async fn list(&self, listing: Listing) -> Result<(), MetaFault> {
+        let (directory, rows_max) = (listing.directory, listing.rows_max);
+        let mut guard = ListingGuard { service: self, listing: Some(listing), rows: None };
+        let (from, to) = (key::name(directory, b""), key::name(Ino(directory.0 + 1), b""));
+        let (from, to) = (Bound::Included(&from[..]), Bound::Excluded(&to[..]));
+        let rows = self.store.scan(from, to, rows_max + 1).await.map_err(fault_of)?;
+        guard.rows = (rows.len() <= rows_max).then_some(rows);
+        Ok(())
     }
 
     /// The wall clock, which does not go back while the target serves.
@@ -443,6 +475,21 @@ impl Drop for Fetching<'_> {
     fn drop(&mut self) {
         if let Some(fetch) = self.fetch.take() {
             self.service.cache.borrow_mut().fetched(fetch, self.value.take());
+        }
+    }
+}
+
+/// A listing of a directory, also when it is given up.
+struct ListingGuard<'a> {
+    service: &'a MetaService,
+    listing: Option<Listing>,
+    rows: Option<Vec<(Bytes, Bytes)>>,
+}
+
+impl Drop for ListingGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(listing) = self.listing.take() {
+            self.service.cache.borrow_mut().listed(listing, self.rows.take());
         }
     }
 }

@@ -55,6 +55,7 @@ pub struct Tx<'a> {
     writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     effects: SmallVec<[Effect; 4]>,
     missing: Vec<Bytes>,
+    made_directory: Option<Ino>,
     saw: Seq,
 }
 
@@ -63,6 +64,8 @@ pub struct Outcome {
     pub writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     pub effects: SmallVec<[Effect; 4]>,
     pub missing: Vec<Bytes>,
+    /// It has no names yet.
+    pub made_directory: Option<Ino>,
     pub counters: Counters,
     /// The last change among the rows that were read: what follows from them may only be told
     /// once this is durable.
@@ -87,13 +90,14 @@ impl<'a> Tx<'a> {
             writes: SmallVec::new(),
             effects: SmallVec::new(),
             missing: Vec::new(),
+            made_directory: None,
             saw: Seq(0),
         }
     }
 
     pub fn finish(self) -> Outcome {
-        let Self { writes, effects, missing, counters, saw, .. } = self;
-        Outcome { writes, effects, missing, counters, saw }
+        let Self { writes, effects, missing, made_directory, counters, saw, .. } = self;
+        Outcome { writes, effects, missing, made_directory, counters, saw }
     }
 
     /// Notes which of these rows must be fetched, so that they are fetched together.
@@ -133,6 +137,11 @@ impl<'a> Tx<'a> {
 
     pub fn delete(&mut self, key: &[u8]) {
         self.set(key, None);
+    }
+
+    /// A directory has come into being, so all its names are known.
+    pub fn made_directory(&mut self, ino: Ino) {
+        self.made_directory = Some(ino);
     }
 
     pub fn effect(&mut self, effect: Effect) {

@@ -64,6 +64,7 @@ pub fn create(
             return Err(MetaFault::TooManyLinks.into());
         }
         directory.nlink += 1;
+        tx.made_directory(ino);
     }
     tx.counters.next_ino += 1;
     tx.counters.inodes += 1;

@@ -405,6 +405,8 @@ fn planted_bugs_are_found() {
         "meta-answered-before-durable",
         "meta-read-of-undurable-answered",
         "meta-cookie-given-twice",
+        "meta-listing-forgets-changes",
+        "meta-complete-after-trim",
     ];
     for bug in bugs {
         let found = (0..200).find(|seed| {
