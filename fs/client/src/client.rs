@@ -351,6 +351,15 @@ impl Client {
         if change.size.is_some() {
             return self.0.in_time(self.truncate(caller, ino, change)).await;
         }
+        if change.mtime.is_some()
+            && let Some(inode) = self.0.known(ino)
+        {
+            inode.closing.set(inode.closing.get() + 1);
+            let result = self.0.in_time(inode.set_times(caller, change)).await;
+            inode.closing.set(inode.closing.get() - 1);
+            self.0.release(&inode);
+            return result;
+        }
         let asked_at = self.0.changes(ino);
         let reply = self.change(MetaRequest::SetAttr { caller, ino, change }).await?;
         self.0.in_time(self.0.complete(self.0.attr_of(reply)?, asked_at)).await

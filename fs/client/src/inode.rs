@@ -49,7 +49,9 @@ pub(crate) struct Inode {
     /// Components written here, and how far the writes reach.
     written: Cell<u64>,
     written_end: Cell<u64>,
-    mtime: Cell<Time>,
+    /// Of the last write here that the metadata service does not know of; none when somebody
+    /// here has set the time since.
+    mtime: Cell<Option<Time>>,
     /// Writes and truncations.
     changes: Cell<u64>,
     /// Counts writes; `recorded` of them are known to the metadata service.
@@ -58,7 +60,8 @@ pub(crate) struct Inode {
     session: Cell<Session>,
     session_changed: Notify,
     pub(crate) ranges: Ranges,
-    /// Held while the metadata service is told a size: by a truncation from beginning to end.
+    /// Held while the metadata service is told a size or a time of modification: by a truncation
+    /// from beginning to end.
     size_turn: Rc<Semaphore>,
     /// Truncations begun.
     cuts: Cell<u64>,
@@ -153,7 +156,7 @@ impl Inode {
             components: Cell::new(attr.components),
             written: Cell::default(),
             written_end: Cell::default(),
-            mtime: Cell::new(attr.mtime),
+            mtime: Cell::default(),
             changes: Cell::default(),
             writes: Cell::default(),
             recorded: Cell::default(),
@@ -227,7 +230,7 @@ impl Inode {
             }
         });
         let (begun, written) = join(self.begin_session(), join_all(parts)).await;
-        self.mtime.set(clock::now());
+        self.mtime.set(Some(clock::now()));
         self.writes.set(self.writes.get() + 1);
         self.changes.set(self.changes.get() + 1);
         written.into_iter().collect::<Result<(), Error>>()?;
@@ -314,7 +317,7 @@ impl Inode {
         let cuts = self.cuts.get();
         let writes = self.writes.get();
         let written = self.written.get();
-        let (written_end, mtime) = (self.written_end.get(), self.mtime.get());
+        let written_end = self.written_end.get();
         // Another client may have cut what was written here, so the objects are asked too.
         let recorded = self.recorded.get() >= writes;
         let settled = self.components_in(written).map(|component| {
@@ -355,6 +358,7 @@ impl Inode {
             self.session.set(Session::Ending);
         }
         let (ino, components) = (self.ino, written);
+        let (mtime, timed) = (self.mtime.get(), self.writes.get());
         let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
         let result = self.core.change_done(request).await;
         if end {
@@ -362,6 +366,9 @@ impl Inode {
             self.session_changed.notify_all();
         }
         result?;
+        if self.writes.get() == timed {
+            self.mtime.set(None);
+        }
         self.recorded.set(self.recorded.get().max(writes));
         self.components.set(self.components.get() | written);
         Ok(true)
@@ -392,6 +399,23 @@ impl Inode {
         self.cut_objects(attr, size_turn).await
     }
 
+    /// Changes attributes but the size. A time of modification takes its turn with what writes
+    /// made here before tell the metadata service, and outdates theirs.
+    pub(crate) async fn set_times(
+        self: &Rc<Self>,
+        caller: Caller,
+        change: AttrChange,
+    ) -> Result<Attr, Error> {
+        let _turn = self.size_turn.acquire(1).await;
+        let (asked_at, writes) = (self.changes(), self.writes.get());
+        let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
+        let attr = self.core.attr_of(self.core.meta.change(request).await?)?;
+        if self.writes.get() == writes {
+            self.mtime.set(None);
+        }
+        self.complete(attr, asked_at).await
+    }
+
     /// No size from before goes to the metadata service any more.
     async fn begin_cut(&self) -> Permit {
         let turn = self.size_turn.acquire(1).await;
@@ -410,6 +434,8 @@ impl Inode {
 
     async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Permit) -> Result<Attr, Error> {
         let size = attr.size;
+        // The service has set the time too; no write comes between.
+        self.mtime.set(None);
         let known = attr.components | self.components.get() | self.written.get();
         let asked = if attr.writers { self.every_component() } else { known };
         let cuts = self.components_in(asked).map(|component| {
@@ -453,8 +479,8 @@ impl Inode {
             }
         }
         self.refresh(&attr, asked_at);
-        if self.is_dirty() {
-            attr.mtime = self.mtime.get().max(attr.mtime);
+        if let Some(mtime) = self.mtime.get() {
+            attr.mtime = attr.mtime.max(mtime);
             attr.ctime = attr.ctime.max(attr.mtime);
         }
         Ok(attr)

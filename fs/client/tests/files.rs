@@ -6,8 +6,9 @@ use futures_util::future::join_all;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{Buf, BufMut};
 use levada_client::{Client, ClientConfig, Error, File, housekeeper};
+use levada_wire::attr::Time;
 use levada_wire::local::LinkConfig;
-use levada_wire::meta::{AttrChange, MetaFault, NewInode, OpenMode};
+use levada_wire::meta::{AttrChange, MetaFault, NewInode, OpenMode, SetTime};
 use std::rc::Rc;
 use std::time::Duration;
 use world::{ROOT, ROOT_DIR, UNIT, World, below, data, flat, random_bytes};
@@ -283,6 +284,44 @@ fn an_unlinked_file_lives_while_it_is_open_also_over_a_restart() {
                 }
             }
             assert_eq!(left, 0, "the objects are gone in the end");
+        });
+    }
+}
+
+#[test]
+fn a_time_that_was_set_outlasts_the_writes_before_it() {
+    for seed in 0..40 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            world.network.break_one_in(30);
+            let client = world.client("client").await;
+            let old = AttrChange { mtime: Some(SetTime::To(Time(5))), ..AttrChange::default() };
+            for n in 0..10u8 {
+                let name = format!("f{n}");
+                let file = create(&client, &name).await;
+                let ino = file.ino();
+                file.write(0, data(&[1; 1000])).await.expect("written");
+                let close_first = n % 2 == 0;
+                if close_first {
+                    file.clone().close().await;
+                }
+                reactor::sleep(Duration::from_micros(below(3000))).await;
+                let set = client.set_attr(ROOT, ino, old).await.expect("set");
+                assert_eq!((set.mtime, set.size), (Time(5), 1000));
+                let wins = if n == 9 {
+                    file.write(0, data(&[2; 10])).await.expect("written");
+                    file.attr().await.expect("there").mtime
+                } else {
+                    Time(5)
+                };
+                assert_eq!(wins > Time(5), n == 9);
+                if !close_first {
+                    file.close().await;
+                }
+                client.shutdown().await.expect("settled");
+                let attr = client.attr(ino).await.expect("there");
+                assert_eq!((attr.mtime, attr.size, attr.writers), (wins, 1000, false));
+            }
         });
     }
 }

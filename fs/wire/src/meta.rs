@@ -141,11 +141,12 @@ pub enum MetaRequest {
         ino: Ino,
     },
     /// The objects are durable up to here: records size, times and written components.
-    /// `end` closes the session (no dirty data left at this client).
+    /// `end` closes the session (no dirty data left at this client). Without `mtime` the time
+    /// stays: nothing was written since it was set or recorded.
     CommitWrite {
         ino: Ino,
         size: u64,
-        mtime: Time,
+        mtime: Option<Time>,
         components: u64,
         end: bool,
     },

@@ -127,7 +127,7 @@ pub fn commit(
     tx: &mut Tx<'_>,
     ino: Ino,
     size: u64,
-    mtime: Time,
+    mtime: Option<Time>,
     components: u64,
     end: bool,
 ) -> Answer {
@@ -136,12 +136,15 @@ pub fn commit(
         return Err(MetaFault::Invalid.into());
     }
     let cut = tx.sessions(ino).iter().any(|(_, session)| session.cut.is_some());
+    let recorded = (inode.size, inode.components);
     if !cut {
         inode.size = inode.size.max(size);
     }
-    inode.mtime = mtime;
     inode.components |= components;
-    touch_inode(tx, &mut inode);
+    if mtime.is_some() || (inode.size, inode.components) != recorded {
+        inode.mtime = mtime.unwrap_or(inode.mtime);
+        touch_inode(tx, &mut inode);
+    }
     if end && let Some(mut session) = tx.session(ino) {
         session.writing = false;
         tx.put_session(ino, tx.client, Some(session));

@@ -109,7 +109,7 @@ fn request(log: &Log) -> MetaRequest {
         19..21 => MetaRequest::CommitWrite {
             ino: any(),
             size: random(5000),
-            mtime: Time(7),
+            mtime: Some(Time(7)),
             components: random(4),
             end: random(2) == 0,
         },

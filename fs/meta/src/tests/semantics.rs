@@ -119,7 +119,7 @@ fn an_open_file_outlives_its_name_and_a_crash() {
         let commit = |ino| MetaRequest::CommitWrite {
             ino,
             size: 10,
-            mtime: Time(5),
+            mtime: Some(Time(5)),
             components: 1,
             end: true,
         };
@@ -294,8 +294,13 @@ fn a_cut_counts_until_the_objects_follow() {
         // Nothing was written: no object to cut.
         assert_eq!(attr_of(t.change(size(100)).await).expect("set").size, 100);
         assert!(attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun").writers);
-        let commit =
-            |size, end| MetaRequest::CommitWrite { ino, size, mtime: Time(9), components: 3, end };
+        let commit = |size, end| MetaRequest::CommitWrite {
+            ino,
+            size,
+            mtime: Some(Time(9)),
+            components: 3,
+            end,
+        };
         let attr = attr_of(t.change(commit(5000, false)).await).expect("committed");
         assert_eq!((attr.size, attr.writers, attr.components), (5000, true, 3));
         let attr = attr_of(t.change(size(10)).await).expect("cut");
