@@ -104,12 +104,16 @@ impl Files {
                 return Err(errno);
             }
         };
-        Ok(Reply::Open(self.opened(file, &attr)))
+        Ok(Reply::Open(self.opened(file, &attr, args.flags)))
     }
 
-    fn opened(&self, file: File, attr: &Attr) -> OpenReply {
+    fn opened(&self, file: File, attr: &Attr, open_flags: u32) -> OpenReply {
         let mut flags = OpenReplyFlags::NOFLUSH | OpenReplyFlags::PARALLEL_DIRECT_WRITES;
         flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
+        // Without it the kernel takes the inode's lock for the whole of each direct write; with it
+        // those that do not extend the file run at once. Shared mappings work all the same.
+        let direct = open_flags & libc::O_DIRECT.cast_unsigned() != 0;
+        flags.set(OpenReplyFlags::DIRECT_IO, direct);
         OpenReply { fh: self.handles.add(file, attr), flags }
     }
 
@@ -131,7 +135,7 @@ impl Files {
             Errno::EXIST if open.flags & libc::O_EXCL.cast_unsigned() == 0 => Errno::STALE,
             errno => errno,
         })?;
-        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr) })
+        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
     }
 
     pub(super) async fn read(&self, ino: Ino, args: ReadArgs) -> Result<Reply, Errno> {
