@@ -63,13 +63,25 @@ pub(crate) struct Inode {
     /// Held while the metadata service is told a size or a time of modification: by a truncation
     /// from beginning to end.
     size_turn: Rc<Semaphore>,
-    /// Truncations begun.
+    /// Truncations begun and ended: sizes asked for under another count may be from before one.
     cuts: Cell<u64>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
     /// An error of background work, for the next `fsync`.
     failure: Cell<Option<Error>>,
+}
+
+/// A truncation under way.
+struct Cutting<'a> {
+    of: &'a Inode,
+    _turn: Permit,
+}
+
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        self.of.cuts.set(self.of.cuts.get() + 1);
+    }
 }
 
 /// A part of a request: one component, one piece of the file.
@@ -417,10 +429,10 @@ impl Inode {
     }
 
     /// No size from before goes to the metadata service any more.
-    async fn begin_cut(&self) -> Permit {
+    async fn begin_cut(&self) -> Cutting<'_> {
         let turn = self.size_turn.acquire(1).await;
         self.cuts.set(self.cuts.get() + 1);
-        turn
+        Cutting { of: self, _turn: turn }
     }
 
     /// The metadata service has set the size; the objects follow. The caller has the turn.
@@ -432,7 +444,7 @@ impl Inode {
         self.cut_objects(attr, turn).await
     }
 
-    async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Permit) -> Result<Attr, Error> {
+    async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Cutting<'_>) -> Result<Attr, Error> {
         let size = attr.size;
         // The service has set the time too; no write comes between.
         self.mtime.set(None);
