@@ -25,4 +25,4 @@ mod tx;
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
 pub use row::Damaged;
-pub use service::MetaService;
+pub use service::{ClientNote, MetaService};

@@ -33,12 +33,22 @@ use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The most slots of a client.
 const SLOTS_MAX: u32 = 1 << 16;
 /// Rows read at once while starting.
 const SCAN_ROWS: usize = 1024;
+
+/// A client as [`MetaService::clients`] tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientNote {
+    pub id: u64,
+    pub uuid: [u8; 16],
+    /// Files that it holds open.
+    pub open_files: u64,
+}
 
 /// See the module.
 pub struct MetaService {
@@ -227,6 +237,24 @@ impl MetaService {
             #[cfg(test)]
             trace: RefCell::default(),
         })
+    }
+
+    /// Changes when there may be a new chore: a deleted file that nobody has open any more.
+    #[must_use]
+    pub fn chores_changed(&self) -> Rc<Notify> {
+        Rc::clone(&self.table.borrow().chores)
+    }
+
+    /// The clients that are known, for people.
+    #[must_use]
+    pub fn clients(&self) -> Vec<ClientNote> {
+        let table = self.table.borrow();
+        let notes = table.clients.iter().map(|(id, client)| ClientNote {
+            id: *id,
+            uuid: client.uuid,
+            open_files: client.opens.len() as u64,
+        });
+        notes.collect()
     }
 
     /// Drawn at this start: clients compare it and say what they hold open when it changed.

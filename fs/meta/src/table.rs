@@ -7,8 +7,10 @@
 use crate::row::{Counters, Session};
 use levada_base::ids::{Ino, Seq};
 use levada_base::reactor::Instant;
+use levada_base::sync::Notify;
 use levada_kv::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 /// The last change of a slot.
 #[derive(Clone, Default)]
@@ -47,6 +49,8 @@ pub struct Table {
     /// to an open got lost cannot know yet that it holds the file open; so these are held for
     /// one lease.
     pub implied: BTreeSet<Ino>,
+    /// Changes when there may be a new chore for the housekeeper.
+    pub chores: Rc<Notify>,
 }
 
 /// A change of the table, made when its transaction has been applied.
@@ -57,6 +61,8 @@ pub enum Effect {
     /// `None`: it has ended.
     Session(Ino, u64, Option<Session>),
     Orphan(Ino, bool),
+    /// The objects of a file are to be destroyed.
+    Destroy,
 }
 
 impl Table {
@@ -70,6 +76,7 @@ impl Table {
             counters,
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
+            chores: Rc::default(),
         }
     }
 
@@ -92,6 +99,7 @@ impl Table {
             Effect::Orphan(ino, true) => {
                 self.orphans.insert(ino);
             }
+            Effect::Destroy => self.chores.notify_all(),
             Effect::Orphan(ino, false) => {
                 self.orphans.remove(&ino);
             }

@@ -289,6 +289,7 @@ impl<'a> Tx<'a> {
         // A session may have left objects that nobody committed.
         inode.components = u64::MAX;
         self.put(&key::destroy(ino), MARK);
+        self.effect(Effect::Destroy);
         self.put_inode(ino, inode);
     }
 }
