@@ -1,6 +1,6 @@
 //! `drive`: fail and replace.
 
-use crate::place;
+use crate::{out::say, place};
 use anyhow::Result;
 use clap::Subcommand;
 use levada_node::control::{self, ControlRequest};
@@ -52,6 +52,6 @@ pub fn drive(file: Option<&Path>, command: &DriveCommand) -> Result<()> {
         ),
     };
     control::ask(&place::state(&loaded).control_socket(), &request)?;
-    println!("{done}");
+    say!("{done}");
     Ok(())
 }

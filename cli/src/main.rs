@@ -5,6 +5,7 @@
 
 mod drive;
 mod mount;
+mod out;
 mod place;
 mod process;
 mod status;
@@ -40,8 +41,11 @@ enum Command {
     Umount {
         /// Where it is mounted
         dir: PathBuf,
+        /// Also while programs use it: it leaves the tree now and ends with its last user
+        #[arg(long)]
+        lazy: bool,
     },
-    /// Fail and replace drives
+    /// Fail, replace and add drives
     #[command(subcommand)]
     Drive(drive::DriveCommand),
     /// Show the rebuild of lost members
@@ -62,7 +66,7 @@ fn main() -> ExitCode {
         Command::Down => up::down(file),
         Command::Status(args) => status::status(file, args),
         Command::Mount(args) => mount::mount(file, args),
-        Command::Umount { dir } => mount::umount(file, dir),
+        Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
@@ -72,8 +76,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // A broken pipe behind us (`| head`) is not worth a word.
-            eprintln!("levada: {error:#}");
+            eprintln!("levada: {}", out::chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -1,17 +1,22 @@
 //! `mount` and `umount`: a mount is a background process of its own, so that it lives on while
 //! the node is away.
 
-use crate::{place, process};
+use crate::{out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use levada_node::state::StateDir;
 use levada_spec::Loaded;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The type that /proc/mounts shows.
 const FS_TYPE: &str = "fuse.levada";
+/// An unmount that takes longer tells why.
+const PATIENCE: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
 pub struct MountArgs {
@@ -24,7 +29,7 @@ pub struct MountArgs {
 
 /// Mounts the file system on a directory.
 pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
-    let path = place::find(file).context("no cluster here; -f names its cluster file")?;
+    let path = place::find_or_say(file)?;
     let loaded = place::load_at(&path)?;
     if args.foreground {
         let target = std::path::absolute(&args.dir)?;
@@ -35,7 +40,7 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
             record: record(&state, &target)?,
             target,
         };
-        return levada_node::mounting::run(&plan, || println!("{}", process::READY));
+        return levada_node::mounting::run(&plan, || say!("{}", process::READY));
     }
     mount_at(&loaded, &path, &args.dir)
 }
@@ -43,21 +48,31 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
 /// Mounts on `dir` in the background, unless it is mounted there already.
 pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     let dir = std::path::absolute(dir)?;
-    if mounted(&dir)? {
-        println!("{} is mounted already", dir.display());
+    let state = place::state(loaded);
+    // A mount whose process was killed is replaced.
+    if mounted(&dir)? && is_served(&record(&state, &dir)?) {
+        say!("{} is mounted already", dir.display());
         return Ok(());
     }
     match std::fs::create_dir_all(&dir) {
         Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && mounted(&dir)? => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            bail!("cannot mount on {}: it is not a directory", dir.display())
+        }
         // A dead mount of an earlier process; mounting replaces it.
-        Err(error) if error.raw_os_error() == Some(libc_enotconn()) => {}
+        Err(error) if [ENOTCONN, ECONNABORTED].contains(&error.raw_os_error().unwrap_or(0)) => {}
         Err(error) => {
             return Err(error).with_context(|| format!("cannot make {}", dir.display()));
         }
     }
-    let state = place::state(loaded);
     if state.running().is_none() {
         bail!("{} is not up: start it with `levada up`", loaded.cluster.name);
+    }
+    // A mount would wait for it, however long.
+    let status = status::ask(&state)?;
+    if let Some(problem) = status.stopped_metadata() {
+        bail!("cannot mount {}: {problem}", loaded.cluster.name);
     }
     let log = state.0.join("mount.log");
     let arguments = [
@@ -67,40 +82,89 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
         "--foreground".as_ref(),
         dir.as_os_str(),
     ];
-    process::start(&log, &arguments, |line| println!("{line}"))
+    process::start(&log, &arguments, |line| say!("{line}"))
         .with_context(|| format!("cannot mount {}", dir.display()))?;
-    println!("mounted {} on {}", loaded.cluster.name, dir.display());
+    say!("mounted {} on {}", loaded.cluster.name, dir.display());
     Ok(())
 }
 
-/// ENOTCONN: what a mount answers whose process is gone.
-const fn libc_enotconn() -> i32 {
-    107
+/// What a mount answers whose process is gone.
+const ENOTCONN: i32 = 107;
+const ECONNABORTED: i32 = 103;
+
+/// True while the process of a mount lives: it holds its note locked.
+fn is_served(record: &Path) -> bool {
+    File::open(record)
+        .is_ok_and(|note| matches!(note.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Unmounts a directory and waits until its process has made everything durable.
-pub fn umount(file: Option<&Path>, dir: &Path) -> Result<()> {
+/// Unmounts a directory and waits until its process has made everything durable. One that is in
+/// use stays, unless `lazy`.
+pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
     let dir = std::path::absolute(dir)?;
     if !mounted(&dir)? {
         bail!("{} is not a mount of levada", dir.display());
     }
-    levada_node::mounting::unmount(&dir)?;
+    let users = users(&dir);
+    if !users.is_empty() && !lazy {
+        bail!(
+            "{} is in use by {}; stop them first, or `umount --lazy` takes it out of the tree and leaves them to end",
+            dir.display(),
+            users.join(", ")
+        );
+    }
+    levada_node::mounting::unmount(&dir, lazy)?;
+    if lazy && !users.is_empty() {
+        say!("{} ends with {}", dir.display(), users.join(", "));
+        return Ok(());
+    }
     // Without the cluster file its state directory is unknown, and so is the mount's process.
     if let Some(path) = place::find(file) {
-        wait_for(&record(&place::state(&place::load_at(&path)?), &dir)?)?;
+        let loaded = place::load_at(&path)?;
+        wait_for(&record(&place::state(&loaded), &dir)?, &place::state(&loaded))?;
     }
-    println!("unmounted {}", dir.display());
+    say!("unmounted {}", dir.display());
     Ok(())
+}
+
+/// The programs that have a file open or their directory under `dir`: name and process id. Reads
+/// only what the kernel has in memory, so it does not wait for the mount.
+fn users(dir: &Path) -> Vec<String> {
+    let under = |link: PathBuf| std::fs::read_link(link).is_ok_and(|at| at.starts_with(dir));
+    let uses = |process: &Path| {
+        let open = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        ["cwd", "root", "exe"].iter().any(|link| under(process.join(link)))
+            || open.into_iter().any(|file| under(file.path()))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|process| {
+            let pid: u32 = process.file_name().to_str()?.parse().ok()?;
+            let name = std::fs::read_to_string(process.path().join("comm")).ok()?;
+            uses(&process.path()).then(|| format!("{} ({pid})", name.trim()))
+        })
+        .collect()
+}
+
+/// The mounts of this cluster that are there now.
+pub fn mounts(state: &StateDir) -> Vec<PathBuf> {
+    let records = std::fs::read_dir(state.0.join(MOUNTS)).into_iter().flatten().flatten();
+    records
+        .map(|record| dir_of(&record.file_name().to_string_lossy()))
+        .filter(|dir| mounted(dir).unwrap_or(false))
+        .collect()
 }
 
 /// Unmounts what was mounted from this cluster.
 pub fn umount_all(file: Option<&Path>, state: &StateDir) -> Result<()> {
-    let Ok(records) = std::fs::read_dir(state.0.join(MOUNTS)) else { return Ok(()) };
-    for record in records {
-        let name = record?.file_name();
-        let dir = dir_of(&name.to_string_lossy());
-        if mounted(&dir)? {
-            umount(file, &dir)?;
+    for dir in mounts(state) {
+        let is_served = is_served(&record(state, &dir)?);
+        match umount(file, &dir, false) {
+            // A process that was killed keeps the others from nothing.
+            Err(error) if !is_served => {
+                eprintln!("levada: {}: {}", dir.display(), crate::out::chain(&error));
+            }
+            unmounted => unmounted?,
         }
     }
     Ok(())
@@ -121,12 +185,35 @@ fn dir_of(name: &str) -> PathBuf {
     PathBuf::from(name.replace("%2F", "/").replace("%25", "%"))
 }
 
-/// Waits until the process of a mount has ended.
-fn wait_for(record: &Path) -> Result<()> {
+/// Waits until the process of a mount has ended, and says so when that takes long.
+fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
     let Ok(note) = File::open(record) else { return Ok(()) };
-    note.lock_shared().context("cannot wait for the mount's process")?;
+    let begun = Instant::now();
+    let mut told = false;
+    while let Err(error) = note.try_lock_shared() {
+        let TryLockError::WouldBlock = error else {
+            return Err(error).context("cannot wait for the mount's process");
+        };
+        if !told && begun.elapsed() > PATIENCE {
+            told = true;
+            let why = match state.running() {
+                Some(_) => "; `levada status` shows what keeps it",
+                None => ", and the node is not up: start it with `levada up`",
+            };
+            eprintln!(
+                "waiting for the mount's process to make everything durable{why} (it goes on by itself after Ctrl-C)"
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
     if record.exists() {
-        bail!("the mount's process ended before everything was durable; see mount.log");
+        // Said once; there is nobody left to wait for.
+        std::fs::remove_file(record)
+            .with_context(|| format!("cannot remove {}", record.display()))?;
+        bail!(
+            "its process had ended before everything was durable: what programs had not synced by then is lost; see {}",
+            state.0.join("mount.log").display()
+        );
     }
     Ok(())
 }

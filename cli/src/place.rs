@@ -20,14 +20,19 @@ pub fn find(file: Option<&Path>) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Reads the cluster file; prints what it warns of.
-pub fn load(file: Option<&Path>) -> Result<Loaded> {
+/// As [`find`], or an error that says what to do.
+pub fn find_or_say(file: Option<&Path>) -> Result<PathBuf> {
     let Some(path) = find(file) else {
         bail!(
             "no cluster here: neither {CLUSTER_FILE} nor {BOX_DIR}/{CLUSTER_FILE}; `levada up` makes one, -f names one"
         );
     };
-    load_at(&path)
+    Ok(path)
+}
+
+/// Reads the cluster file; prints what it warns of.
+pub fn load(file: Option<&Path>) -> Result<Loaded> {
+    load_at(&find_or_say(file)?)
 }
 
 /// Reads the cluster file at `path`; prints what it warns of.

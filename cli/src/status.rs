@@ -1,9 +1,11 @@
 //! `status`: what a node is and does, for people and as JSON.
 
-use crate::place;
+use crate::out::{print, say};
+use crate::{mount, place};
 use anyhow::{Result, bail};
 use clap::Args;
 use levada_node::control::{self, ControlReply, ControlRequest, Status};
+use levada_node::state::StateDir;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -14,17 +16,24 @@ pub struct StatusArgs {
     json: bool,
 }
 
+/// Asks the node for its status.
+pub fn ask(state: &StateDir) -> Result<Status> {
+    let reply = control::ask(&state.control_socket(), &ControlRequest::Status)?;
+    let ControlReply::Status(mut status) = reply else {
+        bail!("the node gave another answer than its status");
+    };
+    status.mounts = mount::mounts(state);
+    Ok(*status)
+}
+
 /// Prints the status.
 pub fn status(file: Option<&Path>, args: &StatusArgs) -> Result<()> {
     let loaded = place::load(file)?;
-    let socket = place::state(&loaded).control_socket();
-    let ControlReply::Status(status) = control::ask(&socket, &ControlRequest::Status)? else {
-        bail!("the node gave another answer than its status");
-    };
+    let status = ask(&place::state(&loaded))?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        say!("{}", serde_json::to_string_pretty(&status)?);
     } else {
-        print!("{}", render(&status));
+        print(&render(&status));
     }
     Ok(())
 }
@@ -96,6 +105,13 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             bytes(target.total_bytes),
             target.requests
         )?;
+    }
+    writeln!(out, "\nmounts")?;
+    if status.mounts.is_empty() {
+        writeln!(out, "  none")?;
+    }
+    for dir in &status.mounts {
+        writeln!(out, "  {}", dir.display())?;
     }
     writeln!(out, "\nclients")?;
     if status.clients.is_empty() {

@@ -1,6 +1,6 @@
 //! `up`, `down`, `check`, and the node itself.
 
-use crate::{mount, place, process};
+use crate::{mount, out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use levada_node::control::{self, ControlRequest};
@@ -41,15 +41,29 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
     if let Some(pid) = answering(&state) {
-        println!("{} is up already (node process {pid})", loaded.cluster.name);
+        if args.force_format {
+            bail!(
+                "{} is up (node process {pid}); `levada down` it before its drives are overwritten",
+                loaded.cluster.name
+            );
+        }
+        say!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
         if args.force_format {
             arguments.push(OsStr::new("--force-format"));
         }
-        process::start(&state.log(), &arguments, |line| println!("{line}"))
+        process::start(&state.log(), &arguments, |line| say!("{line}"))
             .with_context(|| format!("cannot bring {} up", loaded.cluster.name))?;
-        println!("{} is up: it survives {}", loaded.cluster.name, loaded.cluster.survives());
+        let now = status::ask(&state)?;
+        if now.problems.is_empty() {
+            say!("{} is up: it survives {}", loaded.cluster.name, loaded.cluster.survives());
+        } else {
+            say!("{} is up, and needs attention:", loaded.cluster.name);
+            for line in now.problems.iter().chain(&now.survives) {
+                say!("  {line}");
+            }
+        }
     }
     if !args.no_mounts {
         for spec in &loaded.cluster.mounts {
@@ -83,7 +97,7 @@ fn make_box() -> Result<PathBuf> {
     let path = dir.join(place::CLUSTER_FILE);
     std::fs::write(&path, cluster.to_toml())
         .with_context(|| format!("cannot write {}", path.display()))?;
-    println!("no cluster file here: wrote {} for a cluster in a box", path.display());
+    say!("no cluster file here: wrote {} for a cluster in a box", path.display());
     Ok(path)
 }
 
@@ -93,15 +107,27 @@ fn free_bytes(dir: &Path) -> std::io::Result<u64> {
     Ok(space.f_bavail * space.f_frsize)
 }
 
-/// Unmounts, makes everything durable, stops the node.
+/// Unmounts, makes everything durable, stops the node. Where an array has stopped, nothing can be
+/// made durable: then mounts stay, and their programs wait.
 pub fn down(file: Option<&Path>) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
     if state.running().is_none() {
-        println!("{} is not up", loaded.cluster.name);
+        say!("{} is not up", loaded.cluster.name);
         return Ok(());
     }
-    mount::umount_all(file, &state)?;
+    let stopped = status::ask(&state)?.stopped();
+    if stopped.is_empty() {
+        mount::umount_all(file, &state)?;
+    } else {
+        // Unmounting would wait for what only the next `up` can bring.
+        for what in stopped {
+            say!("{what}");
+        }
+        for dir in mount::mounts(&state) {
+            say!("{} stays: programs on it wait until the next `levada up`", dir.display());
+        }
+    }
     control::ask(&state.control_socket(), &ControlRequest::Down)?;
     let start = Instant::now();
     while state.running().is_some() {
@@ -114,7 +140,7 @@ pub fn down(file: Option<&Path>) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    println!("{} is down", loaded.cluster.name);
+    say!("{} is down", loaded.cluster.name);
     Ok(())
 }
 
@@ -122,7 +148,7 @@ pub fn down(file: Option<&Path>) -> Result<()> {
 pub fn check(file: Option<&Path>) -> Result<()> {
     let loaded = place::load(file)?;
     let cluster = &loaded.cluster;
-    println!(
+    say!(
         "{}: {} drives in {} enclosures; survives {}",
         cluster.name,
         cluster.drives.len(),
@@ -130,18 +156,18 @@ pub fn check(file: Option<&Path>) -> Result<()> {
         cluster.survives()
     );
     for array in &cluster.arrays {
-        println!("  array {}: survives {}", array.name, array.survives(cluster));
+        say!("  array {}: survives {}", array.name, array.survives(cluster));
     }
     Ok(())
 }
 
 /// Runs the node in the foreground until it is told to stop.
 pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
-    let path = place::find(file).context("a node needs a cluster file; -f names it")?;
+    let path = place::find_or_say(file)?;
     let path = std::path::absolute(path)?;
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
     let options =
         levada_node::NodeOptions { loaded, file: path, state, force_format: args.force_format };
-    levada_node::run(options, &|line| println!("{line}"), || println!("{}", process::READY))
+    levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))
 }

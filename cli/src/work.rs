@@ -1,10 +1,11 @@
 //! `rebuild` and `scrub`: start, watch, and tell how it ended.
 
-use crate::{place, status::bytes};
+use crate::{out::say, place, status, status::bytes};
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use levada_node::control::{self, ArrayStatus, ControlReply, ControlRequest, Progress, Status};
+use levada_node::control::{self, ArrayStatus, ControlRequest, Progress, Status};
+use levada_node::state::StateDir;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,26 +18,19 @@ pub struct WatchArgs {
     watch: bool,
 }
 
-fn ask_status(socket: &Path) -> Result<Status> {
-    match control::ask(socket, &ControlRequest::Status)? {
-        ControlReply::Status(status) => Ok(*status),
-        other => bail!("the node answered {other:?} to a question for its status"),
-    }
-}
-
 /// Shows what is being rebuilt.
 pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
     let loaded = place::load(file)?;
-    let socket = place::state(&loaded).control_socket();
+    let state = place::state(&loaded);
     let status = if args.watch {
-        watch(&socket, "rebuild", |array| array.rebuild)?
+        watch(&state, "rebuild", |array| array.rebuild)?
     } else {
-        ask_status(&socket)?
+        status::ask(&state)?
     };
     for array in &status.arrays {
         match &array.rebuild {
-            Some(progress) => println!("{}: {}", array.name, progress_text(progress)),
-            None => println!("{}: {}", array.name, array.state),
+            Some(progress) => say!("{}: {}", array.name, progress_text(progress)),
+            None => say!("{}: {}", array.name, array.state),
         }
     }
     Ok(())
@@ -45,18 +39,18 @@ pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
 /// Starts a scrub; with `--watch`, waits for its end and fails when something stays wrong.
 pub fn scrub(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
     let loaded = place::load(file)?;
-    let socket = place::state(&loaded).control_socket();
-    control::ask(&socket, &ControlRequest::Scrub)?;
+    let state = place::state(&loaded);
+    control::ask(&state.control_socket(), &ControlRequest::Scrub)?;
     if !args.watch {
-        println!("scrub started; `levada status` shows its progress");
+        say!("scrub started; `levada status` shows its progress");
         return Ok(());
     }
-    let status = watch(&socket, "scrub", |array| array.scrub)?;
+    let status = watch(&state, "scrub", |array| array.scrub)?;
     let mut unrepairable = 0;
     for array in &status.arrays {
         if let Some(result) = array.last_scrub {
             unrepairable += result.unrepairable;
-            println!(
+            say!(
                 "{}: {} checked, {} repaired, {} beyond repair",
                 array.name,
                 bytes(result.checked_bytes),
@@ -84,14 +78,14 @@ fn progress_text(progress: &Progress) -> String {
 
 /// Draws a bar until no array is at this work any more; returns the last status.
 fn watch(
-    socket: &Path,
+    state: &StateDir,
     what: &'static str,
     progress_of: impl Fn(&ArrayStatus) -> Option<Progress>,
 ) -> Result<Status> {
     let style = ProgressStyle::with_template("{prefix} {bar:40} {percent:>3} %  {msg}  {elapsed}")?;
     let mut bar: Option<(String, ProgressBar)> = None;
     loop {
-        let status = ask_status(socket)?;
+        let status = status::ask(state)?;
         let now = status.arrays.iter().find_map(|array| Some((&array.name, progress_of(array)?)));
         let Some((name, progress)) = now else {
             if let Some((_, bar)) = bar {

@@ -26,11 +26,37 @@ const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Why an array cannot be had.
 #[derive(Debug, thiserror::Error)]
-#[error("array {array}: {source}")]
+#[error("array {array}: {source}{}", hint(.source))]
 pub struct ArrayError {
     pub array: String,
     #[source]
     pub source: RaidError,
+}
+
+/// What to do besides what the error itself says.
+fn hint(error: &RaidError) -> &'static str {
+    match error {
+        RaidError::NotFound { .. } => {
+            "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --force-format` starts over"
+        }
+        RaidError::TooManyLost { .. } | RaidError::NoMajority { .. } => {
+            "; bring them back and start again: nothing was given up"
+        }
+        _ => "",
+    }
+}
+
+/// Why a drive is not taken out: an array would stop.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "array {array} bears the loss of {tolerates} drives and is without {out} already; failing {drive} too would stop it: replace those first, or --force"
+)]
+pub struct WouldStop {
+    pub array: String,
+    pub drive: String,
+    pub tolerates: usize,
+    /// The drives that it is without, for people.
+    pub out: String,
 }
 
 /// An array of the cluster.
@@ -164,6 +190,16 @@ impl ClusterArray {
         on_drive(true).or_else(|| on_drive(false))
     }
 
+    /// The drives whose part of the array holds no good data, by name.
+    #[must_use]
+    pub fn out(&self) -> Vec<String> {
+        let members = self.array.status().members;
+        let lost = members
+            .into_iter()
+            .filter(|member| member.role.is_some() && member.state != MemberState::InSync);
+        lost.map(|member| member.name).collect()
+    }
+
     /// Gives the array a new or returned drive: in the place of its own lost member, else as a
     /// spare.
     ///
@@ -251,7 +287,7 @@ pub async fn fail_drive(
     name: &str,
     drive: Option<&Rc<Drive>>,
     force: bool,
-) -> Result<(), ArrayError> {
+) -> Result<(), WouldStop> {
     if !force {
         for array in arrays {
             let status = array.array.status();
@@ -260,12 +296,13 @@ pub async fn fail_drive(
                 role.is_some() && status.members[index].state == MemberState::InSync
             });
             if loses && status.degraded >= status.tolerates {
-                let source = RaidError::TooManyLost {
-                    lost: status.degraded + 1,
-                    tolerated: status.tolerates,
-                    report: Box::default(),
-                };
-                return Err(ArrayError { array: array.spec.name.clone(), source });
+                let out = array.out();
+                return Err(WouldStop {
+                    array: array.spec.name.clone(),
+                    drive: name.to_owned(),
+                    tolerates: status.tolerates,
+                    out: if out.is_empty() { "as many".into() } else { out.join(", ") },
+                });
             }
         }
     }

@@ -23,7 +23,7 @@ use levada_kv::{KvError, Store};
 use levada_log::{LogError, ObjectLog};
 use levada_meta::{FsConfig, MetaError, MetaService, ServeConfig};
 use levada_object::ObjectService;
-use levada_raid::{Array, ByteRange, StripeRange};
+use levada_raid::{Array, ByteRange, Limits, RaidArray, StripeRange};
 use levada_spec::{ArraySpec, ClusterFile, FileSystemSpec};
 use levada_wire::rpc::{Handler, Router};
 use std::rc::Rc;
@@ -159,7 +159,8 @@ pub async fn start(
     };
     let metadata = find(&arrays, &fs.metadata);
     let data = find(&arrays, &fs.data);
-    let table = if drives.fresh { None } else { Some(read_table(&metadata.array).await?) };
+    let table =
+        if drives.fresh { None } else { Some(find_table(&metadata.array, &options).await?) };
     let (table, fresh) = match table {
         Some(table) => (table, false),
         None => (new_table(&file, fs, &drives, metadata, data, options.tuning)?, true),
@@ -169,7 +170,7 @@ pub async fn start(
         epoch: drives.epoch,
         fresh,
         table: &table,
-        metadata: Rc::new(metadata.array.clone()),
+        metadata: metadata.array.clone(),
         data: Rc::new(data.array.clone()),
         options: &options,
     };
@@ -199,6 +200,30 @@ pub async fn start(
 fn find<'a>(arrays: &'a [Rc<ClusterArray>], name: &str) -> &'a ClusterArray {
     let found = arrays.iter().find(|array| array.spec.name == name);
     found.expect("a checked cluster file names its arrays")
+}
+
+/// Reads the table, after repair if need be.
+async fn find_table(
+    mirror: &RaidArray,
+    options: &StartOptions<'_>,
+) -> Result<TargetTable, AssemblyError> {
+    match read_table(mirror).await {
+        Err(AssemblyError::Table(error)) => {
+            compare_copies(mirror, &error.to_string(), options).await;
+            read_table(mirror).await
+        }
+        read => read,
+    }
+}
+
+/// One wrong copy is outvoted by two others; but whoever reads a mirror gets just one of them.
+async fn compare_copies(mirror: &RaidArray, why: &str, options: &StartOptions<'_>) {
+    tracing::error!(why, "comparing all copies to repair it");
+    (options.progress)(&format!("{why}; comparing all copies to repair it"));
+    match mirror.scrub(Limits::NONE).await {
+        Ok(report) => tracing::info!(?report, "compared"),
+        Err(error) => tracing::error!(%error, "the comparison stopped"),
+    }
 }
 
 async fn read_table(mirror: &dyn Device) -> Result<TargetTable, AssemblyError> {
@@ -245,7 +270,7 @@ struct Opener<'a> {
     /// Make the target rather than open it.
     fresh: bool,
     table: &'a TargetTable,
-    metadata: Rc<dyn Device>,
+    metadata: RaidArray,
     data: Rc<dyn Array>,
     options: &'a StartOptions<'a>,
 }
@@ -253,7 +278,15 @@ struct Opener<'a> {
 impl Opener<'_> {
     /// Opens a target. One that cannot be opened is stopped; one that cannot be made is an error.
     async fn open(&self, entry: TargetEntry) -> Result<Target, AssemblyError> {
-        match self.try_open(entry).await {
+        let mut opened = self.try_open(entry).await;
+        if let Err(error @ TargetError::Store(KvError::Damaged { .. })) = &opened
+            && !self.fresh
+        {
+            let why = format!("target {}: {error}", entry.name());
+            compare_copies(&self.metadata, &why, self.options).await;
+            opened = self.try_open(entry).await;
+        }
+        match opened {
             Ok((store, service)) => Ok(Target { entry, store: Some(store), service }),
             Err(source) if self.fresh => {
                 Err(AssemblyError::Target { target: entry.name(), source })
@@ -268,8 +301,8 @@ impl Opener<'_> {
 
     async fn try_open(&self, entry: TargetEntry) -> Result<(Store, Service), TargetError> {
         let name = entry.name();
-        let area =
-            ByteRange::new(&name, Rc::clone(&self.metadata), entry.store_at, entry.store_bytes)?;
+        let mirror: Rc<dyn Device> = Rc::new(self.metadata.clone());
+        let area = ByteRange::new(&name, mirror, entry.store_at, entry.store_bytes)?;
         let area: Rc<dyn Device> = Rc::new(area);
         let config = self.options.tuning.store(&entry);
         let store = if self.fresh {

@@ -57,8 +57,33 @@ pub struct Status {
     pub arrays: Vec<ArrayStatus>,
     pub targets: Vec<TargetStatus>,
     pub clients: Vec<ClientStatus>,
+    /// Where it is mounted on this machine; filled in by the program that asks.
+    #[serde(default)]
+    pub mounts: Vec<PathBuf>,
     /// Bytes moved by clients since the node started, and over the last second.
     pub traffic: Traffic,
+}
+
+impl Status {
+    /// The arrays that have stopped, each with the reason.
+    #[must_use]
+    pub fn stopped(&self) -> Vec<String> {
+        let of = |what: &str| -> Vec<String> {
+            self.problems.iter().filter(|problem| problem.starts_with(what)).cloned().collect()
+        };
+        let arrays = self.arrays.iter().filter(|array| array.state == "stopped");
+        arrays.flat_map(|array| of(&format!("array {} ", array.name))).collect()
+    }
+
+    /// Why no name can be looked up, when that is so.
+    #[must_use]
+    pub fn stopped_metadata(&self) -> Option<String> {
+        let is_stopped =
+            |target: &&TargetStatus| target.name.starts_with("mdt") && target.state == "stopped";
+        let target = &self.targets.iter().find(is_stopped)?.name;
+        let start = format!("target {target} ");
+        self.problems.iter().find(|problem| problem.starts_with(&start)).cloned()
+    }
 }
 
 /// A drive.

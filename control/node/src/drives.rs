@@ -36,6 +36,11 @@ pub trait DriveSource {
         &'a self,
         drive: &'a DriveSpec,
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>>;
+
+    /// False when a drive that is open cannot be found any more by its path.
+    fn in_place(&self, _drive: &DriveSpec) -> bool {
+        true
+    }
 }
 
 /// Why there is no device for a drive.
@@ -215,6 +220,15 @@ async fn format(
     if !force {
         refuse_used(cluster, &found).await?;
     }
+    let slices = array_ids(cluster);
+    // Before the first drive is made or written.
+    for (spec, found) in cluster.drives.iter().zip(&found) {
+        let capacity_bytes = match found {
+            Found::Labelled(device, _) | Found::Blank(device, _) => device.info().capacity_bytes,
+            Found::Nothing(_) => spec.size.map_or(u64::MAX, |size| size.0),
+        };
+        slice_table(cluster, spec, capacity_bytes, &slices)?;
+    }
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(found).enumerate() {
         let device = match found {
@@ -235,7 +249,6 @@ async fn format(
         };
         devices.push(device);
     }
-    let slices = array_ids(cluster);
     let mut drives = Vec::new();
     for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
         let identity = DriveIdentity {
@@ -372,7 +385,7 @@ fn slice_table(
         };
         let bytes =
             cluster.slice_bytes(array, &spec.name, Bytes(capacity_bytes)).ok_or_else(too_small)?.0;
-        if bytes == 0 || start + bytes > capacity_bytes - DRIVE_RESERVED_BYTES / 2 {
+        if bytes == 0 || start + bytes > capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES / 2) {
             return Err(too_small());
         }
         let kind = match array.level {

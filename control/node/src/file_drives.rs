@@ -110,4 +110,8 @@ impl DriveSource for FileDrives {
             made.map(|device| self.wrap(device)).map_err(|error| unusable(&error))
         })
     }
+
+    fn in_place(&self, drive: &DriveSpec) -> bool {
+        self.path(drive).exists()
+    }
 }

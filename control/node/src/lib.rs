@@ -13,7 +13,7 @@ mod desk;
 pub mod drives;
 mod file_drives;
 pub mod mounting;
-mod operator;
+pub mod operator;
 mod run;
 pub mod state;
 pub mod targets;

@@ -106,12 +106,12 @@ async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Res
     Ok(())
 }
 
-/// Unmounts whatever is on `dir`; when it is in use, as soon as it is not.
+/// Unmounts whatever is on `dir`; when it is in use, with `lazy` as soon as it is not.
 ///
 /// # Errors
 ///
-/// When the system refuses.
-pub fn unmount(dir: &Path) -> Result<()> {
-    levada_mount::transport::dev_fuse::unmount(dir)
+/// When it is in use and not `lazy`, and when the system refuses.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
+    levada_mount::transport::dev_fuse::unmount(dir, lazy)
         .with_context(|| format!("cannot unmount {}", dir.display()))
 }

@@ -3,8 +3,8 @@
 use crate::arrays::{self, ClusterArray};
 use crate::assembly::{Cluster, Service};
 use crate::control::{
-    ArrayStatus, ControlReply, ControlRequest, DriveStatus, MemberStatus, Progress, ScrubResult,
-    Status, TargetStatus, Traffic,
+    ArrayStatus, ClientStatus, ControlReply, ControlRequest, DriveStatus, MemberStatus, Progress,
+    ScrubResult, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, NoDevice};
 use levada_base::reactor::{self, Instant};
@@ -60,6 +60,10 @@ enum Refusal {
     Drives(#[from] drives::DrivesError),
     #[error(transparent)]
     Array(#[from] arrays::ArrayError),
+    #[error(transparent)]
+    WouldStop(#[from] arrays::WouldStop),
+    #[error("drive {drive} is not in {}, which has {known}; write it there first", .file.display())]
+    NotInFile { drive: String, file: PathBuf, known: String },
 }
 
 impl Operator {
@@ -125,8 +129,9 @@ impl Operator {
     /// The drive as the cluster file has it now, and that file.
     fn reread(&self, name: &str) -> Result<(ClusterFile, DriveSpec), Refusal> {
         let file = ClusterFile::load(&self.file)?.cluster;
-        let spec = file.drive(name).cloned().ok_or_else(|| Refusal::NoSuchDrive {
+        let spec = file.drive(name).cloned().ok_or_else(|| Refusal::NotInFile {
             drive: name.to_owned(),
+            file: self.file.clone(),
             known: file
                 .drives
                 .iter()
@@ -297,22 +302,24 @@ impl Operator {
         let drives: Vec<_> =
             self.drives.borrow().values().map(|(spec, drive)| drive_status(spec, drive)).collect();
         let targets: Vec<_> = self.cluster.targets.iter().map(target_status).collect();
+        let clients = self.clients();
         let mut problems = Vec::new();
-        for array in &self.cluster.arrays {
-            problems.extend(array.remarks.iter().cloned());
-        }
-        for (drive, (_, found)) in self.drives.borrow().iter() {
+        for (drive, (spec, found)) in self.drives.borrow().iter() {
             match found {
                 Err(why) => problems.push(format!("drive {drive}: {why}")),
                 Ok(open) if open.is_failed() => problems.push(format!(
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
                 )),
+                Ok(_) if !self.source.in_place(spec) => problems.push(format!(
+                    "drive {drive} is not at {} any more; it serves while the node runs, and is missing at the next start",
+                    spec.path.display()
+                )),
                 Ok(_) => {}
             }
         }
-        for array in &arrays {
-            if array.state != "healthy" {
-                problems.push(format!("array {} is {}", array.name, array.state));
+        for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
+            if let Some(problem) = self.problem_of(array, &shown.state) {
+                problems.push(problem);
             }
         }
         for target in &self.cluster.targets {
@@ -330,18 +337,81 @@ impl Operator {
             drives,
             arrays,
             targets,
-            clients: Vec::new(),
+            clients,
+            mounts: Vec::new(),
             traffic: self.traffic.get(),
         }
+    }
+
+    /// What is the matter with an array and what helps, if anything.
+    fn problem_of(&self, array: &ClusterArray, state: &str) -> Option<String> {
+        let name = &array.spec.name;
+        let out = array.out();
+        match state {
+            "healthy" => None,
+            "stopped" => {
+                let members = array.array.status().members;
+                let drives = self.drives.borrow();
+                // The loss that stopped it is not on record, so that the drive may come back.
+                let is_gone = |drive: &String| {
+                    let known = drives.get(drive).map(|(_, found)| found);
+                    known.is_some_and(|found| found.as_ref().map_or(true, |open| open.is_failed()))
+                };
+                let broken = |member: &levada_raid::MemberStatus| {
+                    member.role.is_some()
+                        && (member.io_errors > 0
+                            || out.contains(&member.name)
+                            || is_gone(&member.name))
+                };
+                let helps: Vec<_> =
+                    members.iter().filter(|m| broken(m)).map(|m| m.name.clone()).collect();
+                let why = array
+                    .array
+                    .status()
+                    .stopped
+                    .map_or_else(String::new, |why| format!(" ({why})"));
+                Some(format!(
+                    "array {name} has stopped{why}, nothing on it was given up: bring back {}, then `levada down` and `levada up`",
+                    helps.join(", ")
+                ))
+            }
+            "rebuilding" => Some(format!("array {name} is rebuilding {}", out.join(", "))),
+            _ => {
+                let first = out.first().map_or("DRIVE", |first| first);
+                Some(format!(
+                    "array {name} is degraded: {} out; `levada drive replace {first}` rebuilds it",
+                    if out.is_empty() { "drives".into() } else { out.join(", ") },
+                ))
+            }
+        }
+    }
+
+    /// The clients that are there, without the node's own.
+    fn clients(&self) -> Vec<ClientStatus> {
+        let services = self.cluster.targets.iter().filter_map(|target| match &target.service {
+            Service::Metadata { service, .. } => Some(service.clients()),
+            Service::Objects { .. } | Service::Stopped { .. } => None,
+        });
+        let own = *self.cluster.table.fs.as_bytes();
+        services
+            .flatten()
+            .filter(|client| client.uuid != own)
+            .map(|client| ClientStatus { id: client.id, open_files: client.open_files })
+            .collect()
     }
 
     /// What each array can still lose.
     fn survives(&self) -> Vec<String> {
         let left = |array: &Rc<ClusterArray>| {
             let status = array.array.status();
+            let name = &array.spec.name;
             let left = status.tolerates.saturating_sub(status.degraded);
-            let drives = if left == 1 { "drive" } else { "drives" };
-            format!("{} survives the loss of any {left} {drives} now", array.spec.name)
+            match left {
+                _ if status.stopped.is_some() => format!("{name} serves nothing now"),
+                0 => format!("{name} survives no further loss now"),
+                1 => format!("{name} survives the loss of any 1 drive now"),
+                _ => format!("{name} survives the loss of any {left} drives now"),
+            }
         };
         self.cluster.arrays.iter().map(left).collect()
     }
@@ -402,11 +472,11 @@ impl Operator {
                 })
             }),
             scrub: status.scrub.map(progress).or_else(|| {
-                // Objects are checked after the arrays.
-                (self.scrubbing.get() && array.last_scrub.get().is_none()).then_some(Progress {
-                    total_bytes: status.stripes_written * stripe_bytes,
-                    ..Progress::default()
-                })
+                // Before its turn, and after it while objects are checked: there is no result yet.
+                let total_bytes = status.stripes_written * stripe_bytes;
+                let done_bytes = if array.last_scrub.get().is_some() { total_bytes } else { 0 };
+                let progress = Progress { done_bytes, total_bytes, ..Progress::default() };
+                self.scrubbing.get().then_some(progress)
             }),
             last_scrub: array.last_scrub.get().filter(|_| !self.scrubbing.get()),
         }

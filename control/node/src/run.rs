@@ -31,6 +31,10 @@ const SPIN: Duration = Duration::from_micros(20);
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN_AFTER: Duration = Duration::from_millis(10);
 const EADDRINUSE: i32 = 98;
+/// Chores that the metadata service does not tell of: sessions of clients that fell silent.
+const LOOK_FOR_CHORES_EVERY: Duration = Duration::from_secs(5);
+/// Deletes that come one after the other are done together.
+const GATHER_CHORES: Duration = Duration::from_millis(5);
 /// Time that requests under way are given at the end.
 const DRAIN: Duration = Duration::from_millis(200);
 
@@ -74,6 +78,13 @@ pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) 
 async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, String)> {
     let wanted = loaded.cluster.hosts.first().and_then(|host| host.addresses.first().cloned());
     let kept = state.address().filter(|_| wanted.is_none());
+    let hint = match &kept {
+        Some(_) => format!(
+            ", where mounts of this cluster expect it; without mounts, remove {} to let it choose another",
+            state.address_file().display()
+        ),
+        None => String::new(),
+    };
     let address = wanted.or(kept).unwrap_or_else(|| LOOPBACK.to_owned());
     let patient_until = reactor::now() + LET_GO_LIMIT;
     let listener = loop {
@@ -81,7 +92,7 @@ async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, Strin
             Err(ChannelError::Io { errno: EADDRINUSE }) if reactor::now() < patient_until => {
                 reactor::sleep(LISTEN_AGAIN_AFTER).await;
             }
-            bound => break bound.with_context(|| format!("cannot listen at {address}"))?,
+            bound => break bound.with_context(|| format!("cannot listen at {address}{hint}"))?,
         }
     };
     let bound = listener.local_addr().context("the listener has no address")?;
@@ -165,11 +176,23 @@ fn open_desk(socket: &Path, clerk: Rc<FrontDesk>, services: &Group) -> Result<()
 /// the sessions of clients that are gone.
 async fn keep_house(cluster: Rc<Cluster>, address: String) {
     let Some(target) = cluster.metadata_target() else { return };
+    let service = cluster.targets.iter().find_map(|target| match &target.service {
+        Service::Metadata { service, .. } => Some(service),
+        Service::Objects { .. } | Service::Stopped { .. } => None,
+    });
+    let Some(chores) = service.map(|service| service.chores_changed()) else { return };
     let uuid = *cluster.table.fs.as_bytes();
     let mut config = ClientConfig::new(Rc::new(TcpTransport), &address, target, uuid);
     config.class = Class::Background;
     match Client::connect(config).await {
-        Ok(client) => housekeeper::keep_house(client).await,
+        Ok(client) => loop {
+            let told = std::pin::pin!(chores.changed());
+            if let Err(error) = housekeeper::do_chores(&client).await {
+                tracing::warn!(%error, "chores failed");
+            }
+            select(told, std::pin::pin!(reactor::sleep(LOOK_FOR_CHORES_EVERY))).await;
+            reactor::sleep(GATHER_CHORES).await;
+        },
         Err(error) => tracing::error!(%error, "no housekeeping"),
     }
 }

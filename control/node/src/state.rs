@@ -45,7 +45,9 @@ impl StateDir {
         self.0.join("node.log")
     }
 
-    fn address_file(&self) -> PathBuf {
+    /// Where the address is kept.
+    #[must_use]
+    pub fn address_file(&self) -> PathBuf {
         self.0.join("address")
     }
 

@@ -6,9 +6,11 @@ use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig};
-use levada_device::{Device, RamDevice};
+use levada_device::{Device, Durability, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
+use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, NoDevice};
+use levada_node::operator::Operator;
 use levada_spec::{ClusterFile, DriveSpec};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{Caller, OpenMode};
@@ -176,5 +178,120 @@ fn sizes_are_what_the_box_says() {
             assert!(space.free_bytes <= space.total_bytes);
         })
         .await;
+    });
+}
+
+/// Where the part of an array lies on a drive: the slice's superblock says where its data begins.
+async fn metadata_at(drive: &RamDevice) -> u64 {
+    let mut found = 0;
+    for block in 0..2 {
+        let into = levada_base::BufMut::zeroed(4096).into_vec();
+        let read = drive.read(MIB + block * 4096, into).await.expect("reads");
+        found = found.max(u64::from_le_bytes(read[0][96..104].try_into().expect("8 bytes")));
+    }
+    MIB + found
+}
+
+/// Overwrites the metadata of the drive that is asked first.
+async fn spoil_metadata(shelf: &Shelf, first_byte: u64, bytes: u64) {
+    let drive = Rc::clone(&shelf.drives.borrow()["d00"]);
+    let at = metadata_at(&drive).await + first_byte;
+    let noise: Vec<u8> = (0..bytes / 8).flat_map(|_| reactor::random_u64().to_le_bytes()).collect();
+    let noise = Buf::copy_of(&noise).into_vec();
+    drive.write(at, noise, Durability::Fua).await.expect("spoilt");
+}
+
+#[test]
+fn one_wrong_copy_of_metadata_is_outvoted() {
+    // The target table alone, and all of the key-value stores that the drive holds.
+    for (first_byte, bytes) in [(0, 4096), (0, 24 * MIB)] {
+        Reactor::simulated(15).block_on(async {
+            let shelf = Shelf::default();
+            served(&shelf, write_file).await;
+            spoil_metadata(&shelf, first_byte, bytes).await;
+            let cluster = start(cluster_file(), &shelf).await.expect("starts");
+            let stopped = |target: &&levada_node::assembly::Target| {
+                matches!(target.service, levada_node::assembly::Service::Stopped { .. })
+            };
+            assert_eq!(cluster.targets.iter().filter(stopped).count(), 0);
+            let members = cluster.arrays[0].array.status().members;
+            let repairs: u64 = members.iter().map(|member| member.repairs).sum();
+            assert!(repairs > 0, "{first_byte} {bytes}");
+            cluster.stop().await;
+            served(&shelf, read_file).await;
+        });
+    }
+}
+
+#[test]
+fn a_drive_too_small_is_told_before_anything_is_written() {
+    Reactor::simulated(16).block_on(async {
+        let shelf = Shelf::default();
+        for bytes in [0, 4096, 20 * MIB] {
+            let small = Rc::new(RamDevice::new("d05", bytes));
+            shelf.drives.borrow_mut().insert("d05".into(), small);
+            let error = start(cluster_file(), &shelf).await.err().expect("too small");
+            let text = error.to_string();
+            assert!(text.contains("d05") && text.contains(&bytes.to_string()), "{text}");
+            assert_eq!(shelf.drives.borrow().len(), 1, "no other drive was made");
+        }
+    });
+}
+
+/// An operator of a running cluster.
+async fn operator(shelf: &Rc<Shelf>) -> (Rc<Cluster>, Rc<Operator>) {
+    let cluster = Rc::new(start(cluster_file(), shelf).await.expect("starts"));
+    let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
+    let file = std::path::PathBuf::from("box/levada.toml");
+    let changed = Rc::default();
+    (Rc::clone(&cluster), Operator::new(cluster, source, file, ADDRESS.to_owned(), changed))
+}
+
+async fn status(operator: &Rc<Operator>) -> levada_node::control::Status {
+    match operator.answer(ControlRequest::Status).await {
+        ControlReply::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(), String> {
+    match operator.answer(ControlRequest::DriveFail { drive: drive.into(), force }).await {
+        ControlReply::Done => Ok(()),
+        ControlReply::Failed { why } => Err(why),
+        other @ ControlReply::Status(_) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_third_drive_is_failed_only_by_force_and_status_says_what_helps() {
+    Reactor::simulated(17).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator(&shelf).await;
+        assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+        let why = fail(&operator, "d99", false).await.expect_err("no such drive");
+        assert!(why.contains("d99") && why.contains("d11"), "{why}");
+        fail(&operator, "d00", false).await.expect("bears one");
+        fail(&operator, "d02", false).await.expect("bears two");
+        let why = fail(&operator, "d04", false).await.expect_err("a third is refused");
+        for part in ["meta", "d00", "d02", "d04", "--force"] {
+            assert!(why.contains(part), "{why}");
+        }
+        let now = status(&operator).await;
+        assert!(now.stopped().is_empty(), "{:?}", now.problems);
+        assert!(now.survives.iter().any(|line| line.contains("no further loss")), "{now:?}");
+        fail(&operator, "d04", true).await.expect("by force");
+        let mirror = &cluster.arrays[0].array;
+        // Whoever asks for what only they hold finds the array stopped.
+        for at in (0..64).map(|extent| extent * MIB) {
+            let into = levada_base::BufMut::zeroed(4096).into_vec();
+            if mirror.read(at, into).await.is_err() {
+                break;
+            }
+        }
+        let stopped = status(&operator).await.stopped();
+        assert!(!stopped.is_empty());
+        for drive in ["d00", "d02", "d04", "levada up"] {
+            assert!(stopped.iter().any(|line| line.contains(drive)), "{stopped:?}");
+        }
     });
 }

@@ -142,10 +142,14 @@ impl Inner {
         // What the copies may take: all free stripes but those that a change may always need.
         let stripes = state.segments.stripes_available(0).saturating_sub(4);
         let mut budget = stripes * stripe_bytes / 16 * 15;
+        // Every crash closes the segment that is being filled. While the reserve is in use, what
+        // a pass gains must therefore be there soon, or crashes in a row would eat all of it.
+        let reserve_in_use = state.segments.free_count() < self.config.reserve_segments;
+        let victims_max = if reserve_in_use { 1 } else { VICTIMS_MAX };
         let mut gain = 0;
         let mut victims = Vec::new();
         for (_, at, copied) in candidates {
-            if victims.len() == VICTIMS_MAX || copied > budget {
+            if victims.len() == victims_max || copied > budget {
                 break;
             }
             budget -= copied;

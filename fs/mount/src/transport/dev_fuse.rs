@@ -106,6 +106,12 @@ pub enum MountError {
         #[source]
         source: io::Error,
     },
+    /// Programs use it.
+    #[error("{target:?} is in use")]
+    Busy {
+        /// The mount point.
+        target: PathBuf,
+    },
     /// No mount of ours is there.
     #[error("{target:?} is not a mount of Levada")]
     NotMounted {
@@ -323,14 +329,15 @@ fn detach_dead(target: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Unmounts what some process of ours mounted on `dir`; when it is in use, takes it out of the
-/// tree, and it goes with its last user. Asks the mount's server nothing before the unmount itself.
+/// Unmounts what some process of ours mounted on `dir`. When it is in use: with `lazy`, takes it
+/// out of the tree, and it goes with its last user; without, refuses. Asks the mount's server
+/// nothing before the unmount itself.
 ///
 /// # Errors
 ///
 /// [`MountError::NotMounted`], [`MountError::Unmount`], [`MountError::Target`] for a path that
 /// leads nowhere.
-pub fn unmount(dir: &Path) -> Result<(), MountError> {
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let at = |source| MountError::Target { target: dir.into(), source };
     let absolute = std::path::absolute(dir).map_err(at)?;
     // The last part is not looked at: that would ask the server, which may be gone.
@@ -342,7 +349,13 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
     if mounted.is_none_or(|mounted| mounted.fs_type != FS_TYPE) {
         return Err(MountError::NotMounted { target });
     }
-    unmount_or_detach(&target).map(drop)
+    if lazy {
+        return unmount_or_detach(&target).map(drop);
+    }
+    umount2(&target, 0).map_err(|source| match source.raw_os_error() {
+        Some(libc::EBUSY) => MountError::Busy { target },
+        _ => MountError::Unmount { target, source },
+    })
 }
 
 fn unmount_or_detach(target: &Path) -> Result<Unmounted, MountError> {

@@ -64,7 +64,7 @@ impl World {
     }
 
     fn unmount(&self) {
-        self.dirs.iter().for_each(|dir| unmount(dir).expect("unmounts"));
+        self.dirs.iter().for_each(|dir| unmount(dir, true).expect("unmounts"));
     }
 
     /// Written bytes that the clients keep as they may not be durable.

@@ -1,0 +1,345 @@
+//! The program as people treat it: wrong files, wrong names, wrong moments, killed processes.
+//!
+//! Needs root, io_uring and /dev/fuse; without them the tests of a running cluster are skipped
+//! and say so.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const LEVADA: &str = env!("CARGO_BIN_EXE_levada");
+/// Long enough for anything that ends at all.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const TINY: &str = r#"
+[cluster]
+name = "NAME"
+[drives]
+size = "72MiB"
+[[enclosure]]
+name = "e0"
+drives = ["d{0..1}.img"]
+[[enclosure]]
+name = "e1"
+drives = ["d{2..3}.img"]
+[[enclosure]]
+name = "e2"
+drives = ["d{4..5}.img"]
+[[enclosure]]
+name = "e3"
+drives = ["d{6..7}.img"]
+[[array]]
+name = "meta"
+level = "raid1"
+copies = 3
+slice = "25MiB"
+[[array]]
+name = "data"
+level = "raid6"
+data = 4
+spares = 2
+[[filesystem]]
+name = "fs"
+data = "data"
+metadata = "meta"
+object_targets = 1
+"#;
+
+/// A directory with a cluster file, and whatever runs on it; all gone at the end.
+struct Cluster {
+    dir: TempDir,
+}
+
+impl Cluster {
+    fn new(name: &str, text: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("levada-rough-").tempdir().expect("a directory");
+        fs::write(dir.path().join("levada.toml"), text.replace("NAME", name)).expect("written");
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.path("mnt")
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut child = Command::new(LEVADA)
+            .args(arguments)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let begun = Instant::now();
+        while child.try_wait().expect("a child").is_none() {
+            if begun.elapsed() > LIMIT {
+                let _ = child.kill();
+                panic!("levada {arguments:?} does not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().expect("its output")
+    }
+
+    /// What it printed; it must succeed.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = said(&output);
+        assert!(output.status.success(), "levada {arguments:?}: {said}");
+        said
+    }
+
+    /// What it said; it must fail, saying all of `parts` and never panicking.
+    fn refused(&self, arguments: &[&str], parts: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "levada {arguments:?}: {said}");
+        for part in parts {
+            assert!(said.contains(part), "levada {arguments:?} does not say {part:?}: {said}");
+        }
+        said
+    }
+
+    fn node(&self) -> Option<u32> {
+        fs::read_to_string(self.path("state/node.lock")).ok()?.trim().parse().ok()
+    }
+
+    /// The process of the mount, by its command line, which names its directory.
+    fn mount_process(&self) -> Option<u32> {
+        let dir = self.mnt();
+        let dir = dir.to_str().expect("plain text");
+        fs::read_dir("/proc").expect("readable").flatten().find_map(|process| {
+            let line = fs::read(process.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).into_owned();
+            (line.contains("--foreground") && line.contains(dir))
+                .then(|| process.file_name().to_str()?.parse().ok())?
+        })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(pid) = self.mount_process() {
+            signal("-KILL", pid);
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.mnt()).stderr(Stdio::null()).status();
+        if let Some(pid) = self.node() {
+            signal("-KILL", pid);
+        }
+    }
+}
+
+fn said(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&both).into_owned();
+    assert!(!said.contains("panicked"), "{said}");
+    said
+}
+
+fn signal(which: &str, pid: u32) {
+    let _ = Command::new("kill").arg(which).arg(pid.to_string()).stderr(Stdio::null()).status();
+}
+
+/// Waits until `done`, within the limit.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn can_run() -> bool {
+    let root = fs::metadata("/proc/self").is_ok_and(|meta| {
+        use std::os::unix::fs::MetadataExt;
+        meta.uid() == 0
+    });
+    let fuse = Path::new("/dev/fuse").exists();
+    if !(root && fuse) {
+        eprintln!("skipped: needs root and /dev/fuse");
+    }
+    root && fuse
+}
+
+#[test]
+fn a_wrong_cluster_file_is_told_by_line() {
+    for (from, to, parts) in [
+        ("copies = 3", "copis = 3", &["levada.toml:21", "copis", "copies"][..]),
+        ("copies = 3", "copies = 9", &["levada.toml:21", "8"]),
+        ("data = 4", "data = 60", &["levada.toml:26", "53"]),
+        ("\"72MiB\"", "\"72M\"", &["levada.toml:5", "MiB"]),
+        ("d{2..3}", "d{0..1}", &["levada.toml:11", "d0"]),
+        ("name = \"fs\"", "name = ", &["levada.toml:29"]),
+    ] {
+        let cluster = Cluster::new("wrong", &TINY.replacen(from, to, 1));
+        for command in ["check", "up", "status"] {
+            cluster.refused(&[command], parts);
+        }
+        assert!(!cluster.path("d0.img").exists(), "nothing was made");
+    }
+}
+
+#[test]
+fn without_a_cluster_it_says_what_to_do() {
+    let nowhere = Cluster::new("x", TINY);
+    fs::remove_file(nowhere.path("levada.toml")).expect("removed");
+    for command in [&["status"][..], &["down"], &["mount", "mnt"], &["drive", "fail", "d0"]] {
+        nowhere.refused(command, &["no cluster here", "levada up", "-f"]);
+    }
+    nowhere.refused(&["-f", "missing.toml", "status"], &["missing.toml", "No such file"]);
+    let said = nowhere.refused(&["-f", ".", "status"], &["cannot read"]);
+    assert_eq!(said.matches("os error").count(), 1, "said once: {said}");
+}
+
+#[test]
+fn a_reader_that_went_away_is_not_worth_a_word() {
+    let cluster = Cluster::new("pipe", TINY);
+    let shell = format!("{LEVADA} check | true; echo ${{PIPESTATUS[0]}}");
+    let output = Command::new("bash")
+        .args(["-c", &shell])
+        .current_dir(cluster.dir.path())
+        .output()
+        .expect("a shell");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0", "{}", said(&output));
+    assert!(output.stderr.is_empty(), "{}", said(&output));
+}
+
+#[test]
+fn a_cluster_bears_rough_hands() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("rough", TINY);
+    let mnt = cluster.mnt();
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    fs::write(mnt.join("kept"), vec![7; 3_000_000]).expect("written");
+    let kept = || fs::read(mnt.join("kept")).expect("read") == vec![7; 3_000_000];
+
+    // Twice, and by others.
+    assert!(cluster.ok(&["up"]).contains("up already"));
+    assert!(cluster.ok(&["mount", "mnt"]).contains("mounted"));
+    cluster.refused(&["up", "--force-format"], &["levada down"]);
+    let drives = cluster.dir.path().join("d{0..1}").display().to_string();
+    let other = TINY.replace("d{0..1}", &drives);
+    Cluster::new("other", &other).refused(&["up"], &["d0", "in use"]);
+    fs::write(cluster.path("file"), "").expect("written");
+    cluster.refused(&["mount", "file"], &["not a directory"]);
+    cluster.refused(&["umount", "."], &["not a mount"]);
+
+    // Wrong drives.
+    cluster.refused(&["drive", "fail", "d9"], &["d9", "d0, d1"]);
+    cluster.refused(&["drive", "replace", "d1"], &["fail it first"]);
+    cluster.refused(&["drive", "add", "d9"], &["levada.toml", "d9"]);
+
+    // Garbage at both doors.
+    let address = fs::read_to_string(cluster.path("state/address")).expect("an address");
+    for byte in [0, 0x5a, 0xff] {
+        let mut stream = TcpStream::connect(address.trim()).expect("listens");
+        let _ = stream.write_all(&[byte; 100_000]);
+    }
+    let mut desk = UnixStream::connect(cluster.path("state/control.sock")).expect("listens");
+    desk.write_all(b"{\"do\":\"dance\"}\n").expect("written");
+    let mut answer = [0; 256];
+    let got = desk.read(&mut answer).expect("answered");
+    assert!(String::from_utf8_lossy(&answer[..got]).contains("not a request"));
+    assert!(kept());
+
+    // In use.
+    let mut user = Command::new("sleep").arg("60").current_dir(&mnt).spawn().expect("started");
+    let name = format!("({})", user.id());
+    cluster.refused(&["umount", "mnt"], &["in use", "sleep", &name]);
+    cluster.refused(&["down"], &["in use", &name]);
+    assert!(cluster.ok(&["status"]).contains("healthy"));
+    user.kill().and_then(|()| user.wait()).expect("ended");
+
+    // The node is killed: programs wait.
+    signal("-KILL", cluster.node().expect("it runs"));
+    let file = mnt.join("waits");
+    let writer = std::thread::spawn(move || fs::write(file, "written meanwhile"));
+    wait_until("it is gone", || said(&cluster.run(&["status"])).contains("levada up"));
+    cluster.ok(&["up"]);
+    writer.join().expect("no panic").expect("written");
+    assert!(kept());
+
+    // The mount is killed: it can be mounted anew, and what was synced is there.
+    signal("-KILL", cluster.mount_process().expect("it runs"));
+    wait_until("the mount is dead", || fs::read_dir(&mnt).is_err());
+    cluster.ok(&["mount", "mnt"]);
+    assert!(kept());
+    signal("-KILL", cluster.mount_process().expect("it runs"));
+    wait_until("the mount is dead", || fs::read_dir(&mnt).is_err());
+    assert!(cluster.ok(&["down"]).contains("before everything was durable"));
+    assert!(cluster.ok(&["down"]).contains("not up"));
+}
+
+#[test]
+fn a_full_file_system_says_so_and_deleting_helps_at_once() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("full", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let mnt = cluster.mnt();
+    fs::write(mnt.join("kept"), vec![7; 3_000_000]).expect("written");
+    let error = fs::write(mnt.join("big"), vec![8; 150 << 20]).expect_err("too much");
+    assert_eq!(error.raw_os_error(), Some(28), "ENOSPC: {error}");
+    assert!(fs::read(mnt.join("kept")).expect("read") == vec![7; 3_000_000]);
+    fs::remove_file(mnt.join("big")).expect("deleted");
+    let begun = Instant::now();
+    wait_until("there is room again", || fs::write(mnt.join("next"), vec![9; 20 << 20]).is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    assert!(fs::read(mnt.join("kept")).expect("read") == vec![7; 3_000_000]);
+    cluster.ok(&["down"]);
+}
+
+#[test]
+fn three_lost_drives_stop_it_and_nothing_is_lost() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("lost", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let mnt = cluster.mnt();
+    fs::write(mnt.join("kept"), vec![7; 3_000_000]).expect("written");
+    let lost = ["d0", "d2", "d4"];
+    // While it runs, by force.
+    for drive in lost {
+        cluster.ok(&["drive", "fail", drive, "--force"]);
+    }
+    let file = mnt.join("waits");
+    let writer = std::thread::spawn(move || {
+        fs::write(&file, "written meanwhile").and_then(|()| fs::File::open(&file)?.sync_all())
+    });
+    wait_until("it stops", || {
+        let said = cluster.ok(&["status"]);
+        said.contains("has stopped") && lost.iter().all(|drive| said.contains(drive))
+    });
+    assert!(!writer.is_finished(), "the program waits");
+    let said = cluster.ok(&["down"]);
+    assert!(said.contains("has stopped") && said.contains("wait until the next `levada up`"));
+    // While it is down: away, and back.
+    for drive in lost {
+        fs::rename(cluster.path(&format!("{drive}.img")), cluster.path(drive)).expect("moved");
+    }
+    cluster.refused(&["up"], &lost);
+    for drive in lost {
+        fs::rename(cluster.path(drive), cluster.path(&format!("{drive}.img"))).expect("moved");
+    }
+    cluster.ok(&["up"]);
+    writer.join().expect("no panic").expect("written and durable");
+    assert!(fs::read(mnt.join("kept")).expect("read") == vec![7; 3_000_000]);
+    assert_eq!(fs::read_to_string(mnt.join("waits")).expect("read"), "written meanwhile");
+    cluster.ok(&["down"]);
+}
