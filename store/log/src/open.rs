@@ -7,7 +7,8 @@
 //!   forgetting them, keeps their records from coming back when the index is rebuilt, and their
 //!   sequences free for new changes.
 //! - Segments that were being discarded are discarded again.
-//! - Segments that were being filled stay closed where they stand.
+//! - The newest segment that was being filled is filled on from its last indexed stripe, so that
+//!   crashes in a row do not eat the free ones.
 //! - Staged changes are put into the new open stripe under their own versions; their rows stay
 //!   until that stripe is indexed.
 //!
@@ -109,14 +110,24 @@ impl ObjectLog {
         row.epoch = epoch;
         write_log_row(&store, &row).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
+        let mut unfinished = None;
         for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
             let (segment, row) = SegmentRow::decode(&key, &value)?;
+            let (generation, live) = (row.generation, row.live_bytes > 0);
+            let room = !row.closed && row.indexed_stripes < config.segment_stripes;
             if segment >= segments || !table.load(segment, row) {
                 return Err(LogError::Index { row: "segment" });
+            }
+            // One without live bytes is given back instead.
+            if room && live {
+                unfinished = unfinished.max(Some((generation, segment)));
             }
         }
         give_back_unindexed(&*array, &table).await?;
         finish_discards(&*array, &mut table);
+        if let Some((_, segment)) = unfinished {
+            table.resume(segment);
+        }
         let log = Self(Inner::new(array, store, config, epoch, &row, table));
         log.0.put_staged().await?;
         log.0.free_dead_segments();

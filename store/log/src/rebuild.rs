@@ -165,8 +165,17 @@ impl Inner {
                 found.push((stripe, footer, records));
             }
         }
-        let newest = found.iter().map(|(_, footer, _)| (footer.generation, footer.epoch)).max();
-        found.retain(|(_, footer, _)| Some((footer.generation, footer.epoch)) == newest);
+        let newest = found.iter().map(|(_, footer, _)| footer.generation).max();
+        // A later owner may have gone on filling the segment. What an earlier one left behind its
+        // first stripe was never indexed.
+        let mut epoch = Epoch::default();
+        found.retain(|(_, footer, _)| {
+            let real = Some(footer.generation) == newest && footer.epoch >= epoch;
+            if real {
+                epoch = footer.epoch;
+            }
+            real
+        });
         Ok(found)
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Segments {
     pub stripes: u32,
     /// The one that takes new stripes.
     pub open: Option<u32>,
+    /// The open segment was begun by an earlier owner: it must be made ready again.
+    resumed: bool,
     pub next_generation: u64,
 }
 
@@ -85,6 +87,7 @@ impl Segments {
             next: 0,
             stripes,
             open: None,
+            resumed: false,
             next_generation,
         }
     }
@@ -122,6 +125,17 @@ impl Segments {
         true
     }
 
+    /// Goes on filling a loaded segment that an earlier owner left unfinished. Without this every
+    /// crash would cost a segment, until the cleaner gets to it.
+    pub fn resume(&mut self, segment: u32) {
+        let slot = self.get_mut(segment);
+        slot.state = SegmentState::Open;
+        slot.ready = false;
+        slot.row.closed = false;
+        self.open = Some(segment);
+        self.resumed = true;
+    }
+
     /// Stripes that can be given out while `reserve` free segments stay untouched.
     pub fn stripes_available(&self, reserve: u32) -> u64 {
         let free = self.free_count();
@@ -132,10 +146,10 @@ impl Segments {
         u64::from(left) + u64::from(free - reserve) * u64::from(self.stripes)
     }
 
-    /// Gives out the next stripe: its segment, its place, and whether the segment is a new one
-    /// that must be made ready. `None` when no segment is free.
+    /// Gives out the next stripe: its segment, its place, and whether the segment must be made
+    /// ready from that place on. `None` when no segment is free.
     pub fn take_stripe(&mut self) -> Option<(u32, u32, bool)> {
-        let mut fresh = false;
+        let mut fresh = std::mem::take(&mut self.resumed);
         if self.open.is_none_or(|open| self.get(open).used_stripes == self.stripes) {
             self.close();
             let at = self.free.range(self.next..).next().or_else(|| self.free.first()).copied()?;

@@ -373,7 +373,7 @@ impl Inner {
             if fresh {
                 let log = Rc::clone(self);
                 spawn_in(&self.group, async move {
-                    if let Err(error) = log.make_ready(segment).await {
+                    if let Err(error) = log.make_ready(segment, index).await {
                         log.fail(error);
                     }
                 });
@@ -421,10 +421,12 @@ impl Inner {
         });
     }
 
-    /// Makes a new segment fit for stripes: its row and its declaration are durable.
-    async fn make_ready(self: &Rc<Self>, segment: u32) -> Result<(), LogError> {
+    /// Makes a segment fit for stripes from place `from` on: its row and their declaration are
+    /// durable.
+    async fn make_ready(self: &Rc<Self>, segment: u32, from: u32) -> Result<(), LogError> {
         let stripes = u64::from(self.config.segment_stripes);
-        let declared = self.array.declare_fresh(u64::from(segment) * stripes, stripes);
+        let first = u64::from(segment) * stripes + u64::from(from);
+        let declared = self.array.declare_fresh(first, stripes - u64::from(from));
         let recorded = async {
             self.store.room_to_free().await?;
             let mut batch = Batch::default();

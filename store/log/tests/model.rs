@@ -145,7 +145,7 @@ fn planted_bugs_are_found() {
     ];
     for (bug, scenario) in bugs {
         planted::choose(Some(bug));
-        let found = (0..20).find(|seed| catch_unwind(|| scenario(*seed)).is_err());
+        let found = (0..200).find(|seed| catch_unwind(|| scenario(*seed)).is_err());
         planted::choose(None);
         println!("{bug}: seed {found:?}");
         assert!(found.is_some(), "nothing notices {bug}");
