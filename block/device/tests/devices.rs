@@ -9,11 +9,26 @@ use levada_device::{
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 fn blocks(byte: u8, count: usize) -> IoVec {
     Buf::copy_of(&vec![byte; count * 4096]).into_vec()
+}
+
+/// Opens a device again after it was dropped. A process that another test starts holds a copy of
+/// every descriptor, and so of the lock, between fork and exec.
+async fn reopened(path: &Path) -> FileDevice {
+    for _ in 0..500 {
+        match FileDevice::open(path) {
+            Err(FileDeviceError::InUse { .. }) => {
+                reactor::sleep(Duration::from_millis(10)).await;
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("{} stays locked", path.display());
 }
 
 async fn first_byte(device: &dyn Device, block: u64) -> Result<u8, BlockError> {
@@ -45,7 +60,7 @@ async fn a_file_device(prepare: Prepare) {
     let second = FileDevice::open(&path).unwrap_err();
     assert!(matches!(second, FileDeviceError::InUse { .. }), "{second}");
     drop(device);
-    let device = FileDevice::open(&path).unwrap();
+    let device = reopened(&path).await;
     let found = [0u64, 1, 2, 3, 256, 767].map(|block| first_byte_of(&device, block));
     let found = futures_util::future::join_all(found).await;
     assert_eq!(found, [0, 1, 0, 1, 0, 2].map(Ok));
