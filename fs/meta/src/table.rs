@@ -124,9 +124,16 @@ impl Table {
         }
     }
 
-    /// Sets what a client holds open.
-    pub fn set_opens(&mut self, client: u64, opens: BTreeMap<Ino, u32>) {
+    /// Takes over what a client says that it holds open. What it has opened since the start
+    /// counts as well: the answer to a create may still be on its way to the client, so that its
+    /// list does not name the file yet. A count that is too high costs space until the lease ends;
+    /// one that is too low would destroy a file under its program.
+    pub fn set_opens(&mut self, client: u64, mut opens: BTreeMap<Ino, u32>) {
         let Some(entry) = self.clients.get_mut(&client) else { return };
+        for (ino, count) in &entry.opens {
+            let reclaimed = opens.entry(*ino).or_default();
+            *reclaimed = (*reclaimed).max(*count);
+        }
         for (ino, count) in &opens {
             *self.opens.entry(*ino).or_default() += u64::from(*count);
         }
