@@ -78,7 +78,7 @@ impl MetaService {
                 let sum = summed.entry(ino).or_default();
                 *sum = sum.saturating_add(count);
             }
-            table.set_opens(client, summed);
+            table.add_opens(client, summed);
             table.awaited.remove(&client);
         }
         self.reap_orphans().await?;

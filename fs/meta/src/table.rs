@@ -128,28 +128,24 @@ impl Table {
     /// counts as well: the answer to a create may still be on its way to the client, so that its
     /// list does not name the file yet. A count that is too high costs space until the lease ends;
     /// one that is too low would destroy a file under its program.
-    pub fn set_opens(&mut self, client: u64, mut opens: BTreeMap<Ino, u32>) {
+    pub fn add_opens(&mut self, client: u64, opens: BTreeMap<Ino, u32>) {
         let Some(entry) = self.clients.get_mut(&client) else { return };
-        for (ino, count) in &entry.opens {
-            let reclaimed = opens.entry(*ino).or_default();
-            *reclaimed = (*reclaimed).max(*count);
-        }
-        for (ino, count) in &opens {
-            *self.opens.entry(*ino).or_default() += u64::from(*count);
-        }
-        let before = std::mem::replace(&mut entry.opens, opens);
-        for (ino, count) in before {
-            self.less_open(ino, u64::from(count));
+        for (ino, reclaimed) in opens {
+            let known = entry.opens.entry(ino).or_default();
+            let more = reclaimed.saturating_sub(*known);
+            *known += more;
+            *self.opens.entry(ino).or_default() += u64::from(more);
         }
     }
 
     /// Forgets a client; its sessions stay until they are settled.
     pub fn forget(&mut self, client: u64) {
-        self.set_opens(client, BTreeMap::new());
-        if let Some(gone) = self.clients.remove(&client) {
-            self.by_uuid.remove(&gone.uuid);
-        }
         self.awaited.remove(&client);
+        let Some(gone) = self.clients.remove(&client) else { return };
+        self.by_uuid.remove(&gone.uuid);
+        for (ino, count) in gone.opens {
+            self.less_open(ino, u64::from(count));
+        }
     }
 
     pub fn opens(&self, ino: Ino) -> u64 {
