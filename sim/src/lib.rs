@@ -10,6 +10,7 @@ mod drive;
 pub mod planted;
 mod rng;
 pub mod seeds;
+pub mod soak;
 pub mod stack;
 mod world;
 

@@ -1,33 +1,49 @@
 //! `levada-sim`: seeds by the thousand, for `scripts/soak`.
 //!
-//! `levada-sim soak SEEDS STATE` runs every scenario up to that many seeds, goes on where the
-//! file STATE says it stopped, and prints CPU hours. It ends with status 3 when there is more to
-//! do: nodes that were killed where they stood leave memory behind, which the end of the process
-//! gives back. `levada-sim planted [PART]` hunts every planted bug,
-//! or those with PART in their names.
+//! - `levada-sim soak SEEDS STATE` runs every scenario up to that many seeds on every core (or on
+//!   `SIM_THREADS` of them), goes on where the file STATE says it stopped, and prints the tables of
+//!   coverage. It stops at the first failure, unless `SIM_KEEP_GOING` is set.
+//! - `levada-sim run SCENARIO FROM TO [BUG]` runs those seeds, with a planted bug if given.
+//! - `levada-sim planted [PART]` hunts every planted bug, or those with PART in their names.
 
-use levada_sim::{Coverage, Scenario, arrays, planted, seeds, stack};
-use std::collections::BTreeMap;
+use levada_sim::soak::{self, Part, Soak};
+use levada_sim::{Scenario, arrays, planted, seeds, stack};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Seeds between two saves of the state.
-const BATCH: u64 = 50;
-/// Seeds run by one process.
-const SEEDS_PER_PROCESS: u64 = 500;
-/// The status that says so.
-const MORE_TO_DO: u8 = 3;
-/// Scenarios, and in how many hundredths of the seeds they take part: the stack contains them all.
-const SCENARIOS: &[(&str, Scenario, u64)] =
-    &[("stack", stack::stack, 100), ("mirror", arrays::mirror, 25), ("raid6", arrays::parity, 25)];
+/// The stack contains all the others, which come to places that it seldom reaches.
+const PARTS: &[Part] = &[
+    Part { name: "stack", scenario: stack::stack, percent: 100 },
+    Part { name: "mirror", scenario: arrays::mirror, percent: 25 },
+    Part { name: "raid6", scenario: arrays::parity, percent: 25 },
+];
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let range = |from: &str, to: &str| Some(from.parse::<u64>().ok()?..to.parse::<u64>().ok()?);
     match words[..] {
         ["soak", count, state] => match count.parse() {
-            Ok(count) => soak(count, Path::new(state)),
+            Ok(count) => soak_all(count, Path::new(state)),
             Err(_) => usage(),
+        },
+        ["run", part, from, to] => match (scenario(part), range(from, to)) {
+            (Some(scenario), Some(seeds)) => run(scenario, seeds, None),
+            _ => usage(),
+        },
+        ["run", part, from, to, bug] => {
+            let known = planted::BUGS.iter().find(|known| known.name == bug);
+            match (scenario(part), range(from, to), known) {
+                (Some(scenario), Some(seeds), Some(bug)) => run(scenario, seeds, Some(bug.name)),
+                _ => usage(),
+            }
+        }
+        ["chunk", part, from, to] => match (scenario(part), range(from, to)) {
+            (Some(scenario), Some(seeds)) => {
+                soak::chunk(scenario, seeds);
+                ExitCode::SUCCESS
+            }
+            _ => usage(),
         },
         ["planted"] => hunt_all(""),
         ["planted", part] => hunt_all(part),
@@ -36,61 +52,43 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: levada-sim soak SEEDS STATE | levada-sim planted [PART]");
+    let parts: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+    eprintln!("usage: levada-sim soak SEEDS STATE");
+    eprintln!("       levada-sim run SCENARIO FROM TO [BUG]");
+    eprintln!("       levada-sim planted [PART]");
+    eprintln!("scenarios: {}", parts.join(", "));
     ExitCode::from(2)
 }
 
-/// Seeds done so far, by scenario.
-fn load(state: &Path) -> BTreeMap<String, u64> {
-    let text = std::fs::read_to_string(state).unwrap_or_default();
-    let line = |line: &str| {
-        let (name, done) = line.split_once(' ')?;
-        Some((name.to_owned(), done.trim().parse().ok()?))
-    };
-    text.lines().filter_map(line).collect()
+fn scenario(name: &str) -> Option<Scenario> {
+    PARTS.iter().find(|part| part.name == name).map(|part| part.scenario)
 }
 
-fn save(state: &Path, done: &BTreeMap<String, u64>) -> std::io::Result<()> {
-    let lines: Vec<String> = done.iter().map(|(name, done)| format!("{name} {done}\n")).collect();
-    let fresh = state.with_extension("new");
-    std::fs::write(&fresh, lines.concat())?;
-    std::fs::rename(fresh, state)
-}
-
-fn soak(count: u64, state: &Path) -> ExitCode {
-    let mut done = load(state);
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()) as f64;
-    let mut left = SEEDS_PER_PROCESS;
-    for (name, scenario, share) in SCENARIOS {
-        let wanted = count * share / 100;
-        let mut coverage = Coverage::default();
-        let mut hours = 0.0;
-        let mut at = done.get(*name).copied().unwrap_or(0);
-        while at < wanted {
-            if left == 0 {
-                println!("{name}: the last {SEEDS_PER_PROCESS} seeds met\n{coverage}");
-                return ExitCode::from(MORE_TO_DO);
-            }
-            let end = (at + BATCH.min(left)).min(wanted);
-            left -= end - at;
-            let summary = seeds::run(at..end, None, *scenario);
-            coverage.add(&summary.coverage);
-            hours += summary.wall.as_secs_f64() * cores / 3600.0;
-            if let Some((seed, message)) = summary.failure {
-                eprintln!("{name} failed: {message}\nreplay with SIM_SEED={seed}");
-                return ExitCode::FAILURE;
-            }
-            at = end;
-            done.insert((*name).to_owned(), at);
-            if let Err(error) = save(state, &done) {
-                eprintln!("{}: {error}", state.display());
-                return ExitCode::FAILURE;
-            }
-            println!("{name}: {at} of {wanted} seeds, {hours:.2} CPU hours");
+fn soak_all(count: u64, state: &Path) -> ExitCode {
+    let keep_going = std::env::var_os("SIM_KEEP_GOING").is_some();
+    let soaked = Soak::resume(PARTS, count, state).and_then(|soak| soak.run(keep_going));
+    match soaked {
+        Ok(soak::End::Clean) => ExitCode::SUCCESS,
+        Ok(soak::End::Failed) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{}: {error}", state.display());
+            ExitCode::FAILURE
         }
-        println!("{name}: {wanted} seeds clean\n{coverage}");
     }
-    ExitCode::SUCCESS
+}
+
+fn run(scenario: Scenario, seeds: std::ops::Range<u64>, bug: Option<&'static str>) -> ExitCode {
+    let summary = seeds::run(seeds, bug, scenario);
+    let took = summary.wall.as_secs_f64();
+    let rate = summary.seeds as f64 / took;
+    println!("{} seeds in {took:.1} s, {rate:.1} seeds/s\n{}", summary.seeds, summary.coverage);
+    match summary.failure {
+        None => ExitCode::SUCCESS,
+        Some((seed, message)) => {
+            eprintln!("seed {seed} failed: {message}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn hunt_all(part: &str) -> ExitCode {

@@ -46,6 +46,13 @@ pub fn chosen(first: u64, default: u64) -> std::ops::Range<u64> {
     }
 }
 
+/// Threads or processes that run side by side: `SIM_THREADS`, or one for each core.
+#[must_use]
+pub fn threads() -> u64 {
+    let cores = thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    variable("SIM_THREADS").unwrap_or(cores).max(1)
+}
+
 /// Runs one seed from a clean thread state; `Err` says why it failed.
 ///
 /// # Errors
@@ -66,8 +73,7 @@ pub fn run(seeds: std::ops::Range<u64>, bug: Option<&'static str>, scenario: Sce
     let next = AtomicU64::new(seeds.start);
     let stop = AtomicBool::new(false);
     let total = Mutex::new((0, Coverage::default(), None::<(u64, String)>));
-    let cores = thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let threads = variable("SIM_THREADS").unwrap_or(cores).clamp(1, seeds.end - seeds.start);
+    let threads = threads().clamp(1, seeds.end.saturating_sub(seeds.start).max(1));
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
