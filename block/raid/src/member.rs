@@ -2,6 +2,7 @@
 
 use crate::status::Latency;
 use levada_base::ids::Uuid;
+use levada_base::planted;
 use levada_base::sync::Notify;
 use levada_device::Device;
 use std::cell::{Cell, RefCell};
@@ -72,6 +73,9 @@ pub(crate) struct Member {
     pub device: Option<Rc<dyn Device>>,
     pub role: Cell<Option<usize>>,
     pub state: Cell<MemberState>,
+    /// While it rebuilds: every slot below this holds good data, flushed. Behind the cursor in
+    /// `state`, which reads may follow but no superblock may tell.
+    slots_flushed: Cell<u64>,
     /// Volatile writes completed, and how many of them a flush covers.
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
@@ -106,6 +110,10 @@ impl Member {
         state: MemberState,
     ) -> Rc<Self> {
         let (uuid, name, enclosure) = identity;
+        let slots_flushed = match state {
+            MemberState::Rebuilding { next_slot } => next_slot,
+            MemberState::InSync | MemberState::Faulty | MemberState::Spare => 0,
+        };
         Rc::new(Self {
             index,
             uuid,
@@ -114,6 +122,7 @@ impl Member {
             device,
             role: Cell::new(role),
             state: Cell::new(state),
+            slots_flushed: Cell::new(slots_flushed),
             // An owner that was killed may have left writes in the drive's cache: the first flush is
             // never for nothing.
             writes: Cell::new(1),
@@ -136,6 +145,22 @@ impl Member {
             MemberState::Rebuilding { next_slot } => slot < next_slot,
             MemberState::Faulty | MemberState::Spare => false,
         }
+    }
+
+    /// The standing as a superblock may tell it: whoever records one, for whatever reason, the
+    /// cursor on disk stays behind a flush.
+    pub fn recorded_state(&self) -> MemberState {
+        match self.state.get() {
+            MemberState::Rebuilding { .. } if !planted!("raid-cursor-told-early") => {
+                MemberState::Rebuilding { next_slot: self.slots_flushed.get() }
+            }
+            state => state,
+        }
+    }
+
+    /// A flush covers every slot that was rebuilt below this.
+    pub fn flushed_to(&self, next_slot: u64) {
+        self.slots_flushed.set(next_slot);
     }
 
     pub fn apply(&self, event: MemberEvent) {

@@ -221,8 +221,15 @@ impl Engine {
 
     /// Stores the cursors, behind a flush of the data they describe.
     async fn store_cursor(self: &Rc<Self>, targets: &[Rc<Member>]) -> Result<(), BlockError> {
+        let cursors: SmallVec<[_; 2]> = targets.iter().map(|member| member.state.get()).collect();
         if !planted!("raid-cursor-ahead-of-flush") {
             join_all(targets.iter().map(|member| self.member_flush(member))).await;
+        }
+        for (member, cursor) in targets.iter().zip(cursors) {
+            // One that failed meanwhile is out, and its cursor of no use.
+            if let MemberState::Rebuilding { next_slot } = cursor {
+                member.flushed_to(next_slot);
+            }
         }
         add(&self.standing_wanted, 1);
         self.settle().await

@@ -68,7 +68,7 @@ impl Engine {
             name: member.name.clone(),
             enclosure: member.enclosure,
             role: member.role.get(),
-            state: member.state.get(),
+            state: member.recorded_state(),
         };
         Superblock {
             uuid: self.uuid,

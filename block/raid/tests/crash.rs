@@ -370,6 +370,48 @@ fn an_interrupted_rebuild_goes_on_where_it_was() {
     (0..20).for_each(interrupted_rebuild);
 }
 
+/// Another member goes in the middle of a rebuild, and the power with the record of that. The
+/// record once told how far the rebuild was in memory, ahead of what was flushed.
+fn standing_recorded_during_rebuild(seed: u64) {
+    Reactor::simulated(seed).block_on(async {
+        // Large enough that the cursor is stored once for several steps of the rebuild.
+        let rig = Rig::new(Level::Raid6, 8, 2, 4 << 10, 2000);
+        let array = rig.create().await;
+        let mut expected = Vec::new();
+        for stripe in 0..200 {
+            expected.extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+        }
+        array.flush().await.expect("flushed");
+        rig.drives[2].pull();
+        array.fail(2).await.expect("failed");
+        let node = Group::new();
+        let rebuilt = array.clone();
+        reactor::spawn_in(&node, async move {
+            rebuilt.rebuild(Limits::NONE).await.expect("rebuilt");
+        });
+        reactor::sleep(Duration::from_micros(random(3000))).await;
+        // The spare that is left.
+        let spare = (6..8).find(|i| array.status().members[*i].state == MemberState::Spare);
+        let spare = spare.expect("two, and one took the role");
+        array.fail(spare).await.expect("failed");
+        reactor::sleep(Duration::from_micros(random(100))).await;
+        node.kill();
+        drop(array);
+        rig.cut_power();
+        let array = rig.open_without(&[2, spare]).await.expect("opened");
+        let all = read(&array, 0, expected.len()).await.expect("read");
+        assert!(all == expected, "seed {seed}");
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        let all = read(&array, 0, expected.len()).await.expect("read");
+        assert!(all == expected, "seed {seed} after the rebuild");
+    });
+}
+
+#[test]
+fn a_standing_recorded_during_a_rebuild_tells_flushed_cursors_only() {
+    (0..40).for_each(standing_recorded_during_rebuild);
+}
+
 #[test]
 fn a_torn_superblock_costs_one_generation_at_most() {
     Reactor::simulated(3).block_on(async {
@@ -424,7 +466,7 @@ fn nothing_is_promised_to_a_writer_that_the_array_could_not_serve() {
 fn planted_bugs_are_caught() {
     /// A bug and the life that it is meant to spoil.
     type Planted = (&'static str, fn(u64));
-    let bugs: [Planted; 7] = [
+    let bugs: [Planted; 8] = [
         ("raid-resync-skipped", mirror_life),
         ("raid-resync-skipped", parity_life),
         ("raid-flush-dropped", parity_life),
@@ -432,6 +474,7 @@ fn planted_bugs_are_caught() {
         ("raid-map-not-persisted", parity_life),
         ("raid-copy-left-out", mirror_life),
         ("raid-cursor-ahead-of-flush", interrupted_rebuild),
+        ("raid-cursor-told-early", standing_recorded_during_rebuild),
     ];
     // The panics are expected: no backtraces.
     let hook = std::panic::take_hook();
