@@ -4,6 +4,8 @@
 //!   `SIM_THREADS` of them), goes on where the file STATE says it stopped, and prints the tables of
 //!   coverage. It stops at the first failure, unless `SIM_KEEP_GOING` is set.
 //! - `levada-sim run SCENARIO FROM TO [BUG]` runs those seeds, with a planted bug if given.
+//!   With `SIM_TRACE` set it tells what befalls the world, and `RUST_LOG` chooses what the
+//!   engines tell.
 //! - `levada-sim planted [PART]` hunts every planted bug, or those with PART in their names.
 
 use levada_sim::soak::{self, Part, Soak};
@@ -78,6 +80,11 @@ fn soak_all(count: u64, state: &Path) -> ExitCode {
 }
 
 fn run(scenario: Scenario, seeds: std::ops::Range<u64>, bug: Option<&'static str>) -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
     let summary = seeds::run(seeds, bug, scenario);
     let took = summary.wall.as_secs_f64();
     let rate = summary.seeds as f64 / took;

@@ -240,7 +240,10 @@ impl Soak {
                 cpu / 3600.0
             );
             let this = progress.builds.get(&self.build).copied().unwrap_or(0);
-            println!("{this} of them by this build, {} by earlier ones", count.saturating_sub(this));
+            println!(
+                "{this} of them by this build, {} by earlier ones",
+                count.saturating_sub(this)
+            );
             print!("{}", progress.coverage);
             for (seed, message) in &progress.failures {
                 end = End::Failed;
