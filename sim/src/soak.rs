@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const CHUNK: u64 = 50;
 /// After this, a process hangs.
 const CHUNK_TIME_MAX: Duration = Duration::from_secs(1800);
-/// Bytes of a failure's message that are kept.
-const MESSAGE_BYTES_MAX: usize = 4000;
+/// Characters of a failure's message that are kept.
+const MESSAGE_CHARS_MAX: usize = 4000;
 
 /// What a soak runs.
 pub struct Part {
@@ -319,8 +319,8 @@ pub fn chunk(scenario: Scenario, seeds: Range<u64>) {
         match seeds::run_one(scenario, seed) {
             Ok(outcome) => coverage.add(&outcome.coverage),
             Err(message) => {
-                let mut message = message.replace('\n', "\\n").replace('\t', " ");
-                message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+                let message = message.replace('\n', "\\n").replace('\t', " ");
+                let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
                 println!("failed\t{seed}\t{message}");
             }
         }
