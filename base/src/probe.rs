@@ -51,10 +51,33 @@ pub fn states() -> Vec<&'static str> {
     })
 }
 
-/// Forgets every state: what an earlier simulation on this thread left behind.
+#[cfg(feature = "planted")]
+thread_local! {
+    static COUNTS: std::cell::RefCell<std::collections::BTreeMap<&'static str, u64>> =
+        const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
+}
+
+/// Counts something that happened, over all lives of the engine.
+#[inline(always)]
+pub fn count(what: &'static str, times: u64) {
+    #[cfg(feature = "planted")]
+    COUNTS.with_borrow_mut(|counts| *counts.entry(what).or_default() += times);
+    #[cfg(not(feature = "planted"))]
+    let _ = (what, times);
+}
+
+/// What was counted on this thread since the last [`reset`].
+#[cfg(feature = "planted")]
+#[must_use]
+pub fn counts() -> Vec<(&'static str, u64)> {
+    COUNTS.with_borrow(|counts| counts.iter().map(|(what, times)| (*what, *times)).collect())
+}
+
+/// Forgets every state and count: what an earlier simulation on this thread left behind.
 #[cfg(feature = "planted")]
 pub fn reset() {
     STATES.with_borrow_mut(std::collections::BTreeMap::clear);
+    COUNTS.with_borrow_mut(std::collections::BTreeMap::clear);
 }
 
 #[cfg(all(test, feature = "planted"))]
@@ -67,5 +90,7 @@ mod tests {
         assert_eq!(super::states(), ["sealing"]);
         drop(inner);
         assert!(super::states().is_empty());
+        super::count("seals", 2);
+        assert_eq!(super::counts(), [("seals", 2)]);
     }
 }

@@ -80,8 +80,11 @@ fn soak_all(count: u64, state: &Path) -> ExitCode {
 }
 
 fn run(scenario: Scenario, seeds: std::ops::Range<u64>, bug: Option<&'static str>) -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::OFF.into())
+        .from_env_lossy();
     tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .without_time()
         .init();

@@ -60,7 +60,11 @@ pub fn threads() -> u64 {
 /// The message of the panic.
 pub fn run_one(scenario: Scenario, seed: u64) -> Result<Outcome, String> {
     probe::reset();
-    catch_unwind(AssertUnwindSafe(|| scenario(seed))).map_err(|panic| {
+    let mut result = catch_unwind(AssertUnwindSafe(|| scenario(seed)));
+    if let Ok(outcome) = &mut result {
+        probe::counts().iter().for_each(|(what, times)| outcome.coverage.count(what, *times));
+    }
+    result.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         text.unwrap_or("a panic without a message").to_owned()

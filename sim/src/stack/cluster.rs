@@ -20,14 +20,23 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::{Rc, Weak};
 
-/// Bytes of a drive.
-pub(super) const DRIVE_BYTES: u64 = 44 * MIB;
+/// Bytes of a drive. Every third seed has so few, in so large segments, that its object logs are
+/// cleaned again and again.
+const DRIVE_BYTES: u64 = 44 * MIB;
+const SMALL_DRIVE_BYTES: u64 = 34 * MIB;
+const SEGMENT_STRIPES: u32 = 4;
+const LARGE_SEGMENT_STRIPES: u32 = 6;
 /// Of those, the slice of the mirror.
 pub(super) const META_BYTES: u64 = 30 * MIB;
 /// Where the node listens.
 pub(super) const NODE: &str = "node";
 /// What its clients are called.
 pub(super) const CLIENT: &str = "client";
+
+/// Bytes of a drive of this seed.
+pub(super) fn drive_bytes(seed: u64) -> u64 {
+    if seed % 3 == 1 { SMALL_DRIVE_BYTES } else { DRIVE_BYTES }
+}
 
 /// See the module.
 pub struct Stack {
@@ -63,12 +72,12 @@ impl DriveSource for SimDrives {
 }
 
 /// The box of the default cluster, small: two object targets, units of 64 KiB.
-fn cluster_file() -> ClusterFile {
+fn cluster_file(drive_bytes: u64) -> ClusterFile {
     let mut file =
         ClusterFile::box_default(Path::new("/sim"), 1 << 50).expect("there is room for a box");
     for (at, drive) in file.drives.iter_mut().enumerate() {
         drive.name = format!("d{at:02}");
-        drive.size = Some(Bytes(DRIVE_BYTES));
+        drive.size = Some(Bytes(drive_bytes));
     }
     file.arrays[0].slice = SliceSize::Bytes(Bytes(META_BYTES));
     file.arrays[1].level = Level::Raid6 { data: 8, chunk: Bytes(16 * KIB) };
@@ -88,10 +97,11 @@ impl Stack {
     /// A cluster that has not been started yet.
     #[must_use]
     pub fn new(world: Rc<World>) -> Rc<Self> {
+        let file = cluster_file(world.shape.drive_bytes);
         Rc::new(Self {
             world,
             network: Network::new(LinkConfig::default()),
-            file: cluster_file(),
+            file,
             cluster: RefCell::default(),
             changed: RefCell::default(),
             meta_target: Cell::new(TargetId(0)),
@@ -119,8 +129,12 @@ impl Stack {
     async fn serve(self: Rc<Self>) {
         let listener = self.network.listen(NODE);
         let source = SimDrives(Rc::clone(&self.world));
+        let segment_stripes = match self.world.shape.drive_bytes {
+            SMALL_DRIVE_BYTES => LARGE_SEGMENT_STRIPES,
+            _ => SEGMENT_STRIPES,
+        };
         let tuning =
-            Tuning { log_bytes_max: MIB, cache_bytes: 256 * KIB as usize, segment_stripes: 4 };
+            Tuning { log_bytes_max: MIB, cache_bytes: 256 * KIB as usize, segment_stripes };
         let options = StartOptions {
             force_format: false,
             tuning,

@@ -1,6 +1,6 @@
 //! What befalls a cluster: drives, blocks, network. Never more than the arrays must bear.
 
-use super::cluster::{CLIENT, DRIVE_BYTES, META_BYTES, NODE, Stack};
+use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
 use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -32,9 +32,9 @@ impl State {
 
 /// A byte of a drive's data slice where objects are likely to lie: behind superblocks, journal and
 /// map, at the beginning of one of the two targets' shares.
-fn in_use(rng: &mut Rng) -> u64 {
+fn in_use(rng: &mut Rng, drive_bytes: u64) -> u64 {
     let data_at = META_BYTES + 3 * MIB / 2;
-    let share = (DRIVE_BYTES - data_at - MIB) / 2;
+    let share = (drive_bytes - data_at - MIB) / 2;
     data_at + rng.below(2) * share + rng.below(MIB)
 }
 
@@ -150,7 +150,7 @@ impl Stack {
             // Where something is written: the beginning of the mirror's slice, and the data.
             let first = match rng.one_in(2) {
                 true => rng.below(8 * MIB),
-                false => in_use(rng),
+                false => in_use(rng, self.world.shape.drive_bytes),
             } / BLOCK_BYTES;
             let bytes = rng.between(1, 8) * BLOCK_BYTES;
             self.world.drive(at).faults.medium_error(first * BLOCK_BYTES, bytes);
@@ -164,7 +164,7 @@ impl Stack {
         self.world.note("silent rot");
         let mut places = Vec::new();
         for _ in 0..rng.between(20, 200) {
-            let place = (in_use(rng), rng.between(1, 64), 0x40);
+            let place = (in_use(rng, self.world.shape.drive_bytes), rng.between(1, 64), 0x40);
             self.world.drive(at).faults.rot(place.0, place.1, place.2);
             places.push(place);
         }

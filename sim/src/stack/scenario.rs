@@ -6,7 +6,7 @@
 //!    are as after all acknowledged changes, with or without the one under way.
 //! 3. Everything is put right; the checks of every floor come out clean.
 
-use super::cluster::{CLIENT, DRIVE_BYTES, Stack};
+use super::cluster::{self, CLIENT, Stack};
 use super::model::{Body, Tree};
 use super::worker::{self, Pending, Worker};
 use crate::{Outcome, Rng, Shape, World};
@@ -33,7 +33,7 @@ const LEASE: Duration = Duration::from_secs(75);
 pub fn stack(seed: u64) -> Outcome {
     let reactor = Reactor::simulated(seed);
     let coverage = reactor.block_on(async {
-        let world = Rc::new(World::new(seed, Shape::of_12(DRIVE_BYTES)));
+        let world = Rc::new(World::new(seed, Shape::of_12(cluster::drive_bytes(seed))));
         let stack = Stack::new(Rc::clone(&world));
         let run = Run { stack, world: Rc::clone(&world), workers: RefCell::default() };
         run.all().await;
@@ -251,10 +251,6 @@ impl Run {
                     let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(report.damaged.is_empty(), "seed {seed}: {name}: {report:?}");
                     objects += report.objects;
-                    let counters = log.counters();
-                    let mut coverage = self.world.coverage.borrow_mut();
-                    coverage.count("segments cleaned", counters.cleaned_segments);
-                    coverage.count("blocks repaired", counters.repaired_blocks);
                 }
                 Service::Stopped { why } => panic!("seed {seed}: {name} stopped: {why}"),
             }

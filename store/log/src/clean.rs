@@ -100,6 +100,7 @@ impl Inner {
                     // Those that matter have been copied.
                     state.forget_marks(*victim);
                     state.counters.cleaned_segments += 1;
+                    probe::count("segments cleaned", 1);
                 }
             }
         }

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use levada_base::checksum::crc32c;
 use levada_base::ids::ObjectId;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down, round_up};
-use levada_base::{Buf, BufMut, IoVec, planted};
+use levada_base::{Buf, BufMut, IoVec, planted, probe};
 use levada_device::BlockError;
 use levada_raid::{IoClass, MemberSet};
 use std::cell::Cell;
@@ -348,6 +348,7 @@ impl Inner {
                 tracing::warn!(array = %self.array.info().name, at = lo, ?avoid,
                     "a checksum did not fit; rebuilt from parity");
                 self.state.borrow_mut().counters.repaired_blocks += (hi - lo) / BLOCK_BYTES;
+                probe::count("blocks repaired", (hi - lo) / BLOCK_BYTES);
                 // Only these bytes are proven: neighbours in the same blocks stay as they are.
                 let mut good = BufMut::copy_of(as_it_is.as_deref().unwrap_or(&data));
                 good[(from - lo) as usize..(to - lo) as usize].copy_from_slice(&bytes);
