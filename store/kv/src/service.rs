@@ -1,7 +1,8 @@
 //! A running store: what its handles share, and its two tasks.
 //!
 //! The *committer* writes what was applied into the intent log, group by group, with no pause: what
-//! gathers while one group is written is the next. The *checkpointer* owns the engine: it answers
+//! gathers while one group is written is the next. What was applied lazily waits until somebody wants it
+//! durable, until there is enough of it, or a short time. The *checkpointer* owns the engine: it answers
 //! reads that missed memory, and brings the oldest closed segment into the checkpoint.
 //!
 //! What always holds:
@@ -20,7 +21,7 @@ use crate::store::{BATCH_KEY_BYTES_MAX, Batch, Config, KvError, Usage};
 use futures_util::future::{Either, select};
 use levada_base::sync::Notify;
 use levada_base::units::{KIB, MIB};
-use levada_base::{planted, reactor};
+use levada_base::{planted, reactor, reactor::Instant};
 use levada_device::{BlockError, Device};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,9 +30,13 @@ use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// Closed segments that may wait before callers are held back.
 const BACKLOG_MAX: usize = 2;
+/// How long a batch that nobody waits for may stay out of the log, and how many bytes of such.
+const LAZY_TIME: Duration = Duration::from_millis(5);
+const LAZY_BYTES: usize = 128 * KIB as usize;
 /// Rows that leave a segment between two chances for other tasks.
 const ROWS_AT_ONCE: usize = 512;
 
@@ -45,6 +50,10 @@ pub(crate) struct Service {
     state: Cell<State>,
     queue: RefCell<VecDeque<Queued>>,
     queued_bytes: Cell<usize>,
+    /// Batches up to here are to be written at once.
+    wanted: Cell<u64>,
+    /// By when the others are to be written.
+    lazy_until: Cell<Option<Instant>>,
     misses: RefCell<VecDeque<Miss>>,
     pub last: Cell<u64>,
     pub durable: Cell<u64>,
@@ -87,6 +96,8 @@ impl Service {
             state: Cell::new(state),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
+            wanted: Cell::new(last),
+            lazy_until: Cell::new(None),
             misses: RefCell::default(),
             last: Cell::new(last),
             durable: Cell::new(last),
@@ -155,9 +166,8 @@ impl Service {
     pub(crate) async fn close(&self) -> Result<(), KvError> {
         self.check()?;
         *self.ended.borrow_mut() = Ended::Closing;
-        self.overlay.rotate();
+        self.rotate();
         self.changed.notify_all();
-        self.checkpointer.notify_all();
         let ended = self.changed.until(|| self.reason()).await;
         match ended {
             KvError::Stopped => Ok(()),
@@ -165,8 +175,23 @@ impl Service {
         }
     }
 
-    /// Queues a batch; later reads see it.
-    pub(crate) fn apply(&self, batch: Batch) -> Result<u64, KvError> {
+    /// Closes the newest segment: its batches go into the log, and then into the checkpoint.
+    fn rotate(&self) {
+        self.overlay.rotate();
+        self.want(self.last.get());
+        self.checkpointer.notify_all();
+    }
+
+    /// Batches up to `seq` are to be written at once.
+    pub(crate) fn want(&self, seq: u64) {
+        if seq > self.wanted.get() {
+            self.wanted.set(seq);
+            self.committer.notify_all();
+        }
+    }
+
+    /// Queues a batch; later reads see it. A lazy one may wait for company.
+    pub(crate) fn apply(&self, batch: Batch, lazy: bool) -> Result<u64, KvError> {
         self.check()?;
         let changes = batch.changes;
         let bytes = format::batch_bytes(&changes);
@@ -196,10 +221,14 @@ impl Service {
         self.queued_bytes.set(self.queued_bytes.get() + bytes);
         self.queue.borrow_mut().push_back(Queued { seq, changes, bytes, segment });
         if log_bytes >= intent::segment_bytes(self.superblock.get().layout.log_bytes) {
-            self.overlay.rotate();
-            self.checkpointer.notify_all();
+            self.rotate();
         }
-        self.committer.notify_all();
+        if !lazy || self.queued_bytes.get() >= LAZY_BYTES {
+            self.want(seq);
+        } else if self.lazy_until.get().is_none() {
+            self.lazy_until.set(Some(reactor::now() + LAZY_TIME));
+            self.committer.notify_all();
+        }
         Ok(seq)
     }
 
@@ -234,8 +263,9 @@ impl Service {
                 if self.overlay.is_empty() {
                     return Err(KvError::Full);
                 }
-                self.overlay.rotate();
-                self.checkpointer.notify_all();
+                self.rotate();
+            } else {
+                self.want(self.last.get());
             }
             changed.await;
         }
@@ -263,10 +293,18 @@ impl Service {
         self.checkpointer.notify_all();
     }
 
-    /// The next group: everything queued for one segment, up to the size of a record.
+    /// The next group: everything queued for one segment, up to the size of a record; unless it
+    /// may still wait.
     fn take_group(&self) -> Option<(u64, levada_base::Buf)> {
         let mut queue = self.queue.borrow_mut();
         let first = queue.front()?;
+        if self.lazy_until.get().is_some_and(|until| until <= reactor::now()) {
+            self.lazy_until.set(None);
+            self.wanted.set(self.last.get());
+        }
+        if first.seq > self.wanted.get() {
+            return None;
+        }
         let segment = Rc::clone(&first.segment);
         let bytes_max = intent::group_bytes_max(self.superblock.get().layout.log_bytes);
         let mut bytes = 0;
@@ -282,6 +320,9 @@ impl Service {
             return None;
         }
         let group: Vec<Queued> = queue.drain(..count).collect();
+        if queue.is_empty() {
+            self.lazy_until.set(None);
+        }
         debug_assert_eq!(group[0].seq, self.log.head().seq + 1);
         let placed = self.log.place(&group);
         // From an estimate to what it really takes.
@@ -305,7 +346,13 @@ impl Service {
                 writes.push(seq, async move { service.log.write(position, record).await });
             }
             if writes.0.is_empty() {
-                changed.await;
+                match self.lazy_until.get() {
+                    None => changed.await,
+                    Some(until) => {
+                        let wait = until.since(reactor::now());
+                        let _ = reactor::timeout(wait, changed).await;
+                    }
+                }
                 continue;
             }
             match select(pin!(writes.next()), pin!(changed)).await {

@@ -1,6 +1,7 @@
 //! The key-value store of one target, as its callers see it.
 
 use crate::checkpoint::{Miss, SCAN_ROWS_MAX};
+use crate::format;
 use crate::open;
 use crate::overlay::{is_empty_range, merge};
 use crate::service::Service;
@@ -92,6 +93,21 @@ impl Batch {
     /// Removes `key`.
     pub fn delete(&mut self, key: &[u8]) {
         self.changes.push((key.into(), None));
+    }
+
+    /// The bytes that the intent log holds for it (docs/design/0004-key-value-store.md).
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; format::batch_bytes(&self.changes)];
+        format::encode_batch(&self.changes, &mut bytes, 0);
+        bytes
+    }
+
+    /// The batch in such bytes; `None` when they are not one batch.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let changes = format::decode_batches(bytes, 1).ok()?.pop()?;
+        Some(Self { changes })
     }
 }
 
@@ -236,7 +252,17 @@ impl Store {
     /// When the store stopped, or when the batch cannot fit; nothing was changed then. It always
     /// fits after [`Store::room`], unless many callers take the same room at once.
     pub fn apply(&self, batch: Batch) -> Result<Seq, KvError> {
-        self.service().apply(batch).map(Seq)
+        self.service().apply(batch, false).map(Seq)
+    }
+
+    /// As [`Store::apply`], but the batch may stay out of the log for a few milliseconds, until
+    /// there are more, or somebody waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::apply`].
+    pub fn apply_lazily(&self, batch: Batch) -> Result<Seq, KvError> {
+        self.service().apply(batch, true).map(Seq)
     }
 
     /// Waits until every batch up to `seq` is durable on every in-sync copy of the log.
@@ -247,6 +273,7 @@ impl Store {
     /// When the store stopped before that.
     pub async fn durable(&self, seq: Seq) -> Result<(), KvError> {
         let service = self.service();
+        service.want(seq.0);
         let done = || {
             if service.durable.get() >= seq.0 {
                 return Some(Ok(()));
