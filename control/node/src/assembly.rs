@@ -402,6 +402,11 @@ impl Cluster {
             {
                 tracing::error!(target = name, %error, "settling the object log failed");
             }
+            if let Service::Metadata { service, .. } = &target.service
+                && let Err(fault) = service.end_tail().await
+            {
+                tracing::error!(target = name, %fault, "the next start waits for a client");
+            }
             if let Some(store) = &target.store
                 && let Err(error) = store.close().await
             {

@@ -75,7 +75,7 @@ fn main() {
             .map(|slot| {
                 let service = Rc::clone(&service);
                 reactor::spawn(async move {
-                    let mut call = CallHeader { client, slot: slot as u32, sequence: 0 };
+                    let mut call = CallHeader::changing(client, slot as u32, 0);
                     let mut directory = Ino::ROOT;
                     for n in 0..files / slots {
                         if n % per_directory == 0 {

@@ -6,6 +6,7 @@
 use crate::key;
 use crate::row::{
     Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock,
+    TailRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -105,6 +106,10 @@ impl Rows {
         }
         if key == key::COUNTERS {
             self.counters = Some(Counters::decode(value)?);
+            return Ok(());
+        }
+        if key == key::TAIL {
+            TailRow::decode(value)?;
             return Ok(());
         }
         let first = key::first_number(key).ok_or_else(unknown)?;

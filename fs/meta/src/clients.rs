@@ -5,14 +5,18 @@ use crate::key;
 use crate::ops::write;
 use crate::row::{ClientRow, Counters, Inode};
 use crate::service::{MetaService, Room, fault_of};
-use crate::table::{Client, Slot};
-use levada_base::ids::Ino;
+use crate::table::Client;
+use levada_base::ids::{BootVerifier, Ino};
 use levada_base::reactor;
 use levada_kv::Batch;
 use levada_wire::attr::Attr;
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::time::Duration;
+
+/// How often, at least, somebody looks after clients that are silent or rest.
+const TICK_MAX: Duration = Duration::from_secs(2);
 
 impl MetaService {
     /// Finds or makes the client's row.
@@ -29,14 +33,16 @@ impl MetaService {
                 let client = table.counters.next_client;
                 let counters = Counters { next_client: client + 1, ..table.counters };
                 let mut batch = Batch::default();
-                batch.put(&key::client(client), &ClientRow { uuid }.encode());
+                batch.put(
+                    &key::client(client),
+                    &ClientRow { uuid, settled: BootVerifier(0) }.encode(),
+                );
                 batch.put(key::COUNTERS, &counters.encode());
-                let seq = self.store.apply(batch).map_err(fault_of)?;
+                let seq = self.apply_own(batch)?;
                 table.counters = counters;
                 table.by_uuid.insert(uuid, client);
-                let slots = vec![Slot::default(); self.config.slots as usize];
-                let seen = reactor::now();
-                table.clients.insert(client, Client { uuid, seen, opens: BTreeMap::new(), slots });
+                let known = Client::new(uuid, BootVerifier(0), self.config.slots);
+                table.clients.insert(client, known);
                 (client, seq)
             }
         };
@@ -92,6 +98,13 @@ impl MetaService {
     ///
     /// When the store does not take changes.
     pub async fn tick(&self) -> Result<(), MetaFault> {
+        if self.is_recovering() {
+            self.end_recovery().await?;
+            if self.is_recovering() {
+                return Ok(());
+            }
+        }
+        self.end_idle_tail().await?;
         let silent: Vec<u64> = {
             let table = self.table.borrow();
             let silent = |client: &Client| client.seen.elapsed() > self.config.lease;
@@ -112,7 +125,7 @@ impl MetaService {
     /// Calls [`MetaService::tick`] for as long as the target serves.
     pub async fn run(&self) {
         loop {
-            reactor::sleep(self.config.lease / 4).await;
+            reactor::sleep((self.config.lease / 4).min(TICK_MAX)).await;
             if let Err(fault) = self.tick().await {
                 tracing::warn!(%fault, "housekeeping of the metadata failed; it will be tried again");
             }
@@ -134,7 +147,8 @@ impl MetaService {
                 batch.delete(&key::reply(client, number));
             }
         }
-        self.store.apply(batch).map_err(fault_of)?;
+        self.drop_tail_of(client, &mut batch);
+        self.apply_own(batch)?;
         tracing::info!(client, "a silent client lost its opens and write sessions");
         table.forget(client);
         Ok(())

@@ -32,6 +32,8 @@ pub struct ServeConfig {
     pub lease: Duration,
     /// Changes that one client may have in flight.
     pub slots: u32,
+    /// How long a restarted target waits for the client that was told what was not durable.
+    pub recovery: Duration,
     /// Bytes of rows kept in memory.
     pub cache_bytes: usize,
 }
@@ -42,6 +44,7 @@ impl Default for ServeConfig {
             objects: Vec::new(),
             lease: Duration::from_secs(60),
             slots: 64,
+            recovery: Duration::from_secs(15),
             cache_bytes: 64 << 20,
         }
     }
@@ -56,6 +59,9 @@ pub struct CallHeader {
     pub slot: u32,
     /// Counts up within the slot, from 1.
     pub sequence: u64,
+    /// It may be answered before what it changes or sees is durable; the caller holds what
+    /// the frames before the answers bring.
+    pub unstable: bool,
 }
 
 impl CallHeader {
@@ -65,7 +71,13 @@ impl CallHeader {
     /// The header of a request that needs no slot.
     #[must_use]
     pub fn reading(client: u64) -> Self {
-        Self { client, slot: Self::NO_SLOT, sequence: 0 }
+        Self::changing(client, Self::NO_SLOT, 0)
+    }
+
+    /// The header of a change that is answered when it is durable.
+    #[must_use]
+    pub fn changing(client: u64, slot: u32, sequence: u64) -> Self {
+        Self { client, slot, sequence, unstable: false }
     }
 }
 

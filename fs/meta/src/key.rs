@@ -22,6 +22,9 @@ pub const SUPERBLOCK: &[u8] = b"M\0";
 /// The row of the counters.
 pub const COUNTERS: &[u8] = b"M\x01";
 
+/// The row of the tail's holder.
+pub const TAIL: &[u8] = b"M\x02";
+
 fn build(tag: u8, parts: &[&[u8]]) -> Key {
     let mut key = Key::new();
     key.push(tag);

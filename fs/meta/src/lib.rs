@@ -13,11 +13,13 @@ pub mod fuzz;
 mod key;
 mod listing;
 mod ops;
+mod recovery;
 mod row;
 mod serve;
 mod service;
 mod slots;
 mod table;
+mod tail;
 #[cfg(test)]
 mod tests;
 mod tx;

@@ -2,16 +2,17 @@
 
 use crate::config::CallHeader;
 use crate::service::MetaService;
+use crate::tail::Superseded;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::BootVerifier;
 use levada_wire::frame::{Frame, NO_SLOT, decode_body, encode_body, flags};
 use levada_wire::meta::MetaRequest;
-use levada_wire::rpc::{Handler, Reply};
+use levada_wire::rpc::{ConnectionId, Handler, Reply};
 
 const _: () = assert!(CallHeader::NO_SLOT == NO_SLOT);
 
 impl Handler for MetaService {
-    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async move {
             let verifier = self.verifier();
             let header = request.header;
@@ -22,8 +23,18 @@ impl Handler for MetaService {
                 return Reply { verifier, ..Reply::flagged(flags::MALFORMED) };
             };
             let (client, slot, sequence) = (header.client, header.slot, header.sequence);
-            let reply = self.handle(CallHeader { client, slot, sequence }, body).await;
-            Reply { verifier, ..Reply::new(encode_body(&reply)) }
+            let unstable = header.flags & flags::UNSTABLE != 0;
+            let call = CallHeader { client, slot, sequence, unstable };
+            let reply = self.handle(call, body).await;
+            if !unstable {
+                return Reply { verifier, ..Reply::new(encode_body(&reply)) };
+            }
+            // Nothing comes between this and the sending of both frames.
+            let durable = self.store().durable_seq();
+            match self.tail.borrow_mut().frame_for(client, from, durable) {
+                Ok(first) => Reply { verifier, first, ..Reply::new(encode_body(&reply)) },
+                Err(Superseded) => Reply { verifier, ..Reply::flagged(flags::NOT_HERE) },
+            }
         })
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! What always holds:
 //! - Nothing is told that a crash could take back: an answer, also of a read and of a refusal,
-//!   waits until everything that it rests on is durable.
+//!   waits until everything that it rests on is durable; or it goes to the one client that
+//!   holds all the rest (`tail`) and hands it back after a crash (`recovery`).
 //! - A change and its reply row are one batch; a repeat gets the stored reply.
 //!
 //! After a crash the store holds a prefix of the batches that contains every answered one. Opens
@@ -17,29 +18,25 @@ use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
 use crate::ops::{self, Answer, chores};
-use crate::row::{
-    Body, ClientRow, Counters, Damaged, Inode, ReplyRow, Session, Superblock, first_ino,
-};
+use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
-use crate::table::{Client, Slot, Table};
+use crate::table::Table;
+use crate::tail::Tail;
 use crate::tx::{Env, Outcome, Stop, Tx};
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
-use levada_base::sync::Notify;
+use levada_base::sync::{Notify, Semaphore};
 use levada_kv::{Batch, Bytes, KvError, Store};
 use levada_wire::attr::Time;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The most slots of a client.
-const SLOTS_MAX: u32 = 1 << 16;
-/// Rows read at once while starting.
-const SCAN_ROWS: usize = 1024;
+pub(crate) const SLOTS_MAX: u32 = 1 << 16;
 
 /// A client as [`MetaService::clients`] tells of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +54,11 @@ pub struct MetaService {
     pub(crate) config: ServeConfig,
     pub(crate) verifier: BootVerifier,
     pub(crate) table: RefCell<Table>,
+    pub(crate) tail: RefCell<Tail>,
+    /// The holder of the tail is awaited.
+    pub(crate) recovering: Cell<bool>,
+    pub(crate) recovery_changed: Notify,
+    pub(crate) recovery_turn: Rc<Semaphore>,
     cache: RefCell<Cache>,
     /// A slot's running change has ended.
     pub(crate) slot_free: Notify,
@@ -108,9 +110,11 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::BeginWrite { .. }
         | R::CommitWrite { .. }
         | R::Truncated { .. } => Class::Change,
-        R::Register { .. } | R::Reclaim { .. } | R::Destroyed { .. } | R::Settled { .. } => {
-            Class::Repeatable
-        }
+        R::Register { .. }
+        | R::Replay { .. }
+        | R::Reclaim { .. }
+        | R::Destroyed { .. }
+        | R::Settled { .. } => Class::Repeatable,
     }
 }
 
@@ -186,52 +190,21 @@ impl MetaService {
         }
         let superblock = store.get(key::SUPERBLOCK).await?.ok_or(MetaError::Empty)?;
         let superblock = Superblock::decode(&superblock)?;
-        let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
-        let mut table = Table::new(Counters::decode(&counters)?);
-        let now = reactor::now();
-        for (key, value) in scan_tag(&store, key::CLIENT).await? {
-            let uuid = ClientRow::decode(&value)?.uuid;
-            let client = key::first_number(&key).unwrap_or(0);
-            let slots = vec![Slot::default(); config.slots as usize];
-            table.clients.insert(client, Client { uuid, seen: now, opens: BTreeMap::new(), slots });
-            table.by_uuid.insert(uuid, client);
-            table.awaited.insert(client);
-        }
-        for (key, value) in scan_tag(&store, key::REPLY).await? {
-            let row = ReplyRow::decode(&value)?;
-            let slot = key::second_u32(&key).filter(|slot| *slot < SLOTS_MAX);
-            let slot = slot.ok_or(Damaged { what: "reply" })? as usize;
-            let client = key::first_number(&key).unwrap_or(0);
-            let Some(client) = table.clients.get_mut(&client) else { continue };
-            if client.slots.len() <= slot {
-                // It was served with more slots before.
-                client.slots.resize(slot + 1, Slot::default());
-            }
-            if let Ok(MetaReply::Entry(attr, _) | MetaReply::Attr(attr)) =
-                postcard::from_bytes(&row.reply)
-            {
-                table.implied.insert(attr.ino);
-            }
-            let reply = Some(row.reply.into());
-            client.slots[slot] = Slot { sequence: row.sequence, reply, seq: Seq(0), running: None };
-        }
-        for (key, value) in scan_tag(&store, key::SESSION).await? {
-            let ino = Ino(key::first_number(&key).unwrap_or(0));
-            let client = key::second_number(&key).unwrap_or(0);
-            table.sessions.insert((ino, client), Session::decode(&value)?);
-        }
-        for (key, _) in scan_tag(&store, key::ORPHAN).await? {
-            table.orphans.insert(Ino(key::first_number(&key).unwrap_or(0)));
-        }
+        let table = Table::load(&store, config.slots).await?;
+        let tail = store.get(key::TAIL).await?.map(|row| TailRow::decode(&row)).transpose()?;
         let targets = config.objects.iter().map(|(target, _)| *target).collect();
         Ok(Self {
             store,
             env: Env { superblock, targets },
             verifier: BootVerifier(reactor::random_u64()),
             table: RefCell::new(table),
+            recovering: Cell::new(tail.is_some()),
+            recovery_changed: Notify::default(),
+            recovery_turn: Semaphore::new(1),
+            tail: RefCell::new(Tail::new(tail)),
             cache: RefCell::new(Cache::new(config.cache_bytes)),
             slot_free: Notify::default(),
-            opened: now,
+            opened: reactor::now(),
             last_time: Cell::new(Time(i64::MIN)),
             config,
             #[cfg(test)]
@@ -279,6 +252,9 @@ impl MetaService {
     }
 
     async fn answer(&self, call: CallHeader, request: MetaRequest) -> Result<MetaReply, MetaFault> {
+        if self.is_recovering() {
+            self.recovered(call.client, &request).await?;
+        }
         if let MetaRequest::Register { uuid } = request {
             return self.register(uuid).await;
         }
@@ -289,6 +265,9 @@ impl MetaService {
         }
         let class = class_of(&request);
         match request {
+            MetaRequest::Replay { life, batches } => {
+                return self.replay(call.client, life, batches).await;
+            }
             MetaRequest::Reclaim { opens } => return self.reclaim(call.client, opens).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
@@ -304,7 +283,7 @@ impl MetaService {
             (Class::Change, CallHeader::NO_SLOT) => return Err(MetaFault::Invalid),
             (Class::Change, _) => match self.enter(call).await? {
                 Entered::Run(ticket) => Some(ticket),
-                Entered::Answered(slot) => return self.repeat(slot).await,
+                Entered::Answered(slot) => return self.repeat(call, slot).await,
             },
             (Class::Read | Class::Repeatable, _) => None,
         };
@@ -369,9 +348,18 @@ impl MetaService {
             {
                 return Ok(reply);
             }
-            self.durable(seq).await?;
+            self.tellable(call, seq).await?;
             return Ok(reply);
         }
+    }
+
+    /// Waits until `call` may be told what rests on the batches up to `seq`.
+    pub(crate) async fn tellable(&self, call: CallHeader, seq: Seq) -> Result<(), MetaFault> {
+        let durable = self.store.durable_seq();
+        if self.tail.borrow_mut().is_early(call, durable, &self.table.borrow().counters) {
+            return Ok(());
+        }
+        self.durable(seq).await
     }
 
     /// Applies what a transaction leaves behind, and its reply row, as one batch.
@@ -401,7 +389,20 @@ impl MetaService {
                 let row = ReplyRow::encode(call.sequence, encoded);
                 batch.put(&key::reply(call.client, call.slot), &row);
             }
-            seq = self.store.apply(batch).map_err(fault_of)?;
+            let mut tail = self.tail.borrow_mut();
+            let row = tail.row_for(call, self.verifier, &counters);
+            if let Some(row) = row {
+                batch.put(key::TAIL, &row.encode());
+                if let Some(client) = table.clients.get_mut(&call.client) {
+                    client.begin_tail(call.client, &mut batch);
+                }
+            }
+            seq = match tail.is_lazy(call) {
+                true => self.store.apply_lazily(batch.clone()),
+                false => self.store.apply(batch.clone()),
+            }
+            .map_err(fault_of)?;
+            tail.applied(call.client, seq, &batch, row);
             let mut cache = self.cache.borrow_mut();
             for (key, value) in writes {
                 cache.changed(key, value, seq);
@@ -544,7 +545,7 @@ pub(crate) fn fault_of(error: KvError) -> MetaFault {
 }
 
 /// Virtual in the simulator, so that it belongs to the run.
-fn wall_clock() -> Time {
+pub(crate) fn wall_clock() -> Time {
     /// 2030-01-01, in seconds.
     const SIMULATED_START: u64 = 1_893_456_000;
     let since_1970 = if reactor::is_simulated() {
@@ -553,22 +554,4 @@ fn wall_clock() -> Time {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     };
     Time(i64::try_from(since_1970.as_nanos()).unwrap_or(i64::MAX))
-}
-
-/// Every row with a tag.
-async fn scan_tag(store: &Store, tag: u8) -> Result<Vec<(Bytes, Bytes)>, KvError> {
-    let end = [tag + 1];
-    let mut rows: Vec<(Bytes, Bytes)> = Vec::new();
-    loop {
-        let last = rows.last().map(|(key, _)| Bytes::clone(key));
-        let start = [tag];
-        let from =
-            last.as_ref().map_or(Bound::Included(&start[..]), |key| Bound::Excluded(&key[..]));
-        let more = store.scan(from, Bound::Excluded(&end), SCAN_ROWS).await?;
-        let done = more.len() < SCAN_ROWS;
-        rows.extend(more);
-        if done {
-            return Ok(rows);
-        }
-    }
 }

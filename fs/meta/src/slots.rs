@@ -74,8 +74,12 @@ impl MetaService {
     }
 
     /// The stored answer, once it is durable.
-    pub(crate) async fn repeat(&self, slot: Slot) -> Result<MetaReply, MetaFault> {
-        self.durable(slot.seq).await?;
+    pub(crate) async fn repeat(
+        &self,
+        call: CallHeader,
+        slot: Slot,
+    ) -> Result<MetaReply, MetaFault> {
+        self.tellable(call, slot.seq).await?;
         let reply = slot.reply.as_deref().ok_or(MetaFault::Damaged)?;
         postcard::from_bytes(reply).map_err(|_| MetaFault::Damaged)
     }

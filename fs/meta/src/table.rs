@@ -4,13 +4,21 @@
 //! Opens and leases are volatile: after a restart, clients say again what they hold open, and
 //! until all that were known have done so or have fallen silent, nothing counts as closed.
 
-use crate::row::{Counters, Session};
-use levada_base::ids::{Ino, Seq};
-use levada_base::reactor::Instant;
+use crate::config::MetaError;
+use crate::key;
+use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
+use crate::service::SLOTS_MAX;
+use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
-use levada_kv::Bytes;
+use levada_kv::{Batch, Bytes, KvError, Store};
+use levada_wire::meta::MetaReply;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::rc::Rc;
+
+/// Rows read at once while starting.
+const SCAN_ROWS: usize = 1024;
 
 /// The last change of a slot.
 #[derive(Clone, Default)]
@@ -32,6 +40,24 @@ pub struct Client {
     pub seen: Instant,
     pub opens: BTreeMap<Ino, u32>,
     pub slots: Vec<Slot>,
+    /// The last life of the target in which it held the tail and of which nothing is missing.
+    pub settled: BootVerifier,
+}
+
+impl Client {
+    /// A client that holds nothing open, heard of now.
+    pub fn new(uuid: [u8; 16], settled: BootVerifier, slots: u32) -> Self {
+        let slots = vec![Slot::default(); slots as usize];
+        Self { uuid, seen: reactor::now(), opens: BTreeMap::new(), slots, settled }
+    }
+
+    /// What it is told from now on is not settled, also when an earlier part of this life was.
+    pub fn begin_tail(&mut self, number: u64, batch: &mut Batch) {
+        if std::mem::take(&mut self.settled) != BootVerifier(0) {
+            let row = ClientRow { uuid: self.uuid, settled: self.settled };
+            batch.put(&key::client(number), &row.encode());
+        }
+    }
 }
 
 /// See the module.
@@ -66,7 +92,7 @@ pub enum Effect {
 }
 
 impl Table {
-    pub fn new(counters: Counters) -> Self {
+    fn new(counters: Counters) -> Self {
         Self {
             clients: BTreeMap::new(),
             by_uuid: HashMap::new(),
@@ -78,6 +104,46 @@ impl Table {
             implied: BTreeSet::new(),
             chores: Rc::default(),
         }
+    }
+
+    /// The table that the rows of a store amount to, with up to `slots` slots for each client.
+    pub async fn load(store: &Store, slots: u32) -> Result<Self, MetaError> {
+        let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
+        let mut table = Table::new(Counters::decode(&counters)?);
+        for (key, value) in scan_tag(store, key::CLIENT).await? {
+            let ClientRow { uuid, settled } = ClientRow::decode(&value)?;
+            let client = key::first_number(&key).unwrap_or(0);
+            table.clients.insert(client, Client::new(uuid, settled, slots));
+            table.by_uuid.insert(uuid, client);
+            table.awaited.insert(client);
+        }
+        for (key, value) in scan_tag(store, key::REPLY).await? {
+            let row = ReplyRow::decode(&value)?;
+            let slot = key::second_u32(&key).filter(|slot| *slot < SLOTS_MAX);
+            let slot = slot.ok_or(Damaged { what: "reply" })? as usize;
+            let client = key::first_number(&key).unwrap_or(0);
+            let Some(client) = table.clients.get_mut(&client) else { continue };
+            if client.slots.len() <= slot {
+                // It was served with more slots before.
+                client.slots.resize(slot + 1, Slot::default());
+            }
+            if let Ok(MetaReply::Entry(attr, _) | MetaReply::Attr(attr)) =
+                postcard::from_bytes(&row.reply)
+            {
+                table.implied.insert(attr.ino);
+            }
+            let reply = Some(row.reply.into());
+            client.slots[slot] = Slot { sequence: row.sequence, reply, seq: Seq(0), running: None };
+        }
+        for (key, value) in scan_tag(store, key::SESSION).await? {
+            let ino = Ino(key::first_number(&key).unwrap_or(0));
+            let client = key::second_number(&key).unwrap_or(0);
+            table.sessions.insert((ino, client), Session::decode(&value)?);
+        }
+        for (key, _) in scan_tag(store, key::ORPHAN).await? {
+            table.orphans.insert(Ino(key::first_number(&key).unwrap_or(0)));
+        }
+        Ok(table)
     }
 
     /// Makes the change; opens are the client's.
@@ -162,5 +228,23 @@ impl Table {
     pub fn sessions(&self, ino: Ino) -> impl Iterator<Item = (u64, Session)> + '_ {
         let range = self.sessions.range((ino, 0)..=(ino, u64::MAX));
         range.map(|((_, client), session)| (*client, *session))
+    }
+}
+
+/// Every row with a tag.
+async fn scan_tag(store: &Store, tag: u8) -> Result<Vec<(Bytes, Bytes)>, KvError> {
+    let end = [tag + 1];
+    let mut rows: Vec<(Bytes, Bytes)> = Vec::new();
+    loop {
+        let last = rows.last().map(|(key, _)| Bytes::clone(key));
+        let start = [tag];
+        let from =
+            last.as_ref().map_or(Bound::Included(&start[..]), |key| Bound::Excluded(&key[..]));
+        let more = store.scan(from, Bound::Excluded(&end), SCAN_ROWS).await?;
+        let done = more.len() < SCAN_ROWS;
+        rows.extend(more);
+        if done {
+            return Ok(rows);
+        }
     }
 }

@@ -233,14 +233,19 @@ impl<'a> Tx<'a> {
     pub fn attr(&self, ino: Ino, inode: &Inode) -> Box<Attr> {
         let sessions = self.sessions(ino);
         let cut = sessions.iter().any(|(_, session)| session.cut.is_some());
-        Box::new(inode.attr(ino, !sessions.is_empty() && !cut))
+        let others =
+            sessions.iter().any(|(client, session)| *client != self.client || session.shared);
+        let mut attr = inode.attr(ino);
+        attr.writers = !sessions.is_empty() && !cut;
+        attr.others = others && !cut;
+        Box::new(attr)
     }
 
     /// What the client that has just set the size gets to see: `writers` tells it that other
     /// clients have written, so that every object must be cut.
     pub fn attr_to_cut(&self, ino: Ino, inode: &Inode) -> Box<Attr> {
         let others = self.sessions(ino).iter().any(|(client, _)| *client != self.client);
-        Box::new(inode.attr(ino, others))
+        Box::new(Attr { writers: others, others, ..inode.attr(ino) })
     }
 
     /// True when an inode without a name must stay.

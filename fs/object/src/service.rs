@@ -17,7 +17,7 @@ use levada_wire::frame::{
     Frame, Header, NO_SLOT, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags,
 };
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest};
-use levada_wire::rpc::{Handler, Reply};
+use levada_wire::rpc::{ConnectionId, Handler, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -60,7 +60,7 @@ impl ObjectService {
         } else {
             self.carry_out(&header, request, frame.payload).await
         };
-        Reply { flags: 0, verifier, body: encode_body(&reply), payload }
+        Reply { verifier, payload, ..Reply::new(encode_body(&reply)) }
     }
 
     /// Carries out a change unless it was done before.
@@ -185,7 +185,7 @@ fn check(header: &Header, request: &ObjectRequest, payload: u64) -> Result<(), O
 }
 
 impl Handler for ObjectService {
-    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
         Box::pin(self.answer(request))
     }
 }

@@ -64,6 +64,9 @@ pub struct Attr {
     /// A write session is open somewhere and no truncation is pending. In the answer to a
     /// truncation: other clients have sessions, so every object must be cut.
     pub writers: bool,
+    /// `writers` speaks of another client's session, or another client has cut the file since the
+    /// asking client's began: what that one wrote does not tell the size.
+    pub others: bool,
     pub rdev: u32,
     pub atime: Time,
     pub mtime: Time,

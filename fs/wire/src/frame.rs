@@ -60,8 +60,11 @@ pub mod flags {
     /// The target no longer has the verifier that the request names; the reply's header says
     /// which one it has. Nothing was done: send again what was unstable, then this.
     pub const RESTARTED: u32 = 4;
+    /// Of a request: it may be answered before what it changes, or has seen, is durable. The
+    /// caller takes in the one-way frames that come before such an answer.
+    pub const UNSTABLE: u32 = 8;
     /// Every flag that version 1 knows.
-    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED;
+    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE;
 }
 
 /// The header but for lengths and checksums, which the codec fills in.

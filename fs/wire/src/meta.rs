@@ -4,7 +4,7 @@
 //! reply is stored in the same transaction as the change and sent again on retry.
 
 use crate::attr::{Attr, Kind, Time};
-use levada_base::ids::{BootVerifier, Ino, TargetId};
+use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use serde::{Deserialize, Serialize};
 
 /// Who asks; the service checks nothing but ownership rules, the mount's kernel checks modes.
@@ -66,6 +66,13 @@ pub enum MetaRequest {
     /// First on every connection: makes or finds the client's durable row.
     Register {
         uuid: [u8; 16],
+    },
+    /// After `Register` with another verifier, by a client that holds a tail: the batches that it
+    /// was told of before they were durable, in order, without a gap. See [`Tail`].
+    Replay {
+        /// The life of the target that handed them out.
+        life: BootVerifier,
+        batches: Vec<(Seq, Vec<u8>)>,
     },
     /// After a reconnect with another verifier: the files that this client holds open.
     Reclaim {
@@ -223,6 +230,16 @@ pub enum MetaReply {
         settle: Vec<Attr>,
     },
     Failed(MetaFault),
+}
+
+/// The body of a one-way frame: what the client must hold for the answers that follow
+/// (`docs/design/0010-metadata-tail.md`). The header's verifier says of which life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tail {
+    /// Everything up to here is durable and need not be held.
+    pub durable: Seq,
+    /// Batches as the intent log holds them, in order.
+    pub batches: Vec<(Seq, Vec<u8>)>,
 }
 
 /// What a client must know of the file system.

@@ -60,7 +60,12 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Space => Ok(chores::space(tx)),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
         R::Settled { ino, size, components } => chores::settled(tx, *ino, *size, *components),
-        R::Register { .. } | R::Reclaim { .. } | R::ReadDir { .. } | R::Sync | R::Chores { .. } => {
+        R::Register { .. }
+        | R::Replay { .. }
+        | R::Reclaim { .. }
+        | R::ReadDir { .. }
+        | R::Sync
+        | R::Chores { .. } => {
             unreachable!("the service answers {request:?} itself")
         }
     }

@@ -6,9 +6,9 @@ use super::{
     write,
 };
 use crate::key;
-use crate::row::{Body, Inode, NameRow};
+use crate::row::{Body, Inode, NameRow, Session};
 use crate::table::Effect;
-use crate::tx::{Stop, Tx};
+use crate::tx::{Env, Stop, Tx};
 use levada_base::ids::Ino;
 use levada_wire::attr::{Kind, Layout};
 use levada_wire::meta::{Caller, MetaFault, MetaReply, NewInode};
@@ -73,10 +73,15 @@ pub fn create(
     tx.put_inode(ino, &inode);
     tx.put_inode(parent, &directory);
     tx.put_entry(parent, name, NameRow { cookie, ino, kind });
-    if matches!(made.new, NewInode::File { open: Some(_) }) {
+    // As yet nobody has written; the maker knows of the session.
+    let attr = tx.attr(ino, &inode);
+    if let NewInode::File { open: Some(mode) } = made.new {
         tx.effect(Effect::Opened(ino));
+        if mode.write {
+            tx.put_session(ino, tx.client, Some(Session { writing: true, ..Session::default() }));
+        }
     }
-    Ok(MetaReply::Entry(tx.attr(ino, &inode), true))
+    Ok(MetaReply::Entry(attr, true))
 }
 
 /// The name is taken.
@@ -108,7 +113,7 @@ fn new_inode(
     made: &Made<'_>,
 ) -> Result<Inode, Stop> {
     let (kind_bits, body, size, nlink, rdev) = match made.new {
-        NewInode::File { .. } => (S_IFREG, Body::File(layout_for(tx, ino)), 0, 1, 0),
+        NewInode::File { .. } => (S_IFREG, Body::File(layout_for(tx.env, ino)), 0, 1, 0),
         NewInode::Directory => {
             let body = Body::Directory { next_cookie: FIRST_COOKIE, entries: 0 };
             (S_IFDIR, body, 0, 2, 0)
@@ -162,13 +167,13 @@ fn new_inode(
 }
 
 /// The first target takes turns, so that small files spread evenly.
-fn layout_for(tx: &Tx<'_>, ino: Ino) -> Layout {
-    let targets = &tx.env.targets;
+pub fn layout_for(env: &Env, ino: Ino) -> Layout {
+    let targets = &env.targets;
     let first = (ino.0 % targets.len() as u64) as usize;
-    let count = (tx.env.superblock.stripe_count as usize).clamp(1, targets.len().min(64));
+    let count = (env.superblock.stripe_count as usize).clamp(1, targets.len().min(64));
     Layout {
         version: 1,
-        stripe_unit: tx.env.superblock.stripe_unit,
+        stripe_unit: env.superblock.stripe_unit,
         targets: (0..count).map(|i| targets[(first + i) % targets.len()]).collect(),
     }
 }

@@ -6,7 +6,7 @@
 
 use super::attrs::clear_set_id;
 use super::{Answer, touch_inode};
-use crate::row::Inode;
+use crate::row::{Inode, Session};
 use crate::table::Effect;
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
@@ -105,6 +105,10 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
     let written = inode.components != 0 || !sessions.is_empty();
     let grows = sessions.is_empty() && size >= inode.size;
     if written && !grows {
+        let asking = tx.client;
+        for (client, other) in sessions.iter().filter(|(client, _)| *client != asking) {
+            tx.put_session(ino, *client, Some(Session { shared: true, ..*other }));
+        }
         session.cut = Some(size);
         tx.put_session(ino, tx.client, Some(session));
     }
@@ -146,7 +150,7 @@ pub fn commit(
         touch_inode(tx, &mut inode);
     }
     if end && let Some(mut session) = tx.session(ino) {
-        session.writing = false;
+        (session.writing, session.shared) = (false, false);
         tx.put_session(ino, tx.client, Some(session));
     }
     let attr = tx.attr(ino, &inode);

@@ -1,7 +1,7 @@
 //! Rows beside the tree: what file system this is, counters, clients, replies, sessions.
 
 use super::{Damaged, Fields, VERSION};
-use levada_base::ids::Ino;
+use levada_base::ids::{BootVerifier, Ino};
 
 /// The value of `M|0`: fixed when the file system is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +30,24 @@ pub struct Counters {
     pub inodes: u64,
 }
 
+/// The value of `M|2`: a client may have been told what is not durable (`tail`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailRow {
+    /// The holder.
+    pub client: u64,
+    /// The life of the target in which it became the holder.
+    pub life: BootVerifier,
+    /// Inode numbers from here on were told to nobody.
+    pub numbers: u64,
+}
+
 /// The value of `C|client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientRow {
     pub uuid: [u8; 16],
+    /// The last life of the target in which the client held the tail and of which nothing is
+    /// missing; 0: none.
+    pub settled: BootVerifier,
 }
 
 /// The value of `R|client|slot`.
@@ -49,6 +63,8 @@ pub struct ReplyRow {
 pub struct Session {
     /// The client may have changed the objects.
     pub writing: bool,
+    /// Another client has cut the file since: the writer does not know the size by itself.
+    pub shared: bool,
     /// The objects are still to be cut to this size.
     pub cut: Option<u64>,
 }
@@ -104,18 +120,37 @@ impl Counters {
     }
 }
 
+impl TailRow {
+    pub fn encode(&self) -> [u8; 25] {
+        let mut row = [VERSION; 25];
+        row[1..9].copy_from_slice(&self.client.to_le_bytes());
+        row[9..17].copy_from_slice(&self.life.0.to_le_bytes());
+        row[17..].copy_from_slice(&self.numbers.to_le_bytes());
+        row
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let mut fields = Fields::new("tail", bytes)?;
+        let (client, life, numbers) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        fields.end()?;
+        Ok(Self { client, life: BootVerifier(life), numbers })
+    }
+}
+
 impl ClientRow {
-    pub fn encode(&self) -> [u8; 17] {
-        let mut row = [VERSION; 17];
-        row[1..].copy_from_slice(&self.uuid);
+    pub fn encode(&self) -> [u8; 25] {
+        let mut row = [VERSION; 25];
+        row[1..17].copy_from_slice(&self.uuid);
+        row[17..].copy_from_slice(&self.settled.0.to_le_bytes());
         row
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut fields = Fields::new("client", bytes)?;
         let uuid = fields.bytes(16)?.try_into().expect("16 bytes");
+        let settled = BootVerifier(fields.u64()?);
         fields.end()?;
-        Ok(Self { uuid })
+        Ok(Self { uuid, settled })
     }
 }
 
@@ -136,11 +171,14 @@ impl ReplyRow {
 
 const WRITING: u8 = 1;
 const CUT: u8 = 2;
+const SHARED: u8 = 4;
 
 impl Session {
     pub fn encode(&self) -> [u8; 10] {
         let mut row = [VERSION; 10];
-        row[1] = u8::from(self.writing) * WRITING + u8::from(self.cut.is_some()) * CUT;
+        row[1] = u8::from(self.writing) * WRITING
+            + u8::from(self.cut.is_some()) * CUT
+            + u8::from(self.shared) * SHARED;
         row[2..].copy_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
         row
     }
@@ -150,10 +188,14 @@ impl Session {
         let flags = fields.u8()?;
         let cut = fields.u64()?;
         fields.end()?;
-        if flags & !(WRITING | CUT) != 0 {
+        if flags & !(WRITING | CUT | SHARED) != 0 {
             return Err(fields.damaged());
         }
-        Ok(Self { writing: flags & WRITING != 0, cut: (flags & CUT != 0).then_some(cut) })
+        Ok(Self {
+            writing: flags & WRITING != 0,
+            shared: flags & SHARED != 0,
+            cut: (flags & CUT != 0).then_some(cut),
+        })
     }
 }
 

@@ -147,8 +147,8 @@ impl Inode {
         Ok(inode)
     }
 
-    /// What a client gets to see.
-    pub fn attr(&self, ino: Ino, writers: bool) -> Attr {
+    /// What a client gets to see while nobody writes.
+    pub fn attr(&self, ino: Ino) -> Attr {
         let layout = match &self.body {
             Body::File(layout) => Some(layout.clone()),
             _ => None,
@@ -162,7 +162,8 @@ impl Inode {
             gid: self.gid,
             nlink: self.nlink,
             size: self.size,
-            writers,
+            writers: false,
+            others: false,
             rdev: self.rdev,
             atime: self.atime,
             mtime: self.mtime,

@@ -7,7 +7,7 @@ mod admin;
 mod entry;
 mod inode;
 
-pub use admin::{ClientRow, Counters, MARK, ReplyRow, Session, Superblock, first_ino};
+pub use admin::{ClientRow, Counters, MARK, ReplyRow, Session, Superblock, TailRow, first_ino};
 pub use entry::{EntryRow, NameRow};
 pub use inode::{Body, Inode};
 

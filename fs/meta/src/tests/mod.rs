@@ -21,6 +21,7 @@ use std::time::Duration;
 
 pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
 pub const LEASE: Duration = Duration::from_secs(60);
+pub const RECOVERY: Duration = Duration::from_secs(5);
 
 /// Small, so that the log wraps and rows are forgotten.
 const STORE: Config = Config { log_bytes: 256 * KIB, cache_bytes: 16 << 10 };
@@ -44,6 +45,7 @@ pub fn serve_config() -> ServeConfig {
         objects: (0..3).map(|n| (TargetId(n), format!("node:{n}"))).collect(),
         lease: LEASE,
         slots: 8,
+        recovery: RECOVERY,
         cache_bytes: 4 << 10,
     }
 }
@@ -151,7 +153,7 @@ impl Tester {
     }
 
     pub fn last_call(&self) -> CallHeader {
-        CallHeader { client: self.client.get(), slot: 0, sequence: self.sequence.get() }
+        CallHeader::changing(self.client.get(), 0, self.sequence.get())
     }
 
     pub async fn change(&self, request: MetaRequest) -> MetaReply {

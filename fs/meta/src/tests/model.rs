@@ -397,7 +397,11 @@ impl Model {
         if matches!(new, NewInode::File { open: Some(_) }) {
             *self.opens.entry((client, ino)).or_default() += 1;
         }
-        Outcome::Entry(self.view(ino), true)
+        let made = Outcome::Entry(self.view(ino), true);
+        if matches!(new, NewInode::File { open: Some(mode) } if mode.write) {
+            self.sessions.insert((ino, client), Session { writing: true, cut: None });
+        }
+        made
     }
 
     fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Outcome> {

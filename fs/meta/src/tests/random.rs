@@ -1,14 +1,18 @@
 //! Several clients change one small tree at once, requests arrive twice, and the power goes.
 //! What they were told must be what a model says that takes the requests one at a time, in the
-//! order in which the service made them take effect.
+//! order in which the service made them take effect. One of them holds the tail: it is told what is not
+//! durable, and hands it back; or it dies with the service, and what it was told may be lost.
 
 use super::model::{Model, Outcome};
 use super::{ROOT, World, simulated};
 use crate::config::CallHeader;
-use levada_base::ids::Ino;
+use crate::service::MetaService;
+use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
-use levada_wire::meta::{AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::frame::decode_body;
+use levada_wire::meta::{AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode, Tail};
+use levada_wire::rpc::ConnectionId;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -49,6 +53,61 @@ struct Lane {
     slot: u32,
     sequence: Cell<u64>,
     pending: RefCell<Option<MetaRequest>>,
+    /// Of the client that asks to be told early.
+    holding: Option<Rc<Holding>>,
+}
+
+/// What a client holds of the tail.
+struct Holding {
+    life: Cell<BootVerifier>,
+    batches: RefCell<BTreeMap<Seq, Vec<u8>>>,
+    connection: Cell<ConnectionId>,
+}
+
+impl Holding {
+    fn reconnect(&self) {
+        self.connection.set(ConnectionId(self.connection.get().0 + 1));
+    }
+
+    fn take_in(&self, frame: &[u8]) {
+        let Tail { durable, batches } = decode_body(frame).expect("a tail");
+        let mut held = self.batches.borrow_mut();
+        held.retain(|seq, _| *seq > durable);
+        held.extend(batches);
+        let seqs: Vec<u64> = held.keys().map(|seq| seq.0).collect();
+        assert!(seqs.windows(2).all(|pair| pair[0] + 1 == pair[1]), "a gap: {seqs:?}");
+    }
+
+    fn replay(&self) -> MetaRequest {
+        let batches = self.batches.borrow().clone().into_iter().collect();
+        MetaRequest::Replay { life: self.life.get(), batches }
+    }
+}
+
+/// As the service answers over a connection; none when the connection broke, or is an old one.
+async fn ask(
+    service: &MetaService,
+    holding: Option<Rc<Holding>>,
+    call: CallHeader,
+    request: MetaRequest,
+) -> Option<MetaReply> {
+    let Some(holding) = holding.filter(|_| call.unstable) else {
+        return Some(service.handle(call, request).await);
+    };
+    let connection = holding.connection.get();
+    let reply = service.handle(call, request).await;
+    let durable = service.store().durable_seq();
+    let frame = service.tail.borrow_mut().frame_for(call.client, connection, durable).ok()?;
+    if random(30) == 0 {
+        holding.reconnect();
+    }
+    if connection != holding.connection.get() {
+        return None;
+    }
+    if let Some(frame) = frame {
+        holding.take_in(&frame);
+    }
+    Some(reply)
 }
 
 /// What a client holds open, as far as it knows.
@@ -127,21 +186,31 @@ impl Lane {
         loop {
             let service = world.service();
             let changes = call.slot != CallHeader::NO_SLOT;
+            let call = CallHeader { unstable: self.holding.is_some() && random(8) > 0, ..call };
             let twin = (changes && random(4) == 0).then(|| {
                 let (service, request) = (world.service(), request.clone());
-                reactor::spawn(async move { service.handle(call, request).await })
+                let holding = self.holding.clone();
+                reactor::spawn(async move { ask(&service, holding, call, request).await })
             });
             if changes && random(20) == 0 {
                 // Given up half-way; the connection broke.
                 let limit = Duration::from_micros(random(200));
-                let _ = reactor::timeout(limit, service.handle(call, request.clone())).await;
+                let given_up = ask(&service, self.holding.clone(), call, request.clone());
+                let _ = reactor::timeout(limit, given_up).await;
             }
-            let reply = service.handle(call, request.clone()).await;
-            if let Some(twin) = twin {
-                let other = twin.await.expect("alive");
+            let reply = ask(&service, self.holding.clone(), call, request.clone()).await;
+            let other = match twin {
+                Some(twin) => Some(twin.await.expect("alive")),
+                None => None,
+            };
+            let (Some(mut reply), None | Some(Some(_))) = (reply, &other) else { continue };
+            if let Some(other) = other.flatten() {
                 let unavailable = MetaReply::Failed(MetaFault::Unavailable);
                 let may_differ = reply == unavailable || other == unavailable;
                 assert!(may_differ || other == reply, "{request:?}: {reply:?} and {other:?}");
+                if reply == unavailable {
+                    reply = other;
+                }
             }
             if reply != MetaReply::Failed(MetaFault::Unavailable) {
                 return reply;
@@ -167,7 +236,7 @@ impl Lane {
             } else {
                 (self.slot, self.sequence.get())
             };
-            let call = CallHeader { client, slot, sequence };
+            let call = CallHeader::changing(client, slot, sequence);
             *self.pending.borrow_mut() = Some(request.clone());
             log.records.borrow_mut().entry(key_of(call)).or_insert_with(|| Record {
                 request: request.clone(),
@@ -185,6 +254,7 @@ impl Lane {
             if random(16) == 0 && stored && sequence > 1 && slot != CallHeader::NO_SLOT {
                 // From an old connection.
                 let late = CallHeader { sequence: sequence - 1, ..call };
+                let late = CallHeader { unstable: false, ..late };
                 let reply = world.service().handle(late, request).await;
                 assert_eq!(reply, MetaReply::Failed(MetaFault::Invalid));
             }
@@ -233,14 +303,31 @@ impl Lane {
     }
 }
 
-/// Runs the model over what took effect and survived, and compares what was told.
-fn settle(model: &mut Model, log: &Log, survived: Option<u64>, trace: &[crate::service::Traced]) {
+/// Runs the model over what took effect and survived, and compares what was told. A client that
+/// died with the service may have been told what is lost.
+fn settle(
+    model: &mut Model,
+    log: &Log,
+    survived: u64,
+    dead: Option<u64>,
+    trace: &[crate::service::Traced],
+) {
     let mut records = log.records.borrow_mut();
+    let mut lost = false;
     for traced in trace.iter().filter(|traced| traced.call.client != 0) {
         let record = records.get_mut(&key_of(traced.call));
         let Some(record) = record else { panic!("{traced:?} is of no known request") };
-        if traced.wrote.zip(survived).is_some_and(|(wrote, survived)| wrote.0 > survived) {
+        let is_lost = traced.wrote.is_some_and(|wrote| wrote.0 > survived);
+        lost |= is_lost;
+        if lost && dead == Some(traced.call.client) {
+            record.reply = None;
+        }
+        if is_lost {
             assert_eq!(record.reply, None, "answered, but lost: {:?}", record.request);
+            continue;
+        }
+        // It may have rested on what is lost.
+        if lost && record.reply.is_none() && traced.wrote.is_none() {
             continue;
         }
         assert!(!record.done, "done twice: {:?}", record.request);
@@ -301,6 +388,13 @@ async fn world_with_cuts(cuts: u64) -> u64 {
     let log = Rc::new(Log::default());
     log.known.borrow_mut().push(Ino::ROOT);
     let opens = Rc::new(Opens::default());
+    let holding = Rc::new(Holding {
+        life: Cell::new(BootVerifier(0)),
+        batches: RefCell::default(),
+        connection: Cell::new(ConnectionId(1)),
+    });
+    // Sometimes nobody holds the tail.
+    let holders = if random(3) == 0 { 0 } else { 2 };
     let lanes: Vec<Rc<Lane>> = (0..6)
         .map(|n| {
             Rc::new(Lane {
@@ -309,6 +403,7 @@ async fn world_with_cuts(cuts: u64) -> u64 {
                 slot: u32::from(n % 2),
                 sequence: Cell::new(0),
                 pending: RefCell::default(),
+                holding: (n < holders).then(|| Rc::clone(&holding)),
             })
         })
         .collect();
@@ -337,15 +432,54 @@ async fn world_with_cuts(cuts: u64) -> u64 {
             let work = Rc::clone(lane).work(Rc::clone(&world), Rc::clone(&log), Rc::clone(&opens));
             reactor::spawn_in(&node, work);
         }
+        holding.life.set(service.verifier());
         reactor::sleep(Duration::from_micros(random(40_000))).await;
         // Everything of the node stops here; its trace says what had taken effect.
         let last = service.store().durable_seq().0;
         let trace = service.trace.borrow().clone();
         drop(service);
         world.power_cut().await;
-        let survived = world.service().store().last_seq().0;
+        let service = world.service();
+        let mut survived = service.store().last_seq().0;
         assert!(survived >= last, "durable batches are gone");
-        settle(&mut model, &log, Some(survived), &trace);
+        let holder = lanes[0].client.get();
+        let call = CallHeader::reading(holder);
+        let fate = random(4);
+        if fate > 0 {
+            let last_held = holding.batches.borrow().keys().next_back().map_or(0, |seq| seq.0);
+            survived = survived.max(last_held);
+            let request = holding.replay();
+            if random(4) == 0 && !planted!("meta-served-before-recovery") {
+                // It comes back, and the service dies again.
+                let limit = Duration::from_micros(random(1000));
+                let _ = reactor::timeout(limit, service.handle(call, request.clone())).await;
+                world.power_cut().await;
+            }
+            let service = world.service();
+            assert_eq!(service.handle(call, request.clone()).await, MetaReply::Done);
+            // The answer got lost.
+            assert_eq!(service.handle(call, request).await, MetaReply::Done);
+            settle(&mut model, &log, survived, None, &trace);
+        } else {
+            opens.borrow_mut().retain(|(client, _), _| *client != holder);
+            if random(2) == 0 {
+                let late = holding.replay();
+                let nothing = MetaRequest::Replay { life: holding.life.get(), batches: vec![] };
+                let reply = service.handle(call, nothing).await;
+                assert_eq!(reply, MetaReply::Done);
+                assert!(!service.is_recovering());
+                let late = service.handle(call, late).await;
+                let fine = matches!(late, MetaReply::Done | MetaReply::Failed(MetaFault::Stale));
+                assert!(fine, "{late:?}");
+            }
+            settle(&mut model, &log, survived, Some(holder), &trace);
+        }
+        holding.batches.borrow_mut().clear();
+        // Others wait until the holder is back, or was awaited in vain.
+        let other = CallHeader::reading(lanes[2].client.get());
+        world.service().handle(other, MetaRequest::Space).await;
+        assert!(!world.service().is_recovering() || planted!("meta-served-before-recovery"));
+        model.next_ino = world.service().table.borrow().counters.next_ino;
         world.assert_sound().await;
     }
     let done = log.done.get();
@@ -405,11 +539,13 @@ fn planted_bugs_are_found() {
         "meta-answered-before-durable",
         "meta-read-of-undurable-answered",
         "meta-cookie-given-twice",
-        "meta-listing-forgets-changes",
         "meta-complete-after-trim",
+        "meta-tail-not-carried",
+        "meta-tail-with-foreign-batches",
+        "meta-served-before-recovery",
     ];
     for bug in bugs {
-        let found = (0..200).find(|seed| {
+        let found = (0..1000).find(|seed| {
             planted::choose(Some(bug));
             let outcome = std::panic::catch_unwind(|| simulated(*seed, world_with_cuts(3)));
             planted::choose(None);

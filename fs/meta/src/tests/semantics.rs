@@ -187,7 +187,7 @@ fn creates_in_one_directory_share_flushes() {
                 reactor::spawn(async move {
                     for sequence in 1..=10 {
                         let request = create(Ino::ROOT, &format!("{slot}.{sequence}"), FILE);
-                        let call = CallHeader { client, slot, sequence };
+                        let call = CallHeader::changing(client, slot, sequence);
                         attr_of(service.handle(call, request).await).expect("made");
                     }
                 })
@@ -223,7 +223,7 @@ fn a_listing_meets_every_lasting_entry_once() {
                     for n in 0..250 {
                         let request = create(Ino::ROOT, &format!("{}", n * 8 + slot), FILE);
                         let sequence = u64::from(n + 1);
-                        let call = CallHeader { client, slot, sequence };
+                        let call = CallHeader::changing(client, slot, sequence);
                         attr_of(service.handle(call, request).await).expect("made");
                     }
                 })
@@ -283,9 +283,24 @@ fn a_listing_meets_every_lasting_entry_once() {
 }
 
 #[test]
+fn a_file_made_for_writing_has_its_session_at_once() {
+    with_client(|world, t| async move {
+        let made = t.make(Ino::ROOT, "f", OPENED).await.expect("made");
+        // The maker knows that nothing is written yet.
+        assert!(!made.writers && !made.others);
+        let seen = t.attr(made.ino).await.expect("there");
+        assert!(seen.writers && !seen.others);
+        let other = Tester::new(&world, 2).await;
+        let seen = other.attr(made.ino).await.expect("there");
+        assert!(seen.writers && seen.others);
+    });
+}
+
+#[test]
 fn a_cut_counts_until_the_objects_follow() {
     with_client(|_, t| async move {
-        let ino = t.make(Ino::ROOT, "f", OPENED).await.expect("made").ino;
+        let ino = t.file("f").await.ino;
+        t.open(ino, true, false).await.expect("opened");
         let size = |size| MetaRequest::SetAttr {
             caller: ROOT,
             ino,
@@ -322,7 +337,7 @@ fn a_silent_client_leaves_chores() {
     with_client(|world, t| async move {
         let other = Tester::new(&world, 2).await;
         let old = other.client.get();
-        let ino = t.make(Ino::ROOT, "f", OPENED).await.expect("made").ino;
+        let ino = t.file("f").await.ino;
         other.open(ino, true, false).await.expect("opened");
         attr_of(other.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
         let gone = other.make(Ino::ROOT, "gone", OPENED).await.expect("made").ino;
@@ -397,7 +412,7 @@ async fn fill(world: &Rc<World>, client: u64, files: u64) -> Vec<String> {
                 let mut made = Vec::new();
                 for sequence in 1..=files / 8 {
                     let name = format!("{slot}.{sequence}");
-                    let call = CallHeader { client, slot, sequence };
+                    let call = CallHeader::changing(client, slot, sequence);
                     match service.handle(call, create(Ino::ROOT, &name, FILE)).await {
                         MetaReply::Entry(..) => made.push(name),
                         MetaReply::Failed(MetaFault::Full) => break,

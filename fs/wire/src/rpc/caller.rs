@@ -34,6 +34,8 @@ pub struct Call {
     pub target: TargetId,
     pub class: Class,
     pub tenant: u32,
+    /// See [`flags`].
+    pub flags: u32,
     pub client: u64,
     /// [`NO_SLOT`] for requests that change nothing.
     pub slot: u32,
@@ -52,6 +54,7 @@ impl Call {
             target,
             class: Class::Foreground,
             tenant: 0,
+            flags: 0,
             client: 0,
             slot: NO_SLOT,
             sequence: 0,
@@ -65,6 +68,7 @@ impl Call {
     fn frame(&self, node: u32, peer_node: u32) -> Frame {
         let header = Header {
             class: self.class,
+            flags: self.flags,
             tenant: self.tenant,
             source: node,
             destination: peer_node,
@@ -88,7 +92,11 @@ pub struct Caller {
     node: u32,
 }
 
+/// Takes in one-way frames, in the order in which they and the replies were sent.
+pub type OnOneWay = Rc<dyn Fn(&Frame)>;
+
 struct Shared {
+    on_one_way: Option<OnOneWay>,
     sink: Rc<dyn FrameSink>,
     pending: RefCell<BTreeMap<u64, oneshot::Sender<Frame>>>,
     next_request: Cell<u64>,
@@ -100,12 +108,16 @@ struct Shared {
 }
 
 impl Caller {
-    /// Shakes hands over a fresh connection.
+    /// Shakes hands over a fresh connection. One-way frames go to `on_one_way`.
     ///
     /// # Errors
     ///
     /// [`RpcError::Refused`], or [`RpcError::Disconnected`] also when nobody answers in time.
-    pub async fn new(connection: Connection, hello: &Hello) -> Result<Self, RpcError> {
+    pub async fn new(
+        connection: Connection,
+        hello: &Hello,
+        on_one_way: Option<OnOneWay>,
+    ) -> Result<Self, RpcError> {
         let Connection { sink, mut source } = connection;
         let header = Header { source: hello.node, ..Header::new(Kind::Hello) };
         sink.send(Frame::new(header, encode_body(hello)))?;
@@ -132,6 +144,7 @@ impl Caller {
             return Err(RpcError::Malformed);
         }
         let shared = Rc::new(Shared {
+            on_one_way,
             sink,
             pending: RefCell::default(),
             next_request: Cell::new(1),
@@ -254,7 +267,12 @@ impl Shared {
                         waiting.send(frame);
                     }
                 }
-                Kind::Pong | Kind::OneWay => {}
+                Kind::OneWay => {
+                    if let Some(take) = &self.on_one_way {
+                        take(&frame);
+                    }
+                }
+                Kind::Pong => {}
                 Kind::Ping => {
                     let _ = self.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()));
                 }

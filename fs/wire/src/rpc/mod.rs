@@ -11,10 +11,10 @@ mod hello;
 mod peer;
 mod serve;
 
-pub use caller::{Call, Caller};
+pub use caller::{Call, Caller, OnOneWay};
 pub use hello::{Hello, Refusal, Welcome};
 pub use peer::{OnConnect, Peer, PeerConfig};
-pub use serve::{Handler, Reply, Router, ServiceConfig, accept_all, serve};
+pub use serve::{ConnectionId, Handler, Reply, Router, ServiceConfig, accept_all, serve};
 
 use crate::channel::ChannelError;
 use crate::frame::FrameError;

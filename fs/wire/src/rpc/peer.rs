@@ -5,7 +5,7 @@
 //! [`OnConnect`] has ended before a fresh connection carries anything else.
 
 use super::RpcError;
-use super::caller::{Call, Caller};
+use super::caller::{Call, Caller, OnOneWay};
 use super::hello::Hello;
 use crate::channel::Transport;
 use crate::frame::{Frame, VERSION, flags};
@@ -59,6 +59,7 @@ pub struct Peer {
     failures: Cell<u32>,
     connects: Cell<u64>,
     on_connect: RefCell<Option<Rc<dyn OnConnect>>>,
+    on_one_way: RefCell<Option<OnOneWay>>,
 }
 
 impl Peer {
@@ -80,12 +81,18 @@ impl Peer {
             failures: Cell::new(0),
             connects: Cell::new(0),
             on_connect: RefCell::default(),
+            on_one_way: RefCell::default(),
         })
     }
 
     /// Sets what happens first on every fresh connection.
     pub fn set_on_connect(&self, on_connect: Rc<dyn OnConnect>) {
         *self.on_connect.borrow_mut() = Some(on_connect);
+    }
+
+    /// Sets who takes in the one-way frames of every connection made from now on.
+    pub fn set_on_one_way(&self, on_one_way: OnOneWay) {
+        *self.on_one_way.borrow_mut() = Some(on_one_way);
     }
 
     /// Where it is.
@@ -200,7 +207,8 @@ impl Peer {
             node: self.config.node,
         };
         let connection = self.transport.connect(&self.address).await?;
-        let caller = Caller::new(connection, &hello).await?;
+        let on_one_way = self.on_one_way.borrow().clone();
+        let caller = Caller::new(connection, &hello, on_one_way).await?;
         let on_connect = self.on_connect.borrow().clone();
         if let Some(on_connect) = on_connect {
             on_connect.connected(&caller).await?;

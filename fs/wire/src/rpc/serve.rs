@@ -30,6 +30,8 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// At most the request's `reply_bytes_max`.
     pub payload: IoVec,
+    /// The body of a one-way frame that goes over the same connection right before the reply.
+    pub first: Option<Vec<u8>>,
 }
 
 impl Reply {
@@ -46,10 +48,23 @@ impl Reply {
     }
 }
 
+/// Names a connection for as long as the process lives; a later one has a larger number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+impl ConnectionId {
+    fn next() -> Self {
+        thread_local!(static LAST: Cell<u64> = const { Cell::new(0) });
+        LAST.set(LAST.get() + 1);
+        Self(LAST.get())
+    }
+}
+
 /// Carries requests out.
 pub trait Handler {
-    /// Carries out one request; many run side by side.
-    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply>;
+    /// Carries out one request; many run side by side. Replies to one connection are sent in the
+    /// order in which their futures end.
+    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply>;
 }
 
 /// Hands requests to the target that they name; targets come and go while it serves.
@@ -72,11 +87,11 @@ impl Router {
 }
 
 impl Handler for Router {
-    fn handle(&self, request: Frame) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
         let handler = self.targets.borrow().get(&request.header.target).cloned();
         Box::pin(async move {
             match handler {
-                Some(handler) => handler.handle(request).await,
+                Some(handler) => handler.handle(request, from).await,
                 None => Reply::flagged(flags::NOT_HERE),
             }
         })
@@ -103,6 +118,7 @@ impl Default for ServiceConfig {
 
 /// What one connection has in flight.
 struct Load {
+    id: ConnectionId,
     sink: Rc<dyn FrameSink>,
     requests: Cell<u64>,
     bytes: Cell<u64>,
@@ -143,7 +159,12 @@ pub async fn serve(
             return Err(RpcError::Refused(refusal));
         }
     }
-    let load = Rc::new(Load { sink, requests: Cell::new(0), bytes: Cell::new(0) });
+    let load = Rc::new(Load {
+        id: ConnectionId::next(),
+        sink,
+        requests: Cell::new(0),
+        bytes: Cell::new(0),
+    });
     loop {
         let Ok(frame) = source.recv().await else { break };
         match frame.header.kind {
@@ -174,7 +195,7 @@ pub async fn serve(
 async fn carry_out(load: Rc<Load>, handler: Rc<dyn Handler>, request: Frame) {
     let asked = request.header;
     let charge = asked.charge(request.payload_bytes());
-    let reply = handler.handle(request).await;
+    let reply = handler.handle(request, load.id).await;
     let header = Header {
         class: asked.class,
         flags: reply.flags,
@@ -193,6 +214,11 @@ async fn carry_out(load: Rc<Load>, handler: Rc<dyn Handler>, request: Frame) {
     };
     load.requests.set(load.requests.get() - 1);
     load.bytes.set(load.bytes.get() - charge);
+    if let Some(first) = reply.first {
+        let header =
+            Header { request: 0, credits: 0, credit_bytes: 0, kind: Kind::OneWay, ..header };
+        let _ = load.sink.send(Frame::new(header, first));
+    }
     let frame = Frame { header, body: reply.body, payload: reply.payload };
     assert!(frame.check().is_ok(), "a handler keeps to the bounds of a frame");
     // When the caller is gone it asks again over another connection.

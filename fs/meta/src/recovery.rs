@@ -1,0 +1,193 @@
+//! After a crash with an open tail: its holder hands back what it was told.
+//!
+//! What always holds: while it is awaited nothing but its `Register` and `Replay` is answered, and the
+//! store is as the crash left it. Recovery that is cut off by another crash begins anew from the
+//! prefix that the store holds by then.
+//!
+//! docs/design/0010-metadata-tail.md.
+
+use crate::key;
+use crate::ops::{S_IFREG, names};
+use crate::row::{Body, Inode, MARK};
+use crate::service::{MetaService, Room, fault_of, wall_clock};
+use crate::table::{Effect, Table};
+use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::{planted, reactor};
+use levada_kv::Batch;
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+
+/// Lost inode numbers that become chores in one batch.
+const NUMBERS_AT_ONCE: u64 = 16;
+
+impl MetaService {
+    /// True while the holder of the tail is awaited.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.recovering.get()
+    }
+
+    /// Waits until this request may be answered.
+    pub(crate) async fn recovered(
+        &self,
+        client: u64,
+        request: &MetaRequest,
+    ) -> Result<(), MetaFault> {
+        let holder = self.tail.borrow().row().map(|row| row.client);
+        let early = match request {
+            MetaRequest::Register { uuid } => {
+                let known = self.table.borrow().by_uuid.get(uuid).copied();
+                known.is_some() && known == holder
+            }
+            MetaRequest::Replay { .. } => Some(client) == holder,
+            _ => planted!("meta-served-before-recovery"),
+        };
+        while self.is_recovering() && !early {
+            let changed = self.recovery_changed.changed();
+            let left = self.config.recovery.saturating_sub(self.opened.elapsed());
+            if left.is_zero() {
+                self.end_recovery().await?;
+            } else {
+                let _ = reactor::timeout(left, changed).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on without the holder when it has been awaited for long enough.
+    pub(crate) async fn end_recovery(&self) -> Result<(), MetaFault> {
+        let _turn = self.recovery_turn.acquire(1).await;
+        if !self.is_recovering() || self.opened.elapsed() < self.config.recovery {
+            return Ok(());
+        }
+        tracing::warn!("a client did not come back: what it had not synced is lost");
+        self.lose_tail().await
+    }
+
+    /// The holder hands back its tail.
+    pub(crate) async fn replay(
+        &self,
+        client: u64,
+        life: BootVerifier,
+        batches: Vec<(Seq, Vec<u8>)>,
+    ) -> Result<MetaReply, MetaFault> {
+        let _turn = self.recovery_turn.acquire(1).await;
+        let awaited =
+            self.tail.borrow().row().filter(|row| self.is_recovering() && row.client == client);
+        if batches.is_empty() {
+            if awaited.is_some() {
+                tracing::info!(client, "the holder of the tail came back without it");
+                self.lose_tail().await?;
+            }
+            return Ok(MetaReply::Done);
+        }
+        let Some(row) = awaited.filter(|row| row.life == life) else {
+            if awaited.is_some() {
+                self.lose_tail().await?;
+            }
+            let settled = self.table.borrow().clients.get(&client).map(|client| client.settled);
+            // Handed back before, or made durable when the target stopped.
+            let known = settled == Some(life);
+            return if known { Ok(MetaReply::Done) } else { Err(MetaFault::Stale) };
+        };
+        let mut taken = 0;
+        for (seq, bytes) in batches {
+            if seq <= self.store.last_seq() {
+                continue;
+            }
+            let batch = Batch::decode(&bytes).filter(|_| seq.0 == self.store.last_seq().0 + 1);
+            let Some(batch) = batch else {
+                tracing::error!(client, seq = seq.0, "a tail does not fit what the store holds");
+                self.reload().await?;
+                self.lose_tail().await?;
+                return Err(MetaFault::Stale);
+            };
+            self.wait_for_room(Room { frees: true }).await?;
+            self.store.apply(batch).map_err(fault_of)?;
+            taken += 1;
+        }
+        self.durable(self.store.last_seq()).await?;
+        self.reload().await?;
+        self.settle_tail(row)?;
+        self.durable(self.store.last_seq()).await?;
+        tracing::info!(client, taken, "the tail was handed back");
+        self.serve();
+        Ok(MetaReply::Done)
+    }
+
+    /// What the rows say now, after batches that went past the table.
+    async fn reload(&self) -> Result<(), MetaFault> {
+        let mut fresh = Table::load(&self.store, self.config.slots).await.map_err(|error| {
+            tracing::error!(%error, "the rows cannot be read again");
+            MetaFault::Damaged
+        })?;
+        let mut table = self.table.borrow_mut();
+        fresh.chores = std::rc::Rc::clone(&table.chores);
+        *table = fresh;
+        Ok(())
+    }
+
+    /// Goes on without what the holder was told. Files that it made then may have objects, so
+    /// their numbers are not given out again and become chores.
+    async fn lose_tail(&self) -> Result<(), MetaFault> {
+        let numbers = self.tail.borrow().row().map_or(0, |row| row.numbers);
+        loop {
+            self.wait_for_room(Room { frees: true }).await?;
+            let mut table = self.table.borrow_mut();
+            let mut counters = table.counters;
+            let end = numbers.min(counters.next_ino + NUMBERS_AT_ONCE);
+            let mut batch = Batch::default();
+            while counters.next_ino < end && !planted!("meta-lost-numbers-given-again") {
+                let ino = Ino(counters.next_ino);
+                batch.put(&key::inode(ino), &self.lost_inode(ino).encode());
+                batch.put(&key::destroy(ino), MARK);
+                counters.next_ino += 1;
+                counters.inodes += 1;
+            }
+            let done = counters.next_ino >= numbers || planted!("meta-lost-numbers-given-again");
+            if done {
+                batch.delete(key::TAIL);
+            }
+            batch.put(key::COUNTERS, &counters.encode());
+            self.apply_own(batch)?;
+            table.counters = counters;
+            if done {
+                table.take_effect(0, Effect::Destroy);
+                break;
+            }
+        }
+        self.durable(self.store.last_seq()).await?;
+        self.serve();
+        Ok(())
+    }
+
+    fn serve(&self) {
+        self.tail.borrow_mut().end();
+        self.recovering.set(false);
+        self.recovery_changed.notify_all();
+    }
+
+    /// An inode whose create was lost, as if it had been unlinked.
+    fn lost_inode(&self, ino: Ino) -> Inode {
+        let now = wall_clock();
+        Inode {
+            generation: self.env.superblock.generation,
+            mode: S_IFREG,
+            uid: 0,
+            gid: 0,
+            nlink: 0,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: 1,
+            parent: Ino::ROOT,
+            project: 0,
+            tenant: 0,
+            components: u64::MAX,
+            body: Body::File(names::layout_for(&self.env, ino)),
+            other: Vec::new(),
+        }
+    }
+}
