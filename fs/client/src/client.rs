@@ -425,6 +425,9 @@ impl Client {
             return Err(Error::Dialect);
         };
         let (file, attr) = self.opened(*attr, open.truncate && !made).await?;
+        if made && open.write {
+            file.session_began();
+        }
         Ok((file, attr, made))
     }
 
@@ -580,14 +583,13 @@ impl Client {
         self.0.in_time(asked).await
     }
 
-    /// Makes a directory's entries durable. They are by the time they are acknowledged, so this asks
-    /// only whether the service agrees.
+    /// Makes durable every change of names and attributes that was acknowledged here.
     ///
     /// # Errors
     ///
     /// What the metadata service says.
     pub async fn sync_meta(&self) -> Result<(), Error> {
-        self.read(MetaRequest::Sync).await.map(drop)
+        self.0.in_time(self.0.meta.sync()).await
     }
 
     /// Makes everything written here durable, also what closed files left behind.
@@ -616,7 +618,10 @@ impl Client {
             let _all = self.0.closing.acquire(CLOSING_MAX).await;
             Ok(())
         };
-        self.0.in_time(settled).await.and(synced)
+        let settled = self.0.in_time(settled).await;
+        // What closing the files told the service.
+        let told = self.sync_meta().await;
+        settled.and(told).and(synced)
     }
 
     pub(crate) fn object(

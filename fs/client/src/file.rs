@@ -25,6 +25,11 @@ impl File {
         Self { core, inode }
     }
 
+    /// The service has opened the write session together with the file.
+    pub(crate) fn session_began(&self) {
+        self.inode.session_began();
+    }
+
     /// The file's number.
     #[must_use]
     pub fn ino(&self) -> Ino {

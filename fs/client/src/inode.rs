@@ -1,7 +1,9 @@
 //! One file that is in use here, shared by all its handles: where its bytes lie, what was written, the session.
 //!
 //! What always holds:
-//! - A write session (`BeginWrite`) is open before the first write is acknowledged.
+//! - A write session is open, durably, before the first write is sent: else a crash could leave bytes behind
+//!   that appear in the file later. (That of a new file is made with the file; both can be lost, but then so
+//!   is the number that the objects are named by.)
 //! - Overlapping writes take turns; a truncation takes its turn with every write.
 //! - Size and times reach the metadata service only after the objects are durable, and never
 //!   from before a truncation made here.
@@ -232,6 +234,7 @@ impl Inode {
         }
         let data = compact(data);
         let _turn = self.ranges.write(offset, end).await;
+        self.begin_session().await?;
         let parts = pieces(&self.layout, offset, bytes).map(|piece| {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
@@ -241,14 +244,21 @@ impl Inode {
                 Ok::<_, Error>(())
             }
         });
-        let (begun, written) = join(self.begin_session(), join_all(parts)).await;
+        let written = join_all(parts).await;
         self.mtime.set(Some(clock::now()));
         self.writes.set(self.writes.get() + 1);
         self.changes.set(self.changes.get() + 1);
         written.into_iter().collect::<Result<(), Error>>()?;
         self.written_end.set(self.written_end.get().max(end));
         self.size.set(self.size.get().max(end));
-        begun
+        Ok(())
+    }
+
+    /// The service opened the session when it made the file.
+    pub(crate) fn session_began(&self) {
+        if self.session.get() == Session::Closed {
+            self.session.set(Session::Open(self.core.meta.client()));
+        }
     }
 
     /// Opens the write session unless it is open.
@@ -265,7 +275,9 @@ impl Inode {
         let inode = Rc::clone(self);
         // A task, so that the state moves on also when the writer gives up.
         let opening = reactor::spawn(async move {
-            let result = inode.core.change_done(MetaRequest::BeginWrite { ino: inode.ino }).await;
+            let begin = MetaRequest::BeginWrite { ino: inode.ino };
+            let begun = inode.core.meta.change_durably(begin).await;
+            let result = begun.and_then(|reply| inode.core.attr_of(reply)).map(drop);
             let client = inode.core.meta.client();
             inode.session.set(if result.is_ok() { Session::Open(client) } else { Session::Closed });
             inode.session_changed.notify_all();
@@ -313,10 +325,12 @@ impl Inode {
     /// Makes durable what was written here before this call.
     pub(crate) async fn sync(self: &Rc<Self>) -> Result<(), Error> {
         self.record(false).await?;
+        // The file itself may be new.
+        self.core.meta.sync().await?;
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// COMMIT on the objects, then `CommitWrite`, which also ends the session when it `may_end`
+    /// COMMIT on the objects, then `CommitWrite`, which is durable, or ends the session when it `may_end`
     /// and nobody uses the file any more.
     async fn record(self: &Rc<Self>, may_end: bool) -> Result<(), Error> {
         while !self.record_unless_cut(may_end).await? {}
@@ -372,7 +386,11 @@ impl Inode {
         let (ino, components) = (self.ino, written);
         let (mtime, timed) = (self.mtime.get(), self.writes.get());
         let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
-        let result = self.core.change_done(request).await;
+        let reply = match may_end {
+            true => self.core.meta.change(request).await,
+            false => self.core.meta.change_durably(request).await,
+        };
+        let result = reply.and_then(|reply| self.core.attr_of(reply)).map(drop);
         if end {
             self.session.set(if result.is_ok() { Session::Closed } else { session });
             self.session_changed.notify_all();
@@ -450,6 +468,10 @@ impl Inode {
         self.mtime.set(None);
         let known = attr.components | self.components.get() | self.written.get();
         let asked = if attr.writers { self.every_component() } else { known };
+        if asked != 0 {
+            // What is cut off must not come back with the old size.
+            self.core.meta.sync().await?;
+        }
         let cuts = self.components_in(asked).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
@@ -481,7 +503,11 @@ impl Inode {
         mut attr: Attr,
         asked_at: u64,
     ) -> Result<Attr, Error> {
-        if attr.writers {
+        // What only this client wrote it knows itself.
+        let mine = !attr.others && self.session.get() == Session::Open(self.core.meta.client());
+        if attr.writers && mine {
+            attr.size = attr.size.max(self.written_end.get());
+        } else if attr.writers {
             let sizes = self.components_in(self.every_component()).map(|component| {
                 let (target, object) = (self.target(component), self.object(component));
                 async move { target.stat(object).await }

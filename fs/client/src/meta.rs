@@ -5,16 +5,18 @@
 //!   or forgot this client (another number), the open files are reclaimed next.
 //! - A change is sent with the same slot and sequence until it is answered, also when the
 //!   caller has given up waiting: a slot is never used again while its change is in doubt.
+//! - What it was told before that was durable is in the tail, in the service's order, and is handed back
+//!   to a service that restarted before anything else is asked (note 0010).
 //! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
 //!   two ends of an open or close is sent again, so that the counts agree in the end.
 
 use crate::error::Error;
 use crate::slots::Slots;
 use futures_util::future::LocalBoxFuture;
-use levada_base::ids::{BootVerifier, Ino, TargetId};
-use levada_base::reactor;
-use levada_wire::frame::{Class, decode_body, encode_body};
-use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode};
+use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
+use levada_base::{planted, reactor};
+use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
+use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -23,6 +25,8 @@ use std::time::Duration;
 
 /// A service that cannot serve now is asked again after this.
 const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
+/// What was told early is durable after this, whatever the client does.
+const DRAIN_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Meta {
     target: TargetId,
@@ -30,6 +34,9 @@ pub(crate) struct Meta {
     class: Class,
     uuid: [u8; 16],
     registration: RefCell<Option<Registration>>,
+    /// The life of the service, and the client's number there, that has been told everything that a
+    /// restart forgets.
+    greeted: Cell<Option<(BootVerifier, u64)>>,
     /// Made at the first registration.
     slots: RefCell<Option<Rc<Slots>>>,
     opens: RefCell<BTreeMap<Ino, u32>>,
@@ -37,6 +44,25 @@ pub(crate) struct Meta {
     losses: Cell<u64>,
     /// Requests sent, so that only a silent client renews its lease.
     sent: Cell<u64>,
+    tail: RefCell<HeldTail>,
+    /// A task is about to make the tail durable.
+    draining: Cell<bool>,
+}
+
+/// What this client was told although it was not durable.
+#[derive(Default)]
+struct HeldTail {
+    /// The service's life that it comes from.
+    life: BootVerifier,
+    batches: BTreeMap<Seq, Vec<u8>>,
+}
+
+/// When a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// As soon as it is done, if this client may hold the tail.
+    Early,
+    Durable,
 }
 
 /// What the service said when the client registered.
@@ -55,12 +81,22 @@ impl Meta {
             class,
             uuid,
             registration: RefCell::default(),
+            greeted: Cell::default(),
             slots: RefCell::default(),
             opens: RefCell::default(),
             losses: Cell::default(),
             sent: Cell::default(),
+            tail: RefCell::default(),
+            draining: Cell::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
+        let holder = Rc::downgrade(&meta);
+        peer.set_on_one_way(Rc::new(move |frame| {
+            if let Some(meta) = holder.upgrade() {
+                meta.take_in(frame);
+                meta.drain_soon();
+            }
+        }));
         meta
     }
 
@@ -81,18 +117,96 @@ impl Meta {
 
     /// Sends a request that changes nothing.
     pub(crate) async fn read(&self, request: &MetaRequest) -> Result<MetaReply, Error> {
-        self.ask(Call { class: self.class, ..Call::new(self.target, encode_body(request)) }).await
+        self.ask(self.call(request, Told::Early)).await
     }
 
     /// Sends a request that changes something: it is carried out once, also when the caller
-    /// stops waiting.
+    /// stops waiting. It is durable after [`Meta::sync`].
     pub(crate) async fn change(self: &Rc<Self>, request: MetaRequest) -> Result<MetaReply, Error> {
+        self.change_told(request, Told::Early).await
+    }
+
+    /// As [`Meta::change`]; durable when this returns.
+    pub(crate) async fn change_durably(
+        self: &Rc<Self>,
+        request: MetaRequest,
+    ) -> Result<MetaReply, Error> {
+        self.change_told(request, Told::Durable).await
+    }
+
+    /// Makes durable whatever the client was told so far.
+    pub(crate) async fn sync(&self) -> Result<(), Error> {
+        let Some(upto) = self.last_held() else { return Ok(()) };
+        match self.ask(self.call(&MetaRequest::Sync, Told::Durable)).await? {
+            MetaReply::Done => {
+                self.forget_tail(upto);
+                Ok(())
+            }
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
+        }
+    }
+
+    fn call(&self, request: &MetaRequest, told: Told) -> Call {
+        // The housekeeper acts on what it is told at once.
+        let early = told == Told::Early && self.class == Class::Foreground;
+        let flags = if early { flags::UNSTABLE } else { 0 };
+        Call { class: self.class, flags, ..Call::new(self.target, encode_body(request)) }
+    }
+
+    fn last_held(&self) -> Option<Seq> {
+        self.tail.borrow().batches.keys().next_back().copied()
+    }
+
+    fn forget_tail(&self, upto: Seq) {
+        let mut tail = self.tail.borrow_mut();
+        tail.batches = tail.batches.split_off(&Seq(upto.0 + 1));
+    }
+
+    /// A part of the tail arrives, before the answers that rest on it.
+    fn take_in(&self, frame: &Frame) {
+        let life = frame.header.verifier;
+        let known = self.registration().is_some_and(|known| known.verifier == life);
+        let Ok(Tail { durable, batches }) = decode_body(&frame.body) else {
+            tracing::error!("a part of the tail makes no sense");
+            return;
+        };
+        if known && !planted!("client-tail-not-held") {
+            self.forget_tail(durable);
+            let mut tail = self.tail.borrow_mut();
+            tail.life = life;
+            tail.batches.extend(batches);
+        }
+    }
+
+    /// A client that falls silent must not go on holding a tail: it would notice too late that the
+    /// service restarted, and waits for it.
+    fn drain_soon(self: &Rc<Self>) {
+        if self.draining.replace(true) {
+            return;
+        }
+        let meta = Rc::downgrade(self);
+        reactor::spawn(async move {
+            reactor::sleep(DRAIN_AFTER).await;
+            let Some(meta) = meta.upgrade() else { return };
+            meta.draining.set(false);
+            if let Err(error) = meta.sync().await {
+                tracing::warn!(%error, "cannot make names durable");
+            }
+        });
+    }
+
+    async fn change_told(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        told: Told,
+    ) -> Result<MetaReply, Error> {
         let meta = Rc::clone(self);
-        let task = reactor::spawn(async move { meta.change_here(request).await });
+        let task = reactor::spawn(async move { meta.change_here(request, told).await });
         task.await.unwrap_or(Err(Error::Closed))
     }
 
-    async fn change_here(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+    async fn change_here(&self, request: MetaRequest, told: Told) -> Result<MetaReply, Error> {
         if self.client() == 0 {
             self.connect().await?;
         }
@@ -104,14 +218,20 @@ impl Meta {
         if let MetaRequest::Open { ino, .. } = &request {
             self.count_open(*ino);
         }
-        let call = Call {
-            class: self.class,
-            slot: slot.number,
-            sequence: slot.sequence,
-            ..Call::new(self.target, encode_body(&request))
-        };
+        let held = self.last_held();
+        let call = Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
         let reply = self.ask(call).await;
         drop(slot);
+        // It came after everything held by then, and is durable.
+        if let (
+            MetaRequest::CommitWrite { .. },
+            Ok(MetaReply::Attr(_)),
+            Told::Durable,
+            Some(upto),
+        ) = (&request, &reply, told, held)
+        {
+            self.forget_tail(upto);
+        }
         let counted = match (&request, &reply) {
             (MetaRequest::Open { .. }, Ok(MetaReply::Attr(_))) => true,
             (MetaRequest::Open { ino, .. }, _) | (MetaRequest::Close { ino }, _) => {
@@ -208,17 +328,19 @@ impl Meta {
             }
             _ => return Err(RpcError::Disconnected),
         };
-        let before = self.registration();
         let known = self.slots.borrow().clone();
         let pool = known.unwrap_or_else(|| Slots::new(0, slots.max(1)));
         pool.skip(&used);
         *self.slots.borrow_mut() = Some(pool);
         *self.registration.borrow_mut() = Some(Registration { client, verifier, fs });
-        let known = before.as_ref().map(|before| (before.verifier, before.client));
+        let known = self.greeted.get();
         if known != Some((verifier, client)) {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
                 self.losses.set(self.losses.get() + 1);
+            }
+            if known.is_none_or(|(known, _)| known != verifier) {
+                self.hand_back(caller, client).await?;
             }
             // At the start as well: the service may know this client from a former life, and
             // releases nothing until it has heard what of that is still open.
@@ -231,7 +353,32 @@ impl Meta {
                 MetaReply::Done => {}
                 reply => tracing::warn!(?reply, "open files were not reclaimed"),
             }
+            self.greeted.set(Some((verifier, client)));
         }
+        Ok(())
+    }
+
+    /// Gives the tail back to a service that restarted. It waits for that, also when there is nothing to
+    /// give.
+    async fn hand_back(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
+        if self.class != Class::Foreground {
+            return Ok(());
+        }
+        let (life, batches) = {
+            let tail = self.tail.borrow();
+            (tail.life, tail.batches.clone().into_iter().collect())
+        };
+        let replay = MetaRequest::Replay { life, batches };
+        let call = Call { client, ..self.call(&replay, Told::Durable) };
+        if planted!("client-tail-not-handed-back") {
+            return Ok(());
+        }
+        match self.ask_once(caller, &call).await? {
+            MetaReply::Done => {}
+            // It waited in vain for this client, and went on without.
+            reply => tracing::error!(?reply, "changes of names that were not synced are lost"),
+        }
+        self.tail.borrow_mut().batches.clear();
         Ok(())
     }
 
