@@ -79,6 +79,18 @@ pub(super) enum Body {
     Symlink,
 }
 
+/// A change of names under way: done or not when the client dies.
+#[derive(Clone, Debug)]
+pub(super) enum Pending {
+    Make { parent: u64, name: Vec<u8>, body: Body },
+    Link { id: u64, parent: u64, name: Vec<u8> },
+    Remove { parent: u64, name: Vec<u8> },
+    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
+}
+
+/// Paths and what they name; a node of the model by its number, an unknown one as `None`.
+pub(super) type Names = BTreeMap<Vec<u8>, Option<u64>>;
+
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub ino: Ino,
@@ -163,6 +175,35 @@ impl Tree {
         self.unlink(to, to_name);
         self.entries_mut(from).remove(from_name);
         self.entries_mut(to).insert(to_name.to_vec(), id);
+    }
+
+    /// The names that there are, with the change under way done if given.
+    pub fn names(&self, pending: Option<&Pending>) -> Names {
+        let mut tree = self.clone();
+        let mut made = None;
+        match pending {
+            None => {}
+            Some(Pending::Make { parent, name, body }) => {
+                made = Some(tree.make(*parent, name, Ino(u64::MAX), body.clone()));
+            }
+            Some(Pending::Link { id, parent, name }) => tree.link(*id, *parent, name),
+            Some(Pending::Remove { parent, name }) => tree.unlink(*parent, name),
+            Some(Pending::Rename { from, to }) => {
+                tree.rename((from.0, &from.1), (to.0, &to.1));
+            }
+        }
+        let mut names = Names::new();
+        let mut looked = vec![(0, Vec::new())];
+        while let Some((id, path)) = looked.pop() {
+            for (name, child) in tree.entries(id) {
+                let path = [&path[..], b"/", name].concat();
+                if matches!(tree.nodes[child].body, Body::Directory(_)) {
+                    looked.push((*child, path.clone()));
+                }
+                names.insert(path, (Some(*child) != made).then_some(*child));
+            }
+        }
+        names
     }
 
     /// True when `inner` is `outer` or lies below it.

@@ -1,13 +1,13 @@
 //! A worker: one program after another on one client, in a directory of its own, so that the
 //! result of every operation is known exactly.
 
-use super::model::{Body, Change, FileState, Tree};
+use super::model::{Body, Change, FileState, Names, Pending, Tree};
 use crate::{Coverage, Rng};
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_client::{Client, Error, File};
-use levada_wire::attr::Kind;
+use levada_wire::attr::{Attr, Kind};
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -23,19 +23,13 @@ const HANDLES_MAX: usize = 5;
 /// Operations named in a failure.
 const HISTORY: usize = 25;
 
-/// A change of names under way: done or not when the client dies.
-#[derive(Clone, Debug)]
-pub(super) enum Pending {
-    Make { parent: u64, name: Vec<u8>, body: Body },
-    Link { id: u64, parent: u64, name: Vec<u8> },
-    Remove { parent: u64, name: Vec<u8> },
-    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
-}
-
 /// What survives the worker: the model, and what it was doing.
 pub(super) struct State {
     pub tree: Tree,
     pub pending: Option<Pending>,
+    /// The names after each change of them, and which of these are durable at least.
+    pub past: Vec<Names>,
+    pub durable: usize,
     pub history: Vec<String>,
     pub operations: u64,
 }
@@ -47,18 +41,35 @@ pub(super) struct Worker {
     pub client: Client,
     pub rng: Rng,
     pub state: Rc<RefCell<State>>,
+    /// The states of all workers.
+    pub all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
     pub handles: Vec<(u64, File)>,
 }
 
 impl Worker {
     /// A worker in a fresh directory below the root.
-    pub async fn new(seed: u64, number: u64, client: Client, rng: Rng) -> Self {
+    pub async fn new(
+        seed: u64,
+        number: u64,
+        client: Client,
+        rng: Rng,
+        all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
+    ) -> Self {
         let name = format!("worker{number}");
         let made = client.create(CALLER, Ino::ROOT, name.as_bytes(), 0o755, NewInode::Directory);
         let attr = made.await.unwrap_or_else(|error| panic!("seed {seed}: mkdir {name}: {error}"));
-        let state =
-            State { tree: Tree::new(attr.ino), pending: None, history: Vec::new(), operations: 0 };
-        Self { seed, number, client, rng, state: Rc::new(RefCell::new(state)), handles: Vec::new() }
+        let tree = Tree::new(attr.ino);
+        let state = State {
+            past: vec![tree.names(None)],
+            tree,
+            pending: None,
+            durable: 0,
+            history: Vec::new(),
+            operations: 0,
+        };
+        let state = Rc::new(RefCell::new(state));
+        all.borrow_mut().push(Rc::clone(&state));
+        Self { seed, number, client, rng, state, all, handles: Vec::new() }
     }
 
     fn note(&self, what: String) {
@@ -123,6 +134,14 @@ impl Worker {
         Some(self.rng.below(self.handles.len() as u64) as usize)
     }
 
+    /// A change of names was acknowledged.
+    fn renamed(&self) {
+        let mut state = self.state.borrow_mut();
+        let names = state.tree.names(None);
+        state.past.push(names);
+        state.pending = None;
+    }
+
     fn pending(&self, pending: Pending) {
         self.state.borrow_mut().pending = Some(pending);
     }
@@ -173,7 +192,7 @@ impl Worker {
         let made = self.done(made).await.map(|(file, attr, _)| (Shown(file), attr));
         if let Some((file, attr)) = self.expect(made, exists.then_some(MetaFault::Exists)) {
             let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
-            self.state.borrow_mut().pending = None;
+            self.renamed();
             self.handles.push((id, file.0));
             self.trim().await;
         }
@@ -316,9 +335,8 @@ impl Worker {
         let places = ((self.ino(from), &from_name[..]), (self.ino(to), &to_name[..]));
         let renamed = self.done(self.client.rename(CALLER, places.0, places.1, 0)).await;
         if self.expect(renamed, expected).is_some() {
-            let mut state = self.state.borrow_mut();
-            state.tree.rename((from, &from_name), (to, &to_name));
-            state.pending = None;
+            self.state.borrow_mut().tree.rename((from, &from_name), (to, &to_name));
+            self.renamed();
         }
     }
 
@@ -334,7 +352,7 @@ impl Worker {
         let linked = self.done(self.client.link(CALLER, ino, at, &name)).await;
         if let Some(attr) = self.expect(linked, exists.then_some(MetaFault::Exists)) {
             self.state.borrow_mut().tree.link(id, parent, &name);
-            self.state.borrow_mut().pending = None;
+            self.renamed();
             let links = self.state.borrow().tree.nodes[&id].links;
             if attr.nlink != links {
                 self.fail(&format!("node {id} has {} links, expected {links}", attr.nlink));
@@ -359,7 +377,7 @@ impl Worker {
         let removed = self.done(self.client.unlink(CALLER, at, &name)).await;
         if self.expect(removed, expected).is_some() {
             self.state.borrow_mut().tree.unlink(parent, &name);
-            self.state.borrow_mut().pending = None;
+            self.renamed();
         }
     }
 
@@ -379,7 +397,7 @@ impl Worker {
         let made = self.done(made).await;
         if let Some(attr) = self.expect(made, exists.then_some(MetaFault::Exists)) {
             self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
-            self.state.borrow_mut().pending = None;
+            self.renamed();
         }
     }
 
@@ -397,7 +415,7 @@ impl Worker {
         let made = self.done(self.client.create(CALLER, at, &name, 0o777, new)).await;
         let attr = self.expect(made, None).expect("success was expected");
         self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
-        self.state.borrow_mut().pending = None;
+        self.renamed();
         let read = self.done(self.client.read_link(attr.ino)).await;
         if self.expect(read, None) != Some(target) {
             self.fail("a symbolic link reads something else");
@@ -422,7 +440,7 @@ impl Worker {
         let removed = self.done(self.client.remove_dir(CALLER, at, &name)).await;
         if self.expect(removed, expected).is_some() {
             self.state.borrow_mut().tree.unlink(parent, &name);
-            self.state.borrow_mut().pending = None;
+            self.renamed();
         }
     }
 
@@ -448,8 +466,15 @@ impl Worker {
         let Some(at) = self.handle() else { return };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
         self.note(format!("fsync node {id}"));
+        // It makes durable whatever the client was told, to any of its programs.
+        let told: Vec<usize> =
+            self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect();
         let synced = self.done(file.fsync()).await;
         self.expect(synced, None);
+        for (state, told) in self.all.borrow().iter().zip(told) {
+            let mut state = state.borrow_mut();
+            state.durable = state.durable.max(told);
+        }
         self.state.borrow_mut().tree.file(id).synced_now();
     }
 
@@ -574,6 +599,13 @@ pub(super) async fn list(client: &Client, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)
             return Ok(names);
         }
     }
+}
+
+/// A new file, open for writing.
+pub(super) async fn create(client: &Client, parent: Ino, name: &[u8]) -> (File, Attr) {
+    let made = client.create_file(CALLER, parent, name, 0o644, WRITE, true).await;
+    let (file, attr, _) = made.unwrap_or_else(|error| panic!("creating {}: {error}", text(name)));
+    (file, attr)
 }
 
 /// All bytes of a file.
