@@ -118,6 +118,17 @@ impl World {
         }
     }
 
+    /// The end of the world: what its node and its drives still do is dropped, and its coverage is
+    /// given away. A node's tasks and parts hold each other, so they would outlive the seed.
+    pub fn end(&self) -> Coverage {
+        self.end_node();
+        for drive in self.drives.borrow().iter() {
+            drive.disconnect();
+        }
+        self.drives.borrow_mut().clear();
+        self.coverage.take()
+    }
+
     fn end_node(&self) {
         let node = self.node.replace(Group::new());
         node.kill();

@@ -48,7 +48,7 @@ fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
             None => mirror.rounds().await,
             Some(drives) => mirror.lose(drives).await,
         }
-        world.coverage.take()
+        world.end()
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }

@@ -82,7 +82,7 @@ fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
             None => parity.rounds().await,
             Some(drives) => parity.lose(drives).await,
         }
-        world.coverage.take()
+        world.end()
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }

@@ -280,8 +280,9 @@ impl Stack {
             self.heal(at);
         }
         self.faults.unreadable.borrow_mut().clear();
-        // So that every array looks at every drive.
+        // So that every array looks at every drive; again where one was found out.
         for _ in 0..3 {
+            let mut any = false;
             for array in &cluster.arrays {
                 let scrubbed = array.array.scrub(levada_raid::Limits::NONE).await;
                 scrubbed.unwrap_or_else(|error| panic!("seed {}: scrub: {error}", self.world.seed));
@@ -294,6 +295,7 @@ impl Stack {
                         array.array.status().members[member].state == MemberState::Faulty
                     })
                 });
+                any |= out || drive.faults.is_gone();
                 if out {
                     if drive.faults.is_gone() {
                         // An operator says so where nobody has noticed.
@@ -308,6 +310,9 @@ impl Stack {
                     // A spare that nobody asked anything.
                     drive.faults.restore();
                 }
+            }
+            if !any {
+                break;
             }
         }
         let whole = || {

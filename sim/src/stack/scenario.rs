@@ -39,7 +39,7 @@ pub fn stack(seed: u64) -> Outcome {
         let stack = Stack::new(Rc::clone(&world));
         let run = Run { stack, world: Rc::clone(&world), workers: Rc::default() };
         run.all().await;
-        world.coverage.take()
+        world.end()
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }
