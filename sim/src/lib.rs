@@ -12,6 +12,7 @@ mod rng;
 pub mod seeds;
 pub mod soak;
 pub mod stack;
+pub mod stores;
 mod world;
 
 pub use block_model::{BlockModel, fill, recognise};

@@ -9,7 +9,7 @@
 //! - `levada-sim planted [PART]` hunts every planted bug, or those with PART in their names.
 
 use levada_sim::soak::{self, Part, Soak};
-use levada_sim::{Scenario, arrays, planted, seeds, stack};
+use levada_sim::{Scenario, arrays, planted, seeds, stack, stores};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,6 +18,8 @@ const PARTS: &[Part] = &[
     Part { name: "stack", scenario: stack::stack, percent: 100 },
     Part { name: "mirror", scenario: arrays::mirror, percent: 25 },
     Part { name: "raid6", scenario: arrays::parity, percent: 25 },
+    Part { name: "kv", scenario: stores::kv, percent: 25 },
+    Part { name: "log", scenario: stores::log, percent: 25 },
 ];
 
 fn main() -> ExitCode {

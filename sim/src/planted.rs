@@ -1,7 +1,7 @@
 //! The planted bugs, and the scenario that has to find each.
 
 use crate::seeds::{self, Scenario};
-use crate::{arrays, stack};
+use crate::{arrays, stack, stores};
 
 /// A planted bug.
 #[derive(Clone, Copy)]
@@ -17,23 +17,30 @@ const fn bug(name: &'static str, scenario: Scenario, seeds: u64) -> Bug {
     Bug { name, scenario, seeds }
 }
 
-/// Every planted bug that the simulation has to find. Those that need a state its scenarios
-/// seldom reach (a wrapped log, many map pages) are found by the crash tests of their crates.
+/// The planted bugs, each hunted where it is met most often. Those that only clients who share
+/// directories would notice are hunted by the random tests of `fs/meta`.
 pub const BUGS: &[Bug] = &[
     bug("raid-copy-left-out", arrays::mirror, 40),
     bug("raid-resync-skipped", arrays::mirror, 40),
     bug("raid-flush-dropped", arrays::parity, 40),
+    bug("raid-map-not-persisted", arrays::parity, 60),
     bug("raid-standing-not-recorded", arrays::parity, 60),
     bug("raid-cursor-ahead-of-flush", arrays::parity, 200),
-    bug("kv-log-not-durable", stack::stack, 20),
-    bug("kv-replay-skipped", stack::stack, 20),
-    bug("kv-checkpoint-not-flushed", stack::stack, 40),
-    bug("kv-acknowledged-out-of-order", stack::stack, 40),
-    bug("log-commit-not-durable", stack::stack, 150),
-    bug("log-flush-dropped", stack::stack, 40),
-    bug("log-staged-not-replayed", stack::stack, 20),
-    bug("log-staged-row-left-out", stack::stack, 40),
+    bug("raid-cursor-told-early", arrays::parity, 400),
+    bug("kv-log-not-durable", stores::kv, 20),
+    bug("kv-replay-skipped", stores::kv, 20),
+    bug("kv-checkpoint-not-flushed", stores::kv, 200),
+    bug("kv-checkpoint-too-early", stores::kv, 600),
+    bug("kv-tail-too-early", stores::kv, 400),
+    bug("kv-acknowledged-out-of-order", stores::kv, 100),
+    bug("kv-epoch-ignored", stores::kv, 20),
+    bug("log-commit-not-durable", stores::log, 60),
+    bug("log-flush-dropped", stores::log, 40),
+    bug("log-staged-not-replayed", stores::log, 20),
+    bug("log-staged-row-left-out", stores::log, 40),
+    bug("log-tombstone-dropped", stores::log, 200),
     bug("log-checksum-ignored", stack::stack, 40),
+    bug("object-verifier-ignored", stack::stack, 40),
     bug("client-written-not-kept", stack::stack, 20),
     bug("client-sent-again-in-reverse", stack::stack, 40),
     bug("client-objects-not-cut", stack::stack, 20),

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Seeds of one process.
-const CHUNK: u64 = 50;
+const CHUNK: u64 = 10;
 /// After this, a process hangs.
 const CHUNK_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Characters of a failure's message that are kept.

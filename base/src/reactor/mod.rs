@@ -47,6 +47,9 @@ thread_local! {
 /// On a machine, completions and timers are looked at after at most this many polls of tasks.
 const POLLS_PER_TURN: u32 = 64;
 
+/// On virtual time, so many polls at one instant mean that tasks wake each other for ever.
+const POLLS_AT_AN_INSTANT_MAX: u32 = 2_000_000;
+
 /// What a reactor's tasks share; reached through the thread-local current reactor.
 struct Core {
     ready: RefCell<VecDeque<Rc<Task>>>,
@@ -58,7 +61,7 @@ struct Core {
     rng: RefCell<Xoshiro256PlusPlus>,
     /// Folded over every scheduling decision; equal seeds must give equal hashes.
     trace: Cell<u64>,
-    /// Polls of tasks since the ring was looked at.
+    /// Polls of tasks since the ring was looked at, or since virtual time went on.
     polls: Cell<u32>,
     events: Events,
 }
@@ -123,7 +126,7 @@ impl Reactor {
     /// # Panics
     ///
     /// When called inside another reactor, or, on virtual time, when every task waits for
-    /// something that cannot happen any more.
+    /// something that cannot happen any more, or tasks wake each other and time stands still.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let _entered = Entered::enter(&self.core);
         let mut future = pin!(future);
@@ -235,6 +238,11 @@ impl Core {
                 let at = self.rng.borrow_mut().random_range(0..ready.len());
                 let task = ready.swap_remove_back(at)?;
                 self.note(task.id());
+                self.polls.set(self.polls.get() + 1);
+                assert!(
+                    self.polls.get() < POLLS_AT_AN_INSTANT_MAX,
+                    "livelock: {POLLS_AT_AN_INSTANT_MAX} polls and no time has passed"
+                );
                 Some(task)
             }
             Events::Uring(ring) => {
@@ -263,6 +271,9 @@ impl Core {
             Events::Virtual { now_ns } => {
                 let next = self.timers.borrow().next_deadline();
                 let next = next.expect("deadlock: no task is ready and no timer is set");
+                if next > now_ns.get() {
+                    self.polls.set(0);
+                }
                 now_ns.set(now_ns.get().max(next));
                 self.note(next);
                 self.fire_timers();

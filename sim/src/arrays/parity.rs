@@ -53,6 +53,12 @@ struct Parity {
     versions: Cell<u64>,
 }
 
+/// Small, so that stripes are met again; one seed in four has drives so large that the rebuild's
+/// cursor is stored behind several steps.
+fn drive_bytes(seed: u64) -> u64 {
+    if seed % 4 == 3 { 8 * MIB } else { MIB }
+}
+
 /// One seed of RAID 6.
 pub fn parity(seed: u64) -> Outcome {
     run(seed, None)
@@ -66,7 +72,7 @@ pub fn parity_loses(seed: u64, drives: &[usize]) -> Outcome {
 fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
     let reactor = Reactor::simulated(seed);
     let coverage = reactor.block_on(async {
-        let world = Rc::new(World::new(seed, Shape::of_12(MIB)));
+        let world = Rc::new(World::new(seed, Shape::of_12(drive_bytes(seed))));
         let rack = Rack::create(Rc::clone(&world), Kind::Parity).await;
         let geometry = rack.array().geometry();
         let parity = Rc::new(Parity {

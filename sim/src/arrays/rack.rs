@@ -108,6 +108,12 @@ impl Rack {
         self.array.borrow().clone().expect("open")
     }
 
+    /// The epoch of the owner that has the array open.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.get())
+    }
+
     /// Opens the array as its next owner. To be run as a task of the node.
     pub async fn open(&self) -> RaidArray {
         let _busy = levada_base::probe::busy("recovering");
@@ -143,10 +149,15 @@ impl Rack {
         self.lost.borrow().clone()
     }
 
-    /// Forgets losses that rebuilds have made good.
+    /// Notes members that the array has put out by itself (their superblocks were unreadable when
+    /// it was opened), and forgets losses that rebuilds have made good.
     fn settle(&self) {
         let Some(array) = self.array.borrow().clone() else { return };
         let status = array.status();
+        if status.degraded > 0 {
+            let out = status.members.iter().filter(|m| m.state == MemberState::Faulty);
+            self.lost.borrow_mut().extend(out.map(|member| member.index));
+        }
         self.doomed.borrow_mut().retain(|at| !self.world.drive(*at).faults.is_gone());
         self.lost.borrow_mut().retain(|at| {
             if self.doomed.borrow().contains(at) {

@@ -91,9 +91,18 @@ impl Stack {
         LOSSES_MAX.saturating_sub(not_whole)
     }
 
-    /// Forgets losses that rebuilds have made good.
+    /// Notes drives that an array has put out by itself (its superblocks were unreadable when it
+    /// was opened), and forgets losses that rebuilds have made good.
     fn settle(&self, cluster: &Cluster) {
         let faults = &self.faults;
+        for status in cluster.arrays.iter().map(|array| array.array.status()) {
+            let out = status.members.iter().filter(|m| m.state == MemberState::Faulty);
+            let out = out.filter(|_| status.degraded > 0).map(|member| &*member.name);
+            let numbers = out.filter_map(|name| {
+                self.world.drives.borrow().iter().position(|drive| drive.name == name)
+            });
+            faults.lost.borrow_mut().extend(numbers);
+        }
         faults.doomed.borrow_mut().retain(|at| !self.world.drive(*at).faults.is_gone());
         let whole = cluster.arrays.iter().all(|array| {
             let status = array.array.status();

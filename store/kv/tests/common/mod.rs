@@ -2,6 +2,7 @@
 //! by chance.
 #![allow(dead_code)] // Every test file uses a part of it.
 
+pub mod model;
 pub mod world;
 
 use levada_base::buf::bytes_in;

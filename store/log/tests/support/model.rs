@@ -1,4 +1,5 @@
-//! A model of objects as bytes, and tasks that make random changes to both.
+//! A model of objects as bytes, and tasks that make random changes to both. Also the workload of
+//! the simulator's scenario: `sim/src/stores`.
 
 use levada_base::ids::{Ino, ObjectId, TargetId};
 use levada_base::reactor::random_u64;
@@ -42,11 +43,16 @@ pub struct ObjectModel {
 }
 
 #[derive(Default)]
-pub struct Model(pub BTreeMap<ObjectId, ObjectModel>);
+pub struct Model {
+    pub objects: BTreeMap<ObjectId, ObjectModel>,
+    /// Changes that were done, and those refused because the log was full.
+    pub changes: u64,
+    pub refused: u64,
+}
 
 impl Model {
     pub fn of(&mut self, id: ObjectId) -> &mut ObjectModel {
-        self.0.entry(id).or_insert_with(|| ObjectModel {
+        self.objects.entry(id).or_insert_with(|| ObjectModel {
             now: None,
             history: vec![(0, None)],
             next: None,
@@ -62,7 +68,7 @@ impl Model {
     }
 
     pub fn durable(&mut self, upto: u64) {
-        for object in self.0.values_mut() {
+        for object in self.objects.values_mut() {
             let keep = object.history.iter().rposition(|(seq, _)| *seq <= upto).unwrap_or(0);
             object.history.drain(..keep);
         }
@@ -170,8 +176,18 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
                 continue;
             }
         };
-        let ack = ack.expect("change");
         let mut model = model.borrow_mut();
+        let deleted = model.of(id).next == Some(None);
+        let ack = match ack {
+            // None of these changes is large enough to happen in part.
+            Err(LogError::Full) if !deleted => {
+                model.of(id).next = None;
+                model.refused += 1;
+                continue;
+            }
+            ack => ack.expect("change"),
+        };
+        model.changes += 1;
         model.done(id, ack.seq.0);
         model.durable(ack.durable.0);
     }
@@ -189,7 +205,7 @@ pub fn difference(found: &Contents, expected: &Contents) -> String {
 }
 
 pub async fn check_all(log: &ObjectLog, model: &RefCell<Model>, seed: u64) {
-    let ids: Vec<_> = model.borrow().0.keys().copied().collect();
+    let ids: Vec<_> = model.borrow().objects.keys().copied().collect();
     for id in ids {
         let found = contents(log, id).await.expect("readable");
         let mut model = model.borrow_mut();

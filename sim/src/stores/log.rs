@@ -1,0 +1,151 @@
+//! The object log on RAID 6, its index on a drive that loses power and nothing else: committed
+//! changes survive, later ones are there or not, and the index can be made anew from segments.
+//!
+//! The array is small: in some seeds cleaning keeps up with the writers, in some it is full again
+//! and again and refuses.
+
+use super::objects::{Model, TASKS, check_all, config, object, payload, work};
+use super::{end_round, open};
+use crate::arrays::rounds;
+use crate::arrays::{Kind, Rack};
+use crate::{Outcome, Shape, SimDrive, World};
+use levada_base::ids::Seq;
+use levada_base::probe;
+use levada_base::reactor::{self, Reactor};
+use levada_base::units::{KIB, MIB};
+use levada_kv::Store;
+use levada_log::{ObjectLog, Stability};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bytes of the index's drive.
+const INDEX_BYTES: u64 = 8 * MIB;
+const KV: levada_kv::Config = levada_kv::Config { log_bytes: MIB, cache_bytes: 256 * KIB as usize };
+/// Bytes of a drive.
+const DRIVE_BYTES: [u64; 3] = [768 * KIB, 864 * KIB, 2 * MIB];
+/// Of the smallest drives' log, bytes that stay, so that it is full again and again.
+const BALLAST_BYTES: u64 = 400_000;
+
+/// One seed of the object log.
+pub fn log(seed: u64) -> Outcome {
+    let reactor = Reactor::simulated(seed);
+    let coverage = reactor.block_on(async {
+        let drive_bytes = DRIVE_BYTES[(seed % 3) as usize];
+        let world = Rc::new(World::new(seed, Shape::of_12(drive_bytes)));
+        let index = Rc::new(SimDrive::new("index", u16::MAX, INDEX_BYTES));
+        let rack = Rack::create(Rc::clone(&world), Kind::Parity).await;
+        // Cut off with the others, and never lost: no fault looks beyond the shape.
+        world.drives.borrow_mut().push(Rc::clone(&index));
+        let run = Run { rack, index, model: Rc::default() };
+        run.rounds().await;
+        {
+            let (model, mut coverage) = (run.model.borrow(), world.coverage.borrow_mut());
+            coverage.count("changes", model.changes);
+            coverage.count("changes refused: full", model.refused);
+        }
+        world.end()
+    });
+    Outcome { trace_hash: reactor.trace_hash(), coverage }
+}
+
+struct Run {
+    rack: Rc<Rack>,
+    index: Rc<SimDrive>,
+    model: Rc<RefCell<Model>>,
+}
+
+impl Run {
+    async fn rounds(&self) {
+        let (world, seed) = (&self.rack.world, self.rack.world.seed);
+        let (index, rack) = (self.index.device(), Rc::clone(&self.rack));
+        let made = reactor::spawn_in(&world.node(), async move {
+            let store = Store::create(index, rack.epoch(), KV).await.expect("a store");
+            let array = Rc::new(rack.array());
+            ObjectLog::create(array, store, config(), rack.epoch()).await
+        });
+        let mut log = made.await.expect("alive").unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        if world.shape.drive_bytes == DRIVE_BYTES[0] {
+            self.write_ballast(&log).await;
+        }
+        let rounds = world.rng(|rng| rng.between(3, 5));
+        for _ in 0..rounds {
+            for task in 0..TASKS {
+                let work = work(log.clone(), Rc::clone(&self.model), task, u64::MAX);
+                reactor::spawn_in(&world.node(), work);
+            }
+            let length = world.rng(|rng| rng.between(5_000, 150_000));
+            rounds::faults_for(&self.rack, Duration::from_micros(length)).await;
+            let settled = log.clone();
+            end_round(&self.rack, || async move {
+                settled.settle().await.unwrap_or_else(|e| panic!("seed {seed}: settle: {e}"));
+            })
+            .await;
+            drop(log);
+            log = self.reopen().await;
+            check_all(&log, &self.model, seed).await;
+            world.coverage.borrow_mut().count("full checks", 1);
+        }
+        self.rack.finish().await;
+        let report = log.scrub().await.unwrap_or_else(|e| panic!("seed {seed}: scrub: {e}"));
+        assert!(report.damaged.is_empty(), "seed {seed}: {report:?}");
+        if world.rng(|rng| rng.one_in(2)) {
+            log = self.lose_the_index(log).await;
+        }
+        check_all(&log, &self.model, seed).await;
+    }
+
+    async fn write_ballast(&self, log: &ObjectLog) {
+        let (id, (data, flat)) = (object(u64::MAX), payload(BALLAST_BYTES));
+        self.model.borrow_mut().of(id).next = Some(Some(flat));
+        let ack = log.write(id, 0, data, Stability::Durable).await.expect("an empty log has room");
+        let mut model = self.model.borrow_mut();
+        model.done(id, ack.seq.0);
+        model.durable(ack.durable.0);
+    }
+
+    async fn reopen(&self) -> ObjectLog {
+        let index = &self.index;
+        open(&self.rack, |rack| {
+            let index = index.device();
+            async move {
+                let array = rack.open().await;
+                let _busy = probe::busy("recovering");
+                let store = Store::open(index, rack.epoch(), KV).await;
+                let store =
+                    store.unwrap_or_else(|e| panic!("seed {}: the index: {e}", rack.world.seed));
+                let log = ObjectLog::open(Rc::new(array), store, config(), rack.epoch()).await;
+                log.unwrap_or_else(|error| {
+                    panic!("seed {}: the log does not open: {error}", rack.world.seed)
+                })
+            }
+        })
+        .await
+    }
+
+    /// The index is gone, and made anew from the segments.
+    async fn lose_the_index(&self, log: ObjectLog) -> ObjectLog {
+        let seed = self.rack.world.seed;
+        log.commit(Seq(u64::MAX)).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        log.settle().await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let total_bytes = log.space().total_bytes;
+        drop(log);
+        self.rack.world.kill();
+        self.rack.world.note("index lost");
+        let index = &self.index;
+        let log = open(&self.rack, |rack| {
+            let index = index.device();
+            async move {
+                let array = rack.open().await;
+                let _busy = probe::busy("recovering");
+                let (seed, epoch) = (rack.world.seed, rack.epoch());
+                let store = Store::create(index, epoch, KV).await.expect("a store");
+                let log = ObjectLog::rebuild_index(Rc::new(array), store, config(), epoch).await;
+                log.unwrap_or_else(|error| panic!("seed {seed}: the index is not rebuilt: {error}"))
+            }
+        })
+        .await;
+        assert_eq!(log.space().total_bytes, total_bytes, "seed {seed}");
+        log
+    }
+}
