@@ -53,10 +53,12 @@ struct Parity {
     versions: Cell<u64>,
 }
 
-/// Small, so that stripes are met again; one seed in four has drives so large that the rebuild's
-/// cursor is stored behind several steps.
+/// Stripes that are worked on at most, so that they are met again.
+const STRIPES_MAX: u64 = 96;
+
+/// One seed in four has drives so large that a rebuild's cursor is stored once in several steps.
 fn drive_bytes(seed: u64) -> u64 {
-    if seed % 4 == 3 { 8 * MIB } else { MIB }
+    if seed % 4 == 3 { 32 * MIB } else { MIB }
 }
 
 /// One seed of RAID 6.
@@ -77,7 +79,7 @@ fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
         let geometry = rack.array().geometry();
         let parity = Rc::new(Parity {
             rack,
-            stripes: geometry.stripes,
+            stripes: geometry.stripes.min(STRIPES_MAX),
             stripe_bytes: geometry.stripe_bytes,
             state: RefCell::default(),
             doing: RefCell::default(),
