@@ -34,7 +34,8 @@ const COMPLETIONS: u32 = 8192;
 /// Marks completions that nobody waits for: those of cancellations.
 const NOBODY: u64 = u64::MAX;
 /// How long a wait polls before it sleeps, unless told otherwise. Two threads that answer each
-/// other over loopback do five times as many rounds with it, for half the CPU time each.
+/// other over loopback do five times as many rounds with it, for half the CPU time each. Polling
+/// yields the core to whoever else wants it.
 const SPIN: Duration = Duration::from_micros(20);
 /// Spinning is tried again after at most this many waits without it.
 const SPIN_PAUSE_MAX: u32 = 256;
@@ -224,7 +225,8 @@ impl Ring {
                         self.spin_pause.set((next_pause, (next_pause * 2).min(SPIN_PAUSE_MAX)));
                         break;
                     }
-                    std::hint::spin_loop();
+                    // Lets run whoever waits for this core.
+                    std::thread::yield_now();
                 }
                 if self.has_completions() {
                     self.spin_pause.set((0, 1));

@@ -25,8 +25,9 @@ use std::time::Duration;
 
 /// Where the services of a cluster without hosts listen.
 const LOOPBACK: &str = "127.0.0.1:0";
-/// How long a busy node polls before it sleeps; an idle one does not poll.
-const SPIN: Duration = Duration::from_micros(20);
+/// How long a busy node polls before it sleeps; an idle one does not poll. A program that makes one request
+/// after another is back within this: then neither side pays for a wake-up.
+const SPIN: Duration = Duration::from_micros(100);
 /// The kernel ends the I/O of a killed process, and only then closes what it had open.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN_AFTER: Duration = Duration::from_millis(10);
