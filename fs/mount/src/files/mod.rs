@@ -106,6 +106,8 @@ impl Files {
         Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
     }
 
+    /// Each kind of request has a box of its own: one future with room for all of them would be 40 KiB, and
+    /// moving it costs more than most requests.
     async fn answer(&self, request: Request<'_>, message: &Buf) -> Result<Reply, Errno> {
         let Request { unique, inode, caller, operation } = request;
         let ino = Ino(inode);
@@ -122,19 +124,19 @@ impl Files {
             | Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
             | Operation::SyncFs => {
-                let answered = self.look(ino, operation);
+                let answered = Box::pin(self.look(ino, operation));
                 self.interrupts.unless_killed(unique, caller.pid, answered).await
             }
             Operation::Write(write) => {
                 let data = write_data(message, &write);
-                self.write(ino, &write, data).await
+                Box::pin(self.write(ino, &write, data)).await
             }
-            Operation::SetAttr(set) => self.set_attr(caller, ino, set).await,
-            Operation::Open(args) => self.open(ino, args).await,
+            Operation::SetAttr(set) => Box::pin(self.set_attr(caller, ino, set)).await,
+            Operation::Open(args) => Box::pin(self.open(ino, args)).await,
             Operation::Create { name, mode, open, umask: _ } => {
-                self.create(caller, ino, name_of(name)?, mode, open).await
+                Box::pin(self.create(caller, ino, name_of(name)?, mode, open)).await
             }
-            Operation::Release(args) => self.release(ino, args.fh).await,
+            Operation::Release(args) => Box::pin(self.release(ino, args.fh)).await,
             Operation::Interrupt { unique } => {
                 self.interrupts.interrupt(unique);
                 Ok(Reply::Silent)
@@ -153,7 +155,7 @@ impl Files {
             | Operation::Unlink { .. }
             | Operation::RmDir { .. }
             | Operation::Rename { .. }
-            | Operation::Link { .. } => self.change_names(caller, ino, operation).await,
+            | Operation::Link { .. } => Box::pin(self.change_names(caller, ino, operation)).await,
             // Not there yet. The kernel remembers this answer: it does without (lseek, copies),
             // keeps locks to itself, or tells programs EOPNOTSUPP, upon which they do without.
             Operation::SetXattr { .. }
@@ -177,13 +179,13 @@ impl Files {
     /// Requests that change nothing.
     async fn look(&self, ino: Ino, operation: Operation<'_>) -> Result<Reply, Errno> {
         match operation {
-            Operation::Lookup { name } => self.lookup(ino, name).await,
+            Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
-                let attr = self.client.attr(ino).await?;
+                let attr = Box::pin(self.client.attr(ino)).await?;
                 Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
             }
             Operation::Statx { .. } => {
-                let attr = self.client.attr(ino).await?;
+                let attr = Box::pin(self.client.attr(ino)).await?;
                 let statx = Statx {
                     attr: attr_of(&attr),
                     mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
@@ -193,12 +195,12 @@ impl Files {
                 Ok(Reply::Statx { statx, valid: VALID })
             }
             Operation::ReadLink => Ok(Reply::Bytes(self.client.read_link(ino).await?)),
-            Operation::Read(args) => self.read(ino, args).await,
-            Operation::ReadDir(args) => self.read_dir(ino, args, false).await,
-            Operation::ReadDirPlus(args) => self.read_dir(ino, args, true).await,
-            Operation::StatFs => self.space().await,
+            Operation::Read(args) => Box::pin(self.read(ino, args)).await,
+            Operation::ReadDir(args) => Box::pin(self.read_dir(ino, args, false)).await,
+            Operation::ReadDirPlus(args) => Box::pin(self.read_dir(ino, args, true)).await,
+            Operation::StatFs => Box::pin(self.space()).await,
             Operation::Fsync { fh, data_only: _ } => {
-                self.handles.file(ino, fh)?.fsync().await?;
+                Box::pin(self.handles.file(ino, fh)?.fsync()).await?;
                 Ok(Reply::Done)
             }
             Operation::FsyncDir { .. } => {
@@ -206,7 +208,7 @@ impl Files {
                 Ok(Reply::Done)
             }
             Operation::SyncFs => {
-                self.client.sync().await?;
+                Box::pin(self.client.sync()).await?;
                 Ok(Reply::Done)
             }
             _ => Err(Errno::IO),
