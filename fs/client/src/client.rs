@@ -3,6 +3,7 @@
 //! Calls wait while a service is down, unless the configuration sets a deadline. Everything runs
 //! on the reactor of the thread that connected.
 
+use crate::ends::Ends;
 use crate::error::Error;
 use crate::file::File;
 use crate::inode::Inode;
@@ -102,6 +103,7 @@ pub(crate) struct Core {
     targets: BTreeMap<TargetId, Rc<ObjectTarget>>,
     inodes: RefCell<BTreeMap<Ino, Rc<Inode>>>,
     closing: Rc<Semaphore>,
+    pub(crate) ends: Rc<Ends>,
     deadline: Option<Duration>,
 }
 
@@ -209,11 +211,12 @@ impl Core {
         let permit = self.closing.acquire(1).await;
         let core = Rc::clone(self);
         reactor::spawn(async move {
-            inode.settle_after_close().await;
-            // Afterwards, so that the objects of an unlinked file are not destroyed under us.
-            let closed = core.change_done(MetaRequest::Close { ino: inode.ino }).await;
-            if let Err(error) = closed {
-                tracing::debug!(ino = inode.ino.0, %error, "a close was refused");
+            if !inode.settle_after_close().await {
+                // Afterwards, so that the objects of an unlinked file are not destroyed under us.
+                let close = MetaRequest::Close { ino: inode.ino };
+                if let Err(error) = core.ends.send(&core.meta, vec![close]).await {
+                    tracing::debug!(ino = inode.ino.0, %error, "a close was refused");
+                }
             }
             inode.closing.set(inode.closing.get() - 1);
             core.release(&inode);
@@ -275,6 +278,7 @@ impl Client {
             targets,
             inodes: RefCell::default(),
             closing: Semaphore::new(CLOSING_MAX),
+            ends: Rc::default(),
             deadline: config.deadline,
         })))
     }

@@ -23,12 +23,25 @@ use levada_wire::frame::PAYLOAD_BYTES_MAX;
 use levada_wire::meta::{AttrChange, Caller, MetaRequest};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// No byte of a file lies beyond this.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 /// Buffers whose allocation is larger than this many times their use are copied before they
 /// are kept, so that small writes do not hold large buffers.
 const WASTE_MAX: usize = 2;
+
+/// How long a closed file waits for others before it is made durable.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// Why the metadata service is told of what was written.
+#[derive(Clone, Copy)]
+enum Why<'a> {
+    /// Somebody waits until it is durable.
+    Sync,
+    /// A handle was given back; the cell notes that the service was told of that, too.
+    Close(&'a Cell<bool>),
+}
 
 /// A write session at the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,21 +337,21 @@ impl Inode {
 
     /// Makes durable what was written here before this call.
     pub(crate) async fn sync(self: &Rc<Self>) -> Result<(), Error> {
-        self.record(false).await?;
+        self.record(Why::Sync).await?;
         // The file itself may be new.
         self.core.meta.sync().await?;
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// COMMIT on the objects, then `CommitWrite`, which is durable, or ends the session when it `may_end`
-    /// and nobody uses the file any more.
-    async fn record(self: &Rc<Self>, may_end: bool) -> Result<(), Error> {
-        while !self.record_unless_cut(may_end).await? {}
+    /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end
+    /// of the session and the `Close`, if nobody uses the file any more.
+    async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
+        while !self.record_unless_cut(why).await? {}
         Ok(())
     }
 
     /// False when a truncation came between: the sizes were those from before.
-    async fn record_unless_cut(self: &Rc<Self>, may_end: bool) -> Result<bool, Error> {
+    async fn record_unless_cut(self: &Rc<Self>, why: Why<'_>) -> Result<bool, Error> {
         self.ranges.passed(0, u64::MAX).await;
         let cuts = self.cuts.get();
         let writes = self.writes.get();
@@ -372,7 +385,7 @@ impl Inode {
         }
         let session = self.session.get();
         // From here to `Ending` nothing can begin; later writes wait for the end.
-        let end = may_end
+        let end = matches!(why, Why::Close(_))
             && self.handles.get() == 0
             && self.ranges.is_idle()
             && self.writes.get() == writes
@@ -386,9 +399,15 @@ impl Inode {
         let (ino, components) = (self.ino, written);
         let (mtime, timed) = (self.mtime.get(), self.writes.get());
         let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
-        let reply = match may_end {
-            true => self.core.meta.change(request).await,
-            false => self.core.meta.change_durably(request).await,
+        let reply = match why {
+            Why::Sync => self.core.meta.change_durably(request).await,
+            Why::Close(told) => {
+                let mut requests = vec![request];
+                requests.extend(end.then_some(MetaRequest::Close { ino }));
+                let replies = self.core.ends.send(&self.core.meta, requests).await;
+                told.set(end && replies.is_ok());
+                replies.and_then(|replies| replies.into_iter().next().ok_or(Error::Dialect))
+            }
         };
         let result = reply.and_then(|reply| self.core.attr_of(reply)).map(drop);
         if end {
@@ -405,15 +424,21 @@ impl Inode {
     }
 
     /// What a close leaves to the background: everything durable, and the session ended when
-    /// this was the last handle.
-    pub(crate) async fn settle_after_close(self: &Rc<Self>) {
+    /// this was the last handle. Says whether the service was told of the close, too.
+    pub(crate) async fn settle_after_close(self: &Rc<Self>) -> bool {
         if self.session.get() == Session::Closed && !self.is_dirty() {
-            return;
+            return false;
         }
-        if let Err(error) = self.record(true).await {
+        if self.is_dirty() {
+            // Files closed together share COMMITs.
+            reactor::sleep(GATHER).await;
+        }
+        let told = Cell::new(false);
+        if let Err(error) = self.record(Why::Close(&told)).await {
             tracing::error!(ino = self.ino.0, %error, "a closed file could not be written");
             self.failure.set(Some(error));
         }
+        told.get()
     }
 
     /// Sets the size: at the metadata service, then of the objects. Takes its turn with writes.

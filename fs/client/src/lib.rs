@@ -14,6 +14,7 @@
 
 mod client;
 mod clock;
+mod ends;
 mod error;
 mod file;
 pub mod housekeeper;

@@ -232,9 +232,18 @@ impl Meta {
         {
             self.forget_tail(upto);
         }
+        let closes = match &request {
+            MetaRequest::Several { requests } => requests.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let closed = closes.iter().filter_map(|request| match request {
+            MetaRequest::Close { ino } => Some(*ino),
+            _ => None,
+        });
+        let closed = closed.map(|ino| self.discount_open(ino)).count() > 0;
         let counted = match (&request, &reply) {
             (MetaRequest::Open { .. }, Ok(MetaReply::Attr(_))) => true,
-            (MetaRequest::Open { ino, .. }, _) | (MetaRequest::Close { ino }, _) => {
+            (MetaRequest::Open { ino, .. }, _) => {
                 self.discount_open(*ino);
                 true
             }
@@ -245,7 +254,7 @@ impl Meta {
                 self.count_open(attr.ino);
                 true
             }
-            _ => false,
+            _ => closed,
         };
         if counted && self.losses.get() != losses {
             self.reclaim_again().await;

@@ -164,7 +164,7 @@ impl MetaService {
         };
         for ino in orphans {
             self.transact(Self::housekeeper(), None, Some(Room { frees: true }), |tx| {
-                if tx.table.orphans.contains(&ino) && !tx.held(ino) {
+                if tx.is_orphan(ino) && !tx.held(ino) {
                     write::reap(tx, ino)?;
                 }
                 Ok(MetaReply::Done)

@@ -109,6 +109,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Close { .. }
         | R::BeginWrite { .. }
         | R::CommitWrite { .. }
+        | R::Several { .. }
         | R::Truncated { .. } => Class::Change,
         R::Register { .. }
         | R::Replay { .. }

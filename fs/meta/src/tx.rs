@@ -161,10 +161,20 @@ impl<'a> Tx<'a> {
     /// An inode that has a name, or that is still open.
     pub fn live(&mut self, ino: Ino) -> Result<Inode, Stop> {
         let inode = self.inode(ino)?.ok_or(MetaFault::Stale)?;
-        if inode.nlink == 0 && !self.table.orphans.contains(&ino) {
+        if inode.nlink == 0 && !self.is_orphan(ino) {
             return Err(MetaFault::Stale.into());
         }
         Ok(inode)
+    }
+
+    /// True for an inode without a name that stays because it is held, with the changes of this
+    /// transaction.
+    pub fn is_orphan(&self, ino: Ino) -> bool {
+        let changed = self.effects.iter().rev().find_map(|effect| match effect {
+            Effect::Orphan(of, is_orphan) if *of == ino => Some(*is_orphan),
+            _ => None,
+        });
+        changed.unwrap_or_else(|| self.table.orphans.contains(&ino))
     }
 
     /// A directory that can hold names.
@@ -248,16 +258,23 @@ impl<'a> Tx<'a> {
         Box::new(Attr { writers: others, others, ..inode.attr(ino) })
     }
 
+    /// `opens` of an inode, with the changes of this transaction.
+    fn with_effects(&self, ino: Ino, opens: u64) -> u64 {
+        self.effects.iter().fold(opens, |opens, effect| match effect {
+            Effect::Opened(of) if *of == ino => opens + 1,
+            Effect::Closed(of) if *of == ino => opens.saturating_sub(1),
+            _ => opens,
+        })
+    }
+
+    /// How often the asking client has it open.
+    pub fn own_opens(&self, ino: Ino) -> u64 {
+        self.with_effects(ino, self.table.opens_of(self.client, ino).into())
+    }
+
     /// True when an inode without a name must stay.
     pub fn held(&self, ino: Ino) -> bool {
-        let mut opens = self.table.opens(ino);
-        for effect in &self.effects {
-            match effect {
-                Effect::Opened(of) if *of == ino => opens += 1,
-                Effect::Closed(of) if *of == ino => opens = opens.saturating_sub(1),
-                _ => {}
-            }
-        }
+        let opens = self.with_effects(ino, self.table.opens(ino));
         let alive = |client: &u64| self.table.clients.contains_key(client);
         opens > 0
             || !self.table.awaited.is_empty()
@@ -269,7 +286,7 @@ impl<'a> Tx<'a> {
     /// objects are to be destroyed, or it goes at once.
     pub fn release(&mut self, ino: Ino, inode: &mut Inode) {
         debug_assert_eq!(inode.nlink, 0);
-        let orphan = self.table.orphans.contains(&ino);
+        let orphan = self.is_orphan(ino);
         if self.held(ino) {
             if !orphan {
                 self.put(&key::orphan(ino), MARK);

@@ -162,6 +162,11 @@ pub enum MetaRequest {
         ino: Ino,
         size: u64,
     },
+    /// `CommitWrite` and `Close` of several files, in this order, as one change. Each is done or
+    /// refused by itself.
+    Several {
+        requests: Vec<Self>,
+    },
     /// Everything acknowledged so far is durable.
     Sync,
     Space,
@@ -221,6 +226,8 @@ pub enum MetaReply {
         nlink: u32,
     },
     Done,
+    /// An answer for each of the requests.
+    Several(Vec<Self>),
     Space {
         inodes: u64,
         inodes_free: u64,

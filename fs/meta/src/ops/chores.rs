@@ -58,6 +58,7 @@ pub fn frees(request: &MetaRequest) -> bool {
             | R::RemoveDir { .. }
             | R::Close { .. }
             | R::CommitWrite { .. }
+            | R::Several { .. }
             | R::Truncated { .. }
             | R::Destroyed { .. }
             | R::Settled { .. }

@@ -56,6 +56,7 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::CommitWrite { ino, size, mtime, components, end } => {
             write::commit(tx, *ino, *size, *mtime, *components, *end)
         }
+        R::Several { requests } => several(tx, requests),
         R::Truncated { ino, size } => write::truncated(tx, *ino, *size),
         R::Space => Ok(chores::space(tx)),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
@@ -69,6 +70,23 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
             unreachable!("the service answers {request:?} itself")
         }
     }
+}
+
+/// Ends of files, as one change.
+fn several(tx: &mut Tx<'_>, requests: &[MetaRequest]) -> Answer {
+    let mut replies = Vec::with_capacity(requests.len());
+    let mut missing = false;
+    for request in requests {
+        let is_end = matches!(request, MetaRequest::CommitWrite { .. } | MetaRequest::Close { .. });
+        match if is_end { run(tx, request) } else { Err(MetaFault::Invalid.into()) } {
+            Ok(reply) => replies.push(reply),
+            // A refusal comes before the first change.
+            Err(Stop::Fault(fault)) => replies.push(MetaReply::Failed(fault)),
+            // What else is missing is fetched with it.
+            Err(Stop::Missing) => missing = true,
+        }
+    }
+    if missing { Err(Stop::Missing) } else { Ok(MetaReply::Several(replies)) }
 }
 
 /// A name that can be made, removed or renamed.

@@ -35,10 +35,10 @@ pub fn open(tx: &mut Tx<'_>, ino: Ino, mode: OpenMode) -> Answer {
 
 pub fn close(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     // One close too many must not take away what another client holds.
-    if tx.table.opens_of(tx.client, ino) > 0 {
+    if tx.own_opens(ino) > 0 {
         tx.effect(Effect::Closed(ino));
     }
-    if tx.table.orphans.contains(&ino) && !tx.held(ino) {
+    if tx.is_orphan(ino) && !tx.held(ino) {
         reap(tx, ino)?;
     }
     Ok(MetaReply::Done)

@@ -31,6 +31,7 @@ pub enum Outcome {
     Done,
     Link(Vec<u8>),
     Fault(MetaFault),
+    Several(Vec<Outcome>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +78,7 @@ impl Outcome {
             MetaReply::Done => Self::Done,
             MetaReply::Link(target) => Self::Link(target.clone()),
             MetaReply::Failed(fault) => Self::Fault(*fault),
+            MetaReply::Several(replies) => Self::Several(replies.iter().map(Self::of).collect()),
             other => panic!("{other:?}"),
         }
     }
@@ -338,6 +340,10 @@ impl Model {
                 }
                 self.reap(ino.0);
                 Ok(Outcome::Done)
+            }
+            R::Several { requests } => {
+                let outcomes = requests.iter().map(|request| self.apply(client, request));
+                Ok(Outcome::Several(outcomes.collect()))
             }
             R::BeginWrite { ino } => {
                 self.file(*ino)?;

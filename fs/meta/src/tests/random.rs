@@ -165,14 +165,25 @@ fn request(log: &Log) -> MetaRequest {
         16 => MetaRequest::Open { ino: any(), mode },
         17 => MetaRequest::Close { ino: any() },
         18 => MetaRequest::BeginWrite { ino: any() },
-        19..21 => MetaRequest::CommitWrite {
-            ino: any(),
-            size: random(5000),
-            mtime: Some(Time(7)),
-            components: random(4),
-            end: random(2) == 0,
-        },
+        19 => {
+            let ends = (0..random(4)).map(|_| match random(3) {
+                0 => MetaRequest::Close { ino: any() },
+                _ => commit(any()),
+            });
+            MetaRequest::Several { requests: ends.collect() }
+        }
+        20 => commit(any()),
         _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
+    }
+}
+
+fn commit(ino: Ino) -> MetaRequest {
+    MetaRequest::CommitWrite {
+        ino,
+        size: random(5000),
+        mtime: Some(Time(7)),
+        components: random(4),
+        end: random(2) == 0,
     }
 }
 
@@ -288,12 +299,20 @@ impl Lane {
         if let Some(ino) = opened {
             *opens.entry((call.client, ino)).or_default() += 1;
         }
-        if let (MetaRequest::Close { ino }, MetaReply::Done) = (request, &reply)
-            && let Some(count) = opens.get_mut(&(call.client, *ino))
-        {
-            *count -= 1;
-            if *count == 0 {
-                opens.remove(&(call.client, *ino));
+        let parts = match (request, &reply) {
+            (MetaRequest::Several { requests }, MetaReply::Several(replies)) => {
+                requests.iter().zip(replies).collect()
+            }
+            (request, reply) => vec![(request, reply)],
+        };
+        for part in parts {
+            if let (MetaRequest::Close { ino }, MetaReply::Done) = part
+                && let Some(count) = opens.get_mut(&(call.client, *ino))
+            {
+                *count -= 1;
+                if *count == 0 {
+                    opens.remove(&(call.client, *ino));
+                }
             }
         }
         log.done.set(log.done.get() + 1);
