@@ -385,7 +385,13 @@ impl Meta {
         match self.ask_once(caller, &call).await? {
             MetaReply::Done => {}
             // It waited in vain for this client, and went on without.
-            reply => tracing::error!(?reply, "changes of names that were not synced are lost"),
+            MetaReply::Failed(MetaFault::Stale) => {
+                tracing::error!("changes of names that were not synced are lost");
+            }
+            reply => {
+                tracing::warn!(?reply, "the service does not take back what is not durable");
+                return Err(RpcError::Disconnected);
+            }
         }
         self.tail.borrow_mut().batches.clear();
         Ok(())

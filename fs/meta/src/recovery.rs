@@ -9,7 +9,7 @@
 use crate::key;
 use crate::ops::{S_IFREG, names};
 use crate::row::{Body, Inode, MARK};
-use crate::service::{MetaService, Room, fault_of, wall_clock};
+use crate::service::{MetaService, Room, wall_clock};
 use crate::table::{Effect, Table};
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::{planted, reactor};
@@ -101,8 +101,12 @@ impl MetaService {
                 self.lose_tail().await?;
                 return Err(MetaFault::Stale);
             };
-            self.wait_for_room(Room { frees: true }).await?;
-            self.store.apply(batch).map_err(fault_of)?;
+            // It had room when it was applied first, so a full store is no reason to refuse it.
+            let _ = self.wait_for_room(Room { frees: true }).await;
+            self.store.apply(batch).map_err(|error| {
+                tracing::error!(%error, "the tail cannot be applied; its holder will ask again");
+                MetaFault::Unavailable
+            })?;
             taken += 1;
         }
         self.durable(self.store.last_seq()).await?;
@@ -131,9 +135,13 @@ impl MetaService {
     async fn lose_tail(&self) -> Result<(), MetaFault> {
         let numbers = self.tail.borrow().row().map_or(0, |row| row.numbers);
         loop {
-            self.wait_for_room(Room { frees: true }).await?;
+            let room = self.wait_for_room(Room { frees: true }).await;
             let mut table = self.table.borrow_mut();
             let mut counters = table.counters;
+            if room == Err(MetaFault::Full) {
+                tracing::error!("no room to note which objects of lost files are to be destroyed");
+                counters.next_ino = counters.next_ino.max(numbers);
+            }
             let end = numbers.min(counters.next_ino + NUMBERS_AT_ONCE);
             let mut batch = Batch::default();
             while counters.next_ino < end && !planted!("meta-lost-numbers-given-again") {

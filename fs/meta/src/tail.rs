@@ -171,8 +171,8 @@ impl Tail {
         if connection > holder.connection {
             (holder.connection, holder.carried) = (connection, Seq(0));
         }
-        // Else nothing is told early, and what is carried is without gaps.
-        if !unmixed {
+        // Else nothing is told early: what is carried has no gaps, and fits a frame.
+        if !unmixed || holder.bytes > BYTES_MAX {
             return Ok(None);
         }
         let carried = holder.carried;
