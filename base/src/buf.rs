@@ -8,13 +8,17 @@
 //! - The start of an allocation is aligned to [`BLOCK_BYTES`].
 //! - No two live `BufMut` overlap, and no `Buf` overlaps a live `BufMut`.
 //! - Memory handed out is initialised: fresh memory is zeroed, recycled memory holds old bytes.
+//! - Memory of another process ([`crate::shared`]) is only read.
 #![allow(unsafe_code)] // Raw allocation with page alignment; disjoint mutable views of one allocation.
 
+use crate::shared::Arena;
 use crate::units::BLOCK_BYTES;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -38,8 +42,70 @@ const POOLED_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Default)]
 struct Pool {
+    /// All of the arena, once there is one.
     free: [Vec<NonNull<u8>>; CLASSES],
     pooled_bytes: usize,
+    arena: Option<Arena>,
+}
+
+impl Pool {
+    fn take(&mut self, class: usize) -> Option<(NonNull<u8>, Origin)> {
+        let capacity = SMALLEST_CLASS_BYTES << class;
+        if let Some(start) = self.free[class].pop() {
+            self.pooled_bytes -= capacity;
+            let Some(arena) = &self.arena else { return Some((start, Origin::Private)) };
+            arena.count(1);
+            return Some((start, Origin::Arena));
+        }
+        Some((self.arena.as_ref()?.take(capacity)?, Origin::Arena))
+    }
+
+    /// True when it was kept.
+    fn give(&mut self, start: NonNull<u8>, class: usize, origin: &Origin) -> bool {
+        let capacity = SMALLEST_CLASS_BYTES << class;
+        let fits = self.pooled_bytes + capacity <= POOLED_BYTES_MAX;
+        match (origin, &self.arena) {
+            (Origin::Arena, Some(arena)) => {
+                arena.count(-1);
+                if !fits {
+                    arena.empty(start, capacity);
+                    return true;
+                }
+            }
+            (Origin::Private, None) if fits => {}
+            (Origin::Private | Origin::Apart | Origin::Arena | Origin::Foreign(_), _) => {
+                return false;
+            }
+        }
+        self.pooled_bytes += capacity;
+        self.free[class].push(start);
+        true
+    }
+
+    /// Forgets what is free.
+    fn drain(&mut self) {
+        for (class, free) in self.free.iter_mut().enumerate() {
+            for start in free.drain(..) {
+                if self.arena.is_none() {
+                    // SAFETY: every pooled region of this class was allocated with this layout.
+                    unsafe { dealloc(start.as_ptr(), layout_of(SMALLEST_CLASS_BYTES << class)) }
+                }
+            }
+        }
+        self.pooled_bytes = 0;
+    }
+}
+
+/// Does something with the arena of this thread, which is made if need be.
+pub(crate) fn with_arena<T>(then: impl FnOnce(&Arena) -> io::Result<T>) -> io::Result<T> {
+    POOL.with_borrow_mut(|pool| {
+        if pool.arena.is_none() {
+            let arena = Arena::new()?;
+            pool.drain();
+            pool.arena = Some(arena);
+        }
+        then(pool.arena.as_ref().expect("made above"))
+    })
 }
 
 thread_local! {
@@ -56,10 +122,31 @@ fn layout_of(capacity: usize) -> Layout {
         .expect("a buffer fits the address space")
 }
 
+fn allocate_zeroed(capacity: usize) -> NonNull<u8> {
+    let layout = layout_of(capacity);
+    // SAFETY: `capacity` is at least one block, so the layout is not empty.
+    let start = unsafe { alloc_zeroed(layout) };
+    NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+}
+
+/// Where the memory of a region comes from.
+enum Origin {
+    /// Allocated, and pooled afterwards.
+    Private,
+    /// Allocated, and freed afterwards.
+    Apart,
+    /// The arena of the thread.
+    Arena,
+    /// Another process. What is held keeps it in place.
+    #[allow(dead_code)] // held to be dropped
+    Foreign(Box<dyn Any>),
+}
+
 /// One allocation; dropped with its last view.
 struct Region {
     start: NonNull<u8>,
     capacity: usize,
+    origin: Origin,
 }
 
 impl Region {
@@ -69,20 +156,9 @@ impl Region {
             Some(class) => SMALLEST_CLASS_BYTES << class,
             None => len.next_multiple_of(SMALLEST_CLASS_BYTES),
         };
-        let recycled = class.and_then(|class| {
-            POOL.with_borrow_mut(|pool| {
-                let start = pool.free[class].pop()?;
-                pool.pooled_bytes -= capacity;
-                Some(start)
-            })
-        });
-        let start = recycled.unwrap_or_else(|| {
-            let layout = layout_of(capacity);
-            // SAFETY: `capacity` is at least one block, so the layout is not empty.
-            let start = unsafe { alloc_zeroed(layout) };
-            NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
-        });
-        Self { start, capacity }
+        let taken = class.and_then(|class| POOL.with_borrow_mut(|pool| pool.take(class)));
+        let (start, origin) = taken.unwrap_or_else(|| (allocate_zeroed(capacity), Origin::Private));
+        Self { start, capacity, origin }
     }
 }
 
@@ -92,30 +168,24 @@ impl Drop for Region {
         let kept = class_of(self.capacity).is_some_and(|class| {
             POOL.try_with(|pool| {
                 let Ok(mut pool) = pool.try_borrow_mut() else { return false };
-                if pool.pooled_bytes + self.capacity > POOLED_BYTES_MAX {
-                    return false;
-                }
-                pool.pooled_bytes += self.capacity;
-                pool.free[class].push(self.start);
-                true
+                pool.give(self.start, class, &self.origin)
             })
             .unwrap_or(false)
         });
-        if !kept {
-            // SAFETY: allocated in `new` with this very layout, and no view is left.
-            unsafe { dealloc(self.start.as_ptr(), layout_of(self.capacity)) }
+        match &self.origin {
+            Origin::Private | Origin::Apart if !kept => {
+                // SAFETY: allocated with this very layout, and no view is left.
+                unsafe { dealloc(self.start.as_ptr(), layout_of(self.capacity)) }
+            }
+            // An arena that a region outlives stays for good.
+            Origin::Private | Origin::Apart | Origin::Arena | Origin::Foreign(_) => {}
         }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for (class, free) in self.free.iter_mut().enumerate() {
-            for start in free.drain(..) {
-                // SAFETY: every pooled region of this class was allocated with this layout.
-                unsafe { dealloc(start.as_ptr(), layout_of(SMALLEST_CLASS_BYTES << class)) }
-            }
-        }
+        self.drain();
     }
 }
 
@@ -147,6 +217,16 @@ impl BufMut {
     #[must_use]
     pub fn for_overwrite(len: usize) -> Self {
         Self { region: Rc::new(Region::new(len)), start: 0, len }
+    }
+
+    /// A buffer of `len` zero bytes that is to stay for long: it takes nothing from the pool and
+    /// gives nothing back, and takes no room in shared memory.
+    #[must_use]
+    pub fn zeroed_to_stay(len: usize) -> Self {
+        let capacity = len.max(1).next_multiple_of(SMALLEST_CLASS_BYTES);
+        let start = allocate_zeroed(capacity);
+        let region = Region { start, capacity, origin: Origin::Apart };
+        Self { region: Rc::new(region), start: 0, len }
     }
 
     /// A buffer that holds a copy of `bytes`.
@@ -220,6 +300,26 @@ impl Buf {
         Self { region: Rc::clone(&self.region), start: self.start + start, len }
     }
 
+    /// A view of memory that belongs to somebody else, who must not be written to.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are readable until `keeper` is dropped.
+    pub(crate) unsafe fn foreign(start: NonNull<u8>, len: usize, keeper: Box<dyn Any>) -> Self {
+        let origin = Origin::Foreign(keeper);
+        Self { region: Rc::new(Region { start, capacity: len, origin }), start: 0, len }
+    }
+
+    /// Where the bytes lie in the memory that this thread shares
+    /// ([`crate::shared::share_buffers`]); `None` when they are not in it.
+    #[must_use]
+    pub fn shared_offset(&self) -> Option<u64> {
+        if !matches!(self.region.origin, Origin::Arena) {
+            return None;
+        }
+        POOL.with_borrow(|pool| Some(pool.arena.as_ref()?.offset_of(self.as_ptr())))
+    }
+
     /// Bytes of the whole allocation that this view keeps alive.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
@@ -243,9 +343,10 @@ impl Buf {
     ///
     /// # Errors
     ///
-    /// `self` when there is another view.
+    /// `self` when there is another view, or when the memory is another process's.
     pub fn try_into_mut(self) -> Result<BufMut, Self> {
-        if Rc::strong_count(&self.region) == 1 {
+        let is_ours = !matches!(self.region.origin, Origin::Foreign(_));
+        if is_ours && Rc::strong_count(&self.region) == 1 {
             Ok(BufMut { region: self.region, start: self.start, len: self.len })
         } else {
             Err(self)

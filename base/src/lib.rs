@@ -9,6 +9,7 @@ pub mod ids;
 pub mod planted;
 pub mod probe;
 pub mod reactor;
+pub mod shared;
 pub mod sync;
 pub mod units;
 

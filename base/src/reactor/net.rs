@@ -3,10 +3,13 @@
 //! A [`Stream`] is a shared handle: one task may read while another writes. Two tasks that read,
 //! or two that write, must take turns themselves. Dropping a future of a read or write leaves
 //! unknown how much was moved; such a stream can only be closed.
+//!
+//! Unix sockets may also have an abstract name, which goes with the last process that holds the
+//! socket, and can carry descriptors to another process.
 #![allow(unsafe_code)] // Operations that point to buffers and addresses which the ring owns.
 
 use super::Core;
-use super::fd::{RawParts, raw_parts};
+use super::fd::{RawParts, poll_fd, raw_parts};
 use super::ring::Accepting;
 use crate::buf::bytes_in;
 use crate::{BufMut, IoVec};
@@ -14,7 +17,8 @@ use io_uring::{opcode, types};
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -47,6 +51,16 @@ impl Listener {
             _ => {}
         }
         Ok(Self { fd: Rc::new(std::os::unix::net::UnixListener::bind(path)?.into()) })
+    }
+
+    /// Listens on a Unix socket by an abstract name.
+    ///
+    /// # Errors
+    ///
+    /// What `bind(2)` says: the name may be taken.
+    pub fn bind_abstract(name: &[u8]) -> io::Result<Self> {
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+        Ok(Self { fd: Rc::new(std::os::unix::net::UnixListener::bind_addr(&address)?.into()) })
     }
 
     /// The address that TCP clients connect to.
@@ -93,6 +107,27 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Descriptors that travel at once.
+const DESCRIPTORS_MAX: usize = 4;
+
+/// Room for a control message with [`DESCRIPTORS_MAX`] descriptors, aligned as its header.
+#[derive(Default)]
+struct ControlRoom([u64; 8]);
+
+/// A Unix socket's address, with the name at `at` in its path, and its length.
+fn unix_address(at: usize, name: &[u8]) -> io::Result<(libc::sockaddr_un, usize)> {
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut raw: libc::sockaddr_un = unsafe { zeroed() };
+    raw.sun_family = libc::AF_UNIX as u16;
+    if at + name.len() >= raw.sun_path.len() || name.contains(&0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in raw.sun_path[at..].iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    Ok((raw, offset_of!(libc::sockaddr_un, sun_path) + at + name.len()))
 }
 
 /// A connection. Clones share it.
@@ -153,17 +188,19 @@ impl Stream {
     ///
     /// What `connect(2)` says; [`io::ErrorKind::InvalidInput`] when the path is too long.
     pub async fn connect_unix(path: &Path) -> io::Result<Self> {
-        // SAFETY: all zeroes is a value of this plain structure.
-        let mut raw: libc::sockaddr_un = unsafe { zeroed() };
-        raw.sun_family = libc::AF_UNIX as u16;
         let bytes = path.as_os_str().as_bytes();
-        if bytes.len() >= raw.sun_path.len() || bytes.contains(&0) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        for (to, from) in raw.sun_path.iter_mut().zip(bytes) {
-            *to = *from as libc::c_char;
-        }
-        let len = offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+        let (raw, len) = unix_address(0, bytes)?;
+        // The name ends in NUL.
+        Self::connect_raw(libc::AF_UNIX, raw, len + 1).await
+    }
+
+    /// Connects to a Unix socket by its abstract name.
+    ///
+    /// # Errors
+    ///
+    /// What `connect(2)` says; [`io::ErrorKind::InvalidInput`] when the name is too long.
+    pub async fn connect_abstract(name: &[u8]) -> io::Result<Self> {
+        let (raw, len) = unix_address(1, name)?;
         Self::connect_raw(libc::AF_UNIX, raw, len).await
     }
 
@@ -277,6 +314,121 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// Lets the kernel hold `bytes` in each direction, as far as the system allows.
+    pub fn set_buffers(&self, bytes: u32) {
+        for what in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+            // SAFETY: the value is an integer that lives through the call. A system that gives
+            // less makes this slower only.
+            unsafe {
+                let value = (&raw const bytes).cast();
+                let len = size_of::<u32>() as u32;
+                libc::setsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, what, value, len);
+            }
+        }
+    }
+
+    /// True when the same user runs the other end of this Unix socket.
+    #[must_use]
+    pub fn is_between_own(&self) -> bool {
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut peer: libc::ucred = unsafe { zeroed() };
+        let mut len = size_of::<libc::ucred>() as u32;
+        // SAFETY: room for the answer, and its length.
+        unsafe {
+            let status = libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut len,
+            );
+            status == 0 && peer.uid == libc::geteuid()
+        }
+    }
+
+    /// Sends a few bytes and descriptors with them, over a Unix socket that has room: not to be
+    /// used behind much that the other side has not read.
+    ///
+    /// # Errors
+    ///
+    /// What `sendmsg(2)` says; [`io::ErrorKind::WriteZero`] when not all bytes found room.
+    pub fn send_descriptors(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        assert!(fds.len() <= DESCRIPTORS_MAX, "a few");
+        let fds: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let fds_bytes = size_of_val(&fds[..]);
+        let mut part =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut room = ControlRoom::default();
+        // SAFETY: all zeroes is a value of this plain structure; the list of one part and the
+        // control message, which has room for `fds`, live through the call.
+        let sent = unsafe {
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            if !fds.is_empty() {
+                message.msg_control = room.0.as_mut_ptr().cast();
+                message.msg_controllen = libc::CMSG_SPACE(fds_bytes as u32) as usize;
+                let control = libc::CMSG_FIRSTHDR(&raw const message);
+                (*control).cmsg_level = libc::SOL_SOCKET;
+                (*control).cmsg_type = libc::SCM_RIGHTS;
+                (*control).cmsg_len = libc::CMSG_LEN(fds_bytes as u32) as usize;
+                let data = libc::CMSG_DATA(control);
+                std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), data, fds_bytes);
+            }
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) if sent == bytes.len() => Ok(()),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Waits for what [`Stream::send_descriptors`] sent at the other end.
+    ///
+    /// # Errors
+    ///
+    /// What `recvmsg(2)` says; [`io::ErrorKind::UnexpectedEof`] when fewer bytes came.
+    pub async fn receive_descriptors(&self, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+        poll_fd(&self.fd, libc::POLLIN).await.0?;
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut room = ControlRoom::default();
+        let mut fds = Vec::new();
+        // SAFETY: all zeroes is a value of this plain structure; list, buffer and control buffer
+        // live through the call. The kernel fills the control buffer with whole headers, and each
+        // descriptor in it was just made for us.
+        let received = unsafe {
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = room.0.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&room.0);
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+            let received = libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, flags);
+            let mut control = libc::CMSG_FIRSTHDR(&raw const message);
+            while received >= 0 && !control.is_null() {
+                if (*control).cmsg_level == libc::SOL_SOCKET
+                    && (*control).cmsg_type == libc::SCM_RIGHTS
+                {
+                    let data = libc::CMSG_DATA(control).cast::<RawFd>();
+                    let count =
+                        ((*control).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
+                    for at in 0..count {
+                        fds.push(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
+                    }
+                }
+                control = libc::CMSG_NXTHDR(&raw const message, control);
+            }
+            received
+        };
+        match usize::try_from(received) {
+            Ok(received) if received == bytes.len() => Ok(fds),
+            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Ends one or both directions; a reader here or there sees the end of the stream.

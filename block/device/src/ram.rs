@@ -83,8 +83,8 @@ impl RamDevice {
         for part in from {
             let mut done = 0;
             Self::runs(at, part.len() as u64, |piece, start, run| {
-                let piece =
-                    pieces[piece].get_or_insert_with(|| BufMut::zeroed(PIECE_BYTES as usize));
+                let piece = pieces[piece]
+                    .get_or_insert_with(|| BufMut::zeroed_to_stay(PIECE_BYTES as usize));
                 piece[start..start + run].copy_from_slice(&part[done..done + run]);
                 done += run;
             });
