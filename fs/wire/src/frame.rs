@@ -138,7 +138,8 @@ pub struct Frame {
     pub header: Header,
     /// A message, encoded by [`encode_body`].
     pub body: Vec<u8>,
-    /// Raw bytes; as received one page-aligned buffer, or none.
+    /// Raw bytes; as received one page-aligned buffer, or none, or a neighbour's buffers as they
+    /// lie in its memory.
     pub payload: IoVec,
 }
 
@@ -161,6 +162,9 @@ pub enum FrameError {
     BodyChecksum,
     #[error("the payload's checksum does not match")]
     PayloadChecksum,
+    /// What is said about shared memory makes no sense.
+    #[error("shared memory is not used as agreed")]
+    Sharing,
     /// The body is not the message that belongs here.
     #[error("the message cannot be decoded")]
     Message,
@@ -268,6 +272,22 @@ impl Announced {
         }
         Ok(Frame { header: self.header, body, payload: payload.into_iter().collect() })
     }
+
+    /// As [`Announced::complete`], for a payload that did not travel and so has no checksum.
+    pub(crate) fn complete_in_place(
+        self,
+        body: Vec<u8>,
+        payload: IoVec,
+    ) -> Result<Frame, FrameError> {
+        assert_eq!(bytes_in(&payload) as usize, self.payload_bytes, "as announced");
+        if crc32c(&body) != self.body_crc {
+            return Err(FrameError::BodyChecksum);
+        }
+        if self.payload_crc != 0 {
+            return Err(FrameError::PayloadChecksum);
+        }
+        Ok(Frame { header: self.header, body, payload })
+    }
 }
 
 impl Frame {
@@ -315,15 +335,24 @@ impl Frame {
     /// When [`Frame::check`] would fail.
     #[must_use]
     pub fn encode_head(&self) -> Buf {
+        self.encode_head_with(crc32c_parts(self.payload.iter().map(|part| &part[..])))
+    }
+
+    /// As [`Frame::encode_head`], for a payload that stays where it lies.
+    pub(crate) fn encode_head_without_payload_sum(&self) -> Buf {
+        self.encode_head_with(0)
+    }
+
+    fn encode_head_with(&self, payload_crc: u32) -> Buf {
         self.check().expect("checked by its maker");
         let mut head = BufMut::for_overwrite(HEADER_BYTES + self.body.len());
         let (fixed, body) = head.split_at_mut(HEADER_BYTES);
         body.copy_from_slice(&self.body);
-        fixed.copy_from_slice(&self.encode_header());
+        fixed.copy_from_slice(&self.encode_header(payload_crc));
         head.freeze()
     }
 
-    fn encode_header(&self) -> [u8; HEADER_BYTES] {
+    fn encode_header(&self, payload_crc: u32) -> [u8; HEADER_BYTES] {
         let header = &self.header;
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -365,7 +394,7 @@ impl Frame {
         put(92, &(self.body.len() as u32).to_le_bytes());
         put(96, &(self.payload_bytes() as u32).to_le_bytes());
         put(100, &crc32c(&self.body).to_le_bytes());
-        put(104, &crc32c_parts(self.payload.iter().map(|part| &part[..])).to_le_bytes());
+        put(104, &payload_crc.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -518,7 +547,7 @@ mod tests {
 
     #[test]
     fn lengths_are_refused_before_anything_is_allocated() {
-        let mut bytes = Frame::new(Header::new(Kind::Request), Vec::new()).encode_header();
+        let mut bytes = Frame::new(Header::new(Kind::Request), Vec::new()).encode_header(0);
         bytes[92..96].copy_from_slice(&u32::MAX.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());

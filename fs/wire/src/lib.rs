@@ -2,7 +2,7 @@
 //!
 //! From the outside in: messages ([`meta`], [`object`], [`attr`]), requests and replies
 //! ([`rpc`]), frames ([`frame`]), connections ([`channel`]) and what they are made of
-//! ([`tcp`], [`local`]).
+//! ([`tcp`], [`same_host`], [`local`]).
 
 pub mod attr;
 pub mod channel;
@@ -11,4 +11,6 @@ pub mod local;
 pub mod meta;
 pub mod object;
 pub mod rpc;
+pub mod same_host;
+mod sharing;
 pub mod tcp;

@@ -3,14 +3,15 @@
 //! Sending: one task per connection writes what is queued, several frames per system call,
 //! payloads from where they lie. Receiving: small frames are read many at a time through a
 //! small buffer; a payload's bytes beyond it are received straight into a page-aligned buffer
-//! of their own.
+//! of their own. Where both sides share memory ([`crate::sharing`]), it is not received at all.
 
 use crate::channel::{ChannelError, Connection, FrameSink, FrameSource, Listener, Transport};
 use crate::frame::{Announced, Frame, HEADER_BYTES};
+use crate::sharing::{Following, Outgoing, PREFIX_BYTES, Sharing};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{self, net};
 use levada_base::sync::queue;
-use levada_base::{Buf, BufMut, IoVec};
+use levada_base::{BufMut, IoVec};
 use std::cell::RefCell;
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -48,7 +49,7 @@ impl Transport for TcpTransport {
                 }
             };
             let stream = reactor::timeout(CONNECT_TIMEOUT, connecting).await;
-            stream.unwrap_or(Err(ChannelError::Disconnected)).map(connection)
+            stream.unwrap_or(Err(ChannelError::Disconnected)).map(plain)
         })
     }
 }
@@ -66,11 +67,7 @@ impl TcpListener {
     ///
     /// What the system says.
     pub fn bind(address: &str) -> Result<Self, ChannelError> {
-        let listener = match address.strip_prefix("unix:") {
-            Some(path) => net::Listener::bind_unix(Path::new(path))?,
-            None => net::Listener::bind(resolve(address)?)?,
-        };
-        Ok(Self { listener })
+        Ok(Self { listener: listen(address)? })
     }
 
     /// The address that clients connect to (TCP only).
@@ -85,48 +82,86 @@ impl TcpListener {
 
 impl Listener for TcpListener {
     fn accept(&self) -> LocalBoxFuture<'_, Result<Connection, ChannelError>> {
-        Box::pin(async move { Ok(connection(self.listener.accept().await?)) })
+        Box::pin(async move { Ok(plain(self.listener.accept().await?)) })
     }
 }
 
-fn connection(stream: net::Stream) -> Connection {
-    let (queue, queued) = queue::channel();
-    reactor::spawn(write(stream.clone(), queued));
+/// See [`TcpListener::bind`].
+pub(crate) fn listen(address: &str) -> Result<net::Listener, ChannelError> {
+    Ok(match address.strip_prefix("unix:") {
+        Some(path) => net::Listener::bind_unix(Path::new(path))?,
+        None => net::Listener::bind(resolve(address)?)?,
+    })
+}
+
+/// The two ends of a writer's queue.
+pub(crate) fn outgoing() -> (Rc<Outgoing>, queue::Receiver<Frame>) {
+    let (sender, queued) = queue::channel();
+    (Rc::new(RefCell::new(Some(sender))), queued)
+}
+
+/// A connection on which every payload is copied.
+pub(crate) fn plain(stream: net::Stream) -> Connection {
+    let (outgoing, queued) = outgoing();
+    connection(stream, outgoing, queued, None)
+}
+
+pub(crate) fn connection(
+    stream: net::Stream,
+    outgoing: Rc<Outgoing>,
+    queued: queue::Receiver<Frame>,
+    sharing: Option<Rc<Sharing>>,
+) -> Connection {
+    reactor::spawn(write(stream.clone(), queued, sharing.clone()));
+    let sharing = sharing.map(|sharing| Neighbour { sharing, is_known: false });
     Connection {
-        sink: Rc::new(TcpSink { queue: RefCell::new(Some(queue)) }),
-        source: Box::new(TcpSource { stream, buffer: None, start: 0, end: 0 }),
+        sink: Rc::new(TcpSink { outgoing }),
+        source: Box::new(TcpSource { stream, buffer: None, start: 0, end: 0, sharing }),
     }
 }
 
 struct TcpSink {
     /// `None` once closed.
-    queue: RefCell<Option<queue::Sender<Frame>>>,
+    outgoing: Rc<Outgoing>,
 }
 
 impl FrameSink for TcpSink {
     fn send(&self, frame: Frame) -> Result<(), ChannelError> {
         frame.check()?;
-        let queue = self.queue.borrow();
-        let queue = queue.as_ref().ok_or(ChannelError::Disconnected)?;
+        let outgoing = self.outgoing.borrow();
+        let queue = outgoing.as_ref().ok_or(ChannelError::Disconnected)?;
         queue.send(frame).map_err(|_| ChannelError::Disconnected)
     }
 
     fn close(&self) {
         // The writer ends, and with it the connection, when it has written what it has.
-        let queue = self.queue.borrow_mut().take();
+        let queue = self.outgoing.borrow_mut().take();
         drop(queue);
     }
 }
 
-async fn write(stream: net::Stream, mut queued: queue::Receiver<Frame>) {
+/// Puts a frame into `parts` as it goes over the socket; returns its bytes.
+fn encode(frame: Frame, sharing: Option<&Sharing>, parts: &mut IoVec) -> usize {
+    if let Some(sharing) = sharing {
+        return sharing.encode(frame, parts);
+    }
+    let bytes = frame.body.len() + frame.payload_bytes();
+    parts.push(frame.encode_head());
+    parts.extend(frame.payload);
+    bytes
+}
+
+async fn write(
+    stream: net::Stream,
+    mut queued: queue::Receiver<Frame>,
+    sharing: Option<Rc<Sharing>>,
+) {
     while let Some(first) = queued.recv().await {
         let mut parts = IoVec::new();
         let mut next = Some(first);
         let mut bytes = 0;
         while let Some(frame) = next {
-            bytes += frame.body.len() + frame.payload_bytes();
-            parts.push(frame.encode_head());
-            parts.extend(frame.payload);
+            bytes += encode(frame, sharing.as_deref(), &mut parts);
             let full = parts.len() >= PARTS_MAX || bytes >= WRITE_BYTES_BEST;
             next = if full { None } else { queued.try_recv() };
         }
@@ -163,6 +198,20 @@ struct TcpSource {
     buffer: Option<BufMut>,
     start: usize,
     end: usize,
+    sharing: Option<Neighbour>,
+}
+
+/// The other side of a connection with shared memory.
+struct Neighbour {
+    sharing: Rc<Sharing>,
+    /// Its offer has been taken.
+    is_known: bool,
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.sharing.end();
+    }
 }
 
 impl TcpSource {
@@ -202,23 +251,46 @@ impl TcpSource {
         Ok(head)
     }
 
+    /// The next `bytes` bytes (at most [`READ_AHEAD_BYTES`]).
+    async fn take(&mut self, bytes: usize) -> Result<&[u8], ChannelError> {
+        self.fill(bytes).await?;
+        let at = self.start;
+        self.start += bytes;
+        // There is no buffer before the first byte.
+        Ok(self.buffer.as_ref().map_or(&[], |buffer| &buffer[at..at + bytes]))
+    }
+
+    /// What shared memory adds in front of a frame; returns what it puts in a payload's place.
+    async fn prefix(&mut self) -> Result<usize, ChannelError> {
+        let Some(neighbour) = &mut self.sharing else { return Ok(0) };
+        let sharing = Rc::clone(&neighbour.sharing);
+        if !neighbour.is_known {
+            sharing.accept_offer(&self.stream).await?;
+            neighbour.is_known = true;
+        }
+        let prefix: [u8; PREFIX_BYTES] =
+            self.take(PREFIX_BYTES).await?.try_into().expect("as asked");
+        let Following { return_bytes, table_bytes } = sharing.decode_prefix(&prefix)?;
+        sharing.returned(self.take(return_bytes).await?);
+        Ok(table_bytes)
+    }
+
     async fn next(&mut self) -> Result<Frame, ChannelError> {
-        self.fill(HEADER_BYTES).await?;
-        let buffer = self.buffer.as_ref().expect("filled");
-        let fixed = buffer[self.start..].first_chunk().expect("filled");
-        let announced = Announced::decode(fixed)?;
-        self.start += HEADER_BYTES;
+        let table_bytes = self.prefix().await?;
+        let fixed = self.take(HEADER_BYTES).await?;
+        let announced = Announced::decode(fixed.first_chunk().expect("as asked"))?;
         let body = if announced.body_bytes <= READ_AHEAD_BYTES {
-            self.fill(announced.body_bytes).await?;
-            let at = self.start;
-            self.start += announced.body_bytes;
-            self.buffer
-                .as_ref()
-                .map_or(Vec::new(), |buffer| buffer[at..at + announced.body_bytes].to_vec())
+            self.take(announced.body_bytes).await?.to_vec()
         } else {
             self.read_into(BufMut::for_overwrite(announced.body_bytes)).await?.to_vec()
         };
-        let payload: Option<Buf> = match announced.payload_bytes {
+        if let Some(neighbour) = self.sharing.as_ref().filter(|_| table_bytes > 0) {
+            let sharing = Rc::clone(&neighbour.sharing);
+            let table = self.take(table_bytes).await?;
+            let payload = sharing.payload(table, announced.payload_bytes)?;
+            return Ok(announced.complete_in_place(body, payload)?);
+        }
+        let payload = match announced.payload_bytes {
             0 => None,
             bytes => Some(self.read_into(BufMut::for_overwrite(bytes)).await?.freeze()),
         };

@@ -1,0 +1,315 @@
+//! Payloads that stay where they lie, between two processes of one machine.
+//!
+//! Both ends of a Unix socket map each other's memory to read (`levada_base::shared`). A frame then
+//! says where its payload lies instead of carrying it, and the receiver sees the sender's buffer.
+//! `docs/design/0006-wire.md` draws what this adds to the socket.
+//!
+//! What always holds:
+//! - A payload that was handed over is neither changed nor used again before the receiver has given
+//!   it back, or has no view of this memory any more (its lifeline ended: it let go or died).
+//! - Nothing is handed over before the other side said that it has mapped this memory.
+//! - At most [`HELD_BYTES_MAX`] are handed over at a time; what is beyond travels by copy.
+//!
+//! After a crash of one side the other sees the end of the socket, as ever; the memory of the dead
+//! lives on until the last view of it is dropped.
+
+use crate::channel::ChannelError;
+use crate::frame::{Frame, FrameError, Header, Kind};
+use levada_base::reactor::{self, Fd, net};
+use levada_base::shared::{OwnMemory, PeerMemory, share_buffers};
+use levada_base::sync::queue;
+use levada_base::{BufMut, IoVec};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::{Rc, Weak};
+
+/// The first bytes in each direction; the memory's file and the lifeline's end come with them, or
+/// nothing.
+const GREETING: [u8; 8] = *b"LVDSHM\x01\x00";
+/// Before each frame: flags, returns, parts, 0.
+pub(crate) const PREFIX_BYTES: usize = 8;
+/// A flag: the sender has mapped the receiver's memory.
+const MAPPED: u16 = 1;
+/// Bytes of one returned number, and of one part.
+const RETURN_BYTES: usize = 8;
+const PART_BYTES: usize = 16;
+/// One frame carries at most this many of each.
+const RETURNS_MAX: usize = 512;
+const PARTS_MAX: usize = 256;
+/// Smaller payloads are copied.
+const SHARED_BYTES_MIN: usize = 32 << 10;
+/// What one side may have handed over and not got back.
+const HELD_BYTES_MAX: u64 = 64 << 20;
+/// Returns wait for a frame that goes anyway, up to this many bytes.
+const UNRETURNED_BYTES_MAX: u64 = 8 << 20;
+
+/// The queue of a connection's writer, while it is open.
+pub(crate) type Outgoing = RefCell<Option<queue::Sender<Frame>>>;
+
+/// What both directions of one connection know of shared memory.
+pub(crate) struct Sharing {
+    /// The other side has mapped the own memory.
+    is_mapped_there: Cell<bool>,
+    theirs: RefCell<Option<Rc<PeerMemory>>>,
+    held: Rc<Held>,
+    /// Payloads that the other side has handed over so far.
+    received: Cell<u64>,
+    returns: Rc<Returns>,
+}
+
+/// Payloads that the other side may be reading.
+#[derive(Default)]
+struct Held {
+    payloads: RefCell<BTreeMap<u64, IoVec>>,
+    bytes: Cell<u64>,
+    /// Numbers payloads from 1 on.
+    sent: Cell<u64>,
+}
+
+/// Payloads of the other side that nobody reads here any more.
+struct Returns {
+    numbers: RefCell<Vec<u64>>,
+    bytes: Cell<u64>,
+    outgoing: Weak<Outgoing>,
+}
+
+/// The right to read one payload; dropping it gives the payload back.
+struct Lease {
+    number: u64,
+    bytes: u64,
+    returns: Rc<Returns>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let returns = &self.returns;
+        returns.numbers.borrow_mut().push(self.number);
+        returns.bytes.set(returns.bytes.get() + self.bytes);
+        if returns.bytes.get() >= UNRETURNED_BYTES_MAX
+            && let Some(outgoing) = returns.outgoing.upgrade()
+            && let Some(queue) = &*outgoing.borrow()
+        {
+            returns.bytes.set(0);
+            // When the writer is gone, so is the other side's interest.
+            let _ = queue.send(Frame::new(Header::new(Kind::OneWay), Vec::new()));
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Perhaps still being read: then the memory must not be used again.
+        std::mem::forget(self.payloads.take());
+    }
+}
+
+impl Held {
+    fn remove(&self, number: u64) {
+        // Unknown numbers do no harm: that side only gives up what it was promised.
+        let payload = self.payloads.borrow_mut().remove(&number);
+        if let Some(payload) = payload {
+            self.bytes.set(self.bytes.get() - levada_base::buf::bytes_in(&payload));
+        }
+    }
+}
+
+impl Sharing {
+    /// Offers the own memory on a fresh connection; `outgoing` is its writer's queue. When
+    /// memory cannot be shared, payloads travel by copy.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is gone.
+    pub(crate) fn offer(stream: &net::Stream, outgoing: &Rc<Outgoing>) -> io::Result<Rc<Self>> {
+        let held = Rc::new(Held::default());
+        match share_buffers().and_then(|own| Ok((own, Lifeline::new()?))) {
+            Ok((OwnMemory { file }, lifeline)) => {
+                stream.send_descriptors(&GREETING, &[file.as_fd(), lifeline.theirs.as_fd()])?;
+                drop(lifeline.theirs);
+                reactor::spawn(let_go(lifeline.ours, Rc::clone(&held)));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "memory cannot be shared with processes of this machine");
+                stream.send_descriptors(&GREETING, &[])?;
+            }
+        }
+        let outgoing = Rc::downgrade(outgoing);
+        let returns = Returns { numbers: RefCell::default(), bytes: Cell::default(), outgoing };
+        Ok(Rc::new(Self {
+            is_mapped_there: Cell::new(false),
+            theirs: RefCell::default(),
+            held,
+            received: Cell::default(),
+            returns: Rc::new(returns),
+        }))
+    }
+
+    /// Takes the other side's offer, the first that comes from it.
+    pub(crate) async fn accept_offer(&self, stream: &net::Stream) -> Result<(), ChannelError> {
+        let mut greeting = [0; GREETING.len()];
+        let fds = stream.receive_descriptors(&mut greeting).await?;
+        if greeting != GREETING {
+            return Err(FrameError::Sharing.into());
+        }
+        let Ok([file, lifeline]) = <[OwnedFd; 2]>::try_from(fds) else { return Ok(()) };
+        match PeerMemory::map(&file, lifeline) {
+            Ok(memory) => *self.theirs.borrow_mut() = Some(memory),
+            Err(error) => tracing::warn!(%error, "cannot read a neighbour's memory"),
+        }
+        Ok(())
+    }
+
+    /// Puts a frame into `parts` as it goes over the socket; returns the bytes that are copied.
+    pub(crate) fn encode(&self, frame: Frame, parts: &mut IoVec) -> usize {
+        let places = self.hand_over(&frame.payload);
+        let returned: Vec<u64> = {
+            let mut numbers = self.returns.numbers.borrow_mut();
+            let some = numbers.len().min(RETURNS_MAX);
+            self.returns.bytes.set(0);
+            numbers.drain(..some).collect()
+        };
+        let bytes = PREFIX_BYTES + returned.len() * RETURN_BYTES;
+        let mut prefix = BufMut::for_overwrite(bytes);
+        let flags = if self.theirs.borrow().is_some() { MAPPED } else { 0 };
+        let count = places.as_ref().map_or(0, Vec::len);
+        for (at, field) in [flags, returned.len() as u16, count as u16, 0].into_iter().enumerate() {
+            prefix[2 * at..2 * at + 2].copy_from_slice(&field.to_le_bytes());
+        }
+        for (place, number) in prefix[PREFIX_BYTES..].chunks_mut(RETURN_BYTES).zip(&returned) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        parts.push(prefix.freeze());
+        let Some(places) = places else {
+            let copied = frame.body.len() + frame.payload_bytes();
+            parts.push(frame.encode_head());
+            parts.extend(frame.payload);
+            return bytes + copied;
+        };
+        parts.push(frame.encode_head_without_payload_sum());
+        let mut table = BufMut::for_overwrite(places.len() * PART_BYTES);
+        for (entry, (offset, len)) in table.chunks_mut(PART_BYTES).zip(&places) {
+            entry[..8].copy_from_slice(&offset.to_le_bytes());
+            entry[8..].copy_from_slice(&len.to_le_bytes());
+        }
+        parts.push(table.freeze());
+        bytes + frame.body.len() + places.len() * PART_BYTES
+    }
+
+    /// Where the parts of a payload lie, which is kept from now on; `None` when it must be copied.
+    fn hand_over(&self, payload: &IoVec) -> Option<Vec<(u64, u64)>> {
+        let bytes = levada_base::buf::bytes_in(payload);
+        let held = &self.held;
+        if !self.is_mapped_there.get()
+            || bytes < SHARED_BYTES_MIN as u64
+            || held.bytes.get() + bytes > HELD_BYTES_MAX
+            || payload.len() > PARTS_MAX
+        {
+            return None;
+        }
+        let place = |part: &levada_base::Buf| Some((part.shared_offset()?, part.len() as u64));
+        let places: Vec<_> = payload.iter().map(place).collect::<Option<_>>()?;
+        let number = held.sent.get() + 1;
+        held.sent.set(number);
+        held.bytes.set(held.bytes.get() + bytes);
+        held.payloads.borrow_mut().insert(number, payload.clone());
+        Some(places)
+    }
+
+    /// What a prefix says of the message that follows.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::Sharing`] when it says what no prefix says.
+    pub(crate) fn decode_prefix(
+        &self,
+        prefix: &[u8; PREFIX_BYTES],
+    ) -> Result<Following, FrameError> {
+        let field = |at: usize| u16::from_le_bytes([prefix[2 * at], prefix[2 * at + 1]]);
+        let following = Following {
+            return_bytes: usize::from(field(1)) * RETURN_BYTES,
+            table_bytes: usize::from(field(2)) * PART_BYTES,
+        };
+        let sound = field(0) & !MAPPED == 0
+            && usize::from(field(1)) <= RETURNS_MAX
+            && usize::from(field(2)) <= PARTS_MAX
+            && field(3) == 0;
+        if !sound {
+            return Err(FrameError::Sharing);
+        }
+        if field(0) & MAPPED != 0 {
+            self.is_mapped_there.set(true);
+        }
+        Ok(following)
+    }
+
+    /// The other side gives payloads back.
+    pub(crate) fn returned(&self, numbers: &[u8]) {
+        for number in numbers.chunks_exact(RETURN_BYTES) {
+            self.held.remove(u64_of(number));
+        }
+    }
+
+    /// The payload of `bytes` bytes that a table describes.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::Sharing`] when it is not in the memory that the other side offered.
+    pub(crate) fn payload(&self, table: &[u8], bytes: usize) -> Result<IoVec, FrameError> {
+        let theirs = self.theirs.borrow();
+        let memory = theirs.as_ref().ok_or(FrameError::Sharing)?;
+        let number = self.received.get() + 1;
+        self.received.set(number);
+        let returns = Rc::clone(&self.returns);
+        let lease = Rc::new(Lease { number, bytes: bytes as u64, returns });
+        let mut payload = IoVec::new();
+        let mut rest = bytes as u64;
+        for part in table.chunks_exact(PART_BYTES) {
+            let (offset, len) = (u64_of(&part[..8]), u64_of(&part[8..]));
+            rest = rest.checked_sub(len).ok_or(FrameError::Sharing)?;
+            let view = memory.view(offset, len, Rc::clone(&lease)).ok_or(FrameError::Sharing)?;
+            payload.push(view);
+        }
+        if rest == 0 { Ok(payload) } else { Err(FrameError::Sharing) }
+    }
+
+    /// The connection has ended: the other side's memory is only held by what is still read.
+    pub(crate) fn end(&self) {
+        let memory = self.theirs.borrow_mut().take();
+        drop(memory);
+    }
+}
+
+fn u64_of(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+}
+
+/// Bytes that follow a prefix: before the frame's header, and in place of its payload.
+pub(crate) struct Following {
+    pub return_bytes: usize,
+    pub table_bytes: usize,
+}
+
+/// A pipe: the other side holds its writing end as long as it has the own memory mapped.
+struct Lifeline {
+    ours: Fd,
+    theirs: OwnedFd,
+}
+
+impl Lifeline {
+    fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        Ok(Self { ours: Fd::new(reader.into())?, theirs: writer.into() })
+    }
+}
+
+/// Waits until the other side cannot read the own memory any more.
+async fn let_go(lifeline: Fd, held: Rc<Held>) {
+    // Nothing is ever written to it, so this is its end.
+    if lifeline.readable().await.is_ok() {
+        let payloads = held.payloads.take();
+        held.bytes.set(0);
+        drop(payloads);
+    }
+}
