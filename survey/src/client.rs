@@ -8,7 +8,7 @@ use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
 use crate::load::Load;
 use crate::log::{payload, raw_read, raw_write};
 use crate::members::{Drives, Raw, Speed, Storage, members};
-use crate::service::Service;
+use crate::service::{Service, Way};
 use crate::suite::Spec;
 use anyhow::Result;
 use levada_base::ids::Ino;
@@ -83,12 +83,12 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) async fn new(speed: Speed) -> Result<Self> {
-        Self::on(Drives::Model(speed)).await
+        Self::on(Drives::Model(speed), Way::Tcp).await
     }
 
-    pub(crate) async fn on(drives: Drives) -> Result<Self> {
+    pub(crate) async fn on(drives: Drives, way: Way) -> Result<Self> {
         let service = cluster::start(drives)?;
-        Ok(Self { client: cluster::connect(service.address()).await?, service })
+        Ok(Self { client: cluster::connect(service.address(), way).await?, service })
     }
 
     pub(crate) fn address(&self) -> &str {

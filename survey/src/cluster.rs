@@ -2,7 +2,7 @@
 //! thread of its own.
 
 use crate::members::Drives;
-use crate::service::Service;
+use crate::service::{Service, Way};
 use anyhow::{Context, Result};
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::TargetId;
@@ -14,7 +14,6 @@ use levada_node::assembly::{self, StartOptions, Tuning};
 use levada_node::drives::{DriveSource, NoDevice};
 use levada_spec::{BOX_DRIVES, ClusterFile, DriveSpec};
 use levada_wire::rpc::Handler;
-use levada_wire::tcp::TcpTransport;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
@@ -46,9 +45,9 @@ pub(crate) fn start(drives: Drives) -> Result<Service> {
 }
 
 /// A client of the box at `address`.
-pub(crate) async fn connect(address: &str) -> Result<Client> {
+pub(crate) async fn connect(address: &str, way: Way) -> Result<Client> {
     let uuid = u128::from(reactor::random_u64()).to_le_bytes();
-    let config = ClientConfig::new(Rc::new(TcpTransport), address, TargetId(0), uuid);
+    let config = ClientConfig::new(way.transport(), address, TargetId(0), uuid);
     Client::connect(config).await.context("connecting to the box")
 }
 

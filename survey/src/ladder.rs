@@ -12,6 +12,7 @@ use crate::load::Load;
 use crate::log::{self, log_on, object, payload, raw_read, raw_write};
 use crate::members::{Drives, Raw, Speed};
 use crate::mount::{self, Access, Mounted};
+use crate::service::Way;
 use anyhow::{Context, Result};
 use levada_base::reactor::Reactor;
 use levada_base::units::{KIB, MIB};
@@ -121,7 +122,7 @@ impl Rungs {
         let members = SPAN_BYTES / array::DATA_CHUNKS + MEMBER_METADATA_BYTES;
         let array = array::raid6(&drives.make("array", WIDTH, members).await?).await?;
         let log = log_on(drives).await?;
-        let bench = Bench::on(drives.clone()).await?;
+        let bench = Bench::on(drives.clone(), Way::SameHost).await?;
         let file = bench.create("file").await?;
         let mounted = Mounted::new(bench.address())?;
         let rungs = Self { raw: Raw::new(&raw, CHUNK_BYTES), array, log, mounted, file, bench };

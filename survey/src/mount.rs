@@ -1,14 +1,15 @@
 //! The mount: programs' requests through the kernel, against the client library on the same box.
 //!
-//! The mount's daemon runs on a thread of its own, as do the services; the programs are threads
-//! that read and write past the page cache (O_DIRECT), 1 MiB at a time.
+//! The mount's daemon runs on a thread of its own, as do the services; it reaches them as a mount on
+//! the node's machine does, and so does the client that it is compared with. The programs are threads that read and write past the page cache (O_DIRECT), 1 MiB at a time.
 
 use crate::client::{Bench, read, sequential, write};
 use crate::cluster;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
 use crate::load::Load;
-use crate::members::Speed;
+use crate::members::{Drives, Speed};
+use crate::service::Way;
 use crate::suite::Spec;
 use anyhow::{Context, Result};
 use levada_base::BufMut;
@@ -103,7 +104,7 @@ async fn daemon(
     address: &str,
     started: mpsc::Sender<mailbox::Sender<()>>,
 ) -> Result<()> {
-    let client = cluster::connect(address).await?;
+    let client = cluster::connect(address, Way::SameHost).await?;
     let (mount, channel) =
         FuseMount::new(target, &MountOptions::default()).context("mounting (needs root)")?;
     let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
@@ -177,8 +178,12 @@ pub(crate) async fn write_new(bench: &Bench, path: &Path, load: &Load) -> Result
     Ok(run)
 }
 
+async fn bench(speed: Speed) -> Result<Bench> {
+    Bench::on(Drives::Model(speed), Way::SameHost).await
+}
+
 async fn seqread_of_client(effort: Effort) -> Result<Taken> {
-    let bench = Bench::new(Speed::Slow).await?;
+    let bench = bench(Speed::Slow).await?;
     let file = bench.create("read").await?;
     write(&file, &sequential()).await?;
     let mounted = Mounted::new(bench.address())?;
@@ -189,7 +194,7 @@ async fn seqread_of_client(effort: Effort) -> Result<Taken> {
 }
 
 async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
-    let bench = Bench::new(Speed::Slow).await?;
+    let bench = bench(Speed::Slow).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("mounted");
     let ours = async |_| write_new(&bench, &path, &sequential()).await;
@@ -198,7 +203,7 @@ async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
 }
 
 async fn ram_seqread(effort: Effort) -> Result<Taken> {
-    let bench = Bench::new(Speed::Unlimited).await?;
+    let bench = bench(Speed::Unlimited).await?;
     write(&bench.create("read").await?, &sequential()).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("read");
@@ -207,7 +212,7 @@ async fn ram_seqread(effort: Effort) -> Result<Taken> {
 }
 
 async fn ram_seqwrite(effort: Effort) -> Result<Taken> {
-    let bench = Bench::new(Speed::Unlimited).await?;
+    let bench = bench(Speed::Unlimited).await?;
     let mounted = Mounted::new(bench.address())?;
     let path = mounted.path("mounted");
     let all = runs(effort, async |_| write_new(&bench, &path, &sequential()).await).await?;

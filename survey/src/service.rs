@@ -1,14 +1,34 @@
-//! Services on a thread and a reactor of their own, reached over TCP on the loopback: the node
-//! on one core, the client that is measured on another.
+//! Services on a thread and a reactor of their own, reached by either [`Way`]: the node on one core, the
+//! client that is measured on another.
 
 use anyhow::{Context, Result};
 use levada_base::reactor::{self, Reactor, mailbox};
+use levada_wire::channel::Transport;
 use levada_wire::rpc::{Handler, ServiceConfig, accept_all};
-use levada_wire::tcp::TcpListener;
+use levada_wire::same_host::{HostListener, HostTransport};
+use levada_wire::tcp::TcpTransport;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+
+/// How a client reaches the services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// TCP on the loopback: what a client on another machine does.
+    Tcp,
+    /// What a client on the node's own machine does.
+    SameHost,
+}
+
+impl Way {
+    pub(crate) fn transport(self) -> Rc<dyn Transport> {
+        match self {
+            Self::Tcp => Rc::new(TcpTransport),
+            Self::SameHost => Rc::new(HostTransport::new()),
+        }
+    }
+}
 
 /// A running service; dropping it stops the thread.
 pub struct Service {
@@ -31,8 +51,8 @@ impl Service {
         let (started, starting) = mpsc::channel();
         let thread = std::thread::Builder::new().name("service".into()).spawn(move || {
             Reactor::new()?.block_on(async {
-                let listener = TcpListener::bind("127.0.0.1:0")?;
-                let address = listener.local_addr()?.to_string();
+                let listener = HostListener::bind("127.0.0.1:0")?;
+                let address = listener.local_addr().to_string();
                 let handler = assemble(address.clone()).await?;
                 let (stop, mut stopped) = mailbox::channel()?;
                 reactor::spawn(accept_all(Rc::new(listener), handler, ServiceConfig::default()));

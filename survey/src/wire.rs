@@ -1,10 +1,11 @@
 //! The wire by itself: requests to an object target that answers at once and keeps nothing, over
-//! TCP on the loopback, one core per side. The ceiling of everything that a client does.
+//! TCP on the loopback or the shared memory of one machine, one core per side. The ceiling of
+//! everything that a client does.
 
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Rate, absolute, runs};
 use crate::load::Load;
-use crate::service::Service;
+use crate::service::{Service, Way};
 use crate::suite::Spec;
 use anyhow::Result;
 use levada_base::ids::{BootVerifier, Ino, ObjectId, Seq, TargetId};
@@ -15,7 +16,6 @@ use levada_object::{Ack, ObjectFuture, ObjectService, Objects, Space};
 use levada_wire::frame::encode_body;
 use levada_wire::object::{ObjectRequest, ObjectStat, Stability};
 use levada_wire::rpc::{Call, Handler, Peer, PeerConfig, Router};
-use levada_wire::tcp::TcpTransport;
 use std::future::ready;
 use std::rc::Rc;
 
@@ -31,19 +31,37 @@ pub(crate) fn specs() -> Vec<Spec> {
             name: "wire.null.read_1m",
             what: "1 MiB reads, 16 in flight, of a target that answers at once",
             bar: Bar::None,
-            take: |effort| rate(effort, Kind::Read, MIB, DEPTH, 8192, Rate::GbPerS),
+            take: |effort| rate(effort, Way::Tcp, Kind::Read, MIB, DEPTH, 8192),
         },
         Spec {
             name: "wire.null.write_1m",
             what: "1 MiB writes, 16 in flight, to a target that answers at once",
             bar: Bar::None,
-            take: |effort| rate(effort, Kind::Write, MIB, DEPTH, 8192, Rate::GbPerS),
+            take: |effort| rate(effort, Way::Tcp, Kind::Write, MIB, DEPTH, 8192),
         },
         Spec {
             name: "wire.null.read_4k",
             what: "4 KiB reads, 64 in flight, of a target that answers at once",
             bar: Bar::None,
-            take: |effort| rate(effort, Kind::Read, 4 * KIB, SMALL_DEPTH, 200_000, Rate::Kiops),
+            take: |effort| rate(effort, Way::Tcp, Kind::Read, 4 * KIB, SMALL_DEPTH, 200_000),
+        },
+        Spec {
+            name: "wire.null.same_host_read_1m",
+            what: "as wire.null.read_1m, between processes of one machine",
+            bar: Bar::None,
+            take: |effort| rate(effort, Way::SameHost, Kind::Read, MIB, DEPTH, 32_768),
+        },
+        Spec {
+            name: "wire.null.same_host_write_1m",
+            what: "as wire.null.write_1m, between processes of one machine",
+            bar: Bar::None,
+            take: |effort| rate(effort, Way::SameHost, Kind::Write, MIB, DEPTH, 32_768),
+        },
+        Spec {
+            name: "wire.null.same_host_read_4k",
+            what: "as wire.null.read_4k, between processes of one machine",
+            bar: Bar::None,
+            take: |effort| rate(effort, Way::SameHost, Kind::Read, 4 * KIB, SMALL_DEPTH, 200_000),
         },
     ]
 }
@@ -54,14 +72,7 @@ enum Kind {
     Write,
 }
 
-fn rate(
-    effort: Effort,
-    kind: Kind,
-    bytes: u64,
-    depth: usize,
-    ops: u64,
-    rate: Rate,
-) -> Result<Taken> {
+fn rate(effort: Effort, way: Way, kind: Kind, bytes: u64, depth: usize, ops: u64) -> Result<Taken> {
     let service = Service::start(async |_| {
         let router = Router::default();
         router.insert(TARGET, ObjectService::new(Rc::new(NullObjects::new())));
@@ -69,11 +80,12 @@ fn rate(
     })?;
     let load = Load::random(0..GIB, bytes, depth, effort.amount(ops), 1);
     let one_run = async |_| {
-        let peer = Peer::new(Rc::new(TcpTransport), service.address(), PeerConfig::default());
+        let peer = Peer::new(way.transport(), service.address(), PeerConfig::default());
         let data = BufMut::zeroed(bytes as usize).freeze();
         load.run(move |at| request(Rc::clone(&peer), kind, at, data.clone())).await
     };
     let all = Reactor::new()?.block_on(runs(effort, one_run))?;
+    let rate = if bytes < MIB { Rate::Kiops } else { Rate::GbPerS };
     Ok(absolute(rate, "wire", &all))
 }
 

@@ -12,7 +12,7 @@ use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
-use levada_wire::tcp::TcpTransport;
+use levada_wire::same_host::HostTransport;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -65,8 +65,12 @@ async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Res
     let uuid = [reactor::random_u64().to_le_bytes(), reactor::random_u64().to_le_bytes()];
     let mut client_uuid = [0; 16];
     client_uuid.copy_from_slice(&uuid.concat());
-    let config =
-        ClientConfig::new(Rc::new(TcpTransport), &plan.address, METADATA_TARGET, client_uuid);
+    let config = ClientConfig::new(
+        Rc::new(HostTransport::new()),
+        &plan.address,
+        METADATA_TARGET,
+        client_uuid,
+    );
     let client = Client::connect(config).await.context("cannot reach the cluster")?;
     let options = MountOptions { source: plan.cluster.clone(), ..MountOptions::default() };
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;

@@ -17,7 +17,7 @@ use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
 use levada_wire::rpc::{ServiceConfig, accept_all};
-use levada_wire::tcp::{TcpListener, TcpTransport};
+use levada_wire::same_host::{HostListener, HostTransport};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -76,7 +76,7 @@ pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) 
 
 /// Binds the services' address: the one of the cluster file, or the one used last time. A node
 /// that was killed a moment ago may still hold it.
-async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, String)> {
+async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(HostListener, String)> {
     let wanted = loaded.cluster.hosts.first().and_then(|host| host.addresses.first().cloned());
     let kept = state.address().filter(|_| wanted.is_none());
     let hint = match &kept {
@@ -89,15 +89,15 @@ async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(TcpListener, Strin
     let address = wanted.or(kept).unwrap_or_else(|| LOOPBACK.to_owned());
     let patient_until = reactor::now() + LET_GO_LIMIT;
     let listener = loop {
-        match TcpListener::bind(&address) {
+        match HostListener::bind(&address) {
             Err(ChannelError::Io { errno: EADDRINUSE }) if reactor::now() < patient_until => {
                 reactor::sleep(LISTEN_AGAIN_AFTER).await;
             }
             bound => break bound.with_context(|| format!("cannot listen at {address}{hint}"))?,
         }
     };
-    let bound = listener.local_addr().context("the listener has no address")?;
-    Ok((listener, bound.to_string()))
+    let bound = listener.local_addr().to_string();
+    Ok((listener, bound))
 }
 
 async fn serve(
@@ -183,7 +183,7 @@ async fn keep_house(cluster: Rc<Cluster>, address: String) {
     });
     let Some(chores) = service.map(|service| service.chores_changed()) else { return };
     let uuid = *cluster.table.fs.as_bytes();
-    let mut config = ClientConfig::new(Rc::new(TcpTransport), &address, target, uuid);
+    let mut config = ClientConfig::new(Rc::new(HostTransport::new()), &address, target, uuid);
     config.class = Class::Background;
     match Client::connect(config).await {
         Ok(client) => loop {
