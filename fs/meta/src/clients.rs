@@ -114,7 +114,7 @@ impl MetaService {
             self.wait_for_room(Room { frees: true }).await?;
             self.expire(client)?;
         }
-        if self.opened.elapsed() > self.config.lease {
+        if self.serving_for() > self.config.lease {
             let mut table = self.table.borrow_mut();
             table.awaited.clear();
             table.implied.clear();

@@ -44,7 +44,7 @@ impl Default for ServeConfig {
             objects: Vec::new(),
             lease: Duration::from_secs(60),
             slots: 64,
-            recovery: Duration::from_secs(15),
+            recovery: Duration::from_secs(30),
             cache_bytes: 64 << 20,
         }
     }

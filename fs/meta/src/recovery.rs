@@ -43,7 +43,7 @@ impl MetaService {
         };
         while self.is_recovering() && !early {
             let changed = self.recovery_changed.changed();
-            let left = self.config.recovery.saturating_sub(self.opened.elapsed());
+            let left = self.config.recovery.saturating_sub(self.serving_for());
             if left.is_zero() {
                 self.end_recovery().await?;
             } else {
@@ -56,7 +56,7 @@ impl MetaService {
     /// Goes on without the holder when it has been awaited for long enough.
     pub(crate) async fn end_recovery(&self) -> Result<(), MetaFault> {
         let _turn = self.recovery_turn.acquire(1).await;
-        if !self.is_recovering() || self.opened.elapsed() < self.config.recovery {
+        if !self.is_recovering() || self.serving_for() < self.config.recovery {
             return Ok(());
         }
         tracing::warn!("a client did not come back: what it had not synced is lost");

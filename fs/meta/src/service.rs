@@ -62,7 +62,8 @@ pub struct MetaService {
     cache: RefCell<Cache>,
     /// A slot's running change has ended.
     pub(crate) slot_free: Notify,
-    pub(crate) opened: Instant,
+    /// When the first request, or the first tick, came.
+    serving_since: Cell<Option<Instant>>,
     last_time: Cell<Time>,
     /// The order in which requests took effect, which is what tests compare a model with.
     #[cfg(test)]
@@ -205,7 +206,7 @@ impl MetaService {
             tail: RefCell::new(Tail::new(tail)),
             cache: RefCell::new(Cache::new(config.cache_bytes)),
             slot_free: Notify::default(),
-            opened: reactor::now(),
+            serving_since: Cell::new(None),
             last_time: Cell::new(Time(i64::MIN)),
             config,
             #[cfg(test)]
@@ -217,6 +218,14 @@ impl MetaService {
     #[must_use]
     pub fn chores_changed(&self) -> Rc<Notify> {
         Rc::clone(&self.table.borrow().chores)
+    }
+
+    /// How long clients have been able to come back. From the opening of the store to the first request
+    /// the other targets are opened, which can take longer than clients are waited for.
+    pub(crate) fn serving_for(&self) -> Duration {
+        let since = self.serving_since.get().unwrap_or_else(reactor::now);
+        self.serving_since.set(Some(since));
+        since.elapsed()
     }
 
     /// The clients that are known, for people.
