@@ -19,6 +19,9 @@ pub enum Error {
     /// An object that must exist does not.
     #[error("component {component} of the file is missing")]
     Missing { component: u32 },
+    /// The metadata service waited for this client in vain, and went on without what was not synced.
+    #[error("changes of names that were not synced are lost")]
+    Lost,
     /// The request makes no sense (an offset beyond what a file can hold, not a file).
     #[error("invalid argument")]
     Invalid,
@@ -57,9 +60,11 @@ impl Error {
                 MetaFault::Damaged | MetaFault::NotRegistered | MetaFault::Unavailable => libc::EIO,
             },
             Self::Full => libc::ENOSPC,
-            Self::Damaged { .. } | Self::Missing { .. } | Self::Dialect | Self::Refused(_) => {
-                libc::EIO
-            }
+            Self::Damaged { .. }
+            | Self::Missing { .. }
+            | Self::Lost
+            | Self::Dialect
+            | Self::Refused(_) => libc::EIO,
             Self::Invalid => libc::EINVAL,
             Self::Deadline => libc::ETIMEDOUT,
             Self::Closed => libc::ENOTCONN,

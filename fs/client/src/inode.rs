@@ -20,7 +20,7 @@ use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::{Buf, BufMut, IoVec, planted, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
-use levada_wire::meta::{AttrChange, Caller, MetaRequest};
+use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -290,7 +290,12 @@ impl Inode {
         let opening = reactor::spawn(async move {
             let begin = MetaRequest::BeginWrite { ino: inode.ino };
             let begun = inode.core.meta.change_durably(begin).await;
-            let result = begun.and_then(|reply| inode.core.attr_of(reply)).map(drop);
+            let result = begun.and_then(|reply| inode.core.attr_of(reply)).map(|attr| {
+                if !inode.is_dirty() {
+                    // What an earlier session wrote may have been cut by others since.
+                    inode.written_end.set(inode.written_end.get().min(attr.size));
+                }
+            });
             let client = inode.core.meta.client();
             inode.session.set(if result.is_ok() { Session::Open(client) } else { Session::Closed });
             inode.session_changed.notify_all();
@@ -414,6 +419,12 @@ impl Inode {
             self.session.set(if result.is_ok() { Session::Closed } else { session });
             self.session_changed.notify_all();
         }
+        if result == Err(Error::Meta(MetaFault::Stale)) {
+            // The file is gone: nothing is left to be recorded.
+            self.session.set(Session::Closed);
+            self.session_changed.notify_all();
+            self.recorded.set(self.recorded.get().max(writes));
+        }
         result?;
         if self.writes.get() == timed {
             self.mtime.set(None);
@@ -495,7 +506,7 @@ impl Inode {
         let asked = if attr.writers { self.every_component() } else { known };
         if asked != 0 {
             // What is cut off must not come back with the old size.
-            self.core.meta.sync().await?;
+            self.core.meta.make_durable().await?;
         }
         let cuts = self.components_in(asked).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
@@ -513,7 +524,12 @@ impl Inode {
         join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
         // Nothing written and no session: the service had no objects to wait for.
         if asked != 0 || self.session.get() != Session::Closed {
-            self.core.change_done(MetaRequest::Truncated { ino: self.ino, size }).await?;
+            // Durable: a cut that stays pending holds up everybody, and is made again when we die.
+            let truncated = MetaRequest::Truncated { ino: self.ino, size };
+            match self.core.meta.change_durably(truncated).await? {
+                MetaReply::Done => {}
+                reply => self.core.attr_of(reply).map(drop)?,
+            }
         }
         self.changes.set(self.changes.get() + 1);
         self.size.set(size);

@@ -47,6 +47,8 @@ pub(crate) struct Meta {
     tail: RefCell<HeldTail>,
     /// A task is about to make the tail durable.
     draining: Cell<bool>,
+    /// The service went on without the tail; the next sync says so.
+    lost: Cell<bool>,
 }
 
 /// What this client was told although it was not durable.
@@ -88,6 +90,7 @@ impl Meta {
             sent: Cell::default(),
             tail: RefCell::default(),
             draining: Cell::default(),
+            lost: Cell::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
         let holder = Rc::downgrade(&meta);
@@ -135,7 +138,19 @@ impl Meta {
     }
 
     /// Makes durable whatever the client was told so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], once, when the service went on without what this client held.
     pub(crate) async fn sync(&self) -> Result<(), Error> {
+        if self.lost.replace(false) {
+            return Err(Error::Lost);
+        }
+        self.make_durable().await
+    }
+
+    /// As [`Meta::sync`], for the client's own purposes: it leaves the news of a loss to a program.
+    pub(crate) async fn make_durable(&self) -> Result<(), Error> {
         let Some(upto) = self.last_held() else { return Ok(()) };
         match self.ask(self.call(&MetaRequest::Sync, Told::Durable)).await? {
             MetaReply::Done => {
@@ -154,12 +169,18 @@ impl Meta {
         Call { class: self.class, flags, ..Call::new(self.target, encode_body(request)) }
     }
 
-    fn last_held(&self) -> Option<Seq> {
-        self.tail.borrow().batches.keys().next_back().copied()
+    /// The life of the service that the tail comes from, and its last batch.
+    fn last_held(&self) -> Option<(BootVerifier, Seq)> {
+        let tail = self.tail.borrow();
+        tail.batches.keys().next_back().map(|seq| (tail.life, *seq))
     }
 
-    fn forget_tail(&self, upto: Seq) {
+    /// Everything up to here is durable. Numbers of another life mean something else.
+    fn forget_tail(&self, (life, upto): (BootVerifier, Seq)) {
         let mut tail = self.tail.borrow_mut();
+        if tail.life != life {
+            return;
+        }
         tail.batches = tail.batches.split_off(&Seq(upto.0 + 1));
     }
 
@@ -172,7 +193,7 @@ impl Meta {
             return;
         };
         if known && !planted!("client-tail-not-held") {
-            self.forget_tail(durable);
+            self.forget_tail((life, durable));
             let mut tail = self.tail.borrow_mut();
             tail.life = life;
             tail.batches.extend(batches);
@@ -190,7 +211,7 @@ impl Meta {
             reactor::sleep(DRAIN_AFTER).await;
             let Some(meta) = meta.upgrade() else { return };
             meta.draining.set(false);
-            if let Err(error) = meta.sync().await {
+            if let Err(error) = meta.make_durable().await {
                 tracing::warn!(%error, "cannot make names durable");
             }
         });
@@ -387,6 +408,7 @@ impl Meta {
             // It waited in vain for this client, and went on without.
             MetaReply::Failed(MetaFault::Stale) => {
                 tracing::error!("changes of names that were not synced are lost");
+                self.lost.set(true);
             }
             reply => {
                 tracing::warn!(?reply, "the service does not take back what is not durable");

@@ -402,3 +402,31 @@ fn small_writes_do_not_hold_large_buffers() {
         assert!(large.try_into_mut().is_ok(), "nobody else keeps it");
     });
 }
+
+#[test]
+fn a_size_from_an_earlier_session_does_not_come_back() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let (one, two) = (world.client("one").await, world.client("two").await);
+        let mut wrong = Vec::new();
+        for n in 0..80u64 {
+            let file = create(&one, &format!("f{n}")).await;
+            let ino = file.ino();
+            file.write(0, data(&[1; 100])).await.expect("written");
+            file.close().await;
+            reactor::sleep(Duration::from_micros(200 * n)).await;
+            let (again, _) = one.open(ino, WRITE).await.expect("there");
+            reactor::sleep(Duration::from_millis(50)).await;
+            let change = AttrChange { size: Some(0), ..AttrChange::default() };
+            two.set_attr(ROOT, ino, change).await.expect("cut");
+            again.write(0, data(&[2; 10])).await.expect("written");
+            let size = again.attr().await.expect("there").size;
+            let real = two.attr(ino).await.expect("there").size;
+            if size != 10 || real != 10 {
+                wrong.push((n, size, real));
+            }
+            again.close().await;
+        }
+        assert!(wrong.is_empty(), "{wrong:?}");
+    });
+}
