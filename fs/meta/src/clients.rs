@@ -21,7 +21,10 @@ const TICK_MAX: Duration = Duration::from_secs(2);
 impl MetaService {
     /// Finds or makes the client's row.
     pub(crate) async fn register(&self, uuid: [u8; 16]) -> Result<MetaReply, MetaFault> {
-        self.wait_for_room(Room { frees: false }).await?;
+        // One that is known needs no room: in a full store it may be the one that makes some.
+        if !self.table.borrow().by_uuid.contains_key(&uuid) {
+            self.wait_for_room(Room { frees: false }).await?;
+        }
         let (client, seq) = {
             let mut table = self.table.borrow_mut();
             if let Some(client) = table.by_uuid.get(&uuid).copied() {
@@ -107,7 +110,7 @@ impl MetaService {
         self.end_idle_tail().await?;
         let silent: Vec<u64> = {
             let table = self.table.borrow();
-            let silent = |client: &Client| client.seen.elapsed() > self.config.lease;
+            let silent = |client: &Client| self.silence(client) > self.config.lease;
             table.clients.iter().filter(|(_, c)| silent(c)).map(|(number, _)| *number).collect()
         };
         for client in silent {
@@ -132,12 +135,17 @@ impl MetaService {
         }
     }
 
+    /// How long a client has said nothing although it could have.
+    fn silence(&self, client: &Client) -> Duration {
+        client.seen.elapsed().min(self.serving_for())
+    }
+
     /// Forgets a silent client. Its sessions stay for the housekeeper.
     fn expire(&self, client: u64) -> Result<(), MetaFault> {
         let mut table = self.table.borrow_mut();
         let Some(gone) = table.clients.get(&client) else { return Ok(()) };
         // It may have spoken while we waited for room.
-        if gone.seen.elapsed() <= self.config.lease {
+        if self.silence(gone) <= self.config.lease {
             return Ok(());
         }
         let mut batch = Batch::default();

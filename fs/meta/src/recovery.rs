@@ -8,7 +8,7 @@
 
 use crate::key;
 use crate::ops::{S_IFREG, names};
-use crate::row::{Body, Inode, MARK};
+use crate::row::{Body, Inode, MARK, TailRow};
 use crate::service::{MetaService, Room, wall_clock};
 use crate::table::{Effect, Table};
 use levada_base::ids::{BootVerifier, Ino, Seq};
@@ -97,7 +97,6 @@ impl MetaService {
             let batch = Batch::decode(&bytes).filter(|_| seq.0 == self.store.last_seq().0 + 1);
             let Some(batch) = batch else {
                 tracing::error!(client, seq = seq.0, "a tail does not fit what the store holds");
-                self.reload().await?;
                 self.lose_tail().await?;
                 return Err(MetaFault::Stale);
             };
@@ -133,7 +132,10 @@ impl MetaService {
     /// Goes on without what the holder was told. Files that it made then may have objects, so
     /// their numbers are not given out again and become chores.
     async fn lose_tail(&self) -> Result<(), MetaFault> {
-        let numbers = self.tail.borrow().row().map_or(0, |row| row.numbers);
+        // A replay that was cut off has gone past the table.
+        self.reload().await?;
+        let lost = self.tail.borrow().row();
+        let numbers = lost.map_or(0, |row| row.numbers);
         loop {
             let room = self.wait_for_room(Room { frees: true }).await;
             let mut table = self.table.borrow_mut();
@@ -152,8 +154,12 @@ impl MetaService {
                 counters.inodes += 1;
             }
             let done = counters.next_ino >= numbers || planted!("meta-lost-numbers-given-again");
-            if done {
-                batch.delete(key::TAIL);
+            match lost.filter(|_| !done) {
+                // From the first of these batches on nothing can be handed back.
+                Some(row) => {
+                    batch.put(key::TAIL, &TailRow { life: BootVerifier(0), ..row }.encode());
+                }
+                None => batch.delete(key::TAIL),
             }
             batch.put(key::COUNTERS, &counters.encode());
             self.apply_own(batch)?;

@@ -20,7 +20,7 @@ use crate::key;
 use crate::ops::{self, Answer, chores};
 use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
-use crate::table::Table;
+use crate::table::{Client, Table};
 use crate::tail::Tail;
 use crate::tx::{Env, Outcome, Stop, Tx};
 use levada_base::ids::{BootVerifier, Ino, Seq};
@@ -77,6 +77,8 @@ pub(crate) struct Traced {
     pub call: CallHeader,
     /// The batch that it applied.
     pub wrote: Option<Seq>,
+    /// It was done before a restart; only its closes took effect, once more.
+    pub closes_again: bool,
 }
 
 /// How a request is treated.
@@ -262,6 +264,7 @@ impl MetaService {
     }
 
     async fn answer(&self, call: CallHeader, request: MetaRequest) -> Result<MetaReply, MetaFault> {
+        self.serving_for();
         if self.is_recovering() {
             self.recovered(call.client, &request).await?;
         }
@@ -293,7 +296,10 @@ impl MetaService {
             (Class::Change, CallHeader::NO_SLOT) => return Err(MetaFault::Invalid),
             (Class::Change, _) => match self.enter(call).await? {
                 Entered::Run(ticket) => Some(ticket),
-                Entered::Answered(slot) => return self.repeat(call, slot).await,
+                Entered::Answered(slot) => {
+                    self.closes_again(call, &slot, &request);
+                    return self.repeat(call, slot).await;
+                }
             },
             (Class::Read | Class::Repeatable, _) => None,
         };
@@ -351,6 +357,7 @@ impl MetaService {
             self.trace.borrow_mut().push(Traced {
                 call,
                 wrote: (self.store.last_seq() > before).then_some(self.store.last_seq()),
+                closes_again: false,
             });
             let wrote = seq > outcome_saw;
             if planted!("meta-answered-before-durable") && wrote
@@ -403,8 +410,9 @@ impl MetaService {
             let row = tail.row_for(call, self.verifier, &counters);
             if let Some(row) = row {
                 batch.put(key::TAIL, &row.encode());
-                if let Some(client) = table.clients.get_mut(&call.client) {
-                    client.begin_tail(call.client, &mut batch);
+                let client = table.clients.get(&call.client);
+                if let Some(client_row) = client.and_then(Client::unsettled_row) {
+                    batch.put(&key::client(call.client), &client_row.encode());
                 }
             }
             seq = match tail.is_lazy(call) {
@@ -413,6 +421,11 @@ impl MetaService {
             }
             .map_err(fault_of)?;
             tail.applied(call.client, seq, &batch, row);
+            if row.is_some()
+                && let Some(client) = table.clients.get_mut(&call.client)
+            {
+                client.settled = BootVerifier(0);
+            }
             let mut cache = self.cache.borrow_mut();
             for (key, value) in writes {
                 cache.changed(key, value, seq);

@@ -2,10 +2,12 @@
 
 use crate::config::CallHeader;
 use crate::service::MetaService;
-use crate::table::Slot;
+#[cfg(test)]
+use crate::service::Traced;
+use crate::table::{Effect, Slot};
 use levada_base::ids::Seq;
 use levada_kv::Bytes;
-use levada_wire::meta::{MetaFault, MetaReply};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 
 /// What to do with a change that has arrived.
 pub(crate) enum Entered<'a> {
@@ -70,6 +72,29 @@ impl MetaService {
                 }
             }
             changed.await;
+        }
+    }
+
+    /// An answer from before a restart: the opens that its closes took away were named again by a
+    /// client that had not heard of it yet.
+    pub(crate) fn closes_again(&self, call: CallHeader, slot: &Slot, request: &MetaRequest) {
+        let MetaRequest::Several { requests } = request else { return };
+        if slot.seq != Seq(0) {
+            return;
+        }
+        let mut table = self.table.borrow_mut();
+        for request in requests {
+            if let MetaRequest::Close { ino } = request {
+                table.take_effect(call.client, Effect::Closed(*ino));
+            }
+        }
+        #[cfg(test)]
+        let traced = Traced { call, wrote: None, closes_again: true };
+        #[cfg(test)]
+        self.trace.borrow_mut().push(traced);
+        // Once.
+        if let Some(client) = table.clients.get_mut(&call.client) {
+            client.slots[call.slot as usize].seq = Seq(1);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::service::SLOTS_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
-use levada_kv::{Batch, Bytes, KvError, Store};
+use levada_kv::{Bytes, KvError, Store};
 use levada_wire::meta::MetaReply;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -51,12 +51,11 @@ impl Client {
         Self { uuid, seen: reactor::now(), opens: BTreeMap::new(), slots, settled }
     }
 
-    /// What it is told from now on is not settled, also when an earlier part of this life was.
-    pub fn begin_tail(&mut self, number: u64, batch: &mut Batch) {
-        if std::mem::take(&mut self.settled) != BootVerifier(0) {
-            let row = ClientRow { uuid: self.uuid, settled: self.settled };
-            batch.put(&key::client(number), &row.encode());
-        }
+    /// The row that says: what it is told from now on is not settled, also when an earlier part of
+    /// this life was. None when it says so already.
+    pub fn unsettled_row(&self) -> Option<ClientRow> {
+        let settled = BootVerifier(0);
+        (self.settled != settled).then_some(ClientRow { uuid: self.uuid, settled })
     }
 }
 

@@ -180,6 +180,16 @@ impl Model {
         }
     }
 
+    /// One open less, if there is one.
+    pub fn close(&mut self, client: u64, ino: Ino) {
+        if let Some(count) = self.opens.get_mut(&(client, ino.0)) {
+            *count -= 1;
+            if *count == 0 {
+                self.opens.remove(&(client, ino.0));
+            }
+        }
+    }
+
     fn lose(&mut self, ino: u64) -> u32 {
         let node = self.node(ino);
         node.nlink = if node.kind == Kind::Directory { 0 } else { node.nlink - 1 };
@@ -332,12 +342,7 @@ impl Model {
             }
             R::Open { ino, mode } => Ok(Outcome::Attr(self.open(client, *ino, *mode)?)),
             R::Close { ino } => {
-                if let Some(count) = self.opens.get_mut(&(client, ino.0)) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.opens.remove(&(client, ino.0));
-                    }
-                }
+                self.close(client, *ino);
                 self.reap(ino.0);
                 Ok(Outcome::Done)
             }

@@ -336,6 +336,15 @@ fn settle(
     for traced in trace.iter().filter(|traced| traced.call.client != 0) {
         let record = records.get_mut(&key_of(traced.call));
         let Some(record) = record else { panic!("{traced:?} is of no known request") };
+        if traced.closes_again {
+            let MetaRequest::Several { requests } = &record.request else { unreachable!() };
+            for request in requests {
+                if let MetaRequest::Close { ino } = request {
+                    model.close(traced.call.client, *ino);
+                }
+            }
+            continue;
+        }
         let is_lost = traced.wrote.is_some_and(|wrote| wrote.0 > survived);
         lost |= is_lost;
         if lost && dead == Some(traced.call.client) {

@@ -478,3 +478,16 @@ fn a_full_store_still_deletes() {
         world.stop();
     });
 }
+
+#[test]
+fn a_full_store_lets_known_clients_come_back() {
+    simulated(1, async {
+        let bytes = 4 * levada_base::units::MIB;
+        let world = World::new(fs_config(), serve_config(), bytes).await;
+        let t = Tester::new(&world, 1).await;
+        fill(&world, t.client.get(), 100_000).await;
+        world.power_cut().await;
+        t.register().await;
+        world.stop();
+    });
+}
