@@ -2,8 +2,9 @@
 //!
 //! One round at a time, shared by everybody who waits for it:
 //!
-//! 1. The cut. If somebody waits for a change in the open stripe, the stripe is closed when it
-//!    holds much; else its new changes become *staged* rows.
+//! 1. The cut. If somebody waits for a change in the open stripe, or the stripe begins with the
+//!    rest of a change, it is closed when it holds much; else its new changes become *staged*
+//!    rows.
 //! 2. Wait until every closed stripe below the cut is written; flush the array.
 //! 3. One batch: extent, object and segment rows of those stripes, the staged rows of the cut,
 //!    the sequence; and the staged rows of changes that are now indexed go.
@@ -172,13 +173,10 @@ impl Inner {
         let mut staged = Vec::new();
         let mut seq = state.closed_seq;
         let mut wanted = state.wanted_seq > state.closed_seq;
-        let mut whole = true;
         if let Some(open) = &state.open {
-            // A change is indexed whole: its rest goes along, or its beginning waits.
-            if open.continues && open.staged == 0 {
-                wanted |= state.wanted_seq > state.durable_seq;
-                whole = wanted;
-            }
+            // A change is indexed whole: its rest goes along. Its beginning cannot wait, for the
+            // stripe that holds it may begin with the rest of another change, and so on.
+            wanted |= open.continues && open.staged == 0;
             let settles = state.wanted_number > open.number;
             if settles || wanted && open.unstaged_bytes > self.config.stage_bytes_max {
                 let free = self.stripe_bytes - open.data().len() as u64;
@@ -193,11 +191,7 @@ impl Inner {
             // Whatever is wanted is in closed stripes.
             seq = state.seq;
         }
-        let mut number = state.open.as_ref().map_or(state.next_number, |open| open.number);
-        if !whole && state.open.is_some() {
-            number -= 1;
-            seq = state.durable_seq;
-        }
+        let number = state.open.as_ref().map_or(state.next_number, |open| open.number);
         Cut { number, seq, staged }
     }
 
