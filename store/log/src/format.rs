@@ -202,6 +202,20 @@ pub struct Footer {
     pub headers_crc: u32,
     /// The target's last sequence when the stripe was closed.
     pub seq: u64,
+    /// The oldest stripe that no flush covered yet when this one was closed; all before it were
+    /// whole then, or given back. Itself when there was none.
+    pub unflushed: StripeOrder,
+    /// Where those stripes end that the index knew when this owner opened the log; it gave back
+    /// all others of earlier owners.
+    pub inherited: StripeOrder,
+}
+
+/// The order in which a target fills its stripes: segments by generation, stripes by place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StripeOrder {
+    pub generation: u64,
+    /// Place of the stripe in its segment.
+    pub stripe: u32,
 }
 
 impl Footer {
@@ -222,6 +236,10 @@ impl Footer {
         out.put_u32(self.data_bytes);
         out.put_u32(self.headers_crc);
         out.put_u64(self.seq);
+        out.put_u64(self.unflushed.generation);
+        out.put_u64(self.inherited.generation);
+        out.put_u32(self.unflushed.stripe);
+        out.put_u32(self.inherited.stripe);
         out.resize(FOOTER_BYTES - 4, 0);
         let crc = crc32c(&out);
         out.put_u32(crc);
@@ -241,7 +259,7 @@ impl Footer {
             return None;
         }
         let target = fields.u32()?;
-        let footer = Self {
+        let mut footer = Self {
             target,
             fs: fields.u64()?,
             epoch: Epoch(fields.u64()?),
@@ -253,10 +271,27 @@ impl Footer {
             data_bytes: fields.u32()?,
             headers_crc: fields.u32()?,
             seq: fields.u64()?,
+            unflushed: StripeOrder { generation: fields.u64()?, stripe: 0 },
+            inherited: StripeOrder { generation: fields.u64()?, stripe: 0 },
         };
+        footer.unflushed.stripe = fields.u32()?;
+        footer.inherited.stripe = fields.u32()?;
+        if footer.unflushed == StripeOrder::default() {
+            // Written before footers told this.
+            (footer.unflushed, footer.inherited) = (footer.order(), footer.order());
+        }
         let described =
             FOOTER_BYTES as u64 + u64::from(footer.header_bytes) + u64::from(footer.data_bytes);
-        (described <= stripe_bytes).then_some(footer)
+        (described <= stripe_bytes
+            && footer.inherited <= footer.unflushed
+            && footer.unflushed <= footer.order())
+        .then_some(footer)
+    }
+
+    /// Where the stripe stands among all of its target.
+    #[must_use]
+    pub fn order(&self) -> StripeOrder {
+        StripeOrder { generation: self.generation, stripe: self.stripe }
     }
 
     /// Bytes at the end of the stripe that headers and footer take.
@@ -324,6 +359,8 @@ mod tests {
             data_bytes: stored.iter().copied().max().unwrap_or(0),
             headers_crc: crc32c(&tail),
             seq: 8,
+            unflushed: StripeOrder { generation: 3, stripe: 2 },
+            inherited: StripeOrder { generation: 2, stripe: 7 },
         };
         tail.extend_from_slice(&footer.encode());
         (footer, tail)

@@ -12,6 +12,7 @@
 
 use crate::LogError;
 use crate::extents::footprint;
+use crate::format::StripeOrder;
 use crate::object::Objects;
 use crate::segment::Segments;
 use crate::stripe::{ClosedStripe, OpenStripe};
@@ -125,6 +126,8 @@ pub(crate) struct Inner {
     pub store: Store,
     pub config: Config,
     pub epoch: Epoch,
+    /// Where the stripes end that the index knew when the log was opened.
+    pub inherited: StripeOrder,
     pub verifier: BootVerifier,
     pub stripe_bytes: u64,
     pub objects: Objects,

@@ -16,7 +16,7 @@
 
 use crate::LogError;
 use crate::extents::footprint;
-use crate::format::{RecordHeader, RecordKind};
+use crate::format::{RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
 use crate::rows::{self, LOG_KEY, LogRow, SegmentRow};
@@ -111,12 +111,17 @@ impl ObjectLog {
         write_log_row(&store, &row).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
         let mut unfinished = None;
+        let mut newest = 0;
         for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
             let (segment, row) = SegmentRow::decode(&key, &value)?;
             let (generation, live) = (row.generation, row.live_bytes > 0);
+            let indexed = row.indexed_stripes;
             let room = !row.closed && row.indexed_stripes < config.segment_stripes;
             if segment >= segments || !table.load(segment, row) {
                 return Err(LogError::Index { row: "segment" });
+            }
+            if indexed > 0 {
+                newest = newest.max(generation);
             }
             // One without live bytes is given back instead.
             if room && live {
@@ -125,7 +130,9 @@ impl ObjectLog {
         }
         give_back_unindexed(&*array, &table).await?;
         finish_discards(&*array, &mut table);
-        if let Some((_, segment)) = unfinished {
+        // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
+        // it, so nothing is filled on behind stripes that count.
+        if let Some((_, segment)) = unfinished.filter(|(generation, _)| *generation == newest) {
             table.resume(segment);
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, table));
@@ -218,6 +225,12 @@ impl Inner {
     ) -> Rc<Self> {
         let used_bytes = segments.iter().map(|(_, segment)| segment.row.live_bytes).sum();
         let marks: u64 = segments.iter().map(|(_, segment)| segment.row.marks).sum();
+        let indexed = segments.iter().map(|(_, segment)| &segment.row);
+        let inherited = indexed
+            .filter(|row| row.indexed_stripes > 0)
+            .map(|row| StripeOrder { generation: row.generation, stripe: row.indexed_stripes })
+            .max()
+            .unwrap_or_default();
         let state = State {
             mark_bytes: marks * footprint(0),
             seq: row.seq,
@@ -246,6 +259,7 @@ impl Inner {
         let usage = store.usage();
         let unindexed_bytes_max = (usage.log_bytes_max / 8).min(usage.bytes_max / 32);
         Rc::new(Self {
+            inherited,
             unindexed_bytes_max,
             stripe_bytes: array.geometry().stripe_bytes,
             array,

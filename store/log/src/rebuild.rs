@@ -2,25 +2,34 @@
 //!
 //! Every stripe describes itself, so the index is what replaying all records in the order of
 //! their versions gives: newer data covers older, and records without data remove what they
-//! removed then. Of each segment only the stripes of its newest generation count; those of
-//! older ones are leftovers below a stripe that was never written again.
+//! removed then. Not every stripe that reads as one counts:
+//!
+//! - Of each segment only its newest generation. Older ones are leftovers below stripes that were
+//!   never written again.
+//! - Nothing of an earlier owner past what the index of a later one knew when that one opened the
+//!   log: it gave the rest back. Each footer tells how far that was.
+//! - Nothing from the first stripe on that is missing or torn, as far as no flush covered it.
+//!   Each footer tells the oldest stripe that was not flushed when it was closed, so only the
+//!   newest stripes are in question, and only their data is read. All that comes later was not
+//!   committed either, and without the missing one it would be a state that never was.
 //!
 //! The row of the log itself is written last: a rebuild that was cut off is no log, and is
 //! started again with an emptied store. Memory grows with the index.
 
 use crate::LogError;
 use crate::commit::WatchIndex;
-use crate::extents::{Place, Record};
-use crate::format::{Footer, RecordHeader, RecordKind};
+use crate::extents::{Extent, Place, Record};
+use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Inner, ObjectLog};
 use crate::object::Change;
 use crate::open::{segments_of, write_log_row};
+use crate::read::Plan;
 use crate::rows::{LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::change_of;
 use levada_base::{Epoch, probe};
 use levada_kv::{Batch, Store};
-use levada_raid::Array;
+use levada_raid::{Array, IoClass};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
@@ -28,11 +37,30 @@ use std::rc::Rc;
 /// Rows put by one batch.
 const ROWS_PER_BATCH: usize = 512;
 
+/// A stripe that describes itself.
+struct Stripe {
+    footer: Footer,
+    records: Vec<RecordHeader>,
+}
+
 /// A record and where it was found.
 struct Found {
     header: RecordHeader,
     segment: u32,
     stripe: u32,
+}
+
+impl Found {
+    fn record(&self) -> Rc<Record> {
+        Rc::new(Record {
+            place: Place { segment: self.segment, stripe: self.stripe, at: self.header.data_at },
+            version: self.header.version,
+            offset: self.header.offset,
+            stored: self.header.stored,
+            first_block: 0,
+            crcs: self.header.crcs.clone().into_boxed_slice(),
+        })
+    }
 }
 
 impl ObjectLog {
@@ -67,45 +95,49 @@ impl ObjectLog {
         let log = Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, table);
 
         let _busy = probe::busy("log-rebuild-index");
-        let mut found = Vec::new();
-        let mut segments = BTreeMap::new();
+        let mut stripes = Vec::new();
         for segment in 0..count {
-            let stripes = log.stripes_of(segment).await?;
-            let Some((last, footer)) = stripes.last().map(|(stripe, footer, _)| (*stripe, *footer))
-            else {
-                continue;
-            };
+            stripes.extend(log.stripes_of(segment).await?);
+        }
+        for Stripe { footer, .. } in &stripes {
             if footer.epoch > epoch {
                 return Err(LogError::Stale { ours: epoch, seen: footer.epoch });
             }
-            let mut segment_row = SegmentRow {
+            row.next_generation = row.next_generation.max(footer.generation + 1);
+        }
+        drop_given_back(&mut stripes);
+        log.cut_at_the_first_torn(&mut stripes).await?;
+        drop_half_a_change(&mut stripes);
+
+        let mut found = Vec::new();
+        let mut segments = BTreeMap::new();
+        for Stripe { footer, records } in stripes {
+            let segment_row = segments.entry(footer.segment).or_insert(SegmentRow {
                 closed: true,
                 generation: footer.generation,
                 version_min: u64::MAX,
                 version_max: 0,
                 live_bytes: 0,
                 marks: 0,
-                indexed_stripes: last + 1,
-            };
-            row.next_generation = row.next_generation.max(footer.generation + 1);
-            for (stripe, footer, records) in stripes {
-                row.seq = row.seq.max(footer.seq);
-                for header in records {
-                    segment_row.version_min = segment_row.version_min.min(header.version);
-                    segment_row.version_max = segment_row.version_max.max(header.version);
-                    segment_row.marks += u64::from(header.kind != RecordKind::Data);
-                    found.push(Found { header, segment, stripe });
-                }
+                indexed_stripes: 0,
+            });
+            segment_row.indexed_stripes = footer.stripe + 1;
+            row.seq = row.seq.max(footer.seq);
+            for header in records {
+                segment_row.version_min = segment_row.version_min.min(header.version);
+                segment_row.version_max = segment_row.version_max.max(header.version);
+                segment_row.marks += u64::from(header.kind != RecordKind::Data);
+                row.seq = row.seq.max(header.version);
+                found.push(Found { header, segment: footer.segment, stripe: footer.stripe });
             }
-            row.seq = row.seq.max(segment_row.version_max);
-            segments.insert(segment, segment_row);
         }
         // Among copies of one version any will do; the sort is stable, so it is always the same.
-        found.sort_by_key(|found| found.header.version);
+        found.sort_by_key(|found: &Found| found.header.version);
 
         let mut watch = WatchIndex::default();
         let mut objects = BTreeMap::new();
-        for Found { header, segment, stripe } in found {
+        for found in found {
+            let header = &found.header;
             let object = match objects.get(&header.object) {
                 Some(object) => Rc::clone(object),
                 None => {
@@ -116,16 +148,7 @@ impl ObjectLog {
                 }
             };
             let version = header.version;
-            let change = change_of(&header).unwrap_or_else(|| {
-                Change::Write(Rc::new(Record {
-                    place: Place { segment, stripe, at: header.data_at },
-                    version,
-                    offset: header.offset,
-                    stored: header.stored,
-                    first_block: 0,
-                    crcs: header.crcs.into_boxed_slice(),
-                }))
-            });
+            let change = change_of(header).unwrap_or_else(|| Change::Write(found.record()));
             watch.change(&object, version, &change);
         }
 
@@ -149,12 +172,42 @@ impl ObjectLog {
     }
 }
 
+/// Drops what a later owner gave back when it opened the log, and sorts the rest.
+fn drop_given_back(stripes: &mut Vec<Stripe>) {
+    let inherited: BTreeMap<Epoch, StripeOrder> =
+        stripes.iter().map(|stripe| (stripe.footer.epoch, stripe.footer.inherited)).collect();
+    stripes.sort_by_key(|stripe| stripe.footer.order());
+    stripes.retain(|Stripe { footer, .. }| {
+        let later = (Bound::Excluded(footer.epoch), Bound::Unbounded);
+        inherited.range(later).all(|(_, end)| footer.order() < *end)
+    });
+}
+
+/// Drops the change at the end of the log whose rest is not there. A stripe that was closed in
+/// the middle of a change holds a version that was not given out yet.
+fn drop_half_a_change(stripes: &mut [Stripe]) {
+    let Some(seq) = stripes.last().map(|last| last.footer.seq) else { return };
+    let is_half = |header: &RecordHeader| header.version > seq;
+    for stripe in stripes.iter_mut().rev() {
+        if !stripe.records.iter().any(is_half) {
+            return;
+        }
+        stripe.records.retain(|header| !is_half(header));
+    }
+}
+
+/// True when a stripe between these two is missing.
+fn is_gap(before: &Footer, next: &Footer, segment_stripes: u32) -> bool {
+    if before.generation == next.generation {
+        return next.stripe != before.stripe + 1;
+    }
+    // Only a new owner leaves a segment unfinished.
+    next.stripe != 0 || before.epoch == next.epoch && before.stripe + 1 != segment_stripes
+}
+
 impl Inner {
     /// The stripes of a segment's newest generation, in order.
-    async fn stripes_of(
-        self: &Rc<Self>,
-        segment: u32,
-    ) -> Result<Vec<(u32, Footer, Vec<RecordHeader>)>, LogError> {
+    async fn stripes_of(self: &Rc<Self>, segment: u32) -> Result<Vec<Stripe>, LogError> {
         let stripes = self.config.segment_stripes;
         let mut found = Vec::new();
         for stripe in 0..stripes {
@@ -162,20 +215,61 @@ impl Inner {
             if self.array.is_written(at)
                 && let Some((footer, records)) = self.summary_of(segment, stripe, None).await?
             {
-                found.push((stripe, footer, records));
+                found.push(Stripe { footer, records });
             }
         }
-        let newest = found.iter().map(|(_, footer, _)| footer.generation).max();
-        // A later owner may have gone on filling the segment. What an earlier one left behind its
-        // first stripe was never indexed.
-        let mut epoch = Epoch::default();
-        found.retain(|(_, footer, _)| {
-            let real = Some(footer.generation) == newest && footer.epoch >= epoch;
-            if real {
-                epoch = footer.epoch;
-            }
-            real
-        });
+        let newest = found.iter().map(|stripe| stripe.footer.generation).max();
+        found.retain(|stripe| Some(stripe.footer.generation) == newest);
         Ok(found)
+    }
+
+    /// Drops the first stripe that did not arrive whole, and everything after it.
+    async fn cut_at_the_first_torn(
+        self: &Rc<Self>,
+        stripes: &mut Vec<Stripe>,
+    ) -> Result<(), LogError> {
+        let Some(flushed_to) = stripes.iter().map(|stripe| stripe.footer.unflushed).max() else {
+            return Ok(());
+        };
+        let tail = stripes.partition_point(|stripe| stripe.footer.order() < flushed_to);
+        for at in tail..stripes.len() {
+            let footer = &stripes[at].footer;
+            // As long as a stripe of its segment is there, the oldest unflushed one should be too.
+            let before = at.checked_sub(1).map(|before| &stripes[before].footer);
+            let before = before.filter(|before| before.generation >= flushed_to.generation);
+            let gap = match before {
+                Some(before) => is_gap(before, footer, self.config.segment_stripes),
+                None if footer.generation == flushed_to.generation => footer.order() != flushed_to,
+                // A segment that died meanwhile leaves none behind.
+                None => footer.stripe != 0,
+            };
+            if gap || !self.is_whole(&stripes[at]).await? {
+                tracing::warn!(
+                    segment = footer.segment,
+                    stripe = footer.stripe,
+                    dropped = stripes.len() - at,
+                    "the log ends in stripes that were not committed"
+                );
+                stripes.truncate(at);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// True when all data of a stripe fits its checksums, perhaps after repair.
+    async fn is_whole(self: &Rc<Self>, stripe: &Stripe) -> Result<bool, LogError> {
+        let Footer { segment, stripe: place, .. } = stripe.footer;
+        for header in stripe.records.iter().filter(|header| header.kind == RecordKind::Data) {
+            let record = Found { header: header.clone(), segment, stripe: place }.record();
+            let extent = Extent { len: header.len, record };
+            let plan = Plan::of_extent(self, header.offset, &extent);
+            match self.fetch(plan, IoClass::Clean).await {
+                Ok(_) => {}
+                Err(LogError::Damaged { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
     }
 }

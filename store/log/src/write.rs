@@ -6,7 +6,7 @@
 
 use crate::LogError;
 use crate::extents::{Extent, Place, Record, Watch, footprint};
-use crate::format::{Footer, RecordHeader, RecordKind, blocks_of};
+use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder, blocks_of};
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
 use crate::object::{Change, Object};
 use crate::rows::SegmentRow;
@@ -386,11 +386,17 @@ impl Inner {
     pub(crate) fn close_stripe(self: &Rc<Self>, state: &mut State) {
         let Some(open) = state.open.take() else { return };
         let (segment, index, number) = (open.segment, open.index, open.number);
+        let order_of = |segment, stripe| {
+            let generation = state.segments.get(segment).row.generation;
+            StripeOrder { generation, stripe }
+        };
+        let order = order_of(segment, index);
+        let oldest = state.closed.front();
         let footer = Footer {
             fs: self.config.fs,
             target: self.config.target.0,
             epoch: self.epoch,
-            generation: state.segments.get(segment).row.generation,
+            generation: order.generation,
             segment,
             stripe: index,
             records: 0,
@@ -398,6 +404,8 @@ impl Inner {
             data_bytes: 0,
             headers_crc: 0,
             seq: state.seq,
+            unflushed: oldest.map_or(order, |oldest| order_of(oldest.segment, oldest.index)),
+            inherited: self.inherited,
         };
         let batch_bytes = open.batch_bytes;
         let (data, pending) = open.close(footer);

@@ -1,0 +1,78 @@
+//! The index is lost together with the power: what a COMMIT indexed stays, and of what came after
+//! it every object is as it once was.
+
+mod support;
+
+use levada_base::ids::Seq;
+use levada_base::reactor::{self, Group, Reactor};
+use levada_log::{ObjectLog, Stability};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+use support::model::{Model, TASKS, below, check_all, object, payload, put, work};
+use support::{World, seeds};
+
+const OBJECTS: u64 = 6;
+
+/// Changes that nobody commits, until the power goes.
+async fn overwrite(log: ObjectLog, model: Rc<RefCell<Model>>) {
+    loop {
+        let id = object(below(OBJECTS));
+        let (offset, (data, flat)) = (below(30_000), payload(1 + below(30_000)));
+        let now = model.borrow_mut().of(id).now.clone();
+        model.borrow_mut().of(id).next = Some(put(&now, offset, &flat));
+        let ack = log.write(id, offset, data, Stability::Unstable).await.expect("room");
+        model.borrow_mut().done(id, ack.seq.0);
+    }
+}
+
+/// `lives` times: everything is indexed, then stripes are torn by a power cut. The last time the
+/// index goes too. Few enough changes that no segment is used twice.
+fn torn(seed: u64, lives: u64) {
+    Reactor::simulated(seed).block_on(async {
+        let mut world = World::new(160).await;
+        let model = Rc::new(RefCell::new(Model::default()));
+        for life in 0..lives {
+            let node = Group::new();
+            let (parts, model) = (world.next_life(), Rc::clone(&model));
+            let settled = reactor::spawn_in(&node, {
+                let model = Rc::clone(&model);
+                async move {
+                    let log = parts.open(life == 0).await;
+                    check_all(&log, &model, seed).await;
+                    for task in 0..2 {
+                        work(log.clone(), Rc::clone(&model), task, 15).await;
+                    }
+                    log.settle().await.expect("settled");
+                    let durable = log.commit(Seq(u64::MAX)).await.expect("committed");
+                    model.borrow_mut().durable(durable.0);
+                    log
+                }
+            });
+            let log = settled.await.expect("the node lives");
+            reactor::spawn_in(&node, overwrite(log, model));
+            reactor::sleep(Duration::from_micros(below(1_500))).await;
+            node.kill();
+            world.array.cut_power();
+        }
+        let log = world.rebuild().await;
+        check_all(&log, &model, seed).await;
+        let report = log.scrub().await.expect("scrubbed");
+        assert!(report.damaged.is_empty(), "seed {seed}: {report:?}");
+        // It goes on from there.
+        for task in 0..TASKS {
+            work(log.clone(), Rc::clone(&model), task, 20).await;
+        }
+        check_all(&log, &model, seed).await;
+    });
+}
+
+#[test]
+fn torn_stripes_do_not_hide_what_was_committed() {
+    seeds(30).for_each(|seed| torn(seed, 1));
+}
+
+#[test]
+fn what_an_owner_gave_back_stays_away() {
+    seeds(30).for_each(|seed| torn(seed, 3));
+}
