@@ -26,7 +26,7 @@ pub const BUGS: &[Bug] = &[
     bug("raid-map-not-persisted", arrays::parity, 60),
     bug("raid-standing-not-recorded", arrays::parity, 60),
     bug("raid-cursor-ahead-of-flush", arrays::parity, 200),
-    bug("raid-cursor-told-early", arrays::parity, 400),
+    bug("raid-cursor-told-early", arrays::parity, 1600),
     bug("kv-log-not-durable", stores::kv, 20),
     bug("kv-replay-skipped", stores::kv, 20),
     bug("kv-checkpoint-not-flushed", stores::kv, 200),
