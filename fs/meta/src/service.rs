@@ -196,6 +196,13 @@ impl MetaService {
         let superblock = Superblock::decode(&superblock)?;
         let table = Table::load(&store, config.slots).await?;
         let tail = store.get(key::TAIL).await?.map(|row| TailRow::decode(&row)).transpose()?;
+        if let Some(row) = tail {
+            let (client, seconds) = (row.client, config.recovery.as_secs());
+            tracing::info!(
+                client,
+                "waiting up to {seconds} s for the client that holds what is not durable"
+            );
+        }
         let targets = config.objects.iter().map(|(target, _)| *target).collect();
         Ok(Self {
             store,
