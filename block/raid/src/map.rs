@@ -216,6 +216,13 @@ impl StripeMap {
         page.wanted
     }
 
+    /// Pages of which somebody waits for a version that is not durable, and that version.
+    pub fn wanted_pages(&self) -> Vec<(u64, u64)> {
+        let pages = self.pages.borrow();
+        let wanted = pages.iter().zip(0..).filter(|(page, _)| page.durable < page.wanted);
+        wanted.map(|(page, number)| (number, page.wanted)).collect()
+    }
+
     pub fn is_durable(&self, page: u64, version: u64) -> bool {
         self.pages.borrow()[page as usize].durable >= version
     }

@@ -7,6 +7,8 @@
 //! What always holds:
 //! - The cursor, in memory and on disk, never runs ahead of the data it describes; on disk it is
 //!   behind a flush.
+//! - A stripe is passed over as holding nothing only if that is on disk before the cursor is:
+//!   a crash may undo a discard on its way, and the stripe holds data again.
 //! - At most [`STRIPES_AT_ONCE`] stripes are in flight, so memory is bounded.
 //!
 //! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
@@ -181,6 +183,7 @@ impl Engine {
             let moved = written * (self.layout.data_chunks() + targets.len()) as u64;
             pace.spend(self, batch.len() as u64, moved).await;
         }
+        self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
         self.settle().await?;
         for member in targets {
@@ -222,6 +225,7 @@ impl Engine {
     /// Stores the cursors, behind a flush of the data they describe.
     async fn store_cursor(self: &Rc<Self>, targets: &[Rc<Member>]) -> Result<(), BlockError> {
         let cursors: SmallVec<[_; 2]> = targets.iter().map(|member| member.state.get()).collect();
+        self.persist_wanted_pages().await?;
         if !planted!("raid-cursor-ahead-of-flush") {
             join_all(targets.iter().map(|member| self.member_flush(member))).await;
         }

@@ -95,6 +95,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Waits until every change of the map that somebody waits for is durable.
+    pub async fn persist_wanted_pages(self: &Rc<Self>) -> Result<(), BlockError> {
+        let wanted = self.map.wanted_pages();
+        let waits = wanted.into_iter().map(|(page, version)| self.persist_page(page, version));
+        for result in join_all(waits).await {
+            result?;
+        }
+        Ok(())
+    }
+
     async fn persist_page(self: &Rc<Self>, page: u64, version: u64) -> Result<(), BlockError> {
         loop {
             let changed = self.map.written.changed();

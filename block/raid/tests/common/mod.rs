@@ -94,6 +94,11 @@ impl TestDrive {
         }
     }
 
+    /// Writes that are not acknowledged never get there.
+    pub fn lose_in_flight(&self) {
+        self.media.borrow_mut().in_flight.clear();
+    }
+
     pub fn make_unreadable(&self, at: u64, bytes: u64) {
         let blocks = at / BLOCK as u64..(at + bytes).div_ceil(BLOCK as u64);
         self.media.borrow_mut().unreadable.extend(blocks);
