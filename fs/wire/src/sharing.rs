@@ -7,7 +7,8 @@
 //! What always holds:
 //! - A payload that was handed over is neither changed nor used again before the receiver has given
 //!   it back, or has no view of this memory any more (its lifeline ended: it let go or died).
-//! - Nothing is handed over before the other side said that it has mapped this memory.
+//! - Nothing is handed over before the other side said that it has mapped this memory, nor after its
+//!   lifeline ended: nobody would ever give it back.
 //! - At most [`HELD_BYTES_MAX`] are handed over at a time; what is beyond travels by copy.
 //!
 //! After a crash of one side the other sees the end of the socket, as ever; the memory of the dead
@@ -66,6 +67,8 @@ struct Held {
     bytes: Cell<u64>,
     /// Numbers payloads from 1 on.
     sent: Cell<u64>,
+    /// The memory was offered, and the lifeline that went with it has not ended.
+    is_offered: Cell<bool>,
 }
 
 /// Payloads of the other side that nobody reads here any more.
@@ -128,6 +131,7 @@ impl Sharing {
             Ok((OwnMemory { file }, lifeline)) => {
                 stream.send_descriptors(&GREETING, &[file.as_fd(), lifeline.theirs.as_fd()])?;
                 drop(lifeline.theirs);
+                held.is_offered.set(true);
                 reactor::spawn(let_go(lifeline.ours, Rc::clone(&held)));
             }
             Err(error) => {
@@ -202,6 +206,7 @@ impl Sharing {
         let bytes = levada_base::buf::bytes_in(payload);
         let held = &self.held;
         if !self.is_mapped_there.get()
+            || !held.is_offered.get()
             || bytes < SHARED_BYTES_MIN as u64
             || held.bytes.get() + bytes > HELD_BYTES_MAX
             || payload.len() > PARTS_MAX
@@ -209,7 +214,8 @@ impl Sharing {
             return None;
         }
         let place = |part: &levada_base::Buf| Some((part.shared_offset()?, part.len() as u64));
-        let places: Vec<_> = payload.iter().map(place).collect::<Option<_>>()?;
+        let filled = payload.iter().filter(|part| !part.is_empty());
+        let places: Vec<_> = filled.map(place).collect::<Option<_>>()?;
         let number = held.sent.get() + 1;
         held.sent.set(number);
         held.bytes.set(held.bytes.get() + bytes);
@@ -267,7 +273,8 @@ impl Sharing {
         let mut rest = bytes as u64;
         for part in table.chunks_exact(PART_BYTES) {
             let (offset, len) = (u64_of(&part[..8]), u64_of(&part[8..]));
-            rest = rest.checked_sub(len).ok_or(FrameError::Sharing)?;
+            // Whoever takes a payload apart counts on parts that hold something.
+            rest = rest.checked_sub(len).filter(|_| len > 0).ok_or(FrameError::Sharing)?;
             let view = memory.view(offset, len, Rc::clone(&lease)).ok_or(FrameError::Sharing)?;
             payload.push(view);
         }
@@ -308,6 +315,8 @@ impl Lifeline {
 async fn let_go(lifeline: Fd, held: Rc<Held>) {
     // Nothing is ever written to it, so this is its end.
     if lifeline.readable().await.is_ok() {
+        // The connection may live a little longer, and have frames to send.
+        held.is_offered.set(false);
         let payloads = held.payloads.take();
         held.bytes.set(0);
         drop(payloads);
