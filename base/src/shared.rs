@@ -6,7 +6,8 @@
 //! where buffers lie.
 //!
 //! What always holds:
-//! - Others can read an arena and never write to it or shorten it.
+//! - What others are given of an arena can be read and not written to, and nobody can shorten it. (A
+//!   process of the same user could get more, as it could read and write any memory of this one.)
 //! - What a peer's memory holds may change at any time; only an agreement with the peer says that it
 //!   does not.
 //! - A [`PeerMemory`] holds the peer's lifeline: the peer learns when nothing here reads its
@@ -15,6 +16,7 @@
 
 use crate::buf::{Buf, with_arena};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -37,7 +39,7 @@ pub(crate) struct Arena {
     /// Regions in use.
     live: Cell<usize>,
     /// Regions that hold no memory, by capacity.
-    empty: RefCell<Vec<(usize, NonNull<u8>)>>,
+    empty: RefCell<BTreeMap<usize, Vec<NonNull<u8>>>>,
 }
 
 impl Arena {
@@ -69,9 +71,9 @@ impl Arena {
 
     /// Takes a region of a power of two bytes, at least a page; it holds zeroes.
     pub(crate) fn take(&self, capacity: usize) -> Option<NonNull<u8>> {
-        let mut empty = self.empty.borrow_mut();
-        let start = if let Some(at) = empty.iter().position(|(held, _)| *held == capacity) {
-            empty.swap_remove(at).1
+        let empty = self.empty.borrow_mut().get_mut(&capacity).and_then(Vec::pop);
+        let start = if let Some(start) = empty {
+            start
         } else {
             let used = self.used.get();
             if ARENA_BYTES - used < capacity {
@@ -96,7 +98,7 @@ impl Arena {
         // Should it fail, the region just keeps its memory.
         // SAFETY: a region of the mapping that nobody looks at.
         unsafe { libc::madvise(start.as_ptr().cast(), capacity, libc::MADV_REMOVE) };
-        self.empty.borrow_mut().push((capacity, start));
+        self.empty.borrow_mut().entry(capacity).or_default().push(start);
     }
 
     /// Where in the arena an address lies.
@@ -152,7 +154,14 @@ impl PeerMemory {
         check(unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) })?;
         // SAFETY: plain integers, all zero before the call.
         let bytes = unsafe { stat.assume_init() }.st_size.cast_unsigned();
-        if seals & libc::F_SEAL_SHRINK == 0 || bytes == 0 || bytes > PEER_BYTES_MAX {
+        let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+        // SAFETY: room for the answer.
+        check(unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) })?;
+        // Huge pages of their own file system run out, and then kill who reads a hole.
+        // SAFETY: plain integers, all zero before the call.
+        let is_plain = unsafe { system.assume_init() }.f_type == libc::TMPFS_MAGIC;
+        let is_sealed = seals & libc::F_SEAL_SHRINK != 0;
+        if !is_plain || !is_sealed || bytes == 0 || bytes > PEER_BYTES_MAX {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let bytes = bytes as usize;
@@ -241,6 +250,26 @@ mod tests {
         assert!(peer.view(u64::MAX, 2, ()).is_none());
         let file = tempfile::tempfile().expect("a file").into();
         assert!(PeerMemory::map(&file, lifeline().1).is_err(), "could be shortened");
+        let kind = |flags: libc::c_uint, seals: libc::c_int, bytes: i64| {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
+            // SAFETY: a literal that ends in NUL; the other calls touch no memory.
+            let file = unsafe {
+                let fd = check(libc::memfd_create(c"peer".as_ptr(), flags)).ok()?;
+                let file = OwnedFd::from_raw_fd(fd);
+                check(libc::ftruncate(fd, bytes)).ok()?;
+                check(libc::fcntl(fd, libc::F_ADD_SEALS, seals)).ok()?;
+                file
+            };
+            Some(PeerMemory::map(&file, lifeline().1).map(drop).map_err(|error| error.kind()))
+        };
+        let refused = Some(Err(io::ErrorKind::InvalidData));
+        assert_eq!(kind(0, libc::F_SEAL_GROW, 4096), refused, "could be shortened");
+        assert_eq!(kind(0, libc::F_SEAL_SHRINK, 0), refused, "empty");
+        assert_eq!(kind(0, libc::F_SEAL_SHRINK, 128 << 30), refused, "takes too much room");
+        assert_eq!(kind(0, libc::F_SEAL_SHRINK, 4096), Some(Ok(())));
+        let huge = kind(libc::MFD_HUGETLB, libc::F_SEAL_SHRINK, 2 << 20);
+        // Not every system has them.
+        assert!(huge.is_none() || huge == refused, "{huge:?}: pages that run out");
         let writable = map(own.file.as_fd(), 4096, libc::PROT_READ | libc::PROT_WRITE);
         assert!(writable.is_err(), "peers only read");
     }
