@@ -103,6 +103,32 @@ impl Listener {
     }
 }
 
+/// True for errors of [`Listener::accept`] that say nothing about the listener: what was to be
+/// connected broke, or the system is short of something.
+#[must_use]
+pub fn accept_error_passes(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOBUFS
+                | libc::ENOMEM
+                // Errors of the network that wait on the new socket: accept(2).
+                | libc::ENETDOWN
+                | libc::EPROTO
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::ETIMEDOUT
+                // Rules of a firewall.
+                | libc::EPERM
+        )
+    )
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

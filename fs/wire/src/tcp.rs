@@ -13,6 +13,7 @@ use levada_base::reactor::{self, net};
 use levada_base::sync::queue;
 use levada_base::{BufMut, IoVec};
 use std::cell::RefCell;
+use std::io;
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::rc::Rc;
@@ -26,6 +27,8 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 /// One write takes at most this many buffers (the system's limit is 1024) and bytes.
 const PARTS_MAX: usize = 256;
 const WRITE_BYTES_BEST: usize = 4 << 20;
+/// After an error that passes, connections are taken again after this.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Connects by TCP or Unix sockets.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,7 +85,25 @@ impl TcpListener {
 
 impl Listener for TcpListener {
     fn accept(&self) -> LocalBoxFuture<'_, Result<Connection, ChannelError>> {
-        Box::pin(async move { Ok(plain(self.listener.accept().await?)) })
+        Box::pin(async move { Ok(plain(accept(&self.listener).await?)) })
+    }
+}
+
+/// The next connection. What passes, such as too many open files, is waited out: a service that took
+/// no more connections for the rest of its life would let every client wait for ever.
+pub(crate) async fn accept(listener: &net::Listener) -> io::Result<net::Stream> {
+    let mut is_told = false;
+    loop {
+        match listener.accept().await {
+            Err(error) if net::accept_error_passes(&error) => {
+                if !is_told {
+                    tracing::warn!(%error, "cannot take connections now");
+                    is_told = true;
+                }
+                reactor::sleep(ACCEPT_AGAIN_AFTER).await;
+            }
+            taken => return taken,
+        }
     }
 }
 
@@ -182,7 +203,7 @@ async fn write(
 }
 
 /// Keeps to the system's limit of buffers per call, also for a payload of very many parts.
-async fn write_parts(stream: &net::Stream, parts: IoVec) -> std::io::Result<()> {
+async fn write_parts(stream: &net::Stream, parts: IoVec) -> io::Result<()> {
     if parts.len() <= 2 * PARTS_MAX {
         return stream.write_all(parts).await;
     }
