@@ -7,6 +7,7 @@
 pub mod attr;
 pub mod channel;
 pub mod frame;
+pub mod fuzz;
 pub mod local;
 pub mod meta;
 pub mod object;

@@ -139,15 +139,18 @@ impl Sharing {
                 stream.send_descriptors(&GREETING, &[])?;
             }
         }
-        let outgoing = Rc::downgrade(outgoing);
+        Ok(Rc::new(Self::new(held, Rc::downgrade(outgoing))))
+    }
+
+    fn new(held: Rc<Held>, outgoing: Weak<Outgoing>) -> Self {
         let returns = Returns { numbers: RefCell::default(), bytes: Cell::default(), outgoing };
-        Ok(Rc::new(Self {
+        Self {
             is_mapped_there: Cell::new(false),
             theirs: RefCell::default(),
             held,
             received: Cell::default(),
             returns: Rc::new(returns),
-        }))
+        }
     }
 
     /// Takes the other side's offer, the first that comes from it.
@@ -290,6 +293,43 @@ impl Sharing {
 
 fn u64_of(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+}
+
+/// What a neighbour may put around frames, for `fuzz/`: prefix, bytes of the payload (4), returned
+/// numbers, table; again and again on one connection. What is taken for a payload can be read.
+pub(crate) fn fuzz(mut input: &[u8]) {
+    thread_local! {
+        static MEMORY: Rc<PeerMemory> = {
+            let own = share_buffers().expect("memory");
+            let lifeline = io::pipe().expect("a pipe").1;
+            PeerMemory::map(&own.file, lifeline.into()).expect("maps")
+        };
+    }
+    let sharing = Sharing::new(Rc::default(), Weak::new());
+    sharing.held.is_offered.set(true);
+    let own = BufMut::for_overwrite(SHARED_BYTES_MIN).freeze().into_vec();
+    MEMORY.with(|memory| *sharing.theirs.borrow_mut() = Some(Rc::clone(memory)));
+    while let Some((prefix, rest)) = input.split_first_chunk() {
+        let Ok(following) = sharing.decode_prefix(prefix) else { return };
+        let handed = sharing.hand_over(&own).is_some();
+        assert!(!handed || sharing.is_mapped_there.get());
+        let Some((bytes, rest)) = rest.split_first_chunk() else { return };
+        let bytes = u32::from_le_bytes(*bytes) as usize;
+        let Some((returned, rest)) = rest.split_at_checked(following.return_bytes) else { return };
+        sharing.returned(returned);
+        let Some((table, rest)) = rest.split_at_checked(following.table_bytes) else { return };
+        if let Ok(payload) = sharing.payload(table, bytes) {
+            assert_eq!(levada_base::buf::bytes_in(&payload), bytes as u64);
+            let ends = payload.iter().map(|part| part[0] ^ part[part.len() - 1]);
+            std::hint::black_box(ends.fold(0, |all, end| all ^ end));
+        }
+        input = rest;
+    }
+    let held: u64 =
+        sharing.held.payloads.borrow().values().map(|held| levada_base::buf::bytes_in(held)).sum();
+    assert!(sharing.held.bytes.get() == held && held <= HELD_BYTES_MAX);
+    // Nobody reads them.
+    sharing.held.payloads.take();
 }
 
 /// Bytes that follow a prefix: before the frame's header, and in place of its payload.
