@@ -153,6 +153,30 @@ fn many_requests_and_several_connections() {
     });
 }
 
+/// Memory comes back also when no frame goes that could bring it, and only the connection hears of it.
+#[test]
+fn memory_that_comes_back_is_no_message() {
+    Reactor::new().expect("io_uring").block_on(async {
+        let keeper = Rc::new(Keeper::default());
+        let (_group, peer) = serve(&keeper);
+        let heard = Rc::new(Cell::new(0));
+        let count = Rc::clone(&heard);
+        peer.set_on_one_way(Rc::new(move |_: &Frame| count.set(count.get() + 1)));
+        warm_up(&peer, &keeper).await;
+        keeper.let_go();
+        for _ in 0..4 {
+            let all = (0..16).map(|n| {
+                let peer = Rc::clone(&peer);
+                async move { peer.call(&call(filled(n)), None).await.expect("answered") }
+            });
+            join_all(all).await;
+            keeper.kept.borrow_mut().clear();
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(heard.get(), 0);
+    });
+}
+
 #[test]
 fn without_a_neighbour_it_is_tcp() {
     Reactor::new().expect("io_uring").block_on(async {

@@ -267,6 +267,8 @@ impl Shared {
                         waiting.send(frame);
                     }
                 }
+                // Only carries what a connection says to itself: credits, returned memory.
+                Kind::OneWay if frame.body.is_empty() => {}
                 Kind::OneWay => {
                     if let Some(take) = &self.on_one_way {
                         take(&frame);
