@@ -296,4 +296,42 @@ mod tests {
             }
         }
     }
+
+    /// Data may lie in memory that its owner changes while it is written, against the agreement: what
+    /// is stored may then be either, but it fits its checksums.
+    #[test]
+    fn data_that_changes_meanwhile_fits_its_checksums() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::FileExt;
+        const BYTES: usize = 256 << 10;
+        let own = levada_base::shared::share_buffers().expect("memory");
+        let data = [BufMut::zeroed(BYTES).freeze()];
+        let at = data[0].shared_offset().expect("shared");
+        let path = format!("/proc/self/fd/{}", own.file.as_raw_fd());
+        let file = std::fs::OpenOptions::new().write(true).open(path).expect("the own memory");
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let owner = std::thread::spawn(move || {
+            for byte in (0..=255).cycle() {
+                file.write_all_at(&[byte; BYTES], at).expect("writes");
+                if stopped.try_recv() != Err(std::sync::mpsc::TryRecvError::Empty) {
+                    break;
+                }
+            }
+        });
+        let mut torn = 0;
+        for version in 0..20_000 {
+            if torn >= 20 {
+                break;
+            }
+            let mut open = OpenStripe::new(0, 0, 0, 2 * BYTES as u64);
+            let header = header(version, BYTES as u64);
+            let record = open.push_data(header, true, &mut Payload::new(&data));
+            let stored = open.data().slice(record.place.at as usize, BYTES);
+            assert!(stored.chunks(4096).map(crc32c).eq(record.crcs.iter().copied()));
+            torn += usize::from(stored.iter().any(|byte| *byte != stored[0]));
+        }
+        drop(stop);
+        owner.join().expect("writes to its end");
+        assert!(torn > 0, "nothing changed while it was written");
+    }
 }
