@@ -172,21 +172,28 @@ impl Inner {
             }
             (segment.used_stripes, segment.row.generation)
         };
+        let mut marks = Vec::new();
         for stripe in 0..stripes {
             let summary = self.summary_of(victim, stripe, Some(generation)).await?;
             let Some((_, records)) = summary else { return Ok(false) };
             for header in records {
-                let kept = match header.kind {
-                    RecordKind::Data => self.copy_live(victim, stripe, &header).await?,
-                    RecordKind::Truncate | RecordKind::Punch | RecordKind::Delete => {
-                        self.keep_mark(victim, &header).await?;
-                        true
+                match header.kind {
+                    RecordKind::Data => {
+                        if !self.copy_live(victim, stripe, &header).await? {
+                            return Ok(false);
+                        }
                     }
-                };
-                if !kept {
-                    return Ok(false);
+                    RecordKind::Truncate | RecordKind::Punch | RecordKind::Delete => {
+                        marks.push(header);
+                    }
                 }
             }
+        }
+        // The oldest first: whether one is needed hangs on what is kept that is older, and copies
+        // made before do not lie in the order of their versions.
+        marks.sort_unstable_by_key(|header| header.version);
+        for header in marks {
+            self.keep_mark(victim, &header).await?;
         }
         Ok(true)
     }
@@ -292,7 +299,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Copies a record without data, unless nothing needs it.
+    /// Copies a record without data, unless nothing needs it. Whatever is older in its segment and
+    /// stays has been copied before.
     async fn keep_mark(
         self: &Rc<Self>,
         victim: u32,
