@@ -6,8 +6,8 @@
 //! given back like any other dead segment.
 //!
 //! Records without data (truncations, holes, deletions) exist so that older data cannot come
-//! back when the index is rebuilt. The cleaner drops one when no segment holds anything older
-//! than it and no object's size hangs on it; else it copies it.
+//! back when the index is rebuilt. The cleaner drops one when a later one covers it, or when no
+//! segment holds anything older than it and no object's size hangs on it; else it copies it.
 //!
 //! It cannot deadlock: new data leaves it a reserve of free segments, the sum of all footprints
 //! is bounded below what is left ([`Inner::capacity_bytes`]), and a pass copies no more than
@@ -18,7 +18,7 @@ use crate::LogError;
 use crate::extents::{Place, footprint};
 use crate::format::{FOOTER_BYTES, Footer, RecordHeader, RecordKind};
 use crate::log::Inner;
-use crate::object::Change;
+use crate::object::{Change, Object};
 use crate::read::{Pin, Plan};
 use crate::segment::SegmentState;
 use crate::stripe::Payload;
@@ -150,8 +150,12 @@ impl Inner {
         let mut gain = 0;
         let mut victims = Vec::new();
         for (_, at, copied) in candidates {
-            if victims.len() == victims_max || copied > budget {
+            if victims.len() == victims_max {
                 break;
+            }
+            // A later candidate may still fit.
+            if copied > budget {
+                continue;
             }
             budget -= copied;
             gain += segment_bytes - copied;
@@ -307,6 +311,9 @@ impl Inner {
         header: &RecordHeader,
     ) -> Result<(), LogError> {
         let object = self.objects.get(header.object).await?;
+        if is_superseded(&object, header) {
+            return Ok(());
+        }
         self.room(Need::Copy).await?;
         let carries_size = [&object.now, &object.indexed].iter().any(|view| {
             let view = view.borrow();
@@ -323,6 +330,18 @@ impl Inner {
             self.put_mark_record(&mut state, &object, &header, Change::Keep);
         }
         Ok(())
+    }
+}
+
+/// True when a later record, indexed and so never lost, hides all that this one hides.
+fn is_superseded(object: &Object, header: &RecordHeader) -> bool {
+    let indexed = object.indexed.borrow();
+    // What was deleted left a record that hides everything.
+    let deleted = !indexed.exists && !object.now.borrow().exists;
+    match header.kind {
+        RecordKind::Truncate => deleted || indexed.cuts.supersede(header.version, header.size),
+        RecordKind::Punch => deleted || indexed.cuts.supersede(header.version, header.offset),
+        RecordKind::Delete | RecordKind::Data => false,
     }
 }
 

@@ -6,6 +6,7 @@
 mod bytes;
 mod clean;
 mod commit;
+mod cuts;
 mod error;
 mod extents;
 mod format;

@@ -8,6 +8,7 @@
 //! bound, the least recently used first. One with changes on their way is held by them.
 
 use crate::LogError;
+use crate::cuts::{Cut, Cuts};
 use crate::extents::{ExtentMap, Place, Record, Watch};
 use crate::rows::{self, ObjectRow};
 use levada_base::ids::ObjectId;
@@ -53,6 +54,7 @@ pub(crate) struct View {
     pub size: u64,
     /// See [`ObjectRow::mark`].
     pub mark: u64,
+    pub cuts: Cuts,
     pub extents: ExtentMap,
 }
 
@@ -71,6 +73,7 @@ impl View {
                 self.exists = true;
                 self.size = *size;
                 self.mark = version;
+                self.cuts.push(Cut { version, size: *size });
             }
             Change::Punch { from, to, size } => {
                 self.extents.remove(*from, *to, watch);
@@ -87,7 +90,7 @@ impl View {
     }
 
     pub fn row(&self) -> ObjectRow {
-        ObjectRow { size: self.size, mark: self.mark }
+        ObjectRow { size: self.size, mark: self.mark, cuts: self.cuts.clone() }
     }
 }
 
@@ -162,9 +165,8 @@ impl Objects {
         let Some(row) = self.store.get(&ObjectRow::key(id)).await? else {
             return Ok(View::default());
         };
-        let row = ObjectRow::decode(&row)?;
-        let mut view =
-            View { exists: true, size: row.size, mark: row.mark, extents: ExtentMap::default() };
+        let ObjectRow { size, mark, cuts } = ObjectRow::decode(&row)?;
+        let mut view = View { exists: true, size, mark, cuts, extents: ExtentMap::default() };
         let end = rows::extent_key(id, u64::MAX);
         let mut from = Bound::Included(rows::extent_key(id, 0));
         loop {

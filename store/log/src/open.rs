@@ -110,12 +110,11 @@ impl ObjectLog {
         row.epoch = epoch;
         write_log_row(&store, &row).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
-        let mut unfinished = None;
+        let mut unfinished = Vec::new();
         let mut newest = 0;
         for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
             let (segment, row) = SegmentRow::decode(&key, &value)?;
-            let (generation, live) = (row.generation, row.live_bytes > 0);
-            let indexed = row.indexed_stripes;
+            let (generation, indexed) = (row.generation, row.indexed_stripes);
             let room = !row.closed && row.indexed_stripes < config.segment_stripes;
             if segment >= segments || !table.load(segment, row) {
                 return Err(LogError::Index { row: "segment" });
@@ -123,16 +122,18 @@ impl ObjectLog {
             if indexed > 0 {
                 newest = newest.max(generation);
             }
-            // One without live bytes is given back instead.
-            if room && live {
-                unfinished = unfinished.max(Some((generation, segment)));
+            if room {
+                unfinished.push((generation, segment));
             }
         }
         give_back_unindexed(&*array, &table).await?;
         finish_discards(&*array, &mut table);
         // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
         // it, so nothing is filled on behind stripes that count.
-        if let Some((_, segment)) = unfinished.filter(|(generation, _)| *generation == newest) {
+        // One in which nothing is needed any more is given back instead.
+        unfinished.retain(|(_, segment)| !table.get(*segment).is_dead());
+        let last = unfinished.into_iter().max();
+        if let Some((_, segment)) = last.filter(|(generation, _)| *generation == newest) {
             table.resume(segment);
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, table));

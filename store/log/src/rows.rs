@@ -13,6 +13,7 @@
 
 use crate::LogError;
 use crate::bytes::{Fields, PutFields};
+use crate::cuts::{Cut, Cuts};
 use crate::extents::{Extent, Place, Record};
 use levada_base::Epoch;
 use levada_base::ids::ObjectId;
@@ -150,12 +151,13 @@ impl SegmentRow {
 }
 
 /// An object that exists.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObjectRow {
     pub size: u64,
     /// Version of the newest truncation or hole: that record carries the size. 0: none, the
     /// end of the extents is the size.
     pub mark: u64,
+    pub cuts: Cuts,
 }
 
 impl ObjectRow {
@@ -171,19 +173,25 @@ impl ObjectRow {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORMAT, 0, 0, 0, 0, 0, 0, 0];
+        let mut out = vec![FORMAT, self.cuts.iter().len() as u8, 0, 0, 0, 0, 0, 0];
         out.put_u64(self.size);
         out.put_u64(self.mark);
+        for cut in self.cuts.iter() {
+            out.put_u64(cut.version);
+            out.put_u64(cut.size);
+        }
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, LogError> {
         let mut fields = Fields(bytes);
         let row = (|| {
-            if fields.u64()? != u64::from(FORMAT) {
-                return None;
-            }
-            Some(Self { size: fields.u64()?, mark: fields.u64()? })
+            let [FORMAT, count, 0, 0, 0, 0, 0, 0] = *fields.take(8)? else { return None };
+            let (size, mark) = (fields.u64()?, fields.u64()?);
+            let cuts = (0..count)
+                .map(|_| Some(Cut { version: fields.u64()?, size: fields.u64()? }))
+                .collect::<Option<_>>()?;
+            Some(Self { size, mark, cuts: Cuts::load(cuts)? })
         })();
         row.ok_or(LogError::Index { row: "object" })
     }

@@ -5,6 +5,7 @@
 //! changes, all in one step that no other task sees half done.
 
 use crate::LogError;
+use crate::cuts::CUTS_MAX;
 use crate::extents::{Extent, Place, Record, Watch, footprint};
 use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder, blocks_of};
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
@@ -503,8 +504,9 @@ pub(crate) fn extent_row_bytes(offset: u64, extent: &Extent) -> u64 {
     33 + 52 + 4 * (last - first)
 }
 
-/// Bytes of the row of an object.
-pub(crate) const OBJECT_ROW_BYTES: u64 = 25 + 24;
+/// Bytes of the row of an object that was truncated once; some take a little more or less.
+pub(crate) const OBJECT_ROW_BYTES: u64 = 25 + 24 + 16;
+const _: () = assert!(16 * CUTS_MAX as u64 <= OBJECT_ROW_BYTES, "twice that is the most");
 
 /// Bytes of a batch that remove a row, generously.
 const REMOVAL_BYTES: u64 = 64;

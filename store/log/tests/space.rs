@@ -3,7 +3,7 @@
 mod support;
 
 use levada_base::ids::Seq;
-use levada_base::reactor::{self, Reactor};
+use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::{KIB, MIB};
 use levada_base::{Buf, IoVec};
 use levada_log::{LogError, ObjectLog, Stability};
@@ -51,7 +51,9 @@ fn a_full_log_keeps_what_it_has_and_deleting_frees_space() {
                 for n in 0..gone {
                     log.delete(object(n)).await.expect("a full log deletes");
                 }
-                assert!(log.space().free_bytes > before + gone * 63 * KIB);
+                let after = log.space().free_bytes;
+                // Deletions that the cleaner is copying count twice for the moment.
+                assert!(after > before + gone * 62 * KIB, "{gone} {before} {after}");
                 for n in 0..gone {
                     let data = bytes(n as u8, 64 * KIB);
                     let written = log.write(object(n), 0, data, Stability::Unstable).await;
@@ -195,4 +197,59 @@ fn aligned_reads_are_one_slice() {
         assert_eq!(read.len(), 1);
         assert_eq!(read[0].as_ptr() as usize % 4096, 0);
     });
+}
+
+/// A file that is cut again and again, beside old data that is never cleaned.
+#[test]
+fn truncations_of_one_object_leave_nothing_behind() {
+    for seed in seeds(4) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(96).await;
+            let log = world.next_life().open(true).await;
+            log.write(object(0), 0, bytes(7, 64 * KIB), Stability::Durable).await.expect("room");
+            let total = log.space().total_bytes;
+            // Their records alone would fill the log four times.
+            for n in 0..4 * total / 96 {
+                let cut = log.truncate(object(1), below(1000), Stability::Unstable).await;
+                cut.unwrap_or_else(|error| panic!("seed {seed}: truncation {n}: {error}"));
+                if below(200) == 0 {
+                    let data = bytes(1, 2000);
+                    let written = log.write(object(1), 0, data, Stability::Unstable).await;
+                    written.unwrap_or_else(|error| panic!("seed {seed}: write {n}: {error}"));
+                }
+            }
+            log.settle().await.expect("settled");
+            assert!(log.counters().cleaned_segments > 10, "{:?}", log.counters());
+        });
+    }
+}
+
+/// Crashes in a row while nothing but truncations is logged: each life fills on the segment in
+/// which the last one stopped.
+#[test]
+fn crashes_between_truncations_cost_no_segments() {
+    for seed in seeds(4) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(96).await;
+            for life in 0..40 {
+                let node = Group::new();
+                let parts = world.next_life();
+                let worked = reactor::spawn_in(&node, async move {
+                    let log = parts.open(life == 0).await;
+                    for n in 0..5 {
+                        // Growing, so that no later one covers an earlier.
+                        let size = life * 10 + n;
+                        log.truncate(object(1), size, Stability::Unstable).await.expect("room");
+                    }
+                    // Closes a stripe.
+                    log.settle().await.expect("settled");
+                });
+                assert!(worked.await.is_some());
+                node.kill();
+                world.cut_power().await;
+                let segments = world.array.written() / 4;
+                assert!(segments <= life / 4 + 2, "seed {seed}: {segments} after {life}");
+            }
+        });
+    }
 }
