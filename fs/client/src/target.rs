@@ -32,6 +32,10 @@ const SLOTS: u32 = 256;
 const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// Kept changes that are sent again at the same time.
 const RESEND_BATCH: usize = 32;
+/// So long a target without room for what it once acknowledged is asked again: others may have
+/// taken the room meanwhile, and its cleaner may be at work.
+const FULL_MAX: Duration = Duration::from_secs(60);
+const FULL_WAIT: Duration = Duration::from_millis(500);
 
 pub(crate) struct ObjectTarget {
     id: TargetId,
@@ -355,7 +359,10 @@ impl ObjectTarget {
                 }
             }
             match another_life {
-                Some(new) => (verifier, at, durable) = (new, 0, Seq(0)),
+                Some(new) => {
+                    tracing::info!(target_id = self.id.0, "an object target restarted once more");
+                    (verifier, at, durable) = (new, 0, Seq(0));
+                }
                 None => at = end,
             }
         }
@@ -391,6 +398,8 @@ impl ObjectTarget {
 
     async fn send_again(&self, kept: Option<&Kept>, verifier: BootVerifier) -> Again {
         let Some(kept) = kept else { return Again::Nothing };
+        let begun = reactor::now();
+        let mut was_full = false;
         loop {
             let slot = self.recovery_slots.take().await;
             let mut call = self.change_call(&slot, kept.object, &kept.change);
@@ -410,6 +419,17 @@ impl ObjectTarget {
                 Ok(ObjectReply::Done { seq, durable, .. }) => return Again::Done(seq, durable),
                 Ok(ObjectReply::Failed(ObjectFault::Unavailable)) | Err(_) => {
                     reactor::sleep(UNAVAILABLE_WAIT).await;
+                }
+                Ok(ObjectReply::Failed(ObjectFault::Full))
+                    if reactor::now().since(begun) < FULL_MAX =>
+                {
+                    if !std::mem::replace(&mut was_full, true) {
+                        tracing::warn!(
+                            target_id = self.id.0,
+                            "no room for what is sent again; waiting"
+                        );
+                    }
+                    reactor::sleep(FULL_WAIT).await;
                 }
                 Ok(ObjectReply::Failed(fault)) => return Again::Lost(fault),
                 Ok(ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. }) => {
