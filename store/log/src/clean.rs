@@ -196,6 +196,8 @@ impl Inner {
         // The oldest first: whether one is needed hangs on what is kept that is older, and copies
         // made before do not lie in the order of their versions.
         marks.sort_unstable_by_key(|header| header.version);
+        // Passes that were cut off by crashes left copies.
+        marks.dedup_by_key(|header| header.version);
         for header in marks {
             self.keep_mark(victim, &header).await?;
         }
