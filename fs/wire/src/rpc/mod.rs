@@ -12,6 +12,7 @@ mod peer;
 mod serve;
 
 pub use caller::{Call, Caller, OnOneWay};
+pub(crate) use hello::Answer;
 pub use hello::{Hello, Refusal, Welcome};
 pub use peer::{OnConnect, Peer, PeerConfig};
 pub use serve::{ConnectionId, Handler, Reply, Router, ServiceConfig, accept_all, serve};
