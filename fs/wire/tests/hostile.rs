@@ -298,3 +298,30 @@ fn a_neighbour_that_does_not_read_holds_up_nobody() {
         service.serves().await;
     });
 }
+
+/// Answers to pings take no credits: one that only asks must not make the service store them up.
+#[test]
+fn pings_are_not_answered_as_fast_as_they_come() {
+    Reactor::new().expect("io_uring").block_on(async {
+        let service = Service::new();
+        let neighbour = Neighbour::connect(&service).await;
+        neighbour.offer_nothing();
+        neighbour.hello(0).await;
+        neighbour.receive().await.expect("a welcome");
+        let mut many = Vec::new();
+        for _ in 0..3000 {
+            many.extend(prefix(0, &[], 0));
+            many.extend_from_slice(&Frame::new(Header::new(Kind::Ping), Vec::new()).encode_head());
+        }
+        let begun = reactor::now();
+        neighbour.send(&many).await;
+        neighbour.send(&ask(0, 4096)).await;
+        let mut pongs = 0;
+        while neighbour.receive().await.expect("a frame").0.header.kind == Kind::Pong {
+            pongs += 1;
+        }
+        let tenths = (begun.elapsed().as_millis() / 100) as usize;
+        assert!((1..=2 + tenths).contains(&pongs), "{pongs} answers");
+        service.serves().await;
+    });
+}

@@ -7,7 +7,7 @@
 
 use super::credits::Credits;
 use super::hello::{Answer, Hello, Welcome};
-use super::{Refusal, RpcError};
+use super::{Pongs, Refusal, RpcError};
 use crate::channel::{Connection, FrameSink, FrameSource};
 use crate::frame::{
     Class, Frame, Header, Kind, NO_SLOT, PAYLOAD_BYTES_MAX, VERSION, decode_body, encode_body,
@@ -246,6 +246,7 @@ impl Drop for Caller {
 
 impl Shared {
     async fn receive(self: Rc<Self>, mut source: Box<dyn FrameSource>) {
+        let pongs = Pongs::default();
         loop {
             let frame = match source.recv().await {
                 Ok(frame) => frame,
@@ -275,6 +276,7 @@ impl Shared {
                     }
                 }
                 Kind::Pong => {}
+                Kind::Ping if !pongs.is_due() => {}
                 Kind::Ping => {
                     let _ = self.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()));
                 }

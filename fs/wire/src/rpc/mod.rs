@@ -19,6 +19,27 @@ pub use serve::{ConnectionId, Handler, Reply, Router, ServiceConfig, accept_all,
 
 use crate::channel::ChannelError;
 use crate::frame::FrameError;
+use levada_base::reactor::{self, Instant};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Who waits asks every two seconds; what comes faster than this is not answered.
+const PONG_EVERY: Duration = Duration::from_millis(100);
+
+/// Answers to pings cost no credits, so something else must bound how many may wait to be sent to
+/// one that asks and does not read.
+#[derive(Default)]
+struct Pongs(Cell<Option<Instant>>);
+
+impl Pongs {
+    fn is_due(&self) -> bool {
+        let is_due = self.0.get().is_none_or(|last| last.elapsed() >= PONG_EVERY);
+        if is_due {
+            self.0.set(Some(reactor::now()));
+        }
+        is_due
+    }
+}
 
 /// Why a request got no reply. The variants differ by what the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

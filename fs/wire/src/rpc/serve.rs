@@ -5,8 +5,8 @@
 //!   it cannot make the service hold more memory.
 //! - A request that has begun runs to its end, also when its connection ends meanwhile.
 
-use super::RpcError;
 use super::hello::{Answer, Hello};
+use super::{Pongs, RpcError};
 use crate::channel::{Connection, FrameSink, Listener};
 use crate::frame::{Frame, Header, Kind, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags};
 use futures_util::future::LocalBoxFuture;
@@ -165,6 +165,7 @@ pub async fn serve(
         requests: Cell::new(0),
         bytes: Cell::new(0),
     });
+    let pongs = Pongs::default();
     loop {
         let Ok(frame) = source.recv().await else { break };
         match frame.header.kind {
@@ -180,6 +181,7 @@ pub async fn serve(
                 }
                 reactor::spawn(carry_out(Rc::clone(&load), Rc::clone(&handler), frame));
             }
+            Kind::Ping if !pongs.is_due() => {}
             Kind::Ping => load.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()))?,
             Kind::OneWay | Kind::Pong => {}
             Kind::Reply | Kind::Hello => {
