@@ -5,6 +5,7 @@
 
 use crate::frame::{Frame, FrameError};
 use futures_util::future::LocalBoxFuture;
+use std::any::Any;
 use std::rc::Rc;
 
 /// Why a connection gives no more frames.
@@ -35,6 +36,18 @@ pub trait FrameSink {
     ///
     /// When the connection is known to be gone. Success does not mean that it arrives.
     fn send(&self, frame: Frame) -> Result<(), ChannelError>;
+
+    /// As [`FrameSink::send`]; drops `kept` when the frame no longer waits for its turn, because it
+    /// is on its way or the connection has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`FrameSink::send`].
+    fn send_keeping(&self, frame: Frame, kept: Box<dyn Any>) -> Result<(), ChannelError> {
+        let sent = self.send(frame);
+        drop(kept);
+        sent
+    }
 
     /// Ends the connection in both directions, after what was queued.
     fn close(&self);

@@ -20,6 +20,7 @@ use levada_base::reactor::{self, Fd, net};
 use levada_base::shared::{OwnMemory, PeerMemory, share_buffers};
 use levada_base::sync::queue;
 use levada_base::{BufMut, IoVec};
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
@@ -47,7 +48,19 @@ const HELD_BYTES_MAX: u64 = 64 << 20;
 const UNRETURNED_BYTES_MAX: u64 = 8 << 20;
 
 /// The queue of a connection's writer, while it is open.
-pub(crate) type Outgoing = RefCell<Option<queue::Sender<Frame>>>;
+pub(crate) type Outgoing = RefCell<Option<queue::Sender<Queued>>>;
+
+/// A frame that waits for its turn, and what is dropped when that comes.
+pub(crate) struct Queued {
+    pub frame: Frame,
+    pub kept: Option<Box<dyn Any>>,
+}
+
+impl From<Frame> for Queued {
+    fn from(frame: Frame) -> Self {
+        Self { frame, kept: None }
+    }
+}
 
 /// What both directions of one connection know of shared memory.
 pub(crate) struct Sharing {
@@ -96,7 +109,7 @@ impl Drop for Lease {
         {
             returns.bytes.set(0);
             // When the writer is gone, so is the other side's interest.
-            let _ = queue.send(Frame::new(Header::new(Kind::OneWay), Vec::new()));
+            let _ = queue.send(Frame::new(Header::new(Kind::OneWay), Vec::new()).into());
         }
     }
 }

@@ -7,11 +7,12 @@
 
 use crate::channel::{ChannelError, Connection, FrameSink, FrameSource, Listener, Transport};
 use crate::frame::{Announced, Frame, HEADER_BYTES};
-use crate::sharing::{Following, Outgoing, PREFIX_BYTES, Sharing};
+use crate::sharing::{Following, Outgoing, PREFIX_BYTES, Queued, Sharing};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{self, net};
 use levada_base::sync::queue;
 use levada_base::{BufMut, IoVec};
+use std::any::Any;
 use std::cell::RefCell;
 use std::io;
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
@@ -116,7 +117,7 @@ pub(crate) fn listen(address: &str) -> Result<net::Listener, ChannelError> {
 }
 
 /// The two ends of a writer's queue.
-pub(crate) fn outgoing() -> (Rc<Outgoing>, queue::Receiver<Frame>) {
+pub(crate) fn outgoing() -> (Rc<Outgoing>, queue::Receiver<Queued>) {
     let (sender, queued) = queue::channel();
     (Rc::new(RefCell::new(Some(sender))), queued)
 }
@@ -130,7 +131,7 @@ pub(crate) fn plain(stream: net::Stream) -> Connection {
 pub(crate) fn connection(
     stream: net::Stream,
     outgoing: Rc<Outgoing>,
-    queued: queue::Receiver<Frame>,
+    queued: queue::Receiver<Queued>,
     sharing: Option<Rc<Sharing>>,
 ) -> Connection {
     reactor::spawn(write(stream.clone(), queued, sharing.clone()));
@@ -146,12 +147,22 @@ struct TcpSink {
     outgoing: Rc<Outgoing>,
 }
 
-impl FrameSink for TcpSink {
-    fn send(&self, frame: Frame) -> Result<(), ChannelError> {
-        frame.check()?;
+impl TcpSink {
+    fn queue(&self, queued: Queued) -> Result<(), ChannelError> {
+        queued.frame.check()?;
         let outgoing = self.outgoing.borrow();
         let queue = outgoing.as_ref().ok_or(ChannelError::Disconnected)?;
-        queue.send(frame).map_err(|_| ChannelError::Disconnected)
+        queue.send(queued).map_err(|_| ChannelError::Disconnected)
+    }
+}
+
+impl FrameSink for TcpSink {
+    fn send(&self, frame: Frame) -> Result<(), ChannelError> {
+        self.queue(frame.into())
+    }
+
+    fn send_keeping(&self, frame: Frame, kept: Box<dyn Any>) -> Result<(), ChannelError> {
+        self.queue(Queued { frame, kept: Some(kept) })
     }
 
     fn close(&self) {
@@ -174,14 +185,16 @@ fn encode(frame: Frame, sharing: Option<&Sharing>, parts: &mut IoVec) -> usize {
 
 async fn write(
     stream: net::Stream,
-    mut queued: queue::Receiver<Frame>,
+    mut queued: queue::Receiver<Queued>,
     sharing: Option<Rc<Sharing>>,
 ) {
     while let Some(first) = queued.recv().await {
         let mut parts = IoVec::new();
         let mut next = Some(first);
         let mut bytes = 0;
-        while let Some(frame) = next {
+        while let Some(Queued { frame, kept }) = next {
+            // Before the other side can know of it.
+            drop(kept);
             bytes += encode(frame, sharing.as_deref(), &mut parts);
             let full = parts.len() >= PARTS_MAX || bytes >= WRITE_BYTES_BEST;
             next = if full { None } else { queued.try_recv() };

@@ -325,3 +325,29 @@ fn pings_are_not_answered_as_fast_as_they_come() {
         service.serves().await;
     });
 }
+
+/// What waits to be sent counts as in flight: else one that asks and never reads would make the service
+/// store up as many answers as it likes.
+#[test]
+fn one_that_asks_and_never_reads_is_dismissed() {
+    Reactor::new().expect("io_uring").block_on(async {
+        let service = Service::new();
+        let neighbour = Neighbour::connect(&service).await;
+        neighbour.offer_nothing();
+        neighbour.hello(0).await;
+        // 64 MiB are granted. In the end nobody takes what it sends either.
+        reactor::spawn(async move {
+            for _ in 0..400 {
+                neighbour.send(&ask(0, BYTES)).await;
+            }
+        });
+        let answers = || service.answering.places.borrow().len();
+        let mut answered = 0;
+        while answered < 64 || answers() > answered {
+            answered = answers();
+            reactor::sleep(Duration::from_millis(300)).await;
+        }
+        assert!((64..100).contains(&answered), "{answered} answers of 1 MiB");
+        service.serves().await;
+    });
+}

@@ -1,8 +1,8 @@
 //! The serving side of a connection.
 //!
 //! What always holds:
-//! - A caller never has more in flight than it was granted; one that tries is disconnected, so
-//!   it cannot make the service hold more memory.
+//! - A caller never has more in flight than it was granted, replies that wait to be sent included; one
+//!   that tries is disconnected, so it cannot make the service hold more memory.
 //! - A request that has begun runs to its end, also when its connection ends meanwhile.
 
 use super::hello::{Answer, Hello};
@@ -116,12 +116,39 @@ impl Default for ServiceConfig {
     }
 }
 
-/// What one connection has in flight.
-struct Load {
+/// One connection.
+struct Line {
     id: ConnectionId,
     sink: Rc<dyn FrameSink>,
+    load: Rc<Load>,
+}
+
+/// What one connection has in flight: being carried out, or answered and not yet on its way.
+#[derive(Default)]
+struct Load {
     requests: Cell<u64>,
     bytes: Cell<u64>,
+}
+
+/// The share of one request, until its reply is on its way.
+struct Share {
+    of: Rc<Load>,
+    bytes: u64,
+}
+
+impl Share {
+    fn new(of: &Rc<Load>, bytes: u64) -> Self {
+        of.requests.set(of.requests.get() + 1);
+        of.bytes.set(of.bytes.get() + bytes);
+        Self { of: Rc::clone(of), bytes }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.requests.set(self.of.requests.get() - 1);
+        self.of.bytes.set(self.of.bytes.get() - self.bytes);
+    }
 }
 
 /// Serves one connection until it ends. Requests run as tasks of the calling task's group.
@@ -159,45 +186,40 @@ pub async fn serve(
             return Err(RpcError::Refused(refusal));
         }
     }
-    let load = Rc::new(Load {
-        id: ConnectionId::next(),
-        sink,
-        requests: Cell::new(0),
-        bytes: Cell::new(0),
-    });
+    let line = Rc::new(Line { id: ConnectionId::next(), sink, load: Rc::default() });
+    let load = &line.load;
     let pongs = Pongs::default();
     loop {
         let Ok(frame) = source.recv().await else { break };
         match frame.header.kind {
             Kind::Request => {
                 let charge = frame.header.charge(frame.payload_bytes());
-                load.requests.set(load.requests.get() + 1);
-                load.bytes.set(load.bytes.get() + charge);
+                let share = Share::new(load, charge);
                 if load.requests.get() > u64::from(config.requests_max)
                     || load.bytes.get() > u64::from(config.bytes_max)
                 {
-                    load.sink.close();
+                    line.sink.close();
                     return Err(RpcError::Malformed);
                 }
-                reactor::spawn(carry_out(Rc::clone(&load), Rc::clone(&handler), frame));
+                reactor::spawn(carry_out(Rc::clone(&line), Rc::clone(&handler), frame, share));
             }
             Kind::Ping if !pongs.is_due() => {}
-            Kind::Ping => load.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()))?,
+            Kind::Ping => line.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()))?,
             Kind::OneWay | Kind::Pong => {}
             Kind::Reply | Kind::Hello => {
-                load.sink.close();
+                line.sink.close();
                 return Err(RpcError::Malformed);
             }
         }
     }
-    load.sink.close();
+    line.sink.close();
     Ok(())
 }
 
-async fn carry_out(load: Rc<Load>, handler: Rc<dyn Handler>, request: Frame) {
+async fn carry_out(line: Rc<Line>, handler: Rc<dyn Handler>, request: Frame, share: Share) {
     let asked = request.header;
-    let charge = asked.charge(request.payload_bytes());
-    let reply = handler.handle(request, load.id).await;
+    let charge = share.bytes;
+    let reply = handler.handle(request, line.id).await;
     let header = Header {
         class: asked.class,
         flags: reply.flags,
@@ -214,17 +236,15 @@ async fn carry_out(load: Rc<Load>, handler: Rc<dyn Handler>, request: Frame) {
         credit_bytes: charge as u32,
         ..Header::new(Kind::Reply)
     };
-    load.requests.set(load.requests.get() - 1);
-    load.bytes.set(load.bytes.get() - charge);
     if let Some(first) = reply.first {
         let header =
             Header { request: 0, credits: 0, credit_bytes: 0, kind: Kind::OneWay, ..header };
-        let _ = load.sink.send(Frame::new(header, first));
+        let _ = line.sink.send(Frame::new(header, first));
     }
     let frame = Frame { header, body: reply.body, payload: reply.payload };
     assert!(frame.check().is_ok(), "a handler keeps to the bounds of a frame");
     // When the caller is gone it asks again over another connection.
-    let _ = load.sink.send(frame);
+    let _ = line.sink.send_keeping(frame, Box::new(share));
 }
 
 /// Serves every connection that `listener` takes, each as a task, until it takes no more.
