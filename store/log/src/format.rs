@@ -25,6 +25,8 @@ pub const PACK_BYTES: u64 = 8;
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"LVOR");
 const STRIPE_MAGIC: u64 = u64::from_le_bytes(*b"LVSTRIPE");
 const FORMAT: u8 = 1;
+/// Where a footer could name a segment and does not.
+const NO_SEGMENT: u32 = u32::MAX;
 /// Byte of the header's stored length.
 const STORED_AT: usize = 68;
 /// Byte of the header's own checksum.
@@ -208,6 +210,20 @@ pub struct Footer {
     /// Where those stripes end that the index knew when this owner opened the log; it gave back
     /// all others of earlier owners.
     pub inherited: StripeOrder,
+    pub unused: Unused,
+}
+
+/// Segments that a footer tells of.
+pub const UNUSED_TOLD: usize = 4;
+
+/// Segments that held nothing when a stripe was closed. It stays true, so that what such a
+/// segment shows of before, once it is declared anew, is known for what it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unused {
+    /// Stripes of them of an earlier generation than this are void.
+    pub before: u64,
+    /// Those that are used next.
+    pub segments: [Option<u32>; UNUSED_TOLD],
 }
 
 /// The order in which a target fills its stripes: segments by generation, stripes by place.
@@ -240,6 +256,10 @@ impl Footer {
         out.put_u64(self.inherited.generation);
         out.put_u32(self.unflushed.stripe);
         out.put_u32(self.inherited.stripe);
+        out.put_u64(self.unused.before);
+        for segment in self.unused.segments {
+            out.put_u32(segment.unwrap_or(NO_SEGMENT));
+        }
         out.resize(FOOTER_BYTES - 4, 0);
         let crc = crc32c(&out);
         out.put_u32(crc);
@@ -273,9 +293,14 @@ impl Footer {
             seq: fields.u64()?,
             unflushed: StripeOrder { generation: fields.u64()?, stripe: 0 },
             inherited: StripeOrder { generation: fields.u64()?, stripe: 0 },
+            unused: Unused::default(),
         };
         footer.unflushed.stripe = fields.u32()?;
         footer.inherited.stripe = fields.u32()?;
+        footer.unused.before = fields.u64()?;
+        for segment in &mut footer.unused.segments {
+            *segment = Some(fields.u32()?).filter(|segment| *segment != NO_SEGMENT);
+        }
         if footer.unflushed == StripeOrder::default() {
             // Written before footers told this.
             (footer.unflushed, footer.inherited) = (footer.order(), footer.order());
@@ -361,6 +386,7 @@ mod tests {
             seq: 8,
             unflushed: StripeOrder { generation: 3, stripe: 2 },
             inherited: StripeOrder { generation: 2, stripe: 7 },
+            unused: Unused { before: 5, segments: [Some(6), Some(0), None, None] },
         };
         tail.extend_from_slice(&footer.encode());
         (footer, tail)

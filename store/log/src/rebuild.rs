@@ -6,6 +6,8 @@
 //!
 //! - Of each segment only its newest generation. Older ones are leftovers below stripes that were
 //!   never written again.
+//! - Nothing of a segment that a footer calls unused, of an earlier generation than that footer
+//!   tells: the segment has been declared anew since, and shows what it held before.
 //! - Nothing of an earlier owner past what the index of a later one knew when that one opened the
 //!   log: it gave the rest back. Each footer tells how far that was.
 //! - Nothing from the first stripe on that is missing or torn, as far as no flush covered it.
@@ -103,8 +105,10 @@ impl ObjectLog {
             if footer.epoch > epoch {
                 return Err(LogError::Stale { ours: epoch, seen: footer.epoch });
             }
-            row.next_generation = row.next_generation.max(footer.generation + 1);
+            let told = footer.unused.before.max(footer.generation + 1);
+            row.next_generation = row.next_generation.max(told);
         }
+        drop_left_over(&mut stripes);
         drop_given_back(&mut stripes);
         log.cut_at_the_first_torn(&mut stripes).await?;
         drop_half_a_change(&mut stripes);
@@ -170,6 +174,20 @@ impl ObjectLog {
         drop((log, objects, watch));
         Self::open(array, store, config, epoch).await
     }
+}
+
+/// Drops what segments show that were free when some stripe was closed.
+fn drop_left_over(stripes: &mut Vec<Stripe>) {
+    let mut void: BTreeMap<u32, u64> = BTreeMap::new();
+    for Stripe { footer, .. } in &*stripes {
+        for segment in footer.unused.segments.iter().flatten() {
+            let before = void.entry(*segment).or_default();
+            *before = footer.unused.before.max(*before);
+        }
+    }
+    stripes.retain(|Stripe { footer, .. }| {
+        void.get(&footer.segment).is_none_or(|before| footer.generation >= *before)
+    });
 }
 
 /// Drops what a later owner gave back when it opened the log, and sorts the rest.

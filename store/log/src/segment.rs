@@ -1,5 +1,6 @@
 //! The segment table: which stripes are free, being filled, or hold what is live.
 
+use crate::format::Unused;
 use crate::rows::SegmentRow;
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -134,6 +135,13 @@ impl Segments {
         slot.row.closed = false;
         self.open = Some(segment);
         self.resumed = true;
+    }
+
+    /// Of the free segments those that are used next. They hold nothing, durably: a segment gets
+    /// free when its discard is.
+    pub fn unused(&self) -> Unused {
+        let mut next = self.free.range(self.next..).chain(self.free.range(..self.next)).copied();
+        Unused { before: self.next_generation, segments: std::array::from_fn(|_| next.next()) }
     }
 
     /// Stripes that can be given out while `reserve` free segments stay untouched.

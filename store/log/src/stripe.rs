@@ -234,7 +234,7 @@ pub(crate) fn change_of(header: &RecordHeader) -> Option<Change> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::StripeOrder;
+    use crate::format::{StripeOrder, Unused};
     use levada_base::Epoch;
     use levada_base::ids::{Ino, ObjectId};
     use proptest::prelude::*;
@@ -282,6 +282,7 @@ mod tests {
                 fs: 0, target: 0, epoch: Epoch(0), generation: 0, segment: 0, stripe: 0,
                 records: 0, header_bytes: 0, data_bytes: 0, headers_crc: 0, seq: 0,
                 unflushed: StripeOrder::default(), inherited: StripeOrder::default(),
+                unused: Unused::default(),
             };
             let (stripe, _) = open.close(footer);
             prop_assert_eq!(stripe.len() as u64, STRIPE_BYTES);

@@ -407,6 +407,7 @@ impl Inner {
             seq: state.seq,
             unflushed: oldest.map_or(order, |oldest| order_of(oldest.segment, oldest.index)),
             inherited: self.inherited,
+            unused: state.segments.unused(),
         };
         let batch_bytes = open.batch_bytes;
         let (data, pending) = open.close(footer);

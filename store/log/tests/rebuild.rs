@@ -6,6 +6,7 @@ mod support;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_log::{LogError, ObjectLog, Stability};
+use levada_raid::Array;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -105,6 +106,53 @@ fn a_deletion_is_kept_as_long_as_older_records_behind_it_in_its_segment() {
         let log = world.rebuild().await;
         assert_eq!(log.stat(gone).await, Err(LogError::NoSuchObject));
         assert_eq!(log.stat(old).await.expect("it is there").size, 3000);
+    });
+}
+
+/// An object lies in a segment that is given back, and the deletion is dropped, as nothing older
+/// lies in any segment. Then the segment is declared anew, and before its first stripe is written
+/// the node dies and the index is lost: what the segment shows is what it held before.
+#[test]
+fn a_segment_declared_anew_does_not_show_what_it_held() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(40).await;
+        let node = Group::new();
+        let parts = world.next_life();
+        let made = reactor::spawn_in(&node, async move { parts.open(true).await });
+        let log = made.await.expect("the node lives");
+        let [gone, filler, kept] = [1, 2, 3].map(object);
+        // A stripe each.
+        let write = async |log: &ObjectLog, id, at| {
+            log.write(id, at, payload(50_000).0, Stability::Unstable).await.expect("room");
+            log.settle().await.expect("settled");
+        };
+        log.write(gone, 0, payload(5000).0, Stability::Unstable).await.expect("room");
+        for _ in 0..4 {
+            write(&log, filler, 0).await;
+        }
+        assert!(world.array.is_written(0));
+        log.delete(gone).await.expect("deleted");
+        write(&log, filler, 0).await;
+        for n in 0..20 {
+            write(&log, kept, n * 50_000).await;
+        }
+        assert!(!world.array.is_written(0), "it is free");
+        assert!(log.counters().cleaned_segments > 0);
+        // Declared sooner than the store knows of it: no stripe is written yet.
+        world.array.delay_us_max.set(5);
+        reactor::spawn_in(&node, async move {
+            loop {
+                write(&log, filler, 0).await;
+            }
+        });
+        while !world.array.is_written(0) {
+            reactor::sleep(Duration::from_micros(1)).await;
+        }
+        node.kill();
+        let log = world.rebuild().await;
+        assert_eq!(log.stat(gone).await, Err(LogError::NoSuchObject));
+        assert_eq!(log.stat(kept).await.expect("it is there").size, 1_000_000);
+        assert_eq!(log.stat(filler).await.expect("it is there").size, 50_000);
     });
 }
 
