@@ -108,6 +108,9 @@ impl ObjectLog {
             let told = footer.unused.before.max(footer.generation + 1);
             row.next_generation = row.next_generation.max(told);
         }
+        // Generations given out last may have left nothing that can be read, and must not be given
+        // out again: footers call what is older than a generation void. There were at most so many.
+        row.next_generation += u64::from(count);
         drop_left_over(&mut stripes);
         drop_given_back(&mut stripes);
         log.cut_at_the_first_torn(&mut stripes).await?;
