@@ -24,6 +24,9 @@ use std::time::Duration;
 
 /// Nothing heard for this long while requests wait: ask whether anybody is there.
 const PING_AFTER: Duration = Duration::from_secs(2);
+/// A request that waits this long for its answer is worth a line in the log, and again after twice
+/// the time.
+const LATE_AFTER: Duration = Duration::from_secs(10);
 /// Nothing heard for this long while requests wait: the service is gone.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
@@ -95,10 +98,16 @@ pub struct Caller {
 /// Takes in one-way frames, in the order in which they and the replies were sent.
 pub type OnOneWay = Rc<dyn Fn(&Frame)>;
 
+/// A request that waits for its reply.
+struct Pending {
+    reply: oneshot::Sender<Frame>,
+    header: Header,
+}
+
 struct Shared {
     on_one_way: Option<OnOneWay>,
     sink: Rc<dyn FrameSink>,
-    pending: RefCell<BTreeMap<u64, oneshot::Sender<Frame>>>,
+    pending: RefCell<BTreeMap<u64, Pending>>,
     next_request: Cell<u64>,
     credits: Rc<Credits>,
     closed: Cell<bool>,
@@ -205,14 +214,14 @@ impl Caller {
         let request = shared.next_request.get();
         shared.next_request.set(request + 1);
         frame.header.request = request;
-        let (sender, receiver) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         {
             let mut pending = shared.pending.borrow_mut();
             if pending.is_empty() {
                 shared.heard.set(reactor::now());
                 shared.busy.notify_all();
             }
-            pending.insert(request, sender);
+            pending.insert(request, Pending { reply, header: frame.header.clone() });
         }
         if let Err(error) = shared.sink.send(frame) {
             shared.close();
@@ -265,7 +274,7 @@ impl Shared {
                     let waiting = self.pending.borrow_mut().remove(&header.request);
                     // A reply that nobody waits for any more is dropped.
                     if let Some(waiting) = waiting {
-                        waiting.send(frame);
+                        waiting.reply.send(frame);
                     }
                 }
                 // Only carries what a connection says to itself: credits, returned memory.
@@ -291,12 +300,14 @@ impl Shared {
 
     /// Runs timers only while requests wait, so that an idle connection costs nothing.
     async fn watch(self: Rc<Self>) {
+        let mut late = Late::default();
         while !self.closed.get() {
             self.busy
                 .until(|| (self.closed.get() || !self.pending.borrow().is_empty()).then_some(()))
                 .await;
             while !self.closed.get() && !self.pending.borrow().is_empty() {
                 reactor::sleep(PING_AFTER).await;
+                late.look(&self.pending.borrow());
                 let silent = self.heard.get().elapsed();
                 if self.pending.borrow().is_empty() || silent < PING_AFTER {
                     continue;
@@ -320,5 +331,33 @@ impl Shared {
         drop(pending);
         self.credits.close();
         self.busy.notify_all();
+    }
+}
+
+/// The request that has waited longest, for the log.
+struct Late {
+    request: u64,
+    since: Instant,
+    tell_after: Duration,
+}
+
+impl Default for Late {
+    fn default() -> Self {
+        Self { request: 0, since: reactor::now(), tell_after: LATE_AFTER }
+    }
+}
+
+impl Late {
+    fn look(&mut self, pending: &BTreeMap<u64, Pending>) {
+        let Some((request, Pending { header, .. })) = pending.first_key_value() else { return };
+        if self.request != *request {
+            *self = Self { request: *request, ..Self::default() };
+        }
+        let waited = self.since.elapsed();
+        if waited >= self.tell_after {
+            let Header { target, client, slot, sequence, .. } = header;
+            tracing::warn!(?target, client, slot, sequence, ?waited, "a request has no answer yet");
+            self.tell_after = 2 * waited;
+        }
     }
 }
