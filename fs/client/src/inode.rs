@@ -12,6 +12,7 @@
 use crate::client::Core;
 use crate::clock;
 use crate::error::Error;
+use crate::meta::UNAVAILABLE_WAIT;
 use crate::ranges::Ranges;
 use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
@@ -458,11 +459,18 @@ impl Inode {
         caller: Caller,
         change: AttrChange,
     ) -> Result<Attr, Error> {
-        let _turn = self.ranges.write(0, u64::MAX).await;
-        let size_turn = self.begin_cut().await;
-        let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
-        let attr = self.core.attr_of(self.core.meta.change(request).await?)?;
-        self.cut_objects(attr, size_turn).await
+        loop {
+            let turn = self.ranges.write(0, u64::MAX).await;
+            let size_turn = self.begin_cut().await;
+            let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
+            let reply = self.core.meta.try_change(request).await?;
+            if reply != MetaReply::Failed(MetaFault::Unavailable) {
+                return self.cut_objects(self.core.attr_of(reply)?, size_turn).await;
+            }
+            // An open cut the file meanwhile, and needs the turns to cut its objects.
+            drop((turn, size_turn));
+            reactor::sleep(UNAVAILABLE_WAIT).await;
+        }
     }
 
     /// Changes attributes but the size. A time of modification takes its turn with what writes

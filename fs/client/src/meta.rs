@@ -24,7 +24,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// A service that cannot serve now is asked again after this.
-const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
+pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// What was told early is durable after this, whatever the client does.
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -65,6 +65,15 @@ enum Told {
     /// As soon as it is done, if this client may hold the tail.
     Early,
     Durable,
+}
+
+/// What is done when the service cannot carry a request out yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// It is asked again until it can.
+    Endless,
+    /// The caller is told.
+    None,
 }
 
 /// What the service said when the client registered.
@@ -126,7 +135,16 @@ impl Meta {
     /// Sends a request that changes something: it is carried out once, also when the caller
     /// stops waiting. It is durable after [`Meta::sync`].
     pub(crate) async fn change(self: &Rc<Self>, request: MetaRequest) -> Result<MetaReply, Error> {
-        self.change_told(request, Told::Early).await
+        self.change_told(request, Told::Early, Patience::Endless).await
+    }
+
+    /// As [`Meta::change`], but returns the reply `Unavailable` instead of waiting: for those whom the one
+    /// that they would wait for may need.
+    pub(crate) async fn try_change(
+        self: &Rc<Self>,
+        request: MetaRequest,
+    ) -> Result<MetaReply, Error> {
+        self.change_told(request, Told::Early, Patience::None).await
     }
 
     /// As [`Meta::change`]; durable when this returns.
@@ -134,7 +152,7 @@ impl Meta {
         self: &Rc<Self>,
         request: MetaRequest,
     ) -> Result<MetaReply, Error> {
-        self.change_told(request, Told::Durable).await
+        self.change_told(request, Told::Durable, Patience::Endless).await
     }
 
     /// Makes durable whatever the client was told so far.
@@ -221,13 +239,19 @@ impl Meta {
         self: &Rc<Self>,
         request: MetaRequest,
         told: Told,
+        patience: Patience,
     ) -> Result<MetaReply, Error> {
         let meta = Rc::clone(self);
-        let task = reactor::spawn(async move { meta.change_here(request, told).await });
+        let task = reactor::spawn(async move { meta.change_here(request, told, patience).await });
         task.await.unwrap_or(Err(Error::Closed))
     }
 
-    async fn change_here(&self, request: MetaRequest, told: Told) -> Result<MetaReply, Error> {
+    async fn change_here(
+        &self,
+        request: MetaRequest,
+        told: Told,
+        patience: Patience,
+    ) -> Result<MetaReply, Error> {
         if self.client() == 0 {
             self.connect().await?;
         }
@@ -240,8 +264,12 @@ impl Meta {
             self.count_open(*ino);
         }
         let held = self.last_held();
-        let call = Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
-        let reply = self.ask(call).await;
+        let mut call =
+            Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
+        let reply = match patience {
+            Patience::Endless => self.ask(call).await,
+            Patience::None => self.try_ask(&mut call).await,
+        };
         drop(slot);
         // It came after everything held by then, and is durable.
         if let (
@@ -310,17 +338,26 @@ impl Meta {
 
     async fn ask(&self, mut call: Call) -> Result<MetaReply, Error> {
         loop {
+            match self.try_ask(&mut call).await? {
+                MetaReply::Failed(MetaFault::Unavailable) => {
+                    reactor::sleep(UNAVAILABLE_WAIT).await;
+                }
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// Asks until a service that knows this client answers.
+    async fn try_ask(&self, call: &mut Call) -> Result<MetaReply, Error> {
+        loop {
             self.sent.set(self.sent.get() + 1);
             if self.client() == 0 {
                 self.connect().await?;
             }
             call.client = self.client();
-            let frame = self.peer.call(&call, None).await?;
+            let frame = self.peer.call(call, None).await?;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
             match reply {
-                MetaReply::Failed(MetaFault::Unavailable) => {
-                    reactor::sleep(UNAVAILABLE_WAIT).await;
-                }
                 // Registered anew meanwhile, under another number.
                 MetaReply::Failed(MetaFault::NotRegistered) if call.client != self.client() => {}
                 MetaReply::Failed(MetaFault::NotRegistered) => {

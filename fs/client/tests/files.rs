@@ -430,3 +430,33 @@ fn a_size_from_an_earlier_session_does_not_come_back() {
         assert!(wrong.is_empty(), "{wrong:?}");
     });
 }
+
+/// The truncating open has cut the file at the service when the growth gets there, and waits for it
+/// here to be able to cut the objects.
+#[test]
+fn truncating_opens_and_growths_of_one_file_do_not_wait_for_each_other() {
+    for seed in 0..20 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let client = Rc::new(world.client("client").await);
+            let file = create(&client, "a").await;
+            file.write(0, data(&random_bytes(10_000))).await.expect("written");
+            let cutter = reactor::spawn({
+                let (client, ino) = (Rc::clone(&client), file.ino());
+                async move {
+                    for _ in 0..50 {
+                        let mode = OpenMode { write: true, truncate: true };
+                        client.open(ino, mode).await.expect("opened").0.close().await;
+                    }
+                }
+            });
+            for n in 0..50 {
+                cut(&client, &file, 10_000 + n).await;
+                file.write(below(9000), data(&random_bytes(100))).await.expect("written");
+            }
+            cutter.await.expect("to its end");
+            file.close().await;
+            client.shutdown().await.expect("settled");
+        });
+    }
+}
