@@ -7,7 +7,7 @@
 //!
 //! Records without data (truncations, holes, deletions) exist so that older data cannot come
 //! back when the index is rebuilt. The cleaner drops one when a later one covers it, or when no
-//! segment holds anything older than it and no object's size hangs on it; else it copies it.
+//! segment holds anything dead that is older and no object's size hangs on it; else it copies it.
 //!
 //! It cannot deadlock: new data leaves it a reserve of free segments, the sum of all footprints
 //! is bounded below what is left ([`Inner::capacity_bytes`]), and a pass copies no more than
@@ -67,10 +67,10 @@ impl Inner {
         });
     }
 
-    /// One pass. False when there was nothing to gain.
+    /// One pass. False when nothing was gained.
     async fn clean_pass(self: &Rc<Self>) -> Result<bool, LogError> {
         let _busy = probe::busy("log-clean");
-        let freed_before = self.state.borrow().counters.freed_segments;
+        let before = self.standing();
         let mut victims = self.victims();
         if victims.is_empty() {
             // What has died may not be known to the index yet.
@@ -117,7 +117,14 @@ impl Inner {
                 (!freeing || state.failed.is_some()).then_some(())
             })
             .await;
-        Ok(self.state.borrow().counters.freed_segments > freed_before)
+        Ok(self.standing() > before)
+    }
+
+    /// Grows with everything that brings a log with few free segments further: else passes that only
+    /// move things around would follow each other for ever, and writers wait for them.
+    fn standing(&self) -> (u64, u64) {
+        let state = self.state.borrow();
+        (state.seq, state.segments.stripes_available(0))
     }
 
     /// Segments worth cleaning now, together no larger than what can be copied.
@@ -312,23 +319,24 @@ impl Inner {
         victim: u32,
         header: &RecordHeader,
     ) -> Result<(), LogError> {
-        let object = self.objects.get(header.object).await?;
-        if is_superseded(&object, header) {
+        let hides_something = self.state.borrow().segments.iter().any(|(at, segment)| {
+            at != victim
+                && segment.state != SegmentState::Free
+                && segment.row.outdated_min < header.version
+        });
+        if header.kind == RecordKind::Delete && !hides_something {
             return Ok(());
         }
-        self.room(Need::Copy).await?;
+        let object = self.objects.get(header.object).await?;
         let carries_size = [&object.now, &object.indexed].iter().any(|view| {
             let view = view.borrow();
             view.exists && view.mark == header.version
         });
-        let mut state = self.state.borrow_mut();
-        let hides_older = state.segments.iter().any(|(at, segment)| {
-            at != victim
-                && segment.state != SegmentState::Free
-                && segment.row.version_min < header.version
-        });
-        if (carries_size || hides_older) && !planted!("log-tombstone-dropped") {
+        let needed = carries_size || hides_something && !is_superseded(&object, header);
+        if needed && !planted!("log-tombstone-dropped") {
+            self.room(Need::Copy).await?;
             let header = RecordHeader { data_at: 0, ..header.clone() };
+            let mut state = self.state.borrow_mut();
             self.put_mark_record(&mut state, &object, &header, Change::Keep);
         }
         Ok(())

@@ -224,9 +224,10 @@ impl Inner {
             }
         }
         watch.rows(&mut batch);
-        for (segment, live_change) in &watch.segments {
+        for (segment, change) in &watch.segments {
             let row = &mut state.segments.get_mut(*segment).row;
-            row.live_bytes = row.live_bytes.checked_add_signed(*live_change).expect("live bytes");
+            row.live_bytes = row.live_bytes.checked_add_signed(change.live).expect("live bytes");
+            row.outdated_min = row.outdated_min.min(change.outdated_min);
             batch.put(&SegmentRow::key(*segment), &row.encode());
         }
         let changed = watch.index_bytes;
@@ -337,13 +338,27 @@ fn stage(state: &mut State) -> Vec<(Vec<u8>, Staged)> {
     staged
 }
 
+/// What indexing changes of a segment's row.
+#[derive(Clone, Copy)]
+pub(crate) struct SegmentChange {
+    /// Change of the live bytes.
+    pub live: i64,
+    /// See [`SegmentRow::outdated_min`].
+    pub outdated_min: u64,
+}
+
+impl Default for SegmentChange {
+    fn default() -> Self {
+        Self { live: 0, outdated_min: u64::MAX }
+    }
+}
+
 /// Collects what indexing changes.
 #[derive(Default)]
 pub(crate) struct WatchIndex {
     /// Objects that changed, and the offsets at which an extent came or went.
     objects: BTreeMap<ObjectId, (Rc<Object>, bool, BTreeSet<u64>)>,
-    /// Change of the live bytes, by segment.
-    pub segments: BTreeMap<u32, i64>,
+    pub segments: BTreeMap<u32, SegmentChange>,
     pub index_bytes: i64,
     /// Something died: the cleaner may find work.
     pub died: bool,
@@ -402,14 +417,17 @@ impl WatchIndex {
 
 impl Watch for WatchIndex {
     fn removed(&mut self, offset: u64, extent: &Extent) {
-        *self.segments.entry(extent.record.place.segment).or_default() -= extent.footprint() as i64;
+        let segment = self.segments.entry(extent.record.place.segment).or_default();
+        segment.live -= extent.footprint() as i64;
+        segment.outdated_min = segment.outdated_min.min(extent.record.version);
         self.index_bytes -= extent_row_bytes(offset, extent) as i64;
         self.died = true;
         self.touched.push(offset);
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
-        *self.segments.entry(extent.record.place.segment).or_default() += extent.footprint() as i64;
+        self.segments.entry(extent.record.place.segment).or_default().live +=
+            extent.footprint() as i64;
         self.index_bytes += extent_row_bytes(offset, extent) as i64;
         self.touched.push(offset);
     }

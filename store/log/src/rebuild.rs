@@ -122,7 +122,7 @@ impl ObjectLog {
             let segment_row = segments.entry(footer.segment).or_insert(SegmentRow {
                 closed: true,
                 generation: footer.generation,
-                version_min: u64::MAX,
+                outdated_min: u64::MAX,
                 version_max: 0,
                 live_bytes: 0,
                 marks: 0,
@@ -131,9 +131,11 @@ impl ObjectLog {
             segment_row.indexed_stripes = footer.stripe + 1;
             row.seq = row.seq.max(footer.seq);
             for header in records {
-                segment_row.version_min = segment_row.version_min.min(header.version);
                 segment_row.version_max = segment_row.version_max.max(header.version);
                 segment_row.marks += u64::from(header.kind != RecordKind::Data);
+                if matches!(header.kind, RecordKind::Truncate | RecordKind::Punch) {
+                    segment_row.outdated_min = segment_row.outdated_min.min(header.version);
+                }
                 row.seq = row.seq.max(header.version);
                 found.push(Found { header, segment: footer.segment, stripe: footer.stripe });
             }
@@ -162,8 +164,10 @@ impl ObjectLog {
         let mut batch = Batch::default();
         watch.rows(&mut batch);
         for (segment, mut segment_row) in segments {
-            let live = watch.segments.get(&segment).copied().unwrap_or(0);
-            segment_row.live_bytes = u64::try_from(live).expect("what is left is not negative");
+            let change = watch.segments.get(&segment).copied().unwrap_or_default();
+            segment_row.live_bytes =
+                u64::try_from(change.live).expect("what is left is not negative");
+            segment_row.outdated_min = segment_row.outdated_min.min(change.outdated_min);
             batch.put(&SegmentRow::key(segment), &segment_row.encode());
         }
         row.index_bytes = u64::try_from(watch.index_bytes).expect("what is left is not negative");

@@ -98,8 +98,9 @@ pub(crate) struct SegmentRow {
     /// False while it is being filled.
     pub closed: bool,
     pub generation: u64,
-    /// No record in it is older.
-    pub version_min: u64,
+    /// No record in it that a replay of the log would take for true, and that is not, is older:
+    /// data that died, truncations and holes. `u64::MAX` when there is none.
+    pub outdated_min: u64,
     /// The sequence when its last record was indexed: its age.
     pub version_max: u64,
     /// Footprints of the extents that the index has in it.
@@ -121,7 +122,7 @@ impl SegmentRow {
         let mut out = vec![FORMAT, u8::from(self.closed), 0, 0];
         out.put_u32(self.indexed_stripes);
         out.put_u64(self.generation);
-        out.put_u64(self.version_min);
+        out.put_u64(self.outdated_min);
         out.put_u64(self.version_max);
         out.put_u64(self.live_bytes);
         out.put_u64(self.marks);
@@ -138,7 +139,7 @@ impl SegmentRow {
             let row = Self {
                 closed,
                 generation: fields.u64()?,
-                version_min: fields.u64()?,
+                outdated_min: fields.u64()?,
                 version_max: fields.u64()?,
                 live_bytes: fields.u64()?,
                 marks: fields.u64()?,

@@ -41,7 +41,7 @@ impl Segment {
             row: SegmentRow {
                 closed: false,
                 generation: 0,
-                version_min: u64::MAX,
+                outdated_min: u64::MAX,
                 version_max: 0,
                 live_bytes: 0,
                 marks: 0,

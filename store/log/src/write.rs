@@ -322,7 +322,11 @@ impl Inner {
         let stripe = self.open_stripe(state);
         stripe.push_mark(header);
         let segment = stripe.segment;
-        state.segments.get_mut(segment).row.marks += 1;
+        let row = &mut state.segments.get_mut(segment).row;
+        row.marks += 1;
+        if header.kind != RecordKind::Delete {
+            row.outdated_min = row.outdated_min.min(header.version);
+        }
         state.mark_bytes += footprint(0);
         self.put_change(state, object, header.version, change);
     }
@@ -332,7 +336,9 @@ impl Inner {
         let mut watch = WatchNow {
             used_bytes: state.used_bytes,
             index_bytes: state.index_bytes_now,
-            batch_bytes: 2 * OBJECT_ROW_BYTES,
+            // A copy of a record without data changes no row. Were it counted, stripes of copies would
+            // be closed when they hold little, and cleaning gain nothing.
+            batch_bytes: if matches!(change, Change::Keep) { 0 } else { 2 * OBJECT_ROW_BYTES },
         };
         {
             let mut now = object.now.borrow_mut();
@@ -349,7 +355,6 @@ impl Inner {
         stripe.batch_bytes += watch.batch_bytes;
         state.unindexed_bytes += watch.batch_bytes;
         let row = &mut state.segments.get_mut(stripe.segment).row;
-        row.version_min = row.version_min.min(version);
         row.version_max = row.version_max.max(version);
         stripe.pending.push(Pending { object: Rc::clone(object), version, change, staged: None });
     }

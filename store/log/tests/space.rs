@@ -224,6 +224,39 @@ fn truncations_of_one_object_leave_nothing_behind() {
     }
 }
 
+/// Short-lived objects without end, beside data that lives on.
+#[test]
+fn deletions_leave_nothing_behind() {
+    for seed in seeds(2) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(96).await;
+            let log = world.next_life().open(true).await;
+            log.write(object(0), 0, bytes(7, 256 * KIB), Stability::Durable).await.expect("room");
+            // Their deletions alone would fill the log twice.
+            let each = 2 * log.space().total_bytes / 96 / 32;
+            let tasks: Vec<_> = (1..=32)
+                .map(|task| {
+                    let log = log.clone();
+                    reactor::spawn(async move {
+                        for n in 0..each {
+                            let id = object(task + 32 * n);
+                            let written = log.write(id, 0, bytes(1, 10), Stability::Unstable).await;
+                            written.unwrap_or_else(|error| panic!("seed {seed}: {n}: {error}"));
+                            log.delete(id).await.expect("deleted");
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                assert!(task.await.is_some());
+            }
+            log.settle().await.expect("settled");
+            let space = log.space();
+            assert!(space.free_bytes > space.total_bytes / 4, "{space:?}");
+        });
+    }
+}
+
 /// Crashes in a row while nothing but truncations is logged: each life fills on the segment in
 /// which the last one stopped.
 #[test]
