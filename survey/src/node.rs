@@ -6,10 +6,11 @@ use crate::harness::{Effort, Meter, Rate, Run, median, pairs, spread};
 use crate::suite::Spec;
 use anyhow::{Context, Result};
 use levada_base::reactor::Reactor;
-use levada_base::units::GIB;
+use levada_base::units::{GIB, KIB, MIB};
 use levada_node::state::StateDir;
 use levada_spec::{BOX_DRIVES, ClusterFile};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,6 +35,12 @@ pub(crate) fn specs() -> Vec<Spec> {
             what: "percent of a core used by node and mount together while nobody asks",
             bar: Bar::Below(1.0),
             take: idle_cpu,
+        },
+        Spec {
+            name: "node.demo_peak_rss_mib",
+            what: "most memory that the node held while the demo's files were written and read",
+            bar: Bar::Below(1536.0),
+            take: demo_peak_rss,
         },
     ]
 }
@@ -74,10 +81,13 @@ impl RunningBox {
         self.dir.path().join("mnt")
     }
 
-    /// The processes of the node and of the mount.
+    fn node_pid(&self) -> Result<u32> {
+        StateDir(self.dir.path().join("state")).running().context("the node is not running")
+    }
+
+    /// The processes of the node, which is the first, and of the mount.
     fn pids(&self) -> Result<Vec<u32>> {
-        let node = StateDir(self.dir.path().join("state")).running();
-        let mut pids = vec![node.context("the node is not running")?];
+        let mut pids = vec![self.node_pid()?];
         let ours = self.dir.path().as_os_str().as_encoded_bytes();
         for entry in std::fs::read_dir("/proc")? {
             let entry = entry?;
@@ -158,4 +168,72 @@ fn create_of_ext4(effort: Effort) -> Result<Taken> {
         async |number| create_files(&theirs.join(number.to_string()), count),
     ))?;
     Ok(pairs.ratio(Rate::Kiops, ("mount", "ext4"), 1.0))
+}
+
+/// What `make demo` copies: small files, and one like a checkpoint.
+const DEMO_FILES: u64 = 20_000;
+const DEMO_CHECKPOINT_BYTES: u64 = 2 * GIB;
+const DEMO_FILES_PER_DIRECTORY: u64 = 100;
+
+/// The most memory that a process ever held, in MiB (proc(5): `VmHWM`).
+fn peak_rss_mib(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib = line.trim().strip_suffix(" kB").context("VmHWM is not in kB")?;
+    Ok(kib.trim().parse::<f64>()? / 1024.0)
+}
+
+/// Writes the demo's small files `from..to`, of 1 to 16 KiB.
+fn write_tree(dir: &Path, from: u64, to: u64) -> Result<()> {
+    let data = vec![0x5a; 16 * KIB as usize];
+    for number in from..to {
+        let within = dir.join(format!("d{}", number / DEMO_FILES_PER_DIRECTORY));
+        if number % DEMO_FILES_PER_DIRECTORY == 0 {
+            std::fs::create_dir(&within)?;
+        }
+        let bytes = (number % 16 + 1) * KIB;
+        File::create(within.join(format!("f{number}")))?.write_all(&data[..bytes as usize])?;
+    }
+    Ok(())
+}
+
+fn write_checkpoint(path: &Path, bytes: u64) -> Result<()> {
+    let data = vec![0xa5; MIB as usize];
+    let mut file = File::create(path)?;
+    for _ in 0..bytes / MIB {
+        file.write_all(&data)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+fn read_back(path: &Path, bytes: u64) -> Result<()> {
+    let mut data = vec![0; MIB as usize];
+    let mut file = File::open(path)?;
+    for _ in 0..bytes / MIB {
+        file.read_exact(&mut data)?;
+    }
+    Ok(())
+}
+
+fn demo_peak_rss(effort: Effort) -> Result<Taken> {
+    let running = RunningBox::up()?;
+    let node = running.node_pid()?;
+    let mount = running.pids()?.into_iter().find(|pid| *pid != node).context("no mount")?;
+    let (files, bytes) = (effort.amount(DEMO_FILES), effort.amount(DEMO_CHECKPOINT_BYTES));
+    let dir = running.mount_point();
+    let operand = |name, value| Operand { name, value, unit: "MiB", cpu: None };
+    let mut operands = vec![operand("node when it came up", peak_rss_mib(node)?)];
+    let tree = dir.join("tree");
+    std::fs::create_dir(&tree)?;
+    let half = files / 2 / DEMO_FILES_PER_DIRECTORY * DEMO_FILES_PER_DIRECTORY;
+    write_tree(&tree, 0, half)?;
+    operands.push(operand("node after half of the files", peak_rss_mib(node)?));
+    write_tree(&tree, half, files)?;
+    operands.push(operand("node after all files", peak_rss_mib(node)?));
+    let checkpoint = dir.join("checkpoint");
+    write_checkpoint(&checkpoint, bytes)?;
+    read_back(&checkpoint, bytes)?;
+    let value = peak_rss_mib(node)?;
+    operands.push(operand("mount", peak_rss_mib(mount)?));
+    Ok(Taken { value, unit: "MiB", operands, cpu: None, runs: 1, spread: spread(&[value]) })
 }
