@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::meta::Meta;
 use levada_base::reactor;
 use levada_base::sync::oneshot;
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,8 +18,6 @@ use std::time::Duration;
 const TOGETHER_MAX: usize = 64;
 /// How long the first one waits for company.
 const GATHER: Duration = Duration::from_millis(1);
-/// A part that another client's truncation holds up is sent again after this.
-const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 
 /// Requests of one giver, and where the answers go.
 struct Given {
@@ -37,22 +35,6 @@ pub(crate) struct Ends {
 impl Ends {
     /// Sends `requests` (`CommitWrite` and `Close`) with others'; an answer for each.
     pub(crate) async fn send(
-        self: &Rc<Self>,
-        meta: &Rc<Meta>,
-        requests: Vec<MetaRequest>,
-    ) -> Result<Vec<MetaReply>, Error> {
-        let mut replies = self.send_once(meta, requests.clone()).await?;
-        for (reply, request) in replies.iter_mut().zip(requests) {
-            while *reply == MetaReply::Failed(MetaFault::Unavailable) {
-                reactor::sleep(UNAVAILABLE_WAIT).await;
-                let again = self.send_once(meta, vec![request.clone()]).await?;
-                *reply = again.into_iter().next().ok_or(Error::Dialect)?;
-            }
-        }
-        Ok(replies)
-    }
-
-    async fn send_once(
         self: &Rc<Self>,
         meta: &Rc<Meta>,
         requests: Vec<MetaRequest>,
