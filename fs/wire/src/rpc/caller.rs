@@ -221,7 +221,7 @@ impl Caller {
                 shared.heard.set(reactor::now());
                 shared.busy.notify_all();
             }
-            pending.insert(request, Pending { reply, header: frame.header.clone() });
+            pending.insert(request, Pending { reply, header: frame.header });
         }
         if let Err(error) = shared.sink.send(frame) {
             shared.close();
