@@ -92,7 +92,8 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        if !cleaned.is_empty() {
+        // Also when no victim was finished: what was copied out of one is dead in it now.
+        if !pins.is_empty() {
             self.settle().await?;
             let mut state = self.state.borrow_mut();
             for victim in &cleaned {
