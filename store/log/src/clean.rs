@@ -17,7 +17,7 @@
 use crate::LogError;
 use crate::extents::{Place, footprint};
 use crate::format::{FOOTER_BYTES, Footer, RecordHeader, RecordKind};
-use crate::log::Inner;
+use crate::log::{Inner, State};
 use crate::object::{Change, Object};
 use crate::read::{Pin, Plan};
 use crate::segment::SegmentState;
@@ -36,6 +36,34 @@ const FREE_AHEAD: u32 = 2;
 const VICTIMS_MAX: usize = 8;
 /// Read from the end of a stripe at first; most summaries are smaller.
 const SUMMARY_BYTES: u64 = 16 * KIB;
+
+/// Records without data that take more than this share of the space are worth cleaning out.
+const MARKS_SHARE: u64 = 32;
+
+/// How far a log with few free segments has come. Passes that only moved things around would follow each
+/// other for ever, and writers wait for them.
+#[derive(Clone, Copy)]
+struct Standing {
+    seq: u64,
+    outdated_min: u64,
+    stripes: u64,
+}
+
+impl Standing {
+    fn is_beyond(self, before: Self) -> bool {
+        self.seq > before.seq
+            || self.outdated_min > before.outdated_min
+            || self.stripes > before.stripes
+    }
+}
+
+impl State {
+    /// The age of the oldest record anywhere that must not come back.
+    fn outdated_min(&self) -> u64 {
+        let segments = self.segments.iter().map(|(_, segment)| segment.outdated_min());
+        segments.min().unwrap_or(u64::MAX)
+    }
+}
 
 impl Inner {
     fn wants_cleaning(&self) -> bool {
@@ -118,28 +146,33 @@ impl Inner {
                 (!freeing || state.failed.is_some()).then_some(())
             })
             .await;
-        Ok(self.standing() > before)
+        Ok(self.standing().is_beyond(before))
     }
 
-    /// Grows with everything that brings a log with few free segments further: else passes that only
-    /// move things around would follow each other for ever, and writers wait for them.
-    fn standing(&self) -> (u64, u64) {
+    fn standing(&self) -> Standing {
         let state = self.state.borrow();
-        (state.seq, state.segments.stripes_available(0))
+        Standing {
+            seq: state.seq,
+            outdated_min: state.outdated_min(),
+            stripes: state.segments.stripes_available(0),
+        }
     }
 
     /// Segments worth cleaning now, together no larger than what can be copied.
     fn victims(&self) -> Vec<u32> {
-        let state = self.state.borrow();
+        let mut state = self.state.borrow_mut();
         let stripe_bytes = self.stripe_bytes - BLOCK_BYTES;
         let segment_bytes = stripe_bytes * u64::from(state.segments.stripes);
+        let outdated_min = state.outdated_min();
         let mut candidates: Vec<(f64, u32, u64)> = state
             .segments
             .iter()
             .filter(|(_, segment)| segment.is_settled() && !segment.damaged)
             .filter_map(|(at, segment)| {
                 let row = &segment.row;
-                let copied = row.live_bytes + row.marks * footprint(0);
+                // Those that hide nothing any more go, but for the few that carry a size.
+                let marks = if row.version_max <= outdated_min { 0 } else { row.marks };
+                let copied = row.live_bytes + marks * footprint(0);
                 let dead = segment_bytes.checked_sub(copied).filter(|dead| *dead > 0)?;
                 let age = (state.seq.saturating_sub(row.version_max) + 1) as f64;
                 // Benefit over cost; age breaks ties, since old data stays as it is.
@@ -150,14 +183,15 @@ impl Inner {
         candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         // What the copies may take: all free stripes but those that a change may always need.
         let stripes = state.segments.stripes_available(0).saturating_sub(4);
-        let mut budget = stripes * stripe_bytes / 16 * 15;
+        let full_budget = stripes * stripe_bytes / 16 * 15;
+        let mut budget = full_budget;
         // Every crash closes the segment that is being filled. While the reserve is in use, what
         // a pass gains must therefore be there soon, or crashes in a row would eat all of it.
         let reserve_in_use = state.segments.free_count() < self.config.reserve_segments;
         let victims_max = if reserve_in_use { 1 } else { VICTIMS_MAX };
         let mut gain = 0;
         let mut victims = Vec::new();
-        for (_, at, copied) in candidates {
+        for &(_, at, copied) in &candidates {
             if victims.len() == victims_max {
                 break;
             }
@@ -170,7 +204,23 @@ impl Inner {
             victims.push(at);
         }
         // Settling leaves part of a stripe empty: less than that is no gain.
-        if gain < 2 * stripe_bytes { Vec::new() } else { victims }
+        if gain < 2 * stripe_bytes {
+            victims.clear();
+        }
+        // What is dead in one old segment keeps all younger records without data alive. It goes alone, so
+        // that it no longer counts when those of others are judged, and every other time, so that space
+        // is gained meanwhile.
+        let many_marks = state.mark_bytes > self.capacity_bytes(&state) / MARKS_SHARE;
+        state.cleaned_oldest = many_marks && (victims.is_empty() || !state.cleaned_oldest);
+        if state.cleaned_oldest {
+            let is_oldest = |at: u32| state.segments.get(at).outdated_min() == outdated_min;
+            let fits = |copied: u64| copied <= full_budget;
+            let oldest = candidates.iter().find(|(_, at, copied)| is_oldest(*at) && fits(*copied));
+            if let Some((_, at, _)) = oldest {
+                return vec![*at];
+            }
+        }
+        victims
     }
 
     /// Copies everything that matters out of a segment. False when some of it cannot be read.
@@ -320,15 +370,19 @@ impl Inner {
         victim: u32,
         header: &RecordHeader,
     ) -> Result<(), LogError> {
-        let hides_something = self.state.borrow().segments.iter().any(|(at, segment)| {
-            at != victim
-                && segment.state != SegmentState::Free
-                && segment.row.outdated_min < header.version
-        });
-        if header.kind == RecordKind::Delete && !hides_something {
-            return Ok(());
-        }
-        let object = self.objects.get(header.object).await?;
+        let hides_something = self
+            .state
+            .borrow()
+            .segments
+            .iter()
+            .any(|(at, segment)| at != victim && segment.outdated_min() < header.version);
+        let object = match header.kind {
+            // There are many, and what the index knows of their objects does not matter.
+            RecordKind::Delete => Object::unknown(header.object),
+            RecordKind::Data | RecordKind::Truncate | RecordKind::Punch => {
+                self.objects.get(header.object).await?
+            }
+        };
         let carries_size = [&object.now, &object.indexed].iter().any(|view| {
             let view = view.borrow();
             view.exists && view.mark == header.version

@@ -160,6 +160,8 @@ pub(crate) struct State {
     pub cleaner_running: bool,
     /// The cleaner found nothing to gain, and nothing has died since.
     pub nothing_to_clean: bool,
+    /// The last pass of the cleaner was for the oldest outdated data.
+    pub cleaned_oldest: bool,
     pub segments: Segments,
     pub open: Option<OpenStripe>,
     /// In order; the front is indexed first.

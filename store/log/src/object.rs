@@ -110,6 +110,19 @@ pub(crate) struct Object {
     loaded: Notify,
 }
 
+impl Object {
+    /// An object of which nothing is known, outside of any cache.
+    pub fn unknown(id: ObjectId) -> Rc<Self> {
+        Rc::new(Self {
+            id,
+            now: RefCell::default(),
+            indexed: RefCell::default(),
+            load: Cell::new(Load::Unknown),
+            loaded: Notify::default(),
+        })
+    }
+}
+
 /// Objects by name, loaded from the index on first touch.
 pub(crate) struct Objects {
     store: Store,
@@ -129,15 +142,7 @@ impl Objects {
     pub async fn get(&self, id: ObjectId) -> Result<Rc<Object>, LogError> {
         let object = {
             let mut cache = self.cache.borrow_mut();
-            let object = cache.get_or_insert(id, || {
-                Rc::new(Object {
-                    id,
-                    now: RefCell::default(),
-                    indexed: RefCell::default(),
-                    load: Cell::new(Load::Unknown),
-                    loaded: Notify::default(),
-                })
-            });
+            let object = cache.get_or_insert(id, || Object::unknown(id));
             Rc::clone(object)
         };
         loop {

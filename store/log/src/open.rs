@@ -244,6 +244,7 @@ impl Inner {
             round_running: false,
             cleaner_running: false,
             nothing_to_clean: false,
+            cleaned_oldest: false,
             segments,
             open: None,
             closed: VecDeque::new(),

@@ -58,6 +58,11 @@ impl Segment {
         self.state == SegmentState::Closed && self.row.indexed_stripes == self.used_stripes
     }
 
+    /// The age of the oldest record in it that must not come back; see [`SegmentRow::outdated_min`].
+    pub fn outdated_min(&self) -> u64 {
+        if self.state == SegmentState::Free { u64::MAX } else { self.row.outdated_min }
+    }
+
     /// True when it can be given back as it is.
     pub fn is_dead(&self) -> bool {
         self.is_settled() && self.row.live_bytes == 0 && self.row.marks == 0
