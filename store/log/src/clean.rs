@@ -106,47 +106,72 @@ impl Inner {
             victims = self.victims();
         }
         // Held, so that none is given back and used again under the cleaner's eyes.
-        let pins: Vec<Pin> = {
+        let victims: Vec<(u32, Pin)> = {
             let state = self.state.borrow();
-            victims.iter().map(|victim| Pin::new(self, &state, *victim)).collect()
+            // The oldest first: once it is gone, the records without data of younger ones hide less.
+            victims.sort_by_key(|victim| state.segments.get(*victim).outdated_min());
+            victims.iter().map(|victim| (*victim, Pin::new(self, &state, *victim))).collect()
         };
-        let mut cleaned = Vec::new();
-        for victim in victims {
+        let mut emptied = Vec::new();
+        let mut out_of_room = false;
+        for (victim, pin) in victims {
             match self.empty(victim).await {
-                Ok(true) => cleaned.push(victim),
+                Ok(true) => emptied.push((victim, pin)),
                 Ok(false) => self.state.borrow_mut().segments.get_mut(victim).damaged = true,
-                // What has been copied so far still counts.
-                Err(LogError::Full) => break,
+                Err(LogError::Full) => {
+                    out_of_room = true;
+                    break;
+                }
                 Err(error) => return Err(error),
             }
-        }
-        // Also when no victim was finished: what was copied out of one is dead in it now.
-        if !pins.is_empty() {
-            self.settle().await?;
-            let mut state = self.state.borrow_mut();
-            for victim in &cleaned {
-                if state.segments.get(*victim).row.live_bytes == 0 {
-                    // Those that matter have been copied.
-                    state.forget_marks(*victim);
-                    state.counters.cleaned_segments += 1;
-                    probe::count("segments cleaned", 1);
-                }
+            if self.pays_alone(victim) {
+                self.give_back(std::mem::take(&mut emptied)).await?;
             }
         }
-        drop(pins);
+        self.give_back(emptied).await?;
+        if out_of_room {
+            // What was copied out of the last one is dead in it now.
+            self.settle().await?;
+        }
+        Ok(self.standing().is_beyond(before))
+    }
+
+    /// True when a segment holds so little that it is given back before the next victim is looked at.
+    fn pays_alone(&self, victim: u32) -> bool {
+        let state = self.state.borrow();
+        let bytes = self.stripe_bytes * u64::from(state.segments.stripes);
+        state.segments.get(victim).row.live_bytes < bytes / 2
+    }
+
+    /// Makes the copies durable, gives back the segments from which everything was copied, and waits
+    /// until they are free.
+    async fn give_back(self: &Rc<Self>, emptied: Vec<(u32, Pin)>) -> Result<(), LogError> {
+        if emptied.is_empty() {
+            return Ok(());
+        }
+        self.settle().await?;
+        let mut victims = Vec::new();
+        for (victim, pin) in emptied {
+            drop(pin);
+            let mut state = self.state.borrow_mut();
+            if state.segments.get(victim).row.live_bytes == 0 {
+                // Those that matter have been copied.
+                state.forget_marks(victim);
+                state.counters.cleaned_segments += 1;
+                probe::count("segments cleaned", 1);
+                victims.push(victim);
+            }
+        }
         self.free_dead_segments();
-        // Wait for what is being given back, so that the next pass sees it.
         self.changed
             .until(|| {
                 let state = self.state.borrow();
-                let freeing = state
-                    .segments
-                    .iter()
-                    .any(|(_, segment)| segment.state == SegmentState::Freeing);
+                let is_freeing = |at: &u32| state.segments.get(*at).state == SegmentState::Freeing;
+                let freeing = victims.iter().any(is_freeing);
                 (!freeing || state.failed.is_some()).then_some(())
             })
             .await;
-        Ok(self.standing().is_beyond(before))
+        Ok(())
     }
 
     fn standing(&self) -> Standing {
