@@ -152,7 +152,7 @@ pub struct ScrubResult {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TargetStatus {
     pub name: String,
-    /// `serving`, `stopped`.
+    /// `serving`, `recovering` (a client that holds names not yet durable is awaited), `stopped`.
     pub state: String,
     pub total_bytes: u64,
     pub free_bytes: u64,

@@ -323,8 +323,20 @@ impl Operator {
             }
         }
         for target in &self.cluster.targets {
-            if let Service::Stopped { why } = &target.service {
-                problems.push(format!("target {} is stopped: {why}", target.entry.name()));
+            let name = target.entry.name();
+            match &target.service {
+                Service::Stopped { why } => {
+                    problems.push(format!("target {name} is stopped: {why}"));
+                }
+                Service::Metadata { service, .. } => {
+                    problems.extend(service.awaited().map(|(client, left)| {
+                        let seconds = left.as_secs();
+                        format!(
+                            "target {name} waits up to {seconds} s for client {client}, which holds changes that are not durable"
+                        )
+                    }));
+                }
+                Service::Objects { .. } => {}
             }
         }
         Status {
@@ -524,12 +536,12 @@ fn target_status(target: &crate::assembly::Target) -> TargetStatus {
                 requests: ops.iter().map(|op| op.count).sum(),
             }
         }
-        Service::Metadata { counted, .. } => {
+        Service::Metadata { counted, service } => {
             let usage = target.store.as_ref().map(levada_kv::Store::usage);
             let total_bytes = usage.map_or(0, |usage| usage.bytes_max);
             TargetStatus {
                 name,
-                state: "serving".into(),
+                state: if service.is_recovering() { "recovering" } else { "serving" }.into(),
                 total_bytes,
                 free_bytes: total_bytes
                     - usage.map_or(0, |usage| usage.bytes_used.min(total_bytes)),

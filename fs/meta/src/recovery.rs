@@ -15,6 +15,7 @@ use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::{planted, reactor};
 use levada_kv::Batch;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use std::time::Duration;
 
 /// Lost inode numbers that become chores in one batch.
 const NUMBERS_AT_ONCE: u64 = 16;
@@ -24,6 +25,15 @@ impl MetaService {
     #[must_use]
     pub fn is_recovering(&self) -> bool {
         self.recovering.get()
+    }
+
+    /// The client whose return is awaited, and for how long yet; `None` when nobody is.
+    #[must_use]
+    pub fn awaited(&self) -> Option<(u64, Duration)> {
+        let holder = self.tail.borrow().row().filter(|_| self.is_recovering())?;
+        // Asking is no request, which would start the clock.
+        let since = self.serving_since.get().map_or(Duration::ZERO, |since| since.elapsed());
+        Some((holder.client, self.config.recovery.saturating_sub(since)))
     }
 
     /// Waits until this request may be answered.

@@ -63,7 +63,7 @@ pub struct MetaService {
     /// A slot's running change has ended.
     pub(crate) slot_free: Notify,
     /// When the first request, or the first tick, came.
-    serving_since: Cell<Option<Instant>>,
+    pub(crate) serving_since: Cell<Option<Instant>>,
     last_time: Cell<Time>,
     /// The order in which requests took effect, which is what tests compare a model with.
     #[cfg(test)]
