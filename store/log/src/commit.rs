@@ -236,7 +236,11 @@ impl Inner {
             state.nothing_to_clean = false;
         }
         batch.put(rows::LOG_KEY, &self.log_row(&state).encode());
-        Ok(self.store.apply(batch)?)
+        let applied = self.store.apply(batch)?;
+        for segment in watch.segments.keys() {
+            state.segments.get_mut(*segment).changed_by = applied;
+        }
+        Ok(applied)
     }
 
     pub(crate) fn log_row(&self, state: &State) -> LogRow {
@@ -253,13 +257,15 @@ impl Inner {
         }
     }
 
-    /// Gives back segments in which nothing is live. Every batch that emptied them is durable.
+    /// Gives back segments in which nothing is live, once the batch that emptied them is durable: a round
+    /// may be under way that has applied its batch, and a power cut would bring back rows of what is gone.
     pub(crate) fn free_dead_segments(self: &Rc<Self>) {
+        let durable = self.store.durable_seq();
         let mut state = self.state.borrow_mut();
         let dead: Vec<u32> = state
             .segments
             .iter()
-            .filter(|(_, segment)| segment.is_dead())
+            .filter(|(_, segment)| segment.is_dead() && segment.changed_by <= durable)
             .map(|(at, _)| at)
             .collect();
         for segment in dead {

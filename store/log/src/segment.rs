@@ -2,6 +2,7 @@
 
 use crate::format::Unused;
 use crate::rows::SegmentRow;
+use levada_base::ids::Seq;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -29,6 +30,8 @@ pub(crate) struct Segment {
     pub used_stripes: u32,
     /// Reads in flight: it is not discarded under them.
     pub readers: Rc<Cell<u32>>,
+    /// The batch of the store that changed its row last.
+    pub changed_by: Seq,
     /// Something in it could be neither read nor repaired: the cleaner leaves it alone.
     pub damaged: bool,
 }
@@ -49,6 +52,7 @@ impl Segment {
             },
             used_stripes: 0,
             readers: Rc::default(),
+            changed_by: Seq(0),
             damaged: false,
         }
     }
