@@ -19,12 +19,12 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(100);
 /// Lines of a log that are shown after a failure.
 const LOG_LINES: usize = 25;
 
-/// The smallest drives that hold four object targets with eight segments each.
+/// Small drives, so that the cleaner works; their indexes have room for the small appends of long runs.
 fn cluster_file(seed: u64) -> String {
     let mut text = format!(
-        "[cluster]\nname = \"kill\"\n\n[drives]\nsize = \"256MiB\"\n\n\
+        "[cluster]\nname = \"kill\"\n\n[drives]\nsize = \"384MiB\"\n\n\
          [testing]\nwrapper = \"volatile\"\nseed = {}\n\n\
-         [[array]]\nname = \"meta\"\nlevel = \"raid1\"\ncopies = 3\nslice = \"64MiB\"\n\n\
+         [[array]]\nname = \"meta\"\nlevel = \"raid1\"\ncopies = 3\nslice = \"160MiB\"\n\n\
          [[array]]\nname = \"data\"\nlevel = \"raid6\"\ndata = 8\nspares = 2\n\n\
          [[filesystem]]\nname = \"fs\"\ndata = \"data\"\nmetadata = \"meta\"\n",
         seed % 1_000_000

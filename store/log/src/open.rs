@@ -167,7 +167,8 @@ pub(crate) fn segments_of(array: &Rc<dyn Array>, config: &Config) -> Result<u32,
 }
 
 pub(crate) async fn write_log_row(store: &Store, row: &LogRow) -> Result<(), LogError> {
-    store.room().await?;
+    // It takes the place of another: a full store is opened, so that it can be emptied.
+    store.room_to_free().await?;
     let mut batch = Batch::default();
     batch.put(LOG_KEY, &row.encode());
     let seq = store.apply(batch)?;
