@@ -66,6 +66,7 @@ fn run(rig: &mut BoxUnderTest, rounds: u64, random: &mut Random) -> Result<()> {
     lose_drives(rig, &mut running)?;
     let mut programs = running.end()?;
 
+    rig.patience(PART_LIMIT);
     // Now nothing may be left in any memory but the node's own.
     rig.umount()?;
     rig.kill_node()?;
@@ -74,6 +75,7 @@ fn run(rig: &mut BoxUnderTest, rounds: u64, random: &mut Random) -> Result<()> {
     for program in &mut programs {
         program.check().with_context(|| format!("{} after an unmount", program.name()))?;
     }
+    rig.patience(PART_LIMIT);
     rig.levada(&["scrub", "--watch"])?;
     rig.umount()?;
     rig.levada(&["down"])?;
@@ -128,6 +130,7 @@ fn lose_drives(rig: &mut BoxUnderTest, running: &mut Running) -> Result<()> {
     running.check().context("killed with two drives lost")?;
     rig.levada(&["rebuild", "--watch"])?;
     running.check().context("after the rebuild")?;
+    rig.patience(PART_LIMIT);
     println!("{}", rig.levada(&["scrub", "--watch"])?.trim());
     Ok(())
 }
