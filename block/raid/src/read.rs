@@ -4,9 +4,13 @@
 //! recomputes what missing members hold beside that. When a member fails meanwhile, the careful
 //! way reads piece by piece, recomputes what cannot be read, and writes it back (read repair).
 //!
-//! What always holds: a byte handed out was read from a member that holds it, recomputed from
-//! enough others, or is the zero of a stripe that was never written. Nothing here changes a
-//! stripe except read repair, which holds the stripe's lock.
+//! What always holds:
+//! - A byte handed out was read from a member that holds it, recomputed from enough others, or is
+//!   the zero of a stripe that was never written.
+//! - Bytes are called unreadable only after everything that could not be read was asked once
+//!   more: a read takes time, and what failed at its beginning may be repaired by its end, when a
+//!   member is lost.
+//! - Nothing here changes a stripe except read repair, which holds the stripe's lock.
 
 use crate::array::MemberSet;
 use crate::engine::Engine;
@@ -372,13 +376,24 @@ impl Engine {
             return Ok(());
         }
         let mut bad = 0u64;
+        let mut asked_again = false;
         loop {
             self.check_running()?;
             let place = self.layout.place(stripe, chunk);
             let holder = if bad >> chunk & 1 == 1 { None } else { self.holder(place, avoid) };
             let Some(member) = holder else {
-                bad |= self.reconstruct(stripe, chunk, within.clone(), avoid, bad, into).await?;
-                break;
+                match self.reconstruct(stripe, chunk, within.clone(), avoid, bad, into).await {
+                    Ok(more) => {
+                        bad |= more;
+                        break;
+                    }
+                    // The others were asked again by now, this one was not.
+                    Err(_) if bad != 0 && !asked_again => {
+                        (bad, asked_again) = (0, true);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
             };
             let target = BufMut::for_overwrite(into.len()).into_vec();
             let at = self.member_offset(place.slot, within.start);
@@ -400,6 +415,11 @@ impl Engine {
 
     /// Reads a range of a stripe's chunks from those that have it, until `enough` are at hand.
     /// `skip` are chunks not to read, as bits.
+    ///
+    /// Chunks that cannot be read are passed over. Are too few left to recompute the others, they
+    /// are asked again, as long as that helps: the failures were met one after another, and the
+    /// array bears them unless they are there together. (An unreadable chunk is rewritten by
+    /// somebody's read repair, then the member is lost that was asked in its place.)
     pub async fn gather(
         &self,
         stripe: u64,
@@ -411,6 +431,7 @@ impl Engine {
         let chunks = self.layout.chunks();
         let bytes = (within.end - within.start) as usize;
         let mut gathered = Gathered { chunks: (0..chunks).map(|_| None).collect(), bad: 0 };
+        let mut asked_again = 0;
         loop {
             let wanted = enough.saturating_sub(gathered.count());
             let can = |chunk: &usize| {
@@ -425,6 +446,12 @@ impl Engine {
                 .take(wanted)
                 .collect();
             if sources.is_empty() {
+                let too_few = gathered.count() < self.layout.data_chunks();
+                if too_few && gathered.bad != asked_again {
+                    // Those that are at hand stay so, so this set shrinks every time.
+                    asked_again = std::mem::take(&mut gathered.bad);
+                    continue;
+                }
                 return gathered;
             }
             let reads = sources.iter().map(|(_, place, member)| {

@@ -242,6 +242,51 @@ fn medium_errors_are_reconstructed_repaired_and_counted() {
     });
 }
 
+/// One member is out, and of another the first chunk cannot be read, until it can and a third
+/// goes: two are not whole at any time, but whoever reads meanwhile meets three failures.
+#[test]
+fn failures_that_follow_each_other_are_borne() {
+    #[derive(Clone, Copy, Debug)]
+    enum Reader {
+        Client,
+        Rebuild,
+    }
+    let met_while = async |reader: Reader, unreadable: usize, goes: usize, after_us: u64| {
+        let case = format!("{reader:?}, {unreadable} unreadable, {goes} goes after {after_us} us");
+        let spares = matches!(reader, Reader::Rebuild).into();
+        let rig = Rig::new(Level::Raid6, 6 + spares, spares, 8 << 10, 8);
+        let array = rig.create().await;
+        let data = write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        array.fail(0).await.expect("failed");
+        let (unreadable, goes) = (&rig.drives[unreadable], &rig.drives[goes]);
+        unreadable.make_unreadable(unreadable.data_at(), 8 << 10);
+        goes.least_us.set(1000);
+        let reading = array.clone();
+        let bytes = data.len();
+        let task = reactor::spawn(async move {
+            match reader {
+                Reader::Client => read(&reading, 0, bytes).await.map(drop),
+                Reader::Rebuild => reading.rebuild(Limits::NONE).await,
+            }
+        });
+        reactor::sleep(Duration::from_micros(after_us)).await;
+        unreadable.make_readable();
+        goes.pull();
+        assert_eq!(task.await.expect("not killed"), Ok(()), "{case}");
+        assert_eq!(read(&array, 0, bytes).await.as_deref(), Ok(&data[..]), "{case}");
+    };
+    Reactor::simulated(16).block_on(async {
+        for reader in [Reader::Rebuild, Reader::Client] {
+            for (unreadable, goes) in (1..6).flat_map(|a| (1..6).map(move |b| (a, b))) {
+                for after_us in (0..4000).step_by(500).filter(|_| unreadable != goes) {
+                    met_while(reader, unreadable, goes, after_us).await;
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn scrub_locates_and_repairs_silent_corruption() {
     Reactor::simulated(8).block_on(async {

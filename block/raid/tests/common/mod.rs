@@ -40,7 +40,9 @@ pub struct TestDrive {
     pub flushes: Cell<u64>,
     pub writes: Cell<u64>,
     pub reads: Cell<u64>,
+    /// A request takes less than this, by chance, besides `least_us`.
     pub delay_us: Cell<u64>,
+    pub least_us: Cell<u64>,
 }
 
 impl TestDrive {
@@ -60,6 +62,7 @@ impl TestDrive {
             writes: Cell::new(0),
             reads: Cell::new(0),
             delay_us: Cell::new(30),
+            least_us: Cell::new(0),
         })
     }
 
@@ -104,6 +107,11 @@ impl TestDrive {
         self.media.borrow_mut().unreadable.extend(blocks);
     }
 
+    /// What could not be read can be read again.
+    pub fn make_readable(&self) {
+        self.media.borrow_mut().unreadable.clear();
+    }
+
     /// Changes bytes behind the array's back.
     pub fn corrupt(&self, at: u64) {
         let mut media = self.media.borrow_mut();
@@ -137,7 +145,7 @@ impl TestDrive {
 
     async fn delay(&self) -> Result<(), BlockError> {
         if self.delay_us.get() > 0 {
-            let us = reactor::random_u64() % self.delay_us.get();
+            let us = self.least_us.get() + reactor::random_u64() % self.delay_us.get();
             reactor::sleep(Duration::from_micros(us)).await;
         }
         if self.gone.get() { Err(BlockError::Gone) } else { Ok(()) }
