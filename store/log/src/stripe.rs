@@ -11,6 +11,9 @@ use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Buf, BufMut};
 use std::rc::Rc;
 
+/// Gaps in front of records may take this part of them, and of a stripe.
+const GAP_SHARE: u64 = 32;
+
 /// A change whose record is in a stripe that is not indexed yet.
 pub(crate) struct Pending {
     pub object: Rc<Object>,
@@ -66,6 +69,8 @@ pub(crate) struct OpenStripe {
     /// Bytes that the batch which indexes it will take.
     pub batch_bytes: u64,
     stripe_bytes: u64,
+    /// Bytes left empty so that records start on whole blocks.
+    gap_bytes: u64,
     /// What is filled; may be read.
     data: Buf,
     rest: BufMut,
@@ -87,6 +92,7 @@ impl OpenStripe {
             unstaged_bytes: 0,
             batch_bytes: 0,
             stripe_bytes,
+            gap_bytes: 0,
             data,
             rest,
             headers: Vec::new(),
@@ -99,14 +105,21 @@ impl OpenStripe {
         &self.data
     }
 
-    fn start(&self, aligned: bool) -> u64 {
-        (self.data.len() as u64).next_multiple_of(if aligned { BLOCK_BYTES } else { PACK_BYTES })
+    /// Where the next record of so many bytes starts. One that could lie on whole blocks does so unless
+    /// the gaps become a loss: with small records in between, blocks would leave half of the log empty.
+    fn start(&self, bytes: u64, aligned: bool) -> u64 {
+        let end = self.data.len() as u64;
+        let start = end.next_multiple_of(BLOCK_BYTES);
+        let gap = start - end;
+        let is_small =
+            gap <= bytes / GAP_SHARE || self.gap_bytes + gap <= self.stripe_bytes / GAP_SHARE;
+        if aligned && is_small { start } else { end.next_multiple_of(PACK_BYTES) }
     }
 
     /// How many of `bytes` bytes of data fit as one record; 0 when starting a new stripe is
     /// better.
     pub fn fit(&self, bytes: u64, aligned: bool) -> u64 {
-        let taken = self.start(aligned) + (self.headers.len() + FOOTER_BYTES) as u64;
+        let taken = self.start(bytes, aligned) + (self.headers.len() + FOOTER_BYTES) as u64;
         let room = self.stripe_bytes.saturating_sub(taken);
         if bytes + header_bytes(bytes) <= room {
             return bytes;
@@ -131,7 +144,11 @@ impl OpenStripe {
         aligned: bool,
         payload: &mut Payload,
     ) -> Rc<Record> {
-        let start = self.start(aligned) as usize;
+        let start = self.start(u64::from(header.stored), aligned);
+        if start.is_multiple_of(BLOCK_BYTES) {
+            self.gap_bytes += start - self.data.len() as u64;
+        }
+        let start = start as usize;
         let mut gap = self.rest.split_to(start - self.data.len());
         gap.fill(0);
         self.data.unsplit(gap.freeze());
@@ -262,6 +279,7 @@ mod tests {
             const STRIPE_BYTES: u64 = 128 * 1024;
             let mut open = OpenStripe::new(0, 0, 0, STRIPE_BYTES);
             let mut pushed = Vec::new();
+            let (mut gaps, mut data_bytes, mut end) = (0, 0, 0);
             for (n, (bytes, aligned)) in sizes.into_iter().enumerate() {
                 let bytes = if aligned { bytes.next_multiple_of(4096) } else { bytes };
                 let data = Buf::copy_of(&vec![n as u8 + 1; bytes as usize]);
@@ -272,9 +290,15 @@ mod tests {
                 }
                 let parts = [data];
                 let record = open.push_data(header(n as u64, fit), aligned, &mut Payload::new(&parts));
-                prop_assert!(!aligned || record.place.at.is_multiple_of(4096));
+                let place = u64::from(record.place.at);
+                gaps += place - end;
+                end = place + fit;
+                data_bytes += fit;
                 pushed.push((record, n as u8 + 1));
             }
+            // Gaps are few, and what is packed beside them loses next to nothing.
+            let packing = pushed.len() as u64 * PACK_BYTES;
+            prop_assert!(gaps <= STRIPE_BYTES / GAP_SHARE + data_bytes / GAP_SHARE + packing);
             while open.fits_mark() {
                 open.push_mark(&RecordHeader { kind: RecordKind::Delete, stored: 0, len: 0, ..header(0, 0) });
             }
