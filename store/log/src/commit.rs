@@ -103,7 +103,8 @@ impl Inner {
         self.changed
             .until(|| {
                 let state = self.state.borrow();
-                if state.durable_seq >= seq && state.indexed_number >= number {
+                // Copies have no sequence of their own: theirs is the second condition.
+                if state.durable_seq >= seq && state.durable_number >= number {
                     return Some(Ok(()));
                 }
                 state.failed.clone().map(Err)
@@ -153,7 +154,7 @@ impl Inner {
             self.array.flush().await?;
         }
         self.store.room_to_free().await?;
-        let seq = cut.seq;
+        let (seq, number) = (cut.seq, cut.number);
         let applied = self.index(cut)?;
         if !planted!("log-commit-not-durable") {
             self.store.durable(applied).await?;
@@ -162,6 +163,7 @@ impl Inner {
             let mut state = self.state.borrow_mut();
             state.durable_seq = state.durable_seq.max(seq);
             state.counters.commits += 1;
+            state.durable_number = number;
         }
         self.free_dead_segments();
         self.changed.notify_all();
@@ -295,7 +297,8 @@ impl Inner {
         // Lost in a crash, this is simply done again.
         let mut batch = Batch::default();
         batch.delete(&SegmentRow::key(segment));
-        self.store.apply(batch)?;
+        let gone = self.store.apply(batch)?;
+        self.store.durable(gone).await?;
         {
             let mut state = self.state.borrow_mut();
             state.segments.freed(segment);

@@ -152,6 +152,8 @@ pub(crate) struct State {
     pub wanted_number: u64,
     /// Stripes below this number are indexed.
     pub indexed_number: u64,
+    /// And these durably.
+    pub durable_number: u64,
     /// The number of the next stripe to be opened.
     pub next_number: u64,
     /// Every change up to here is in a closed stripe.

@@ -240,6 +240,7 @@ impl Inner {
             wanted_seq: 0,
             wanted_number: 0,
             indexed_number: 0,
+            durable_number: 0,
             next_number: 0,
             closed_seq: row.seq,
             round_running: false,
