@@ -60,8 +60,13 @@ impl Standing {
 impl State {
     /// The age of the oldest record anywhere that must not come back.
     fn outdated_min(&self) -> u64 {
-        let segments = self.segments.iter().map(|(_, segment)| segment.outdated_min());
-        segments.min().unwrap_or(u64::MAX)
+        self.outdated_min_but(None)
+    }
+
+    /// The same of all segments but one.
+    fn outdated_min_but(&self, segment: Option<u32>) -> u64 {
+        let others = self.segments.iter().filter(|(at, _)| Some(*at) != segment);
+        others.map(|(_, segment)| segment.outdated_min()).min().unwrap_or(u64::MAX)
     }
 }
 
@@ -81,11 +86,17 @@ impl Inner {
         self.state.borrow_mut().cleaner_running = true;
         let log = Rc::clone(self);
         spawn_in(&self.group, async move {
+            let mut fruitless = 0;
             while log.wants_cleaning() {
+                log.state.borrow_mut().died = false;
                 match log.clean_pass().await {
-                    Ok(true) => {}
+                    Ok(true) => fruitless = 0,
                     Ok(false) | Err(LogError::Full) => {
-                        log.state.borrow_mut().nothing_to_clean = true;
+                        fruitless += 1;
+                        let mut state = log.state.borrow_mut();
+                        // The next one looks for space alone.
+                        let may_gain = state.cleaned_oldest && fruitless == 1;
+                        state.nothing_to_clean = !may_gain && !state.died;
                     }
                     Err(error) => log.fail(error),
                 }
@@ -281,8 +292,11 @@ impl Inner {
         marks.sort_unstable_by_key(|header| header.version);
         // Passes that were cut off by crashes left copies.
         marks.dedup_by_key(|header| header.version);
+        // What is outdated and older than a record here has been so since that was indexed, and only
+        // the cleaner moves it: so one look at the other segments is enough.
+        let mut elsewhere = self.state.borrow().outdated_min_but(Some(victim));
         for header in marks {
-            self.keep_mark(victim, &header).await?;
+            self.keep_mark(victim, &header, &mut elsewhere).await?;
         }
         Ok(true)
     }
@@ -389,18 +403,15 @@ impl Inner {
     }
 
     /// Copies a record without data, unless nothing needs it. Whatever is older in its segment and
-    /// stays has been copied before.
+    /// stays has been copied before; `elsewhere` is the age of the oldest outdated record in other
+    /// segments.
     async fn keep_mark(
         self: &Rc<Self>,
         victim: u32,
         header: &RecordHeader,
+        elsewhere: &mut u64,
     ) -> Result<(), LogError> {
-        let hides_something = self
-            .state
-            .borrow()
-            .segments
-            .iter()
-            .any(|(at, segment)| at != victim && segment.outdated_min() < header.version);
+        let hides_something = *elsewhere < header.version;
         let object = match header.kind {
             // There are many, and what the index knows of their objects does not matter.
             RecordKind::Delete => Object::unknown(header.object),
@@ -408,16 +419,23 @@ impl Inner {
                 self.objects.get(header.object).await?
             }
         };
+        // A pass that a crash cut off has copied it.
+        let mark = object.indexed.borrow().mark;
+        let is_copied =
+            mark.version == header.version && mark.segment.is_some_and(|segment| segment != victim);
         let carries_size = [&object.now, &object.indexed].iter().any(|view| {
             let view = view.borrow();
-            view.exists && view.mark == header.version
+            view.exists && view.mark.version == header.version
         });
         let needed = carries_size || hides_something && !is_superseded(&object, header);
+        let needed = needed && !is_copied;
         if needed && !planted!("log-tombstone-dropped") {
             self.room(Need::Copy).await?;
             let header = RecordHeader { data_at: 0, ..header.clone() };
             let mut state = self.state.borrow_mut();
-            self.put_mark_record(&mut state, &object, &header, Change::Keep);
+            if self.put_mark_record(&mut state, &object, &header, Change::Keep) {
+                *elsewhere = header.version.min(*elsewhere);
+            }
         }
         Ok(())
     }

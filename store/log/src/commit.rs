@@ -21,6 +21,7 @@ use crate::LogError;
 use crate::extents::{Extent, Watch};
 use crate::log::{Inner, ObjectLog, State};
 use crate::object::{Change, Object};
+use crate::rows::Mark;
 use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
 use crate::segment::SegmentState;
 use crate::stripe::header_of;
@@ -162,8 +163,8 @@ impl Inner {
         {
             let mut state = self.state.borrow_mut();
             state.durable_seq = state.durable_seq.max(seq);
-            state.counters.commits += 1;
             state.durable_number = number;
+            state.counters.commits += 1;
         }
         self.free_dead_segments();
         self.changed.notify_all();
@@ -205,13 +206,15 @@ impl Inner {
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
             let stripe = state.closed.pop_front().expect("looked at above");
             state.unindexed_bytes -= stripe.batch_bytes;
+            let row = &mut state.segments.get_mut(stripe.segment).row;
+            row.indexed_stripes = stripe.index + 1;
             for pending in stripe.pending {
                 if let Some(key) = &pending.staged {
                     batch.delete(key);
                 }
-                watch.change(&pending.object, pending.version, &pending.change);
+                row.marks += u64::from(pending.change.is_mark());
+                watch.change(&pending.object, pending.version, &pending.change, stripe.segment);
             }
-            state.segments.get_mut(stripe.segment).row.indexed_stripes = stripe.index + 1;
             watch.segments.entry(stripe.segment).or_default();
             state.indexed_number = stripe.number + 1;
         }
@@ -236,6 +239,7 @@ impl Inner {
         state.index_bytes = state.index_bytes.checked_add_signed(changed).expect("index bytes");
         if watch.died {
             state.nothing_to_clean = false;
+            state.died = true;
         }
         batch.put(rows::LOG_KEY, &self.log_row(&state).encode());
         let applied = self.store.apply(batch)?;
@@ -294,7 +298,8 @@ impl Inner {
         let stripes = u64::from(self.config.segment_stripes);
         self.array.discard_stripes(u64::from(segment) * stripes, stripes).await?;
         self.store.room_to_free().await?;
-        // Lost in a crash, this is simply done again.
+        // Lost in a crash, this is simply done again. Not after it was declared anew: then its row would
+        // tell of what it held.
         let mut batch = Batch::default();
         batch.delete(&SegmentRow::key(segment));
         let gone = self.store.apply(batch)?;
@@ -372,28 +377,40 @@ pub(crate) struct WatchIndex {
     objects: BTreeMap<ObjectId, (Rc<Object>, bool, BTreeSet<u64>)>,
     pub segments: BTreeMap<u32, SegmentChange>,
     pub index_bytes: i64,
-    /// Something died: the cleaner may find work.
+    /// Something died, other than by being copied: the cleaner may find work.
     pub died: bool,
     touched: Vec<u64>,
+    /// Of the change being applied: extents left the map.
+    removed: bool,
 }
 
 impl WatchIndex {
-    /// Applies a change to the indexed view of its object.
-    pub fn change(&mut self, object: &Rc<Object>, version: u64, change: &Change) {
+    /// Applies a change, whose record is in `segment`, to the indexed view of its object.
+    pub fn change(&mut self, object: &Rc<Object>, version: u64, change: &Change, segment: u32) {
         let mut indexed = object.indexed.borrow_mut();
-        let existed = indexed.exists;
-        indexed.apply(version, change, self);
+        let (existed, mark) = (indexed.exists, indexed.mark);
+        self.removed = false;
+        indexed.apply(version, change, segment, self);
         let exists = indexed.exists;
+        self.died |= match change {
+            Change::Relocate { .. } | Change::Keep => false,
+            Change::Write(_) => self.removed,
+            // Their own records may be what is dead.
+            Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => true,
+        };
         match (existed, exists) {
             (false, true) => self.index_bytes += OBJECT_ROW_BYTES as i64,
             (true, false) => self.index_bytes -= OBJECT_ROW_BYTES as i64,
             (true, true) | (false, false) => {}
         }
         let touched = std::mem::take(&mut self.touched);
-        let row_changed = matches!(
-            change,
-            Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete
-        );
+        let row_changed = match change {
+            Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => {
+                true
+            }
+            Change::Keep => indexed.mark != mark,
+            Change::Relocate { .. } => false,
+        };
         if row_changed || !touched.is_empty() {
             let slot = self
                 .objects
@@ -433,7 +450,7 @@ impl Watch for WatchIndex {
         segment.live -= extent.footprint() as i64;
         segment.outdated_min = segment.outdated_min.min(extent.record.version);
         self.index_bytes -= extent_row_bytes(offset, extent) as i64;
-        self.died = true;
+        self.removed = true;
         self.touched.push(offset);
     }
 
@@ -442,5 +459,12 @@ impl Watch for WatchIndex {
             extent.footprint() as i64;
         self.index_bytes += extent_row_bytes(offset, extent) as i64;
         self.touched.push(offset);
+    }
+
+    fn mark_outdated(&mut self, mark: Mark) {
+        if let Some(segment) = mark.segment {
+            let segment = self.segments.entry(segment).or_default();
+            segment.outdated_min = segment.outdated_min.min(mark.version);
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! its record. Newer writes cut older ones; the cut parts go on pointing into the old record.
 
 use crate::format::header_bytes;
+use crate::rows::Mark;
 use levada_base::units::BLOCK_BYTES;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -62,6 +63,8 @@ pub(crate) fn footprint(len: u64) -> u64 {
 pub(crate) trait Watch {
     fn removed(&mut self, offset: u64, extent: &Extent);
     fn added(&mut self, offset: u64, extent: &Extent);
+    /// A record without data carries its object's size no longer.
+    fn mark_outdated(&mut self, mark: Mark);
 }
 
 /// The map itself.
@@ -165,6 +168,7 @@ mod tests {
         fn added(&mut self, _: u64, extent: &Extent) {
             self.0 += extent.len as i64;
         }
+        fn mark_outdated(&mut self, _: Mark) {}
     }
 
     fn record(version: u64, offset: u64, len: u64) -> Rc<Record> {

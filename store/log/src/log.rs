@@ -162,6 +162,8 @@ pub(crate) struct State {
     pub cleaner_running: bool,
     /// The cleaner found nothing to gain, and nothing has died since.
     pub nothing_to_clean: bool,
+    /// Something died, other than by being copied, since the cleaner's pass began.
+    pub died: bool,
     /// The last pass of the cleaner was for the oldest outdated data.
     pub cleaned_oldest: bool,
     pub segments: Segments,

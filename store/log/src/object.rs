@@ -10,7 +10,7 @@
 use crate::LogError;
 use crate::cuts::{Cut, Cuts};
 use crate::extents::{ExtentMap, Place, Record, Watch};
-use crate::rows::{self, ObjectRow};
+use crate::rows::{self, Mark, ObjectRow};
 use levada_base::ids::ObjectId;
 use levada_base::sync::Notify;
 use levada_kv::Store;
@@ -43,8 +43,18 @@ pub(crate) enum Change {
         size: u64,
     },
     Delete,
-    /// A copy of a record without data: changes nothing.
+    /// A copy of a record without data, which lies elsewhere now.
     Keep,
+}
+
+impl Change {
+    /// True when its record has no data.
+    pub fn is_mark(&self) -> bool {
+        match self {
+            Self::Truncate { .. } | Self::Punch { .. } | Self::Delete | Self::Keep => true,
+            Self::Write(_) | Self::Relocate { .. } => false,
+        }
+    }
 }
 
 /// One view of an object.
@@ -53,13 +63,15 @@ pub(crate) struct View {
     pub exists: bool,
     pub size: u64,
     /// See [`ObjectRow::mark`].
-    pub mark: u64,
+    pub mark: Mark,
     pub cuts: Cuts,
     pub extents: ExtentMap,
 }
 
 impl View {
-    pub fn apply(&mut self, version: u64, change: &Change, watch: &mut impl Watch) {
+    /// Applies a change whose record is in `segment`.
+    pub fn apply(&mut self, version: u64, change: &Change, segment: u32, watch: &mut impl Watch) {
+        let mark = Mark { version, segment: Some(segment) };
         match change {
             Change::Write(record) => {
                 let len = u64::from(record.stored);
@@ -72,20 +84,29 @@ impl View {
                 self.extents.remove(*size, u64::MAX, watch);
                 self.exists = true;
                 self.size = *size;
-                self.mark = version;
+                self.set_mark(mark, watch);
                 self.cuts.push(Cut { version, size: *size });
             }
             Change::Punch { from, to, size } => {
                 self.extents.remove(*from, *to, watch);
                 self.exists = true;
                 self.size = *size;
-                self.mark = version;
+                self.set_mark(mark, watch);
             }
             Change::Delete => {
                 self.extents.remove(0, u64::MAX, watch);
+                self.set_mark(Mark::default(), watch);
                 *self = Self::default();
             }
+            Change::Keep if self.mark.version == version => self.set_mark(mark, watch),
             Change::Keep => {}
+        }
+    }
+
+    fn set_mark(&mut self, mark: Mark, watch: &mut impl Watch) {
+        let before = std::mem::replace(&mut self.mark, mark);
+        if before != mark {
+            watch.mark_outdated(before);
         }
     }
 

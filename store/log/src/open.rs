@@ -246,6 +246,7 @@ impl Inner {
             round_running: false,
             cleaner_running: false,
             nothing_to_clean: false,
+            died: false,
             cleaned_oldest: false,
             segments,
             open: None,
@@ -288,7 +289,7 @@ impl Inner {
             let (header, taken) =
                 RecordHeader::decode(&value).ok_or(LogError::Index { row: "staged" })?;
             let object = self.objects.get(header.object).await?;
-            self.room(Need::Copy).await?;
+            self.room(Need::Staged).await?;
             if header.kind == RecordKind::Data {
                 let data = value.get(taken..).filter(|data| data.len() as u64 == header.len);
                 let data = [Buf::copy_of(data.ok_or(LogError::Index { row: "staged" })?)];

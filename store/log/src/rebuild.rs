@@ -133,9 +133,6 @@ impl ObjectLog {
             for header in records {
                 segment_row.version_max = segment_row.version_max.max(header.version);
                 segment_row.marks += u64::from(header.kind != RecordKind::Data);
-                if matches!(header.kind, RecordKind::Truncate | RecordKind::Punch) {
-                    segment_row.outdated_min = segment_row.outdated_min.min(header.version);
-                }
                 row.seq = row.seq.max(header.version);
                 found.push(Found { header, segment: footer.segment, stripe: footer.stripe });
             }
@@ -158,7 +155,7 @@ impl ObjectLog {
             };
             let version = header.version;
             let change = change_of(header).unwrap_or_else(|| Change::Write(found.record()));
-            watch.change(&object, version, &change);
+            watch.change(&object, version, &change, found.segment);
         }
 
         let mut batch = Batch::default();

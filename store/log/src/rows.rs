@@ -151,13 +151,23 @@ impl SegmentRow {
     }
 }
 
+/// A record that carries the size of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// 0: none.
+    pub version: u64,
+    /// Where it lies. `None` in rows from before they told: then the segment's row has counted it as
+    /// outdated from the start.
+    pub segment: Option<u32>,
+}
+
 /// An object that exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObjectRow {
     pub size: u64,
-    /// Version of the newest truncation or hole: that record carries the size. 0: none, the
-    /// end of the extents is the size.
-    pub mark: u64,
+    /// The newest truncation or hole: that record carries the size. Without one, the end of the
+    /// extents is the size.
+    pub mark: Mark,
     pub cuts: Cuts,
 }
 
@@ -174,9 +184,10 @@ impl ObjectRow {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORMAT, self.cuts.iter().len() as u8, 0, 0, 0, 0, 0, 0];
+        let mut out = vec![FORMAT, self.cuts.iter().len() as u8, 0, 0];
+        out.put_u32(self.mark.segment.map_or(0, |segment| segment + 1));
         out.put_u64(self.size);
-        out.put_u64(self.mark);
+        out.put_u64(self.mark.version);
         for cut in self.cuts.iter() {
             out.put_u64(cut.version);
             out.put_u64(cut.size);
@@ -187,8 +198,10 @@ impl ObjectRow {
     pub fn decode(bytes: &[u8]) -> Result<Self, LogError> {
         let mut fields = Fields(bytes);
         let row = (|| {
-            let [FORMAT, count, 0, 0, 0, 0, 0, 0] = *fields.take(8)? else { return None };
-            let (size, mark) = (fields.u64()?, fields.u64()?);
+            let [FORMAT, count, 0, 0] = *fields.take(4)? else { return None };
+            let segment = fields.u32()?.checked_sub(1);
+            let (size, version) = (fields.u64()?, fields.u64()?);
+            let mark = Mark { version, segment };
             let cuts = (0..count)
                 .map(|_| Some(Cut { version: fields.u64()?, size: fields.u64()? }))
                 .collect::<Option<_>>()?;

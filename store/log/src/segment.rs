@@ -67,6 +67,11 @@ impl Segment {
         if self.state == SegmentState::Free { u64::MAX } else { self.row.outdated_min }
     }
 
+    /// True when it will be free soon, whatever the cleaner does.
+    pub fn is_on_its_way(&self) -> bool {
+        self.state == SegmentState::Freeing || self.is_dead()
+    }
+
     /// True when it can be given back as it is.
     pub fn is_dead(&self) -> bool {
         self.is_settled() && self.row.live_bytes == 0 && self.row.marks == 0
@@ -132,6 +137,11 @@ impl Segments {
         slot.ready = true;
         slot.used_stripes = row.indexed_stripes;
         slot.row = SegmentRow { closed: true, ..row };
+        if row.indexed_stripes == 0 {
+            // What its row says is of stripes that are given back.
+            slot.row = SegmentRow { generation: row.generation, ..Segment::free().row };
+            slot.row.closed = true;
+        }
         true
     }
 

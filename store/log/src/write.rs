@@ -10,7 +10,7 @@ use crate::extents::{Extent, Place, Record, Watch, footprint};
 use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder, blocks_of};
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
 use crate::object::{Change, Object};
-use crate::rows::SegmentRow;
+use crate::rows::{Mark, SegmentRow};
 use crate::stripe::{ClosedStripe, OpenStripe, Payload, Pending, header_of};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{ObjectId, Seq};
@@ -28,8 +28,10 @@ pub(crate) enum Need {
     Data { bytes: u64 },
     /// A truncation, a hole or a deletion.
     Mark,
-    /// A copy made by the cleaner.
+    /// A copy made by the cleaner, which does not wait for itself.
     Copy,
+    /// A staged change, when a log is opened: it was accepted before.
+    Staged,
 }
 
 /// New stripes that putting one change in place may take.
@@ -193,7 +195,7 @@ impl Inner {
         match need {
             Need::Data { .. } => self.config.reserve_segments,
             Need::Mark => self.config.reserve_segments.min(1),
-            Need::Copy => 0,
+            Need::Copy | Need::Staged => 0,
         }
     }
 
@@ -220,7 +222,8 @@ impl Inner {
                 }
                 let stripes = state.segments.stripes_available(self.reserve(need));
                 if stripes < STRIPES_PER_CHANGE {
-                    if need == Need::Copy || state.nothing_to_clean {
+                    let comes = state.segments.iter().any(|(_, segment)| segment.is_on_its_way());
+                    if need == Need::Copy || state.nothing_to_clean && !comes {
                         return Err(LogError::Full);
                     }
                 } else if state.in_memory.len() < self.config.stripes_in_flight
@@ -230,6 +233,7 @@ impl Inner {
                 }
             }
             self.commit_if_needed();
+            self.free_dead_segments();
             self.clean_if_needed();
             changed.await;
         }
@@ -308,42 +312,51 @@ impl Inner {
         version
     }
 
-    /// Puts a record without data in place: a new one, or one that the cleaner keeps.
+    /// Puts a record without data in place: a new one, or one that the cleaner keeps. True when it is
+    /// outdated: kept for what it hides only, and to be hidden itself by later ones.
     pub(crate) fn put_mark_record(
         self: &Rc<Self>,
         state: &mut State,
         object: &Rc<Object>,
         header: &RecordHeader,
         change: Change,
-    ) {
+    ) -> bool {
         if !self.open_stripe(state).fits_mark() {
             self.close_stripe(state);
         }
         let stripe = self.open_stripe(state);
         stripe.push_mark(header);
         let segment = stripe.segment;
-        let row = &mut state.segments.get_mut(segment).row;
-        row.marks += 1;
-        if header.kind != RecordKind::Delete {
+        // One that carries its object's size is true until a later one takes its place.
+        let carries_size = object.now.borrow().mark.version == header.version;
+        let is_outdated =
+            matches!(change, Change::Keep) && header.kind != RecordKind::Delete && !carries_size;
+        if is_outdated {
+            let row = &mut state.segments.get_mut(segment).row;
             row.outdated_min = row.outdated_min.min(header.version);
         }
         state.mark_bytes += footprint(0);
         self.put_change(state, object, header.version, change);
+        is_outdated
     }
 
     /// A change whose record is in the open stripe becomes visible.
     fn put_change(&self, state: &mut State, object: &Rc<Object>, version: u64, change: Change) {
+        let segment = state.open.as_ref().expect("its record was put there").segment;
         let mut watch = WatchNow {
             used_bytes: state.used_bytes,
             index_bytes: state.index_bytes_now,
-            // A copy of a record without data changes no row. Were it counted, stripes of copies would
-            // be closed when they hold little, and cleaning gain nothing.
-            batch_bytes: if matches!(change, Change::Keep) { 0 } else { 2 * OBJECT_ROW_BYTES },
+            batch_bytes: 0,
         };
         {
             let mut now = object.now.borrow_mut();
             let existed = now.exists;
-            now.apply(version, &change, &mut watch);
+            // Most copies of records without data change no row. Were they counted, stripes of copies
+            // would be closed when they hold little, and cleaning gain nothing.
+            if !matches!(change, Change::Keep) || now.mark.version == version {
+                watch.batch_bytes = 2 * OBJECT_ROW_BYTES;
+            }
+            now.apply(version, &change, segment, &mut watch);
             watch.object(existed, now.exists);
         }
         state.used_bytes = watch.used_bytes;
@@ -547,6 +560,8 @@ impl Watch for WatchNow {
         self.index_bytes += extent_row_bytes(offset, extent);
         self.batch_bytes += extent_row_bytes(offset, extent) + REMOVAL_BYTES;
     }
+
+    fn mark_outdated(&mut self, _: Mark) {}
 }
 
 /// The bytes of a record that is still in memory.
