@@ -294,7 +294,7 @@ impl Inner {
         marks.dedup_by_key(|header| header.version);
         // What is outdated and older than a record here has been so since that was indexed, and only
         // the cleaner moves it: so one look at the other segments is enough.
-        let mut elsewhere = self.state.borrow().outdated_min_but(Some(victim));
+        let mut elsewhere = Elsewhere(self.state.borrow().outdated_min_but(Some(victim)));
         for header in marks {
             self.keep_mark(victim, &header, &mut elsewhere).await?;
         }
@@ -403,15 +403,14 @@ impl Inner {
     }
 
     /// Copies a record without data, unless nothing needs it. Whatever is older in its segment and
-    /// stays has been copied before; `elsewhere` is the age of the oldest outdated record in other
-    /// segments.
+    /// stays has been copied before.
     async fn keep_mark(
         self: &Rc<Self>,
         victim: u32,
         header: &RecordHeader,
-        elsewhere: &mut u64,
+        elsewhere: &mut Elsewhere,
     ) -> Result<(), LogError> {
-        let hides_something = *elsewhere < header.version;
+        let hides_something = elsewhere.is_hidden_by(header.version);
         let object = match header.kind {
             // There are many, and what the index knows of their objects does not matter.
             RecordKind::Delete => Object::unknown(header.object),
@@ -434,10 +433,26 @@ impl Inner {
             let header = RecordHeader { data_at: 0, ..header.clone() };
             let mut state = self.state.borrow_mut();
             if self.put_mark_record(&mut state, &object, &header, Change::Keep) {
-                *elsewhere = header.version.min(*elsewhere);
+                elsewhere.kept(header.version);
             }
         }
         Ok(())
+    }
+}
+
+/// The age of the oldest outdated record outside of a victim: one look at all segments, kept up to date with
+/// what the cleaner keeps, instead of a look for each record.
+struct Elsewhere(u64);
+
+impl Elsewhere {
+    /// True when a record without data of that version may hide something.
+    fn is_hidden_by(&self, version: u64) -> bool {
+        self.0 < version
+    }
+
+    /// An outdated record of that version was copied.
+    fn kept(&mut self, version: u64) {
+        self.0 = self.0.min(version);
     }
 }
 
@@ -470,3 +485,31 @@ fn slice_parts(parts: &IoVec, start: u64, len: u64) -> IoVec {
 }
 
 const _: () = assert!(SUMMARY_BYTES as usize >= FOOTER_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Against a look at all segments for each record: the copies go to the first of them.
+        #[test]
+        fn one_look_at_the_other_segments_is_enough(
+            mut segments in prop::collection::vec(prop_oneof![0..60u64, Just(u64::MAX)], 1..8),
+            mut marks in prop::collection::vec((0..60u64, any::<bool>(), any::<bool>()), 0..30),
+        ) {
+            marks.sort_unstable();
+            let mut elsewhere = Elsewhere(segments.iter().copied().min().unwrap_or(u64::MAX));
+            for (version, is_superseded, is_delete) in marks {
+                let hides = segments.iter().any(|outdated_min| *outdated_min < version);
+                prop_assert_eq!(elsewhere.is_hidden_by(version), hides);
+                if hides && !is_superseded && !is_delete {
+                    segments[0] = segments[0].min(version);
+                    elsewhere.kept(version);
+                }
+            }
+        }
+    }
+}

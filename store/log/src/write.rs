@@ -210,7 +210,7 @@ impl Inner {
         }
         loop {
             let changed = self.changed.changed();
-            {
+            let short_of_stripes = {
                 let state = self.state.borrow();
                 if let Some(error) = &state.failed {
                     return Err(error.clone());
@@ -221,7 +221,8 @@ impl Inner {
                     return Err(LogError::Full);
                 }
                 let stripes = state.segments.stripes_available(self.reserve(need));
-                if stripes < STRIPES_PER_CHANGE {
+                let short_of_stripes = stripes < STRIPES_PER_CHANGE;
+                if short_of_stripes {
                     let comes = state.segments.iter().any(|(_, segment)| segment.is_on_its_way());
                     if need == Need::Copy || state.nothing_to_clean && !comes {
                         return Err(LogError::Full);
@@ -231,9 +232,12 @@ impl Inner {
                 {
                     break;
                 }
-            }
+                short_of_stripes
+            };
             self.commit_if_needed();
-            self.free_dead_segments();
+            if short_of_stripes {
+                self.free_dead_segments();
+            }
             self.clean_if_needed();
             changed.await;
         }

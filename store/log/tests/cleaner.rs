@@ -330,6 +330,40 @@ fn deletions_survive_a_cut_while_they_are_cleaned() {
     }
 }
 
+/// Settling waits for the index also when every sequence is durable and something wakes it early: a
+/// power cut right after it leaves nothing to be done again.
+#[test]
+fn what_is_settled_is_durable() {
+    for seed in seeds(20) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(40).await;
+            let node = Group::new();
+            let parts = world.next_life();
+            let settled = reactor::spawn_in(&node, async move {
+                let log = parts.open(true).await;
+                log.write(object(1), 0, bytes(1, 50_000), Stability::Unstable).await.expect("room");
+                log.settle().await.expect("settled");
+                log.write(object(2), 0, bytes(2, 100), Stability::Durable).await.expect("room");
+                let readers = log.clone();
+                reactor::spawn(async move {
+                    loop {
+                        readers.read(object(1), 0, 9000).await.expect("read");
+                    }
+                });
+                let rounds = log.counters().commits;
+                log.settle().await.expect("settled");
+                assert!(log.counters().commits > rounds, "seed {seed}: before its round ended");
+            });
+            settled.await.expect("the node lives");
+            node.kill();
+            world.cut_power().await;
+            let log = world.next_life().open(false).await;
+            log.settle().await.expect("settled");
+            assert_eq!(log.counters().stripes, 0, "seed {seed}: put into a stripe again");
+        });
+    }
+}
+
 #[test]
 fn a_log_of_many_small_files_stays_usable() {
     // Kept small: the many sizes are what matters.
