@@ -192,26 +192,11 @@ impl MetaService {
 
     /// An inode whose create was lost, as if it had been unlinked.
     fn lost_inode(&self, ino: Ino) -> Inode {
-        let now = wall_clock();
+        let body = Body::File(names::layout_for(&self.env, ino));
+        let generation = self.env.superblock.generation;
         Inode {
-            generation: self.env.superblock.generation,
-            mode: S_IFREG,
-            uid: 0,
-            gid: 0,
-            nlink: 0,
-            rdev: 0,
-            size: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            change: 1,
-            parent: Ino::ROOT,
-            project: 0,
-            tenant: 0,
             components: u64::MAX,
-            body: Body::File(names::layout_for(&self.env, ino)),
-            other: Vec::new(),
+            ..Inode::new(generation, S_IFREG, 0, wall_clock(), Ino::ROOT, body)
         }
     }
 }

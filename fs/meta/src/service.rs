@@ -149,26 +149,12 @@ impl MetaService {
             name: fs.name,
         };
         let counters = Counters { next_ino: first_ino(fs.target), next_client: 1, inodes: 1 };
-        let now = wall_clock();
+        let mode = ops::S_IFDIR | (fs.root_mode & !ops::S_IFMT);
+        let body = Body::Directory { next_cookie: ops::names::FIRST_COOKIE, entries: 0 };
         let root = Inode {
-            generation: superblock.generation,
-            mode: ops::S_IFDIR | (fs.root_mode & !ops::S_IFMT),
             uid: fs.root_uid,
             gid: fs.root_gid,
-            nlink: 2,
-            rdev: 0,
-            size: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            change: 1,
-            parent: Ino::ROOT,
-            project: 0,
-            tenant: 0,
-            components: 0,
-            body: Body::Directory { next_cookie: ops::names::FIRST_COOKIE, entries: 0 },
-            other: Vec::new(),
+            ..Inode::new(superblock.generation, mode, 2, wall_clock(), Ino::ROOT, body)
         };
         store.room().await?;
         let mut batch = Batch::default();

@@ -144,25 +144,15 @@ fn new_inode(
             mode |= S_ISGID;
         }
     }
+    let generation = tx.env.superblock.generation;
     Ok(Inode {
-        generation: tx.env.superblock.generation,
-        mode,
         uid: made.caller.uid,
         gid,
-        nlink,
         rdev,
         size,
-        atime: tx.now,
-        mtime: tx.now,
-        ctime: tx.now,
-        btime: tx.now,
-        change: 1,
-        parent,
         project: directory.project,
         tenant: directory.tenant,
-        components: 0,
-        body,
-        other: Vec::new(),
+        ..Inode::new(generation, mode, nlink, tx.now, parent, body)
     })
 }
 

@@ -51,6 +51,30 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// An inode as of `now`: root's, of no size, in no project.
+    pub fn new(generation: u64, mode: u32, nlink: u32, now: Time, parent: Ino, body: Body) -> Self {
+        Self {
+            generation,
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: 1,
+            parent,
+            project: 0,
+            tenant: 0,
+            components: 0,
+            body,
+            other: Vec::new(),
+        }
+    }
+
     pub fn kind(&self) -> Kind {
         match self.body {
             Body::File(_) => Kind::File,
