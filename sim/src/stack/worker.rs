@@ -369,14 +369,25 @@ impl Worker {
             Some(id) if is_directory(id) => Some(MetaFault::IsDirectory),
             Some(_) => None,
         };
-        self.note(format!("unlink {:?} in {parent}", text(&name)));
-        if expected.is_none() {
-            self.pending(Pending::Remove { parent, name: name.clone() });
-        }
         let at = self.ino(parent);
-        let removed = self.done(self.client.unlink(CALLER, at, &name)).await;
+        let removed = self.client.unlink(CALLER, at, &name);
+        self.remove("unlink", (parent, &name), removed, expected).await;
+    }
+
+    async fn remove<T: Debug>(
+        &self,
+        what: &str,
+        (parent, name): (u64, &[u8]),
+        removed: impl Future<Output = Result<T, Error>>,
+        expected: Option<MetaFault>,
+    ) {
+        self.note(format!("{what} {:?} in {parent}", text(name)));
+        if expected.is_none() {
+            self.pending(Pending::Remove { parent, name: name.to_vec() });
+        }
+        let removed = self.done(removed).await;
         if self.expect(removed, expected).is_some() {
-            self.state.borrow_mut().tree.unlink(parent, &name);
+            self.state.borrow_mut().tree.unlink(parent, name);
             self.renamed();
         }
     }
@@ -432,16 +443,9 @@ impl Worker {
                 Body::File(_) | Body::Symlink => Some(MetaFault::NotDirectory),
             },
         };
-        self.note(format!("rmdir {:?} in {parent}", text(&name)));
-        if expected.is_none() {
-            self.pending(Pending::Remove { parent, name: name.clone() });
-        }
         let at = self.ino(parent);
-        let removed = self.done(self.client.remove_dir(CALLER, at, &name)).await;
-        if self.expect(removed, expected).is_some() {
-            self.state.borrow_mut().tree.unlink(parent, &name);
-            self.renamed();
-        }
+        let removed = self.client.remove_dir(CALLER, at, &name);
+        self.remove("rmdir", (parent, &name), removed, expected).await;
     }
 
     async fn readdir(&mut self) {
