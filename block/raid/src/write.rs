@@ -86,13 +86,15 @@ fn encode(code: &levada_parity::Code, chunks: &[IoVec], chunk_bytes: usize) -> [
 }
 
 impl Engine {
-    pub async fn declare_fresh(self: &Rc<Self>, first: u64, count: u64) -> Result<(), BlockError> {
+    /// The stripes whose standing is to change; `None`: there are none.
+    fn stripes_to_change(&self, first: u64, count: u64) -> Result<Option<Range<u64>>, BlockError> {
         self.check_stripes(first, count)?;
         self.check_running()?;
-        if count == 0 {
-            return Ok(());
-        }
-        let range = first..first + count;
+        Ok((count > 0).then(|| first..first + count))
+    }
+
+    pub async fn declare_fresh(self: &Rc<Self>, first: u64, count: u64) -> Result<(), BlockError> {
+        let Some(range) = self.stripes_to_change(first, count)? else { return Ok(()) };
         let engine = Rc::clone(self);
         detached(async move {
             let _preparing = engine.preparing.lock(range.start, range.end).await;
@@ -391,12 +393,7 @@ impl Engine {
         first: u64,
         count: u64,
     ) -> Result<(), BlockError> {
-        self.check_stripes(first, count)?;
-        self.check_running()?;
-        if count == 0 {
-            return Ok(());
-        }
-        let range = first..first + count;
+        let Some(range) = self.stripes_to_change(first, count)? else { return Ok(()) };
         let engine = Rc::clone(self);
         detached(async move {
             let _preparing = engine.preparing.lock(range.start, range.end).await;
