@@ -180,11 +180,16 @@ impl Meta {
         }
     }
 
+    fn plain_call(&self, request: &MetaRequest) -> Call {
+        let kind = request.kind();
+        Call { kind, class: self.class, ..Call::new(self.target, encode_body(request)) }
+    }
+
     fn call(&self, request: &MetaRequest, told: Told) -> Call {
         // The housekeeper acts on what it is told at once.
         let early = told == Told::Early && self.class == Class::Foreground;
         let flags = if early { flags::UNSTABLE } else { 0 };
-        Call { class: self.class, flags, ..Call::new(self.target, encode_body(request)) }
+        Call { flags, ..self.plain_call(request) }
     }
 
     /// The life of the service that the tail comes from, and its last batch.
@@ -387,8 +392,7 @@ impl Meta {
     }
 
     async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
-        let request = MetaRequest::Register { uuid: self.uuid };
-        let call = Call { class: self.class, ..Call::new(self.target, encode_body(&request)) };
+        let call = self.plain_call(&MetaRequest::Register { uuid: self.uuid });
         let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
             MetaReply::Registered { client, slots, verifier, used, fs } => {
                 (client, slots, verifier, used, fs)
@@ -411,11 +415,7 @@ impl Meta {
             }
             // At the start as well: the service may know this client from a former life, and
             // releases nothing until it has heard what of that is still open.
-            let call = Call {
-                class: self.class,
-                client,
-                ..Call::new(self.target, encode_body(&self.reclaim()))
-            };
+            let call = Call { client, ..self.plain_call(&self.reclaim()) };
             match self.ask_once(caller, &call).await? {
                 MetaReply::Done => {}
                 reply => tracing::warn!(?reply, "open files were not reclaimed"),

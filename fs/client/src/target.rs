@@ -204,7 +204,12 @@ impl ObjectTarget {
     }
 
     fn call(&self, request: &ObjectRequest) -> Call {
-        Call { client: self.client, class: self.class, ..Call::new(self.id, encode_body(request)) }
+        Call {
+            kind: request.kind(),
+            client: self.client,
+            class: self.class,
+            ..Call::new(self.id, encode_body(request))
+        }
     }
 
     fn call_in(&self, slot: &Slot, request: &ObjectRequest) -> Call {

@@ -188,6 +188,39 @@ pub enum MetaRequest {
     },
 }
 
+impl MetaRequest {
+    /// The request's kind, for logs.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Register { .. } => "Register",
+            Self::Replay { .. } => "Replay",
+            Self::Reclaim { .. } => "Reclaim",
+            Self::Lookup { .. } => "Lookup",
+            Self::GetAttr { .. } => "GetAttr",
+            Self::SetAttr { .. } => "SetAttr",
+            Self::Create { .. } => "Create",
+            Self::Link { .. } => "Link",
+            Self::Unlink { .. } => "Unlink",
+            Self::RemoveDir { .. } => "RemoveDir",
+            Self::Rename { .. } => "Rename",
+            Self::ReadLink { .. } => "ReadLink",
+            Self::ReadDir { .. } => "ReadDir",
+            Self::Open { .. } => "Open",
+            Self::Close { .. } => "Close",
+            Self::BeginWrite { .. } => "BeginWrite",
+            Self::CommitWrite { .. } => "CommitWrite",
+            Self::Truncated { .. } => "Truncated",
+            Self::Several { .. } => "Several",
+            Self::Sync => "Sync",
+            Self::Space => "Space",
+            Self::Chores { .. } => "Chores",
+            Self::Destroyed { .. } => "Destroyed",
+            Self::Settled { .. } => "Settled",
+        }
+    }
+}
+
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirEntry {

@@ -33,6 +33,22 @@ pub enum ObjectRequest {
     Space,
 }
 
+impl ObjectRequest {
+    /// The request's kind, for logs.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Write { .. } => "Write",
+            Self::Read { .. } => "Read",
+            Self::Commit { .. } => "Commit",
+            Self::Stat { .. } => "Stat",
+            Self::Truncate { .. } => "Truncate",
+            Self::Delete { .. } => "Delete",
+            Self::Space => "Space",
+        }
+    }
+}
+
 /// Answers in the order of the requests above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectReply {

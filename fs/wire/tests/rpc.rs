@@ -85,7 +85,7 @@ fn many_requests_are_in_flight_but_no_more_than_granted() {
         let config = ServiceConfig { requests_max: 5, ..ServiceConfig::default() };
         let _service = start(&network, &echo, config);
         let connection = network.transport("client").connect("service").await.expect("listens");
-        let caller = Caller::new(connection, &hello(), None).await.expect("welcome");
+        let caller = Caller::new(connection, "here", &hello(), None).await.expect("welcome");
         let replies = join_all((0..50).map(|n| {
             let caller = &caller;
             async move { (n, caller.call(&call(n, 100)).await) }
@@ -105,7 +105,7 @@ fn byte_credits_bound_what_is_in_flight() {
         let config = ServiceConfig { bytes_max: 8 << 20, ..ServiceConfig::default() };
         let _service = start(&network, &echo, config);
         let connection = network.transport("client").connect("service").await.expect("listens");
-        let caller = Caller::new(connection, &hello(), None).await.expect("welcome");
+        let caller = Caller::new(connection, "here", &hello(), None).await.expect("welcome");
         let calls = (0..12).map(|n| call(n, 1 << 20)).collect::<Vec<_>>();
         for reply in join_all(calls.iter().map(|call| caller.call(call))).await {
             reply.expect("served");
@@ -122,7 +122,7 @@ fn a_lost_connection_fails_what_is_in_flight_and_nothing_hangs() {
         let config = ServiceConfig { requests_max: 2, ..ServiceConfig::default() };
         let service = start(&network, &echo, config);
         let connection = network.transport("client").connect("service").await.expect("listens");
-        let caller = Caller::new(connection, &hello(), None).await.expect("welcome");
+        let caller = Caller::new(connection, "here", &hello(), None).await.expect("welcome");
         let calls = (0..10).map(|n| call(n, 0)).collect::<Vec<_>>();
         let kill = async {
             reactor::sleep(Duration::from_micros(50)).await;
@@ -142,7 +142,7 @@ fn a_silent_service_counts_as_gone() {
         let echo = Rc::new(Echo::default());
         let _service = start(&network, &echo, ServiceConfig::default());
         let connection = network.transport("client").connect("service").await.expect("listens");
-        let caller = Caller::new(connection, &hello(), None).await.expect("welcome");
+        let caller = Caller::new(connection, "here", &hello(), None).await.expect("welcome");
         network.partition("client", "service");
         let start = reactor::now();
         assert!(matches!(caller.call(&call(1, 0)).await, Err(RpcError::Disconnected)));
@@ -208,7 +208,7 @@ fn strangers_and_other_versions_are_refused() {
             let transport = network.transport("client");
             async move {
                 let connection = transport.connect("service").await.expect("listens");
-                Caller::new(connection, &hello, None).await.map(|caller| caller.welcome())
+                Caller::new(connection, "here", &hello, None).await.map(|caller| caller.welcome())
             }
         };
         let refused = shake(Hello { cluster: [2; 16], ..hello() }).await;

@@ -34,6 +34,8 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// A request as its maker sees it; cheap to send again.
 #[derive(Clone, Debug)]
 pub struct Call {
+    /// The request's kind, for logs.
+    pub kind: &'static str,
     pub target: TargetId,
     pub class: Class,
     pub tenant: u32,
@@ -54,6 +56,7 @@ impl Call {
     #[must_use]
     pub fn new(target: TargetId, body: Vec<u8>) -> Self {
         Self {
+            kind: "request",
             target,
             class: Class::Foreground,
             tenant: 0,
@@ -102,9 +105,13 @@ pub type OnOneWay = Rc<dyn Fn(&Frame)>;
 struct Pending {
     reply: oneshot::Sender<Frame>,
     header: Header,
+    kind: &'static str,
+    sent: Instant,
 }
 
 struct Shared {
+    /// Where the service is, for logs.
+    address: String,
     on_one_way: Option<OnOneWay>,
     sink: Rc<dyn FrameSink>,
     pending: RefCell<BTreeMap<u64, Pending>>,
@@ -117,13 +124,14 @@ struct Shared {
 }
 
 impl Caller {
-    /// Shakes hands over a fresh connection. One-way frames go to `on_one_way`.
+    /// Shakes hands over a fresh connection to `address`. One-way frames go to `on_one_way`.
     ///
     /// # Errors
     ///
     /// [`RpcError::Refused`], or [`RpcError::Disconnected`] also when nobody answers in time.
     pub async fn new(
         connection: Connection,
+        address: &str,
         hello: &Hello,
         on_one_way: Option<OnOneWay>,
     ) -> Result<Self, RpcError> {
@@ -153,6 +161,7 @@ impl Caller {
             return Err(RpcError::Malformed);
         }
         let shared = Rc::new(Shared {
+            address: address.to_owned(),
             on_one_way,
             sink,
             pending: RefCell::default(),
@@ -217,11 +226,12 @@ impl Caller {
         let (reply, receiver) = oneshot::channel();
         {
             let mut pending = shared.pending.borrow_mut();
+            let sent = reactor::now();
             if pending.is_empty() {
-                shared.heard.set(reactor::now());
+                shared.heard.set(sent);
                 shared.busy.notify_all();
             }
-            pending.insert(request, Pending { reply, header: frame.header });
+            pending.insert(request, Pending { reply, header: frame.header, kind: call.kind, sent });
         }
         if let Err(error) = shared.sink.send(frame) {
             shared.close();
@@ -307,13 +317,13 @@ impl Shared {
                 .await;
             while !self.closed.get() && !self.pending.borrow().is_empty() {
                 reactor::sleep(PING_AFTER).await;
-                late.look(&self.pending.borrow());
+                late.look(&self.address, &self.pending.borrow());
                 let silent = self.heard.get().elapsed();
                 if self.pending.borrow().is_empty() || silent < PING_AFTER {
                     continue;
                 }
                 if silent >= SILENCE_MAX {
-                    tracing::warn!(?silent, "the service does not answer");
+                    tracing::warn!(address = self.address, ?silent, "the service does not answer");
                     self.close();
                 } else {
                     let _ = self.sink.send(Frame::new(Header::new(Kind::Ping), Vec::new()));
@@ -335,29 +345,34 @@ impl Shared {
 }
 
 /// The request that has waited longest, for the log.
+#[derive(Default)]
 struct Late {
     request: u64,
-    since: Instant,
-    tell_after: Duration,
-}
-
-impl Default for Late {
-    fn default() -> Self {
-        Self { request: 0, since: reactor::now(), tell_after: LATE_AFTER }
-    }
+    /// How long it had waited when it was last told of.
+    told: Duration,
 }
 
 impl Late {
-    fn look(&mut self, pending: &BTreeMap<u64, Pending>) {
-        let Some((request, Pending { header, .. })) = pending.first_key_value() else { return };
+    fn look(&mut self, address: &str, pending: &BTreeMap<u64, Pending>) {
+        let Some((request, waiting)) = pending.first_key_value() else { return };
         if self.request != *request {
-            *self = Self { request: *request, ..Self::default() };
+            *self = Self { request: *request, told: Duration::ZERO };
         }
-        let waited = self.since.elapsed();
-        if waited >= self.tell_after {
-            let Header { target, client, slot, sequence, .. } = header;
-            tracing::warn!(?target, client, slot, sequence, ?waited, "a request has no answer yet");
-            self.tell_after = 2 * waited;
+        let waited = waiting.sent.elapsed();
+        if waited < LATE_AFTER.max(2 * self.told) {
+            return;
         }
+        self.told = waited;
+        let Pending { header: Header { target, client, slot, sequence, .. }, kind, .. } = waiting;
+        tracing::warn!(
+            kind,
+            address,
+            target = target.0,
+            client,
+            slot,
+            sequence,
+            waited_s = waited.as_secs(),
+            "a request has no answer yet"
+        );
     }
 }

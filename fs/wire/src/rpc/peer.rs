@@ -208,7 +208,7 @@ impl Peer {
         };
         let connection = self.transport.connect(&self.address).await?;
         let on_one_way = self.on_one_way.borrow().clone();
-        let caller = Caller::new(connection, &hello, on_one_way).await?;
+        let caller = Caller::new(connection, &self.address, &hello, on_one_way).await?;
         let on_connect = self.on_connect.borrow().clone();
         if let Some(on_connect) = on_connect {
             on_connect.connected(&caller).await?;
