@@ -403,7 +403,7 @@ impl Cluster {
                 tracing::error!(target = name, %error, "settling the object log failed");
             }
             if let Service::Metadata { service, .. } = &target.service
-                && let Err(fault) = service.end_tail().await
+                && let Err(fault) = service.close_tail().await
             {
                 tracing::error!(target = name, %fault, "the next start waits for a client");
             }

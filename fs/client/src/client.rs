@@ -611,7 +611,9 @@ impl Client {
         self.0.in_time(everything).await
     }
 
-    /// Waits until closed files are settled, after making everything durable: for an unmount.
+    /// Waits until closed files are settled, after making everything durable, and takes leave of the
+    /// metadata service, so that a later start of it waits for nothing of this client: for an unmount.
+    /// Files that are still open are stale afterwards.
     ///
     /// # Errors
     ///
@@ -625,6 +627,7 @@ impl Client {
         let settled = self.0.in_time(settled).await;
         // What closing the files told the service.
         let told = self.sync_meta().await;
+        self.0.meta.leave().await;
         settled.and(told).and(synced)
     }
 

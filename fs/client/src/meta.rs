@@ -27,6 +27,8 @@ use std::time::Duration;
 pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// What was told early is durable after this, whatever the client does.
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long a client that goes waits for the service to take note. There is nothing left to lose by then.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Meta {
     target: TargetId,
@@ -49,6 +51,8 @@ pub(crate) struct Meta {
     draining: Cell<bool>,
     /// The service went on without the tail; the next sync says so.
     lost: Cell<bool>,
+    /// The client has gone, and has changed nothing since.
+    left: Cell<bool>,
 }
 
 /// What this client was told although it was not durable.
@@ -100,6 +104,7 @@ impl Meta {
             tail: RefCell::default(),
             draining: Cell::default(),
             lost: Cell::default(),
+            left: Cell::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
         let holder = Rc::downgrade(&meta);
@@ -180,6 +185,25 @@ impl Meta {
         }
     }
 
+    /// The client goes, everything being durable: the service need not keep anything for it, and a later
+    /// start waits for nothing of it. A service that is away finds out by the lease.
+    pub(crate) async fn leave(&self) {
+        // Never registered: nothing to take back.
+        if self.client() == 0 || self.left.replace(true) {
+            return;
+        }
+        let leave = self.call(&MetaRequest::Leave, Told::Durable);
+        match reactor::timeout(LEAVE_LIMIT, self.ask(leave)).await {
+            Ok(Ok(MetaReply::Done)) => {}
+            Ok(answer) => {
+                tracing::warn!(?answer, "the metadata service does not let this client go")
+            }
+            Err(_) => {
+                tracing::info!("the metadata service is away; it will miss this client by itself")
+            }
+        }
+    }
+
     fn plain_call(&self, request: &MetaRequest) -> Call {
         let kind = request.kind();
         Call { kind, class: self.class, ..Call::new(self.target, encode_body(request)) }
@@ -257,6 +281,7 @@ impl Meta {
         told: Told,
         patience: Patience,
     ) -> Result<MetaReply, Error> {
+        self.left.set(false);
         if self.client() == 0 {
             self.connect().await?;
         }
@@ -383,6 +408,7 @@ impl Meta {
             reactor::sleep(Duration::from_millis((lease_ms / 3).max(1))).await;
             let Some(meta) = meta.upgrade() else { break };
             if sent == meta.sent.get()
+                && !meta.left.get()
                 && let Err(error) = meta.read(&MetaRequest::Space).await
             {
                 tracing::warn!(%error, "cannot renew the lease");

@@ -289,6 +289,48 @@ fn an_unlinked_file_lives_while_it_is_open_also_over_a_restart() {
 }
 
 #[test]
+fn a_client_that_took_leave_is_not_waited_for() {
+    for seed in 0..5 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let client = world.client("client").await;
+            let file = create(&client, "a").await;
+            file.write(0, data(&[3; 200_000])).await.expect("written");
+            file.close().await;
+            client.shutdown().await.expect("settled");
+            drop(client);
+            world.restart_meta().await;
+            let asked = reactor::now();
+            let other = world.client("other").await;
+            let attr = other.lookup(ROOT_DIR, b"a").await.expect("there");
+            assert_eq!((attr.size, attr.writers), (200_000, false));
+            assert!(asked.elapsed() < Duration::from_millis(500), "{:?}", asked.elapsed());
+        });
+    }
+}
+
+#[test]
+fn taking_leave_of_a_service_that_is_away_ends() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(2).await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        file.close().await;
+        client.sync().await.expect("durable");
+        // Until the close has been answered too.
+        reactor::sleep(Duration::from_secs(3)).await;
+        world.kill_meta();
+        let asked = reactor::now();
+        client.shutdown().await.expect("everything was durable");
+        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        world.start_meta().await;
+        // It can be used again, as a new client.
+        create(&client, "b").await.close().await;
+        client.shutdown().await.expect("settled");
+    });
+}
+
+#[test]
 fn a_time_that_was_set_outlasts_the_writes_before_it() {
     for seed in 0..40 {
         Reactor::simulated(seed).block_on(async {

@@ -94,6 +94,19 @@ impl MetaService {
         Ok(MetaReply::Done)
     }
 
+    /// The client goes, and says so: what a silent one loses after its lease is taken back at once.
+    pub(crate) async fn leave(&self, client: u64) -> Result<MetaReply, MetaFault> {
+        if client == 0 {
+            return Err(MetaFault::Invalid);
+        }
+        self.wait_for_room(Room { frees: true }).await?;
+        self.forget(client)?;
+        self.reap_orphans().await?;
+        // The tail's row is gone with the client's: the next start waits for neither.
+        self.durable(self.store.last_seq()).await?;
+        Ok(MetaReply::Done)
+    }
+
     /// Ends the leases that ran out, and releases what nobody holds any more. To be called every
     /// now and then; [`MetaService::run`] does.
     ///
@@ -140,14 +153,21 @@ impl MetaService {
         client.seen.elapsed().min(self.serving_for())
     }
 
-    /// Forgets a silent client. Its sessions stay for the housekeeper.
+    /// Forgets a client that is still silent.
     fn expire(&self, client: u64) -> Result<(), MetaFault> {
+        // It may have spoken while we waited for room.
+        let silence = self.table.borrow().clients.get(&client).map(|gone| self.silence(gone));
+        if silence.is_some_and(|silence| silence > self.config.lease) {
+            self.forget(client)?;
+            tracing::info!(client, "a silent client lost its opens and write sessions");
+        }
+        Ok(())
+    }
+
+    /// Forgets a client and the tail that it holds. Its sessions stay for the housekeeper.
+    fn forget(&self, client: u64) -> Result<(), MetaFault> {
         let mut table = self.table.borrow_mut();
         let Some(gone) = table.clients.get(&client) else { return Ok(()) };
-        // It may have spoken while we waited for room.
-        if self.silence(gone) <= self.config.lease {
-            return Ok(());
-        }
         let mut batch = Batch::default();
         batch.delete(&key::client(client));
         for (slot, number) in gone.slots.iter().zip(0..) {
@@ -157,7 +177,6 @@ impl MetaService {
         }
         self.drop_tail_of(client, &mut batch);
         self.apply_own(batch)?;
-        tracing::info!(client, "a silent client lost its opens and write sessions");
         table.forget(client);
         Ok(())
     }

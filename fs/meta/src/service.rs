@@ -118,7 +118,8 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Replay { .. }
         | R::Reclaim { .. }
         | R::Destroyed { .. }
-        | R::Settled { .. } => Class::Repeatable,
+        | R::Settled { .. }
+        | R::Leave => Class::Repeatable,
     }
 }
 
@@ -275,6 +276,7 @@ impl MetaService {
                 return self.replay(call.client, life, batches).await;
             }
             MetaRequest::Reclaim { opens } => return self.reclaim(call.client, opens).await,
+            MetaRequest::Leave => return self.leave(call.client).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
                 return Ok(MetaReply::Done);

@@ -38,6 +38,8 @@ pub(crate) struct Tail {
     holder: Option<Holder>,
     /// The last batch that is not the holder's.
     foreign: Seq,
+    /// The target stops: nobody becomes the holder any more.
+    closed: bool,
 }
 
 struct Holder {
@@ -60,7 +62,7 @@ pub(crate) struct Superseded;
 
 impl Tail {
     pub(crate) fn new(row: Option<TailRow>) -> Self {
-        Self { row, holder: None, foreign: Seq(0) }
+        Self { row, holder: None, foreign: Seq(0), closed: false }
     }
 
     /// The row as it was last written.
@@ -85,7 +87,7 @@ impl Tail {
         counters: &Counters,
     ) -> Option<TailRow> {
         let wanted = match &self.holder {
-            None => call.unstable,
+            None => call.unstable && !self.closed,
             Some(holder) => {
                 let promised = holder.raised.map_or(holder.numbers, |(numbers, _)| numbers);
                 holder.client == call.client && counters.next_ino + NUMBERS_LEFT > promised
@@ -210,13 +212,18 @@ impl MetaService {
         if self.tail.borrow().is_idle() { self.end_tail().await } else { Ok(()) }
     }
 
-    /// Makes everything durable and notes that nobody holds a tail: before the target stops, so
-    /// that the next start waits for nobody.
+    /// Makes everything durable and notes that nobody holds a tail, now and until the target has
+    /// stopped, so that the next start waits for nobody. Requests that have begun may go on.
     ///
     /// # Errors
     ///
     /// When the store does not take it; then the next start waits.
-    pub async fn end_tail(&self) -> Result<(), MetaFault> {
+    pub async fn close_tail(&self) -> Result<(), MetaFault> {
+        self.tail.borrow_mut().closed = true;
+        self.end_tail().await
+    }
+
+    async fn end_tail(&self) -> Result<(), MetaFault> {
         if self.is_recovering() {
             return Ok(());
         }

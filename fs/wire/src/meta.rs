@@ -186,6 +186,10 @@ pub enum MetaRequest {
         size: u64,
         components: u64,
     },
+    /// The client goes for good and has nothing open: what it was told is durable with the answer, and a
+    /// service that restarts later waits for nothing of it. What it asks afterwards it asks as a new
+    /// client.
+    Leave,
 }
 
 impl MetaRequest {
@@ -217,6 +221,7 @@ impl MetaRequest {
             Self::Chores { .. } => "Chores",
             Self::Destroyed { .. } => "Destroyed",
             Self::Settled { .. } => "Settled",
+            Self::Leave => "Leave",
         }
     }
 }

@@ -66,7 +66,8 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         | R::Reclaim { .. }
         | R::ReadDir { .. }
         | R::Sync
-        | R::Chores { .. } => {
+        | R::Chores { .. }
+        | R::Leave => {
             unreachable!("the service answers {request:?} itself")
         }
     }

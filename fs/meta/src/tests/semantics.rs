@@ -365,6 +365,41 @@ fn a_silent_client_leaves_chores() {
 }
 
 #[test]
+fn a_client_that_leaves_is_not_waited_for() {
+    simulated(1, async {
+        let world = World::small().await;
+        let t = Tester::new(&world, 1).await;
+        // The holder of the tail, from its first change on, with an open file that has no name.
+        let call = |sequence| CallHeader {
+            unstable: true,
+            ..CallHeader::changing(t.client.get(), 0, sequence)
+        };
+        let new = NewInode::File { open: Some(OpenMode { write: true, truncate: false }) };
+        let service = world.service();
+        for (sequence, name) in (1..).zip(["a", "b", "c"]) {
+            let reply = service.handle(call(sequence), create(Ino::ROOT, name, new.clone())).await;
+            assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");
+        }
+        let (caller, parent, name) = (ROOT, Ino::ROOT, b"c".to_vec());
+        service.handle(call(4), MetaRequest::Unlink { caller, parent, name }).await;
+        let told = service.store().last_seq();
+        assert!(service.store().durable_seq() < told, "told early");
+        assert_eq!(t.read(MetaRequest::Leave).await, MetaReply::Done);
+        assert!(service.store().durable_seq() > told);
+        assert_eq!(service.clients(), []);
+        let gone = MetaReply::Failed(MetaFault::NotRegistered);
+        assert_eq!(t.read(MetaRequest::Leave).await, gone);
+        drop(service);
+        world.power_cut().await;
+        assert!(!world.service().is_recovering());
+        t.register().await;
+        t.lookup(Ino::ROOT, "b").await.expect("durable");
+        world.assert_sound().await;
+        world.stop();
+    });
+}
+
+#[test]
 fn a_full_file_system_still_deletes() {
     simulated(1, async {
         let fs = FsConfig { inodes_max: 4, ..fs_config() };
