@@ -51,7 +51,7 @@ pub const BUGS: &[Bug] = &[
     bug("meta-answered-before-durable", stack::stack, 40),
     bug("meta-cookie-given-twice", stack::stack, 20),
     bug("meta-tail-not-carried", stack::stack, 20),
-    bug("meta-lost-numbers-given-again", stack::stack, 100),
+    bug("meta-lost-numbers-given-again", stack::stack, 40),
     bug("client-tail-not-held", stack::stack, 20),
     bug("client-tail-not-handed-back", stack::stack, 20),
 ];

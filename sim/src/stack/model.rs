@@ -148,6 +148,11 @@ impl Tree {
         self.nodes[&id].ino
     }
 
+    /// The inodes of everything that was ever made here.
+    pub fn inos(&self) -> Vec<Ino> {
+        self.nodes.values().map(|node| node.ino).collect()
+    }
+
     pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, body: Body) -> u64 {
         let id = self.next;
         self.next += 1;

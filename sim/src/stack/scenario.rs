@@ -16,7 +16,7 @@ use levada_client::Client;
 use levada_node::assembly::Service;
 use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -180,12 +180,18 @@ impl Run {
         client.shutdown().await.expect("it has nothing to lose");
     }
 
-    /// Nothing of a file that was lost with its name appears in a new one.
+    /// Nothing of a file that was lost with its name appears in a new one, not even its number: handles
+    /// that name it lead nowhere.
     async fn check_fresh_files(&self, client: &Client) {
         const HOLE: usize = 100_000;
+        let states: Vec<Shared> = self.workers.borrow().clone();
+        let told =
+            states.iter().flat_map(|state| state.borrow().tree.inos()).collect::<BTreeSet<_>>();
         for number in 0..FRESH_FILES {
             let name = format!("fresh{number}");
             let (file, attr) = worker::create(client, Ino::ROOT, name.as_bytes()).await;
+            let is_new = !told.contains(&attr.ino);
+            assert!(is_new, "seed {}: {:?} was given to two files", self.world.seed, attr.ino);
             let byte = levada_base::Buf::copy_of(&[1]).into_vec();
             file.write(HOLE as u64, byte).await.expect("there is room");
             file.close().await;

@@ -42,6 +42,8 @@ struct Log {
     records: RefCell<BTreeMap<CallKey, Record>>,
     /// Inodes that somebody was told of.
     known: RefCell<Vec<Ino>>,
+    /// Of these, what somebody was told to have made.
+    made: RefCell<BTreeSet<Ino>>,
     reads: Cell<u64>,
     done: Cell<u64>,
 }
@@ -286,6 +288,11 @@ impl Lane {
         };
         if let (MetaReply::Entry(..), Some(ino)) = (&reply, ino) {
             log.known.borrow_mut().push(ino);
+        }
+        if let (MetaReply::Entry(_, true), Some(ino)) = (&reply, ino) {
+            // Also not when what was told is lost: who was told may have written to its objects.
+            let is_new = log.made.borrow_mut().insert(ino);
+            assert!(is_new, "{ino:?} was given to two files");
         }
         let opened = match (request, &reply) {
             (MetaRequest::Open { .. }, MetaReply::Attr(_)) => ino,
@@ -571,6 +578,7 @@ fn planted_bugs_are_found() {
         "meta-tail-not-carried",
         "meta-tail-with-foreign-batches",
         "meta-served-before-recovery",
+        "meta-lost-numbers-given-again",
     ];
     for bug in bugs {
         let found = (0..1000).find(|seed| {
