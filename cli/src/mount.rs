@@ -4,6 +4,7 @@
 use crate::{out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use levada_node::mounting;
 use levada_node::state::StateDir;
 use levada_spec::Loaded;
 use std::ffi::OsStr;
@@ -12,15 +13,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The type that /proc/mounts shows.
-const FS_TYPE: &str = "fuse.levada";
 /// An unmount that takes longer tells why.
 const PATIENCE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
 pub struct MountArgs {
-    /// Where to mount; made if missing
+    /// The directory to mount on
     dir: PathBuf,
     /// Stay in the foreground
     #[arg(long)]
@@ -32,39 +31,46 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
     let path = place::find_or_say(file)?;
     let loaded = place::load_at(&path)?;
     if args.foreground {
-        let target = std::path::absolute(&args.dir)?;
         let state = place::state(&loaded);
-        let plan = levada_node::mounting::MountPlan {
+        let target = mounting::place(&args.dir)?;
+        if look(&target, &state)? == Found::Ours {
+            bail!("{} is mounted already", target.display());
+        }
+        let plan = mounting::MountPlan {
             address: place::address(&loaded)?,
             cluster: loaded.cluster.name.clone(),
             record: record(&state, &target)?,
             target,
         };
-        return levada_node::mounting::run(&plan, || say!("{}", process::READY));
+        return mounting::run(&plan, || say!("{}", process::READY));
     }
     mount_at(&loaded, &path, &args.dir)
 }
 
-/// Mounts on `dir` in the background, unless it is mounted there already.
-pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
-    let dir = std::path::absolute(dir)?;
-    let state = place::state(loaded);
-    // A mount whose process was killed is replaced.
-    if mounted(&dir)? && is_served(&record(&state, &dir)?) {
-        say!("{} is mounted already", dir.display());
+/// Makes the directory of a mount that the cluster file lists, unless it is there.
+pub fn make_place(dir: &Path) -> Result<()> {
+    // One that is mounted on is there, and asking it might wait for its node.
+    if mounting::place(dir).is_ok_and(|dir| mounting::mounted_at(&dir).is_ok_and(|at| at.is_some()))
+    {
         return Ok(());
     }
-    match std::fs::create_dir_all(&dir) {
-        Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && mounted(&dir)? => {}
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            bail!("cannot mount on {}: it is not a directory", dir.display())
+    match std::fs::create_dir_all(dir) {
+        // What else it may be is told by whoever mounts on it.
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot make {}", dir.display()))
         }
-        // A dead mount of an earlier process; mounting replaces it.
-        Err(error) if [ENOTCONN, ECONNABORTED].contains(&error.raw_os_error().unwrap_or(0)) => {}
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot make {}", dir.display()));
-        }
+        _ => Ok(()),
+    }
+}
+
+/// Mounts on `dir` in the background, unless it is mounted there already.
+pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
+    let dir = mounting::place(dir)?;
+    let state = place::state(loaded);
+    let found = look(&dir, &state)?;
+    if found == Found::Ours {
+        say!("{} is mounted already", dir.display());
+        return Ok(());
     }
     if state.running().is_none() {
         bail!("{} is not up: start it with `levada up`", loaded.cluster.name);
@@ -85,7 +91,57 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     process::start(&log, &arguments, |line| say!("{line}"))
         .with_context(|| format!("cannot mount {}", dir.display()))?;
     say!("mounted {} on {}", loaded.cluster.name, dir.display());
+    if found == Found::Full {
+        say!("{} was not empty: what is in it is hidden until the unmount", dir.display());
+    }
     Ok(())
+}
+
+/// What is where something is to be mounted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// An empty directory, or a dead mount of an earlier process, which mounting replaces.
+    Empty,
+    /// A directory with something in it.
+    Full,
+    /// A mount of this cluster, which serves.
+    Ours,
+}
+
+/// Looks whether one can mount on `dir`.
+fn look(dir: &Path, state: &StateDir) -> Result<Found> {
+    let mounted = mounting::mounted_at(dir)?;
+    match mounted.as_deref() {
+        Some(mounting::FS_TYPE) if is_served(&record(state, dir)?) => return Ok(Found::Ours),
+        // Alive, and not of this cluster; or dead.
+        Some(mounting::FS_TYPE) | None => {}
+        Some(other) => {
+            bail!(
+                "cannot mount on {}: another file system ({other}) is mounted there",
+                dir.display()
+            )
+        }
+    }
+    match std::fs::metadata(dir) {
+        Ok(there) if !there.is_dir() => {
+            bail!("cannot mount on {}: it is not a directory", dir.display())
+        }
+        Ok(_) if mounted.is_some() => {
+            bail!("cannot mount on {}: the mount of another cluster is there", dir.display())
+        }
+        Ok(_) => {
+            let entries = std::fs::read_dir(dir);
+            let is_full = entries.is_ok_and(|mut entries| entries.next().is_some());
+            Ok(if is_full { Found::Full } else { Found::Empty })
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("cannot mount on {}: there is no such directory", dir.display())
+        }
+        Err(error) if [ENOTCONN, ECONNABORTED].contains(&error.raw_os_error().unwrap_or(0)) => {
+            Ok(Found::Empty)
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot mount on {}", dir.display())),
+    }
 }
 
 /// What a mount answers whose process is gone.
@@ -101,7 +157,7 @@ fn is_served(record: &Path) -> bool {
 /// Unmounts a directory and waits until its process has made everything durable. One that is in
 /// use stays, unless `lazy`.
 pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
-    let dir = std::path::absolute(dir)?;
+    let dir = mounting::place(dir)?;
     if !mounted(&dir)? {
         bail!("{} is not a mount of levada", dir.display());
     }
@@ -113,7 +169,7 @@ pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
             users.join(", ")
         );
     }
-    levada_node::mounting::unmount(&dir, lazy)?;
+    mounting::unmount(&dir, lazy)?;
     if lazy && !users.is_empty() {
         say!("{} ends with {}", dir.display(), users.join(", "));
         return Ok(());
@@ -218,22 +274,7 @@ fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
     Ok(())
 }
 
-/// True when a mount of ours lies on `dir`.
+/// True when a mount of levada lies on `dir`.
 fn mounted(dir: &Path) -> Result<bool> {
-    let table = std::fs::read_to_string("/proc/mounts").context("cannot read the mount table")?;
-    let wanted = escaped(dir);
-    Ok(table.lines().any(|line| {
-        let mut fields = line.split(' ').skip(1);
-        fields.next() == Some(&wanted) && fields.next() == Some(FS_TYPE)
-    }))
-}
-
-/// A path as /proc/mounts writes it.
-fn escaped(dir: &Path) -> String {
-    dir.display()
-        .to_string()
-        .replace('\\', "\\134")
-        .replace(' ', "\\040")
-        .replace('\t', "\\011")
-        .replace('\n', "\\012")
+    Ok(mounting::mounted_at(dir)?.as_deref() == Some(mounting::FS_TYPE))
 }

@@ -67,7 +67,9 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     }
     if !args.no_mounts {
         for spec in &loaded.cluster.mounts {
-            mount::mount_at(&loaded, &path, &loaded.path(&spec.path))?;
+            let dir = loaded.path(&spec.path);
+            mount::make_place(&dir)?;
+            mount::mount_at(&loaded, &path, &dir)?;
         }
     }
     Ok(())

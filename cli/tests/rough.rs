@@ -59,6 +59,7 @@ impl Cluster {
     fn new(name: &str, text: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("levada-rough-").tempdir().expect("a directory");
         fs::write(dir.path().join("levada.toml"), text.replace("NAME", name)).expect("written");
+        fs::create_dir(dir.path().join("mnt")).expect("made");
         Self { dir }
     }
 
@@ -220,14 +221,21 @@ fn a_cluster_bears_rough_hands() {
     }
     let cluster = Cluster::new("rough", TINY);
     let mnt = cluster.mnt();
+    cluster.refused(&["mount", "mnt"], &["not up"]);
     cluster.ok(&["up"]);
-    cluster.ok(&["mount", "mnt"]);
+    cluster.refused(&["mount", "missing"], &["missing", "no such directory"]);
+    cluster.refused(&["mount", "missing/mnt"], &["missing/mnt", "No such file"]);
+    cluster.refused(&["mount", "/proc"], &["/proc", "another file system (proc)"]);
+    assert!(!cluster.path("missing").exists(), "nothing was made");
+    assert!(!cluster.ok(&["mount", "mnt"]).contains("not empty"));
     fs::write(mnt.join("kept"), vec![7; 3_000_000]).expect("written");
     let kept = || fs::read(mnt.join("kept")).expect("read") == vec![7; 3_000_000];
 
     // Twice, and by others.
     assert!(cluster.ok(&["up"]).contains("up already"));
-    assert!(cluster.ok(&["mount", "mnt"]).contains("mounted"));
+    assert!(cluster.ok(&["mount", "mnt"]).contains("mounted already"));
+    std::os::unix::fs::symlink("mnt", cluster.path("link")).expect("linked");
+    assert!(cluster.ok(&["mount", "link"]).contains("mounted already"));
     cluster.refused(&["up", "--force-format"], &["levada down"]);
     let drives = cluster.dir.path().join("d{0..1}").display().to_string();
     let other = TINY.replace("d{0..1}", &drives);

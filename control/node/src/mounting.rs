@@ -110,6 +110,27 @@ async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Res
     Ok(())
 }
 
+/// The type that the mount table shows.
+pub use levada_mount::transport::dev_fuse::FS_TYPE;
+
+/// The directory `dir` as the mount table writes it, also when its server is gone.
+///
+/// # Errors
+///
+/// When the way there does not exist.
+pub fn place(dir: &Path) -> Result<PathBuf> {
+    Ok(levada_mount::transport::dev_fuse::place(dir)?)
+}
+
+/// The type of the file system that is mounted on `dir`, if one is. Asks no file system.
+///
+/// # Errors
+///
+/// When the system does not tell.
+pub fn mounted_at(dir: &Path) -> Result<Option<String>> {
+    levada_mount::transport::dev_fuse::mounted_at(dir).context("cannot read the mount table")
+}
+
 /// Unmounts whatever is on `dir`; when it is in use, with `lazy` as soon as it is not.
 ///
 /// # Errors

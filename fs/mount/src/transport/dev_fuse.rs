@@ -26,7 +26,8 @@ use std::time::Duration;
 use super::mount_table::{Mounted, top_mount_at};
 
 const DEVICE: &str = "/dev/fuse";
-const FS_TYPE: &str = "fuse.levada";
+/// The type that the mount table shows.
+pub const FS_TYPE: &str = "fuse.levada";
 
 /// How a mount is made.
 #[derive(Clone, Debug)]
@@ -338,13 +339,7 @@ fn detach_dead(target: &Path) -> Result<(), MountError> {
 /// [`MountError::NotMounted`], [`MountError::Unmount`], [`MountError::Target`] for a path that
 /// leads nowhere.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
-    let at = |source| MountError::Target { target: dir.into(), source };
-    let absolute = std::path::absolute(dir).map_err(at)?;
-    // The last part is not looked at: that would ask the server, which may be gone.
-    let target = match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => parent.canonicalize().map_err(at)?.join(name),
-        _ => absolute,
-    };
+    let target = place(dir)?;
     let mounted = top_mount_at(&target).map_err(MountError::Table)?;
     if mounted.is_none_or(|mounted| mounted.fs_type != FS_TYPE) {
         return Err(MountError::NotMounted { target });
@@ -356,6 +351,33 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
         Some(libc::EBUSY) => MountError::Busy { target },
         _ => MountError::Unmount { target, source },
     })
+}
+
+/// The directory `dir` as the mount table writes it. Of the last part only a symbolic link is followed:
+/// to look at more would ask a server that may be gone.
+///
+/// # Errors
+///
+/// [`MountError::Target`] when the way there does not exist.
+pub fn place(dir: &Path) -> Result<PathBuf, MountError> {
+    let at = |source| MountError::Target { target: dir.into(), source };
+    let absolute = std::path::absolute(dir).map_err(at)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) if std::fs::read_link(&absolute).is_err() => {
+            Ok(parent.canonicalize().map_err(at)?.join(name))
+        }
+        _ => absolute.canonicalize().map_err(at),
+    }
+}
+
+/// The type of the file system that is mounted on `place`, if one is. Asks no file system, so it
+/// cannot hang on a dead one.
+///
+/// # Errors
+///
+/// When the mount table cannot be read.
+pub fn mounted_at(place: &Path) -> io::Result<Option<String>> {
+    Ok(top_mount_at(place)?.map(|mounted| mounted.fs_type))
 }
 
 fn unmount_or_detach(target: &Path) -> Result<Unmounted, MountError> {
