@@ -326,6 +326,14 @@ impl Client {
         self.0.in_time(self.0.attr(ino)).await
     }
 
+    /// The attributes of a directory in which this client has just made something, and how long ago
+    /// the service told them: once, and only while nothing that this client asked for can have changed
+    /// them since.
+    #[must_use]
+    pub fn directory_just_told(&self, ino: Ino) -> Option<(Attr, Duration)> {
+        self.0.meta.just_told.take(ino)
+    }
+
     /// Finds a name.
     ///
     /// # Errors

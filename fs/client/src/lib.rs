@@ -14,6 +14,7 @@
 
 mod client;
 mod clock;
+mod directory;
 mod ends;
 mod error;
 mod file;

@@ -10,6 +10,7 @@
 //! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
 //!   two ends of an open or close is sent again, so that the counts agree in the end.
 
+use crate::directory::JustTold;
 use crate::error::Error;
 use crate::slots::Slots;
 use futures_util::future::LocalBoxFuture;
@@ -53,6 +54,7 @@ pub(crate) struct Meta {
     lost: Cell<bool>,
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
+    pub(crate) just_told: Rc<JustTold>,
 }
 
 /// What this client was told although it was not durable.
@@ -105,6 +107,7 @@ impl Meta {
             draining: Cell::default(),
             lost: Cell::default(),
             left: Cell::default(),
+            just_told: Rc::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
         let holder = Rc::downgrade(&meta);
@@ -212,7 +215,11 @@ impl Meta {
     fn call(&self, request: &MetaRequest, told: Told) -> Call {
         // The housekeeper acts on what it is told at once.
         let early = told == Told::Early && self.class == Class::Foreground;
-        let flags = if early { flags::UNSTABLE } else { 0 };
+        let flags = match request {
+            MetaRequest::Create { .. } if early => flags::UNSTABLE | flags::WITH_DIRECTORY,
+            _ if early => flags::UNSTABLE,
+            _ => 0,
+        };
         Call { flags, ..self.plain_call(request) }
     }
 
@@ -293,12 +300,22 @@ impl Meta {
         if let MetaRequest::Open { ino, .. } = &request {
             self.count_open(*ino);
         }
+        let changing = changes_attributes(&request).then(|| self.just_told.begin());
         let held = self.last_held();
         let mut call =
             Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
         let reply = match patience {
             Patience::Endless => self.ask(call).await,
             Patience::None => self.try_ask(&mut call).await,
+        };
+        let reply = match (reply, changing) {
+            (Ok(MetaReply::Made { attr, directory }), changing) => {
+                if let Some(changing) = changing {
+                    changing.told(*directory);
+                }
+                Ok(MetaReply::Entry(attr, true))
+            }
+            (reply, _) => reply,
         };
         drop(slot);
         // It came after everything held by then, and is durable.
@@ -435,6 +452,7 @@ impl Meta {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
                 self.losses.set(self.losses.get() + 1);
+                self.just_told.forget();
             }
             if known.is_none_or(|(known, _)| known != verifier) {
                 self.hand_back(caller, client).await?;
@@ -492,6 +510,38 @@ impl Meta {
             MetaReply::Failed(MetaFault::Unavailable) => Err(RpcError::Disconnected),
             reply => Ok(reply),
         }
+    }
+}
+
+/// Whether this may change a directory, or attributes that a program set.
+fn changes_attributes(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    match request {
+        R::SetAttr { .. }
+        | R::Create { .. }
+        | R::Link { .. }
+        | R::Unlink { .. }
+        | R::RemoveDir { .. }
+        | R::Rename { .. } => true,
+        R::Register { .. }
+        | R::Replay { .. }
+        | R::Reclaim { .. }
+        | R::Lookup { .. }
+        | R::GetAttr { .. }
+        | R::ReadLink { .. }
+        | R::ReadDir { .. }
+        | R::Open { .. }
+        | R::Close { .. }
+        | R::BeginWrite { .. }
+        | R::CommitWrite { .. }
+        | R::Truncated { .. }
+        | R::Several { .. }
+        | R::Sync
+        | R::Space
+        | R::Chores { .. }
+        | R::Destroyed { .. }
+        | R::Settled { .. }
+        | R::Leave => false,
     }
 }
 

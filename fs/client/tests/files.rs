@@ -502,3 +502,58 @@ fn truncating_opens_and_growths_of_one_file_do_not_wait_for_each_other() {
         });
     }
 }
+
+#[test]
+fn a_directory_just_told_is_the_directory_as_it_is() {
+    for seed in 0..8 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            world.network.break_one_in(200);
+            let client = world.client("client").await;
+            let mut told = 0;
+            for round in 0..300 {
+                if below(100) == 0 {
+                    world.restart_meta().await;
+                }
+                // Mostly one at a time, as a program makes files.
+                let count = if below(4) == 0 { 1 + below(3) } else { 1 };
+                let changes = (0..count).map(|number| {
+                    let (client, name) = (client.clone(), format!("{round}.{number}"));
+                    let other = format!("{}.0", below(300));
+                    async move {
+                        let (name, other) = (name.as_bytes(), other.as_bytes());
+                        match below(8) {
+                            0 => {
+                                let _ = client.unlink(ROOT, ROOT_DIR, other).await;
+                            }
+                            1 => {
+                                let (from, to) = ((ROOT_DIR, other), (ROOT_DIR, name));
+                                let _ = client.rename(ROOT, from, to, 0).await;
+                            }
+                            2 => {
+                                let mode = Some(0o700 + below(8) as u32);
+                                let change = AttrChange { mode, ..AttrChange::default() };
+                                client.set_attr(ROOT, ROOT_DIR, change).await.expect("there");
+                            }
+                            3 => {
+                                let new = NewInode::Directory;
+                                let _ = client.create(ROOT, ROOT_DIR, name, 0o755, new).await;
+                            }
+                            _ => {
+                                create(&client, &String::from_utf8_lossy(name)).await.close().await
+                            }
+                        }
+                    }
+                });
+                join_all(changes).await;
+                if let Some((attr, age)) = client.directory_just_told(ROOT_DIR) {
+                    assert_eq!(attr, client.attr(ROOT_DIR).await.expect("there"), "seed {seed}");
+                    assert!(age < Duration::from_secs(1));
+                    assert_eq!(client.directory_just_told(ROOT_DIR), None);
+                    told += 1;
+                }
+            }
+            assert!(told > 80, "seed {seed}: told {told} times");
+        });
+    }
+}

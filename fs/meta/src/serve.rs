@@ -6,7 +6,7 @@ use crate::tail::Superseded;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::BootVerifier;
 use levada_wire::frame::{Frame, NO_SLOT, decode_body, encode_body, flags};
-use levada_wire::meta::MetaRequest;
+use levada_wire::meta::{MetaReply, MetaRequest};
 use levada_wire::rpc::{ConnectionId, Handler, Reply};
 
 const _: () = assert!(CallHeader::NO_SLOT == NO_SLOT);
@@ -25,11 +25,22 @@ impl Handler for MetaService {
             let (client, slot, sequence) = (header.client, header.slot, header.sequence);
             let unstable = header.flags & flags::UNSTABLE != 0;
             let call = CallHeader { client, slot, sequence, unstable };
-            let reply = self.handle(call, body).await;
+            let directory = match &body {
+                MetaRequest::Create { parent, .. } => Some(*parent),
+                _ => None,
+            };
+            let directory = directory.filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
+            let mut reply = self.handle(call, body).await;
             if !unstable {
                 return Reply { verifier, ..Reply::new(encode_body(&reply)) };
             }
             // Nothing comes between this and the sending of both frames.
+            if let (Some(directory), MetaReply::Entry(attr, true)) = (directory, &mut reply)
+                && let Some(directory) = self.directory_now(call, directory)
+            {
+                let attr = attr.clone();
+                reply = MetaReply::Made { attr, directory };
+            }
             let durable = self.store().durable_seq();
             match self.tail.borrow_mut().frame_for(client, from, durable) {
                 Ok(first) => Reply { verifier, first, ..Reply::new(encode_body(&reply)) },

@@ -28,7 +28,7 @@ use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_kv::{Batch, Bytes, KvError, Store};
-use levada_wire::attr::Time;
+use levada_wire::attr::{Attr, Time};
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
@@ -372,6 +372,22 @@ impl MetaService {
             return Ok(());
         }
         self.durable(seq).await
+    }
+
+    /// The attributes of a directory as they are now, if the caller, who holds the tail, may be told at
+    /// once.
+    pub(crate) fn directory_now(&self, call: CallHeader, ino: Ino) -> Option<Box<Attr>> {
+        let table = self.table.borrow();
+        let durable = self.store.durable_seq();
+        if !self.tail.borrow_mut().is_early(call, durable, &table.counters) {
+            return None;
+        }
+        let mut cache = self.cache.borrow_mut();
+        let mut tx = Tx::new(&self.env, &table, &mut cache, call.client, self.time());
+        match ops::attrs::get(&mut tx, ino) {
+            Ok(MetaReply::Attr(attr)) => Some(attr),
+            _ => None,
+        }
     }
 
     /// Applies what a transaction leaves behind, and its reply row, as one batch.

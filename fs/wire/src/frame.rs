@@ -63,8 +63,11 @@ pub mod flags {
     /// Of a request: it may be answered before what it changes, or has seen, is durable. The
     /// caller takes in the one-way frames that come before such an answer.
     pub const UNSTABLE: u32 = 8;
+    /// Of a request: the caller knows what to do with a directory's attributes beside the answer
+    /// ([`MetaReply::Made`](crate::meta::MetaReply::Made)).
+    pub const WITH_DIRECTORY: u32 = 16;
     /// Every flag that version 1 knows.
-    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE;
+    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY;
 }
 
 /// The header but for lengths and checksums, which the codec fills in.

@@ -275,6 +275,12 @@ pub enum MetaReply {
         settle: Vec<Attr>,
     },
     Failed(MetaFault),
+    /// As `Entry`, of something made now, with the directory as it was then or later: for a caller that
+    /// asks for it with the flag `WITH_DIRECTORY`, when it costs no wait. Never stored.
+    Made {
+        attr: Box<Attr>,
+        directory: Box<Attr>,
+    },
 }
 
 /// The body of a one-way frame: what the client must hold for the answers that follow

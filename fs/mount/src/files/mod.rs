@@ -181,6 +181,12 @@ impl Files {
         match operation {
             Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
+                // After each file that it makes the kernel asks for the directory.
+                if let Some((attr, age)) = self.client.directory_just_told(ino)
+                    && let Some(valid) = VALID.checked_sub(age)
+                {
+                    return Ok(Reply::Attr { attr: attr_of(&attr), valid });
+                }
                 let attr = Box::pin(self.client.attr(ino)).await?;
                 Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
             }
