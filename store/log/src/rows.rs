@@ -319,6 +319,14 @@ mod tests {
         }
 
         #[test]
+        fn object_rows_are_read_as_written(size in any::<u64>(), version in 1..u64::MAX, segment in prop::option::of(0..u32::MAX), cuts in 0..4u64) {
+            let cuts = (0..cuts).map(|n| Cut { version: n, size: n * 7 }).collect();
+            let cuts = Cuts::load(cuts).expect("they ascend");
+            let row = ObjectRow { size, mark: Mark { version, segment }, cuts };
+            prop_assert_eq!(ObjectRow::decode(&row.encode()).expect("valid"), row);
+        }
+
+        #[test]
         fn arbitrary_rows_do_no_harm(key in prop::collection::vec(any::<u8>(), 0..40), mut value in prop::collection::vec(any::<u8>(), 0..100)) {
             for format in [true, false] {
                 if format && value.len() > 4 {
@@ -328,5 +336,16 @@ mod tests {
                 let _ = (ObjectRow::id(&key), ObjectRow::decode(&value), LogRow::decode(&value));
             }
         }
+    }
+
+    /// Rows from before they told where the mark lies.
+    #[test]
+    fn an_older_object_row_is_read() {
+        let mut old = vec![FORMAT, 0, 0, 0, 0, 0, 0, 0];
+        old.put_u64(5);
+        old.put_u64(9);
+        let mark = Mark { version: 9, segment: None };
+        let row = ObjectRow { size: 5, mark, cuts: Cuts::default() };
+        assert_eq!(ObjectRow::decode(&old).expect("valid"), row);
     }
 }
