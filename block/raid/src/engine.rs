@@ -30,8 +30,9 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 
-/// Medium errors of one member since open after which it is taken out.
-pub(crate) const MEDIUM_ERRORS_MAX: u64 = 256;
+/// Places of one member, a chunk each, that could not be read since open, after which it is taken out.
+/// Places, not errors: what is lost for good is asked for again and again.
+pub(crate) const UNREADABLE_MAX: usize = 256;
 
 /// A stripe whose dirty bit waits to be cleared.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +91,10 @@ enum Judgement {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
-    Read,
+    Read {
+        /// Where on the member.
+        at: u64,
+    },
     Change,
 }
 
@@ -186,7 +190,7 @@ impl Engine {
         member.stats.latency.borrow_mut().add(begun.elapsed());
         match &result {
             Ok(_) => add(&member.stats.bytes_read, bytes),
-            Err(error) => self.judge(member, error, Operation::Read),
+            Err(error) => self.judge(member, error, Operation::Read { at }),
         }
         result
     }
@@ -266,9 +270,9 @@ impl Engine {
     /// Decides what an error means for the member and the array.
     pub fn judge(&self, member: &Rc<Member>, error: &BlockError, operation: Operation) {
         let judgement = match (error, operation) {
-            (BlockError::Medium { .. }, Operation::Read) => Judgement::Medium,
+            (BlockError::Medium { .. }, Operation::Read { .. }) => Judgement::Medium,
             // A kernel reports an unreadable sector so.
-            (BlockError::Io { errno: libc::EIO }, Operation::Read) => Judgement::Medium,
+            (BlockError::Io { errno: libc::EIO }, Operation::Read { .. }) => Judgement::Medium,
             (BlockError::Fenced { .. }, _) => Judgement::Owner,
             (
                 BlockError::Medium { .. }
@@ -285,7 +289,10 @@ impl Engine {
         match judgement {
             Judgement::Medium => {
                 add(&member.stats.medium_errors, 1);
-                if member.stats.medium_errors.get() >= MEDIUM_ERRORS_MAX {
+                if let Operation::Read { at } = operation
+                    && member.is_unreadable_in_many(at / self.layout.chunk_bytes)
+                    && self.bears_without(member)
+                {
                     self.put_out(member, Some(error.clone()));
                 }
             }
@@ -313,6 +320,11 @@ impl Engine {
         };
         let bits = roles.iter().enumerate().filter(|(_, member)| !whole(member));
         bits.fold(0, |out, (role, _)| out | 1 << role)
+    }
+
+    /// False when the array would stop without this member: what can be read of it is better than that.
+    fn bears_without(&self, member: &Member) -> bool {
+        member.role.get().is_none_or(|role| self.layout.survives(self.roles_out() | 1 << role))
     }
 
     /// Takes a member out, or stops the array when it cannot do without.

@@ -1,11 +1,13 @@
 //! One member: its device, its standing, and what it has done so far.
 
+use crate::engine::UNREADABLE_MAX;
 use crate::status::Latency;
 use levada_base::ids::Uuid;
 use levada_base::planted;
 use levada_base::sync::Notify;
 use levada_device::Device;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// One member's standing in its array.
@@ -82,6 +84,8 @@ pub(crate) struct Member {
     pub flushing: Cell<bool>,
     pub flush_ended: Notify,
     pub in_flight: Cell<u32>,
+    /// Chunks in which something could not be read since open, until there are too many.
+    unreadable: RefCell<BTreeSet<u64>>,
     pub stats: Stats,
 }
 
@@ -130,6 +134,7 @@ impl Member {
             flushing: Cell::new(false),
             flush_ended: Notify::default(),
             in_flight: Cell::new(0),
+            unreadable: RefCell::default(),
             stats: Stats::default(),
         })
     }
@@ -161,6 +166,15 @@ impl Member {
     /// A flush covers every slot that was rebuilt below this.
     pub fn flushed_to(&self, next_slot: u64) {
         self.slots_flushed.set(next_slot);
+    }
+
+    /// Something in this chunk could not be read: true when that is so in too many by now.
+    pub fn is_unreadable_in_many(&self, chunk: u64) -> bool {
+        let mut unreadable = self.unreadable.borrow_mut();
+        if unreadable.len() < UNREADABLE_MAX {
+            unreadable.insert(chunk);
+        }
+        unreadable.len() >= UNREADABLE_MAX
     }
 
     pub fn apply(&self, event: MemberEvent) {

@@ -287,6 +287,66 @@ fn failures_that_follow_each_other_are_borne() {
     });
 }
 
+/// Bytes of one stripe are lost, on every level in its way. Whoever asks for them again and again gets the
+/// same answer, and costs no member its place.
+#[test]
+fn asking_for_what_is_lost_takes_no_member_out() {
+    Reactor::simulated(17).block_on(async {
+        // Of a mirror the copies of the first stripe lie in as many slots.
+        let lost = [(Level::Raid0, 4, 1, 1), (MIRROR, 3, 3, 3), (Level::Raid6, 6, 3, 1)];
+        for (level, members, bad, slots) in lost {
+            let rig = Rig::new(level, members, 0, 8 << 10, 12);
+            let array = rig.create().await;
+            for stripe in 0..4 {
+                write_stripe(&array, stripe, 1).await.expect("written");
+            }
+            array.flush().await.expect("flushed");
+            for drive in &rig.drives[..bad] {
+                drive.make_unreadable(drive.data_at(), slots * (8 << 10));
+            }
+            let stripe_bytes = array.geometry().stripe_bytes as usize;
+            for _ in 0..300 {
+                let lost = read(&array, 0, stripe_bytes).await.map(|data| data.len());
+                assert!(matches!(lost, Err(BlockError::Medium { .. })), "{level:?}: {lost:?}");
+            }
+            let status = array.status();
+            assert_eq!((status.degraded, status.stopped), (0, None), "{level:?}");
+            let at = 3 * stripe_bytes as u64;
+            let rest = read(&array, at, stripe_bytes).await;
+            assert!(rest.as_deref() == Ok(&pattern(at, stripe_bytes, 1)[..]), "{level:?}");
+        }
+    });
+}
+
+/// Members on which more and more cannot be read are taken out, but no more of them than the array bears.
+#[test]
+fn unreadable_places_do_not_stop_the_array() {
+    Reactor::simulated(18).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, 4 << 10, 400);
+        let array = rig.create().await;
+        let stripe_bytes = array.geometry().stripe_bytes as usize;
+        for stripe in 0..320 {
+            write_stripe(&array, stripe, 1).await.expect("written");
+        }
+        array.flush().await.expect("flushed");
+        for drive in &rig.drives[..3] {
+            drive.make_unreadable(drive.data_at(), 300 * (4 << 10));
+        }
+        for stripe in 0..300 {
+            let at = stripe * stripe_bytes as u64;
+            let lost = read(&array, at, stripe_bytes).await.map(|data| data.len());
+            assert!(matches!(lost, Err(BlockError::Medium { .. })), "{stripe}: {lost:?}");
+        }
+        let status = array.status();
+        assert_eq!((status.degraded, status.stopped), (2, None));
+        for stripe in 300..320 {
+            let at = stripe * stripe_bytes as u64;
+            let whole = read(&array, at, stripe_bytes).await;
+            assert!(whole.as_deref() == Ok(&pattern(at, stripe_bytes, 1)[..]), "{stripe}");
+        }
+    });
+}
+
 #[test]
 fn scrub_locates_and_repairs_silent_corruption() {
     Reactor::simulated(8).block_on(async {
