@@ -355,11 +355,16 @@ impl Inner {
         {
             let mut now = object.now.borrow_mut();
             let existed = now.exists;
-            // Most copies of records without data change no row. Were they counted, stripes of copies
-            // would be closed when they hold little, and cleaning gain nothing.
-            if !matches!(change, Change::Keep) || now.mark.version == version {
-                watch.batch_bytes = 2 * OBJECT_ROW_BYTES;
-            }
+            // Most copies of records without data change no row, and others that one. Were they counted
+            // like changes, stripes of copies would be closed when they hold little, and cleaning gain
+            // nothing.
+            watch.batch_bytes = match change {
+                Change::Keep if now.mark.version == version => {
+                    object_row_bytes(now.cuts.iter().len())
+                }
+                Change::Keep => 0,
+                _ => 2 * OBJECT_ROW_BYTES,
+            };
             now.apply(version, &change, segment, &mut watch);
             watch.object(existed, now.exists);
         }
@@ -527,8 +532,13 @@ pub(crate) fn extent_row_bytes(offset: u64, extent: &Extent) -> u64 {
     33 + 52 + 4 * (last - first)
 }
 
+/// Bytes of the row of an object of which so many truncations are remembered.
+const fn object_row_bytes(cuts: usize) -> u64 {
+    25 + 24 + 16 * cuts as u64
+}
+
 /// Bytes of the row of an object that was truncated once; some take a little more or less.
-pub(crate) const OBJECT_ROW_BYTES: u64 = 25 + 24 + 16;
+pub(crate) const OBJECT_ROW_BYTES: u64 = object_row_bytes(1);
 const _: () = assert!(16 * CUTS_MAX as u64 <= OBJECT_ROW_BYTES, "twice that is the most");
 
 /// Bytes of a batch that remove a row, generously.

@@ -401,3 +401,34 @@ fn a_log_of_many_small_files_stays_usable() {
         });
     }
 }
+
+/// Objects whose size a truncation carries lie in the oldest segments, beside much that is written over and
+/// over: nothing is dead where they lie, and moving them must not cost more than they take.
+#[test]
+fn old_sizes_do_not_fill_the_log() {
+    for (part, chunk) in [(2, 4000), (3, 4000), (4, 20_000)] {
+        Reactor::simulated(1).block_on(async {
+            let mut world = World::new(128).await;
+            let log = world.next_life().open(true).await;
+            let total = log.space().total_bytes;
+            let sized = total / 10 * part / 96;
+            for n in 0..sized {
+                log.truncate(object(n), 10, Stability::Unstable).await.expect("room");
+            }
+            let places = (total * 8 / 10 - sized * 96) / (chunk + 200);
+            for n in 0..places * 3 {
+                let at = if n < places { n } else { below(places) };
+                let id = object((1 << 40) + at);
+                let written = log.write(id, 0, bytes(1, chunk), Stability::Unstable).await;
+                written.unwrap_or_else(|error| {
+                    panic!(
+                        "{part}, {n} of {places}: {error}, {:?}, {:?}",
+                        log.space(),
+                        log.counters()
+                    )
+                });
+            }
+            assert_eq!(log.stat(object(5)).await.expect("it is there").size, 10);
+        });
+    }
+}
