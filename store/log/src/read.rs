@@ -349,8 +349,12 @@ impl Inner {
                     "a checksum did not fit; rebuilt from parity");
                 self.state.borrow_mut().counters.repaired_blocks += (hi - lo) / BLOCK_BYTES;
                 probe::count("blocks repaired", (hi - lo) / BLOCK_BYTES);
-                // Only these bytes are proven: neighbours in the same blocks stay as they are.
-                let mut good = BufMut::copy_of(as_it_is.as_deref().unwrap_or(&data));
+                // The checksum proves these bytes only. Neighbours in the same blocks, which another
+                // record owns, become what the rest of the stripe says if it is of one mind, and
+                // stay as they are otherwise.
+                let whole = (lo, hi) == (from, to) || self.agrees(lo, &data, avoid, class).await;
+                let before = as_it_is.as_ref().filter(|_| !whole).unwrap_or(&data);
+                let mut good = BufMut::copy_of(before);
                 good[(from - lo) as usize..(to - lo) as usize].copy_from_slice(&bytes);
                 // The bytes are good whether or not the array takes them back.
                 if let Err(error) = self.array.repair(lo, good.freeze().into_vec()).await {
@@ -363,5 +367,20 @@ impl Inner {
         tracing::error!(array = %self.array.info().name, at = lo, bytes = hi - lo,
             "nothing rebuilds these bytes");
         Ok(None)
+    }
+
+    /// Whether those that `data`, read around `avoid`, was made of agree with each other: made
+    /// without one holder of data more, it is the same. One wrong member among them would show,
+    /// whoever is left out: the two parities weigh every member differently, and of copies at least
+    /// two are alike.
+    async fn agrees(&self, at: u64, data: &[u8], avoid: MemberSet, class: IoClass) -> bool {
+        let stripe = round_down(at, self.stripe_bytes);
+        let holders = self.array.members_of(stripe, self.stripe_bytes);
+        let Some(other) = (0..64).find(|at| holders.contains(*at) && !avoid.contains(*at)) else {
+            return false;
+        };
+        let into = BufMut::for_overwrite(data.len()).into_vec();
+        let again = self.array.read_avoiding(at, into, avoid.with(other), class).await;
+        again.is_ok_and(|parts| parts[0][..] == *data)
     }
 }
