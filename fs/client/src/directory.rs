@@ -3,8 +3,9 @@
 //! A kernel that makes a file asks for the directory's attributes right afterwards, for it no longer trusts
 //! those that it keeps. The service has just had them in hand, so they come with the answer.
 //!
-//! What always holds: what is handed out here is no older than the last change of names or attributes
-//! that this client was answered. It is handed out once, with its age: other clients change directories too.
+//! What always holds: what is handed out here is no older than anything that this client was answered
+//! about names or attributes of the directory. It is handed out once, with its age: other clients change
+//! directories too.
 
 use levada_base::ids::Ino;
 use levada_base::reactor::{self, Instant};
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub(crate) struct JustTold {
     directory: RefCell<Option<(Attr, Instant)>>,
     under_way: Cell<u32>,
+    /// Changes begun, and answers seen.
     begun: Cell<u64>,
 }
 
@@ -40,6 +42,13 @@ impl JustTold {
 
     pub(crate) fn forget(&self) {
         self.directory.take();
+    }
+
+    /// Something was answered about `directory`: what was told of it before may be older, and so may
+    /// what a change under way is told.
+    pub(crate) fn seen(&self, directory: Ino) {
+        self.directory.borrow_mut().take_if(|(attr, _)| attr.ino == directory);
+        self.begun.set(self.begun.get() + 1);
     }
 
     /// The attributes of `ino`, if they were just told, and how long ago.

@@ -137,7 +137,14 @@ impl Meta {
 
     /// Sends a request that changes nothing.
     pub(crate) async fn read(&self, request: &MetaRequest) -> Result<MetaReply, Error> {
-        self.ask(self.call(request, Told::Early)).await
+        let reply = self.ask(self.call(request, Told::Early)).await;
+        if let MetaRequest::Lookup { parent: ino, .. }
+        | MetaRequest::ReadDir { ino, .. }
+        | MetaRequest::GetAttr { ino, .. } = request
+        {
+            self.just_told.seen(*ino);
+        }
+        reply
     }
 
     /// Sends a request that changes something: it is carried out once, also when the caller

@@ -557,3 +557,32 @@ fn a_directory_just_told_is_the_directory_as_it_is() {
         });
     }
 }
+
+#[test]
+fn a_directory_told_before_something_newer_was_seen_is_forgotten() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let (here, there) = (world.client("here").await, world.client("there").await);
+        for round in 0..4 {
+            let ours = create(&here, &format!("here-{round}")).await;
+            let name = format!("there-{round}");
+            let theirs = create(&there, &name).await;
+            // Of all ways to see that `there` made something, one each round.
+            let name = name.as_bytes();
+            match round {
+                0 => drop(here.lookup(ROOT_DIR, name).await.expect("there")),
+                1 => drop(here.read_dir(ROOT_DIR, 0, 100, false).await.expect("there")),
+                2 => drop(here.attr(ROOT_DIR).await.expect("there")),
+                _ => {
+                    // It did not look: then this is what it was told, with its age.
+                    assert!(here.directory_just_told(ROOT_DIR).is_some());
+                }
+            }
+            assert_eq!(here.directory_just_told(ROOT_DIR), None, "round {round}");
+            ours.close().await;
+            theirs.close().await;
+        }
+        here.shutdown().await.expect("settled");
+        there.shutdown().await.expect("settled");
+    });
+}
