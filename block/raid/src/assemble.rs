@@ -280,13 +280,26 @@ fn order(superblock: &Superblock) -> (Epoch, u64) {
     (superblock.epoch, superblock.generation)
 }
 
-/// Opens array `uuid` from the devices that may be its members, for the owner of `epoch`.
-pub(crate) async fn open(
+/// What the devices that may be members of an array hold of it.
+struct Sighting {
+    newest: Superblock,
+    /// By member.
+    devices: Vec<Option<Rc<dyn Device>>>,
+    report: AssemblyReport,
+}
+
+/// Whether array `uuid` could be opened from these devices. Writes nothing.
+pub(crate) async fn examine(
     uuid: Uuid,
-    found: Vec<Rc<dyn Device>>,
-    epoch: Epoch,
+    found: &[Rc<dyn Device>],
     force: bool,
-) -> Result<(Rc<Engine>, AssemblyReport), RaidError> {
+) -> Result<(), RaidError> {
+    let Sighting { newest, devices, mut report } = look(uuid, found).await?;
+    name_absent(&newest, &devices, &mut report);
+    check_standing(&newest, &devices, force, &report)
+}
+
+async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidError> {
     let probed = join_all(found.iter().map(probe)).await;
     let ours = |probe: &Result<Option<(Superblock, usize)>, BlockError>| match probe {
         Ok(Some((superblock, _))) if superblock.uuid == uuid => Some(superblock.clone()),
@@ -295,15 +308,26 @@ pub(crate) async fn open(
     let newest = probed.iter().filter_map(ours).max_by_key(order);
     let mut report = AssemblyReport::default();
     let Some(newest) = newest else {
-        report.devices = classify(&found, &probed, None, uuid, &mut []);
+        report.devices = classify(found, &probed, None, uuid, &mut []);
         return Err(RaidError::NotFound { report: Box::new(report) });
     };
+    let mut devices = vec![None; newest.members.len()];
+    report.generation = newest.generation;
+    report.devices = classify(found, &probed, Some(&newest), uuid, &mut devices);
+    Ok(Sighting { newest, devices, report })
+}
+
+/// Opens array `uuid` from the devices that may be its members, for the owner of `epoch`.
+pub(crate) async fn open(
+    uuid: Uuid,
+    found: Vec<Rc<dyn Device>>,
+    epoch: Epoch,
+    force: bool,
+) -> Result<(Rc<Engine>, AssemblyReport), RaidError> {
+    let Sighting { newest, mut devices, mut report } = look(uuid, &found).await?;
     if newest.epoch > epoch {
         return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
     }
-    let mut devices = vec![None; newest.members.len()];
-    report.generation = newest.generation;
-    report.devices = classify(&found, &probed, Some(&newest), uuid, &mut devices);
     take(&newest, &mut devices, epoch, &mut report).await?;
     check_standing(&newest, &devices, force, &report)?;
 
@@ -387,14 +411,22 @@ async fn take(
             }
         }
     }
-    for (entry, device) in newest.members.iter().zip(devices.iter()) {
+    name_absent(newest, devices, report);
+    Ok(())
+}
+
+fn name_absent(
+    newest: &Superblock,
+    devices: &[Option<Rc<dyn Device>>],
+    report: &mut AssemblyReport,
+) {
+    for (entry, device) in newest.members.iter().zip(devices) {
         if !entry.state.is_live() {
             report.faulty.push(entry.name.clone());
         } else if device.is_none() {
             report.missing.push(entry.name.clone());
         }
     }
-    Ok(())
 }
 
 /// Is the data whole, and can these members know the newest standing?

@@ -35,6 +35,20 @@ impl RaidArray {
         Ok(Self { engine: assemble::create(spec, epoch).await? })
     }
 
+    /// Whether [`RaidArray::open`] would find what it needs: for those who open several arrays, or
+    /// none. Reads only.
+    ///
+    /// # Errors
+    ///
+    /// What is missing or wrong, with a report.
+    pub async fn examine(
+        uuid: Uuid,
+        found: &[Rc<dyn Device>],
+        force: bool,
+    ) -> Result<(), RaidError> {
+        assemble::examine(uuid, found, force).await
+    }
+
     /// Opens array `uuid` from devices that may be its members, in any order, for the owner of
     /// `epoch`. Resyncs what an unclean stop left dirty before it returns. Live members that are
     /// not among them are out from here on. `force` does without a majority of the members: for

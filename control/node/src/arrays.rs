@@ -37,7 +37,7 @@ pub struct ArrayError {
 fn hint(error: &RaidError) -> &'static str {
     match error {
         RaidError::NotFound { .. } => {
-            "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --force-format` starts over"
+            "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --destroy CLUSTER` starts over"
         }
         RaidError::TooManyLost { .. } | RaidError::NoMajority { .. } => {
             "; bring them back and start again: nothing was given up"
@@ -140,23 +140,33 @@ pub async fn create(
 ///
 /// # Errors
 ///
-/// [`ArrayError`] for the first that cannot be opened; its text names what would help.
+/// [`ArrayError`] for the first that cannot be opened; its text names what would help. Nothing was
+/// written when drives are missing.
 pub async fn open(
     cluster: &ClusterFile,
     drives: &Drives,
 ) -> Result<Vec<Rc<ClusterArray>>, ArrayError> {
+    let members_of = |spec: &ArraySpec| -> (Uuid, Vec<Rc<dyn Device>>) {
+        let uuid = uuid_of(&drives.drives, &spec.name).unwrap_or_default();
+        let slices =
+            drives.drives.iter().filter_map(|drive| drive.found.as_ref().ok()?.slice_of(uuid));
+        (uuid, slices.map(|slice| Rc::new(slice) as Rc<dyn Device>).collect())
+    };
+    let failed = |spec: &ArraySpec| {
+        let array = spec.name.clone();
+        |source| ArrayError { array, source }
+    };
+    // An array that is opened goes on without its missing members for good. When another one cannot
+    // be opened, the missing drives will come back, and should find their places.
+    for spec in &cluster.arrays {
+        let (uuid, found) = members_of(spec);
+        RaidArray::examine(uuid, &found, false).await.map_err(failed(spec))?;
+    }
     let mut arrays = Vec::new();
     for spec in &cluster.arrays {
-        let uuid = uuid_of(&drives.drives, &spec.name).unwrap_or_default();
-        let found: Vec<Rc<dyn Device>> = drives
-            .drives
-            .iter()
-            .filter_map(|drive| drive.found.as_ref().ok()?.slice_of(uuid))
-            .map(|slice| Rc::new(slice) as Rc<dyn Device>)
-            .collect();
-        let (array, report) = RaidArray::open(uuid, found, drives.epoch, false)
-            .await
-            .map_err(|source| ArrayError { array: spec.name.clone(), source })?;
+        let (uuid, found) = members_of(spec);
+        let opened = RaidArray::open(uuid, found, drives.epoch, false).await;
+        let (array, report) = opened.map_err(failed(spec))?;
         let mut remarks = Vec::new();
         if !report.missing.is_empty() {
             remarks.push(format!(
