@@ -4,6 +4,7 @@ use crate::{mount, out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use levada_node::control::{self, ControlRequest};
+use levada_node::drives::MayOverwrite;
 use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
 use std::ffi::OsStr;
@@ -20,16 +21,46 @@ pub struct UpArgs {
     /// Do not make the mounts that the cluster file lists
     #[arg(long)]
     no_mounts: bool,
-    /// Overwrite drives that carry something else, or an older cluster
-    #[arg(long)]
-    force_format: bool,
+    #[command(flatten)]
+    overwrite: OverwriteArgs,
 }
 
 #[derive(Args)]
 pub struct NodeArgs {
-    /// Overwrite drives that carry something else, or an older cluster
+    #[command(flatten)]
+    overwrite: OverwriteArgs,
+}
+
+#[derive(Args)]
+struct OverwriteArgs {
+    /// Make a new cluster also on drives that carry something else; refused when one carries this cluster
     #[arg(long)]
     force_format: bool,
+    /// Give up this cluster, named as in the cluster file, with all that is stored in it, and make it anew
+    #[arg(long, value_name = "CLUSTER")]
+    destroy: Option<String>,
+}
+
+impl OverwriteArgs {
+    fn of(&self, cluster: &str) -> Result<MayOverwrite> {
+        match &self.destroy {
+            Some(name) if name != cluster => {
+                bail!("--destroy {name}: the cluster here is {cluster}; nothing was changed")
+            }
+            Some(_) => Ok(MayOverwrite::Cluster),
+            None if self.force_format => Ok(MayOverwrite::Others),
+            None => Ok(MayOverwrite::Nothing),
+        }
+    }
+
+    fn pass_on<'a>(&'a self, arguments: &mut Vec<&'a OsStr>) {
+        if self.force_format {
+            arguments.push(OsStr::new("--force-format"));
+        }
+        if let Some(name) = &self.destroy {
+            arguments.extend([OsStr::new("--destroy"), OsStr::new(name)]);
+        }
+    }
 }
 
 /// Brings the cluster up.
@@ -40,8 +71,9 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     };
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
+    let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
     if let Some(pid) = answering(&state) {
-        if args.force_format {
+        if may_overwrite != MayOverwrite::Nothing {
             bail!(
                 "{} is up (node process {pid}); `levada down` it before its drives are overwritten",
                 loaded.cluster.name
@@ -50,9 +82,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         say!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
-        if args.force_format {
-            arguments.push(OsStr::new("--force-format"));
-        }
+        args.overwrite.pass_on(&mut arguments);
         process::start(&state.log(), &arguments, |line| say!("{line}"))
             .with_context(|| format!("cannot bring {} up", loaded.cluster.name))?;
         let now = status::ask(&state)?;
@@ -169,7 +199,7 @@ pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
     let path = std::path::absolute(path)?;
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
-    let options =
-        levada_node::NodeOptions { loaded, file: path, state, force_format: args.force_format };
+    let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
+    let options = levada_node::NodeOptions { loaded, file: path, state, may_overwrite };
     levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))
 }

@@ -312,6 +312,38 @@ fn a_full_file_system_says_so_and_deleting_helps_at_once() {
 }
 
 #[test]
+fn a_start_that_is_refused_changes_nothing() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("refused", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    fs::write(cluster.mnt().join("kept"), vec![7; 3_000_000]).expect("written");
+    cluster.ok(&["down"]);
+    // By force, or under another name: nothing is overwritten by mistake.
+    cluster.refused(&["up", "--force-format"], &["d0, d1", "--destroy", "drive replace"]);
+    cluster.refused(&["up", "--destroy", "other"], &["other", "refused"]);
+    // More drives than data bears are away, and fewer than metadata does.
+    let away = ["d0", "d1", "d2"];
+    let image = |drive: &str| cluster.path(&format!("{drive}.img"));
+    away.iter().for_each(|drive| fs::rename(image(drive), cluster.path(drive)).expect("moved"));
+    cluster.refused(&["up"], &away);
+    away.iter().for_each(|drive| fs::rename(cluster.path(drive), image(drive)).expect("moved"));
+    cluster.ok(&["up"]);
+    let said = cluster.ok(&["status"]);
+    assert!(said.contains("healthy") && !said.contains("degraded"), "{said}");
+    cluster.ok(&["mount", "mnt"]);
+    assert!(fs::read(cluster.mnt().join("kept")).expect("read") == vec![7; 3_000_000]);
+    cluster.ok(&["down"]);
+    // Given up by name, it is made anew.
+    cluster.ok(&["up", "--destroy", "refused"]);
+    cluster.ok(&["mount", "mnt"]);
+    assert!(!cluster.mnt().join("kept").exists());
+    cluster.ok(&["down"]);
+}
+
+#[test]
 fn three_lost_drives_stop_it_and_nothing_is_lost() {
     if !can_run() {
         return;

@@ -11,6 +11,7 @@ use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, housekeeper};
 use levada_device::Device;
 use levada_node::assembly::{self, StartOptions, Tuning};
+use levada_node::drives::MayOverwrite;
 use levada_node::drives::{DriveSource, NoDevice};
 use levada_spec::{BOX_DRIVES, ClusterFile, DriveSpec};
 use levada_wire::rpc::Handler;
@@ -34,7 +35,7 @@ pub(crate) fn start(drives: Drives) -> Result<Service> {
         let drives = drives.make("box", BOX_DRIVES, DRIVE_BYTES).await?;
         let source = MadeDrives(RefCell::new(drives));
         let options = StartOptions {
-            force_format: false,
+            may_overwrite: MayOverwrite::Nothing,
             tuning: Tuning::default(),
             address,
             progress: &|_| {},

@@ -13,7 +13,7 @@
 
 use crate::arrays::{self, ArrayError, ClusterArray};
 use crate::counted::Counted;
-use crate::drives::{self, DriveSource, Drives, DrivesError};
+use crate::drives::{self, DriveSource, Drives, DrivesError, MayOverwrite};
 use crate::targets::{TableError, TargetEntry, TargetKind, TargetTable, deal};
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -126,7 +126,7 @@ impl Tuning {
 
 /// What [`start`] is told besides the cluster file.
 pub struct StartOptions<'a> {
-    pub force_format: bool,
+    pub may_overwrite: MayOverwrite,
     pub tuning: Tuning,
     /// Where clients reach this node's targets.
     pub address: String,
@@ -150,7 +150,7 @@ pub async fn start(
     if file.hosts.len() > 1 {
         return Err(AssemblyError::NotServed { what: "a cluster of several hosts" });
     }
-    let drives = drives::take(source, &file, options.force_format, options.progress).await?;
+    let drives = drives::take(source, &file, options.may_overwrite, options.progress).await?;
     let arrays = if drives.fresh {
         (options.progress)("creating arrays");
         arrays::create(&file, &drives).await?

@@ -1,8 +1,8 @@
 //! The drives of a cluster file: found, told apart by their labels, or formatted.
 //!
 //! What always holds:
-//! - Nothing is formatted unless every drive of the cluster is new (or the operator forces it),
-//!   so a cluster with a missing drive is never mistaken for a new one.
+//! - Nothing is formatted unless every drive of the cluster is new, or the operator gives the
+//!   cluster up by name, so a cluster with a missing drive is never mistaken for a new one.
 //! - A drive is known by its label, not by its path: drives may change places.
 
 use futures_util::future::{LocalBoxFuture, join_all};
@@ -43,6 +43,18 @@ pub trait DriveSource {
     }
 }
 
+/// What an operator lets a start overwrite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MayOverwrite {
+    /// Drives that carry nothing.
+    #[default]
+    Nothing,
+    /// Also what is not this cluster, as long as no drive carries this cluster.
+    Others,
+    /// Also this cluster, with all that is stored in it.
+    Cluster,
+}
+
 /// Why there is no device for a drive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDevice {
@@ -58,8 +70,21 @@ pub enum NoDevice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DrivesError {
     /// A drive carries data of somebody else.
-    #[error("drive {drive} ({path}): {source}; `levada up --force-format` overwrites it")]
-    InUse { drive: String, path: String, source: Box<DriveError> },
+    #[error("drive {drive} ({path}): {source}; `{overwrite}` overwrites it")]
+    InUse {
+        drive: String,
+        path: String,
+        source: Box<DriveError>,
+        /// The command that does it nevertheless.
+        overwrite: String,
+    },
+    /// Drives were to be overwritten, and the cluster is there.
+    #[error(
+        "{drives} carry cluster {cluster:?} already, with all that is stored in it; nothing was changed. \
+         For one drive that carries something else: `levada up`, then `levada drive replace DRIVE --force`. \
+         To give up everything: `levada up --destroy {cluster}`"
+    )]
+    Exists { cluster: String, drives: String },
     /// A drive belongs to another cluster.
     #[error(
         "drive {drive} ({path}) belongs to cluster {other:?} as its drive {label:?}; nothing was changed"
@@ -123,18 +148,23 @@ async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
 pub async fn take(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
-    force_format: bool,
+    may_overwrite: MayOverwrite,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
-    let known = found.iter().any(|found| match found {
-        Found::Labelled(_, label) => label.cluster_name == cluster.name,
-        Found::Blank(..) | Found::Nothing(_) => false,
-    });
-    if known && !force_format {
-        open(cluster, found).await
-    } else {
-        format(source, cluster, found, force_format, progress).await
+    let known = |(spec, found): (&DriveSpec, &Found)| match found {
+        Found::Labelled(_, label) if label.cluster_name == cluster.name => Some(spec.name.clone()),
+        Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
+    };
+    let known: Vec<String> = cluster.drives.iter().zip(&found).filter_map(known).collect();
+    match may_overwrite {
+        MayOverwrite::Nothing if !known.is_empty() => open(cluster, found).await,
+        MayOverwrite::Others if !known.is_empty() => {
+            Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
+        }
+        MayOverwrite::Nothing | MayOverwrite::Others | MayOverwrite::Cluster => {
+            format(source, cluster, found, may_overwrite, progress).await
+        }
     }
 }
 
@@ -213,11 +243,11 @@ async fn format(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
     found: Vec<Found>,
-    force: bool,
+    may_overwrite: MayOverwrite,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let uuid = Uuid::from_u64_pair(random(), random());
-    if !force {
+    if may_overwrite == MayOverwrite::Nothing {
         refuse_used(cluster, &found).await?;
     }
     let slices = array_ids(cluster);
@@ -293,6 +323,7 @@ pub async fn format_one(
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
             source: Box::new(source),
+            overwrite: format!("levada drive replace {} --force", spec.name),
         })?;
     }
     let index = cluster.drives.iter().position(|known| known.name == spec.name);
@@ -342,8 +373,12 @@ async fn refuse_used(cluster: &ClusterFile, found: &[Found]) -> Result<(), Drive
             }
             Found::Blank(device, _) => {
                 if let Err(source) = Drive::refuse_used(&**device).await {
-                    let source = Box::new(source);
-                    return Err(DrivesError::InUse { drive: spec.name.clone(), path, source });
+                    return Err(DrivesError::InUse {
+                        drive: spec.name.clone(),
+                        path,
+                        source: Box::new(source),
+                        overwrite: "levada up --force-format".to_owned(),
+                    });
                 }
             }
             Found::Nothing(_) => {}

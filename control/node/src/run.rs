@@ -4,6 +4,7 @@ use crate::arrays;
 use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use crate::control::{ControlReply, ControlRequest};
 use crate::desk::{self, Clerk};
+use crate::drives::MayOverwrite;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::StateDir;
@@ -45,7 +46,7 @@ pub struct NodeOptions {
     /// The cluster file, read again when drives are replaced or added.
     pub file: PathBuf,
     pub state: StateDir,
-    pub force_format: bool,
+    pub may_overwrite: MayOverwrite,
 }
 
 /// Says what the process does on standard error, which is the node's log.
@@ -106,11 +107,11 @@ async fn serve(
     progress: &dyn Fn(&str),
     ready: impl FnOnce(),
 ) -> Result<()> {
-    let NodeOptions { loaded, file, state, force_format } = options;
+    let NodeOptions { loaded, file, state, may_overwrite } = options;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone()));
     let start = StartOptions {
-        force_format,
+        may_overwrite,
         tuning: Tuning::default(),
         address: address.clone(),
         progress,

@@ -9,7 +9,7 @@ use levada_client::{Client, ClientConfig};
 use levada_device::{Device, Durability, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, NoDevice};
+use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use levada_node::operator::Operator;
 use levada_spec::{ClusterFile, DriveSpec};
 use levada_wire::local::{LinkConfig, Network};
@@ -58,7 +58,7 @@ fn cluster_file() -> ClusterFile {
 
 async fn start(file: ClusterFile, shelf: &Shelf) -> Result<Cluster, AssemblyError> {
     let options = StartOptions {
-        force_format: false,
+        may_overwrite: MayOverwrite::Nothing,
         tuning: Tuning::default(),
         address: ADDRESS.to_owned(),
         progress: &|_| {},

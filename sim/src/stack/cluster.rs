@@ -12,7 +12,7 @@ use levada_client::{Client, ClientConfig, housekeeper};
 use levada_device::Device;
 use levada_node::arrays;
 use levada_node::assembly::{self, Cluster, Service, StartOptions, Tuning};
-use levada_node::drives::{DriveSource, NoDevice};
+use levada_node::drives::{DriveSource, MayOverwrite, NoDevice};
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::rpc::{ServiceConfig, accept_all};
@@ -136,7 +136,7 @@ impl Stack {
         let tuning =
             Tuning { log_bytes_max: MIB, cache_bytes: 256 * KIB as usize, segment_stripes };
         let options = StartOptions {
-            force_format: false,
+            may_overwrite: MayOverwrite::Nothing,
             tuning,
             address: NODE.to_owned(),
             progress: &|_| {},
