@@ -86,6 +86,14 @@ pub struct Target {
     pub service: Service,
 }
 
+impl Target {
+    /// Why it has stopped serving since it was opened, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<KvError> {
+        self.store.as_ref()?.failure()
+    }
+}
+
 /// A cluster that serves.
 pub struct Cluster {
     pub file: ClusterFile,

@@ -10,6 +10,7 @@ use crate::drives::{self, DriveSource, NoDevice};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::Drive;
+use levada_kv::KvError;
 use levada_raid::{Level, Limits, MemberState};
 use levada_spec::{ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
@@ -324,6 +325,10 @@ impl Operator {
         }
         for target in &self.cluster.targets {
             let name = target.entry.name();
+            if let Some(error) = target.failure() {
+                problems.push(format!("target {name} has stopped: {error}{}", what_helps(&error)));
+                continue;
+            }
             match &target.service {
                 Service::Stopped { why } => {
                     problems.push(format!("target {name} is stopped: {why}"));
@@ -521,8 +526,22 @@ fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveSta
     }
 }
 
+/// What brings a target back whose store has stopped, as far as the array below does not say it.
+fn what_helps(error: &KvError) -> String {
+    match error {
+        KvError::Damaged { .. } => format!(
+            "; programs wait. `levada scrub --watch` puts wrong copies right; then `kill -9 {}` and `levada up`, and they go on",
+            std::process::id()
+        ),
+        _ => String::new(),
+    }
+}
+
 fn target_status(target: &crate::assembly::Target) -> TargetStatus {
     let name = target.entry.name();
+    if target.failure().is_some() {
+        return TargetStatus { name, state: "stopped".into(), ..TargetStatus::default() };
+    }
     match &target.service {
         Service::Objects { log, service } => {
             let space = log.space();

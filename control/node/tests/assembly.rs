@@ -254,6 +254,21 @@ async fn status(operator: &Rc<Operator>) -> levada_node::control::Status {
     }
 }
 
+#[test]
+fn a_target_that_stops_is_not_called_healthy() {
+    Reactor::simulated(17).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator(&shelf).await;
+        assert_eq!(status(&operator).await.stopped_metadata(), None);
+        let store = cluster.targets[0].store.clone().expect("it serves");
+        store.close().await.expect("closed");
+        let told = status(&operator).await;
+        assert_eq!(told.targets[0].state, "stopped");
+        let problem = told.stopped_metadata().expect("a problem");
+        assert!(problem.contains("mdt0 has stopped"), "{problem}");
+    });
+}
+
 async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(), String> {
     match operator.answer(ControlRequest::DriveFail { drive: drive.into(), force }).await {
         ControlReply::Done => Ok(()),

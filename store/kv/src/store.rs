@@ -295,6 +295,12 @@ impl Store {
         Seq(self.service().durable.get())
     }
 
+    /// Why the store has stopped by itself, if it has; it must be reopened then.
+    #[must_use]
+    pub fn failure(&self) -> Option<KvError> {
+        self.service().reason()
+    }
+
     /// How full the store is.
     #[must_use]
     pub fn usage(&self) -> Usage {
