@@ -5,6 +5,7 @@
 //!   anything that rests on it.
 //! - When the holder is answered early, all batches that are not durable are its own.
 //! - Only inode numbers below what the tail's row durably says are told early.
+//! - The holder is given no batch before the row is durable: a life that finds no row takes nothing back.
 //!
 //! After a crash the holder hands the batches back (`recovery`). The whole story:
 //! docs/design/0010-metadata-tail.md.
@@ -44,7 +45,7 @@ pub(crate) struct Tail {
 
 struct Holder {
     client: u64,
-    /// Inode numbers below may be told early.
+    /// Inode numbers below may be told early; 0, below which there are none, until the row is durable.
     numbers: u64,
     /// What `numbers` will be once this batch is durable.
     raised: Option<(u64, Seq)>,
@@ -173,8 +174,11 @@ impl Tail {
         if connection > holder.connection {
             (holder.connection, holder.carried) = (connection, Seq(0));
         }
-        // Else nothing is told early: what is carried has no gaps, and fits a frame.
-        if !unmixed || holder.bytes > BYTES_MAX {
+        // Else nothing is told early: what is carried has no gaps, fits a frame, and will be taken back.
+        // An answer that rests on older batches may well come before the row is durable; batches that came
+        // with it would be refused after a crash, and a sync would report a loss that there was not.
+        let noted = holder.numbers > 0;
+        if !noted || !unmixed || holder.bytes > BYTES_MAX {
             return Ok(None);
         }
         let carried = holder.carried;

@@ -2,7 +2,9 @@
 
 use super::*;
 use levada_wire::attr::{Kind, Time};
-use levada_wire::meta::AttrChange;
+use levada_wire::frame::decode_body;
+use levada_wire::meta::{AttrChange, Tail};
+use levada_wire::rpc::ConnectionId;
 use std::collections::BTreeMap;
 
 const FILE: NewInode = NewInode::File { open: None };
@@ -394,6 +396,56 @@ fn a_client_that_leaves_is_not_waited_for() {
         assert!(!world.service().is_recovering());
         t.register().await;
         t.lookup(Ino::ROOT, "b").await.expect("durable");
+        world.assert_sound().await;
+        world.stop();
+    });
+}
+
+/// An answer that rests on older batches overtakes the one to the holder's first change, whose batch, with
+/// the tail's row, is not durable yet. A life that does not find the row takes nothing back, so nothing may
+/// come with it.
+#[test]
+fn nothing_is_carried_before_the_row_is_durable() {
+    simulated(1, async {
+        let world = World::small().await;
+        let t = Tester::new(&world, 1).await;
+        let old = t.file("old").await;
+        let service = world.service();
+        let (client, life) = (t.client.get(), service.verifier());
+        let early = |call| CallHeader { unstable: true, ..call };
+        let carried = |service: &MetaService| {
+            let durable = service.store().durable_seq();
+            let frame = service.tail.borrow_mut().frame_for(client, ConnectionId(1), durable);
+            let frame = frame.unwrap_or_else(|_| panic!("there is one connection"));
+            frame.map_or(vec![], |frame| decode_body::<Tail>(&frame).expect("a tail").batches)
+        };
+        let made = |reply| assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");
+        let (first, serving) = (early(CallHeader::changing(client, 0, 2)), Rc::clone(&service));
+        let request = create(Ino::ROOT, "first", FILE);
+        let answer = reactor::spawn(async move { serving.handle(first, request).await });
+        while service.store().last_seq() == service.store().durable_seq() {
+            reactor::yield_now().await;
+        }
+        let read = early(CallHeader::reading(client));
+        let reply = service.handle(read, MetaRequest::GetAttr { ino: old.ino }).await;
+        assert_eq!(attr_of(reply).expect("there").ino, old.ino);
+        assert!(service.store().durable_seq() < service.store().last_seq(), "not overtaken");
+        assert_eq!(carried(&service), []);
+        made(answer.await.expect("alive"));
+
+        // From then on it is told early, and given all that is not durable.
+        let second = early(CallHeader::changing(client, 0, 3));
+        made(service.handle(second, create(Ino::ROOT, "second", FILE)).await);
+        let batches = carried(&service);
+        assert_eq!(batches.first().map(|(seq, _)| *seq), Some(service.store().last_seq()));
+        drop(service);
+        world.power_cut().await;
+        assert!(world.service().is_recovering());
+        let replay = MetaRequest::Replay { life, batches };
+        assert_eq!(t.read(replay).await, MetaReply::Done);
+        for name in ["old", "first", "second"] {
+            t.lookup(Ino::ROOT, name).await.expect("told, so there");
+        }
         world.assert_sound().await;
         world.stop();
     });
