@@ -3,12 +3,15 @@
 use crate::{mount, out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use levada_node::Ended;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Time for a node to make everything durable and end.
@@ -201,5 +204,14 @@ pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
     let state = place::state(&loaded);
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
     let options = levada_node::NodeOptions { loaded, file: path, state, may_overwrite };
-    levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))
+    let again = options.file.clone();
+    match levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))? {
+        Ended::Stopped => Ok(()),
+        Ended::Damaged => {
+            // In its own place, so that it keeps its process number, and never overwrites anything.
+            let mut node = Command::new("/proc/self/exe");
+            node.arg0("levada").arg("-f").arg(again).arg("node");
+            Err(node.exec()).context("cannot start anew")
+        }
+    }
 }

@@ -344,6 +344,57 @@ fn a_start_that_is_refused_changes_nothing() {
 }
 
 #[test]
+fn a_wrong_copy_of_a_name_is_outvoted_while_programs_wait() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("outvoted", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let names: Vec<String> = (0..40).map(|n| format!("a-name-like-no-other-{n}")).collect();
+    for name in &names {
+        fs::write(cluster.mnt().join(name), name).expect("written");
+    }
+    cluster.ok(&["down"]);
+    let mut spoilt = 0;
+    for drive in 0..8 {
+        let image = cluster.path(&format!("d{drive}.img"));
+        let mut bytes = fs::read(&image).expect("a drive");
+        let name = names[7].as_bytes();
+        let found: Vec<usize> = bytes
+            .windows(name.len())
+            .enumerate()
+            .filter(|(_, at)| *at == name)
+            .map(|(at, _)| at)
+            .collect();
+        if found.is_empty() {
+            continue;
+        }
+        spoilt += 1;
+        found.iter().for_each(|at| bytes[*at] ^= 1);
+        fs::write(&image, &bytes).expect("spoilt");
+        cluster.ok(&["up"]);
+        cluster.ok(&["mount", "mnt"]);
+        // Whoever meets it may get an error. The others wait, and nobody else ever does.
+        let read = || -> std::io::Result<bool> {
+            for name in &names {
+                if fs::read_to_string(cluster.mnt().join(name))? != *name {
+                    return Ok(false);
+                }
+            }
+            Ok(fs::read_dir(cluster.mnt())?.count() == names.len())
+        };
+        wait_until("it is read again", || read().is_ok_and(|is_right| is_right));
+        wait_until("it serves", || said(&cluster.run(&["status"])).contains("healthy"));
+        cluster.ok(&["down"]);
+    }
+    // Copies of the row, in logs and checkpoints, and the data itself.
+    assert!(spoilt >= 3, "{spoilt} drives have it");
+    let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
+    assert!(log.contains("ended=Damaged"), "nobody met it while it served");
+}
+
+#[test]
 fn three_lost_drives_stop_it_and_nothing_is_lost() {
     if !can_run() {
         return;

@@ -228,6 +228,11 @@ async fn find_table(
 async fn compare_copies(mirror: &RaidArray, why: &str, options: &StartOptions<'_>) {
     tracing::error!(why, "comparing all copies to repair it");
     (options.progress)(&format!("{why}; comparing all copies to repair it"));
+    compare(mirror).await;
+}
+
+/// Compares the copies of a mirror everywhere, and puts right what is outvoted.
+pub(crate) async fn compare(mirror: &RaidArray) {
     match mirror.scrub(Limits::NONE).await {
         Ok(report) => tracing::info!(?report, "compared"),
         Err(error) => tracing::error!(%error, "the comparison stopped"),

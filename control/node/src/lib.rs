@@ -20,4 +20,4 @@ pub mod targets;
 
 pub use file_drives::FileDrives;
 pub(crate) use run::log_to_stderr;
-pub use run::{NodeOptions, run};
+pub use run::{Ended, NodeOptions, run};

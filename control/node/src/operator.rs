@@ -527,13 +527,10 @@ fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveSta
 }
 
 /// What brings a target back whose store has stopped, as far as the array below does not say it.
-fn what_helps(error: &KvError) -> String {
+fn what_helps(error: &KvError) -> &'static str {
     match error {
-        KvError::Damaged { .. } => format!(
-            "; programs wait. `levada scrub --watch` puts wrong copies right; then `kill -9 {}` and `levada up`, and they go on",
-            std::process::id()
-        ),
-        _ => String::new(),
+        KvError::Damaged { .. } => "; all copies are compared and it is opened anew, programs wait",
+        _ => "",
     }
 }
 

@@ -14,6 +14,7 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper};
+use levada_kv::KvError;
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -49,6 +50,21 @@ pub struct NodeOptions {
     pub may_overwrite: MayOverwrite,
 }
 
+/// A target whose store has met damage is opened anew with its node, but not more often than this.
+const ANEW_AFTER: Duration = Duration::from_secs(10);
+/// How often the targets are looked at.
+const LOOK_AT_TARGETS_EVERY: Duration = Duration::from_secs(1);
+
+/// How a node ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Stopped,
+    /// The store of a target met bytes that are wrong. All copies were compared, and a new start
+    /// serves again; clients wait for it.
+    Damaged,
+}
+
 /// Says what the process does on standard error, which is the node's log.
 pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LEVADA_LOG")
@@ -61,12 +77,13 @@ pub(crate) fn log_to_stderr() {
         .try_init();
 }
 
-/// Runs a node until it is told to stop by signal or by [`ControlRequest::Down`].
+/// Runs a node until it is told to stop by signal or by [`ControlRequest::Down`], or must be started
+/// anew.
 ///
 /// # Errors
 ///
 /// Why it could not start. A cluster that was up ends without error.
-pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) -> Result<()> {
+pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) -> Result<Ended> {
     log_to_stderr();
     let _lock = options.state.lock()?;
     let signals = Signals::new().context("cannot receive signals")?;
@@ -106,7 +123,7 @@ async fn serve(
     signals: &Signals,
     progress: &dyn Fn(&str),
     ready: impl FnOnce(),
-) -> Result<()> {
+) -> Result<Ended> {
     let NodeOptions { loaded, file, state, may_overwrite } = options;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone()));
@@ -147,26 +164,50 @@ async fn serve(
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     ready();
 
-    loop {
+    let damaged = damaged(&cluster);
+    let mut damaged = std::pin::pin!(damaged);
+    let ended = loop {
         let told = std::pin::pin!(signals.recv());
         let stopped = std::pin::pin!(stop.until(|| front.stopping.get().then_some(())));
-        match select(told, stopped).await {
-            Either::Left((Ok(Signal::Hangup), _)) => {}
-            Either::Left((told, _)) => {
+        match select(select(told, stopped), damaged.as_mut()).await {
+            Either::Left((Either::Left((Ok(Signal::Hangup), _)), _)) => {}
+            Either::Left((Either::Left((told, _)), _)) => {
                 told.context("cannot receive signals")?;
-                break;
+                break Ended::Stopped;
             }
-            Either::Right(((), _)) => break,
+            Either::Left((Either::Right(((), _)), _)) => break Ended::Stopped,
+            Either::Right(((), _)) => break Ended::Damaged,
+        }
+    };
+    tracing::info!(?ended, "stopping");
+    match ended {
+        Ended::Stopped => reactor::sleep(DRAIN).await,
+        // One wrong copy is outvoted by the others.
+        Ended::Damaged => {
+            for array in cluster.metadata_first().into_iter().take(1) {
+                assembly::compare(&array.array).await;
+            }
         }
     }
-    tracing::info!("stopping");
-    reactor::sleep(DRAIN).await;
     services.kill();
     cluster.stop().await;
     tracing::info!("stopped");
     // The program that asked may look for the socket again.
     let _ = std::fs::remove_file(state.control_socket());
-    Ok(())
+    Ok(ended)
+}
+
+/// Returns when the store of a target has met damage.
+async fn damaged(cluster: &Cluster) {
+    let start = reactor::now();
+    loop {
+        reactor::sleep(LOOK_AT_TARGETS_EVERY).await;
+        let failures = cluster.targets.iter().filter_map(assembly::Target::failure);
+        let is_damaged = failures.into_iter().any(|error| matches!(error, KvError::Damaged { .. }));
+        if is_damaged && start.elapsed() >= ANEW_AFTER {
+            return;
+        }
+    }
 }
 
 fn open_desk(socket: &Path, clerk: Rc<FrontDesk>, services: &Group) -> Result<()> {
