@@ -25,4 +25,4 @@ mod write;
 
 pub use error::LogError;
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
-pub use scrub::ScrubReport;
+pub use scrub::{ScrubProgress, ScrubReport};

@@ -23,7 +23,7 @@ use levada_base::units::{BLOCK_BYTES, KIB, MIB};
 use levada_base::{Buf, BufMut, Epoch};
 use levada_kv::Store;
 use levada_raid::Array;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -138,6 +138,8 @@ pub(crate) struct Inner {
     pub unindexed_bytes_max: u64,
     /// Holes read as slices of this.
     pub zeroes: Buf,
+    /// What the scrub that runs has checked; footprints.
+    pub scrubbed_bytes: Cell<u64>,
     /// Background work lives and dies with whoever opened the log, not with whoever asked last.
     pub group: Group,
 }

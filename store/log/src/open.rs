@@ -30,7 +30,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, Epoch, planted, probe};
 use levada_kv::{Batch, Bytes, Store};
 use levada_raid::Array;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -276,6 +276,7 @@ impl Inner {
             state: RefCell::new(state),
             changed: Notify::default(),
             zeroes: zeroes(),
+            scrubbed_bytes: Cell::new(0),
             group: reactor::current_group(),
         })
     }

@@ -55,7 +55,11 @@ struct Piece {
 enum Source {
     Hole,
     Memory(Buf),
-    Array(Span),
+    Array {
+        span: Span,
+        /// Keeps the segment from being discarded.
+        _pin: Pin,
+    },
 }
 
 /// Whole blocks of a record on the array, and the piece of them that is wanted.
@@ -65,20 +69,13 @@ pub(crate) struct Span {
     pub blocks: (u64, u64),
     /// The array's offset of the record's first byte.
     pub record_at: u64,
-    /// Keeps the segment from being discarded.
-    _pin: Pin,
 }
 
 impl Span {
-    pub fn new(log: &Rc<Inner>, state: &State, record: &Rc<Record>, blocks: (u64, u64)) -> Self {
+    pub fn new(log: &Inner, record: &Rc<Record>, blocks: (u64, u64)) -> Self {
         let place = record.place;
         let record_at = log.array_offset(place.segment, place.stripe) + u64::from(place.at);
-        Self {
-            record: Rc::clone(record),
-            blocks,
-            record_at,
-            _pin: Pin::new(log, state, place.segment),
-        }
+        Self { record: Rc::clone(record), blocks, record_at }
     }
 
     /// The array's offsets of the bytes of blocks of the record.
@@ -88,9 +85,18 @@ impl Span {
     }
 
     /// The whole blocks of the array that hold the span.
-    fn on_array(&self) -> (u64, u64) {
+    pub fn on_array(&self) -> (u64, u64) {
         let (from, to) = self.bytes_of(self.blocks);
         (round_down(from, BLOCK_BYTES), round_up(to, BLOCK_BYTES))
+    }
+
+    /// True when all blocks fit their checksums; `data` is what [`Span::on_array`] holds.
+    pub fn fits_whole(&self, data: &[u8]) -> bool {
+        let (lo, _) = self.on_array();
+        (self.blocks.0..self.blocks.1).all(|block| {
+            let (from, to) = self.bytes_of((block, block + 1));
+            self.fits(block, &data[(from - lo) as usize..(to - lo) as usize])
+        })
     }
 
     /// True when `bytes` are that block of the record.
@@ -162,7 +168,8 @@ impl Piece {
             Some(data) => Source::Memory(data.slice(skip as usize, len as usize)),
             None => {
                 let blocks = (skip / BLOCK_BYTES, (skip + len).div_ceil(BLOCK_BYTES));
-                Source::Array(Span::new(log, state, record, blocks))
+                let _pin = Pin::new(log, state, record.place.segment);
+                Source::Array { span: Span::new(log, record, blocks), _pin }
             }
         };
         Self { offset, len, source }
@@ -185,7 +192,7 @@ impl Inner {
         // The run of each piece that comes from the array.
         let mut run_of = Vec::with_capacity(plan.0.len());
         for piece in &plan.0 {
-            let Source::Array(span) = &piece.source else {
+            let Source::Array { span, .. } = &piece.source else {
                 run_of.push(0);
                 continue;
             };
@@ -221,7 +228,7 @@ impl Inner {
             match &piece.source {
                 Source::Hole => self.push_zeroes(piece.len, &mut out),
                 Source::Memory(data) => out.push(data.clone()),
-                Source::Array(span) => {
+                Source::Array { span, .. } => {
                     let data = match &read[run] {
                         Some(data) => {
                             let (from, to) = span.on_array();
@@ -259,15 +266,14 @@ impl Inner {
             let (from, to) = span.bytes_of((block, block + 1));
             (from - lo) as usize..(to - lo) as usize
         };
-        let blocks = span.blocks.0..span.blocks.1;
         if let Some(data) = &data
-            && blocks.clone().all(|block| span.fits(block, &data[slice_of(block)]))
+            && span.fits_whole(data)
         {
             return Ok(data.slice(start, piece.len as usize));
         }
         let mut fixed = BufMut::zeroed((hi - lo) as usize);
         let mut damaged: Option<(u64, u64)> = None;
-        for block in blocks {
+        for block in span.blocks.0..span.blocks.1 {
             let range = slice_of(block);
             if let Some(data) = &data
                 && span.fits(block, &data[range.clone()])

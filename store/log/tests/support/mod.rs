@@ -45,6 +45,12 @@ pub struct RamArray {
     pub repairs: Cell<u64>,
     pub flushes: Cell<u64>,
     pub delay_us_max: Cell<u64>,
+    /// Reads asked for, and their bytes.
+    pub reads: Cell<u64>,
+    pub read_bytes: Cell<u64>,
+    /// Reads in flight, by offset and bytes, and the most bytes there ever were at once.
+    reading: RefCell<Vec<(u64, u64)>>,
+    pub reading_bytes_max: Cell<u64>,
 }
 
 /// Waits a random while, so that operations overtake each other.
@@ -72,6 +78,10 @@ impl RamArray {
             repairs: Cell::new(0),
             flushes: Cell::new(0),
             delay_us_max: Cell::new(100),
+            reads: Cell::new(0),
+            read_bytes: Cell::new(0),
+            reading: RefCell::default(),
+            reading_bytes_max: Cell::new(0),
         }
     }
 
@@ -91,8 +101,30 @@ impl RamArray {
         }
     }
 
+    /// Forgets the reads counted so far.
+    pub fn count_reads(&self) {
+        self.reads.set(0);
+        self.read_bytes.set(0);
+        self.reading_bytes_max.set(0);
+    }
+
+    /// Counts a read, and knows of it until it is dropped.
+    fn begin_read(&self, at: u64, bytes: u64) -> Reading<'_> {
+        self.reads.set(self.reads.get() + 1);
+        self.read_bytes.set(self.read_bytes.get() + bytes);
+        self.reading.borrow_mut().push((at, bytes));
+        let now = self.reading.borrow().iter().map(|(_, bytes)| bytes).sum();
+        self.reading_bytes_max.set(self.reading_bytes_max.get().max(now));
+        Reading { array: self, range: (at, bytes) }
+    }
+
     pub fn written(&self) -> u64 {
         self.stripes.borrow().iter().filter(|stripe| stripe.declared).count() as u64
+    }
+
+    /// Stripes that were written since they were declared.
+    pub fn written_stripes(&self) -> u64 {
+        self.stripes.borrow().iter().filter(|stripe| stripe.declared && stripe.taken).count() as u64
     }
 
     /// Makes the block at `at` read wrong until it is repaired.
@@ -169,6 +201,20 @@ impl RamArray {
     }
 }
 
+/// A read in flight.
+struct Reading<'a> {
+    array: &'a RamArray,
+    range: (u64, u64),
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut reading = self.array.reading.borrow_mut();
+        let at = reading.iter().position(|range| *range == self.range).expect("it was begun");
+        reading.swap_remove(at);
+    }
+}
+
 impl Device for RamArray {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -176,6 +222,7 @@ impl Device for RamArray {
 
     fn read(&self, at: u64, mut into: IoVecMut) -> IoFuture<'_, IoVecMut> {
         Box::pin(async move {
+            let _reading = self.begin_read(at, bytes_in(&into));
             dawdle(self.delay_us_max.get()).await;
             self.fill(at, &mut into, MemberSet::NONE)?;
             Ok(into)
@@ -262,6 +309,7 @@ impl Array for RamArray {
         _: IoClass,
     ) -> IoFuture<'_, IoVecMut> {
         Box::pin(async move {
+            let _reading = self.begin_read(at, bytes_in(&into));
             dawdle(self.delay_us_max.get()).await;
             if avoid.len() > 2 {
                 return Err(BlockError::TooManyLost { lost: avoid.len(), tolerated: 2 });
@@ -290,14 +338,16 @@ impl Array for RamArray {
     fn discard_stripes(&self, first: u64, count: u64) -> IoFuture<'_, ()> {
         Box::pin(async move {
             dawdle(self.delay_us_max.get()).await;
+            let bytes = self.geometry.stripe_bytes;
+            let range = first * bytes..(first + count) * bytes;
+            let is_in_it = |(at, len): &(u64, u64)| *at < range.end && at + len > range.start;
+            assert!(!self.reading.borrow().iter().any(is_in_it), "given back while it is read");
             for stripe in &mut self.stripes.borrow_mut()[first as usize..(first + count) as usize] {
                 // The bytes stay where they were until they are written over.
                 stripe.declared = false;
                 stripe.volatile = None;
                 stripe.completed = None;
             }
-            let bytes = self.geometry.stripe_bytes;
-            let range = first * bytes..(first + count) * bytes;
             self.rotten.borrow_mut().retain(|at| !range.contains(at));
             Ok(())
         })
@@ -327,7 +377,12 @@ pub const KV: levada_kv::Config = levada_kv::Config { log_bytes: 1 << 20, cache_
 
 impl World {
     pub async fn new(stripes: u64) -> Self {
-        let area = Rc::new(RamDevice::new("kv", 16 << 20));
+        Self::with_index(stripes, 16 << 20).await
+    }
+
+    /// With room for an index of so many bytes.
+    pub async fn with_index(stripes: u64, index_bytes: u64) -> Self {
+        let area = Rc::new(RamDevice::new("kv", index_bytes));
         Self {
             array: Rc::new(RamArray::new(stripes, 8192)),
             store: Rc::new(VolatileDevice::new(area)),
@@ -369,7 +424,10 @@ impl Parts {
     }
 
     pub async fn open(self, create: bool) -> ObjectLog {
-        let config = model::config();
+        self.open_with(model::config(), create).await
+    }
+
+    pub async fn open_with(self, config: levada_log::Config, create: bool) -> ObjectLog {
         let log = if create {
             let store = Store::create(self.store, self.epoch, KV).await.expect("a store");
             ObjectLog::create(self.array, store, config, self.epoch).await
