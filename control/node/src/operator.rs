@@ -11,6 +11,7 @@ use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::Drive;
 use levada_kv::KvError;
+use levada_log::ObjectLog;
 use levada_raid::{Level, Limits, MemberState};
 use levada_spec::{ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
@@ -40,6 +41,8 @@ pub struct Operator {
     drives: RefCell<BTreeMap<String, KnownDrive>>,
     traffic: Cell<Traffic>,
     scrubbing: Cell<bool>,
+    /// While objects are scrubbed: since when, and how many targets are done.
+    objects_scrubbed: Cell<Option<(Instant, usize)>>,
 }
 
 /// Why an order cannot be carried out.
@@ -91,6 +94,7 @@ impl Operator {
             start: reactor::now(),
             traffic: Cell::default(),
             scrubbing: Cell::new(false),
+            objects_scrubbed: Cell::new(None),
             cluster,
         })
     }
@@ -224,13 +228,10 @@ impl Operator {
                 Err(error) => tracing::error!(array = name, %error, "the scrub stopped"),
             }
         }
-        let is_data = |array: &&Rc<ClusterArray>| {
-            self.cluster.file.filesystems.iter().any(|fs| fs.data == array.spec.name)
-        };
-        let data = self.cluster.arrays.iter().find(is_data);
-        for target in &self.cluster.targets {
-            let Service::Objects { log, .. } = &target.service else { continue };
-            let name = target.entry.name();
+        let data = self.cluster.arrays.iter().find(|array| self.holds_objects(array));
+        let begun = reactor::now();
+        for (done, (name, log)) in self.object_logs().enumerate() {
+            self.objects_scrubbed.set(Some((begun, done)));
             match log.scrub().await {
                 Ok(report) => {
                     for (object, offset, bytes) in &report.damaged {
@@ -258,6 +259,33 @@ impl Operator {
                 }
             }
         }
+        self.objects_scrubbed.set(None);
+    }
+
+    fn object_logs(&self) -> impl Iterator<Item = (String, &ObjectLog)> {
+        self.cluster.targets.iter().filter_map(|target| match &target.service {
+            Service::Objects { log, .. } => Some((target.entry.name(), log)),
+            Service::Metadata { .. } | Service::Stopped { .. } => None,
+        })
+    }
+
+    fn holds_objects(&self, array: &ClusterArray) -> bool {
+        self.cluster.file.filesystems.iter().any(|fs| fs.data == array.spec.name)
+    }
+
+    /// How far the scrub of objects is, over all targets; `None` when none runs.
+    fn object_scrub(&self) -> Option<Progress> {
+        let (begun, done) = self.objects_scrubbed.get()?;
+        let mut progress = Progress::default();
+        for (at, (_, log)) in self.object_logs().enumerate() {
+            let of_log = log.scrub_progress();
+            progress.total_bytes += of_log.total_bytes;
+            progress.done_bytes +=
+                if at < done { of_log.total_bytes } else { of_log.checked_bytes };
+        }
+        let seconds = begun.elapsed().as_secs_f64().max(1e-3);
+        progress.bytes_per_s = (progress.done_bytes as f64 / seconds) as u64;
+        Some(progress)
     }
 
     /// Keeps the traffic of the last second, for as long as the node serves.
@@ -489,11 +517,15 @@ impl Operator {
                 })
             }),
             scrub: status.scrub.map(progress).or_else(|| {
-                // Before its turn, and after it while objects are checked: there is no result yet.
+                if !self.scrubbing.get() {
+                    return None;
+                }
+                // After its turn the objects in it have theirs.
+                if array.last_scrub.get().is_some() {
+                    return self.object_scrub().filter(|_| self.holds_objects(array));
+                }
                 let total_bytes = status.stripes_written * stripe_bytes;
-                let done_bytes = if array.last_scrub.get().is_some() { total_bytes } else { 0 };
-                let progress = Progress { done_bytes, total_bytes, ..Progress::default() };
-                self.scrubbing.get().then_some(progress)
+                Some(Progress { total_bytes, ..Progress::default() })
             }),
             last_scrub: array.last_scrub.get().filter(|_| !self.scrubbing.get()),
         }
