@@ -36,7 +36,7 @@ pub struct NodeArgs {
 
 #[derive(Args)]
 struct OverwriteArgs {
-    /// Make a new cluster also on drives that carry something else; refused when one carries this cluster
+    /// Make a new cluster also on drives that carry something else; refused when one carries this cluster, unless with --destroy
     #[arg(long)]
     force_format: bool,
     /// Give up this cluster, named as in the cluster file, with all that is stored in it, and make it anew
@@ -50,6 +50,7 @@ impl OverwriteArgs {
             Some(name) if name != cluster => {
                 bail!("--destroy {name}: the cluster here is {cluster}; nothing was changed")
             }
+            Some(_) if self.force_format => Ok(MayOverwrite::Everything),
             Some(_) => Ok(MayOverwrite::Cluster),
             None if self.force_format => Ok(MayOverwrite::Others),
             None => Ok(MayOverwrite::Nothing),

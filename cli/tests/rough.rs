@@ -336,7 +336,15 @@ fn a_start_that_is_refused_changes_nothing() {
     cluster.ok(&["mount", "mnt"]);
     assert!(fs::read(cluster.mnt().join("kept")).expect("read") == vec![7; 3_000_000]);
     cluster.ok(&["down"]);
-    // Given up by name, it is made anew.
+    // Given up by name, it is made anew; what somebody else has put on a drive is not given up with it.
+    let ours = fs::read(image("d5")).expect("a drive");
+    let mut theirs = vec![0; ours.len()];
+    theirs[1080..1082].copy_from_slice(&0xef53u16.to_le_bytes()); // ext4's magic number
+    fs::write(image("d5"), &theirs).expect("put there");
+    let way_out = "--destroy refused --force-format";
+    cluster.refused(&["up", "--destroy", "refused"], &["d5", "ext4", way_out]);
+    assert!(fs::read(image("d5")).expect("a drive") == theirs);
+    fs::write(image("d5"), &ours).expect("put back");
     cluster.ok(&["up", "--destroy", "refused"]);
     cluster.ok(&["mount", "mnt"]);
     assert!(!cluster.mnt().join("kept").exists());

@@ -51,8 +51,10 @@ pub enum MayOverwrite {
     Nothing,
     /// Also what is not this cluster, as long as no drive carries this cluster.
     Others,
-    /// Also this cluster, with all that is stored in it.
+    /// This cluster, with all that is stored in it, and nothing else.
     Cluster,
+    /// Whatever the drives carry.
+    Everything,
 }
 
 /// Why there is no device for a drive.
@@ -162,9 +164,10 @@ pub async fn take(
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
-        MayOverwrite::Nothing | MayOverwrite::Others | MayOverwrite::Cluster => {
-            format(source, cluster, found, may_overwrite, progress).await
-        }
+        MayOverwrite::Nothing
+        | MayOverwrite::Others
+        | MayOverwrite::Cluster
+        | MayOverwrite::Everything => format(source, cluster, found, may_overwrite, progress).await,
     }
 }
 
@@ -247,8 +250,8 @@ async fn format(
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let uuid = Uuid::from_u64_pair(random(), random());
-    if may_overwrite == MayOverwrite::Nothing {
-        refuse_used(cluster, &found).await?;
+    if matches!(may_overwrite, MayOverwrite::Nothing | MayOverwrite::Cluster) {
+        refuse_used(cluster, &found, may_overwrite).await?;
     }
     let slices = array_ids(cluster);
     // Before the first drive is made or written.
@@ -359,10 +362,17 @@ fn random() -> u64 {
 }
 
 /// Looks for anything worth keeping before the first byte is written.
-async fn refuse_used(cluster: &ClusterFile, found: &[Found]) -> Result<(), DrivesError> {
+async fn refuse_used(
+    cluster: &ClusterFile,
+    found: &[Found],
+    may_overwrite: MayOverwrite,
+) -> Result<(), DrivesError> {
     for (spec, found) in cluster.drives.iter().zip(found) {
         let path = spec.path.display().to_string();
         match found {
+            Found::Labelled(_, label)
+                if may_overwrite == MayOverwrite::Cluster && label.cluster_name == cluster.name => {
+            }
             Found::Labelled(_, label) => {
                 return Err(DrivesError::OtherCluster {
                     drive: spec.name.clone(),
@@ -377,7 +387,12 @@ async fn refuse_used(cluster: &ClusterFile, found: &[Found]) -> Result<(), Drive
                         drive: spec.name.clone(),
                         path,
                         source: Box::new(source),
-                        overwrite: "levada up --force-format".to_owned(),
+                        overwrite: match may_overwrite {
+                            MayOverwrite::Cluster => {
+                                format!("levada up --destroy {} --force-format", cluster.name)
+                            }
+                            _ => "levada up --force-format".to_owned(),
+                        },
                     });
                 }
             }
