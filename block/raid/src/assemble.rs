@@ -33,9 +33,9 @@ use std::rc::Rc;
 /// Bytes of the map moved in one request.
 const MAP_IO_BYTES: u64 = MIB;
 /// An owner that died may have tried a few generations that only absent members saw. Open skips
-/// more than it can have tried (one per member), so that no generation has two meanings. Odd, so
-/// that the newest superblock is not overwritten.
-const GENERATIONS_SKIPPED: u64 = 1001;
+/// more than it can have tried (one per member), so that no generation has two meanings. Even: the
+/// next generation then goes where the newest superblock is not.
+const GENERATIONS_SKIPPED: u64 = 1000;
 
 /// A device that is to be a member.
 #[derive(Clone)]
