@@ -171,6 +171,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         name: truncated(&spec.name, ARRAY_NAME_BYTES),
         generation: 0,
         epoch,
+        held_by_all: 0,
         layout,
         areas,
         members: spec.members.iter().zip(roles).map(entry).collect(),
@@ -182,12 +183,9 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         result?;
     }
     engine.persist_pages(0..engine.map.pages()).await?;
-    // Twice, so that both places hold a superblock from the start. No flush: superblocks and
-    // pages are written through.
-    for _ in 0..2 {
-        engine.standing_wanted.set(engine.standing_wanted.get() + 1);
-        engine.settle().await?;
-    }
+    // Both places hold a superblock from the start. No flush: superblocks and pages are written
+    // through.
+    engine.confirm_standing().await?;
     let all_live = engine.members.borrow().iter().all(|member| member.is_live());
     // Nothing is lost when a new array is refused.
     if all_live { Ok(engine) } else { Err(RaidError::Block(BlockError::Gone)) }
@@ -237,6 +235,7 @@ fn build(
         writes: Cell::new(0),
         flushed: Cell::new(0),
         generation: Cell::new(superblock.generation),
+        held_by_all: Cell::new(superblock.held_by_all),
         standing_wanted: Cell::new(0),
         standing_recorded: Cell::new(0),
         standing_turn: Semaphore::new(1),
@@ -342,8 +341,7 @@ pub(crate) async fn open(
     let engine = build(&superblock, devices, epoch)?;
     let stale_pages = load_map(&engine, epoch, &report).await?;
     engine.fill_roles();
-    engine.standing_wanted.set(engine.standing_wanted.get() + 1);
-    engine.settle().await?;
+    engine.confirm_standing().await?;
     // What was read must not change when other members are missing next time.
     let rewrites = stale_pages.into_iter().map(|page| engine.persist_pages(page..page + 1));
     for result in join_all(rewrites).await {
@@ -375,7 +373,9 @@ fn classify(
                 match newest.members.get(member) {
                     Some(entry) if entry.uuid != identity => Finding::Replaced { uuid: identity },
                     None => Finding::Replaced { uuid: identity },
-                    Some(entry) if !entry.state.is_live() => {
+                    Some(entry)
+                        if !entry.state.is_live() || superblock.generation < newest.held_by_all =>
+                    {
                         Finding::Stale { member, generation: superblock.generation }
                     }
                     Some(_) if devices[member].is_some() => Finding::Duplicate { member },
@@ -420,8 +420,12 @@ fn name_absent(
     devices: &[Option<Rc<dyn Device>>],
     report: &mut AssemblyReport,
 ) {
-    for (entry, device) in newest.members.iter().zip(devices) {
-        if !entry.state.is_live() {
+    let old = |report: &AssemblyReport, index| {
+        let mut findings = report.devices.iter().map(|(_, finding)| finding);
+        findings.any(|finding| matches!(finding, Finding::Stale { member, .. } if *member == index))
+    };
+    for (index, (entry, device)) in newest.members.iter().zip(devices).enumerate() {
+        if !entry.state.is_live() || (device.is_none() && old(report, index)) {
             report.faulty.push(entry.name.clone());
         } else if device.is_none() {
             report.missing.push(entry.name.clone());

@@ -67,6 +67,8 @@ pub(crate) struct Engine {
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
     pub generation: Cell<u64>,
+    /// The newest generation that every live member holds.
+    pub held_by_all: Cell<u64>,
     /// Changes of standing made, and those recorded on the members.
     pub standing_wanted: Cell<u64>,
     pub standing_recorded: Cell<u64>,

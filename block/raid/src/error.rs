@@ -10,7 +10,7 @@ use std::fmt;
 pub enum Finding {
     /// A live member of the array.
     Used { member: usize },
-    /// The array went on without it: its data is old. Give it back with
+    /// The array went on without it, or it is an old copy of itself: its data is old. Give it back with
     /// [`crate::RaidArray::replace`], which rebuilds it.
     Stale { member: usize, generation: u64 },
     /// A member that another device has replaced.

@@ -50,9 +50,23 @@ impl Engine {
                 self.member_write(member, at, from, Durability::Fua)
             });
             // A member that fails is out by now, and another round says so.
-            join_all(writes).await;
+            let results = join_all(writes).await;
             self.check_running()?;
+            if live.iter().zip(&results).all(|(member, result)| result.is_ok() || !member.is_live())
+            {
+                self.held_by_all.set(generation);
+            }
             self.standing_recorded.set(recording);
+        }
+        Ok(())
+    }
+
+    /// Records the standing, and then that every live member holds it: whoever comes back as it
+    /// was before this is known to be old.
+    pub async fn confirm_standing(self: &Rc<Self>) -> Result<(), BlockError> {
+        for _ in 0..2 {
+            add(&self.standing_wanted, 1);
+            self.settle().await?;
         }
         Ok(())
     }
@@ -75,6 +89,7 @@ impl Engine {
             name: self.name.clone(),
             generation: self.generation.get(),
             epoch: self.epoch,
+            held_by_all: self.held_by_all.get(),
             layout: self.layout,
             areas: self.areas,
             members: members.iter().map(entry).collect(),
@@ -225,6 +240,7 @@ impl Engine {
         self.flush().await?;
         self.retire(0);
         // Stripes declared and never written stay dirty: their redundancy says nothing yet.
-        self.persist(0..self.layout.stripes).await
+        self.persist(0..self.layout.stripes).await?;
+        self.confirm_standing().await
     }
 }

@@ -82,6 +82,9 @@ pub(crate) struct Superblock {
     pub name: String,
     pub generation: u64,
     pub epoch: Epoch,
+    /// Every member that is live in this superblock has held this generation or a later one. One
+    /// that comes with less is not what it was: an old copy of itself.
+    pub held_by_all: u64,
     pub layout: Layout,
     pub areas: Areas,
     pub members: Vec<MemberEntry>,
@@ -143,6 +146,7 @@ impl Superblock {
             self.areas.map_bytes,
             self.areas.data_at,
             self.areas.data_bytes,
+            self.held_by_all,
         ];
         for (i, number) in numbers.iter().enumerate() {
             put(bytes, 32 + 8 * i, &number.to_le_bytes());
@@ -251,6 +255,7 @@ impl Superblock {
             name: get_name(&bytes[120..120 + ARRAY_NAME_BYTES]),
             generation: number(0),
             epoch: Epoch(number(1)),
+            held_by_all: number(10),
             layout,
             areas,
             members,
@@ -285,6 +290,7 @@ mod tests {
             name: "data".to_owned(),
             generation: 5,
             epoch: Epoch(3),
+            held_by_all: 4,
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
             areas,
             members: (0..6).map(entry).collect(),

@@ -202,6 +202,98 @@ fn a_stale_member_is_not_served() {
     });
 }
 
+/// Two of five drives are put back as they were at an earlier time, when nothing had failed: they
+/// must not outvote the others. `orderly`: the copies are of just before the array was closed, else
+/// of before it was opened.
+fn old_copies_are_known(level: Level, orderly: bool) {
+    Reactor::simulated(7).block_on(async {
+        let rig = Rig::new(level, 5, 0, 8 << 10, 9);
+        let array = rig.create().await;
+        write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        let images = || rig.drives[..2].iter().map(|drive| drive.image()).collect::<Vec<_>>();
+        let before = images();
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        array.discard_stripes(0, 1).await.expect("discarded");
+        let data = write_stripe(&array, 0, 2).await.expect("written");
+        array.flush().await.expect("flushed");
+        let old = if orderly { images() } else { before };
+        if orderly {
+            array.close().await.expect("closed");
+        }
+        drop(array);
+        for (drive, image) in rig.drives.iter().zip(&old) {
+            drive.put_back(image);
+        }
+        rig.epoch.set(9);
+        let opened = RaidArray::open(ARRAY, rig.devices(), Epoch(9), false).await;
+        let (array, report) = opened.expect("opened");
+        for member in [0, 1] {
+            let found = &report.devices[member].1;
+            assert!(matches!(found, Finding::Stale { .. }), "{level:?}, {orderly}: {report}");
+        }
+        assert_eq!(report.faulty, ["drive-0", "drive-1"]);
+        for _ in 0..20 {
+            assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+        }
+        for member in [0, 1] {
+            array.replace(member, rig.member(member)).await.expect("replaced");
+        }
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.wrong_repaired, scrubbed.mismatched, scrubbed.lost), (0, 0, 0));
+    });
+}
+
+#[test]
+fn a_member_put_back_as_it_was_is_not_served() {
+    for level in [MIRROR, Level::Raid6] {
+        old_copies_are_known(level, false);
+        old_copies_are_known(level, true);
+    }
+}
+
+#[test]
+fn most_members_put_back_as_they_were_need_a_decision() {
+    Reactor::simulated(8).block_on(async {
+        let rig = Rig::new(MIRROR, 3, 0, 8 << 10, 9);
+        let array = rig.create().await;
+        let old: Vec<_> = rig.drives[..2].iter().map(|drive| drive.image()).collect();
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        let data = write_stripe(&array, 0, 2).await.expect("written");
+        array.close().await.expect("closed");
+        drop(array);
+        for (drive, image) in rig.drives.iter().zip(&old) {
+            drive.put_back(image);
+        }
+        let refused = RaidArray::open(ARRAY, rig.devices(), Epoch(8), false).await.err();
+        assert!(matches!(refused, Some(RaidError::NoMajority { found: 1, .. })), "{refused:?}");
+        let (array, _) =
+            RaidArray::open(ARRAY, rig.devices(), Epoch(9), true).await.expect("forced");
+        assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+    });
+}
+
+#[test]
+fn an_open_leaves_the_newest_superblock_alone() {
+    Reactor::simulated(9).block_on(async {
+        let rig = Rig::new(MIRROR, 3, 0, 8 << 10, 9);
+        drop(rig.create().await);
+        let newest = rig.drives[0].newest_generation();
+        for drive in &rig.drives {
+            // The first superblock is written, the next one is not.
+            drive.pull_after_writes(1);
+        }
+        assert!(rig.open().await.is_err());
+        for drive in &rig.drives {
+            assert_eq!(drive.generation_at(newest % 2 * BLOCK as u64), newest);
+            assert!(drive.newest_generation() > newest);
+        }
+    });
+}
+
 #[test]
 fn an_older_owner_is_fenced() {
     Reactor::simulated(6).block_on(async {

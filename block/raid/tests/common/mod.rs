@@ -17,8 +17,9 @@ pub const ARRAY: Uuid = Uuid::from_u128(0xa55a);
 
 type Block = Box<[u8]>;
 
-#[derive(Default)]
-struct Media {
+/// What a drive holds.
+#[derive(Clone, Default)]
+pub struct Media {
     /// What survives a power cut for sure; absent blocks are zero.
     stable: BTreeMap<u64, Block>,
     /// Writes acknowledged since, per block, oldest first.
@@ -95,6 +96,16 @@ impl TestDrive {
                 media.stable.insert(block, of_block.swap_remove(kept - 1));
             }
         }
+    }
+
+    /// A copy of all that it holds, as of a backup.
+    pub fn image(&self) -> Media {
+        self.media.borrow().clone()
+    }
+
+    /// The drive is again as it was.
+    pub fn put_back(&self, image: &Media) {
+        *self.media.borrow_mut() = image.clone();
     }
 
     /// Writes that are not acknowledged never get there.
