@@ -206,8 +206,9 @@ impl Inner {
             .filter(|(_, segment)| segment.is_settled() && !segment.damaged)
             .filter_map(|(at, segment)| {
                 let row = &segment.row;
-                // Those that hide nothing any more go, but for the few that carry a size.
-                let marks = if row.version_max <= outdated_min { 0 } else { row.marks };
+                // Those that hide nothing any more go, but for those that carry a size.
+                let hides = row.version_max > outdated_min;
+                let marks = if hides { row.marks } else { row.sizes };
                 let copied = row.live_bytes + marks * footprint(0);
                 let dead = segment_bytes.checked_sub(copied).filter(|dead| *dead > 0)?;
                 let age = (state.seq.saturating_sub(row.version_max) + 1) as f64;

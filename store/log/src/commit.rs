@@ -233,6 +233,8 @@ impl Inner {
             let row = &mut state.segments.get_mut(*segment).row;
             row.live_bytes = row.live_bytes.checked_add_signed(change.live).expect("live bytes");
             row.outdated_min = row.outdated_min.min(change.outdated_min);
+            // Rows from before it was counted count from 0.
+            row.sizes = row.sizes.saturating_add_signed(change.sizes);
             batch.put(&SegmentRow::key(*segment), &row.encode());
         }
         let changed = watch.index_bytes;
@@ -362,11 +364,13 @@ pub(crate) struct SegmentChange {
     pub live: i64,
     /// See [`SegmentRow::outdated_min`].
     pub outdated_min: u64,
+    /// Change of the records that carry a size.
+    pub sizes: i64,
 }
 
 impl Default for SegmentChange {
     fn default() -> Self {
-        Self { live: 0, outdated_min: u64::MAX }
+        Self { live: 0, outdated_min: u64::MAX, sizes: 0 }
     }
 }
 
@@ -461,10 +465,14 @@ impl Watch for WatchIndex {
         self.touched.push(offset);
     }
 
-    fn mark_outdated(&mut self, mark: Mark) {
-        if let Some(segment) = mark.segment {
+    fn mark_moved(&mut self, from: Mark, to: Mark) {
+        if let Some(segment) = from.segment {
             let segment = self.segments.entry(segment).or_default();
-            segment.outdated_min = segment.outdated_min.min(mark.version);
+            segment.outdated_min = segment.outdated_min.min(from.version);
+            segment.sizes -= 1;
+        }
+        if let Some(segment) = to.segment {
+            self.segments.entry(segment).or_default().sizes += 1;
         }
     }
 }

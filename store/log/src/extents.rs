@@ -63,8 +63,8 @@ pub(crate) fn footprint(len: u64) -> u64 {
 pub(crate) trait Watch {
     fn removed(&mut self, offset: u64, extent: &Extent);
     fn added(&mut self, offset: u64, extent: &Extent);
-    /// A record without data carries its object's size no longer.
-    fn mark_outdated(&mut self, mark: Mark);
+    /// Another record without data, or none, carries its object's size now.
+    fn mark_moved(&mut self, from: Mark, to: Mark);
 }
 
 /// The map itself.
@@ -168,7 +168,7 @@ mod tests {
         fn added(&mut self, _: u64, extent: &Extent) {
             self.0 += extent.len as i64;
         }
-        fn mark_outdated(&mut self, _: Mark) {}
+        fn mark_moved(&mut self, _: Mark, _: Mark) {}
     }
 
     fn record(version: u64, offset: u64, len: u64) -> Rc<Record> {

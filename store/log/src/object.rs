@@ -106,7 +106,7 @@ impl View {
     fn set_mark(&mut self, mark: Mark, watch: &mut impl Watch) {
         let before = std::mem::replace(&mut self.mark, mark);
         if before != mark {
-            watch.mark_outdated(before);
+            watch.mark_moved(before, mark);
         }
     }
 

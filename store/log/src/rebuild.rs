@@ -126,6 +126,7 @@ impl ObjectLog {
                 version_max: 0,
                 live_bytes: 0,
                 marks: 0,
+                sizes: 0,
                 indexed_stripes: 0,
             });
             segment_row.indexed_stripes = footer.stripe + 1;
@@ -165,6 +166,7 @@ impl ObjectLog {
             segment_row.live_bytes =
                 u64::try_from(change.live).expect("what is left is not negative");
             segment_row.outdated_min = segment_row.outdated_min.min(change.outdated_min);
+            segment_row.sizes = u64::try_from(change.sizes).expect("what is left is not negative");
             batch.put(&SegmentRow::key(segment), &segment_row.encode());
         }
         row.index_bytes = u64::try_from(watch.index_bytes).expect("what is left is not negative");

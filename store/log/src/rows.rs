@@ -107,6 +107,8 @@ pub(crate) struct SegmentRow {
     pub live_bytes: u64,
     /// Records without data in it.
     pub marks: u64,
+    /// Of those, the ones that carry the size of an object; 0 in rows from before they were counted.
+    pub sizes: u64,
     /// Stripes from the first on that the index knows.
     pub indexed_stripes: u32,
 }
@@ -126,6 +128,7 @@ impl SegmentRow {
         out.put_u64(self.version_max);
         out.put_u64(self.live_bytes);
         out.put_u64(self.marks);
+        out.put_u64(self.sizes);
         out
     }
 
@@ -143,6 +146,7 @@ impl SegmentRow {
                 version_max: fields.u64()?,
                 live_bytes: fields.u64()?,
                 marks: fields.u64()?,
+                sizes: fields.u64().unwrap_or_default(),
                 indexed_stripes,
             };
             Some((segment, row))

@@ -48,6 +48,7 @@ impl Segment {
                 version_max: 0,
                 live_bytes: 0,
                 marks: 0,
+                sizes: 0,
                 indexed_stripes: 0,
             },
             used_stripes: 0,

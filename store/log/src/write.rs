@@ -575,7 +575,7 @@ impl Watch for WatchNow {
         self.batch_bytes += extent_row_bytes(offset, extent) + REMOVAL_BYTES;
     }
 
-    fn mark_outdated(&mut self, _: Mark) {}
+    fn mark_moved(&mut self, _: Mark, _: Mark) {}
 }
 
 /// The bytes of a record that is still in memory.
