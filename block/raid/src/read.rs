@@ -13,7 +13,7 @@
 //! - Nothing here changes a stripe except read repair, which holds the stripe's lock.
 
 use crate::array::MemberSet;
-use crate::engine::Engine;
+use crate::engine::{Engine, detached};
 use crate::layout::{Level, Place};
 use crate::map::Bit;
 use crate::member::{Member, add};
@@ -408,7 +408,13 @@ impl Engine {
             }
         }
         for chunk in (0..self.layout.chunks()).filter(|chunk| bad >> chunk & 1 == 1) {
-            self.rewrite(stripe, chunk, within.clone()).await;
+            // Detached: a reader that is not polled for a while must not hold the stripe.
+            let (engine, within) = (Rc::clone(self), within.clone());
+            detached(async move {
+                engine.rewrite(stripe, chunk, within).await;
+                Ok(())
+            })
+            .await?;
         }
         Ok(())
     }

@@ -334,6 +334,29 @@ fn medium_errors_are_reconstructed_repaired_and_counted() {
     });
 }
 
+/// As one of many reads that a caller drives in turns: it stands still while the caller waits for something
+/// else of the same stripe.
+#[test]
+fn a_read_that_nobody_drives_holds_no_stripe() {
+    for us in (0..200).step_by(10) {
+        Reactor::simulated(us).block_on(async {
+            let rig = Rig::new(Level::Raid6, 6, 0, 8 << 10, 12);
+            let array = rig.create().await;
+            let expected = write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            for drive in &rig.drives[..2] {
+                drive.make_unreadable(drive.data_at(), 8 << 10);
+            }
+            let mut stands_still = Box::pin(read(&array, 0, expected.len()));
+            let _ = reactor::timeout(Duration::from_micros(us), stands_still.as_mut()).await;
+            let discard = array.discard_stripes(0, 1);
+            let discarded = reactor::timeout(Duration::from_secs(60), discard).await;
+            let waited = |_| panic!("it waits for a read that stands still since {us} us");
+            discarded.unwrap_or_else(waited).expect("discarded");
+        });
+    }
+}
+
 /// One member is out, and of another the first chunk cannot be read, until it can and a third
 /// goes: two are not whole at any time, but whoever reads meanwhile meets three failures.
 #[test]
