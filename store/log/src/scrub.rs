@@ -214,10 +214,11 @@ impl Scrub {
         self.weight = 0;
         let left = std::mem::take(&mut self.round).into_values().peekable();
         let pieces = Pieces { log: Rc::clone(&log), left };
-        let mut suspects =
-            stream::iter(pieces).map(|piece| piece.check(&log)).buffer_unordered(PIECES_AT_ONCE);
-        while let Some(found) = suspects.next().await {
-            for check in found? {
+        let checks = stream::iter(pieces).map(|piece| piece.check(&log));
+        // To the end, before anything else is waited for: pieces that nobody polls would stand still.
+        let found: Vec<_> = checks.buffer_unordered(PIECES_AT_ONCE).collect().await;
+        for suspects in found {
+            for check in suspects? {
                 self.look_again(&check).await?;
             }
         }

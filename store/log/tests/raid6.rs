@@ -214,6 +214,48 @@ fn silent_rot_on_two_members_is_repaired_through_parity() {
     }
 }
 
+/// A scrub meets rot in stripes of which other places cannot be read: it repairs the one while it repairs
+/// the other, and comes to an end.
+#[test]
+fn a_scrub_of_rot_beside_unreadable_places_ends() {
+    for seed in seeds(20) {
+        Reactor::simulated(seed).block_on(async {
+            let mut cluster = Cluster::new();
+            let (array, log) = cluster.next_life().up().await;
+            let mut expected = Vec::new();
+            for n in 0..60 {
+                let (data, bytes) = payload(1 + below(60_000));
+                log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
+                expected.push(bytes);
+            }
+            log.settle().await.expect("settled");
+            for drive in &cluster.drives {
+                drive.top.flush().await.expect("flushed");
+            }
+            let rotten = below(MEMBERS as u64) as usize;
+            let unreadable = (rotten + 1 + below(MEMBERS as u64 - 1) as usize) % MEMBERS;
+            for (member, is_rotten) in [(rotten, true), (unreadable, false)] {
+                let (data_at, faults) =
+                    (cluster.data_at(member).await, &cluster.drives[member].faults);
+                let bytes = SLOTS / 2 * CHUNK_BYTES;
+                match is_rotten {
+                    true => faults.rot(data_at, bytes, 0x40),
+                    false => faults.medium_error(data_at, bytes),
+                }
+            }
+            let report = reactor::timeout(Duration::from_secs(600), log.scrub()).await;
+            let report =
+                report.unwrap_or_else(|_| panic!("seed {seed}: no end")).expect("scrubbed");
+            assert_eq!(report.damaged, [], "seed {seed}");
+            for (n, bytes) in expected.iter().enumerate() {
+                let read = log.read(object(n as u64), 0, bytes.len() as u64).await;
+                assert!(flat(&read.expect("read")) == *bytes, "seed {seed}: object {n}");
+            }
+            drop(array);
+        });
+    }
+}
+
 /// A block holds several small records. What repairs it for one of them repairs it for its
 /// neighbours too: nobody else may come by before two other members are lost.
 #[test]
