@@ -14,6 +14,7 @@
 use crate::arrays::{self, ArrayError, ClusterArray};
 use crate::counted::Counted;
 use crate::drives::{self, DriveSource, Drives, DrivesError, MayOverwrite};
+use crate::recorded;
 use crate::targets::{TableError, TargetEntry, TargetKind, TargetTable, deal};
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -103,6 +104,8 @@ pub struct Cluster {
     pub targets: Vec<Target>,
     /// Hands requests to the targets.
     pub router: Rc<Router>,
+    /// What of the cluster file has no effect; empty when all has.
+    pub remarks: Vec<String>,
 }
 
 /// What a node keeps in memory, and how it cuts.
@@ -163,7 +166,17 @@ pub async fn start(
         (options.progress)("creating arrays");
         arrays::create(&file, &drives).await?
     } else {
-        arrays::open(&file, &drives).await?
+        match arrays::open(&file, &drives).await {
+            Ok(arrays) => arrays,
+            Err(error) => {
+                for drive in &drives.drives {
+                    if let Err(why) = &drive.found {
+                        (options.progress)(&format!("drive {}: {why}", drive.spec.name));
+                    }
+                }
+                return Err(error.into());
+            }
+        }
     };
     let metadata = find(&arrays, &fs.metadata);
     let data = find(&arrays, &fs.data);
@@ -202,7 +215,21 @@ pub async fn start(
             Service::Stopped { .. } => {}
         }
     }
-    Ok(Cluster { drives, arrays, table, targets, router, file })
+    let remarks = remarks(&targets, fs).await;
+    Ok(Cluster { drives, arrays, table, targets, router, remarks, file })
+}
+
+/// What the file says of a file system that was made otherwise.
+async fn remarks(targets: &[Target], fs: &FileSystemSpec) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for target in targets {
+        if let (Service::Metadata { .. }, Some(store)) = (&target.service, &target.store)
+            && let Ok(Some(row)) = store.get(b"M\0").await
+        {
+            remarks.extend(recorded::stripe_remark(&row, fs));
+        }
+    }
+    remarks
 }
 
 fn find<'a>(arrays: &'a [Rc<ClusterArray>], name: &str) -> &'a ClusterArray {

@@ -4,7 +4,10 @@
 //! - Nothing is formatted unless every drive of the cluster is new, or the operator gives the
 //!   cluster up by name, so a cluster with a missing drive is never mistaken for a new one.
 //! - A drive is known by its label, not by its path: drives may change places.
+//! - A drive of another cluster is never written to, unless the operator says so for that drive or
+//!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
+use crate::recorded::{Differences, Labelled, Recorded};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
@@ -87,11 +90,24 @@ pub enum DrivesError {
          To give up everything: `levada up --destroy {cluster}`"
     )]
     Exists { cluster: String, drives: String },
-    /// A drive belongs to another cluster.
+    /// A drive belongs to another cluster, and none to this one.
     #[error(
         "drive {drive} ({path}) belongs to cluster {other:?} as its drive {label:?}; nothing was changed"
     )]
     OtherCluster { drive: String, path: String, other: String, label: String },
+    /// The file says of the cluster what cannot be changed any more.
+    #[error(
+        "the cluster file differs from cluster {cluster} in what is fixed since it was made; nothing was changed:{differences}\n\
+         Write there what is on the drives. A single drive gets another size or enclosure by `levada drive fail` \
+         and `levada drive replace`; all of it can only be made anew, giving up what is stored: `levada up --destroy {cluster}`"
+    )]
+    Changed { cluster: String, differences: Differences },
+    /// A file is there and has another size than the cluster file says.
+    #[error(
+        "drive {drive} ({path}) has {found}, its size is {wanted} in the cluster file: remove it to have it made anew, \
+         or write its size"
+    )]
+    OtherSize { drive: String, path: String, found: Bytes, wanted: Bytes },
     /// Two paths lead to one drive.
     #[error("drives {first} and {second} are one and the same: both carry the label of {label:?}")]
     SameDrive { first: String, second: String, label: String },
@@ -189,12 +205,7 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
                 by_name.insert(name, (spec.name.clone(), device, label));
             }
             Found::Labelled(_, label) => {
-                return Err(DrivesError::OtherCluster {
-                    drive: spec.name.clone(),
-                    path: spec.path.display().to_string(),
-                    other: label.cluster_name,
-                    label: label.drive_name,
-                });
+                absent.insert(&spec.name, belongs_elsewhere(cluster, spec, &label));
             }
             Found::Blank(_, error) => {
                 absent.insert(&spec.name, error.to_string());
@@ -203,6 +214,14 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
                 absent.insert(&spec.name, none.to_string());
             }
         }
+    }
+    let labelled: Vec<Labelled> = by_name
+        .values()
+        .map(|(_, device, label)| Labelled { device: Rc::clone(device), label: label.clone() })
+        .collect();
+    let differences = Recorded::read(&labelled).await.differences(cluster, None);
+    if !differences.0.is_empty() {
+        return Err(DrivesError::Changed { cluster: cluster.name.clone(), differences });
     }
     let seen = by_name.values().flat_map(|(_, _, label)| {
         label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
@@ -221,6 +240,20 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
     }
     Ok(Drives { cluster: uuid.unwrap_or_default(), epoch, drives, fresh: false })
+}
+
+/// What is said of a drive of another cluster at a path of this one, which counts as absent.
+fn belongs_elsewhere(cluster: &ClusterFile, spec: &DriveSpec, label: &Label) -> String {
+    let namesake = match label.cluster_name == cluster.name {
+        true => ", another cluster of that name,",
+        false => "",
+    };
+    let (path, name) = (spec.path.display(), &spec.name);
+    format!(
+        "{path} belongs to cluster {:?}{namesake} as its drive {:?}; not touched: put the right drive back, \
+         or overwrite this one with `levada drive replace {name} --force`",
+        label.cluster_name, label.drive_name
+    )
 }
 
 async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, DriveError> {
@@ -261,6 +294,7 @@ async fn format(
             Found::Nothing(_) => spec.size.map_or(u64::MAX, |size| size.0),
         };
         slice_table(cluster, spec, capacity_bytes, &slices)?;
+        check_size(spec, capacity_bytes)?;
     }
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(found).enumerate() {
@@ -351,6 +385,7 @@ pub async fn format_one(
         .filter_map(|array| Some((array.clone(), *ids.get(&array.name)?)))
         .collect();
     let table = slice_table(cluster, spec, device.info().capacity_bytes, &arrays)?;
+    check_size(spec, device.info().capacity_bytes)?;
     let drive =
         Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
     drive.fence(drives.epoch).await.map_err(failed)?;
@@ -400,6 +435,21 @@ async fn refuse_used(
         }
     }
     Ok(())
+}
+
+/// A file-backed drive has the size that the cluster file says.
+fn check_size(spec: &DriveSpec, capacity_bytes: u64) -> Result<(), DrivesError> {
+    match spec.size {
+        Some(wanted) if capacity_bytes != wanted.0 && capacity_bytes != u64::MAX => {
+            Err(DrivesError::OtherSize {
+                drive: spec.name.clone(),
+                path: spec.path.display().to_string(),
+                found: Bytes(capacity_bytes),
+                wanted,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A UUID for each array of a new cluster.

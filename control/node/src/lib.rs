@@ -14,6 +14,7 @@ pub mod drives;
 mod file_drives;
 pub mod mounting;
 pub mod operator;
+pub mod recorded;
 mod run;
 pub mod state;
 pub mod targets;

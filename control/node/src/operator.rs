@@ -7,6 +7,7 @@ use crate::control::{
     ScrubResult, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, NoDevice};
+use crate::recorded::{Differences, Recorded};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::Drive;
@@ -68,6 +69,10 @@ enum Refusal {
     WouldStop(#[from] arrays::WouldStop),
     #[error("drive {drive} is not in {}, which has {known}; write it there first", .file.display())]
     NotInFile { drive: String, file: PathBuf, known: String },
+    #[error(
+        "the cluster file must say what there is once drive {drive} is in; nothing was changed:{differences}"
+    )]
+    Changed { drive: String, differences: Differences },
 }
 
 impl Operator {
@@ -131,7 +136,8 @@ impl Operator {
         Ok(())
     }
 
-    /// The drive as the cluster file has it now, and that file.
+    /// The drive as the cluster file has it now, and that file, which else must say of the cluster
+    /// what it is, as at the next start.
     fn reread(&self, name: &str) -> Result<(ClusterFile, DriveSpec), Refusal> {
         let file = ClusterFile::load(&self.file)?.cluster;
         let spec = file.drive(name).cloned().ok_or_else(|| Refusal::NotInFile {
@@ -144,6 +150,18 @@ impl Operator {
                 .collect::<Vec<_>>()
                 .join(", "),
         })?;
+        let drives = self.drives.borrow();
+        let others = drives.iter().filter(|(other, _)| *other != name);
+        let labels = others
+            .filter_map(|(_, (_, drive))| Some(drive.as_ref().ok()?.label().clone()))
+            .collect();
+        let arrays: Vec<_> = self.cluster.arrays.iter().map(|array| array.array.status()).collect();
+        let holder = self.cluster.file.filesystems.iter().map(|fs| fs.metadata.clone()).next();
+        let table = (holder.unwrap_or_default(), self.cluster.table.clone());
+        let differences = Recorded::of(labels, &arrays, table).differences(&file, Some(name));
+        if !differences.0.is_empty() {
+            return Err(Refusal::Changed { drive: name.to_owned(), differences });
+        }
         Ok((file, spec))
     }
 
@@ -351,6 +369,7 @@ impl Operator {
                 problems.push(problem);
             }
         }
+        problems.extend(self.cluster.remarks.iter().cloned());
         for target in &self.cluster.targets {
             let name = target.entry.name();
             if let Some(error) = target.failure() {

@@ -11,7 +11,7 @@ use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use levada_node::operator::Operator;
-use levada_spec::{ClusterFile, DriveSpec};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{Caller, OpenMode};
 use levada_wire::rpc::{ServiceConfig, accept_all};
@@ -168,6 +168,57 @@ fn another_clusters_drives_are_refused() {
     });
 }
 
+/// The first and the last MiB of a drive, where its labels are.
+async fn head_and_tail(drive: &RamDevice) -> Vec<u8> {
+    let mut both = Vec::new();
+    for at in [0, drive.info().capacity_bytes - MIB] {
+        let into = levada_base::BufMut::zeroed(MIB as usize).into_vec();
+        let read = drive.read(at, into).await.expect("reads");
+        both.extend(read.iter().flat_map(|part| part.iter().copied()));
+    }
+    both
+}
+
+#[test]
+fn another_clusters_drive_among_ours_counts_as_absent_and_is_not_touched() {
+    Reactor::simulated(18).block_on(async {
+        let (shelf, others) = (Rc::new(Shelf::default()), Shelf::default());
+        served(&shelf, write_file).await;
+        let mut other = cluster_file();
+        other.name = "other".into();
+        start(other, &others).await.expect("starts").stop().await;
+        let theirs = Rc::clone(&others.drives.borrow()["d07"]);
+        let ours = shelf.drives.borrow_mut().insert("d03".into(), Rc::clone(&theirs));
+        let before = head_and_tail(&theirs).await;
+        served(&shelf, read_file).await;
+        let (cluster, operator) = operator(&shelf).await;
+        let told = status(&operator).await.problems.join("\n");
+        for part in [
+            "drive d03",
+            "drives/d03.img",
+            "\"other\"",
+            "\"d07\"",
+            "not touched",
+            "replace d03 --force",
+        ] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        assert!(before == head_and_tail(&theirs).await, "not a byte was written");
+        cluster.stop().await;
+        // More than the arrays bear, they say as of missing drives.
+        for drive in ["d00", "d02"] {
+            shelf
+                .drives
+                .borrow_mut()
+                .insert(drive.into(), Rc::clone(&others.drives.borrow()[drive]));
+        }
+        let error = start(cluster_file(), &shelf).await.err().expect("three are too many");
+        assert!(error.to_string().contains("d02"), "{error}");
+        assert!(before == head_and_tail(&theirs).await, "not a byte was written");
+        drop(ours);
+    });
+}
+
 #[test]
 fn sizes_are_what_the_box_says() {
     Reactor::simulated(14).block_on(async {
@@ -238,11 +289,175 @@ fn a_drive_too_small_is_told_before_anything_is_written() {
     });
 }
 
+/// Every label and superblock of a shelf, and the drives that are there.
+async fn heads(shelf: &Shelf) -> Vec<(String, Vec<u8>)> {
+    let mut heads = Vec::new();
+    let drives = shelf.drives.borrow().clone();
+    for (name, drive) in drives {
+        heads.push((name, head_and_tail(&drive).await));
+    }
+    heads
+}
+
+#[test]
+fn a_change_of_what_is_fixed_is_refused_before_a_byte_is_written() {
+    Reactor::simulated(19).block_on(async {
+        let shelf = Shelf::default();
+        served(&shelf, write_file).await;
+        // A drive that is missing while the file is wrong must find its place afterwards.
+        shelf.pulled.borrow_mut().push("d11".into());
+        let before = heads(&shelf).await;
+        type Change = fn(&mut ClusterFile);
+        let changes: [(Change, &[&str]); 13] = [
+            (
+                |file| file.drives.iter_mut().for_each(|drive| drive.size = Some(Bytes::gib(3))),
+                &[
+                    "size of drives (d00, d01, d02, d03 and 7 more)",
+                    "3GiB in the file",
+                    "1088MiB on the drives",
+                ],
+            ),
+            (
+                |file| file.drives[2].enclosure = "e5".into(),
+                &["[[enclosure]]", "(d02)", "e5 in", "e1 on"],
+            ),
+            (
+                |file| file.arrays[0].slice = SliceSize::Percent(20),
+                &["[[array]] meta: slice", "[[array]] data: slice", "217MiB in the file"],
+            ),
+            (
+                |file| file.arrays[0].level = Level::Raid1 { copies: 4, spread: Spread::Drive },
+                &["[[array]] meta: copies: 4 in the file, 3 on"],
+            ),
+            (
+                |file| file.arrays[1].level = Level::Raid6 { data: 9, chunk: Bytes::kib(128) },
+                &["[[array]] data: data: 9 in the file, 8 on"],
+            ),
+            (
+                |file| file.arrays[1].level = Level::Raid6 { data: 8, chunk: Bytes::kib(64) },
+                &["[[array]] data: chunk: 64KiB in the file, 128KiB on"],
+            ),
+            (
+                |file| file.arrays[1].level = Level::Raid0 { chunk: Bytes::kib(128) },
+                &["[[array]] data: level: raid0 in the file, raid6 on"],
+            ),
+            (|file| file.arrays[1].spares = 1, &["[[array]] data: spares: 1 in the file, 2 on"]),
+            (|file| file.arrays[0].spares = 1, &["[[array]] meta: spares: 1 in the file, 0 on"]),
+            (
+                |file| {
+                    file.arrays[1].drives.pop();
+                },
+                &["[[array]] data: drives (d11)"],
+            ),
+            (|file| file.arrays[1].name = "bulk".into(), &["[[array]] bulk", "[[array]] data"]),
+            (
+                |file| file.filesystems[0].object_targets = 6,
+                &["[[filesystem]] fs: object_targets: 6 in the file, 4 on"],
+            ),
+            (
+                |file| file.filesystems[0].name = "other".into(),
+                &["[[filesystem]] name: other in the file, fs on"],
+            ),
+        ];
+        for (change, parts) in changes {
+            let mut file = cluster_file();
+            change(&mut file);
+            let error = start(file, &shelf).await.err().expect("refused");
+            let is_changed = matches!(error, AssemblyError::Drives(DrivesError::Changed { .. }));
+            assert!(is_changed, "{parts:?}: {error}");
+            let text = error.to_string();
+            for part in parts {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            assert!(before == heads(&shelf).await, "{parts:?}: something was written");
+        }
+        shelf.pulled.borrow_mut().clear();
+        served(&shelf, read_file).await;
+        let cluster = start(cluster_file(), &shelf).await.expect("starts");
+        assert!(cluster.arrays.iter().all(|array| array.out().is_empty()), "d11 is in its place");
+        cluster.stop().await;
+    });
+}
+
+#[test]
+fn what_may_change_may() {
+    Reactor::simulated(20).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let mut file = cluster_file();
+        file.mounts.clear();
+        file.state_dir = "elsewhere".into();
+        file.arrays.reverse();
+        file.drives[0].path = "elsewhere/d00.img".into();
+        file.filesystems[0].stripe_unit = Bytes::mib(2);
+        // A drive to be added, and what the arrays will be.
+        let mut added = file.drives[0].clone();
+        added.name = "d12".into();
+        file.drives.push(added);
+        for array in &mut file.arrays {
+            array.drives.push("d12".into());
+            array.spares += 1;
+        }
+        let cluster = start(file, &shelf).await.expect("starts");
+        assert_eq!(cluster.remarks.len(), 1, "{:?}", cluster.remarks);
+        for part in ["stripe_unit", "2MiB", "stays 1MiB"] {
+            assert!(cluster.remarks[0].contains(part), "{:?}", cluster.remarks);
+        }
+        cluster.stop().await;
+        served(&shelf, read_file).await;
+    });
+}
+
+#[test]
+fn a_file_of_another_size_is_not_taken_for_a_drive() {
+    Reactor::simulated(21).block_on(async {
+        let shelf = Shelf::default();
+        let large = Rc::new(RamDevice::new("d05", 5 << 30));
+        shelf.drives.borrow_mut().insert("d05".into(), large);
+        let text = start(cluster_file(), &shelf).await.err().expect("refused").to_string();
+        for part in ["d05", "5GiB", "1088MiB"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(shelf.drives.borrow().len(), 1, "no other drive was made");
+    });
+}
+
+#[test]
+fn a_drive_is_added_when_the_file_says_what_there_will_be() {
+    Reactor::simulated(22).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        let (cluster, operator) = operator_with(&shelf, path.clone()).await;
+        let mut file = cluster_file();
+        let mut added = file.drives[11].clone();
+        (added.name, added.path) = ("d12".into(), "drives/d12.img".into());
+        file.drives.push(added);
+        file.arrays.iter_mut().for_each(|array| array.drives.push("d12".into()));
+        let add = || ControlRequest::DriveAdd { drive: "d12".into(), force: false };
+        file.arrays[0].spares = 1;
+        std::fs::write(&path, file.to_toml()).expect("written");
+        let ControlReply::Failed { why } = operator.answer(add()).await else {
+            panic!("two spares are not three");
+        };
+        assert!(why.contains("[[array]] data: spares: 2 in the file, 3 on"), "{why}");
+        file.arrays[1].spares = 3;
+        std::fs::write(&path, file.to_toml()).expect("written");
+        assert_eq!(operator.answer(add()).await, ControlReply::Done);
+        cluster.stop().await;
+        start(file, &shelf).await.expect("starts with the same file").stop().await;
+    });
+}
+
 /// An operator of a running cluster.
 async fn operator(shelf: &Rc<Shelf>) -> (Rc<Cluster>, Rc<Operator>) {
+    operator_with(shelf, std::path::PathBuf::from("box/levada.toml")).await
+}
+
+/// An operator that reads `file` again when drives change.
+async fn operator_with(shelf: &Rc<Shelf>, file: std::path::PathBuf) -> (Rc<Cluster>, Rc<Operator>) {
     let cluster = Rc::new(start(cluster_file(), shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
-    let file = std::path::PathBuf::from("box/levada.toml");
     let changed = Rc::default();
     (Rc::clone(&cluster), Operator::new(cluster, source, file, ADDRESS.to_owned(), changed))
 }

@@ -1,0 +1,411 @@
+//! What a cluster file says beside what is recorded on the drives of a cluster that exists.
+//!
+//! Sizes, slices, levels, widths, spares, enclosures and targets are fixed when a cluster is made.
+//! What the file says of them later is compared here with labels, superblocks and the target
+//! table, so that no change of it is ignored without a word. Nothing is written.
+//!
+//! What always holds: a part that cannot be read is no difference; whoever opens it says why.
+
+use crate::targets::{TargetKind, TargetTable};
+use futures_util::future::join_all;
+use levada_base::checksum::crc32c;
+use levada_base::ids::Uuid;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{BufMut, Epoch};
+use levada_device::{Device, Label};
+use levada_raid::{ArrayStatus, Level as RaidLevel, MemberState};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+/// Drives that a message names; more are counted.
+const DRIVES_NAMED: usize = 4;
+
+/// One key of the file that differs from what is on the drives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// As in `[[array]] data: chunk`.
+    pub key: String,
+    pub in_file: String,
+    pub on_drives: String,
+}
+
+/// Everything that differs; never empty where it is an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences(pub Vec<Difference>);
+
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Difference { key, in_file, on_drives } in &self.0 {
+            write!(f, "\n  {key}: {in_file} in the file, {on_drives} on the drives")?;
+        }
+        Ok(())
+    }
+}
+
+/// A labelled drive of the cluster.
+pub(crate) struct Labelled {
+    pub device: Rc<dyn Device>,
+    pub label: Label,
+}
+
+/// A member of an array, as its superblock has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    name: String,
+    role: Option<usize>,
+    /// Not failed: it serves, is rebuilt, or waits.
+    live: bool,
+    in_sync: bool,
+}
+
+/// An array as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Standing {
+    level: &'static str,
+    /// Of a mirror, else 1.
+    copies: u64,
+    width: usize,
+    chunk_bytes: u64,
+    members: Vec<Member>,
+}
+
+impl Standing {
+    /// Drives in the table beside those that play a role: spares, used or not.
+    fn spares(&self) -> usize {
+        self.members.len().saturating_sub(self.width)
+    }
+
+    fn has(&self, drive: &str) -> bool {
+        self.members.iter().any(|member| member.name == drive)
+    }
+
+    /// Of an array that is open.
+    fn of(status: &ArrayStatus) -> Self {
+        let (level, copies) = match status.level {
+            RaidLevel::Raid0 => ("raid0", 1),
+            RaidLevel::Raid1 { copies } => ("raid1", copies as u64),
+            RaidLevel::Raid6 => ("raid6", 1),
+        };
+        let roles = status.members.iter().filter_map(|member| member.role);
+        Self {
+            level,
+            copies,
+            width: roles.max().map_or(0, |role| role + 1),
+            chunk_bytes: status.chunk_bytes,
+            members: status
+                .members
+                .iter()
+                .map(|member| Member {
+                    name: member.name.clone(),
+                    role: member.role,
+                    live: member.state != MemberState::Faulty,
+                    in_sync: member.state == MemberState::InSync,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// A superblock of an array, by docs/design/0003-array-format.md: only what a file can contradict.
+struct Superblock {
+    order: (Epoch, u64),
+    standing: Standing,
+    /// Where the data of each member begins.
+    data_at: u64,
+}
+
+impl Superblock {
+    /// `None` when it is damaged or of another array.
+    fn decode(block: &[u8], array: Uuid) -> Option<Self> {
+        let u64_at = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
+        let crc = u32::from_le_bytes(block.get(4092..4096)?.try_into().ok()?);
+        let is_ours = block.starts_with(b"LVDARRAY\x01\x00") && block[16..32] == *array.as_bytes();
+        if !is_ours || crc32c(&block[..4092]) != crc {
+            return None;
+        }
+        let (level, copies) = match block[10] {
+            0 => ("raid0", 1),
+            1 => ("raid1", u64::from(block[11])),
+            6 => ("raid6", 1),
+            _ => return None,
+        };
+        let member = |entry: &[u8]| {
+            let name = &entry[16..44];
+            let name = &name[..name.iter().position(|byte| *byte == 0).unwrap_or(name.len())];
+            Member {
+                name: String::from_utf8_lossy(name).into_owned(),
+                role: (entry[46] != 255).then_some(usize::from(entry[46])),
+                live: entry[47] != 2,
+                in_sync: entry[47] == 0,
+            }
+        };
+        let table = block[512..4092].chunks_exact(64);
+        Some(Self {
+            order: (Epoch(u64_at(40)?), u64_at(32)?),
+            standing: Standing {
+                level,
+                copies,
+                width: usize::from(block[12]),
+                chunk_bytes: u64_at(48)?,
+                members: table.take(usize::from(block[13])).map(member).collect(),
+            },
+            data_at: u64_at(96)?,
+        })
+    }
+}
+
+async fn read_block(device: &Rc<dyn Device>, at: u64) -> Option<Vec<u8>> {
+    let into = BufMut::zeroed(BLOCK_BYTES as usize).into_vec();
+    Some(device.read(at, into).await.ok()?[0].to_vec())
+}
+
+/// What is recorded of a cluster.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    labels: Vec<Label>,
+    arrays: BTreeMap<String, Standing>,
+    /// With the name of the array that holds it.
+    table: Option<(String, TargetTable)>,
+}
+
+impl Recorded {
+    /// Reads it from drives that nobody serves.
+    pub async fn read(drives: &[Labelled]) -> Self {
+        let places = drives.iter().flat_map(|Labelled { device, label }| {
+            let both = move |slice| [(device, slice, 0), (device, slice, BLOCK_BYTES)];
+            label.slices.iter().flat_map(both)
+        });
+        let probes = places.map(|(device, slice, at)| async move {
+            let block = read_block(device, slice.start + at).await?;
+            Some((&slice.array_name, Superblock::decode(&block, slice.array_uuid)?))
+        });
+        let mut superblocks: BTreeMap<String, Superblock> = BTreeMap::new();
+        for (array, found) in join_all(probes).await.into_iter().flatten() {
+            if superblocks.get(array).is_none_or(|known| known.order < found.order) {
+                superblocks.insert(array.clone(), found);
+            }
+        }
+        let table = find_table(drives, &superblocks).await;
+        let arrays = superblocks.into_iter().map(|(name, found)| (name, found.standing)).collect();
+        Self { labels: drives.iter().map(|drive| drive.label.clone()).collect(), arrays, table }
+    }
+
+    /// Of a cluster that is up.
+    pub fn of(labels: Vec<Label>, arrays: &[ArrayStatus], table: (String, TargetTable)) -> Self {
+        let arrays = arrays.iter().map(|status| (status.name.clone(), Standing::of(status)));
+        Self { labels, arrays: arrays.collect(), table: Some(table) }
+    }
+
+    /// What `file` says otherwise. Drive `joining` is about to become a member where it is none.
+    pub fn differences(&self, file: &ClusterFile, joining: Option<&str>) -> Differences {
+        let mut found = Findings::default();
+        for label in &self.labels {
+            found.of_label(file, label);
+        }
+        let recorded = self.labels.iter().flat_map(|label| &label.slices);
+        let recorded: Vec<&str> = recorded.map(|slice| slice.array_name.as_str()).collect();
+        for array in file.arrays.iter().filter(|_| !recorded.is_empty()) {
+            if !recorded.contains(&array.name.as_str()) {
+                found.say(format!("[[array]] {}", array.name), "is".into(), "is not".into());
+            }
+        }
+        for (name, standing) in &self.arrays {
+            if let Some(array) = file.array(name) {
+                found.of_array(array, standing, joining);
+            }
+        }
+        if let (Some((holder, table)), [fs]) = (&self.table, &file.filesystems[..]) {
+            found.of_table(fs, holder, table);
+        }
+        found.into_differences()
+    }
+}
+
+/// What new files get, by the row `M|0` of the metadata store (docs/design/0007-metadata.md), where
+/// the file says otherwise. It is read when the cluster serves, so it stops nothing.
+pub(crate) fn stripe_remark(row: &[u8], fs: &levada_spec::FileSystemSpec) -> Option<String> {
+    let count = u32::from_le_bytes(row.get(4..8)?.try_into().ok()?);
+    let unit = Bytes(u64::from_le_bytes(row.get(32..40)?.try_into().ok()?));
+    let mut said = Vec::new();
+    if count != fs.stripe_count {
+        said.push(format!(
+            "stripe_count is {} in the cluster file, and stays {count}",
+            fs.stripe_count
+        ));
+    }
+    if unit != fs.stripe_unit {
+        said.push(format!(
+            "stripe_unit is {} in the cluster file, and stays {unit}",
+            fs.stripe_unit
+        ));
+    }
+    let of_new = "new files get what the file system was made with";
+    (!said.is_empty()).then(|| format!("filesystem {}: {}: {of_new}", fs.name, said.join("; ")))
+}
+
+/// Reads the target table from a member that holds a copy of the first extent of a mirror.
+async fn find_table(
+    drives: &[Labelled],
+    superblocks: &BTreeMap<String, Superblock>,
+) -> Option<(String, TargetTable)> {
+    for (array, Superblock { standing, data_at, .. }) in superblocks {
+        let holds = |drive: &&Labelled| {
+            standing.members.iter().any(|member| {
+                let first = member.role.is_some_and(|role| (role as u64) < standing.copies);
+                first && member.in_sync && member.name == drive.label.drive_name
+            })
+        };
+        for drive in drives.iter().filter(holds).filter(|_| standing.level == "raid1") {
+            let of_array = drive.label.slices.iter().find(|slice| slice.array_name == *array);
+            let Some(slice) = of_array else { continue };
+            if let Some(block) = read_block(&drive.device, slice.start + data_at).await
+                && let Ok(table) = TargetTable::decode(&block)
+            {
+                return Some((array.clone(), table));
+            }
+        }
+    }
+    None
+}
+
+/// Differences on their way: what is alike on many drives is said once.
+#[derive(Default)]
+struct Findings {
+    found: Vec<(Difference, Vec<String>)>,
+}
+
+impl Findings {
+    fn say(&mut self, key: String, in_file: String, on_drives: String) {
+        self.found.push((Difference { key, in_file, on_drives }, Vec::new()));
+    }
+
+    fn number(&mut self, key: String, in_file: u64, on_drives: u64) {
+        if in_file != on_drives {
+            self.say(key, in_file.to_string(), on_drives.to_string());
+        }
+    }
+
+    fn say_of(&mut self, drive: &str, key: String, in_file: String, on_drives: String) {
+        let difference = Difference { key, in_file, on_drives };
+        match self.found.iter_mut().find(|(known, _)| *known == difference) {
+            Some((_, drives)) => drives.push(drive.into()),
+            None => self.found.push((difference, vec![drive.into()])),
+        }
+    }
+
+    fn into_differences(self) -> Differences {
+        let named = |(mut difference, drives): (Difference, Vec<String>)| {
+            if !drives.is_empty() {
+                let more = drives.len().saturating_sub(DRIVES_NAMED);
+                let shown = drives[..drives.len() - more].join(", ");
+                difference.key += &match more {
+                    0 => format!(" ({shown})"),
+                    _ => format!(" ({shown} and {more} more)"),
+                };
+            }
+            difference
+        };
+        Differences(self.found.into_iter().map(named).collect())
+    }
+
+    /// Size, enclosure and slices of a drive.
+    fn of_label(&mut self, file: &ClusterFile, label: &Label) {
+        // One that the file does not name any more is seen in the arrays that still use it.
+        let Some(spec) = file.drive(&label.drive_name) else { return };
+        let name = &spec.name;
+        if spec.enclosure != label.enclosure_name {
+            let (key, on_drives) = ("[[enclosure]] of drives", label.enclosure_name.clone());
+            self.say_of(name, key.into(), spec.enclosure.clone(), on_drives);
+        }
+        let capacity = Bytes(label.capacity_bytes);
+        if let Some(size) = spec.size
+            && size.floor_to(BLOCK_BYTES) != capacity
+        {
+            // Slices follow the size; one word is enough.
+            let (size, capacity) = (size.to_string(), capacity.to_string());
+            return self.say_of(name, "size of drives".into(), size, capacity);
+        }
+        for slice in &label.slices {
+            let key = format!("[[array]] {}", slice.array_name);
+            let Some(array) = file.array(&slice.array_name) else {
+                self.say_of(name, key, "is not".into(), "is".into());
+                continue;
+            };
+            if !array.drives.contains(name) {
+                // Seen in the members, unless it is none.
+                continue;
+            }
+            // The label keeps whole blocks of the capacity that shares were taken of.
+            let wanted = |capacity| file.slice_bytes(array, name, Bytes(capacity));
+            let of_whole = wanted(label.capacity_bytes + BLOCK_BYTES - 1);
+            let have = Some(Bytes(slice.bytes));
+            if wanted(label.capacity_bytes) != have && of_whole != have {
+                let in_file = wanted(label.capacity_bytes);
+                let in_file = in_file.map_or("no room".into(), |bytes| bytes.to_string());
+                self.say_of(name, key + ": slice", in_file, Bytes(slice.bytes).to_string());
+            }
+        }
+    }
+
+    fn of_array(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+        let key = |key: &str| format!("[[array]] {}: {key}", array.name);
+        if array.level.name() != standing.level {
+            let (in_file, on_drives) = (array.level.name().into(), standing.level.into());
+            return self.say(key("level"), in_file, on_drives);
+        }
+        let width = standing.width as u64;
+        // Drives that the file names and the array does not have yet may be spares to come.
+        let joins = |drive: &&String| !standing.has(drive);
+        let coming = array.drives.iter().filter(joins).count() as u64;
+        let sure = array.drives.iter().filter(joins).any(|drive| Some(drive.as_str()) == joining);
+        let gone = |member: &&Member| !array.drives.contains(&member.name);
+        let least = standing.spares() as u64 + u64::from(sure);
+        let dropped = standing.members.iter().filter(gone).count() as u64;
+        match array.level {
+            Level::Raid0 { .. } => {}
+            Level::Raid1 { copies, .. } => {
+                self.number(key("copies"), u64::from(copies), standing.copies)
+            }
+            Level::Raid6 { data, .. } => {
+                self.number(key("data"), u64::from(data), width.saturating_sub(2))
+            }
+        }
+        let spares = u64::from(array.spares);
+        let most = standing.spares() as u64 + coming;
+        if !(least.saturating_sub(dropped)..=most).contains(&spares) {
+            self.number(key("spares"), spares, least.saturating_sub(dropped));
+        } else if !matches!(array.level, Level::Raid6 { .. }) {
+            let in_file = (array.drives.len() as u64).saturating_sub(spares);
+            self.number(key("drives less spares"), in_file, width);
+        }
+        if let Some(chunk) = array.level.chunk()
+            && chunk.0 != standing.chunk_bytes
+        {
+            self.say(key("chunk"), chunk.to_string(), Bytes(standing.chunk_bytes).to_string());
+        }
+        let lost = standing.members.iter().filter(gone).filter(|member| member.live);
+        let lost: Vec<_> = lost.map(|member| member.name.clone()).collect();
+        for drive in &lost {
+            self.say_of(drive, key("drives"), "not members".into(), "members".into());
+        }
+    }
+
+    fn of_table(&mut self, fs: &levada_spec::FileSystemSpec, holder: &str, table: &TargetTable) {
+        let key = |key: &str| format!("[[filesystem]] {}: {key}", fs.name);
+        if fs.name != table.fs_name {
+            self.say("[[filesystem]] name".into(), fs.name.clone(), table.fs_name.clone());
+        }
+        if fs.metadata != holder {
+            self.say(key("metadata"), fs.metadata.clone(), holder.into());
+        }
+        let count = |kind| table.targets.iter().filter(|entry| entry.kind == kind).count();
+        for (what, in_file, kind) in [
+            ("object_targets", fs.object_targets, TargetKind::Objects),
+            ("metadata_targets", fs.metadata_targets, TargetKind::Metadata),
+        ] {
+            self.number(key(what), u64::from(in_file), count(kind) as u64);
+        }
+    }
+}
