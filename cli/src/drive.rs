@@ -16,7 +16,8 @@ pub enum DriveCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Put a drive in the place of a failed one (same name in the cluster file) and rebuild it
+    /// Put a drive in the place of a failed one (same name in the cluster file) and rebuild it; a drive that is out of
+    /// one array only goes back there
     Replace {
         /// Its name in the cluster file; change its path there first if it has another
         drive: String,
@@ -44,7 +45,7 @@ pub fn drive(file: Option<&Path>, command: &DriveCommand) -> Result<()> {
         ),
         DriveCommand::Replace { drive, force } => (
             ControlRequest::DriveReplace { drive: drive.clone(), force: *force },
-            format!("{drive} is replaced; `levada rebuild --watch` shows its rebuild"),
+            format!("{drive} is in again; `levada rebuild --watch` shows its rebuild"),
         ),
         DriveCommand::Add { drive, force } => (
             ControlRequest::DriveAdd { drive: drive.clone(), force: *force },

@@ -46,17 +46,31 @@ fn hint(error: &RaidError) -> &'static str {
     }
 }
 
-/// Why a drive is not taken out: an array would stop.
+/// Why a drive is not out of every array.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "array {array} bears the loss of {tolerates} drives and is without {out} already; failing {drive} too would stop it: replace those first, or --force"
-)]
-pub struct WouldStop {
-    pub array: String,
-    pub drive: String,
-    pub tolerates: usize,
-    /// The drives that it is without, for people.
-    pub out: String,
+pub enum FailError {
+    /// An array would stop. Nothing was changed.
+    #[error(
+        "array {array} bears the loss of {tolerates} drives and is without {out} already; failing {drive} too would stop it: replace those first, or --force"
+    )]
+    WouldStop {
+        array: String,
+        drive: String,
+        tolerates: usize,
+        /// The drives that it is without, for people.
+        out: String,
+    },
+    /// By force: the drive takes no more I/O, and arrays that need it cannot record its loss.
+    #[error(
+        "drive {drive} takes no more I/O, but is not out of {}: whatever needs it stops the array there. \
+         Nothing was given up: `levada down` and `levada up` bring {drive} back",
+        arrays.iter().map(|(array, why)| format!("array {array} ({why})")).collect::<Vec<_>>().join(", ")
+    )]
+    NotOut {
+        drive: String,
+        /// Each array with what it said.
+        arrays: Vec<(String, String)>,
+    },
 }
 
 /// An array of the cluster.
@@ -200,6 +214,13 @@ impl ClusterArray {
         on_drive(true).or_else(|| on_drive(false))
     }
 
+    /// True when the array goes on without its part of a drive.
+    #[must_use]
+    pub fn is_without(&self, drive: &str) -> bool {
+        let members = self.array.status().members;
+        self.member_on(drive).is_some_and(|index| members[index].state == MemberState::Faulty)
+    }
+
     /// The drives whose part of the array holds no good data, by name.
     #[must_use]
     pub fn out(&self) -> Vec<String> {
@@ -291,13 +312,13 @@ fn tell(array: &str, event: &ArrayEvent) {
 ///
 /// # Errors
 ///
-/// The first array's refusal; then nothing was changed.
+/// [`FailError`].
 pub async fn fail_drive(
     arrays: &[Rc<ClusterArray>],
     name: &str,
     drive: Option<&Rc<Drive>>,
     force: bool,
-) -> Result<(), WouldStop> {
+) -> Result<(), FailError> {
     if !force {
         for array in arrays {
             let status = array.array.status();
@@ -307,7 +328,7 @@ pub async fn fail_drive(
             });
             if loses && status.degraded >= status.tolerates {
                 let out = array.out();
-                return Err(WouldStop {
+                return Err(FailError::WouldStop {
                     array: array.spec.name.clone(),
                     drive: name.to_owned(),
                     tolerates: status.tolerates,
@@ -319,14 +340,23 @@ pub async fn fail_drive(
     if let Some(drive) = drive {
         drive.fail();
     }
+    let mut refused = Vec::new();
     for array in arrays {
         if let Some(index) = array.member_on(name)
             && let Err(error) = array.array.fail(index).await
         {
             tracing::error!(array = array.spec.name, drive = name, %error, "taking the member out failed");
+            let why = match error {
+                RaidError::Member { reason, .. } => reason.to_owned(),
+                other => other.to_string(),
+            };
+            refused.push((array.spec.name.clone(), why));
         }
     }
-    Ok(())
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(FailError::NotOut { drive: name.to_owned(), arrays: refused }),
+    }
 }
 
 /// Ends every array in order, so that the next open has nothing to resync.

@@ -19,7 +19,8 @@ pub enum ControlRequest {
     /// is nowhere else.
     DriveFail { drive: String, force: bool },
     /// Reads the cluster file again and puts the drive that it names in the place of a failed
-    /// one, to be rebuilt. `force` overwrites what is on it.
+    /// one, to be rebuilt. A drive that only some arrays are without goes back to those. `force`
+    /// overwrites what is on it.
     DriveReplace { drive: String, force: bool },
     /// Reads the cluster file again and takes a drive that is new in it as a spare.
     DriveAdd { drive: String, force: bool },

@@ -51,7 +51,7 @@ pub struct Operator {
 enum Refusal {
     #[error("there is no drive {drive:?}; there are {known}")]
     NoSuchDrive { drive: String, known: String },
-    #[error("drive {drive} is in use; fail it first")]
+    #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
     InUse { drive: String },
     #[error("drive {drive} is in use already")]
     Known { drive: String },
@@ -66,7 +66,7 @@ enum Refusal {
     #[error(transparent)]
     Array(#[from] arrays::ArrayError),
     #[error(transparent)]
-    WouldStop(#[from] arrays::WouldStop),
+    Fail(#[from] arrays::FailError),
     #[error("drive {drive} is not in {}, which has {known}; write it there first", .file.display())]
     NotInFile { drive: String, file: PathBuf, known: String },
     #[error(
@@ -131,9 +131,10 @@ impl Operator {
 
     async fn fail(&self, name: &str, force: bool) -> Result<(), Refusal> {
         let (_, drive) = self.drive(name)?;
-        arrays::fail_drive(&self.cluster.arrays, name, drive.as_ref().ok(), force).await?;
+        let failed =
+            arrays::fail_drive(&self.cluster.arrays, name, drive.as_ref().ok(), force).await;
         self.changed.notify_all();
-        Ok(())
+        Ok(failed?)
     }
 
     /// The drive as the cluster file has it now, and that file, which else must say of the cluster
@@ -166,11 +167,32 @@ impl Operator {
     }
 
     async fn replace(&self, name: &str, force: bool) -> Result<(), Refusal> {
-        let (_, old) = self.drive(name)?;
-        if old.as_ref().is_ok_and(|drive| !drive.is_failed()) && !self.is_out(name) {
-            return Err(Refusal::InUse { drive: name.to_owned() });
+        let (known, old) = self.drive(name)?;
+        match &old {
+            Ok(drive) if !drive.is_failed() && !self.is_out(name) => {
+                self.readmit(&known, drive).await
+            }
+            _ => self.admit(name, old.ok(), force).await,
         }
-        self.admit(name, old.ok(), force).await
+    }
+
+    /// Gives a drive that some arrays use back to those that are without it.
+    async fn readmit(&self, known: &DriveSpec, drive: &Rc<Drive>) -> Result<(), Refusal> {
+        let name = &known.name;
+        let (file, spec) = self.reread(name)?;
+        let without: Vec<_> =
+            self.cluster.arrays.iter().filter(|array| array.is_without(name)).collect();
+        // Another drive in its place would take it from the arrays that it serves.
+        if without.is_empty() || spec != *known {
+            return Err(Refusal::InUse { drive: name.clone() });
+        }
+        for array in without {
+            let admitted = array.admit(&file, name, drive).await;
+            admitted
+                .map_err(|source| arrays::ArrayError { array: array.spec.name.clone(), source })?;
+        }
+        self.changed.notify_all();
+        Ok(())
     }
 
     async fn add(&self, name: &str, force: bool) -> Result<(), Refusal> {

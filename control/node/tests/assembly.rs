@@ -509,7 +509,11 @@ fn a_third_drive_is_failed_only_by_force_and_status_says_what_helps() {
         let now = status(&operator).await;
         assert!(now.stopped().is_empty(), "{:?}", now.problems);
         assert!(now.survives.iter().any(|line| line.contains("no further loss")), "{now:?}");
-        fail(&operator, "d04", true).await.expect("by force");
+        let why = fail(&operator, "d04", true).await.expect_err("no array goes on without it");
+        for part in ["d04 takes no more I/O", "array meta (its data is not elsewhere)", "levada up"]
+        {
+            assert!(why.contains(part), "{why}");
+        }
         let mirror = &cluster.arrays[0].array;
         // Whoever asks for what only they hold finds the array stopped.
         for at in (0..64).map(|extent| extent * MIB) {
@@ -523,5 +527,36 @@ fn a_third_drive_is_failed_only_by_force_and_status_says_what_helps() {
         for drive in ["d00", "d02", "d04", "levada up"] {
             assert!(stopped.iter().any(|line| line.contains(drive)), "{stopped:?}");
         }
+    });
+}
+
+#[test]
+fn a_drive_out_of_one_array_goes_back_by_the_command_that_status_names() {
+    Reactor::simulated(23).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, operator) = operator_with(&shelf, path).await;
+        let (mirror, data) = (&cluster.arrays[0], &cluster.arrays[1]);
+        let replace = || ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+        let refused = operator.answer(replace()).await;
+        assert!(matches!(refused, ControlReply::Failed { .. }), "it serves both: {refused:?}");
+        mirror.array.fail(mirror.member_on("d04").expect("a member")).await.expect("out");
+        let told = status(&operator).await.problems.join("\n");
+        assert!(told.contains("`levada drive replace d04`"), "{told}");
+        let uuid = |array: &levada_node::arrays::ClusterArray| {
+            array.array.status().members[array.member_on("d04").expect("a member")].uuid
+        };
+        let before = uuid(data);
+        assert_eq!(operator.answer(replace()).await, ControlReply::Done);
+        assert!(mirror.array.needs_rebuild());
+        mirror.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+        assert!(mirror.out().is_empty() && data.out().is_empty());
+        assert_eq!(uuid(data), before, "the other array kept it");
+        assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+        cluster.stop().await;
+        served(&shelf, read_file).await;
     });
 }
