@@ -21,7 +21,7 @@ demo: build bench-build ## The main job on real input, in about two minutes; cle
 test: setup ## All tests, with a few hundred simulated seeds and 5 kill rounds.
 	scripts/test
 
-check: setup ## Format, lints, documentation: what CI asks besides the tests.
+check: setup ## Format, lints, documentation: before every commit.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
@@ -29,7 +29,7 @@ check: setup ## Format, lints, documentation: what CI asks besides the tests.
 bench-build:
 	$(CARGO) build --release --locked -p levada-survey
 
-bench: bench-build ## Measures; writes target/figures.json and prints it.
+bench: build bench-build ## Measures; writes target/figures.json and prints it.
 	target/release/levada-survey bench --out target/figures.json
 
 soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.

@@ -3,6 +3,7 @@
 use super::{Program, create_new, same_bytes, same_file, same_names};
 use crate::random::{Random, contents};
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -139,6 +140,8 @@ impl Program for Unlinked {
         for (file, model) in &self.files {
             let size = file.metadata().context("fstat")?.len();
             ensure!(size == model.len() as u64, "{size} bytes, {} expected", model.len());
+            // From the drives, as far as the kernel holds nothing that it has yet to write.
+            fadvise(&*file, 0, None, Advice::DontNeed).context("fadvise")?;
             let mut found = vec![0; model.len()];
             file.read_exact_at(&mut found, 0).context("read")?;
             same_bytes("a file without a name", &found, model)?;
