@@ -28,7 +28,7 @@ pub enum Error {
     /// The deadline of the configuration passed; the request may still be carried out.
     #[error("the service did not answer in time")]
     Deadline,
-    /// The service belongs to another cluster or speaks another version.
+    /// The service belongs to another cluster, or has another file system, or speaks another version.
     #[error("the service refused: {0}")]
     Refused(Refusal),
     /// The service answered with something that makes no sense here.
@@ -64,7 +64,9 @@ impl Error {
             | Self::Missing { .. }
             | Self::Lost
             | Self::Dialect
-            | Self::Refused(_) => libc::EIO,
+            | Self::Refused(Refusal::Version { .. }) => libc::EIO,
+            // Whatever a program holds here is of another file system.
+            Self::Refused(Refusal::Cluster) => libc::ESTALE,
             Self::Invalid => libc::EINVAL,
             Self::Deadline => libc::ETIMEDOUT,
             Self::Closed => libc::ENOTCONN,

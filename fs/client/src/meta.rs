@@ -7,6 +7,8 @@
 //!   caller has given up waiting: a slot is never used again while its change is in doubt.
 //! - What it was told before that was durable is in the tail, in the service's order, and is handed back
 //!   to a service that restarted before anything else is asked (note 0010).
+//! - A service of another cluster, or of another file system, is told nothing: whoever asks gets an error
+//!   until the right one is back.
 //! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
 //!   two ends of an open or close is sent again, so that the counts agree in the end.
 
@@ -18,7 +20,7 @@ use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use levada_base::{planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
-use levada_wire::rpc::{Call, Caller, OnConnect, Peer, RpcError};
+use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -52,6 +54,8 @@ pub(crate) struct Meta {
     draining: Cell<bool>,
     /// The service went on without the tail; the next sync says so.
     lost: Cell<bool>,
+    /// Another cluster is where this one was.
+    elsewhere: Cell<bool>,
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
     pub(crate) just_told: Rc<JustTold>,
@@ -88,6 +92,8 @@ pub(crate) struct Registration {
     pub(crate) client: u64,
     pub(crate) verifier: BootVerifier,
     pub(crate) fs: FsInfo,
+    /// The cluster that the service belongs to.
+    cluster: [u8; 16],
 }
 
 impl Meta {
@@ -106,6 +112,7 @@ impl Meta {
             tail: RefCell::default(),
             draining: Cell::default(),
             lost: Cell::default(),
+            elsewhere: Cell::default(),
             left: Cell::default(),
             just_told: Rc::default(),
         });
@@ -122,7 +129,7 @@ impl Meta {
 
     /// Registers, unless that happened before.
     pub(crate) async fn connect(&self) -> Result<FsInfo, Error> {
-        self.peer.reach().await?;
+        self.heard(self.peer.reach().await)?;
         Ok(self.registration().expect("registers on every connection").fs)
     }
 
@@ -401,6 +408,20 @@ impl Meta {
         }
     }
 
+    /// Says once in the log that another cluster answers, and once that the right one does again.
+    fn heard<T>(&self, answer: Result<T, RpcError>) -> Result<T, Error> {
+        let is_elsewhere = matches!(answer, Err(RpcError::Refused(Refusal::Cluster)));
+        if is_elsewhere != self.elsewhere.replace(is_elsewhere) {
+            let address = self.peer.address();
+            if is_elsewhere {
+                tracing::error!(address, "another cluster is here now; calls fail with ESTALE");
+            } else {
+                tracing::info!(address, "the cluster is back");
+            }
+        }
+        Ok(answer?)
+    }
+
     /// Asks until a service that knows this client answers.
     async fn try_ask(&self, call: &mut Call) -> Result<MetaReply, Error> {
         loop {
@@ -409,7 +430,7 @@ impl Meta {
                 self.connect().await?;
             }
             call.client = self.client();
-            let frame = self.peer.call(call, None).await?;
+            let frame = self.heard(self.peer.call(call, None).await)?;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
             match reply {
                 // Registered anew meanwhile, under another number.
@@ -449,11 +470,16 @@ impl Meta {
             }
             _ => return Err(RpcError::Disconnected),
         };
+        let cluster = caller.welcome().cluster;
+        if self.registration().is_some_and(|known| (known.cluster, known.fs.id) != (cluster, fs.id))
+        {
+            return Err(RpcError::Refused(Refusal::Cluster));
+        }
         let known = self.slots.borrow().clone();
         let pool = known.unwrap_or_else(|| Slots::new(0, slots.max(1)));
         pool.skip(&used);
         *self.slots.borrow_mut() = Some(pool);
-        *self.registration.borrow_mut() = Some(Registration { client, verifier, fs });
+        *self.registration.borrow_mut() = Some(Registration { client, verifier, fs, cluster });
         let known = self.greeted.get();
         if known != Some((verifier, client)) {
             if known.is_some() {

@@ -6,6 +6,7 @@
 //!
 //! What always holds:
 //! - While kept changes are sent again, nothing else is sent to the target.
+//! - Where another cluster answers, everybody gets an error; kept changes stay until the right one is back.
 //! - COMMITs are shared: all who wait while one is under way share the next.
 //! - Unstable bytes, kept or in flight, stay below the bound; beyond half of it a COMMIT runs.
 
@@ -19,7 +20,7 @@ use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
-use levada_wire::rpc::{Call, Peer};
+use levada_wire::rpc::{Call, Peer, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -49,6 +50,8 @@ pub(crate) struct ObjectTarget {
     /// `None`: not known yet, or kept changes are being sent again.
     verifier: Cell<Option<BootVerifier>>,
     recovering: Cell<bool>,
+    /// The service refuses this client, so that the recovery cannot go on.
+    refused: Cell<Option<Error>>,
     unstable: RefCell<Unstable>,
     unstable_bytes_max: u64,
     room: Rc<Semaphore>,
@@ -92,6 +95,7 @@ impl ObjectTarget {
             recovery_slots: Slots::new(SLOTS, RESEND_BATCH as u32),
             verifier: Cell::new(None),
             recovering: Cell::new(false),
+            refused: Cell::new(None),
             unstable: RefCell::default(),
             unstable_bytes_max,
             room: Semaphore::new(unstable_bytes_max),
@@ -310,6 +314,9 @@ impl ObjectTarget {
             if let Some(verifier) = self.verifier.get() {
                 return Ok(verifier);
             }
+            if let Some(error) = self.refused.get() {
+                return Err(error);
+            }
             if !self.recovering.replace(true) {
                 // First contact: ask for the verifier.
                 let target = Rc::clone(self);
@@ -385,10 +392,23 @@ impl ObjectTarget {
         self.changed.notify_all();
     }
 
+    /// A call of the recovery; whoever waits for that is told meanwhile when the service refuses it.
+    async fn reach(&self, call: &Call) -> Result<Frame, RpcError> {
+        let answer = self.peer.call(call, None).await;
+        let refused = match answer {
+            Err(error @ RpcError::Refused(_)) => Some(error.into()),
+            _ => None,
+        };
+        if self.refused.replace(refused) != refused {
+            self.changed.notify_all();
+        }
+        answer
+    }
+
     async fn first_contact(&self) -> BootVerifier {
         let call = self.call(&ObjectRequest::Commit { upto: Seq(0) });
         loop {
-            match self.peer.call(&call, None).await {
+            match self.reach(&call).await {
                 Ok(frame) if frame.header.verifier != BootVerifier(0) => {
                     return frame.header.verifier;
                 }
@@ -409,7 +429,7 @@ impl ObjectTarget {
             let slot = self.recovery_slots.take().await;
             let mut call = self.change_call(&slot, kept.object, &kept.change);
             call.verifier = verifier;
-            let frame = match self.peer.call(&call, None).await {
+            let frame = match self.reach(&call).await {
                 Ok(frame) => frame,
                 Err(error) => {
                     tracing::warn!(target_id = self.id.0, %error, "cannot send again");

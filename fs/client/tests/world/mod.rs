@@ -35,7 +35,9 @@ pub struct World {
     pub network: Network,
     pub targets: u32,
     pub lease: Duration,
-    device: Rc<dyn Device>,
+    device: RefCell<Rc<dyn Device>>,
+    /// The cluster that services started from now on say they belong to.
+    pub cluster: Cell<[u8; 16]>,
     meta: RefCell<Option<Group>>,
     servers: RefCell<Vec<Server>>,
     clients: Cell<u8>,
@@ -48,29 +50,17 @@ impl World {
 
     pub async fn with_capacity(targets: u32, target_bytes: u64) -> Rc<Self> {
         let network = Network::new(LinkConfig { codec: false, ..LinkConfig::default() });
-        let device: Rc<dyn Device> = Rc::new(RamDevice::new("meta", 64 << 20));
         let world = Rc::new(Self {
             network,
             targets,
             lease: Duration::from_secs(30),
-            device,
+            device: RefCell::new(disk()),
+            cluster: Cell::default(),
             meta: RefCell::default(),
             servers: RefCell::default(),
             clients: Cell::new(0),
         });
-        let store = Store::create(Rc::clone(&world.device), Epoch(1), KV).await.expect("fits");
-        let fs = FsConfig {
-            uuid: [7; 16],
-            name: "test".to_owned(),
-            target: 0,
-            stripe_count: targets,
-            stripe_unit: UNIT,
-            inodes_max: 1 << 20,
-            root_mode: 0o755,
-            root_uid: 0,
-            root_gid: 0,
-        };
-        MetaService::create(store, fs, world.serve_config()).await.expect("made");
+        world.format([7; 16]).await;
         for number in 0..targets {
             let objects = Rc::new(MemoryObjects::new(target_bytes));
             let server = world.serve(number, objects);
@@ -78,6 +68,25 @@ impl World {
         }
         world.start_meta().await;
         world
+    }
+
+    /// Makes a file system, in the place of the one that is there.
+    pub async fn format(&self, uuid: [u8; 16]) {
+        *self.device.borrow_mut() = disk();
+        let device = Rc::clone(&self.device.borrow());
+        let store = Store::create(device, Epoch(1), KV).await.expect("fits");
+        let fs = FsConfig {
+            uuid,
+            name: "test".to_owned(),
+            target: 0,
+            stripe_count: self.targets,
+            stripe_unit: UNIT,
+            inodes_max: 1 << 20,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+        };
+        MetaService::create(store, fs, self.serve_config()).await.expect("made");
     }
 
     fn serve_config(&self) -> ServeConfig {
@@ -89,7 +98,8 @@ impl World {
         let router = Rc::new(Router::default());
         router.insert(target, handler);
         let listener: Rc<dyn Listener> = Rc::new(self.network.listen(address));
-        reactor::spawn_in(group, accept_all(listener, router, ServiceConfig::default()));
+        let config = ServiceConfig { cluster: self.cluster.get(), ..ServiceConfig::default() };
+        reactor::spawn_in(group, accept_all(listener, router, config));
     }
 
     pub fn kill_meta(&self) {
@@ -101,7 +111,7 @@ impl World {
 
     pub async fn start_meta(&self) {
         let group = Group::new();
-        let device = Rc::clone(&self.device);
+        let device = Rc::clone(&self.device.borrow());
         let config = self.serve_config();
         let opening = reactor::spawn_in(&group, async move {
             let store = Store::open(device, Epoch(1), KV).await.expect("a store");
@@ -146,12 +156,18 @@ impl World {
     pub fn config(&self, name: &str) -> ClientConfig {
         let number = self.clients.get() + 1;
         self.clients.set(number);
-        ClientConfig::new(self.network.transport(name), "meta", META, [number; 16])
+        let transport = self.network.transport(name);
+        let config = ClientConfig::new(transport, "meta", META, [number; 16]);
+        ClientConfig { cluster: self.cluster.get(), ..config }
     }
 
     pub async fn client(&self, name: &str) -> Client {
         Client::connect(self.config(name)).await.expect("connects")
     }
+}
+
+fn disk() -> Rc<dyn Device> {
+    Rc::new(RamDevice::new("meta", 64 << 20))
 }
 
 pub fn data(bytes: &[u8]) -> IoVec {
