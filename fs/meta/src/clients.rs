@@ -175,8 +175,15 @@ impl MetaService {
                 batch.delete(&key::reply(client, number));
             }
         }
-        self.drop_tail_of(client, &mut batch);
+        let held_tail = self.tail.borrow().row().is_some_and(|row| row.client == client);
+        if held_tail {
+            // Nobody will ask for what it was told.
+            batch.delete(key::TAIL);
+        }
         self.apply_own(batch)?;
+        if held_tail {
+            self.tail.borrow_mut().end();
+        }
         table.forget(client);
         Ok(())
     }

@@ -90,7 +90,7 @@ impl MetaService {
             }
             return Ok(MetaReply::Done);
         }
-        let Some(row) = awaited.filter(|row| row.life == life) else {
+        let Some(_) = awaited.filter(|row| row.life == life) else {
             if awaited.is_some() {
                 self.lose_tail().await?;
             }
@@ -120,7 +120,7 @@ impl MetaService {
         }
         self.durable(self.store.last_seq()).await?;
         self.reload().await?;
-        self.settle_tail(row)?;
+        self.settle_tail()?;
         self.durable(self.store.last_seq()).await?;
         tracing::info!(client, taken, "the tail was handed back");
         self.serve();

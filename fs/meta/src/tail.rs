@@ -196,10 +196,10 @@ impl Tail {
         self.holder.as_ref().is_some_and(|holder| holder.changed.elapsed() >= IDLE)
     }
 
-    /// Nobody holds it any more; the row that said who did.
-    pub(crate) fn end(&mut self) -> Option<TailRow> {
-        self.holder = None;
-        self.row.take()
+    /// Nobody holds it any more, and the row that said who did is gone: as long as it is there, it is
+    /// known here, so that another attempt removes it.
+    pub(crate) fn end(&mut self) {
+        (self.holder, self.row) = (None, None);
     }
 }
 
@@ -232,32 +232,26 @@ impl MetaService {
             return Ok(());
         }
         self.wait_for_room(Room { frees: true }).await?;
-        let row = self.tail.borrow_mut().end();
-        if let Some(row) = row {
-            self.settle_tail(row)?;
-        }
+        self.settle_tail()?;
         self.durable(self.store.last_seq()).await
     }
 
-    /// Notes that nothing is missing of what the holder was told.
-    pub(crate) fn settle_tail(&self, row: TailRow) -> Result<(), MetaFault> {
+    /// Notes that nothing is missing of what the holder was told, and that there is none any more.
+    pub(crate) fn settle_tail(&self) -> Result<(), MetaFault> {
+        let Some(row) = self.tail.borrow().row() else { return Ok(()) };
         let mut batch = Batch::default();
         batch.delete(key::TAIL);
-        if let Some(client) = self.table.borrow_mut().clients.get_mut(&row.client) {
-            client.settled = row.life;
+        let mut table = self.table.borrow_mut();
+        let client = table.clients.get_mut(&row.client);
+        if let Some(client) = &client {
             let client_row = ClientRow { uuid: client.uuid, settled: row.life };
             batch.put(&key::client(row.client), &client_row.encode());
         }
         self.apply_own(batch)?;
-        Ok(())
-    }
-
-    /// A client is gone: nobody will ask for what it was told. The rows go with `batch`.
-    pub(crate) fn drop_tail_of(&self, client: u64, batch: &mut Batch) {
-        let mut tail = self.tail.borrow_mut();
-        if tail.row.is_some_and(|row| row.client == client) {
-            tail.end();
-            batch.delete(key::TAIL);
+        if let Some(client) = client {
+            client.settled = row.life;
         }
+        self.tail.borrow_mut().end();
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What each request does, one by one.
 
 use super::*;
+use levada_kv::Batch;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{AttrChange, Tail};
@@ -397,6 +398,48 @@ fn a_client_that_leaves_is_not_waited_for() {
         t.register().await;
         t.lookup(Ino::ROOT, "b").await.expect("durable");
         world.assert_sound().await;
+        world.stop();
+    });
+}
+
+/// What is still noted in the store is still known, so that another attempt removes it: else the next start
+/// would wait for a client that is gone.
+#[test]
+fn a_tail_is_known_until_its_row_is_gone() {
+    simulated(1, async {
+        let world = World::small().await;
+        let t = Tester::new(&world, 1).await;
+        let call = CallHeader { unstable: true, ..CallHeader::changing(t.client.get(), 0, 1) };
+        let service = world.service();
+        let new = NewInode::File { open: None };
+        let reply = service.handle(call, create(Ino::ROOT, "a", new)).await;
+        assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");
+        // Full to the last row, beyond what is kept for those who make room.
+        let filler = |number: u32| [b"zz".as_slice(), &number.to_be_bytes()].concat();
+        let mut fillers = 0;
+        for bytes in [3000, 100, 0] {
+            loop {
+                let mut batch = Batch::default();
+                batch.put(&filler(fillers), &vec![0; bytes]);
+                match service.store().apply(batch) {
+                    Ok(seq) => service.durable(seq).await.expect("durable"),
+                    Err(_) => break,
+                }
+                fillers += 1;
+            }
+        }
+        assert_eq!(service.settle_tail(), Err(MetaFault::Full));
+        assert!(service.tail.borrow().row().is_some());
+        for number in 0..fillers {
+            let mut batch = Batch::default();
+            batch.delete(&filler(number));
+            service.store().apply(batch).expect("always has room");
+        }
+        service.close_tail().await.expect("there is room");
+        assert!(service.tail.borrow().row().is_none());
+        drop(service);
+        world.power_cut().await;
+        assert!(!world.service().is_recovering());
         world.stop();
     });
 }
