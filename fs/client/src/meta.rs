@@ -151,6 +151,15 @@ impl Meta {
         {
             self.just_told.seen(*ino);
         }
+        // A directory may itself be what was found.
+        match &reply {
+            Ok(MetaReply::Attr(attr) | MetaReply::Entry(attr, _)) => self.just_told.seen(attr.ino),
+            Ok(MetaReply::Entries { entries, .. }) => {
+                let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
+                attrs.for_each(|attr| self.just_told.seen(attr.ino));
+            }
+            _ => {}
+        }
         reply
     }
 

@@ -678,3 +678,43 @@ async fn cut_error(client: &Client, ino: levada_base::ids::Ino) -> Option<Error>
     let change = AttrChange { size: Some(0), ..AttrChange::default() };
     client.set_attr(ROOT, ino, change).await.err()
 }
+
+#[test]
+fn a_directory_that_is_found_again_is_no_longer_just_told() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let (here, there) = (world.client("here").await, world.client("there").await);
+        let new = NewInode::Directory;
+        let dir = here.create(ROOT, ROOT_DIR, b"d", 0o755, new).await.expect("made").ino;
+        let write = |client: &Client, name: String| {
+            let client = client.clone();
+            async move {
+                let made = client.create_file(ROOT, dir, name.as_bytes(), 0o644, WRITE, true).await;
+                made.expect("a fresh name").0
+            }
+        };
+        for round in 0..3 {
+            let ours = write(&here, format!("here-{round}")).await;
+            let theirs = write(&there, format!("there-{round}")).await;
+            let found = match round {
+                0 => Some(here.lookup(ROOT_DIR, b"d").await.expect("there")),
+                1 => {
+                    let (entries, _) = here.read_dir(ROOT_DIR, 0, 9, true).await.expect("there");
+                    entries
+                        .into_iter()
+                        .filter_map(|e| e.attr)
+                        .find(|at| at.ino == dir)
+                        .map(|at| *at)
+                }
+                _ => None,
+            };
+            // What it may be asked for later must not be older than what it has found.
+            let told = here.directory_just_told(dir);
+            assert_eq!(told.is_none(), found.is_some(), "round {round}: {told:?} {found:?}");
+            ours.close().await;
+            theirs.close().await;
+        }
+        here.shutdown().await.expect("settled");
+        there.shutdown().await.expect("settled");
+    });
+}
