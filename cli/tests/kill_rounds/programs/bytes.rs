@@ -141,7 +141,7 @@ impl Program for Unlinked {
             let size = file.metadata().context("fstat")?.len();
             ensure!(size == model.len() as u64, "{size} bytes, {} expected", model.len());
             // From the drives, as far as the kernel holds nothing that it has yet to write.
-            fadvise(&*file, 0, None, Advice::DontNeed).context("fadvise")?;
+            fadvise(file, 0, None, Advice::DontNeed).context("fadvise")?;
             let mut found = vec![0; model.len()];
             file.read_exact_at(&mut found, 0).context("read")?;
             same_bytes("a file without a name", &found, model)?;
