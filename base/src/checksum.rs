@@ -1,6 +1,5 @@
 //! CRC32C (Castagnoli, RFC 3720 appendix B.4), vectorised by the `crc-fast` crate.
 
-use crate::units::BLOCK_BYTES;
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
 /// The CRC32C of `bytes`.
@@ -17,11 +16,6 @@ pub fn crc32c_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
         digest.update(part);
     }
     digest.finalize() as u32
-}
-
-/// One CRC32C per 4 KiB of `bytes`, the last one over what is left.
-pub fn crc32c_per_block(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes.chunks(BLOCK_BYTES as usize).map(crc32c)
 }
 
 #[cfg(test)]

@@ -239,22 +239,6 @@ impl Drive {
         &self.device
     }
 
-    /// Replaces the slice table.
-    ///
-    /// # Errors
-    ///
-    /// [`DriveError::Invalid`] when the slices do not fit; else what the device says.
-    pub async fn set_slices(&self, slices: Vec<SliceEntry>) -> Result<(), DriveError> {
-        let _turn = self.changing.acquire(1).await;
-        let mut label = self.label.borrow().clone();
-        label.slices = slices;
-        label.generation += 1;
-        label.check().map_err(DriveError::Invalid)?;
-        store(&*self.device, &label).await?;
-        *self.label.borrow_mut() = label;
-        Ok(())
-    }
-
     /// Takes the whole drive for the owner of `epoch`; see the design note.
     ///
     /// # Errors

@@ -41,11 +41,6 @@ impl Answer {
         let payload = self.reply.payload().filter(|slice| !slice.is_empty());
         std::iter::once(self.head.as_ref()).chain(payload).map(IoSlice::new).collect()
     }
-
-    /// The reply and its header, for a transport that moves the buffers.
-    pub fn into_parts(self) -> (Head, Reply) {
-        (self.head, self.reply)
-    }
 }
 
 impl<H: Handler> Session<H> {

@@ -150,10 +150,6 @@ impl TestDrive {
         self.generation_at(0).max(self.generation_at(BLOCK as u64))
     }
 
-    pub fn unreadable_blocks(&self) -> usize {
-        self.media.borrow().unreadable.len()
-    }
-
     async fn delay(&self) -> Result<(), BlockError> {
         if self.delay_us.get() > 0 {
             let us = self.least_us.get() + reactor::random_u64() % self.delay_us.get();

@@ -107,12 +107,6 @@ impl Peer {
         self.connects.get()
     }
 
-    /// True while a connection stands, as far as is known.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.lanes.borrow().iter().flatten().any(|caller| !caller.is_closed())
-    }
-
     /// Drops every connection; the next request makes a fresh one.
     pub fn disconnect(&self) {
         let lanes =
