@@ -68,6 +68,14 @@ impl<'c> Checker<'c> {
         self.problems.push(Problem { kind, place: self.places.of(node, key) });
     }
 
+    /// For what many drives have from one place.
+    fn problem_once(&mut self, kind: ProblemKind, node: Node, key: &'static str) {
+        let problem = Problem { kind, place: self.places.of(node, key) };
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
     fn names(&mut self) {
         let cluster = self.cluster;
         self.unique("host", cluster.hosts.iter().map(|host| host.name.as_str()), Node::Host);
@@ -245,14 +253,14 @@ impl<'c> Checker<'c> {
                     least,
                     most: Bytes(1 << 50),
                 };
-                self.problem(kind, Node::Drive(index), "size");
+                self.problem_once(kind, Node::Drive(index), "size");
             } else if !size.0.is_multiple_of(SLICE_ALIGN_BYTES) {
                 let kind = ProblemKind::NotAMultiple {
                     key: "size",
                     value: size,
                     of: Bytes(SLICE_ALIGN_BYTES),
                 };
-                self.problem(kind, Node::Drive(index), "size");
+                self.problem_once(kind, Node::Drive(index), "size");
             }
         }
     }
@@ -286,6 +294,8 @@ impl<'c> Checker<'c> {
             parts.push((spares, "spares"));
         }
         let needed: u64 = parts.iter().map(|(count, _)| count).sum();
+        // The largest part is the one to look at.
+        let key = if parts.iter().all(|(count, _)| *count <= spares) { "spares" } else { key };
         if needed > array.drives.len() as u64 {
             let (array, level, drives) =
                 (array.name.clone(), array.level.name(), array.drives.len());

@@ -327,6 +327,12 @@ impl Reader<'_> {
                     size => size,
                 },
             };
+            let enclosure_node = Node::Enclosure(cluster.enclosures.len());
+            match (own_size, enclosure_size) {
+                (Some(_), _) => self.place_as(node, "size", first),
+                (None, Some(_)) => self.place_as(node, "size", enclosure_node),
+                (None, None) => self.place_as(node, "size", Node::Drives),
+            }
             cluster.drives.push(DriveSpec {
                 name,
                 path: path.into(),

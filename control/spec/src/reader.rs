@@ -113,6 +113,13 @@ impl Reader<'_> {
         }
     }
 
+    /// Notes that a value's key stands where that of another value does, from which it comes.
+    pub(crate) fn place_as(&mut self, node: Node, key: &'static str, from: Node) {
+        if let Some(place) = self.places.by_key.get(&(from, key)).copied() {
+            self.places.by_key.insert((node, key), place);
+        }
+    }
+
     /// Notes the places of a table and of its keys, and complains about keys it may not have.
     pub(crate) fn enter<'t>(
         &mut self,

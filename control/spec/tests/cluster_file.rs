@@ -223,6 +223,10 @@ fn mistakes_in_single_keys() {
         "`data`, `chunk`",
     );
     breaks("copies = 3", "copies = 1", 0, "`copies` is 1", "allowed: 2 to 8");
+    // Once, at the line that all drives have it from.
+    breaks("size = \"1GiB\"", "size = \"7MiB\"", 0, "`size` is 7MiB", "allowed: 18MiB");
+    breaks("size = \"1GiB\"", "size = 1073741825", 0, "not a multiple", "1MiB");
+    breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");
     breaks("slice = \"128MiB\"", "slice = false", 0, "`slice` is true or false", "rest");
