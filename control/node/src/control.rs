@@ -183,6 +183,12 @@ pub enum ControlError {
     /// No node listens there.
     #[error("no node is running here (nothing answers at {}); start one with `levada up`", .socket.display())]
     NotRunning { socket: PathBuf },
+    /// A node may listen there, for its own user only.
+    #[error(
+        "permission denied: the node at {} belongs to another user; ask as that user, or as root",
+        .socket.display()
+    )]
+    Denied { socket: PathBuf },
     /// The connection broke.
     #[error("the node stopped answering")]
     Broken(#[source] std::io::Error),
@@ -194,14 +200,22 @@ pub enum ControlError {
     Refused { why: String },
 }
 
+/// Why nobody could be asked.
+fn unreached(socket: &Path, error: &std::io::Error) -> ControlError {
+    let socket = socket.to_owned();
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => ControlError::Denied { socket },
+        _ => ControlError::NotRunning { socket },
+    }
+}
+
 /// Asks the node whose control socket is `socket`. Blocks; for programs, not for reactors.
 ///
 /// # Errors
 ///
 /// [`ControlError`].
 pub fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlReply, ControlError> {
-    let stream = UnixStream::connect(socket)
-        .map_err(|_| ControlError::NotRunning { socket: socket.to_owned() })?;
+    let stream = UnixStream::connect(socket).map_err(|error| unreached(socket, &error))?;
     stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(ControlError::Broken)?;
     let mut line = serde_json::to_string(request).map_err(ControlError::Version)?;
     line.push('\n');
@@ -220,6 +234,16 @@ pub fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlReply, Cont
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_users_node_is_not_called_absent() {
+        let socket = Path::new("state/control.sock");
+        let text = |errno| unreached(socket, &std::io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(13).contains("permission denied"), "{}", text(13));
+        for errno in [2, 111] {
+            assert!(text(errno).contains("no node is running"), "{}", text(errno));
+        }
+    }
 
     #[test]
     fn requests_are_readable_json() {
