@@ -1,11 +1,14 @@
 //! `up`, `down`, `check`, and the node itself.
 
 use crate::{mount, out::say, place, process, status};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use levada_base::reactor::Reactor;
 use levada_node::Ended;
+use levada_node::assembly::Tuning;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
+use levada_node::fit;
 use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
 use std::ffi::OsStr;
@@ -182,8 +185,17 @@ pub fn down(file: Option<&Path>) -> Result<()> {
 
 /// Reads the cluster file and says what it survives.
 pub fn check(file: Option<&Path>) -> Result<()> {
-    let loaded = place::load(file)?;
+    let path = place::find_or_say(file)?;
+    let loaded = place::load_at(&path)?;
     let cluster = &loaded.cluster;
+    // Nothing of the machine is asked: block devices say their size to `up`.
+    Reactor::simulated(0)
+        .block_on(fit::check(
+            cluster,
+            |drive| drive.size.map(|size| size.0),
+            Tuning::default().segment_stripes,
+        ))
+        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
     say!(
         "{}: {} drives in {} enclosures; survives {}",
         cluster.name,

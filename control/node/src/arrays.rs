@@ -124,30 +124,31 @@ pub async fn create(
                 member(cluster, drive.found.as_ref().ok()?, name, uuid)
             })
             .collect();
-        let (level, chunk_bytes) = match spec.level {
-            Level::Raid0 { chunk } => (RaidLevel::Raid0, chunk.0),
-            Level::Raid1 { copies, .. } => {
-                (RaidLevel::Raid1 { copies: copies as usize }, MIRROR_EXTENT_BYTES)
-            }
-            Level::Raid6 { chunk, .. } => (RaidLevel::Raid6, chunk.0),
-        };
-        let array = RaidArray::create(
-            RaidSpec {
-                uuid,
-                name: spec.name.clone(),
-                level,
-                chunk_bytes,
-                journal_bytes: None,
-                members,
-                spares: placement.spares.len(),
-            },
-            drives.epoch,
-        )
-        .await
-        .map_err(failed)?;
+        let array =
+            RaidArray::create(raid_spec(spec, uuid, members, placement.spares.len()), drives.epoch)
+                .await
+                .map_err(failed)?;
         arrays.push(ClusterArray::new(spec, array, Vec::new()));
     }
     Ok(arrays)
+}
+
+/// What the array of a cluster file is to the crate that makes it.
+pub(crate) fn raid_spec(
+    spec: &ArraySpec,
+    uuid: Uuid,
+    members: Vec<MemberSpec>,
+    spares: usize,
+) -> RaidSpec {
+    let (level, chunk_bytes) = match spec.level {
+        Level::Raid0 { chunk } => (RaidLevel::Raid0, chunk.0),
+        Level::Raid1 { copies, .. } => {
+            (RaidLevel::Raid1 { copies: copies as usize }, MIRROR_EXTENT_BYTES)
+        }
+        Level::Raid6 { chunk, .. } => (RaidLevel::Raid6, chunk.0),
+    };
+    let name = spec.name.clone();
+    RaidSpec { uuid, name, level, chunk_bytes, journal_bytes: None, members, spares }
 }
 
 /// Opens every array of a cluster from the drives that are there.

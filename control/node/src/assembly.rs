@@ -161,7 +161,14 @@ pub async fn start(
     if file.hosts.len() > 1 {
         return Err(AssemblyError::NotServed { what: "a cluster of several hosts" });
     }
-    let drives = drives::take(source, &file, options.may_overwrite, options.progress).await?;
+    let drives = drives::take(
+        source,
+        &file,
+        options.may_overwrite,
+        options.tuning.segment_stripes,
+        options.progress,
+    )
+    .await?;
     let arrays = if drives.fresh {
         (options.progress)("creating arrays");
         arrays::create(&file, &drives).await?

@@ -7,6 +7,7 @@
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
+use crate::fit::{self, FitError};
 use crate::recorded::{Differences, Labelled, Recorded};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
@@ -118,8 +119,11 @@ pub enum DrivesError {
     #[error("drive {drive}: {source}")]
     Drive { drive: String, source: Box<DriveError> },
     /// The slices do not fit.
-    #[error("drive {drive} has {capacity_bytes} bytes: too small for the slice of array {array}")]
+    #[error("drive {drive} has {}: too small for the slice of array {array}", Bytes(*capacity_bytes))]
     TooSmall { drive: String, array: String, capacity_bytes: u64 },
+    /// They fit, and are too small for what is to be on them.
+    #[error("{0}; nothing was changed")]
+    Fit(#[from] FitError),
 }
 
 /// One drive of the cluster file.
@@ -158,7 +162,8 @@ async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
     }
 }
 
-/// Finds the cluster's drives and takes them under a new epoch; formats them when all are new.
+/// Finds the cluster's drives and takes them under a new epoch; formats them when all are new and
+/// what is to be on them has room, object logs in segments of `segment_stripes`.
 ///
 /// # Errors
 ///
@@ -167,6 +172,7 @@ pub async fn take(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
     may_overwrite: MayOverwrite,
+    segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
@@ -183,7 +189,9 @@ pub async fn take(
         MayOverwrite::Nothing
         | MayOverwrite::Others
         | MayOverwrite::Cluster
-        | MayOverwrite::Everything => format(source, cluster, found, may_overwrite, progress).await,
+        | MayOverwrite::Everything => {
+            format(source, cluster, found, may_overwrite, segment_stripes, progress).await
+        }
     }
 }
 
@@ -280,6 +288,7 @@ async fn format(
     cluster: &ClusterFile,
     found: Vec<Found>,
     may_overwrite: MayOverwrite,
+    segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let uuid = Uuid::from_u64_pair(random(), random());
@@ -288,6 +297,7 @@ async fn format(
     }
     let slices = array_ids(cluster);
     // Before the first drive is made or written.
+    let mut capacities = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(&found) {
         let capacity_bytes = match found {
             Found::Labelled(device, _) | Found::Blank(device, _) => device.info().capacity_bytes,
@@ -295,7 +305,11 @@ async fn format(
         };
         slice_table(cluster, spec, capacity_bytes, &slices)?;
         check_size(spec, capacity_bytes)?;
+        capacities.insert(&spec.name, capacity_bytes);
     }
+    let capacity = |spec: &DriveSpec| capacities.get(&spec.name).copied();
+    fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
+        .await?;
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(found).enumerate() {
         let device = match found {

@@ -2,6 +2,8 @@
 //! `levada` program.
 //!
 //! - [`assembly`]: drives, arrays and targets, from a cluster file; also what the simulator runs.
+//! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
+//!   on the drives, and the cluster that is on them.
 //! - [`run`]: the process around it. [`mounting`]: the process of a mount.
 //! - [`control`]: what may be asked of a node; [`state`]: where it is found.
 
@@ -12,6 +14,7 @@ pub mod counted;
 mod desk;
 pub mod drives;
 mod file_drives;
+pub mod fit;
 pub mod mounting;
 pub mod operator;
 pub mod recorded;

@@ -283,7 +283,8 @@ fn a_drive_too_small_is_told_before_anything_is_written() {
             shelf.drives.borrow_mut().insert("d05".into(), small);
             let error = start(cluster_file(), &shelf).await.err().expect("too small");
             let text = error.to_string();
-            assert!(text.contains("d05") && text.contains(&bytes.to_string()), "{text}");
+            let size = [Bytes(bytes).to_string(), format!("{bytes} bytes")];
+            assert!(text.contains("d05") && size.iter().any(|size| text.contains(size)), "{text}");
             assert_eq!(shelf.drives.borrow().len(), 1, "no other drive was made");
         }
     });
@@ -558,5 +559,49 @@ fn a_drive_out_of_one_array_goes_back_by_the_command_that_status_names() {
         assert_eq!(status(&operator).await.problems, Vec::<String>::new());
         cluster.stop().await;
         served(&shelf, read_file).await;
+    });
+}
+
+#[test]
+fn too_small_a_geometry_is_told_before_the_first_drive_is_made() {
+    Reactor::simulated(24).block_on(async {
+        let shelf = Shelf::default();
+        let with = |change: &dyn Fn(&mut ClusterFile)| {
+            let mut file = cluster_file();
+            change(&mut file);
+            file
+        };
+        let refused = async |file: ClusterFile, parts: &[&str]| {
+            let text = start(file, &shelf).await.err().expect("too small").to_string();
+            for part in parts {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            assert!(shelf.drives.borrow().is_empty(), "no drive was made");
+            text
+        };
+        // One MiB more is enough, by what the message says.
+        let meta = |mib| {
+            move |file: &mut ClusterFile| file.arrays[0].slice = SliceSize::Bytes(Bytes::mib(mib))
+        };
+        let text = refused(with(&meta(40)), &["array meta", "40MiB", "5 targets"]).await;
+        let needed = text.split("at least ").nth(1).and_then(|rest| rest.split("MiB").next());
+        let needed: u64 = needed.and_then(|mib| mib.parse().ok()).expect("whole MiB");
+        assert_eq!(needed, 52, "as docs/cluster-file.md shows it");
+        refused(with(&meta(needed - 1)), &["array meta"]).await;
+        refused(
+            with(&|file| {
+                file.arrays[0].slice = SliceSize::Rest;
+                file.arrays[1].slice = SliceSize::Bytes(Bytes::mib(100));
+            }),
+            &["array data", "100MiB", "4 object targets"],
+        )
+        .await;
+        refused(
+            with(&|file| file.arrays[1].slice = SliceSize::Bytes(Bytes::mib(1))),
+            &["array data", "1MiB", "at least 3MiB", "the array itself"],
+        )
+        .await;
+        refused(with(&|file| file.filesystems[0].object_targets = 200), &["fs", "201", "99"]).await;
+        start(with(&meta(needed)), &shelf).await.expect("room enough").stop().await;
     });
 }
