@@ -8,7 +8,7 @@
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
 use crate::fit::{self, FitError};
-use crate::recorded::{Differences, Labelled, Recorded};
+use crate::recorded::{Differences, Labelled, OnDrives};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
@@ -93,9 +93,17 @@ pub enum DrivesError {
     Exists { cluster: String, drives: String },
     /// A drive belongs to another cluster, and none to this one.
     #[error(
-        "drive {drive} ({path}) belongs to cluster {other:?} as its drive {label:?}; nothing was changed"
+        "drive {drive} ({path}) belongs to another cluster, {other:?}, as its drive {label:?}; nothing was changed. \
+         To give up what it holds: `{overwrite}`"
     )]
-    OtherCluster { drive: String, path: String, other: String, label: String },
+    OtherCluster {
+        drive: String,
+        path: String,
+        other: String,
+        label: String,
+        /// The command that overwrites it nevertheless.
+        overwrite: String,
+    },
     /// The file says of the cluster what cannot be changed any more.
     #[error(
         "the cluster file differs from cluster {cluster} in what is fixed since it was made; nothing was changed:{differences}\n\
@@ -227,7 +235,7 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
         .values()
         .map(|(_, device, label)| Labelled { device: Rc::clone(device), label: label.clone() })
         .collect();
-    let differences = Recorded::read(&labelled).await.differences(cluster, None);
+    let differences = OnDrives::read(&labelled).await.differences(cluster, None);
     if !differences.0.is_empty() {
         return Err(DrivesError::Changed { cluster: cluster.name.clone(), differences });
     }
@@ -416,18 +424,23 @@ async fn refuse_used(
     found: &[Found],
     may_overwrite: MayOverwrite,
 ) -> Result<(), DrivesError> {
+    let overwrite = || match may_overwrite {
+        MayOverwrite::Cluster => format!("levada up --destroy {} --force-format", cluster.name),
+        _ => "levada up --force-format".to_owned(),
+    };
+    // By its identity: many boxes have one name.
+    let given_up = cluster_of(cluster, found).filter(|_| may_overwrite == MayOverwrite::Cluster);
     for (spec, found) in cluster.drives.iter().zip(found) {
         let path = spec.path.display().to_string();
         match found {
-            Found::Labelled(_, label)
-                if may_overwrite == MayOverwrite::Cluster && label.cluster_name == cluster.name => {
-            }
+            Found::Labelled(_, label) if Some(label.cluster_uuid) == given_up => {}
             Found::Labelled(_, label) => {
                 return Err(DrivesError::OtherCluster {
                     drive: spec.name.clone(),
                     path,
                     other: label.cluster_name.clone(),
                     label: label.drive_name.clone(),
+                    overwrite: overwrite(),
                 });
             }
             Found::Blank(device, _) => {
@@ -436,12 +449,7 @@ async fn refuse_used(
                         drive: spec.name.clone(),
                         path,
                         source: Box::new(source),
-                        overwrite: match may_overwrite {
-                            MayOverwrite::Cluster => {
-                                format!("levada up --destroy {} --force-format", cluster.name)
-                            }
-                            _ => "levada up --force-format".to_owned(),
-                        },
+                        overwrite: overwrite(),
                     });
                 }
             }

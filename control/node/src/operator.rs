@@ -7,7 +7,7 @@ use crate::control::{
     ScrubResult, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, NoDevice};
-use crate::recorded::{Differences, Recorded};
+use crate::recorded::{Differences, OnDrives};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::Drive;
@@ -159,7 +159,7 @@ impl Operator {
         let arrays: Vec<_> = self.cluster.arrays.iter().map(|array| array.array.status()).collect();
         let holder = self.cluster.file.filesystems.iter().map(|fs| fs.metadata.clone()).next();
         let table = (holder.unwrap_or_default(), self.cluster.table.clone());
-        let differences = Recorded::of(labels, &arrays, table).differences(&file, Some(name));
+        let differences = OnDrives::of(labels, &arrays, table).differences(&file, Some(name));
         if !differences.0.is_empty() {
             return Err(Refusal::Changed { drive: name.to_owned(), differences });
         }

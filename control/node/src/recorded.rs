@@ -8,12 +8,12 @@
 
 use crate::targets::{TargetKind, TargetTable};
 use futures_util::future::join_all;
-use levada_base::checksum::crc32c;
-use levada_base::ids::Uuid;
+use levada_base::BufMut;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{BufMut, Epoch};
 use levada_device::{Device, Label};
-use levada_raid::{ArrayStatus, Level as RaidLevel, MemberState};
+use levada_raid::{
+    ArrayStatus, Level as RaidLevel, MemberState, MemberStatus, Recorded, RecordedMember,
+};
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -50,25 +50,13 @@ pub(crate) struct Labelled {
     pub label: Label,
 }
 
-/// A member of an array, as its superblock has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Member {
-    name: String,
-    role: Option<usize>,
-    /// Not failed: it serves, is rebuilt, or waits.
-    live: bool,
-    in_sync: bool,
-}
-
 /// An array as it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Standing {
-    level: &'static str,
-    /// Of a mirror, else 1.
-    copies: u64,
+    level: RaidLevel,
     width: usize,
     chunk_bytes: u64,
-    members: Vec<Member>,
+    members: Vec<RecordedMember>,
 }
 
 impl Standing {
@@ -81,78 +69,43 @@ impl Standing {
         self.members.iter().any(|member| member.name == drive)
     }
 
+    fn level_name(&self) -> &'static str {
+        match self.level {
+            RaidLevel::Raid0 => "raid0",
+            RaidLevel::Raid1 { .. } => "raid1",
+            RaidLevel::Raid6 => "raid6",
+        }
+    }
+
+    /// Of a mirror, else 1.
+    fn copies(&self) -> usize {
+        match self.level {
+            RaidLevel::Raid1 { copies } => copies,
+            RaidLevel::Raid0 | RaidLevel::Raid6 => 1,
+        }
+    }
+
     /// Of an array that is open.
     fn of(status: &ArrayStatus) -> Self {
-        let (level, copies) = match status.level {
-            RaidLevel::Raid0 => ("raid0", 1),
-            RaidLevel::Raid1 { copies } => ("raid1", copies as u64),
-            RaidLevel::Raid6 => ("raid6", 1),
-        };
         let roles = status.members.iter().filter_map(|member| member.role);
+        let member = |member: &MemberStatus| RecordedMember {
+            name: member.name.clone(),
+            role: member.role,
+            state: member.state,
+        };
         Self {
-            level,
-            copies,
+            level: status.level,
             width: roles.max().map_or(0, |role| role + 1),
             chunk_bytes: status.chunk_bytes,
-            members: status
-                .members
-                .iter()
-                .map(|member| Member {
-                    name: member.name.clone(),
-                    role: member.role,
-                    live: member.state != MemberState::Faulty,
-                    in_sync: member.state == MemberState::InSync,
-                })
-                .collect(),
+            members: status.members.iter().map(member).collect(),
         }
     }
 }
 
-/// A superblock of an array, by docs/design/0003-array-format.md: only what a file can contradict.
-struct Superblock {
-    order: (Epoch, u64),
-    standing: Standing,
-    /// Where the data of each member begins.
-    data_at: u64,
-}
-
-impl Superblock {
-    /// `None` when it is damaged or of another array.
-    fn decode(block: &[u8], array: Uuid) -> Option<Self> {
-        let u64_at = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
-        let crc = u32::from_le_bytes(block.get(4092..4096)?.try_into().ok()?);
-        let is_ours = block.starts_with(b"LVDARRAY\x01\x00") && block[16..32] == *array.as_bytes();
-        if !is_ours || crc32c(&block[..4092]) != crc {
-            return None;
-        }
-        let (level, copies) = match block[10] {
-            0 => ("raid0", 1),
-            1 => ("raid1", u64::from(block[11])),
-            6 => ("raid6", 1),
-            _ => return None,
-        };
-        let member = |entry: &[u8]| {
-            let name = &entry[16..44];
-            let name = &name[..name.iter().position(|byte| *byte == 0).unwrap_or(name.len())];
-            Member {
-                name: String::from_utf8_lossy(name).into_owned(),
-                role: (entry[46] != 255).then_some(usize::from(entry[46])),
-                live: entry[47] != 2,
-                in_sync: entry[47] == 0,
-            }
-        };
-        let table = block[512..4092].chunks_exact(64);
-        Some(Self {
-            order: (Epoch(u64_at(40)?), u64_at(32)?),
-            standing: Standing {
-                level,
-                copies,
-                width: usize::from(block[12]),
-                chunk_bytes: u64_at(48)?,
-                members: table.take(usize::from(block[13])).map(member).collect(),
-            },
-            data_at: u64_at(96)?,
-        })
+impl From<Recorded> for Standing {
+    fn from(recorded: Recorded) -> Self {
+        let Recorded { level, width, chunk_bytes, members, .. } = recorded;
+        Self { level, width, chunk_bytes, members }
     }
 }
 
@@ -163,32 +116,32 @@ async fn read_block(device: &Rc<dyn Device>, at: u64) -> Option<Vec<u8>> {
 
 /// What is recorded of a cluster.
 #[derive(Default)]
-pub(crate) struct Recorded {
+pub(crate) struct OnDrives {
     labels: Vec<Label>,
     arrays: BTreeMap<String, Standing>,
     /// With the name of the array that holds it.
     table: Option<(String, TargetTable)>,
 }
 
-impl Recorded {
+impl OnDrives {
     /// Reads it from drives that nobody serves.
     pub async fn read(drives: &[Labelled]) -> Self {
         let places = drives.iter().flat_map(|Labelled { device, label }| {
-            let both = move |slice| [(device, slice, 0), (device, slice, BLOCK_BYTES)];
+            let both = move |slice| [(device, slice, 0), (device, slice, Recorded::BYTES)];
             label.slices.iter().flat_map(both)
         });
         let probes = places.map(|(device, slice, at)| async move {
             let block = read_block(device, slice.start + at).await?;
-            Some((&slice.array_name, Superblock::decode(&block, slice.array_uuid)?))
+            Some((&slice.array_name, Recorded::decode(&block, slice.array_uuid)?))
         });
-        let mut superblocks: BTreeMap<String, Superblock> = BTreeMap::new();
+        let mut superblocks: BTreeMap<String, Recorded> = BTreeMap::new();
         for (array, found) in join_all(probes).await.into_iter().flatten() {
             if superblocks.get(array).is_none_or(|known| known.order < found.order) {
                 superblocks.insert(array.clone(), found);
             }
         }
         let table = find_table(drives, &superblocks).await;
-        let arrays = superblocks.into_iter().map(|(name, found)| (name, found.standing)).collect();
+        let arrays = superblocks.into_iter().map(|(name, found)| (name, found.into())).collect();
         Self { labels: drives.iter().map(|drive| drive.label.clone()).collect(), arrays, table }
     }
 
@@ -248,19 +201,21 @@ pub(crate) fn stripe_remark(row: &[u8], fs: &levada_spec::FileSystemSpec) -> Opt
 /// Reads the target table from a member that holds a copy of the first extent of a mirror.
 async fn find_table(
     drives: &[Labelled],
-    superblocks: &BTreeMap<String, Superblock>,
+    superblocks: &BTreeMap<String, Recorded>,
 ) -> Option<(String, TargetTable)> {
-    for (array, Superblock { standing, data_at, .. }) in superblocks {
+    for (array, recorded) in superblocks {
+        let RaidLevel::Raid1 { copies } = recorded.level else { continue };
         let holds = |drive: &&Labelled| {
-            standing.members.iter().any(|member| {
-                let first = member.role.is_some_and(|role| (role as u64) < standing.copies);
-                first && member.in_sync && member.name == drive.label.drive_name
+            recorded.members.iter().any(|member| {
+                let first = member.role.is_some_and(|role| role < copies);
+                let whole = member.state == MemberState::InSync;
+                first && whole && member.name == drive.label.drive_name
             })
         };
-        for drive in drives.iter().filter(holds).filter(|_| standing.level == "raid1") {
+        for drive in drives.iter().filter(holds) {
             let of_array = drive.label.slices.iter().find(|slice| slice.array_name == *array);
             let Some(slice) = of_array else { continue };
-            if let Some(block) = read_block(&drive.device, slice.start + data_at).await
+            if let Some(block) = read_block(&drive.device, slice.start + recorded.data_at).await
                 && let Ok(table) = TargetTable::decode(&block)
             {
                 return Some((array.clone(), table));
@@ -351,8 +306,8 @@ impl Findings {
 
     fn of_array(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
-        if array.level.name() != standing.level {
-            let (in_file, on_drives) = (array.level.name().into(), standing.level.into());
+        if array.level.name() != standing.level_name() {
+            let (in_file, on_drives) = (array.level.name().into(), standing.level_name().into());
             return self.say(key("level"), in_file, on_drives);
         }
         let width = standing.width as u64;
@@ -360,13 +315,13 @@ impl Findings {
         let joins = |drive: &&String| !standing.has(drive);
         let coming = array.drives.iter().filter(joins).count() as u64;
         let sure = array.drives.iter().filter(joins).any(|drive| Some(drive.as_str()) == joining);
-        let gone = |member: &&Member| !array.drives.contains(&member.name);
+        let gone = |member: &&RecordedMember| !array.drives.contains(&member.name);
         let least = standing.spares() as u64 + u64::from(sure);
         let dropped = standing.members.iter().filter(gone).count() as u64;
         match array.level {
             Level::Raid0 { .. } => {}
             Level::Raid1 { copies, .. } => {
-                self.number(key("copies"), u64::from(copies), standing.copies)
+                self.number(key("copies"), u64::from(copies), standing.copies() as u64)
             }
             Level::Raid6 { data, .. } => {
                 self.number(key("data"), u64::from(data), width.saturating_sub(2))
@@ -385,7 +340,11 @@ impl Findings {
         {
             self.say(key("chunk"), chunk.to_string(), Bytes(standing.chunk_bytes).to_string());
         }
-        let lost = standing.members.iter().filter(gone).filter(|member| member.live);
+        let lost = standing
+            .members
+            .iter()
+            .filter(gone)
+            .filter(|member| member.state != MemberState::Faulty);
         let lost: Vec<_> = lost.map(|member| member.name.clone()).collect();
         for drive in &lost {
             self.say_of(drive, key("drives"), "not members".into(), "members".into());

@@ -81,7 +81,7 @@ pub enum TableError {
     #[error("the data array is too small: {stripes} stripes for {targets} object targets")]
     TooFewStripes { stripes: u64, targets: usize },
     #[error(
-        "there is no target table: formatting was interrupted, and nothing is stored; `levada up --force-format` starts over"
+        "there is no target table: the very first `levada up` was interrupted, and nothing is stored; `levada up --destroy CLUSTER` starts over"
     )]
     Missing,
     #[error("the target table is damaged ({what})")]

@@ -57,8 +57,16 @@ fn cluster_file() -> ClusterFile {
 }
 
 async fn start(file: ClusterFile, shelf: &Shelf) -> Result<Cluster, AssemblyError> {
+    start_over(file, shelf, MayOverwrite::Nothing).await
+}
+
+async fn start_over(
+    file: ClusterFile,
+    shelf: &Shelf,
+    may_overwrite: MayOverwrite,
+) -> Result<Cluster, AssemblyError> {
     let options = StartOptions {
-        may_overwrite: MayOverwrite::Nothing,
+        may_overwrite,
         tuning: Tuning::default(),
         address: ADDRESS.to_owned(),
         progress: &|_| {},
@@ -177,6 +185,28 @@ async fn head_and_tail(drive: &RamDevice) -> Vec<u8> {
         both.extend(read.iter().flat_map(|part| part.iter().copied()));
     }
     both
+}
+
+#[test]
+fn giving_a_cluster_up_spares_another_one_of_the_same_name() {
+    Reactor::simulated(25).block_on(async {
+        let (shelf, others) = (Shelf::default(), Shelf::default());
+        served(&shelf, write_file).await;
+        served(&others, write_file).await;
+        let theirs = Rc::clone(&others.drives.borrow()["d03"]);
+        let ours = shelf.drives.borrow_mut().insert("d03".into(), Rc::clone(&theirs));
+        let before = head_and_tail(&theirs).await;
+        let over = start_over(cluster_file(), &shelf, MayOverwrite::Cluster).await;
+        let text = over.err().expect("refused").to_string();
+        for part in ["drive d03", "another cluster", "--destroy box --force-format"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(before == head_and_tail(&theirs).await, "not a byte was written");
+        shelf.drives.borrow_mut().insert("d03".into(), ours.expect("there was one"));
+        served(&shelf, read_file).await;
+        let over = start_over(cluster_file(), &shelf, MayOverwrite::Cluster).await;
+        over.expect("made anew").stop().await;
+    });
 }
 
 #[test]

@@ -1,0 +1,53 @@
+//! What a superblock says of an array, for those who look before they open it.
+
+use crate::layout::Level;
+use crate::member::MemberState;
+use crate::superblock::Superblock;
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
+
+/// A member, as a superblock has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedMember {
+    pub name: String,
+    pub role: Option<usize>,
+    pub state: MemberState,
+}
+
+/// An array, as a superblock has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// Owner's epoch and generation: of several superblocks the one with the highest counts.
+    pub order: (Epoch, u64),
+    pub level: Level,
+    /// Roles.
+    pub width: usize,
+    pub chunk_bytes: u64,
+    /// Where the data begins on each member, in bytes.
+    pub data_at: u64,
+    pub members: Vec<RecordedMember>,
+}
+
+impl Recorded {
+    /// Bytes of a superblock; a member begins with two, of which either may be damaged.
+    pub const BYTES: u64 = crate::superblock::SUPERBLOCK_BYTES;
+
+    /// Reads a superblock of array `uuid`. `None` when these bytes are damaged or of another array.
+    #[must_use]
+    pub fn decode(bytes: &[u8], uuid: Uuid) -> Option<Self> {
+        let (superblock, _) = Superblock::decode(bytes).filter(|(found, _)| found.uuid == uuid)?;
+        let member = |entry: crate::superblock::MemberEntry| RecordedMember {
+            name: entry.name,
+            role: entry.role,
+            state: entry.state,
+        };
+        Some(Self {
+            order: (superblock.epoch, superblock.generation),
+            level: superblock.layout.level,
+            width: superblock.layout.width,
+            chunk_bytes: superblock.layout.chunk_bytes,
+            data_at: superblock.areas.data_at,
+            members: superblock.members.into_iter().map(member).collect(),
+        })
+    }
+}
