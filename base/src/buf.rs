@@ -9,6 +9,9 @@
 //! - No two live `BufMut` overlap, and no `Buf` overlaps a live `BufMut`.
 //! - Memory handed out is initialised: fresh memory is zeroed, recycled memory holds old bytes.
 //! - Memory of another process ([`crate::shared`]) is only read.
+//! - Memory that is registered with a ring stays where it is: before it is freed, or its pages are
+//!   given back, the ring is told ([`watch`]). The kernel holds on to the pages that it was shown; a
+//!   region that got others meanwhile would be read and written past its owner.
 #![allow(unsafe_code)] // Raw allocation with page alignment; disjoint mutable views of one allocation.
 
 use crate::shared::Arena;
@@ -16,7 +19,7 @@ use crate::units::BLOCK_BYTES;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -40,60 +43,120 @@ const CLASSES: usize = 12;
 /// Bytes that a thread keeps for reuse, over all classes.
 const POOLED_BYTES_MAX: usize = 256 << 20;
 
+/// What a ring knows of a region; it stays with the region while that waits to be used again.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Registration {
+    /// The ring that has it in its table; 0 when none has.
+    pub(crate) ring: u32,
+    /// Where in the table.
+    pub(crate) index: u16,
+    /// Bytes that drives have moved to and from it, as far as anybody counted.
+    pub(crate) moved_bytes: u32,
+}
+
+/// A region that nobody uses.
+struct Free {
+    start: NonNull<u8>,
+    registration: Registration,
+}
+
+/// The ring that registers regions of this thread, and how it learns that one goes.
+struct Watcher {
+    ring: u32,
+    goes: Box<dyn Fn(u16, usize)>,
+}
+
 #[derive(Default)]
 struct Pool {
     /// All of the arena, once there is one.
-    free: [Vec<NonNull<u8>>; CLASSES],
+    free: [Vec<Free>; CLASSES],
     pooled_bytes: usize,
     arena: Option<Arena>,
+    watcher: Option<Watcher>,
 }
 
 impl Pool {
-    fn take(&mut self, class: usize) -> Option<(NonNull<u8>, Origin)> {
+    fn take(&mut self, class: usize) -> Option<(Free, Origin)> {
         let capacity = SMALLEST_CLASS_BYTES << class;
-        if let Some(start) = self.free[class].pop() {
+        if let Some(free) = self.free[class].pop() {
             self.pooled_bytes -= capacity;
-            let Some(arena) = &self.arena else { return Some((start, Origin::Private)) };
+            let Some(arena) = &self.arena else { return Some((free, Origin::Private)) };
             arena.count(1);
-            return Some((start, Origin::Arena));
+            return Some((free, Origin::Arena));
         }
-        Some((self.arena.as_ref()?.take(capacity)?, Origin::Arena))
+        let start = self.arena.as_ref()?.take(capacity)?;
+        Some((Free { start, registration: Registration::default() }, Origin::Arena))
     }
 
     /// True when it was kept.
-    fn give(&mut self, start: NonNull<u8>, class: usize, origin: &Origin) -> bool {
+    fn give(&mut self, free: Free, class: usize, origin: &Origin) -> bool {
         let capacity = SMALLEST_CLASS_BYTES << class;
         let fits = self.pooled_bytes + capacity <= POOLED_BYTES_MAX;
         match (origin, &self.arena) {
             (Origin::Arena, Some(arena)) => {
                 arena.count(-1);
                 if !fits {
-                    arena.empty(start, capacity);
+                    goes(self.watcher.as_ref(), free.registration, capacity);
+                    arena.empty(free.start, capacity);
                     return true;
                 }
             }
             (Origin::Private, None) if fits => {}
             (Origin::Private | Origin::Apart | Origin::Arena | Origin::Foreign(_), _) => {
+                goes(self.watcher.as_ref(), free.registration, capacity);
                 return false;
             }
         }
         self.pooled_bytes += capacity;
-        self.free[class].push(start);
+        self.free[class].push(free);
         true
     }
 
     /// Forgets what is free.
     fn drain(&mut self) {
         for (class, free) in self.free.iter_mut().enumerate() {
-            for start in free.drain(..) {
+            let capacity = SMALLEST_CLASS_BYTES << class;
+            for Free { start, registration } in free.drain(..) {
+                goes(self.watcher.as_ref(), registration, capacity);
                 if self.arena.is_none() {
                     // SAFETY: every pooled region of this class was allocated with this layout.
-                    unsafe { dealloc(start.as_ptr(), layout_of(SMALLEST_CLASS_BYTES << class)) }
+                    unsafe { dealloc(start.as_ptr(), layout_of(capacity)) }
                 }
             }
         }
         self.pooled_bytes = 0;
     }
+}
+
+/// Tells the ring that has a region in its table that the region goes.
+fn goes(watcher: Option<&Watcher>, registration: Registration, capacity: usize) {
+    if let Some(watcher) = watcher
+        && watcher.ring == registration.ring
+    {
+        (watcher.goes)(registration.index, capacity);
+    }
+}
+
+/// From now on `goes` is called with the index and the capacity of a region that is registered
+/// with `ring` (not 0), before its memory goes; it must not use buffers. False when another ring
+/// of this thread watches already.
+pub(crate) fn watch(ring: u32, goes: Box<dyn Fn(u16, usize)>) -> bool {
+    POOL.with_borrow_mut(|pool| {
+        let is_first = pool.watcher.is_none();
+        if is_first {
+            pool.watcher = Some(Watcher { ring, goes });
+        }
+        is_first
+    })
+}
+
+/// `ring` holds no region any more.
+pub(crate) fn unwatch(ring: u32) {
+    // At thread exit the pool may be gone already.
+    let _ = POOL.try_with(|pool| {
+        let mut pool = pool.borrow_mut();
+        pool.watcher.take_if(|watcher| watcher.ring == ring);
+    });
 }
 
 /// Does something with the arena of this thread, which is made if need be.
@@ -143,10 +206,11 @@ enum Origin {
 }
 
 /// One allocation; dropped with its last view.
-struct Region {
+pub(crate) struct Region {
     start: NonNull<u8>,
     capacity: usize,
     origin: Origin,
+    registration: Cell<Registration>,
 }
 
 impl Region {
@@ -157,8 +221,33 @@ impl Region {
             None => len.next_multiple_of(SMALLEST_CLASS_BYTES),
         };
         let taken = class.and_then(|class| POOL.with_borrow_mut(|pool| pool.take(class)));
-        let (start, origin) = taken.unwrap_or_else(|| (allocate_zeroed(capacity), Origin::Private));
-        Self { start, capacity, origin }
+        if let Some((Free { start, registration }, origin)) = taken {
+            return Self { start, capacity, origin, registration: Cell::new(registration) };
+        }
+        Self::unregistered(allocate_zeroed(capacity), capacity, Origin::Private)
+    }
+
+    fn unregistered(start: NonNull<u8>, capacity: usize, origin: Origin) -> Self {
+        Self { start, capacity, origin, registration: Cell::default() }
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// What a ring knows of it; `None` when it must not be registered: nobody would be told
+    /// before the memory goes, or it is not ours.
+    pub(crate) fn registration(&self) -> Option<&Cell<Registration>> {
+        match self.origin {
+            Origin::Private | Origin::Arena => {
+                class_of(self.capacity).is_some().then_some(&self.registration)
+            }
+            Origin::Apart | Origin::Foreign(_) => None,
+        }
     }
 }
 
@@ -168,7 +257,8 @@ impl Drop for Region {
         let kept = class_of(self.capacity).is_some_and(|class| {
             POOL.try_with(|pool| {
                 let Ok(mut pool) = pool.try_borrow_mut() else { return false };
-                pool.give(self.start, class, &self.origin)
+                let free = Free { start: self.start, registration: self.registration.get() };
+                pool.give(free, class, &self.origin)
             })
             .unwrap_or(false)
         });
@@ -204,6 +294,23 @@ pub struct BufMut {
     len: usize,
 }
 
+/// A view of a buffer that a drive is to fill or to take.
+pub(crate) trait View: Deref<Target = [u8]> {
+    fn region(&self) -> &Region;
+}
+
+impl View for Buf {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl View for BufMut {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+}
+
 impl BufMut {
     /// A buffer of `len` zero bytes.
     #[must_use]
@@ -225,7 +332,7 @@ impl BufMut {
     pub fn zeroed_to_stay(len: usize) -> Self {
         let capacity = len.max(1).next_multiple_of(SMALLEST_CLASS_BYTES);
         let start = allocate_zeroed(capacity);
-        let region = Region { start, capacity, origin: Origin::Apart };
+        let region = Region::unregistered(start, capacity, Origin::Apart);
         Self { region: Rc::new(region), start: 0, len }
     }
 
@@ -307,7 +414,8 @@ impl Buf {
     /// The bytes are readable until `keeper` is dropped.
     pub(crate) unsafe fn foreign(start: NonNull<u8>, len: usize, keeper: Box<dyn Any>) -> Self {
         let origin = Origin::Foreign(keeper);
-        Self { region: Rc::new(Region { start, capacity: len, origin }), start: 0, len }
+        let region = Region::unregistered(start, len, origin);
+        Self { region: Rc::new(region), start: 0, len }
     }
 
     /// Where the bytes lie in the memory that this thread shares

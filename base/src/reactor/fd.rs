@@ -28,8 +28,15 @@ pub(super) fn raw_parts<'a>(parts: impl Iterator<Item = &'a [u8]>, mut skip: usi
             break;
         }
         let rest = &part[skip..];
-        raw.push(libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() });
         skip = 0;
+        if let Some(last) = raw.last_mut()
+            && last.iov_base as usize + last.iov_len == rest.as_ptr() as usize
+        {
+            // Neighbours: for the kernel one buffer is less work than two.
+            last.iov_len += rest.len();
+            continue;
+        }
+        raw.push(libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() });
     }
     raw
 }

@@ -1,22 +1,31 @@
 //! Files and block devices, read and written at offsets through the ring.
 //!
+//! A file is registered with the ring by its first read or write and taken out when it is closed;
+//! a request past the page cache whose bytes lie together names registered memory
+//! ([`super::Registered`]). Parts that lie apart go as a list.
+//!
 //! Opening, locking and asking for the length are plain system calls: they happen when a daemon
 //! starts. Everything else is asynchronous. After a crash the kernel drops locks by itself.
 #![allow(unsafe_code)] // Operations that point to buffers which the ring owns.
 
 use super::Core;
-use super::fd::raw_parts;
-use crate::buf::bytes_in;
+use super::fd::{RawParts, raw_parts};
+use super::registered::Opened;
+use super::ring::Ring;
+use crate::buf::{View, bytes_in};
 use crate::{IoVec, IoVecMut};
 use io_uring::{opcode, types};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::rc::Rc;
 
 /// `_IO(0x12, 104)` of `linux/fs.h`.
 const BLKSSZGET: libc::Ioctl = 0x1268;
+
+/// The kernel moves no more at a time (`MAX_RW_COUNT`).
+const REQUEST_BYTES_MAX: usize = 0x7fff_f000;
 
 /// How to open a [`File`]; reading is always allowed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,7 +45,7 @@ pub struct OpenOptions {
 /// operation in flight has completed.
 #[derive(Clone, Debug)]
 pub struct File {
-    fd: Rc<OwnedFd>,
+    opened: Rc<Opened>,
 }
 
 impl File {
@@ -63,7 +72,7 @@ impl File {
             (false, false) => {}
         }
         let file = open.custom_flags(flags).open(path)?;
-        Ok(Self { fd: Rc::new(file.into()) })
+        Ok(Self { opened: Rc::new(Opened::new(file.into(), options.direct)) })
     }
 
     /// Takes the advisory lock that only one opener of the file can have (`flock(2)`), until the
@@ -74,7 +83,8 @@ impl File {
     /// What `flock(2)` says.
     pub fn try_lock(&self) -> io::Result<bool> {
         // SAFETY: the descriptor is open; no memory is involved.
-        if unsafe { libc::flock(self.fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        if unsafe { libc::flock(self.opened.fd().as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0
+        {
             return Ok(true);
         }
         let error = io::Error::last_os_error();
@@ -88,7 +98,7 @@ impl File {
     /// What `lseek(2)` says.
     pub fn len(&self) -> io::Result<u64> {
         // SAFETY: the descriptor is open; its position is used by nobody.
-        let end = unsafe { libc::lseek(self.fd.as_raw_fd(), 0, libc::SEEK_END) };
+        let end = unsafe { libc::lseek(self.opened.fd().as_raw_fd(), 0, libc::SEEK_END) };
         u64::try_from(end).map_err(|_| io::Error::last_os_error())
     }
 
@@ -100,7 +110,7 @@ impl File {
     pub fn logical_block_bytes(&self) -> io::Result<u64> {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the request writes one int, and `bytes` is one.
-        let got = unsafe { libc::ioctl(self.fd.as_raw_fd(), BLKSSZGET, &raw mut bytes) };
+        let got = unsafe { libc::ioctl(self.opened.fd().as_raw_fd(), BLKSSZGET, &raw mut bytes) };
         if got < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -123,22 +133,46 @@ impl File {
     /// What `preadv(2)` says; [`io::ErrorKind::UnexpectedEof`] when the file ends first.
     pub async fn read_at(&self, at: u64, mut into: IoVecMut) -> io::Result<IoVecMut> {
         let ring = Core::current_ring();
+        self.opened.register(&ring);
         let total = bytes_in(&into) as usize;
         let mut done = 0;
         while done < total {
-            let raw = raw_parts(into.iter().map(|part| &part[..]), done);
-            // SAFETY: descriptor, list and buffers are kept, and the buffers belong to nobody
-            // else.
-            let op = unsafe {
-                ring.submit((Rc::clone(&self.fd), into, raw), |(fd, _, raw)| {
-                    let fd = types::Fd(fd.as_raw_fd());
-                    opcode::Readv::new(fd, raw.as_ptr(), raw.len() as u32)
-                        .offset(at + done as u64)
-                        .build()
-                })
+            let offset = at + done as u64;
+            let read = match self.next_piece(&ring, &into, done) {
+                Piece::Whole { start, len, index } => {
+                    // SAFETY: file and buffers are kept, and the buffers belong to nobody else.
+                    let op = unsafe {
+                        ring.submit((Rc::clone(&self.opened), into), |(opened, _)| {
+                            let (fd, flags) = opened.target(&ring);
+                            let entry = match index {
+                                Some(index) => opcode::ReadFixed::new(fd, start, len, index)
+                                    .offset(offset)
+                                    .build(),
+                                None => opcode::Read::new(fd, start, len).offset(offset).build(),
+                            };
+                            entry.flags(flags)
+                        })
+                    };
+                    let (read, kept) = op.await;
+                    into = kept.1;
+                    read
+                }
+                Piece::Parts(raw) => {
+                    // SAFETY: as above, and the list is kept too.
+                    let op = unsafe {
+                        ring.submit((Rc::clone(&self.opened), into, raw), |(opened, _, raw)| {
+                            let (fd, flags) = opened.target(&ring);
+                            opcode::Readv::new(fd, raw.as_ptr(), raw.len() as u32)
+                                .offset(offset)
+                                .build()
+                                .flags(flags)
+                        })
+                    };
+                    let (read, kept) = op.await;
+                    into = kept.1;
+                    read
+                }
             };
-            let (read, kept) = op.await;
-            into = kept.1;
             match read {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => done += read,
@@ -156,23 +190,52 @@ impl File {
     /// What `pwritev2(2)` says. The write may have taken effect in part.
     pub async fn write_at(&self, at: u64, mut from: IoVec, fua: bool) -> io::Result<()> {
         let ring = Core::current_ring();
+        self.opened.register(&ring);
         let total = bytes_in(&from) as usize;
-        let flags = if fua { libc::RWF_DSYNC } else { 0 };
+        let rw_flags = if fua { libc::RWF_DSYNC } else { 0 };
         let mut done = 0;
         while done < total {
-            let raw = raw_parts(from.iter().map(|part| &part[..]), done);
-            // SAFETY: descriptor, list and buffers are kept.
-            let op = unsafe {
-                ring.submit((Rc::clone(&self.fd), from, raw), |(fd, _, raw)| {
-                    let fd = types::Fd(fd.as_raw_fd());
-                    opcode::Writev::new(fd, raw.as_ptr(), raw.len() as u32)
-                        .offset(at + done as u64)
-                        .rw_flags(flags)
-                        .build()
-                })
+            let offset = at + done as u64;
+            let written = match self.next_piece(&ring, &from, done) {
+                Piece::Whole { start, len, index } => {
+                    // SAFETY: file and buffers are kept.
+                    let op = unsafe {
+                        ring.submit((Rc::clone(&self.opened), from), |(opened, _)| {
+                            let (fd, flags) = opened.target(&ring);
+                            let entry = match index {
+                                Some(index) => opcode::WriteFixed::new(fd, start, len, index)
+                                    .offset(offset)
+                                    .rw_flags(rw_flags)
+                                    .build(),
+                                None => opcode::Write::new(fd, start, len)
+                                    .offset(offset)
+                                    .rw_flags(rw_flags)
+                                    .build(),
+                            };
+                            entry.flags(flags)
+                        })
+                    };
+                    let (written, kept) = op.await;
+                    from = kept.1;
+                    written
+                }
+                Piece::Parts(raw) => {
+                    // SAFETY: as above, and the list is kept too.
+                    let op = unsafe {
+                        ring.submit((Rc::clone(&self.opened), from, raw), |(opened, _, raw)| {
+                            let (fd, flags) = opened.target(&ring);
+                            opcode::Writev::new(fd, raw.as_ptr(), raw.len() as u32)
+                                .offset(offset)
+                                .rw_flags(rw_flags)
+                                .build()
+                                .flags(flags)
+                        })
+                    };
+                    let (written, kept) = op.await;
+                    from = kept.1;
+                    written
+                }
             };
-            let (written, kept) = op.await;
-            from = kept.1;
             match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => done += written,
@@ -183,6 +246,24 @@ impl File {
         Ok(())
     }
 
+    /// What the next request moves, behind the first `done` bytes of `parts`.
+    fn next_piece<V: View>(&self, ring: &Rc<Ring>, parts: &[V], done: usize) -> Piece {
+        let raw = raw_parts(parts.iter().map(|part| &part[..]), done);
+        let &[libc::iovec { iov_base, iov_len }] = &raw[..] else { return Piece::Parts(raw) };
+        let len = iov_len.min(REQUEST_BYTES_MAX);
+        let start = iov_base.cast::<u8>();
+        let mut skip = done;
+        let first = parts.iter().find(|part| {
+            let is_behind = skip >= part.len();
+            skip -= if is_behind { part.len() } else { 0 };
+            !is_behind
+        });
+        let index = first
+            .filter(|_| self.opened.is_direct)
+            .and_then(|part| ring.buffer_index(part.region(), start, len));
+        Piece::Whole { start, len: len as u32, index }
+    }
+
     /// Makes every write durable that completed before this call (`fdatasync(2)`).
     ///
     /// # Errors
@@ -190,11 +271,12 @@ impl File {
     /// What `fdatasync(2)` says; then it is unknown what became durable.
     pub async fn sync_data(&self) -> io::Result<()> {
         let ring = Core::current_ring();
-        // SAFETY: the descriptor is kept.
+        // SAFETY: the file is kept.
         let op = unsafe {
-            ring.submit(Rc::clone(&self.fd), |fd| {
-                let fd = types::Fd(fd.as_raw_fd());
-                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+            ring.submit(Rc::clone(&self.opened), |opened| {
+                let (fd, flags) = opened.target(&ring);
+                let entry = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
+                entry.flags(flags)
             })
         };
         op.await.0.map(drop)
@@ -230,11 +312,11 @@ impl File {
     async fn fallocate(&self, mode: i32, at: u64, bytes: u64) -> io::Result<()> {
         let ring = Core::current_ring();
         loop {
-            // SAFETY: the descriptor is kept.
+            // SAFETY: the file is kept.
             let op = unsafe {
-                ring.submit(Rc::clone(&self.fd), |fd| {
-                    let fd = types::Fd(fd.as_raw_fd());
-                    opcode::Fallocate::new(fd, bytes).offset(at).mode(mode).build()
+                ring.submit(Rc::clone(&self.opened), |opened| {
+                    let (fd, flags) = opened.target(&ring);
+                    opcode::Fallocate::new(fd, bytes).offset(at).mode(mode).build().flags(flags)
                 })
             };
             match op.await.0 {
@@ -245,6 +327,14 @@ impl File {
     }
 }
 
+/// What one request moves.
+enum Piece {
+    /// Bytes that lie together; in the region at `index` of the table of registered buffers.
+    Whole { start: *mut u8, len: u32, index: Option<u16> },
+    /// Bytes that lie apart.
+    Parts(RawParts),
+}
+
 /// Errors after which the same call is simply repeated.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
@@ -252,6 +342,6 @@ fn is_passing(error: &io::Error) -> bool {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.opened.fd().as_fd()
     }
 }

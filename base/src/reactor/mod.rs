@@ -16,6 +16,7 @@ mod fd;
 pub mod fs;
 pub mod mailbox;
 pub mod net;
+mod registered;
 mod ring;
 pub mod signal;
 mod task;
@@ -23,6 +24,7 @@ mod time;
 pub mod worker;
 
 pub use fd::Fd;
+pub use registered::Registered;
 pub use task::{Group, JoinHandle};
 pub use time::{Elapsed, Instant, Sleep};
 
@@ -103,6 +105,14 @@ impl Reactor {
     pub fn set_spin(&self, spin: Duration) {
         if let Events::Uring(ring) = &self.core.events {
             ring.set_spin(spin);
+        }
+    }
+
+    /// Uses files and memory without registering them with the kernel, for who compares. To be
+    /// called before anything is read or written. Without effect in the simulator.
+    pub fn register_nothing(&self) {
+        if let Events::Uring(ring) = &self.core.events {
+            ring.tables.disable();
         }
     }
 
@@ -327,6 +337,15 @@ pub fn current_group() -> Group {
 #[must_use]
 pub fn is_simulated() -> bool {
     matches!(Core::current().events, Events::Virtual { .. })
+}
+
+/// What is registered with the kernel: nothing in the simulator.
+#[must_use]
+pub fn registered() -> Registered {
+    match &Core::current().events {
+        Events::Virtual { .. } => Registered::default(),
+        Events::Uring(ring) => ring.tables.now(),
+    }
 }
 
 /// Now, on the reactor's clock.

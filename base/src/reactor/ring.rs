@@ -12,6 +12,7 @@
 //! - Nothing in flight and no timer means blocked in the kernel: idle costs no CPU time.
 #![allow(unsafe_code)] // io_uring: memory shared with the kernel.
 
+use super::registered::Tables;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use slab::Slab;
@@ -24,6 +25,7 @@ use std::marker::PhantomData;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,9 @@ const SPIN: Duration = Duration::from_micros(20);
 /// Spinning is tried again after at most this many waits without it.
 const SPIN_PAUSE_MAX: u32 = 256;
 
+/// Numbers the rings of the process from 1 on.
+static RINGS: AtomicU32 = AtomicU32::new(1);
+
 /// What is kept of an accept whose future may be dropped: then the new socket must be closed.
 pub(super) struct Accepting(#[allow(dead_code)] pub(super) Rc<OwnedFd>);
 
@@ -51,7 +56,8 @@ enum Slot {
 
 /// One io_uring and the operations it holds.
 pub(super) struct Ring {
-    uring: RefCell<IoUring>,
+    pub(super) uring: RefCell<IoUring>,
+    pub(super) tables: Tables,
     slots: RefCell<Slab<Slot>>,
     /// Operations that the kernel has not completed.
     in_flight: Cell<usize>,
@@ -87,11 +93,16 @@ impl Ring {
             // An idle daemon must not look like one that waits for its disks.
             enter_flags |= EnterFlags::NO_IOWAIT;
         }
+        // Kernels before 6.13 let go of what was registered up to a second late, and the lock of
+        // a closed file with it. This feature came soon after.
+        let registers = uring.params().is_feature_no_iowait();
+        let tables = Tables::new(RINGS.fetch_add(1, Ordering::Relaxed), registers);
         // The default slack of 50 us would let every timer come late by as much.
         // SAFETY: sets a number of this thread; no memory is involved.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000u64, 0u64, 0u64, 0u64) };
         Ok(Self {
             uring: RefCell::new(uring),
+            tables,
             slots: RefCell::default(),
             in_flight: Cell::new(0),
             started: Instant::now(),
@@ -112,6 +123,11 @@ impl Ring {
 
     pub(super) fn set_spin(&self, spin: Duration) {
         self.spin.set(spin);
+    }
+
+    /// Nothing is submitted any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.get()
     }
 
     /// Queues an operation for the next turn and keeps `kept` until the kernel is done with it.
@@ -297,6 +313,7 @@ impl Ring {
             self.enter(1, None);
             self.reap();
         }
+        self.drop_tables();
         self.closed.set(true);
     }
 }
