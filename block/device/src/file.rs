@@ -6,7 +6,8 @@
 //! - The space of a regular file stays reserved: discarding does not punch holes, so a write can
 //!   never fail for want of space below.
 //!
-//! After a crash the kernel drops the lock; what was not flushed may be lost, block by block.
+//! After a crash the kernel drops the lock, once no request of the dead process is left: some 40 ms
+//! later (docs/design/0011-reactor.md). What was not flushed may be lost, block by block.
 
 use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
 use levada_base::buf::bytes_in;

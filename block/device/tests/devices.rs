@@ -84,6 +84,52 @@ fn a_file_is_a_device() {
     reactor.block_on(a_file_device(Prepare::Zero));
 }
 
+/// Writes for ever where the variable says, in a process that the next test kills.
+const WRITE_FOR_EVER: &str = "LEVADA_TEST_WRITE_FOR_EVER";
+
+#[test]
+fn a_killed_process_lets_go_of_its_device() {
+    const NAME: &str = "a_killed_process_lets_go_of_its_device";
+    if let Some(path) = std::env::var_os(WRITE_FOR_EVER) {
+        return Reactor::new().unwrap().block_on(async {
+            let device = FileDevice::open(path.as_ref()).unwrap();
+            let data = Buf::copy_of(&vec![1; MIB as usize]);
+            let mut at = 0;
+            loop {
+                device.write(at, data.clone().into_vec(), Durability::Volatile).await.unwrap();
+                at = (at + MIB) % (8 * MIB);
+                if at == 0 {
+                    // That the parent need not guess when it has begun.
+                    std::fs::write(Path::new(&path).with_extension("begun"), b"").unwrap();
+                }
+            }
+        });
+    }
+    let dir = directory();
+    let path = dir.path().join("drive");
+    Reactor::new().unwrap().block_on(async {
+        drop(FileDevice::create(&path, 8 * MIB, Prepare::Reserve).await.unwrap());
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", NAME]).env(WRITE_FOR_EVER, &path);
+        let mut child = command.spawn().unwrap();
+        while !path.with_extension("begun").exists() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+            reactor::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(matches!(FileDevice::open(&path), Err(FileDeviceError::InUse { .. })));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The kernel takes the ring, and the file in its table, down somewhat later.
+        let device = reopened(&path).await;
+        // Nothing of the dead process is on its way any more.
+        device.write(0, blocks(2, 2048), Durability::Fua).await.unwrap();
+        reactor::sleep(Duration::from_millis(100)).await;
+        for block in (0..2048).step_by(61) {
+            assert_eq!(first_byte(&device, block).await, Ok(2));
+        }
+    });
+}
+
 #[test]
 fn files_that_cannot_be_devices_are_named() {
     let dir = directory();
