@@ -4,7 +4,7 @@ use crate::{out::say, place, status, status::bytes};
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use levada_node::control::{self, ArrayStatus, ControlRequest, Progress, Status};
+use levada_node::control::{self, ArrayStatus, ControlRequest, Progress, ScrubResult, Status};
 use levada_node::state::StateDir;
 use std::path::Path;
 use std::time::Duration;
@@ -46,21 +46,47 @@ pub fn scrub(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
         return Ok(());
     }
     let status = watch(&state, "scrub", |array| array.scrub)?;
-    let mut unrepairable = 0;
     for array in &status.arrays {
-        if let Some(result) = array.last_scrub {
-            unrepairable += result.unrepairable;
-            say!(
-                "{}: {} checked, {} repaired, {} beyond repair",
-                array.name,
-                bytes(result.checked_bytes),
-                result.repaired,
-                result.unrepairable
-            );
+        if let Some(result) = &array.last_scrub {
+            say!("{}: {}", array.name, result_text(result));
         }
     }
+    judge(&status.arrays)
+}
+
+fn result_text(result: &ScrubResult) -> String {
+    let mut text = format!(
+        "{} checked, {} repaired, {} beyond repair",
+        bytes(result.checked_bytes),
+        result.repaired,
+        result.unrepairable
+    );
+    if result.skipped_bytes > 0 {
+        text += &format!(
+            ", {} skipped (being written, or with too few members to tell)",
+            bytes(result.skipped_bytes)
+        );
+    }
+    for what in &result.not_checked {
+        text += &format!("\n  not checked: {what}");
+    }
+    text
+}
+
+/// Whether everything was checked and is right.
+fn judge(arrays: &[ArrayStatus]) -> Result<()> {
+    let results = || arrays.iter().filter_map(|array| array.last_scrub.as_ref());
+    let unrepairable: u64 = results().map(|result| result.unrepairable).sum();
     if unrepairable > 0 {
         bail!("scrub found {unrepairable} places beyond repair; the node's log names them");
+    }
+    let not_checked: usize = results().map(|result| result.not_checked.len()).sum();
+    if not_checked > 0 {
+        bail!("scrub did not check everything; `levada status` says what helps");
+    }
+    // A node that was started anew meanwhile knows of no scrub.
+    if let Some(array) = arrays.iter().find(|array| array.last_scrub.is_none()) {
+        bail!("the scrub of {} was cut off; start it again", array.name);
     }
     Ok(())
 }
@@ -104,5 +130,33 @@ fn watch(
             bar.set_message(progress_text(&progress));
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_scrub_of_everything_that_found_nothing_succeeds() {
+        let array = |result: Option<ScrubResult>| ArrayStatus {
+            name: "data".into(),
+            last_scrub: result,
+            ..ArrayStatus::default()
+        };
+        let clean = ScrubResult { checked_bytes: 1 << 20, repaired: 3, ..ScrubResult::default() };
+        let wrong = ScrubResult { unrepairable: 2, ..clean.clone() };
+        let cut_off =
+            ScrubResult { not_checked: vec!["target ost1: it stopped".into()], ..clean.clone() };
+        judge(&[array(Some(clean.clone()))]).expect("all is well");
+        for (result, part) in
+            [(Some(wrong), "2 places"), (Some(cut_off), "not check"), (None, "cut off")]
+        {
+            let arrays = [array(Some(clean.clone())), array(result)];
+            let said = judge(&arrays).expect_err("not all is well").to_string();
+            assert!(said.contains(part), "{said}");
+        }
+        let skipped = ScrubResult { skipped_bytes: 1 << 20, ..clean };
+        assert!(result_text(&skipped).contains("1.0 MiB skipped"));
     }
 }

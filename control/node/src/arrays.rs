@@ -15,7 +15,7 @@ use levada_raid::{
     RaidArray, RaidError,
 };
 use levada_spec::{ArraySpec, ClusterFile, Level};
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -79,8 +79,8 @@ pub struct ClusterArray {
     pub array: RaidArray,
     /// What assembly had to say; empty when every member was there.
     pub remarks: Vec<String>,
-    /// The result of the last scrub: checked bytes, repaired, beyond repair.
-    pub last_scrub: Cell<Option<crate::control::ScrubResult>>,
+    /// The result of the last scrub.
+    pub last_scrub: RefCell<Option<crate::control::ScrubResult>>,
 }
 
 fn member(cluster: &ClusterFile, drive: &Rc<Drive>, name: &str, array: Uuid) -> Option<MemberSpec> {
@@ -197,7 +197,7 @@ pub async fn open(
 
 impl ClusterArray {
     fn new(spec: &ArraySpec, array: RaidArray, remarks: Vec<String>) -> Rc<Self> {
-        Rc::new(Self { spec: spec.clone(), array, remarks, last_scrub: Cell::new(None) })
+        Rc::new(Self { spec: spec.clone(), array, remarks, last_scrub: RefCell::default() })
     }
 
     /// The index of the member on a drive: the live one, else the one to be replaced.

@@ -141,12 +141,18 @@ pub struct Progress {
 }
 
 /// What a scrub found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubResult {
     pub checked_bytes: u64,
     pub repaired: u64,
     /// Wrong beyond what redundancy repairs.
     pub unrepairable: u64,
+    /// Left out because it was being written, or because too few members are there to tell.
+    #[serde(default)]
+    pub skipped_bytes: u64,
+    /// What was not checked, or not to its end, each with the reason; then the rest says nothing of that.
+    #[serde(default)]
+    pub not_checked: Vec<String>,
 }
 
 /// A target.

@@ -8,6 +8,7 @@ use crate::control::{
 };
 use crate::drives::{self, DriveSource, NoDevice};
 use crate::recorded::{Differences, OnDrives};
+use crate::targets::TargetKind;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::Drive;
@@ -242,7 +243,7 @@ impl Operator {
             return Err(Refusal::Scrubbing);
         }
         for array in &self.cluster.arrays {
-            array.last_scrub.set(None);
+            array.last_scrub.take();
         }
         let operator = Rc::clone(self);
         // A task of its own: whoever asked may go away.
@@ -256,19 +257,39 @@ impl Operator {
     async fn scrub_everything(&self) {
         for array in &self.cluster.arrays {
             let name = &array.spec.name;
-            match array.array.scrub(Limits::NONE).await {
+            let result = match array.array.scrub(Limits::NONE).await {
                 Ok(report) => {
                     tracing::info!(array = name, ?report, "scrubbed");
-                    array.last_scrub.set(Some(ScrubResult {
+                    ScrubResult {
                         checked_bytes: report.stripes * stripe_bytes(array),
                         repaired: report.unreadable_repaired + report.wrong_repaired,
                         unrepairable: report.mismatched + report.lost,
-                    }));
+                        skipped_bytes: report.skipped * stripe_bytes(array),
+                        not_checked: Vec::new(),
+                    }
                 }
-                Err(error) => tracing::error!(array = name, %error, "the scrub stopped"),
-            }
+                Err(error) => {
+                    tracing::error!(array = name, %error, "the scrub stopped");
+                    let not_checked = vec![format!("array {name}: {error}")];
+                    ScrubResult { not_checked, ..ScrubResult::default() }
+                }
+            };
+            *array.last_scrub.borrow_mut() = Some(result);
         }
         let data = self.cluster.arrays.iter().find(|array| self.holds_objects(array));
+        let with_objects = |change: &dyn Fn(&mut ScrubResult)| {
+            if let Some(data) = data {
+                data.last_scrub.borrow_mut().as_mut().into_iter().for_each(change);
+            }
+        };
+        for target in &self.cluster.targets {
+            if let (TargetKind::Objects, Service::Stopped { why }) =
+                (target.entry.kind, &target.service)
+            {
+                let left_out = format!("target {} is stopped: {why}", target.entry.name());
+                with_objects(&|result| result.not_checked.push(left_out.clone()));
+            }
+        }
         let begun = reactor::now();
         for (done, (name, log)) in self.object_logs().enumerate() {
             self.objects_scrubbed.set(Some((begun, done)));
@@ -284,18 +305,15 @@ impl Operator {
                         repaired_blocks = report.repaired_blocks,
                         "objects scrubbed"
                     );
-                    if let Some(data) = data
-                        && let Some(result) = data.last_scrub.get()
-                    {
-                        data.last_scrub.set(Some(ScrubResult {
-                            repaired: result.repaired + report.repaired_blocks,
-                            unrepairable: result.unrepairable + report.damaged.len() as u64,
-                            ..result
-                        }));
-                    }
+                    with_objects(&|result| {
+                        result.repaired += report.repaired_blocks;
+                        result.unrepairable += report.damaged.len() as u64;
+                    });
                 }
                 Err(error) => {
-                    tracing::error!(target = name, %error, "the scrub of objects stopped")
+                    tracing::error!(target = name, %error, "the scrub of objects stopped");
+                    let cut_off = format!("target {name}: {error}");
+                    with_objects(&|result| result.not_checked.push(cut_off.clone()));
                 }
             }
         }
@@ -562,13 +580,13 @@ impl Operator {
                     return None;
                 }
                 // After its turn the objects in it have theirs.
-                if array.last_scrub.get().is_some() {
+                if array.last_scrub.borrow().is_some() {
                     return self.object_scrub().filter(|_| self.holds_objects(array));
                 }
                 let total_bytes = status.stripes_written * stripe_bytes;
                 Some(Progress { total_bytes, ..Progress::default() })
             }),
-            last_scrub: array.last_scrub.get().filter(|_| !self.scrubbing.get()),
+            last_scrub: array.last_scrub.borrow().clone().filter(|_| !self.scrubbing.get()),
         }
     }
 }

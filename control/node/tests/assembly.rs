@@ -635,3 +635,34 @@ fn too_small_a_geometry_is_told_before_the_first_drive_is_made() {
         start(with(&meta(needed)), &shelf).await.expect("room enough").stop().await;
     });
 }
+
+#[test]
+fn a_scrub_says_what_it_did_not_check() {
+    Reactor::simulated(24).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let (cluster, operator) = operator(&shelf).await;
+        let scrubbed = async || {
+            assert_eq!(operator.answer(ControlRequest::Scrub).await, ControlReply::Done);
+            loop {
+                reactor::sleep(std::time::Duration::from_millis(100)).await;
+                let arrays = status(&operator).await.arrays;
+                if arrays.iter().all(|array| array.last_scrub.is_some()) {
+                    break arrays.into_iter().filter_map(|array| array.last_scrub);
+                }
+            }
+        };
+        assert!(scrubbed().await.all(|result| result.not_checked.is_empty()));
+        let target = cluster.targets.iter().find(|target| target.entry.name() == "ost2");
+        let store = target.and_then(|target| target.store.clone()).expect("it serves");
+        store.close().await.expect("closed");
+        let told: Vec<_> = scrubbed().await.flat_map(|result| result.not_checked).collect();
+        assert!(told.len() == 1 && told[0].contains("ost2"), "{told:?}");
+        // More members lost than the mirror bears.
+        for drive in ["d00", "d02", "d04", "d06"] {
+            let _ = fail(&operator, drive, true).await;
+        }
+        let told: Vec<_> = scrubbed().await.flat_map(|result| result.not_checked).collect();
+        assert!(told.iter().any(|line| line.starts_with("array ")), "{told:?}");
+    });
+}
