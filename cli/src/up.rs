@@ -35,6 +35,9 @@ pub struct UpArgs {
 pub struct NodeArgs {
     #[command(flatten)]
     overwrite: OverwriteArgs,
+    /// A target with damage that the node before could not repair
+    #[arg(long, value_name = "TARGET", hide = true)]
+    beyond_repair: Vec<String>,
 }
 
 #[derive(Args)]
@@ -216,14 +219,19 @@ pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
-    let options = levada_node::NodeOptions { loaded, file: path, state, may_overwrite };
+    let beyond_repair = args.beyond_repair.clone();
+    let options =
+        levada_node::NodeOptions { loaded, file: path, state, may_overwrite, beyond_repair };
     let again = options.file.clone();
     match levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))? {
         Ended::Stopped => Ok(()),
-        Ended::Damaged => {
+        Ended::Damaged { beyond_repair } => {
             // In its own place, so that it keeps its process number, and never overwrites anything.
             let mut node = Command::new("/proc/self/exe");
             node.arg0("levada").arg("-f").arg(again).arg("node");
+            for target in beyond_repair {
+                node.arg("--beyond-repair").arg(target);
+            }
             Err(node.exec()).context("cannot start anew")
         }
     }

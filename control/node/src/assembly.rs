@@ -13,6 +13,7 @@
 
 use crate::arrays::{self, ArrayError, ClusterArray};
 use crate::counted::Counted;
+use crate::damage::BeyondRepair;
 use crate::drives::{self, DriveSource, Drives, DrivesError, MayOverwrite};
 use crate::recorded;
 use crate::targets::{TableError, TargetEntry, TargetKind, TargetTable, deal};
@@ -24,7 +25,7 @@ use levada_kv::{KvError, Store};
 use levada_log::{LogError, ObjectLog};
 use levada_meta::{FsConfig, MetaError, MetaService, ServeConfig};
 use levada_object::ObjectService;
-use levada_raid::{Array, ByteRange, Limits, RaidArray, StripeRange};
+use levada_raid::{Array, ByteRange, Limits, RaidArray, ScrubReport, StripeRange};
 use levada_spec::{ArraySpec, ClusterFile, FileSystemSpec};
 use levada_wire::rpc::{Handler, Router};
 use std::rc::Rc;
@@ -106,6 +107,7 @@ pub struct Cluster {
     pub router: Rc<Router>,
     /// What of the cluster file has no effect; empty when all has.
     pub remarks: Vec<String>,
+    pub beyond_repair: BeyondRepair,
 }
 
 /// What a node keeps in memory, and how it cuts.
@@ -223,7 +225,8 @@ pub async fn start(
         }
     }
     let remarks = remarks(&targets, fs).await;
-    Ok(Cluster { drives, arrays, table, targets, router, remarks, file })
+    let beyond_repair = BeyondRepair::default();
+    Ok(Cluster { drives, arrays, table, targets, router, remarks, beyond_repair, file })
 }
 
 /// What the file says of a file system that was made otherwise.
@@ -266,10 +269,17 @@ async fn compare_copies(mirror: &RaidArray, why: &str, options: &StartOptions<'_
 }
 
 /// Compares the copies of a mirror everywhere, and puts right what is outvoted.
-pub(crate) async fn compare(mirror: &RaidArray) {
+/// What was found; `None` when the mirror stopped.
+pub(crate) async fn compare(mirror: &RaidArray) -> Option<ScrubReport> {
     match mirror.scrub(Limits::NONE).await {
-        Ok(report) => tracing::info!(?report, "compared"),
-        Err(error) => tracing::error!(%error, "the comparison stopped"),
+        Ok(report) => {
+            tracing::info!(?report, "compared");
+            Some(report)
+        }
+        Err(error) => {
+            tracing::error!(%error, "the comparison stopped");
+            None
+        }
     }
 }
 

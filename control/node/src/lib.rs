@@ -11,6 +11,7 @@ pub mod arrays;
 pub mod assembly;
 pub mod control;
 pub mod counted;
+pub mod damage;
 mod desk;
 pub mod drives;
 mod file_drives;

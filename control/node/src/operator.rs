@@ -413,8 +413,14 @@ impl Operator {
         for target in &self.cluster.targets {
             let name = target.entry.name();
             if let Some(error) = target.failure() {
-                problems.push(format!("target {name} has stopped: {error}{}", what_helps(&error)));
+                let helps = what_helps(&error, self.cluster.beyond_repair.has(&name));
+                problems.push(format!("target {name} has stopped: {error}{helps}"));
                 continue;
+            }
+            if self.cluster.beyond_repair.has(&name) {
+                problems.push(format!(
+                    "target {name} met damage that no copy repairs; it serves what else it holds until that is met again"
+                ));
             }
             match &target.service {
                 Service::Stopped { why } => {
@@ -618,9 +624,15 @@ fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveSta
 }
 
 /// What brings a target back whose store has stopped, as far as the array below does not say it.
-fn what_helps(error: &KvError) -> &'static str {
+fn what_helps(error: &KvError, is_beyond_repair: bool) -> &'static str {
     match error {
-        KvError::Damaged { .. } => "; all copies are compared and it is opened anew, programs wait",
+        KvError::Damaged { .. } if is_beyond_repair => {
+            "; all copies were compared, and none could be told to be right: programs that need it wait, the other \
+             targets serve. With drives that are out back in place, `levada down` and `levada up` try again"
+        }
+        KvError::Damaged { .. } => {
+            "; all copies are compared and it is opened anew if that helps, programs wait"
+        }
         _ => "",
     }
 }

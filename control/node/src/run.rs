@@ -3,6 +3,7 @@
 use crate::arrays;
 use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use crate::control::{ControlReply, ControlRequest};
+use crate::damage;
 use crate::desk::{self, Clerk};
 use crate::drives::MayOverwrite;
 use crate::file_drives::FileDrives;
@@ -14,7 +15,6 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper};
-use levada_kv::KvError;
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -48,21 +48,19 @@ pub struct NodeOptions {
     pub file: PathBuf,
     pub state: StateDir,
     pub may_overwrite: MayOverwrite,
+    /// Targets with damage that the node in whose place this one starts could not repair.
+    pub beyond_repair: Vec<String>,
 }
 
-/// A target whose store has met damage is opened anew with its node, but not more often than this.
-const ANEW_AFTER: Duration = Duration::from_secs(10);
-/// How often the targets are looked at.
-const LOOK_AT_TARGETS_EVERY: Duration = Duration::from_secs(1);
-
 /// How a node ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It was told to.
     Stopped,
     /// The store of a target met bytes that are wrong. All copies were compared, and a new start
-    /// serves again; clients wait for it.
-    Damaged,
+    /// serves again; clients wait for it. It is to be told of the targets that could not be
+    /// repaired.
+    Damaged { beyond_repair: Vec<String> },
 }
 
 /// Says what the process does on standard error, which is the node's log.
@@ -124,7 +122,7 @@ async fn serve(
     progress: &dyn Fn(&str),
     ready: impl FnOnce(),
 ) -> Result<Ended> {
-    let NodeOptions { loaded, file, state, may_overwrite } = options;
+    let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone()));
     let start = StartOptions {
@@ -134,6 +132,7 @@ async fn serve(
         progress,
     };
     let cluster = assembly::start(loaded.cluster.clone(), &*source, start).await?;
+    cluster.beyond_repair.told(beyond_repair);
     let cluster = Rc::new(cluster);
     state.set_address(&address)?;
     tracing::info!(cluster = cluster.file.name, address, epoch = %cluster.drives.epoch, "serving");
@@ -164,30 +163,19 @@ async fn serve(
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     ready();
 
-    let damaged = damaged(&cluster);
-    let mut damaged = std::pin::pin!(damaged);
-    let ended = loop {
-        let told = std::pin::pin!(signals.recv());
-        let stopped = std::pin::pin!(stop.until(|| front.stopping.get().then_some(())));
-        match select(select(told, stopped), damaged.as_mut()).await {
-            Either::Left((Either::Left((Ok(Signal::Hangup), _)), _)) => {}
-            Either::Left((Either::Left((told, _)), _)) => {
-                told.context("cannot receive signals")?;
-                break Ended::Stopped;
-            }
-            Either::Left((Either::Right(((), _)), _)) => break Ended::Stopped,
-            Either::Right(((), _)) => break Ended::Damaged,
+    // Also while copies are compared, which takes its time.
+    let told = std::pin::pin!(told_to_stop(signals, &front));
+    let worth_a_start = std::pin::pin!(damage::worth_a_start(&cluster));
+    let ended = match select(told, worth_a_start).await {
+        Either::Left((told, _)) => {
+            told?;
+            Ended::Stopped
         }
+        Either::Right(((), _)) => Ended::Damaged { beyond_repair: cluster.beyond_repair.targets() },
     };
     tracing::info!(?ended, "stopping");
-    match ended {
-        Ended::Stopped => reactor::sleep(DRAIN).await,
-        // One wrong copy is outvoted by the others.
-        Ended::Damaged => {
-            for array in cluster.metadata_first().into_iter().take(1) {
-                assembly::compare(&array.array).await;
-            }
-        }
+    if ended == Ended::Stopped {
+        reactor::sleep(DRAIN).await;
     }
     services.kill();
     cluster.stop().await;
@@ -197,15 +185,15 @@ async fn serve(
     Ok(ended)
 }
 
-/// Returns when the store of a target has met damage.
-async fn damaged(cluster: &Cluster) {
-    let start = reactor::now();
+/// Returns when the node is told to stop.
+async fn told_to_stop(signals: &Signals, front: &FrontDesk) -> Result<()> {
     loop {
-        reactor::sleep(LOOK_AT_TARGETS_EVERY).await;
-        let failures = cluster.targets.iter().filter_map(assembly::Target::failure);
-        let is_damaged = failures.into_iter().any(|error| matches!(error, KvError::Damaged { .. }));
-        if is_damaged && start.elapsed() >= ANEW_AFTER {
-            return;
+        let told = std::pin::pin!(signals.recv());
+        let stopped = std::pin::pin!(front.stop.until(|| front.stopping.get().then_some(())));
+        match select(told, stopped).await {
+            Either::Left((Ok(Signal::Hangup), _)) => {}
+            Either::Left((told, _)) => return told.map(drop).context("cannot receive signals"),
+            Either::Right(((), _)) => return Ok(()),
         }
     }
 }
