@@ -336,6 +336,14 @@ fn a_start_that_is_refused_changes_nothing() {
     cluster.ok(&["mount", "mnt"]);
     assert!(fs::read(cluster.mnt().join("kept")).expect("read") == vec![7; 3_000_000]);
     cluster.ok(&["down"]);
+    // All of them are away, as when their disk is not mounted.
+    let all: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();
+    all.iter().for_each(|drive| fs::rename(image(drive), cluster.path(drive)).expect("moved"));
+    for arguments in [&["up"][..], &["up", "--force-format"]] {
+        cluster.refused(arguments, &["no drive", "--destroy refused", "d0.img"]);
+        assert!(!image("d0").exists(), "nothing was made");
+    }
+    all.iter().for_each(|drive| fs::rename(cluster.path(drive), image(drive)).expect("moved"));
     // Given up by name, it is made anew; what somebody else has put on a drive is not given up with it.
     let ours = fs::read(image("d5")).expect("a drive");
     let mut theirs = vec![0; ours.len()];
@@ -400,6 +408,48 @@ fn a_wrong_copy_of_a_name_is_outvoted_while_programs_wait() {
     assert!(spoilt >= 3, "{spoilt} drives have it");
     let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
     assert!(log.contains("ended=Damaged"), "nobody met it while it served");
+}
+
+#[test]
+fn copies_that_are_all_wrong_stop_one_target_and_start_nothing_anew() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("hopeless", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let name = "a-name-like-no-other";
+    fs::write(cluster.mnt().join(name), "").expect("written");
+    cluster.ok(&["down"]);
+    // Each copy in its own way.
+    for drive in 0..8u8 {
+        let image = cluster.path(&format!("d{drive}.img"));
+        let mut bytes = fs::read(&image).expect("a drive");
+        let found: Vec<usize> = bytes
+            .windows(name.len())
+            .enumerate()
+            .filter(|(_, at)| *at == name.as_bytes())
+            .map(|(at, _)| at)
+            .collect();
+        found.iter().for_each(|at| bytes[*at] ^= drive + 1);
+        fs::write(&image, &bytes).expect("spoilt");
+    }
+    cluster.ok(&["up"]);
+    let node = cluster.node();
+    if !cluster.ok(&["status"]).contains("mdt0 is stopped") {
+        cluster.ok(&["mount", "mnt"]);
+        let file = cluster.mnt().join(name);
+        std::thread::spawn(move || fs::metadata(file));
+        wait_until("it is given up", || {
+            cluster.ok(&["status"]).contains("none could be told to be right")
+        });
+        std::thread::sleep(Duration::from_secs(15));
+    }
+    let told = cluster.ok(&["status"]);
+    assert!(told.contains("ost1") && told.contains("serving"), "{told}");
+    let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
+    assert!(!log.contains("ended=Damaged"), "{log}");
+    assert_eq!(cluster.node(), node);
 }
 
 #[test]

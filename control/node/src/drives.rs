@@ -3,6 +3,8 @@
 //! What always holds:
 //! - Nothing is formatted unless every drive of the cluster is new, or the operator gives the
 //!   cluster up by name, so a cluster with a missing drive is never mistaken for a new one.
+//! - Nor when a cluster was made here before and all its drives are away, as when their disk is not
+//!   mounted.
 //! - A drive is known by its label, not by its path: drives may change places.
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
@@ -40,6 +42,11 @@ pub trait DriveSource {
         &'a self,
         drive: &'a DriveSpec,
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>>;
+
+    /// The cluster whose drives these were when they were last there.
+    fn cluster(&self) -> Option<Uuid> {
+        None
+    }
 
     /// False when a drive that is open cannot be found any more by its path.
     fn in_place(&self, _drive: &DriveSpec) -> bool {
@@ -91,6 +98,18 @@ pub enum DrivesError {
          To give up everything: `levada up --destroy {cluster}`"
     )]
     Exists { cluster: String, drives: String },
+    /// The cluster is known here, and none of its drives is there.
+    #[error(
+        "no drive of cluster {cluster} ({uuid}) is there, which was up here before; nothing was changed. \
+         Bring its drives back ({place}: is everything mounted?). To give up everything that is stored in it: \
+         `levada up --destroy {cluster}`"
+    )]
+    Away {
+        cluster: String,
+        uuid: Uuid,
+        /// The path of the first drive.
+        place: String,
+    },
     /// A drive belongs to another cluster, and none to this one.
     #[error(
         "drive {drive} ({path}) belongs to another cluster, {other:?}, as its drive {label:?}; nothing was changed. \
@@ -193,6 +212,16 @@ pub async fn take(
         MayOverwrite::Nothing if !known.is_empty() => open(cluster, found).await,
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
+        }
+        MayOverwrite::Nothing | MayOverwrite::Others if source.cluster().is_some() => {
+            Err(DrivesError::Away {
+                cluster: cluster.name.clone(),
+                uuid: source.cluster().unwrap_or_default(),
+                place: cluster
+                    .drives
+                    .first()
+                    .map_or(String::new(), |drive| drive.path.display().to_string()),
+            })
         }
         MayOverwrite::Nothing
         | MayOverwrite::Others

@@ -3,6 +3,7 @@
 
 use crate::drives::{DriveSource, NoDevice};
 use futures_util::future::LocalBoxFuture;
+use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, ModelDevice, Prepare, VolatileDevice,
@@ -21,15 +22,17 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// The drives of a cluster file on this machine.
 pub struct FileDrives {
     loaded: Loaded,
+    /// The cluster that was up with them last.
+    cluster: Option<Uuid>,
     /// Until then, a drive in use may be one that a dead process still holds.
     patient_until: Instant,
 }
 
 impl FileDrives {
-    /// Drives as `loaded` names them.
+    /// Drives as `loaded` names them, with which `cluster` was up last.
     #[must_use]
-    pub fn new(loaded: Loaded) -> Self {
-        Self { loaded, patient_until: reactor::now() + LET_GO_LIMIT }
+    pub fn new(loaded: Loaded, cluster: Option<Uuid>) -> Self {
+        Self { loaded, cluster, patient_until: reactor::now() + LET_GO_LIMIT }
     }
 
     fn path(&self, drive: &DriveSpec) -> PathBuf {
@@ -67,6 +70,10 @@ fn unusable(error: &FileDeviceError) -> NoDevice {
 }
 
 impl DriveSource for FileDrives {
+    fn cluster(&self) -> Option<Uuid> {
+        self.cluster
+    }
+
     fn open<'a>(
         &'a self,
         drive: &'a DriveSpec,

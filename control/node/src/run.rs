@@ -124,7 +124,7 @@ async fn serve(
 ) -> Result<Ended> {
     let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
     let (listener, address) = listen(&loaded, &state).await?;
-    let source = Rc::new(FileDrives::new(loaded.clone()));
+    let source = Rc::new(FileDrives::new(loaded.clone(), state.cluster()));
     let start = StartOptions {
         may_overwrite,
         tuning: Tuning::default(),
@@ -135,6 +135,7 @@ async fn serve(
     cluster.beyond_repair.told(beyond_repair);
     let cluster = Rc::new(cluster);
     state.set_address(&address)?;
+    state.set_cluster(cluster.drives.cluster)?;
     tracing::info!(cluster = cluster.file.name, address, epoch = %cluster.drives.epoch, "serving");
 
     // What ends with the services, before the floors below are closed.

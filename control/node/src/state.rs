@@ -5,10 +5,12 @@
 //! node.log      what the node says
 //! control.sock  where `levada` talks to the node
 //! address       host:port where clients connect; kept over restarts, so that mounts find it
+//! cluster       UUID of the cluster that was made or opened here last
 //! ```
 //!
 //! After a crash the kernel has released the lock; the other files are replaced.
 
+use levada_base::ids::Uuid;
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -65,6 +67,22 @@ impl StateDir {
     /// When it cannot be written.
     pub fn set_address(&self, address: &str) -> Result<(), StateError> {
         replace(&self.address_file(), address).map_err(|source| self.unusable(source))
+    }
+
+    /// The cluster that was made or opened here last.
+    #[must_use]
+    pub fn cluster(&self) -> Option<Uuid> {
+        std::fs::read_to_string(self.0.join("cluster")).ok()?.trim().parse().ok()
+    }
+
+    /// Notes the cluster, for mounts and so that the next start knows that there is one.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn set_cluster(&self, cluster: Uuid) -> Result<(), StateError> {
+        let path = self.0.join("cluster");
+        replace(&path, &format!("{cluster}\n")).map_err(|source| self.unusable(source))
     }
 
     fn unusable(&self, source: std::io::Error) -> StateError {
