@@ -442,6 +442,7 @@ fn df_counts() {
             }
         };
         let before = space();
+        assert_eq!(before.f_files - before.f_ffree, 1, "the root is all there is");
         assert_eq!((before.f_frsize, before.f_blocks * before.f_frsize), (4096, 16 << 30));
         assert_eq!(before.f_namemax, 255);
         fs::write(world.dir().join("file"), vec![1; 8 << 20]).unwrap();

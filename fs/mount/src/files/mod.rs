@@ -320,7 +320,7 @@ impl Files {
             blocks: blocks(space.total_bytes),
             blocks_free: blocks(space.free_bytes),
             blocks_available: blocks(space.free_bytes),
-            files: space.inodes.saturating_add(space.inodes_free),
+            files: space.inodes,
             files_free: space.inodes_free,
             // statfs(2) counts in f_bsize, statvfs(3) in f_frsize: one number for both.
             io_bytes: FRAGMENT_BYTES,
