@@ -32,7 +32,11 @@ enum Command {
     /// Bring the cluster up; with no cluster file, a cluster in a box under ./levada-data
     Up(up::UpArgs),
     /// Make everything durable, unmount, and stop the node
-    Down,
+    Down {
+        /// Also while programs use a mount: their next call on it fails, as if its process had died
+        #[arg(long)]
+        force: bool,
+    },
     /// Arrays, members, targets, clients, health, throughput now
     Status(status::StatusArgs),
     /// Mount the file system on a directory
@@ -63,7 +67,7 @@ fn main() -> ExitCode {
     let file = cli.file.as_deref();
     let result = match &cli.command {
         Command::Up(args) => up::up(file, args),
-        Command::Down => up::down(file),
+        Command::Down { force } => up::down(file, *force),
         Command::Status(args) => status::status(file, args),
         Command::Mount(args) => mount::mount(file, args),
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),

@@ -4,9 +4,11 @@
 use crate::{out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use levada_node::mounting;
+use levada_node::mounting::{self, Served};
 use levada_node::state::StateDir;
 use levada_spec::Loaded;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// An unmount that takes longer tells why.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for an unmounted process to end before something else is mounted in its place.
+const END_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
@@ -88,8 +92,14 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
         "--foreground".as_ref(),
         dir.as_os_str(),
     ];
-    process::start(&log, &arguments, |line| say!("{line}"))
-        .with_context(|| format!("cannot mount {}", dir.display()))?;
+    if let Err(error) = process::start(&log, &arguments, |line| say!("{line}")) {
+        // Another program may have been faster.
+        if !matches!(look(&dir, &state), Ok(Found::Ours)) {
+            return Err(error).with_context(|| format!("cannot mount {}", dir.display()));
+        }
+        say!("{} is mounted already", dir.display());
+        return Ok(());
+    }
     say!("mounted {} on {}", loaded.cluster.name, dir.display());
     if found == Found::Full {
         say!("{} was not empty: what is in it is hidden until the unmount", dir.display());
@@ -114,7 +124,8 @@ fn look(dir: &Path, state: &StateDir) -> Result<Found> {
     match mounted.as_deref() {
         Some(mounting::FS_TYPE) if is_served(&record(state, dir)?) => return Ok(Found::Ours),
         // Alive, and not of this cluster; or dead.
-        Some(mounting::FS_TYPE) | None => {}
+        Some(mounting::FS_TYPE) => {}
+        None => wait_for_earlier(dir, &record(state, dir)?)?,
         Some(other) => {
             bail!(
                 "cannot mount on {}: another file system ({other}) is mounted there",
@@ -144,6 +155,32 @@ fn look(dir: &Path, state: &StateDir) -> Result<Found> {
     }
 }
 
+/// A process serves a directory until its mount has gone: one that was taken out of the tree while
+/// programs used it goes with them.
+fn wait_for_earlier(dir: &Path, record: &Path) -> Result<()> {
+    let begun = Instant::now();
+    while is_served(record) {
+        let served = served(record);
+        let users = users(dir, served);
+        if !users.is_empty() {
+            bail!(
+                "cannot mount on {}: the mount that was taken out of it is still used by {}; it ends with them",
+                dir.display(),
+                users.join(", ")
+            );
+        }
+        if begun.elapsed() > END_LIMIT {
+            let pid = served.map_or("?".into(), |served| served.pid.to_string());
+            bail!(
+                "cannot mount on {}: the process ({pid}) of an earlier mount has not ended",
+                dir.display()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
 /// What a mount answers whose process is gone.
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
@@ -158,10 +195,19 @@ fn is_served(record: &Path) -> bool {
 /// use stays, unless `lazy`.
 pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
     let dir = mounting::place(dir)?;
+    // Without the cluster file its state directory is unknown, and so is the mount's process.
+    let state = match place::find(file) {
+        Some(path) => Some(place::state(&place::load_at(&path)?)),
+        None => None,
+    };
+    let record = state.as_ref().map(|state| record(state, &dir)).transpose()?;
     if !mounted(&dir)? {
-        bail!("{} is not a mount of levada", dir.display());
+        match record.filter(|record| is_served(record)) {
+            Some(record) => bail!("{}", leaving_text(&dir, &record)),
+            None => bail!("{} is not a mount of levada", dir.display()),
+        }
     }
-    let users = users(&dir);
+    let users = users(&dir, record.as_deref().and_then(served));
     if !users.is_empty() && !lazy {
         bail!(
             "{} is in use by {}; stop them first, or `umount --lazy` takes it out of the tree and leaves them to end",
@@ -174,23 +220,38 @@ pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
         say!("{} ends with {}", dir.display(), users.join(", "));
         return Ok(());
     }
-    // Without the cluster file its state directory is unknown, and so is the mount's process.
-    if let Some(path) = place::find(file) {
-        let loaded = place::load_at(&path)?;
-        wait_for(&record(&place::state(&loaded), &dir)?, &place::state(&loaded))?;
+    if let (Some(record), Some(state)) = (record, state) {
+        wait_for(&record, &state)?;
     }
     say!("unmounted {}", dir.display());
     Ok(())
 }
 
-/// The programs that have a file open or their directory under `dir`: name and process id. Reads
-/// only what the kernel has in memory, so it does not wait for the mount.
-fn users(dir: &Path) -> Vec<String> {
-    let under = |link: PathBuf| std::fs::read_link(link).is_ok_and(|at| at.starts_with(dir));
+/// The programs that have a file open or mapped, or their directory, under `dir` or on what was
+/// mounted there: name and process id. Reads only what the kernel has in memory, so it does not
+/// wait for the mount.
+fn users(dir: &Path, served: Option<Served>) -> Vec<String> {
+    // Out of the tree, its paths say nothing; the device number does.
+    let device = served.map(|served| served.device);
+    let on = |link: &Path| {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let there = rustix::fs::statx(CWD, link, flags, StatxFlags::TYPE).ok();
+        device.is_some() && there.map(|at| (at.stx_dev_major, at.stx_dev_minor)) == device
+    };
+    let under =
+        |link: PathBuf| std::fs::read_link(&link).is_ok_and(|at| at.starts_with(dir)) || on(&link);
+    let mapped = device.map(|(major, minor)| format!(" {major:02x}:{minor:02x} "));
+    let maps = |process: &Path| {
+        mapped.as_ref().is_some_and(|device| {
+            std::fs::read(process.join("maps"))
+                .is_ok_and(|maps| String::from_utf8_lossy(&maps).contains(device.as_str()))
+        })
+    };
     let uses = |process: &Path| {
         let open = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         ["cwd", "root", "exe"].iter().any(|link| under(process.join(link)))
             || open.into_iter().any(|file| under(file.path()))
+            || maps(process)
     };
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
@@ -211,10 +272,51 @@ pub fn mounts(state: &StateDir) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Unmounts what was mounted from this cluster.
-pub fn umount_all(file: Option<&Path>, state: &StateDir) -> Result<()> {
+/// The mounts of this cluster that have left the tree and still have a process: a directory and
+/// its record.
+fn out_of_tree(state: &StateDir) -> Vec<(PathBuf, PathBuf)> {
+    let records = std::fs::read_dir(state.0.join(MOUNTS)).into_iter().flatten().flatten();
+    records
+        .map(|record| (dir_of(&record.file_name().to_string_lossy()), record.path()))
+        .filter(|(dir, record)| is_served(record) && !mounted(dir).unwrap_or(true))
+        .collect()
+}
+
+/// One line per mount that has left the tree and still has a process.
+pub fn leaving(state: &StateDir) -> Vec<String> {
+    out_of_tree(state).iter().map(|(dir, record)| leaving_text(dir, record)).collect()
+}
+
+fn leaving_text(dir: &Path, record: &Path) -> String {
+    let users = users(dir, served(record));
+    if users.is_empty() {
+        format!("{} is unmounted, and its process makes everything durable", dir.display())
+    } else {
+        format!("{} has left the tree, and is still used by {}", dir.display(), users.join(", "))
+    }
+}
+
+/// What is left behind when the node ends, or has.
+pub fn say_what_stays(state: &StateDir) {
     for dir in mounts(state) {
-        let is_served = is_served(&record(state, &dir)?);
+        say!("{} stays: programs on it wait until the next `levada up`", dir.display());
+    }
+    for line in leaving(state) {
+        say!("{line}: that waits until the next `levada up`");
+    }
+}
+
+/// Unmounts what was mounted from this cluster, also what has left the tree already. What is in
+/// use is refused, and with `force` ended.
+pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<()> {
+    for dir in mounts(state) {
+        let record = record(state, &dir)?;
+        let is_served = is_served(&record);
+        if force && is_served && !users(&dir, served(&record)).is_empty() {
+            // Its process and its users are dealt with below.
+            mounting::unmount(&dir, true)?;
+            continue;
+        }
         match umount(file, &dir, false) {
             // A process that was killed keeps the others from nothing.
             Err(error) if !is_served => {
@@ -222,6 +324,23 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir) -> Result<()> {
             }
             unmounted => unmounted?,
         }
+    }
+    for (dir, record) in out_of_tree(state) {
+        let served = served(&record);
+        let users = users(&dir, served);
+        if !users.is_empty() {
+            let pid = served.and_then(|served| Pid::from_raw(served.pid.cast_signed()));
+            let Some(pid) = pid.filter(|_| force) else {
+                bail!(
+                    "{}; stop them first, or `down --force` lets their calls fail",
+                    leaving_text(&dir, &record)
+                );
+            };
+            kill_process(pid, Signal::TERM)
+                .with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+            eprintln!("{} is gone for {}", dir.display(), users.join(", "));
+        }
+        wait_for(&record, state)?;
     }
     Ok(())
 }
@@ -235,6 +354,11 @@ fn record(state: &StateDir, dir: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(&notes).with_context(|| format!("cannot make {}", notes.display()))?;
     let name = dir.display().to_string().replace('%', "%25").replace('/', "%2F");
     Ok(notes.join(name))
+}
+
+/// What the process of a mount has noted of itself.
+fn served(record: &Path) -> Option<Served> {
+    Served::parse(&std::fs::read_to_string(record).ok()?)
 }
 
 fn dir_of(name: &str) -> PathBuf {
@@ -262,7 +386,8 @@ fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    if record.exists() {
+    // One that was made since belongs to another process.
+    if mounting::is_at(&note, record) {
         // Said once; there is nobody left to wait for.
         std::fs::remove_file(record)
             .with_context(|| format!("cannot remove {}", record.display()))?;

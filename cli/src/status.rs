@@ -29,11 +29,12 @@ pub fn ask(state: &StateDir) -> Result<Status> {
 /// Prints the status.
 pub fn status(file: Option<&Path>, args: &StatusArgs) -> Result<()> {
     let loaded = place::load(file)?;
-    let status = ask(&place::state(&loaded))?;
+    let state = place::state(&loaded);
+    let status = ask(&state)?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&status)?);
     } else {
-        print(&render(&status));
+        print(&render(&status, &mount::leaving(&state)));
     }
     Ok(())
 }
@@ -50,14 +51,14 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-fn render(status: &Status) -> String {
+fn render(status: &Status, leaving: &[String]) -> String {
     let mut out = String::new();
     // Writing into a String cannot fail.
-    let _ = draw(status, &mut out);
+    let _ = draw(status, leaving, &mut out);
     out
 }
 
-fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
+fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Result {
     let health = if status.problems.is_empty() { "healthy" } else { "needs attention" };
     writeln!(
         out,
@@ -107,11 +108,14 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
         )?;
     }
     writeln!(out, "\nmounts")?;
-    if status.mounts.is_empty() {
+    if status.mounts.is_empty() && leaving.is_empty() {
         writeln!(out, "  none")?;
     }
     for dir in &status.mounts {
         writeln!(out, "  {}", dir.display())?;
+    }
+    for line in leaving {
+        writeln!(out, "  {line}")?;
     }
     writeln!(out, "\nclients")?;
     if status.clients.is_empty() {

@@ -93,8 +93,15 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     } else {
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
         args.overwrite.pass_on(&mut arguments);
-        process::start(&state.log(), &arguments, |line| say!("{line}"))
-            .with_context(|| format!("cannot bring {} up", loaded.cluster.name))?;
+        if let Err(error) = process::start(&state.log(), &arguments, |line| say!("{line}")) {
+            // Another `up` may have been faster; what was to be overwritten was not.
+            let other = answering(&state).filter(|_| may_overwrite == MayOverwrite::Nothing);
+            let Some(pid) = other else {
+                return Err(error)
+                    .with_context(|| format!("cannot bring {} up", loaded.cluster.name));
+            };
+            say!("{} is up already (node process {pid})", loaded.cluster.name);
+        }
         let now = status::ask(&state)?;
         if now.problems.is_empty() {
             say!("{} is up: it survives {}", loaded.cluster.name, loaded.cluster.survives());
@@ -151,24 +158,23 @@ fn free_bytes(dir: &Path) -> std::io::Result<u64> {
 
 /// Unmounts, makes everything durable, stops the node. Where an array has stopped, nothing can be
 /// made durable: then mounts stay, and their programs wait.
-pub fn down(file: Option<&Path>) -> Result<()> {
+pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
     if state.running().is_none() {
         say!("{} is not up", loaded.cluster.name);
+        mount::say_what_stays(&state);
         return Ok(());
     }
     let stopped = status::ask(&state)?.stopped();
     if stopped.is_empty() {
-        mount::umount_all(file, &state)?;
+        mount::umount_all(file, &state, force)?;
     } else {
         // Unmounting would wait for what only the next `up` can bring.
         for what in stopped {
             say!("{what}");
         }
-        for dir in mount::mounts(&state) {
-            say!("{} stays: programs on it wait until the next `levada up`", dir.display());
-        }
+        mount::say_what_stays(&state);
     }
     control::ask(&state.control_socket(), &ControlRequest::Down)?;
     let start = Instant::now();

@@ -291,6 +291,55 @@ fn a_cluster_bears_rough_hands() {
 }
 
 #[test]
+fn a_mount_out_of_the_tree_is_not_forgotten() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("leaving", TINY);
+    let mnt = cluster.mnt();
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    fs::write(mnt.join("kept"), vec![7; 3_000_000]).expect("written");
+    let held = || Command::new("sleep").arg("60").current_dir(&mnt).spawn().expect("started");
+    let mut user = held();
+    let name = format!("({})", user.id());
+    let mut file = fs::File::create(mnt.join("file")).expect("created");
+    let own_name = format!("({})", std::process::id());
+
+    assert!(cluster.ok(&["umount", "--lazy", "mnt"]).contains(&name));
+    cluster.refused(&["mount", "mnt"], &["still used by", &name, &own_name]);
+    cluster.refused(&["umount", "mnt"], &["left the tree", &name]);
+    assert!(cluster.ok(&["status"]).contains(&name));
+    cluster.refused(&["down"], &["left the tree", &name, "--force"]);
+    // It serves its users to their end, and then there is room for another.
+    file.write_all(b"written meanwhile").expect("written");
+    drop(file);
+    user.kill().and_then(|()| user.wait()).expect("ended");
+    cluster.ok(&["mount", "mnt"]);
+    assert_eq!(fs::read_to_string(mnt.join("file")).expect("read"), "written meanwhile");
+
+    // By force: in the tree, and out of it.
+    for is_out in [false, true] {
+        let mut user = held();
+        let mut file = fs::File::create(mnt.join("file")).expect("created");
+        file.write_all(b"handed over").expect("written");
+        if is_out {
+            cluster.ok(&["umount", "--lazy", "mnt"]);
+        } else {
+            cluster.refused(&["down"], &["in use"]);
+        }
+        assert!(cluster.ok(&["down", "--force"]).contains("is down"));
+        assert!(file.write_all(b"more").is_err(), "its mount is gone");
+        assert!(fs::read_dir(cluster.path("state/mounts")).expect("there").next().is_none());
+        user.kill().and_then(|()| user.wait()).expect("ended");
+        cluster.ok(&["up"]);
+        cluster.ok(&["mount", "mnt"]);
+        assert_eq!(fs::read_to_string(mnt.join("file")).expect("read"), "handed over");
+    }
+    cluster.ok(&["down"]);
+}
+
+#[test]
 fn a_full_file_system_says_so_and_deleting_helps_at_once() {
     if !can_run() {
         return;

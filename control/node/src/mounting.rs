@@ -3,21 +3,32 @@
 //! It lives on while the node is away: requests wait until the node is back. After a crash of
 //! this process programs see ENOTCONN until the directory is mounted again; what they had
 //! synced is safe, and the node settles the rest when the client's lease has run out.
+//!
+//! What always holds: one process at a time serves a directory, also after its mount has left the
+//! tree, and holds the directory's record locked meanwhile.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use futures_util::future::{Either, select};
 use levada_base::ids::TargetId;
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
 use levada_mount::session::Session;
-use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
+use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
 use levada_wire::same_host::HostTransport;
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// A killed process holds its lock until the kernel has ended its I/O.
+const LET_GO_LIMIT: Duration = Duration::from_secs(5);
+/// Time for a node that is up to answer a new mount.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// What the kernel reads ahead of a sequential reader.
 const READ_AHEAD_BYTES: u32 = 8 << 20;
 /// The one metadata target of this release.
@@ -43,17 +54,11 @@ pub struct MountPlan {
 /// When the service refuses, or the directory cannot be mounted on.
 pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     crate::log_to_stderr();
-    let record = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&plan.record)
-        .with_context(|| format!("cannot note the mount in {}", plan.record.display()))?;
-    record.lock().context("cannot lock the note of the mount")?;
+    let record = take(plan)?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);
-    let result = reactor.block_on(serve(plan, &signals, ready));
+    let result = reactor.block_on(serve(plan, &record, &signals, ready));
     // The note is only removed when nothing is left to be made durable.
     if result.is_ok() {
         std::fs::remove_file(&plan.record).context("cannot remove the note of the mount")?;
@@ -61,7 +66,86 @@ pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     result
 }
 
-async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Result<()> {
+/// Makes the record of a mount and locks it.
+fn take(plan: &MountPlan) -> Result<File> {
+    let record = &plan.record;
+    let begun = Instant::now();
+    loop {
+        let note = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(record)
+            .with_context(|| format!("cannot note the mount in {}", record.display()))?;
+        match note.try_lock() {
+            // The process that held it may have removed it meanwhile: then another may have made
+            // and locked its own.
+            Ok(()) if is_at(&note, record) => return Ok(note),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) if begun.elapsed() > LET_GO_LIMIT => {
+                bail!("another process serves {} still", plan.target.display())
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).context("cannot lock the note of the mount");
+            }
+        }
+    }
+}
+
+/// True when `file` is what `path` leads to.
+#[must_use]
+pub fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(open), Ok(there)) => (open.dev(), open.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+/// What a record tells: the process that serves, and the device number of the mount's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The process.
+    pub pid: u32,
+    /// Major and minor.
+    pub device: (u32, u32),
+}
+
+impl Served {
+    fn to_text(self) -> String {
+        let (major, minor) = self.device;
+        format!("{} {major}:{minor}\n", self.pid)
+    }
+
+    /// Reads the text of a record; `None` for one of a mount that is not made yet.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (pid, device) = text.trim().split_once(' ')?;
+        let (major, minor) = device.split_once(':')?;
+        let device = (major.parse().ok()?, minor.parse().ok()?);
+        Some(Self { pid: pid.parse().ok()?, device })
+    }
+}
+
+/// Connects, unless told to stop. The client's own retries would wait for a node for ever, and be
+/// deaf meanwhile.
+async fn connect(config: ClientConfig, signals: &Signals, address: &str) -> Result<Client> {
+    let (told, limit) = (pin!(signals.recv()), pin!(reactor::sleep(CONNECT_LIMIT)));
+    match select(pin!(Client::connect(config)), select(told, limit)).await {
+        Either::Left((client, _)) => client.context("cannot reach the cluster"),
+        Either::Right((Either::Left(_), _)) => bail!("stopped before the cluster answered"),
+        Either::Right((Either::Right(_), _)) => {
+            bail!("the cluster does not answer at {address}; is it up?")
+        }
+    }
+}
+
+async fn serve(
+    plan: &MountPlan,
+    record: &File,
+    signals: &Signals,
+    ready: impl FnOnce(),
+) -> Result<()> {
     let uuid = [reactor::random_u64().to_le_bytes(), reactor::random_u64().to_le_bytes()];
     let mut client_uuid = [0; 16];
     client_uuid.copy_from_slice(&uuid.concat());
@@ -71,9 +155,16 @@ async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Res
         METADATA_TARGET,
         client_uuid,
     );
-    let client = Client::connect(config).await.context("cannot reach the cluster")?;
+    let client = connect(config, signals, &plan.address).await?;
     let options = MountOptions { source: plan.cluster.clone(), ..MountOptions::default() };
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;
+    if let Some(device) = mount.device() {
+        let served = Served { pid: std::process::id(), device }.to_text();
+        record
+            .set_len(0)
+            .and_then(|()| { record }.write_all(served.as_bytes()))
+            .context("cannot write the note of the mount")?;
+    }
     let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
     let serving = levada_mount::transport::reactor::serve(channel, Rc::clone(&session));
     let serving = reactor::spawn(serving);
@@ -89,18 +180,24 @@ async fn serve(plan: &MountPlan, signals: &Signals, ready: impl FnOnce()) -> Res
     let mut mount = Some(mount);
     let mut serving = serving;
     loop {
-        let told = std::pin::pin!(signals.recv());
-        match futures_util::future::select(&mut serving, told).await {
-            futures_util::future::Either::Left((served, _)) => {
+        let told = pin!(signals.recv());
+        match select(&mut serving, told).await {
+            Either::Left((served, _)) => {
                 served.transpose().context("the mount broke")?;
                 break;
             }
-            futures_util::future::Either::Right((Ok(Signal::Hangup), _)) => {}
-            futures_util::future::Either::Right((told, _)) => {
+            Either::Right((Ok(Signal::Hangup), _)) => {}
+            Either::Right((told, _)) => {
                 told.context("cannot receive signals")?;
-                // Once: a second signal while unmounting changes nothing.
-                if let Some(mount) = mount.take() {
-                    mount.unmount()?;
+                // One that was out of the tree before, or is told twice, has users that do not
+                // end: they get ENOTCONN. What they have handed over becomes durable.
+                let out = match mount.take() {
+                    Some(mount) => mount.unmount()?,
+                    None => Unmounted::Already,
+                };
+                if out == Unmounted::Already {
+                    tracing::warn!(target = %plan.target.display(), "ends with files open");
+                    break;
                 }
             }
         }
@@ -139,4 +236,18 @@ pub fn mounted_at(dir: &Path) -> Result<Option<String>> {
 pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
     levada_mount::transport::dev_fuse::unmount(dir, lazy)
         .with_context(|| format!("cannot unmount {}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_as_written() {
+        let served = Served { pid: 4711, device: (0, 52) };
+        assert_eq!(Served::parse(&served.to_text()), Some(served));
+        for text in ["", "4711", "4711 0", "x 0:52", "4711 0:"] {
+            assert_eq!(Served::parse(text), None, "{text:?}");
+        }
+    }
 }

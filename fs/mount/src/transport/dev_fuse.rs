@@ -205,6 +205,14 @@ impl FuseMount {
         &self.target
     }
 
+    /// The device number of its files, by which its users are known also when it has left the
+    /// tree. `None` once unmounted.
+    #[must_use]
+    pub fn device(&self) -> Option<(u32, u32)> {
+        let mounted = &self.identity.as_ref()?.mounted;
+        Some((mounted.device_major, mounted.device_minor))
+    }
+
     /// Lets the kernel read `bytes` ahead of a sequential reader. Its default
     /// of 128 KiB would keep requests small whatever INIT agreed on.
     ///
