@@ -262,6 +262,10 @@ fn a_cluster_bears_rough_hands() {
     assert!(String::from_utf8_lossy(&answer[..got]).contains("not a request"));
     assert!(kept());
 
+    // The door is removed.
+    fs::remove_file(cluster.path("state/control.sock")).expect("removed");
+    wait_until("it is made anew", || cluster.run(&["status"]).status.success());
+
     // In use.
     let mut user = Command::new("sleep").arg("60").current_dir(&mnt).spawn().expect("started");
     let name = format!("({})", user.id());

@@ -52,6 +52,9 @@ pub struct NodeOptions {
     pub beyond_repair: Vec<String>,
 }
 
+/// How often the control socket is looked for.
+const LOOK_FOR_DESK_EVERY: Duration = Duration::from_secs(1);
+
 /// How a node ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -162,6 +165,8 @@ async fn serve(
     reactor::spawn_in(&services, Rc::clone(&operator).measure());
     let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
+    let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());
+    reactor::spawn_in(&services, keeper);
     ready();
 
     // Also while copies are compared, which takes its time.
@@ -202,6 +207,18 @@ async fn told_to_stop(signals: &Signals, front: &FrontDesk) -> Result<()> {
 fn open_desk(socket: &Path, clerk: Rc<FrontDesk>, services: &Group) -> Result<()> {
     desk::open(socket, clerk, services)
         .with_context(|| format!("cannot open the control socket {}", socket.display()))
+}
+
+/// Opens the desk anew when its socket was removed: nobody would find this node any more.
+async fn keep_desk(socket: PathBuf, front: Rc<FrontDesk>, services: Group) {
+    loop {
+        reactor::sleep(LOOK_FOR_DESK_EVERY).await;
+        // Without its directory there is no place for it.
+        let is_gone = !socket.exists() && socket.parent().is_some_and(Path::exists);
+        if is_gone && let Err(error) = open_desk(&socket, Rc::clone(&front), &services) {
+            tracing::warn!(%error, "the control socket was removed");
+        }
+    }
 }
 
 /// Does what the services leave to a client: destroys the objects of deleted files, settles
