@@ -246,7 +246,7 @@ fn a_cluster_bears_rough_hands() {
 
     // Wrong drives.
     cluster.refused(&["drive", "fail", "d9"], &["d9", "d0, d1"]);
-    cluster.refused(&["drive", "replace", "d1"], &["fail it first"]);
+    cluster.refused(&["drive", "replace", "d1"], &["levada drive fail d1"]);
     cluster.refused(&["drive", "add", "d9"], &["levada.toml", "d9"]);
 
     // Garbage at both doors.
