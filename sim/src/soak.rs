@@ -3,11 +3,15 @@
 //! A file keeps which seeds are done, what they met, how long they took and which failed, so the
 //! soak may be stopped at any time and goes on where it was.
 //!
-//! What always holds: a seed counts as done only when a process has run it to its end, and the
-//! file is replaced in one step. A process that dies or hangs is a failure of its seeds.
+//! What always holds:
+//! - A seed is done only when this build has run it to its end without a failure: what another
+//!   build did proves nothing about this one, and is dropped. A soak is clean when all are done.
+//! - A seed that failed, in whichever build, is run again first.
+//! - A process that dies or hangs is a failure of the seed it was at. The file is replaced in one
+//!   step.
 
 use crate::{Coverage, Scenario, seeds};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,6 +38,15 @@ pub struct Part {
     pub scenario: Scenario,
     /// In how many hundredths of the seeds it takes part.
     pub percent: u64,
+    /// Seeds that it takes part in at least.
+    pub seeds_min: u64,
+}
+
+impl Part {
+    /// Seeds that it takes part in, of a soak of `seeds`.
+    fn wanted(&self, seeds: u64) -> u64 {
+        (seeds * self.percent / 100).max(self.seeds_min)
+    }
 }
 
 /// What is known of one part.
@@ -44,9 +57,8 @@ struct Progress {
     /// Microseconds of processor time that they took.
     cpu_us: u64,
     coverage: Coverage,
-    failures: Vec<(u64, String)>,
-    /// Seeds by the build that ran them.
-    builds: BTreeMap<String, u64>,
+    /// Seeds that failed when they were run last, and how; never among those done.
+    failures: BTreeMap<u64, String>,
 }
 
 impl Progress {
@@ -54,8 +66,9 @@ impl Progress {
         self.done.iter().map(|range| range.end - range.start).sum()
     }
 
-    fn is_done(&self, seed: u64) -> bool {
-        self.done.iter().any(|range| range.contains(&seed))
+    /// The seed needs no run, or one of its own that comes first.
+    fn is_settled(&self, seed: u64) -> bool {
+        self.failures.contains_key(&seed) || self.done.iter().any(|range| range.contains(&seed))
     }
 
     fn finish(&mut self, seeds: Range<u64>) {
@@ -89,7 +102,7 @@ pub enum End {
 }
 
 impl Soak {
-    /// Goes on where the file `state` says an earlier one stopped.
+    /// Goes on where the file `state` says an earlier one of the same build stopped.
     ///
     /// # Errors
     ///
@@ -101,30 +114,40 @@ impl Soak {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             read => read?,
         };
-        let mut progress = BTreeMap::<String, Progress>::new();
-        for line in text.lines() {
-            if let Some((part, line)) = line.split_once('\t') {
-                take_line(progress.entry(part.to_owned()).or_default(), line);
-            }
+        let (progress, dropped) = parse_state(&text, &build);
+        if dropped > 0 {
+            println!("{}: {dropped} seeds of another build do not count", state.display());
         }
+        println!("build {build}");
         Ok(Self { parts, seeds, state: state.into(), build, progress: Mutex::new(progress) })
     }
 
     fn save(&self, progress: &BTreeMap<String, Progress>) -> io::Result<()> {
-        let mut text = String::new();
-        for (part, progress) in progress {
-            let mut say = |line: &str| text.push_str(&format!("{part}\t{line}\n"));
-            progress.done.iter().for_each(|r| say(&format!("done\t{}\t{}", r.start, r.end)));
-            say(&format!("cpu_us\t{}", progress.cpu_us));
-            progress.builds.iter().for_each(|(build, n)| say(&format!("build\t{build}\t{n}")));
-            progress.coverage.lines().iter().for_each(|line| say(line));
-            for (seed, message) in &progress.failures {
-                say(&format!("failed\t{seed}\t{message}"));
+        let fresh = self.state.with_extension("new");
+        std::fs::write(&fresh, state_text(progress, &self.build))?;
+        std::fs::rename(fresh, &self.state)
+    }
+
+    /// What is to be run, the most urgent first.
+    fn chunks(&self) -> VecDeque<(&'static Part, Range<u64>)> {
+        let progress = self.progress.lock().expect("no panic while it is held");
+        let (mut failed, mut chunks) = (Vec::new(), Vec::new());
+        for part in self.parts {
+            let wanted = part.wanted(self.seeds);
+            let known = progress.get(part.name).cloned().unwrap_or_default();
+            failed.extend(known.failures.keys().map(|seed| (part, *seed..seed + 1)));
+            let mut left = (0..wanted).filter(|seed| !known.is_settled(*seed)).peekable();
+            while let Some(first) = left.next() {
+                let mut end = first + 1;
+                while end % CHUNK != 0 && left.next_if_eq(&end).is_some() {
+                    end += 1;
+                }
+                chunks.push((part, first..end));
             }
         }
-        let fresh = self.state.with_extension("new");
-        std::fs::write(&fresh, text)?;
-        std::fs::rename(fresh, &self.state)
+        // The parts side by side, so that the first minutes show all of them.
+        chunks.sort_by_key(|(part, seeds)| seeds.start * 1000 / part.wanted(self.seeds).max(1));
+        failed.into_iter().chain(chunks).collect()
     }
 
     /// Runs what is not done yet. With `keep_going`, failures do not stop it.
@@ -133,38 +156,26 @@ impl Soak {
     ///
     /// When a process cannot be started, or the state not be saved.
     pub fn run(&self, keep_going: bool) -> io::Result<End> {
-        let mut chunks = Vec::new();
-        for part in self.parts {
-            let wanted = self.seeds * part.percent / 100;
-            let progress = self.progress.lock().expect("no panic while it is held");
-            let done = progress.get(part.name).cloned().unwrap_or_default();
-            let mut at = 0;
-            while at < wanted {
-                let end = (at + CHUNK).min(wanted);
-                let left: Vec<u64> = (at..end).filter(|seed| !done.is_done(*seed)).collect();
-                if let (Some(first), Some(last)) = (left.first(), left.last()) {
-                    chunks.push((part, *first..last + 1));
-                }
-                at = end;
-            }
-        }
-        // The parts side by side, so that the first minutes show all of them.
-        chunks.sort_by_key(|(part, seeds)| seeds.start * 100 / part.percent);
+        let chunks = self.chunks();
         let all: u64 = chunks.iter().map(|(_, seeds)| seeds.end - seeds.start).sum();
-        let chunks = Mutex::new(chunks.into_iter());
+        let chunks = Mutex::new(chunks);
         let (stop, error) = (AtomicBool::new(false), Mutex::new(None));
         let (begun, ran) = (Instant::now(), Mutex::new(0));
         let work = || {
             while !stop.load(Ordering::Relaxed) {
-                let next = chunks.lock().expect("no panic while it is held").next();
+                let next = chunks.lock().expect("no panic while it is held").pop_front();
                 let Some((part, seeds)) = next else { break };
-                let count = seeds.end - seeds.start;
-                match run_chunk(part.name, &seeds).and_then(|got| self.take(part, seeds, got)) {
-                    Ok(clean) => {
+                match run_chunk(part.name, &seeds).and_then(|got| self.take(part, &seeds, got)) {
+                    Ok(taken) => {
+                        let left: u64 =
+                            taken.left.iter().map(|seeds| seeds.end - seeds.start).sum();
+                        let mut chunks = chunks.lock().expect("no panic while it is held");
+                        taken.left.into_iter().for_each(|seeds| chunks.push_front((part, seeds)));
+                        drop(chunks);
                         let mut ran = ran.lock().expect("no panic while it is held");
-                        *ran += count;
+                        *ran += seeds.end - seeds.start - left;
                         self.tell(*ran, all, begun.elapsed());
-                        if !clean && !keep_going {
+                        if !taken.clean && !keep_going {
                             stop.store(true, Ordering::Relaxed);
                         }
                     }
@@ -186,15 +197,20 @@ impl Soak {
         }
     }
 
-    /// Adds what a process said; false when a seed of it failed.
-    fn take(&self, part: &Part, seeds: Range<u64>, said: Said) -> io::Result<bool> {
+    /// Adds what a process said.
+    fn take(&self, part: &Part, seeds: &Range<u64>, said: Said) -> io::Result<Taken> {
         let mut all = self.progress.lock().expect("no panic while it is held");
         let progress = all.entry(part.name.to_owned()).or_default();
         let mut got = Progress::default();
         said.text.lines().for_each(|line| take_line(&mut got, line));
+        let mut left = Vec::new();
         if !said.finished {
-            let what = format!("the process of seeds {seeds:?} died: {}", said.end);
-            got.failures.push((seeds.start, what));
+            // What it met before it died is lost, so those seeds are run once more.
+            let at = said.at.unwrap_or(seeds.start);
+            let what = format!("seed {at}: the process died: {}", said.end);
+            got = Progress { failures: BTreeMap::from([(at, what)]), ..Progress::default() };
+            left = vec![seeds.start..at, at + 1..seeds.end];
+            left.retain(|seeds| !seeds.is_empty());
         }
         for (seed, message) in &got.failures {
             eprintln!("{} failed: {message}", part.name);
@@ -203,11 +219,15 @@ impl Soak {
         let clean = got.failures.is_empty();
         progress.cpu_us += got.cpu_us;
         progress.coverage.add(&got.coverage);
+        for seed in seeds.clone().filter(|seed| !left.iter().any(|left| left.contains(seed))) {
+            progress.failures.remove(&seed);
+            if !got.failures.contains_key(&seed) {
+                progress.finish(seed..seed + 1);
+            }
+        }
         progress.failures.append(&mut got.failures);
-        *progress.builds.entry(self.build.clone()).or_default() += seeds.end - seeds.start;
-        progress.finish(seeds);
         self.save(&all)?;
-        Ok(clean)
+        Ok(Taken { clean, left })
     }
 
     fn tell(&self, ran: u64, all: u64, took: Duration) {
@@ -217,7 +237,7 @@ impl Soak {
             .iter()
             .map(|part| {
                 let done = progress.get(part.name).map_or(0, Progress::count);
-                format!("{} {done}/{}", part.name, self.seeds * part.percent / 100)
+                format!("{} {done}/{}", part.name, part.wanted(self.seeds))
             })
             .collect();
         let failed: usize = progress.values().map(|progress| progress.failures.len()).sum();
@@ -233,30 +253,64 @@ impl Soak {
     fn report(&self) -> End {
         let progress = self.progress.lock().expect("no panic while it is held");
         let mut end = End::Clean;
+        println!("\nbuild {}", self.build);
         for part in self.parts {
-            let Some(progress) = progress.get(part.name) else { continue };
+            let wanted = part.wanted(self.seeds);
+            let none = Progress::default();
+            let progress = progress.get(part.name).unwrap_or(&none);
             let (count, failed) = (progress.count(), progress.failures.len());
             let cpu = progress.cpu_us as f64 / 1e6;
             println!(
-                "\n{}: {count} seeds, {failed} failed, {:.3} s of CPU per seed, {:.2} CPU hours",
+                "\n{}: {count} of {wanted} seeds clean, {failed} failed, {:.3} s of CPU per seed, {:.2} CPU hours",
                 part.name,
                 cpu / count.max(1) as f64,
                 cpu / 3600.0
             );
-            let this = progress.builds.get(&self.build).copied().unwrap_or(0);
-            println!(
-                "{this} of them by this build, {} by earlier ones",
-                count.saturating_sub(this)
-            );
             print!("{}", progress.coverage);
-            for (seed, message) in &progress.failures {
+            if count < wanted || failed > 0 {
                 end = End::Failed;
+            }
+            for (seed, message) in &progress.failures {
                 let first = message.split("\\n").next().unwrap_or_default();
                 println!("seed {seed} failed: {first}");
             }
         }
         end
     }
+}
+
+/// The state of a build, as text.
+fn state_text(progress: &BTreeMap<String, Progress>, build: &str) -> String {
+    let mut text = format!("build\t{build}\n");
+    for (part, progress) in progress {
+        let mut say = |line: &str| text.push_str(&format!("{part}\t{line}\n"));
+        progress.done.iter().for_each(|r| say(&format!("done\t{}\t{}", r.start, r.end)));
+        say(&format!("cpu_us\t{}", progress.cpu_us));
+        progress.coverage.lines().iter().for_each(|line| say(line));
+        for (seed, message) in &progress.failures {
+            say(&format!("failed\t{seed}\t{message}"));
+        }
+    }
+    text
+}
+
+/// What a state says that counts for this build, and how many seeds of another one were dropped.
+/// Seeds that failed are kept, to be run again.
+fn parse_state(text: &str, build: &str) -> (BTreeMap<String, Progress>, u64) {
+    let is_same = text.lines().next() == Some(&*format!("build\t{build}"));
+    let mut progress = BTreeMap::<String, Progress>::new();
+    for (part, line) in text.lines().filter_map(|line| line.split_once('\t')) {
+        if part != "build" {
+            take_line(progress.entry(part.to_owned()).or_default(), line);
+        }
+    }
+    let mut dropped = 0;
+    for known in progress.values_mut().filter(|_| !is_same) {
+        let failures = std::mem::take(&mut known.failures);
+        dropped += known.count();
+        *known = Progress { failures, ..Progress::default() };
+    }
+    (progress, dropped)
 }
 
 /// One line of the state or of a process's output, without the name of the part.
@@ -270,20 +324,26 @@ fn take_line(progress: &mut Progress, line: &str) {
             }
         }
         ["cpu_us", us] => progress.cpu_us += number(us).unwrap_or(0),
-        ["build", build, n] => {
-            *progress.builds.entry(build.to_owned()).or_default() += number(n).unwrap_or(0);
-        }
         ["failed", seed, message] => {
-            progress.failures.push((number(seed).unwrap_or(0), message.to_owned()));
+            progress.failures.insert(number(seed).unwrap_or(0), message.to_owned());
         }
         _ => _ = progress.coverage.add_line(line),
     }
+}
+
+/// What became of some seeds.
+struct Taken {
+    clean: bool,
+    /// They have not run to their ends, through no fault of theirs.
+    left: Vec<Range<u64>>,
 }
 
 /// What a process of some seeds left.
 struct Said {
     text: String,
     finished: bool,
+    /// The seed it was at.
+    at: Option<u64>,
     end: String,
 }
 
@@ -313,7 +373,8 @@ fn run_chunk(part: &str, seeds: &Range<u64>) -> io::Result<Said> {
     };
     let text = reader.join().expect("it only reads")?;
     let finished = status.success() && text.lines().any(|line| line == "end");
-    Ok(Said { text, finished, end: status.to_string() })
+    let at = text.lines().rev().find_map(|line| line.strip_prefix("seed\t")?.parse().ok());
+    Ok(Said { text, finished, at, end: status.to_string() })
 }
 
 /// The process of some seeds: runs them all and says what [`Soak`] understands.
@@ -321,6 +382,7 @@ pub fn chunk(scenario: Scenario, seeds: Range<u64>) {
     std::panic::set_hook(Box::new(|_| {}));
     let mut coverage = Coverage::default();
     for seed in seeds {
+        println!("seed\t{seed}");
         match seeds::run_one(scenario, seed) {
             Ok(outcome) => coverage.add(&outcome.coverage),
             Err(message) => {
@@ -356,6 +418,60 @@ mod tests {
         }
         assert_eq!(progress.done, [0..150, 200..201]);
         assert_eq!(progress.count(), 151);
-        assert!(progress.is_done(149) && !progress.is_done(150));
+        assert!(progress.is_settled(149) && !progress.is_settled(150));
+    }
+
+    fn nothing(_: u64) -> crate::Outcome {
+        crate::Outcome::default()
+    }
+
+    const PART: Part = Part { name: "part", scenario: nothing, percent: 100, seeds_min: 0 };
+
+    fn soak_of(text: &str, build: &str) -> Soak {
+        let (progress, _) = parse_state(text, build);
+        let state = std::env::temp_dir().join(format!("levada-soak-test-{}", std::process::id()));
+        let (build, progress) = (build.to_owned(), Mutex::new(progress));
+        Soak { parts: &[PART], seeds: 25, state, build, progress }
+    }
+
+    fn chunks_of(soak: &Soak) -> Vec<Range<u64>> {
+        soak.chunks().into_iter().map(|(_, seeds)| seeds).collect()
+    }
+
+    #[test]
+    fn what_another_build_did_does_not_count_but_its_failures_come_first() {
+        let mut progress = Progress::default();
+        progress.finish(0..7);
+        progress.finish(8..20);
+        progress.failures.insert(7, "it broke".into());
+        let text = state_text(&BTreeMap::from([("part".to_owned(), progress)]), "b1");
+        assert_eq!(parse_state(&text, "b1").1, 0);
+        assert_eq!(chunks_of(&soak_of(&text, "b1")), [7..8, 20..25]);
+        assert_eq!(parse_state(&text, "b2").1, 19);
+        assert_eq!(chunks_of(&soak_of(&text, "b2")), [7..8, 0..7, 8..10, 10..20, 20..25]);
+    }
+
+    #[test]
+    fn a_seed_that_failed_is_not_done_until_it_ran_clean() {
+        let soak = soak_of("", "b1");
+        let said = |text: &str, finished| {
+            let at = text.strip_prefix("seed\t").and_then(|at| at.parse().ok());
+            Said { text: text.to_owned(), finished, at, end: "signal 9".into() }
+        };
+        let taken = soak.take(&PART, &(0..10), said("failed\t3\tit broke", true)).expect("saved");
+        assert!(!taken.clean && taken.left.is_empty());
+        assert_eq!(chunks_of(&soak), [3..4, 10..20, 20..25]);
+        assert_eq!(soak.report(), End::Failed);
+        // A process that dies tells which seed it was at.
+        let taken = soak.take(&PART, &(10..20), said("seed\t12", false)).expect("saved");
+        assert_eq!(taken.left, [10..12, 13..20]);
+        assert_eq!(chunks_of(&soak), [3..4, 12..13, 10..12, 13..20, 20..25]);
+        for seeds in [3..4, 12..13, 10..12, 13..20] {
+            assert!(soak.take(&PART, &seeds, said("", true)).expect("saved").clean);
+        }
+        assert_eq!(soak.report(), End::Failed, "not all are done");
+        assert!(soak.take(&PART, &(20..25), said("", true)).expect("saved").clean);
+        assert_eq!(soak.report(), End::Clean);
+        std::fs::remove_file(&soak.state).expect("it was saved");
     }
 }
