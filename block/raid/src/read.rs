@@ -20,7 +20,7 @@ use crate::member::{Member, add};
 use crate::status::ArrayEvent;
 use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
-use levada_base::{BufMut, IoVecMut};
+use levada_base::{BufMut, IoVecMut, probe};
 use levada_device::{BlockError, Durability, check_range};
 use levada_parity::Slot;
 use smallvec::SmallVec;
@@ -485,6 +485,7 @@ impl Engine {
         bad: u64,
         into: &mut [u8],
     ) -> Result<u64, BlockError> {
+        let _busy = probe::busy("array degraded read");
         let enough = self.layout.data_chunks();
         let gathered = self.gather(stripe, within.clone(), bad | 1 << chunk, avoid, enough).await;
         let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();

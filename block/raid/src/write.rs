@@ -15,7 +15,7 @@ use crate::member::Member;
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
-use levada_base::{Buf, BufMut, IoVec, planted};
+use levada_base::{Buf, BufMut, IoVec, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -396,6 +396,7 @@ impl Engine {
         let Some(range) = self.stripes_to_change(first, count)? else { return Ok(()) };
         let engine = Rc::clone(self);
         detached(async move {
+            let _busy = probe::busy("array discard");
             let _preparing = engine.preparing.lock(range.start, range.end).await;
             // Overwrites that come from here on wait for `preparing` and mark anew; those that
             // came before are ahead of us in the line for the range.

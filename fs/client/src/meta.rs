@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::slots::Slots;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
-use levada_base::{planted, reactor};
+use levada_base::{planted, probe, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
@@ -517,10 +517,11 @@ impl Meta {
         if self.class != Class::Foreground {
             return Ok(());
         }
-        let (life, batches) = {
+        let (life, batches): (_, Vec<_>) = {
             let tail = self.tail.borrow();
             (tail.life, tail.batches.clone().into_iter().collect())
         };
+        let _busy = (!batches.is_empty()).then(|| probe::busy("client sends again"));
         let replay = MetaRequest::Replay { life, batches };
         let call = Call { client, ..self.call(&replay, Told::Durable) };
         if planted!("client-tail-not-handed-back") {

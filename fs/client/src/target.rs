@@ -17,7 +17,7 @@ use futures_util::future::{Either, join_all, select};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_base::{IoVec, planted, reactor};
+use levada_base::{IoVec, planted, probe, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
 use levada_wire::rpc::{Call, Peer, RpcError};
@@ -348,6 +348,7 @@ impl ObjectTarget {
         if planted!("client-sent-again-in-reverse") {
             kept.reverse();
         }
+        let _busy = (!kept.is_empty()).then(|| probe::busy("client sends again"));
         let mut seqs = vec![Seq(0); kept.len()];
         let mut durable = Seq(0);
         let mut at = 0;

@@ -12,7 +12,7 @@ use crate::row::{Body, Inode, MARK, TailRow};
 use crate::service::{MetaService, Room, wall_clock};
 use crate::table::{Effect, Table};
 use levada_base::ids::{BootVerifier, Ino, Seq};
-use levada_base::{planted, reactor};
+use levada_base::{planted, probe, reactor};
 use levada_kv::Batch;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::time::Duration;
@@ -99,6 +99,7 @@ impl MetaService {
             let known = settled == Some(life);
             return if known { Ok(MetaReply::Done) } else { Err(MetaFault::Stale) };
         };
+        let _busy = probe::busy("meta replay");
         let mut taken = 0;
         for (seq, bytes) in batches {
             if seq <= self.store.last_seq() {
@@ -142,6 +143,7 @@ impl MetaService {
     /// Goes on without what the holder was told. Files that it made then may have objects, so
     /// their numbers are not given out again and become chores.
     async fn lose_tail(&self) -> Result<(), MetaFault> {
+        let _busy = probe::busy("meta tail given up");
         // A replay that was cut off has gone past the table.
         self.reload().await?;
         let lost = self.tail.borrow().row();

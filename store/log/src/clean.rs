@@ -108,7 +108,7 @@ impl Inner {
 
     /// One pass. False when nothing was gained.
     async fn clean_pass(self: &Rc<Self>) -> Result<bool, LogError> {
-        let _busy = probe::busy("log-clean");
+        let _busy = probe::busy("log clean");
         let before = self.standing();
         let mut victims = self.victims();
         if victims.is_empty() {

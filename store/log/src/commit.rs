@@ -136,7 +136,7 @@ impl Inner {
     }
 
     async fn round(self: &Rc<Self>) -> Result<(), LogError> {
-        let _busy = probe::busy("log-commit");
+        let _busy = probe::busy("log commit");
         let cut = self.cut();
         let flush = self
             .changed

@@ -89,7 +89,7 @@ impl ObjectLog {
         mut config: Config,
         epoch: Epoch,
     ) -> Result<Self, LogError> {
-        let _busy = probe::busy("log-open");
+        let _busy = probe::busy("log open");
         let row = store.get(LOG_KEY).await?;
         let row = row.ok_or(LogError::Foreign { what: "the store holds no log" })?;
         let mut row = LogRow::decode(&row)?;

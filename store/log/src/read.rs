@@ -318,6 +318,7 @@ impl Inner {
         class: IoClass,
         fits: &dyn Fn(&[u8]) -> bool,
     ) -> Result<Option<Buf>, LogError> {
+        let _busy = probe::busy("log read repair");
         let lo = round_down(from, BLOCK_BYTES);
         let hi = round_up(to, BLOCK_BYTES);
         let members = |set: MemberSet| (0..64).filter(move |member| set.contains(*member));

@@ -96,7 +96,7 @@ impl ObjectLog {
         let table = Segments::new(count, config.segment_stripes, 1);
         let log = Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, table);
 
-        let _busy = probe::busy("log-rebuild-index");
+        let _busy = probe::busy("log index rebuild");
         let mut stripes = Vec::new();
         for segment in 0..count {
             stripes.extend(log.stripes_of(segment).await?);

@@ -27,7 +27,7 @@ use crate::segment::SegmentState;
 use crate::write::in_memory;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use levada_base::BufMut;
+use levada_base::{BufMut, probe};
 use levada_base::ids::ObjectId;
 use levada_base::reactor::yield_now;
 use levada_base::units::{KIB, MIB};
@@ -78,6 +78,7 @@ impl ObjectLog {
     ///
     /// When the log stopped; damage is in the report.
     pub async fn scrub(&self) -> Result<ScrubReport, LogError> {
+        let _busy = probe::busy("log scrub");
         let log = &self.0;
         let repaired_before = self.counters().repaired_blocks;
         let mut scrub = Scrub::new(log);

@@ -16,7 +16,7 @@ use levada_base::buf::bytes_in;
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::reactor::spawn_in;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, IoVec};
+use levada_base::{Buf, IoVec, probe};
 use levada_kv::{Batch, KvError};
 use levada_raid::IoClass;
 use std::rc::Rc;
@@ -494,6 +494,7 @@ impl Inner {
         number: u64,
         data: Buf,
     ) -> Result<(), LogError> {
+        let _busy = probe::busy("log seal");
         self.changed
             .until(|| {
                 let state = self.state.borrow();
