@@ -4,13 +4,16 @@ use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
 use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_node::assembly::Cluster;
+use levada_node::assembly::{Cluster, Service};
 use levada_node::drives;
 use levada_raid::MemberState;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
+
+/// A scrub of the few objects here that takes longer hangs.
+const SCRUB_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Drives that are not whole.
 #[derive(Default)]
@@ -22,6 +25,7 @@ pub(super) struct State {
     replacing: RefCell<BTreeSet<usize>>,
     /// The drive with silently wrong bytes, and which.
     rotten: RefCell<Option<Rot>>,
+    scrubbing: Rc<Cell<bool>>,
 }
 
 impl State {
@@ -45,7 +49,7 @@ impl Stack {
     /// One fault or one repair, as the stated distribution deals them.
     pub fn fault(self: &Rc<Self>) {
         let mut rng = self.world.rng(Rng::fork);
-        match rng.weighted(&[5, 1, 4, 2, 3, 3, 2, 10]) {
+        match rng.weighted(&[5, 1, 4, 2, 3, 3, 2, 3, 10]) {
             0 if self.bears() > 0 => self.lose_one(&mut rng),
             1 if self.bears() == LOSSES_MAX => {
                 let enclosure = rng.below(self.world.shape.enclosures as u64) as usize;
@@ -76,7 +80,56 @@ impl Stack {
                     stack.network.heal(CLIENT, NODE);
                 });
             }
+            7 => self.scrub_objects(&mut rng),
             _ => self.mend(&mut rng),
+        }
+    }
+
+    /// The scrub of one target's objects, beside everything else, as the operator starts it. What
+    /// befalls the drives meanwhile is no more than must be borne, so nothing may be lost.
+    fn scrub_objects(self: &Rc<Self>, rng: &mut Rng) {
+        /// Also when the node is killed meanwhile.
+        struct Scrubbing(Rc<Cell<bool>>);
+        impl Drop for Scrubbing {
+            fn drop(&mut self) {
+                self.0.set(false);
+            }
+        }
+        let Some(cluster) = self.cluster() else { return };
+        let logs: Vec<_> = cluster
+            .targets
+            .iter()
+            .filter_map(|target| match &target.service {
+                Service::Objects { log, .. } => Some((target.entry.name(), log.clone())),
+                Service::Metadata { .. } | Service::Stopped { .. } => None,
+            })
+            .collect();
+        if self.faults.scrubbing.replace(true) {
+            return;
+        }
+        let scrubbing = Scrubbing(Rc::clone(&self.faults.scrubbing));
+        let (name, log) = rng.pick(&logs).clone();
+        let world = Rc::clone(&self.world);
+        world.tell(|| format!("scrub of {name}"));
+        world.note("scrub begins");
+        let seed = world.seed;
+        reactor::spawn_in(&self.world.node(), async move {
+            let _scrubbing = scrubbing;
+            let scrubbed = reactor::timeout(SCRUB_TIME_MAX, log.scrub()).await;
+            let scrubbed = scrubbed
+                .unwrap_or_else(|_| panic!("seed {seed}: {name}: the scrub of its objects hangs"));
+            let report = scrubbed.unwrap_or_else(|error| panic!("seed {seed}: {name}: {error}"));
+            assert!(report.damaged.is_empty(), "seed {seed}: {name}: {report:?}");
+            let mut coverage = world.coverage.borrow_mut();
+            coverage.count("scrubs beside faults", 1);
+            coverage.count("blocks repaired by them", report.repaired_blocks);
+        });
+    }
+
+    /// Waits for the scrub that runs.
+    pub async fn scrub_ends(&self) {
+        while self.faults.scrubbing.get() {
+            reactor::sleep(Duration::from_millis(10)).await;
         }
     }
 
