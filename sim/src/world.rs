@@ -38,6 +38,7 @@ pub struct World {
     node: RefCell<Group>,
     rng: RefCell<Rng>,
     drives_made: Cell<u32>,
+    power_cuts: Cell<u64>,
     traced: bool,
 }
 
@@ -54,6 +55,7 @@ impl World {
             node: RefCell::new(Group::new()),
             rng: RefCell::new(Rng::new(seed)),
             drives_made: Cell::new(0),
+            power_cuts: Cell::new(0),
             traced: std::env::var_os("SIM_TRACE").is_some(),
         };
         for at in 0..shape.drives {
@@ -100,12 +102,19 @@ impl World {
     pub async fn power_cut(&self) {
         self.tell(|| "power cut".into());
         self.coverage.borrow_mut().fault("power cut");
+        self.power_cuts.set(self.power_cuts.get() + 1);
         self.end_node();
         let drives = self.drives.borrow().clone();
         for drive in drives {
             let mut rng = self.rng.borrow_mut().fork();
             drive.power_cycle(&mut rng).await;
         }
+    }
+
+    /// How often the power failed.
+    #[must_use]
+    pub fn power_cuts(&self) -> u64 {
+        self.power_cuts.get()
     }
 
     /// The node's process is killed; the drives keep what they were given.

@@ -21,9 +21,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const WORKERS: u64 = 4;
-/// Operations of the first part, at least, and crashes of the node.
+/// Operations of the first part, at least, and power cuts in it; kills come in addition.
 const OPERATIONS: u64 = 500;
-const CRASHES: u64 = 2;
+const POWER_CUTS: u64 = 2;
+const KILLS_MAX: u64 = 2;
 /// Operations of the second part, roughly.
 const OPERATIONS_BEFORE_THE_END: u64 = 80;
 /// Files made at the end.
@@ -31,29 +32,62 @@ const FRESH_FILES: u32 = 8;
 /// After this a client that is gone has lost its opens and sessions.
 const LEASE: Duration = Duration::from_secs(75);
 
+/// A seed takes minutes of virtual time; one that takes longer than this hangs.
+const SEED_TIME_MAX: Duration = Duration::from_secs(3600);
+
 /// One seed of the whole stack.
 pub fn stack(seed: u64) -> Outcome {
+    in_a_world(seed, async |run| run.all().await)
+}
+
+/// Runs a scenario in a fresh world, on virtual time, to its end.
+pub(super) fn in_a_world(seed: u64, scenario: impl AsyncFnOnce(&Run)) -> Outcome {
     let reactor = Reactor::simulated(seed);
     let coverage = reactor.block_on(async {
         let world = Rc::new(World::new(seed, Shape::of_12(cluster::drive_bytes(seed))));
         let stack = Stack::new(Rc::clone(&world));
         let run = Run { stack, world: Rc::clone(&world), workers: Rc::default() };
-        run.all().await;
+        if reactor::timeout(SEED_TIME_MAX, scenario(&run)).await.is_err() {
+            let states = levada_base::probe::states();
+            panic!("seed {seed}: hangs after {SEED_TIME_MAX:?}; engines are in {states:?}");
+        }
+        let seconds = reactor::now().0 / 1_000_000_000;
+        world.coverage.borrow_mut().count("virtual seconds", seconds);
         world.end()
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }
 
+/// How the node dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crash {
+    PowerCut,
+    Kill,
+}
+
+/// The crashes of the first part, in order.
+fn draw_crashes(rng: &mut Rng) -> Vec<Crash> {
+    let kills = rng.below(KILLS_MAX + 1);
+    let mut crashes = vec![Crash::PowerCut; POWER_CUTS as usize];
+    for _ in 0..kills {
+        let at = rng.below(crashes.len() as u64 + 1) as usize;
+        crashes.insert(at, Crash::Kill);
+    }
+    crashes
+}
+
 type Shared = Rc<RefCell<worker::State>>;
 
-struct Run {
-    stack: Rc<Stack>,
-    world: Rc<World>,
+/// A cluster and who works on it.
+pub(super) struct Run {
+    pub stack: Rc<Stack>,
+    pub world: Rc<World>,
     workers: Rc<RefCell<Vec<Shared>>>,
 }
 
 impl Run {
-    fn operations(&self) -> u64 {
+    /// Operations that were begun.
+    pub fn operations(&self) -> u64 {
         self.workers.borrow().iter().map(|state| state.borrow().operations).sum()
     }
 
@@ -61,7 +95,12 @@ impl Run {
         self.stack.start().await;
         let machine = Group::new();
         self.first_part(&machine).await;
-        let operations = self.operations();
+        let (operations, cuts) = (self.operations(), self.world.power_cuts());
+        assert!(
+            operations >= OPERATIONS && cuts >= POWER_CUTS,
+            "seed {}: only {operations} operations and {cuts} power cuts",
+            self.world.seed
+        );
         self.second_part(&machine, operations).await;
         self.world.coverage.borrow_mut().count("client operations", self.operations());
         self.after_the_end().await;
@@ -69,7 +108,7 @@ impl Run {
     }
 
     /// Starts the workers in the client's group; each gives itself back when `enough`.
-    fn start_workers(
+    pub fn start_workers(
         &self,
         machine: &Group,
         workers: Vec<Worker>,
@@ -87,7 +126,8 @@ impl Run {
         workers.into_iter().map(run).collect()
     }
 
-    async fn first_part(&self, machine: &Group) {
+    /// Workers on one client, which is in the group with them.
+    pub async fn make_workers(&self, machine: &Group) -> Vec<Worker> {
         let seed = self.world.seed;
         let config = self.stack.client_config(CLIENT, uuid(seed, 1));
         let rng = self.world.rng(Rng::fork);
@@ -102,21 +142,15 @@ impl Run {
             }
             workers
         });
-        let workers = made.await.expect("the client lives");
-        let enough = Rc::new(Cell::new(false));
-        let running = self.start_workers(machine, workers, &enough);
-        let mut crashes = 0;
-        while self.operations() < OPERATIONS || crashes < CRASHES {
-            let pause = self.world.rng(|rng| rng.between(500, 25_000));
-            reactor::sleep(Duration::from_micros(pause)).await;
-            let wanted = OPERATIONS / (CRASHES + 1) * (crashes + 1);
-            if self.operations() >= wanted && self.world.rng(|rng| rng.one_in(4)) {
-                self.crash().await;
-                crashes += 1;
-            } else {
-                self.stack.fault();
-            }
-        }
+        made.await.expect("the client lives")
+    }
+
+    /// Stops them, and compares everything with what it must be.
+    pub async fn stop_and_verify(
+        &self,
+        running: Vec<reactor::JoinHandle<Worker>>,
+        enough: &Cell<bool>,
+    ) -> Vec<Worker> {
         enough.set(true);
         let mut workers = Vec::new();
         for worker in running {
@@ -125,18 +159,41 @@ impl Run {
         for worker in &mut workers {
             worker.verify(&self.world.coverage).await;
         }
+        workers
+    }
+
+    async fn first_part(&self, machine: &Group) {
+        let workers = self.make_workers(machine).await;
+        let enough = Rc::new(Cell::new(false));
+        let running = self.start_workers(machine, workers, &enough);
+        let crashes = self.world.rng(draw_crashes);
+        let mut done = 0;
+        while self.operations() < OPERATIONS || done < crashes.len() {
+            let pause = self.world.rng(|rng| rng.between(500, 25_000));
+            reactor::sleep(Duration::from_micros(pause)).await;
+            let wanted = OPERATIONS * (done as u64 + 1) / (crashes.len() as u64 + 1);
+            let due = done < crashes.len() && self.operations() >= wanted;
+            if due && self.world.rng(|rng| rng.one_in(4)) {
+                self.crash(crashes[done]).await;
+                done += 1;
+            } else {
+                self.stack.fault();
+            }
+        }
+        let workers = self.stop_and_verify(running, &enough).await;
+        self.stack.scrub_ends().await;
         let enough = Rc::new(Cell::new(false));
         // They go on until they are killed.
         drop(self.start_workers(machine, workers, &enough));
     }
 
-    /// The node dies in one way or another and comes back.
-    async fn crash(&self) {
+    /// The node dies and comes back.
+    async fn crash(&self, mut how: Crash) {
         self.stack.end_rot();
         loop {
-            match self.world.rng(|rng| rng.one_in(3)) {
-                true => self.world.kill(),
-                false => self.world.power_cut().await,
+            match how {
+                Crash::Kill => self.world.kill(),
+                Crash::PowerCut => self.world.power_cut().await,
             }
             let down = self.world.rng(|rng| rng.below(2) * rng.below(1_000_000));
             reactor::sleep(Duration::from_micros(down)).await;
@@ -145,6 +202,8 @@ impl Run {
             if self.world.rng(|rng| rng.one_in(4)) {
                 let time = Duration::from_micros(self.world.rng(|rng| rng.below(60_000)));
                 if reactor::timeout(time, &mut starting).await.is_err() {
+                    let kill = self.world.rng(|rng| rng.one_in(3));
+                    how = if kill { Crash::Kill } else { Crash::PowerCut };
                     continue;
                 }
             } else {
@@ -254,7 +313,8 @@ impl Run {
         panic!("{}", worker::describe(self.world.seed, number, what, &state.borrow()))
     }
 
-    async fn check_floors(&self) {
+    /// Puts everything right; what every floor says of itself must be clean.
+    pub async fn check_floors(&self) {
         let seed = self.world.seed;
         self.stack.recover_drives().await;
         // Chores: orphans of the client that is gone are destroyed.
