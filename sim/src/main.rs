@@ -16,6 +16,7 @@ use std::process::ExitCode;
 /// The stack contains all the others, which come to places that it seldom reaches.
 const PARTS: &[Part] = &[
     Part { name: "stack", scenario: stack::stack, percent: 100, seeds_min: 0 },
+    Part { name: "losses", scenario: stack::losses, percent: 2, seeds_min: stack::LOSSES as u64 },
     Part { name: "mirror", scenario: arrays::mirror, percent: 25, seeds_min: 0 },
     Part { name: "raid6", scenario: arrays::parity, percent: 25, seeds_min: 0 },
     Part { name: "kv", scenario: stores::kv, percent: 25, seeds_min: 0 },

@@ -114,7 +114,16 @@ pub fn run(seeds: std::ops::Range<u64>, bug: Option<&'static str>, scenario: Sce
 ///
 /// When a seed fails.
 pub fn check(name: &str, default: u64, scenario: Scenario) -> Coverage {
-    let summary = run(chosen(0, default), None, scenario);
+    check_these(name, chosen(0, default), scenario)
+}
+
+/// The same for certain seeds, whatever the variables say.
+///
+/// # Panics
+///
+/// When a seed fails.
+pub fn check_these(name: &str, seeds: std::ops::Range<u64>, scenario: Scenario) -> Coverage {
+    let summary = run(seeds, None, scenario);
     println!(
         "{name}: {} seeds in {:.1} s\n{}",
         summary.seeds,

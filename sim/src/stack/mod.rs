@@ -1,10 +1,12 @@
 //! The whole stack: production assembly on simulated drives, clients over a simulated network.
 
 mod cluster;
+mod losses;
 mod mischief;
 mod model;
 mod scenario;
 mod worker;
 
 pub use cluster::Stack;
+pub use losses::{LOSSES, Loss, loss, losses};
 pub use scenario::stack;

@@ -509,6 +509,14 @@ impl Worker {
         self.done(file.close()).await;
     }
 
+    /// Closes what it has open.
+    pub async fn close_all(&mut self) {
+        for (id, file) in std::mem::take(&mut self.handles) {
+            self.note(format!("close node {id}"));
+            self.done(file.close()).await;
+        }
+    }
+
     /// Reads everything back through the client that wrote it.
     pub async fn verify(&mut self, coverage: &RefCell<Coverage>) {
         let directories = self.state.borrow().tree.directories();
