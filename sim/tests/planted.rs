@@ -1,7 +1,10 @@
 //! The simulation proves something: bugs planted in every floor are found by it. A few here,
-//! all of them in `scripts/soak`.
+//! all of them in `scripts/soak`. None is planted that nobody hunts.
 
 use levada_sim::planted::{BUGS, hunt};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 #[test]
 fn planted_bugs_are_found() {
@@ -33,4 +36,51 @@ fn planted_bugs_are_found() {
             hunt(bug).unwrap_or_else(|| panic!("{name} was not found in {} seeds", bug.seeds));
         println!("{name}: seed {seed}: {}", message.lines().next().unwrap_or_default());
     }
+}
+
+/// Every source file of the workspace below `folder`.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder of the workspace") {
+        let path = entry.expect("it can be listed").path();
+        if path.is_dir() && !path.ends_with("target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// What stands in `text` in quotes right behind each `before`.
+fn quoted_after<'a>(text: &'a str, before: &str) -> impl Iterator<Item = String> + use<'a> {
+    let before = format!("{before}\"");
+    let parts: Vec<&str> = text.split(&before).skip(1).collect();
+    parts.into_iter().filter_map(|part| Some(part.split_once('"')?.0.to_owned()))
+}
+
+#[test]
+fn every_planted_bug_is_hunted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for part in ["base", "block", "store", "fs", "control", "cli"] {
+        sources(&root.join(part), &mut files);
+    }
+    let (mut planted, mut hunted) = (BTreeSet::new(), BTreeSet::new());
+    for file in files.iter().filter(|file| !file.ends_with("base/src/planted.rs")) {
+        let text = fs::read_to_string(file).expect("a source file");
+        planted.extend(quoted_after(&text, "planted!("));
+        hunted.extend(quoted_after(&text, "planted::choose(Some("));
+    }
+    hunted.extend(BUGS.iter().map(|bug| bug.name.to_owned()));
+    // Those that the random tests of the metadata service hunt.
+    let random = fs::read_to_string(root.join("fs/meta/src/tests/random.rs")).expect("they exist");
+    let list = random.split("let bugs = [").nth(1).and_then(|rest| rest.split("];").next());
+    let list = list.expect("its list of bugs");
+    let of_meta: Vec<String> = list.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    assert!(of_meta.len() >= 5, "{of_meta:?}");
+    hunted.extend(of_meta);
+    assert!(planted.len() > 30, "{planted:?}");
+    let nobody: Vec<_> = planted.difference(&hunted).collect();
+    assert!(nobody.is_empty(), "planted, and nobody hunts them: {nobody:?}");
+    let gone: Vec<_> = hunted.difference(&planted).collect();
+    assert!(gone.is_empty(), "hunted, and planted nowhere: {gone:?}");
 }
