@@ -343,6 +343,14 @@ mod tests {
     }
 
     #[test]
+    fn a_planted_bug_of_listings_is_found() {
+        planted::choose(Some("meta-listing-forgets-changes"));
+        let found = std::panic::catch_unwind(a_listing_whose_changes_were_forgotten_is_void);
+        planted::choose(None);
+        assert!(found.is_err());
+    }
+
+    #[test]
     fn large_directories_are_listed_only_when_it_is_worth_it() {
         let mut cache = Cache::new(64 << 20);
         assert!(cache.missed(Ino(5), 10_001).is_none());
