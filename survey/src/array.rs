@@ -16,6 +16,7 @@ use levada_base::{BufMut, Epoch, IoVec};
 use levada_device::Device;
 use levada_parity::Code;
 use levada_raid::{Array, ArraySpec, IoClass, Level, MemberSpec, RaidArray};
+use std::ops::Range;
 use std::rc::Rc;
 
 pub(crate) const CHUNK_BYTES: u64 = 128 * KIB;
@@ -32,6 +33,8 @@ pub(crate) const READ_DEPTH: usize = 16;
 pub(crate) const RANDOM_DEPTH: usize = 256;
 /// Stripes of payload that writers cycle through.
 const SOURCE_STRIPES: u64 = 64;
+/// Stripes between two flushes where flushes cost something.
+const FLUSH_STRIPES: u64 = 64;
 /// What the array keeps for itself on a member, with room to spare.
 pub(crate) const MEMBER_METADATA_BYTES: u64 = 32 * MIB;
 
@@ -41,7 +44,15 @@ pub(crate) fn specs() -> Vec<Spec> {
             name: "array.nvme.raid6_8p2.fresh_seqwrite_of_ceiling",
             what: "fresh stripes, against the members without parity times 8/10",
             bar: Bar::AtLeast(0.95),
-            take: |effort| run(seqwrite_of_ceiling(effort)),
+            take: |effort| run(seqwrite_of_ceiling(effort, Speed::Nvme, None)),
+        },
+        Spec {
+            name: "array.nvme_flush_100us.raid6_8p2.fresh_seqwrite_of_ceiling",
+            what: "the same where a flush takes 100 us, with one after every 64 stripes",
+            bar: Bar::AtLeast(0.95),
+            take: |effort| {
+                run(seqwrite_of_ceiling(effort, Speed::NvmeFlush100us, Some(FLUSH_STRIPES)))
+            },
         },
         Spec {
             name: "array.nvme.raid6_8p2.seqread_of_raw",
@@ -129,51 +140,77 @@ pub(crate) async fn write_stripes(
 ) -> Result<Run> {
     let meter = Meter::start()?;
     for _ in 0..rounds {
-        write_round(array, source, stripes).await?;
+        write_round(array, source, stripes, stripes).await?;
     }
     meter.stop(rounds * stripes * STRIPE_BYTES, rounds * stripes)
 }
 
-async fn write_round(array: &Rc<dyn Array>, source: &Rc<[IoVec]>, stripes: u64) -> Result<()> {
-    let bytes = stripes * STRIPE_BYTES;
+/// Writes fresh stripes and flushes after each `step` of them.
+async fn write_round(
+    array: &Rc<dyn Array>,
+    source: &Rc<[IoVec]>,
+    stripes: u64,
+    step: u64,
+) -> Result<()> {
     array.declare_fresh(0, stripes).await?;
-    let (target, source) = (Rc::clone(array), Rc::clone(source));
-    let load = Load::sequential(0..bytes, STRIPE_BYTES, WRITE_DEPTH);
-    load.drive(move |at| {
-        let stripe = at / STRIPE_BYTES;
-        let (target, data) =
-            (Rc::clone(&target), source[(stripe % SOURCE_STRIPES) as usize].clone());
-        async move { Ok(target.write_fresh(stripe, data, IoClass::Foreground).await?) }
-    })
-    .await?;
-    array.flush().await?;
+    for span in steps(stripes, step, STRIPE_BYTES) {
+        let (target, source) = (Rc::clone(array), Rc::clone(source));
+        let load = Load::sequential(span, STRIPE_BYTES, WRITE_DEPTH);
+        load.drive(move |at| {
+            let stripe = at / STRIPE_BYTES;
+            let (target, data) =
+                (Rc::clone(&target), source[(stripe % SOURCE_STRIPES) as usize].clone());
+            async move { Ok(target.write_fresh(stripe, data, IoClass::Foreground).await?) }
+        })
+        .await?;
+        array.flush().await?;
+    }
     Ok(())
 }
 
-async fn seqwrite_of_ceiling(effort: Effort) -> Result<Taken> {
+/// The bytes of each `step` of `stripes` stripes.
+fn steps(stripes: u64, step: u64, stripe_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..stripes)
+        .step_by(step as usize)
+        .map(move |first| first * stripe_bytes..(first + step).min(stripes) * stripe_bytes)
+}
+
+/// Fresh stripes; everything is flushed at the end, and also after each `flush_stripes`.
+async fn seqwrite_of_ceiling(
+    effort: Effort,
+    speed: Speed,
+    flush_stripes: Option<u64>,
+) -> Result<Taken> {
     let stripes = effort.amount(2048);
-    let devices = ten(Speed::Nvme, Storage::Null, stripes * STRIPE_BYTES);
+    let step = flush_stripes.unwrap_or(stripes);
+    let devices = ten(speed, Storage::Null, stripes * STRIPE_BYTES);
     let (array, raw, source) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES), source());
     // The members without parity: as many chunks per operation, all of them payload.
     let raw_stripe_bytes = WIDTH as u64 * CHUNK_BYTES;
     let raw_source: Rc<[IoVec]> =
         source.iter().map(|data| data.iter().cycle().take(WIDTH).cloned().collect()).collect();
-    let ours = async |_| write_stripes(&array, &source, stripes, 1).await;
-    let theirs = async |_| {
-        let bytes = stripes * raw_stripe_bytes;
-        let (target, source) = (raw.clone(), Rc::clone(&raw_source));
+    let ours = async |_| {
         let meter = Meter::start()?;
-        let load = Load::sequential(0..bytes, raw_stripe_bytes, WRITE_DEPTH);
-        load.drive(move |at| {
-            let data = source[(at / raw_stripe_bytes % SOURCE_STRIPES) as usize].clone();
-            let target = target.clone();
-            async move { target.write_chunks(at, data).await }
-        })
-        .await?;
-        raw.flush().await?;
-        meter.stop(bytes, stripes)
+        write_round(&array, &source, stripes, step).await?;
+        meter.stop(stripes * STRIPE_BYTES, stripes)
     };
-    let pairs = pairs(effort, ours, theirs).await?;
+    let theirs = async |_| {
+        let meter = Meter::start()?;
+        for span in steps(stripes, step, raw_stripe_bytes) {
+            let (target, source) = (raw.clone(), Rc::clone(&raw_source));
+            let load = Load::sequential(span, raw_stripe_bytes, WRITE_DEPTH);
+            load.drive(move |at| {
+                let data = source[(at / raw_stripe_bytes % SOURCE_STRIPES) as usize].clone();
+                let target = target.clone();
+                async move { target.write_chunks(at, data).await }
+            })
+            .await?;
+            raw.flush().await?;
+        }
+        meter.stop(stripes * raw_stripe_bytes, stripes)
+    };
+    let said = speed.says(WIDTH, CHUNK_BYTES, Rate::GbPerS);
+    let pairs = pairs(effort, said, ours, theirs).await?;
     Ok(pairs.ratio(Rate::GbPerS, ("array", "ceiling"), DATA_SHARE))
 }
 
@@ -189,14 +226,16 @@ pub(crate) async fn read(array: &Rc<dyn Array>, load: &Load) -> Result<Run> {
     .await
 }
 
-/// Reads of an array and of its members without protection, under the same load.
+/// Reads of an array and of its members without protection, under the same load. The stripes are
+/// declared and never written: null storage keeps nothing anyway.
 async fn reads_of_raw(effort: Effort, load: &Load, rate: Rate) -> Result<Taken> {
     let devices = ten(Speed::Nvme, Storage::Null, load.span.end);
     let (array, raw) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES));
     array.declare_fresh(0, load.span.end / STRIPE_BYTES).await?;
     let ours = async |_| read(&array, load).await;
     let theirs = async |_| raw_read(&raw, load).await;
-    Ok(pairs(effort, ours, theirs).await?.ratio(rate, ("array", "raw"), 1.0))
+    let said = Speed::Nvme.says(WIDTH, load.piece_bytes.min(CHUNK_BYTES), rate);
+    Ok(pairs(effort, said, ours, theirs).await?.ratio(rate, ("array", "raw"), 1.0))
 }
 
 async fn seqread_of_raw(effort: Effort) -> Result<Taken> {
@@ -218,7 +257,7 @@ async fn seqwrite_of_floor(effort: Effort) -> Result<Taken> {
     let mut floor = Floor::new(&source, stripes)?;
     let ours = async |_| write_stripes(&array, &source, stripes, rounds).await;
     let theirs = async |_| floor.write(rounds);
-    let pairs = pairs(effort, ours, theirs).await?;
+    let pairs = pairs(effort, None, ours, theirs).await?;
     Ok(pairs.ratio(Rate::GbPerS, ("array", "floor"), 1.0))
 }
 

@@ -1,7 +1,7 @@
-//! A figure: one measured number with everything needed to judge it, as JSON and as a table.
+//! A figure: one measured number with everything needed to judge it, as JSON. One that could not
+//! be taken stays in the file, with the reason, so that its absence is not mistaken for a pass.
 
 use serde::Serialize;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -75,6 +75,8 @@ pub struct Taken {
     /// Of the side that the figure is about.
     pub cpu: Option<Cpu>,
     pub runs: usize,
+    /// Pairs that were thrown away because the members were not the limit.
+    pub retaken: usize,
     pub spread: Spread,
 }
 
@@ -88,6 +90,25 @@ pub struct Figure {
     pub bar_met: bool,
     pub commit: String,
     pub machine: String,
+}
+
+/// A figure that could not be taken. Not met, whatever its bar.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NotTaken {
+    pub name: String,
+    pub bar: Bar,
+    /// Why.
+    pub not_taken: String,
+    pub commit: String,
+    pub machine: String,
+}
+
+/// What became of one figure of the suite.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Outcome {
+    Taken(Figure),
+    NotTaken(NotTaken),
 }
 
 /// The commit of the working directory; `-dirty` when files differ from it, `unknown` outside a
@@ -121,68 +142,17 @@ pub fn machine() -> String {
     format!("{cpu}, {cores} cores, {memory_gib} GiB, Linux {}", kernel.trim())
 }
 
-/// Writes all figures as one JSON array.
+/// Writes all outcomes as one JSON array.
 ///
 /// # Errors
 ///
 /// When the file or its directory cannot be written.
-pub fn write_json(path: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+pub fn write_json(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    std::fs::write(path, serde_json::to_string_pretty(figures)? + "\n")?;
+    std::fs::write(path, serde_json::to_string_pretty(outcomes)? + "\n")?;
     Ok(())
-}
-
-/// A number with three significant digits, and never fewer than its whole part.
-#[must_use]
-pub fn short(value: f64) -> String {
-    let magnitude = value.abs();
-    let decimals = match magnitude {
-        m if m >= 100.0 || m == 0.0 => 0,
-        m if m >= 10.0 => 1,
-        m if m >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.decimals$}")
-}
-
-/// The heading of [`row`].
-#[must_use]
-pub fn heading() -> String {
-    format!(
-        "{:46} {:>8} {:<6} {:>8} {:>15}  {:<7} {}",
-        "figure", "value", "unit", "bar", "spread", "", "operands (median), CPU of all cores"
-    )
-}
-
-/// A figure as one line of the table.
-#[must_use]
-pub fn row(figure: &Figure) -> String {
-    let taken = &figure.taken;
-    let verdict = match (figure.bar, figure.bar_met) {
-        (Bar::None, _) => "",
-        (_, true) => "met",
-        (_, false) => "MISSED",
-    };
-    let spread = format!("{}..{}", short(taken.spread.lowest), short(taken.spread.highest));
-    let mut line = format!(
-        "{:46} {:>8} {:<6} {:>8} {:>15}  {:<7}",
-        figure.name,
-        short(taken.value),
-        taken.unit,
-        figure.bar.to_string(),
-        spread,
-        verdict
-    );
-    for operand in &taken.operands {
-        let _ = write!(line, " {} {} {}", operand.name, short(operand.value), operand.unit);
-        if let Some(cpu) = operand.cpu {
-            let _ = write!(line, " ({} ns/{})", short(cpu.all_cores_ns), cpu.per);
-        }
-        line.push(';');
-    }
-    line.trim_end_matches(';').to_owned()
 }
 
 #[cfg(test)]
@@ -207,6 +177,7 @@ mod tests {
                 operands: vec![],
                 cpu: Some(Cpu { per: "byte", all_cores_ns: 0.25, process_ns: 0.2 }),
                 runs: 5,
+                retaken: 0,
                 spread: Spread { lowest: 0.4, highest: 0.6 },
             },
             bar: Bar::AtLeast(0.4),
@@ -220,6 +191,5 @@ mod tests {
         {
             assert!(json.get(field).is_some(), "{field} is missing");
         }
-        assert!(row(&figure).contains("met"));
     }
 }

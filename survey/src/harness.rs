@@ -5,9 +5,14 @@
 //!   at which side goes first, so slow drift of the machine touches both sides alike.
 //! - One pair before the first is thrown away: caches, pools and the processor's clock settle.
 //! - CPU time is that of all cores, so work that a side pushes to kernel threads counts.
+//! - A pair counts only when its members were the limit: where a model says what the compared side
+//!   can do ([`Said`]), it did nearly that. Otherwise the processor was measured, and two sides
+//!   that wait for the same processor always look alike. Such a pair is taken again, and after
+//!   [`RETAKES_PER_RUN`] the figure is refused instead of met.
 #![allow(unsafe_code)] // getrusage(2) and sysconf(3).
 
 use crate::figure::{Cpu, Operand, Spread, Taken};
+use crate::table::short;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
@@ -172,25 +177,54 @@ impl Rate {
     }
 }
 
+/// What the side that is compared with must come near, for its members to have been the limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    /// Which side of the figure this is about, before any scale: `raw`, `client`.
+    pub side: &'static str,
+    /// Who says it: `model`.
+    pub by: &'static str,
+    pub rate: Rate,
+    /// In the rate's unit.
+    pub value: f64,
+}
+
+/// The share of [`Said`] that a pair's compared side must reach for the pair to count.
+pub const REACHED_SHARE: f64 = 0.9;
+/// Pairs that may be taken again, for each one that counts.
+pub const RETAKES_PER_RUN: usize = 2;
+
+impl Said {
+    fn is_reached_by(&self, run: &Run) -> bool {
+        self.rate.of(run) >= REACHED_SHARE * self.value
+    }
+}
+
 /// Both sides of a ratio: the one that the figure is about, and what it is compared with.
 pub struct Pairs {
     ours: Vec<Run>,
     theirs: Vec<Run>,
+    said: Option<Said>,
+    retaken: usize,
 }
 
-/// Measures `effort.runs` pairs. Each side gets the number of its run, from 0 on; number 0 is
-/// the pair that does not count.
+/// Measures `effort.runs` pairs, whose compared side comes near what is `said`. Each side gets
+/// the number of its run, from 0 on; number 0 is the pair that does not count.
 ///
 /// # Errors
 ///
-/// Those of either side.
+/// Those of either side; and when too many pairs did not reach what is said.
 pub async fn pairs(
     effort: Effort,
+    said: Option<Said>,
     mut ours: impl AsyncFnMut(usize) -> Result<Run>,
     mut theirs: impl AsyncFnMut(usize) -> Result<Run>,
 ) -> Result<Pairs> {
-    let mut pairs = Pairs { ours: Vec::new(), theirs: Vec::new() };
-    for number in 0..=effort.runs {
+    let mut pairs = Pairs { ours: Vec::new(), theirs: Vec::new(), said, retaken: 0 };
+    // The most that a pair reached that was not enough.
+    let mut reached: f64 = 0.0;
+    let mut number = 0;
+    while pairs.ours.len() < effort.runs {
         let (our_run, their_run) = if number % 2 == 0 {
             let our_run = ours(number).await?;
             (our_run, theirs(number).await?)
@@ -198,10 +232,27 @@ pub async fn pairs(
             let their_run = theirs(number).await?;
             (ours(number).await?, their_run)
         };
-        if number > 0 {
-            pairs.ours.push(our_run);
-            pairs.theirs.push(their_run);
+        number += 1;
+        if number == 1 {
+            continue;
         }
+        if let Some(said) = said.filter(|said| !said.is_reached_by(&their_run)) {
+            reached = reached.max(said.rate.of(&their_run));
+            anyhow::ensure!(
+                pairs.retaken < RETAKES_PER_RUN * effort.runs,
+                "{} reached {} of {} {}, {} pairs counted and {} did not",
+                said.side,
+                short(reached),
+                short(said.value),
+                said.rate.unit(),
+                pairs.ours.len(),
+                pairs.retaken + 1,
+            );
+            pairs.retaken += 1;
+            continue;
+        }
+        pairs.ours.push(our_run);
+        pairs.theirs.push(their_run);
     }
     Ok(pairs)
 }
@@ -222,12 +273,20 @@ impl Pairs {
             unit: rate.unit(),
             cpu: rate.cpu(runs),
         };
+        let mut operands = vec![side(names.0, &self.ours, 1.0), side(names.1, &self.theirs, scale)];
+        operands.extend(self.said.map(|said| Operand {
+            name: said.by,
+            value: said.value * scale,
+            unit: said.rate.unit(),
+            cpu: None,
+        }));
         Taken {
             value: median(ratios.iter().copied()),
             unit: "ratio",
-            operands: vec![side(names.0, &self.ours, 1.0), side(names.1, &self.theirs, scale)],
+            operands,
             cpu: rate.cpu(&self.ours),
             runs: ratios.len(),
+            retaken: self.retaken,
             spread: spread(&ratios),
         }
     }
@@ -258,7 +317,7 @@ pub fn absolute(rate: Rate, name: &'static str, runs: &[Run]) -> Taken {
     let rates: Vec<f64> = runs.iter().map(|run| rate.of(run)).collect();
     let (value, unit, cpu) = (median(rates.iter().copied()), rate.unit(), rate.cpu(runs));
     let operands = vec![Operand { name, value, unit, cpu }];
-    Taken { value, unit, operands, cpu, runs: rates.len(), spread: spread(&rates) }
+    Taken { value, unit, operands, cpu, runs: rates.len(), retaken: 0, spread: spread(&rates) }
 }
 
 /// The middle value, or the mean of the two middle ones; not a number when there is none.
@@ -298,6 +357,7 @@ mod tests {
         // Each pair is 1 : 2 although the machine slows down over the runs.
         let pairs = Reactor::simulated(0).block_on(pairs(
             effort,
+            None,
             async |number| Ok(run(1_000_000, 10 * (number as u64 + 1))),
             async |number| Ok(run(2_000_000, 10 * (number as u64 + 1))),
         ));
@@ -305,6 +365,37 @@ mod tests {
         assert!((taken.value - 0.5).abs() < 1e-9);
         assert_eq!(taken.runs, 3);
         assert!((taken.spread.highest - taken.spread.lowest).abs() < 1e-9);
+    }
+
+    /// Pairs of 1 : 1 whose compared side needs these times for 1 MB; the model says 1 GB/s.
+    fn pairs_with(runs: usize, their_micros: &[u64]) -> Result<Pairs> {
+        let said = Said { side: "raw", by: "model", rate: Rate::GbPerS, value: 1.0 };
+        let effort = Effort { runs, is_quick: false };
+        let one = async |number: usize| {
+            let micros = their_micros[number.min(their_micros.len() - 1)];
+            let elapsed = Duration::from_micros(micros);
+            Ok(Run { elapsed, ..run(1_000_000, 1) })
+        };
+        Reactor::simulated(0).block_on(pairs(effort, Some(said), one, one))
+    }
+
+    #[test]
+    fn a_pair_that_measured_something_else_than_the_members_is_taken_again() {
+        let pairs = pairs_with(3, &[9000, 1000, 2000, 1100, 5000, 1050]).expect("three are good");
+        let taken = pairs.ratio(Rate::GbPerS, ("array", "raw"), 1.0);
+        assert_eq!((taken.runs, taken.retaken), (3, 2));
+        assert!(pairs.theirs.iter().all(|run| run.gb_per_s() >= 0.9));
+        let model = taken.operands.last().expect("the model is shown");
+        assert_eq!((model.name, model.value, model.unit), ("model", 1.0, "GB/s"));
+    }
+
+    #[test]
+    fn what_the_members_never_limited_is_not_taken() {
+        // Both sides equally slow: the ratio would be a perfect 1.
+        let Err(error) = pairs_with(3, &[2000]) else { panic!("a figure of the processor") };
+        let said = error.to_string();
+        assert!(said.starts_with("raw reached 0.500 of 1.00 GB/s"), "{said}");
+        assert!(said.ends_with("0 pairs counted and 7 did not"), "{said}");
     }
 
     #[test]

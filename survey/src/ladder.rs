@@ -6,13 +6,13 @@
 
 use crate::array::{self, CHUNK_BYTES, MEMBER_METADATA_BYTES, STRIPE_BYTES, WIDTH};
 use crate::client::{self, Bench};
-use crate::figure::short;
 use crate::harness::{Meter, Run, median};
 use crate::load::Load;
 use crate::log::{self, log_on, object, payload, raw_read, raw_write};
 use crate::members::{Drives, Raw, Speed};
 use crate::mount::{self, Access, Mounted};
 use crate::service::Way;
+use crate::table::short;
 use anyhow::{Context, Result};
 use levada_base::reactor::Reactor;
 use levada_base::units::{KIB, MIB};

@@ -2,20 +2,21 @@
 //!
 //! How figures are taken: the member models and their `raw` (`members`), loads that are the same
 //! on every layer (`load`), two sides of a ratio in interleaved pairs (`harness`). Then one file
-//! per layer, from the bottom up; `suite` names all figures.
+//! per layer, from the bottom up; `suite` names all figures, `table` shows them.
 
 pub mod figure;
 pub mod harness;
 pub mod ladder;
 pub mod load;
 pub mod members;
+pub mod mount;
 pub mod suite;
+pub mod table;
 
 mod array;
 mod client;
 mod cluster;
 mod log;
-mod mount;
 mod node;
 mod parity;
 mod service;

@@ -156,7 +156,8 @@ async fn seqwrite_of_ceiling(effort: Effort) -> Result<Taken> {
     let (log, raw) = (new_log(Speed::Slow).await?, raw());
     let ours = async |number| write_new(&log, number, &load).await;
     let theirs = async |_| raw_write(&raw, &load).await;
-    let pairs = pairs(effort, ours, theirs).await?;
+    let said = Speed::Slow.says(WIDTH, CHUNK_BYTES, Rate::GbPerS);
+    let pairs = pairs(effort, said, ours, theirs).await?;
     Ok(pairs.ratio(Rate::GbPerS, ("log", "ceiling"), DATA_SHARE))
 }
 
@@ -189,7 +190,8 @@ async fn reads_of_raw(effort: Effort, load: Load, rate: Rate) -> Result<Taken> {
     write(&log, 0, &Load::sequential(0..OBJECT_BYTES, MIB, READ_DEPTH)).await?;
     let ours = async |_| read(&log, 0, &load).await;
     let theirs = async |_| raw_read(&raw, &load).await;
-    Ok(pairs(effort, ours, theirs).await?.ratio(rate, ("log", "raw"), 1.0))
+    let said = Speed::Slow.says(WIDTH, load.piece_bytes.min(CHUNK_BYTES), rate);
+    Ok(pairs(effort, said, ours, theirs).await?.ratio(rate, ("log", "raw"), 1.0))
 }
 
 async fn randwrite(effort: Effort) -> Result<Taken> {

@@ -2,8 +2,12 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use levada_survey::figure::{self, Bar, Figure};
+use levada_base::units::{KIB, MIB};
+use levada_survey::figure::{self, Bar, Figure, Outcome};
 use levada_survey::harness::Effort;
+use levada_survey::load::Load;
+use levada_survey::mount::{self, Access};
+use levada_survey::table::Form;
 use levada_survey::{ladder, suite};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,9 +36,31 @@ enum Command {
         /// Runs, or pairs of runs, per figure.
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
         runs: u16,
+        /// Prints nothing but the table, as docs/figures.md shows it; with --list, without values.
+        #[arg(long)]
+        markdown: bool,
         /// An eighth of the work: shows that everything runs; the figures do not count.
         #[arg(long)]
         quick: bool,
+    },
+    /// Carries one load out on a file that is there, past the page cache and durably, and prints its
+    /// bytes and operations per second: to compare another tool with.
+    File {
+        #[arg(value_enum)]
+        load: FileLoad,
+        file: PathBuf,
+        /// MiB of the file, from its start, that are touched.
+        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+        span_mib: u64,
+        /// Operations in flight.
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+        depth: u16,
+        /// 4 KiB operations of a random load.
+        #[arg(long, default_value_t = 8192)]
+        ops: u64,
+        /// Of a random load.
+        #[arg(long, default_value_t = 7)]
+        seed: u64,
     },
     /// Prints how many percent of the raw drives reach each layer.
     Ladder {
@@ -48,20 +74,44 @@ enum Command {
     },
 }
 
+/// The loads of `levada-survey file`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum FileLoad {
+    /// 1 MiB writes in order, then fsync, inside the span.
+    Write,
+    /// 1 MiB reads in order.
+    Read,
+    /// 4 KiB reads anywhere.
+    Randread,
+}
+
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Bench { out, only, list, runs, quick } => {
+        Command::Bench { out, only, list, runs, markdown, quick } => {
             let effort = Effort { runs: runs.into(), is_quick: quick };
             let chosen = |name: &str| only.is_empty() || only.iter().any(|o| name.contains(o));
             let specs: Vec<_> = suite::specs().into_iter().filter(|s| chosen(s.name)).collect();
             anyhow::ensure!(!specs.is_empty(), "no figure's name contains {only:?}; try --list");
+            let form = if markdown { Form::Markdown } else { Form::Terminal };
             if list {
-                for spec in specs {
-                    println!("{:46} {:>8}  {}", spec.name, spec.bar.to_string(), spec.what);
+                if form == Form::Markdown {
+                    println!("{}", form.heading());
                 }
+                specs.iter().for_each(|spec| println!("{}", form.row_before(spec)));
                 return Ok(ExitCode::SUCCESS);
             }
-            bench(&specs, effort, out)
+            bench(&specs, effort, form, out)
+        }
+        Command::File { load, file, span_mib, depth, ops, seed } => {
+            let (span, depth) = (0..span_mib * MIB, usize::from(depth));
+            let (access, load) = match load {
+                FileLoad::Write => (Access::Write, Load::sequential(span, MIB, depth)),
+                FileLoad::Read => (Access::Read, Load::sequential(span, MIB, depth)),
+                FileLoad::Randread => (Access::Read, Load::random(span, 4 * KIB, depth, ops, seed)),
+            };
+            let run = mount::drive(&file, access, &load)?;
+            println!("{:.0} {:.0}", run.gb_per_s() * 1e9, run.kiops() * 1e3);
+            Ok(ExitCode::SUCCESS)
         }
         Command::Ladder { dir, rounds } => {
             ladder::print(dir.as_deref(), rounds.into())?;
@@ -70,31 +120,38 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-fn bench(specs: &[suite::Spec], effort: Effort, out: Option<PathBuf>) -> Result<ExitCode> {
-    println!("{}", figure::heading());
-    let mut figures: Vec<Figure> = Vec::new();
-    let mut failed = 0;
+fn bench(
+    specs: &[suite::Spec],
+    effort: Effort,
+    form: Form,
+    out: Option<PathBuf>,
+) -> Result<ExitCode> {
+    if form == Form::Markdown {
+        println!("Machine: {}.\n", figure::machine());
+    }
+    println!("{}", form.heading());
+    let mut outcomes: Vec<Outcome> = Vec::new();
     for spec in specs {
-        match spec.measure(effort) {
-            Ok(figure) => {
-                println!("{}", figure::row(&figure));
-                figures.push(figure);
-            }
-            Err(error) => {
-                failed += 1;
-                println!("{:46} could not be taken: {error:#}", spec.name);
-            }
-        }
+        let outcome = spec.measure(effort);
+        println!("{}", form.row(&outcome));
+        outcomes.push(outcome);
         // After each one: an interrupted run keeps what it has.
         if let Some(out) = &out {
-            figure::write_json(out, &figures)?;
+            figure::write_json(out, &outcomes)?;
         }
     }
+    let taken = |outcome: &Outcome| match outcome {
+        Outcome::Taken(figure) => Some(figure.clone()),
+        Outcome::NotTaken(_) => None,
+    };
+    let figures: Vec<Figure> = outcomes.iter().filter_map(taken).collect();
+    let not_taken = outcomes.len() - figures.len();
     let barred = figures.iter().filter(|figure| figure.bar != Bar::None);
     let (met, missed): (Vec<&Figure>, Vec<&Figure>) = barred.partition(|figure| figure.bar_met);
-    println!("bars: {} met, {} missed; {failed} figures not taken", met.len(), missed.len());
+    // On the other stream: the first one holds the table and nothing else.
+    eprintln!("bars: {} met, {} missed; {not_taken} figures not taken", met.len(), missed.len());
     if effort.is_quick {
-        println!("quick: these figures do not count");
+        eprintln!("quick: these figures do not count");
     }
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if not_taken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

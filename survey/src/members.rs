@@ -5,12 +5,14 @@
 //! | `null` | answers at once, keeps nothing |
 //! | `ram` | memory of this process |
 //! | `nvme` | 400 MB/s, 20,000 IOPS, 80 us, flush free |
+//! | `nvme_flush_100us` | the same, but a flush takes 100 us |
 //! | `slow` | 150 MB/s, 10,000 IOPS, 80 us, flush free |
 //!
 //! The models stand on `null` where nothing above looks at what it reads (a real drive moves the
 //! bytes without the processor, so copying them would charge the layer for what it does not do),
 //! and on `ram` where it does.
 
+use crate::harness::{Rate, Said};
 use anyhow::Result;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
@@ -30,7 +32,33 @@ pub enum Speed {
     /// As fast as their storage.
     Unlimited,
     Nvme,
+    NvmeFlush100us,
     Slow,
+}
+
+impl Speed {
+    fn model(self) -> Option<DriveModel> {
+        match self {
+            Self::Unlimited => None,
+            Self::Nvme => Some(DriveModel::nvme()),
+            Self::NvmeFlush100us => Some(DriveModel::nvme_flush_100us()),
+            Self::Slow => Some(DriveModel::slow()),
+        }
+    }
+
+    /// What `count` such members do together when none of them ever waits, asked for
+    /// `request_bytes` at a time; nothing is said where there is no model.
+    #[must_use]
+    pub fn says(self, count: usize, request_bytes: u64, rate: Rate) -> Option<Said> {
+        let model = self.model()?;
+        let by_bytes = model.bytes_per_s as f64 / request_bytes as f64;
+        let requests_per_s = count as f64 * by_bytes.min(model.iops as f64);
+        let value = match rate {
+            Rate::GbPerS => requests_per_s * request_bytes as f64 / 1e9,
+            Rate::Kiops => requests_per_s / 1e3,
+        };
+        Some(Said { side: "raw", by: "model", rate, value })
+    }
 }
 
 /// What members do with bytes.
@@ -54,10 +82,9 @@ pub fn members(
             Storage::Null => Rc::new(NullDevice::new(&name, capacity_bytes)),
             Storage::Ram => Rc::new(touched(RamDevice::new(&name, capacity_bytes))),
         };
-        match speed {
-            Speed::Unlimited => stored,
-            Speed::Nvme => Rc::new(ModelDevice::new(stored, DriveModel::nvme())),
-            Speed::Slow => Rc::new(ModelDevice::new(stored, DriveModel::slow())),
+        match speed.model() {
+            None => stored,
+            Some(model) => Rc::new(ModelDevice::new(stored, model)),
         }
     };
     (0..count).map(member).collect()
@@ -196,5 +223,24 @@ impl Raw {
     pub async fn flush(&self) -> Result<()> {
         try_join_all(self.members.iter().map(|member| member.flush())).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::units::KIB;
+
+    #[test]
+    fn ten_members_do_what_the_models_say() {
+        let said = |speed: Speed, bytes, rate| {
+            speed.says(10, bytes, rate).map(|said| (said.value * 1e3).round())
+        };
+        assert_eq!(said(Speed::Nvme, 128 * KIB, Rate::GbPerS), Some(4000.0));
+        assert_eq!(said(Speed::NvmeFlush100us, 128 * KIB, Rate::GbPerS), Some(4000.0));
+        assert_eq!(said(Speed::Nvme, 4 * KIB, Rate::Kiops), Some(200_000.0));
+        assert_eq!(said(Speed::Slow, 128 * KIB, Rate::GbPerS), Some(1500.0));
+        assert_eq!(said(Speed::Slow, 4 * KIB, Rate::Kiops), Some(100_000.0));
+        assert_eq!(said(Speed::Unlimited, 4 * KIB, Rate::Kiops), None);
     }
 }

@@ -1,9 +1,10 @@
 //! The mount: programs' requests through the kernel, against the client library on the same box.
 //!
 //! The mount's daemon runs on a thread of its own, as do the services; it reaches them as a mount on
-//! the node's machine does, and so does the client that it is compared with. The programs are threads that read and write past the page cache (O_DIRECT), 1 MiB at a time.
+//! the node's machine does, and so does the client that it is compared with. The programs are
+//! threads that read and write past the page cache (O_DIRECT), 1 MiB at a time.
 
-use crate::client::{Bench, read, sequential, write};
+use crate::client::{self, Bench, SequentialRate, read, sequential, write};
 use crate::cluster;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
@@ -123,8 +124,10 @@ async fn daemon(
     Ok(client.shutdown().await?)
 }
 
-#[derive(Clone, Copy)]
-pub(crate) enum Access {
+/// What a program does with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Of one that is there.
     Read,
     /// In a file that is there.
     Write,
@@ -134,7 +137,11 @@ pub(crate) enum Access {
 
 /// Carries a load out on a file, past the page cache, by as many threads as it has operations in
 /// flight; after writes everything is made durable, inside the span.
-pub(crate) fn drive(path: &Path, access: Access, load: &Load) -> Result<Run> {
+///
+/// # Errors
+///
+/// Those of the file system; also of one that knows no `O_DIRECT`.
+pub fn drive(path: &Path, access: Access, load: &Load) -> Result<Run> {
     let offsets = load.offsets();
     let meter = Meter::start()?;
     let mut options = OpenOptions::new();
@@ -190,7 +197,8 @@ async fn seqread_of_client(effort: Effort) -> Result<Taken> {
     let path = mounted.path("read");
     let ours = async |_| drive(&path, Access::Read, &sequential());
     let theirs = async |_| read(&file, &sequential()).await;
-    Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
+    let said = client::says(SequentialRate::Read);
+    Ok(pairs(effort, said, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
 }
 
 async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
@@ -199,7 +207,8 @@ async fn seqwrite_of_client(effort: Effort) -> Result<Taken> {
     let path = mounted.path("mounted");
     let ours = async |_| write_new(&bench, &path, &sequential()).await;
     let theirs = async |_| bench.write_new(&sequential()).await;
-    Ok(pairs(effort, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
+    let said = client::says(SequentialRate::Write);
+    Ok(pairs(effort, said, ours, theirs).await?.ratio(Rate::GbPerS, ("mount", "client"), 1.0))
 }
 
 async fn ram_seqread(effort: Effort) -> Result<Taken> {

@@ -1,21 +1,31 @@
 //! The node as people run it: the `levada` program, a cluster in a box on files of this
 //! machine's disk, mounted.
+//!
+//! Its directory is made beside the program, or where [`PLACE_VARIABLE`] says, and removed again.
+#![allow(unsafe_code)] // statfs(2).
 
 use crate::figure::{Bar, Operand, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, median, pairs, spread};
 use crate::suite::Spec;
 use anyhow::{Context, Result};
+use levada_base::BufMut;
 use levada_base::reactor::Reactor;
 use levada_base::units::{GIB, KIB, MIB};
 use levada_node::state::StateDir;
 use levada_spec::{BOX_DRIVES, ClusterFile};
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// The environment variable that names a directory for boxes, on the disk to be measured.
+const PLACE_VARIABLE: &str = "LEVADA_BENCH_DIR";
+/// What statfs(2) calls ext4; ext2 and ext3, which nobody runs any more, have the same number.
+const EXT4_MAGIC: u64 = 0xef53;
 const DRIVE_BYTES: u64 = GIB;
 /// What a node may still do after it came up, before it counts as idle.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -38,11 +48,43 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "node.demo_peak_rss_mib",
-            what: "most memory that the node held while the demo's files were written and read",
+            what: "most memory that the node held: the demo's files, two lost drives, rebuild, scrub",
             bar: Bar::Below(1536.0),
             take: demo_peak_rss,
         },
     ]
+}
+
+/// Where boxes are made: beside the program, which is on a disk, while /tmp may be memory.
+fn place() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os(PLACE_VARIABLE) {
+        return Ok(named.into());
+    }
+    let own = std::env::current_exe()?;
+    Ok(own.parent().context("a program lies in a directory")?.to_owned())
+}
+
+/// The number by which statfs(2) tells what kind of file system `path` is on.
+fn magic_of(path: &Path) -> Result<u64> {
+    let name = CString::new(path.as_os_str().as_encoded_bytes())?;
+    let mut statfs = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: `name` ends with a zero byte, `statfs` is writable.
+    let result = unsafe { libc::statfs(name.as_ptr(), statfs.as_mut_ptr()) };
+    anyhow::ensure!(result == 0, std::io::Error::last_os_error());
+    // SAFETY: zeroed above, and all zeroes is a valid `statfs`.
+    let statfs = unsafe { statfs.assume_init() };
+    Ok(statfs.f_type as u64)
+}
+
+/// What is called ext4 must be ext4.
+fn ensure_ext4(path: &Path) -> Result<()> {
+    let magic = magic_of(path).with_context(|| format!("asking what {} is", path.display()))?;
+    anyhow::ensure!(
+        magic == EXT4_MAGIC,
+        "{} is not on ext4 (statfs says {magic:#x}): name a directory on ext4 with {PLACE_VARIABLE}=DIR",
+        path.display()
+    );
+    Ok(())
 }
 
 /// A mounted cluster in a box, run by the `levada` program; dropping it takes it down.
@@ -56,23 +98,22 @@ impl RunningBox {
         let own = std::env::current_exe()?;
         let levada = own.with_file_name("levada");
         anyhow::ensure!(levada.exists(), "{} is missing: `make build`", levada.display());
-        // Beside the program: that is on a disk, while /tmp may be memory.
-        let place = own.parent().context("a program lies in a directory")?;
-        let dir = tempfile::Builder::new().prefix("bench-box-").tempdir_in(place)?;
+        let dir = tempfile::Builder::new().prefix("bench-box-").tempdir_in(place()?)?;
         let file = ClusterFile::box_default(dir.path(), 3 * DRIVE_BYTES * BOX_DRIVES as u64)?;
         std::fs::write(dir.path().join("levada.toml"), file.to_toml())?;
         let running = Self { levada, dir };
-        running.levada("up")?;
+        running.levada(&["up"])?;
         Ok(running)
     }
 
-    fn levada(&self, command: &str) -> Result<()> {
+    fn levada(&self, command: &[&str]) -> Result<()> {
         let output = Command::new(&self.levada)
             .arg("-f")
             .arg(self.dir.path().join("levada.toml"))
-            .arg(command)
+            .args(command)
             .output()?;
         let said = String::from_utf8_lossy(&output.stderr);
+        let command = command.join(" ");
         anyhow::ensure!(output.status.success(), "levada {command}: {}", said.trim());
         Ok(())
     }
@@ -106,7 +147,7 @@ impl RunningBox {
 
 impl Drop for RunningBox {
     fn drop(&mut self) {
-        if let Err(error) = self.levada("down") {
+        if let Err(error) = self.levada(&["down"]) {
             eprintln!("the box is still up in {}: {error:#}", self.dir.path().display());
         }
     }
@@ -142,7 +183,8 @@ fn idle_cpu(effort: Effort) -> Result<Taken> {
         cpu: None,
     }];
     let spread = spread(&percents);
-    Ok(Taken { value, unit: "percent", operands, cpu: None, runs: percents.len(), spread })
+    let runs = percents.len();
+    Ok(Taken { value, unit: "percent", operands, cpu: None, runs, retaken: 0, spread })
 }
 
 /// Makes `count` files in a new directory.
@@ -157,6 +199,7 @@ fn create_files(dir: &Path, count: u64) -> Result<Run> {
 }
 
 fn create_of_ext4(effort: Effort) -> Result<Taken> {
+    ensure_ext4(&place()?)?;
     let running = RunningBox::up()?;
     let count = effort.amount(4000);
     let ours = running.mount_point();
@@ -164,6 +207,7 @@ fn create_of_ext4(effort: Effort) -> Result<Taken> {
     std::fs::create_dir(&theirs)?;
     let pairs = Reactor::new()?.block_on(pairs(
         effort,
+        None,
         async |number| create_files(&ours.join(number.to_string()), count),
         async |number| create_files(&theirs.join(number.to_string()), count),
     ))?;
@@ -174,6 +218,11 @@ fn create_of_ext4(effort: Effort) -> Result<Taken> {
 const DEMO_FILES: u64 = 20_000;
 const DEMO_CHECKPOINT_BYTES: u64 = 2 * GIB;
 const DEMO_FILES_PER_DIRECTORY: u64 = 100;
+/// Drives that hold copies of the same metadata, as the demo fails them.
+const DEMO_FAILED: [&str; 2] = ["d00", "d02"];
+/// What a file more may cost the node's memory while its caches fill (rows of names and extents, 64
+/// MiB per target at most): between half of the files and all of them. More is a leak.
+const DEMO_KIB_PER_FILE_MAX: f64 = 8.0;
 
 /// The most memory that a process ever held, in MiB (proc(5): `VmHWM`).
 fn peak_rss_mib(pid: u32) -> Result<f64> {
@@ -206,34 +255,82 @@ fn write_checkpoint(path: &Path, bytes: u64) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
+/// Past the page cache: the node shall read, not the kernel remember.
 fn read_back(path: &Path, bytes: u64) -> Result<()> {
-    let mut data = vec![0; MIB as usize];
-    let mut file = File::open(path)?;
+    let mut data = BufMut::zeroed(MIB as usize);
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     for _ in 0..bytes / MIB {
         file.read_exact(&mut data)?;
     }
     Ok(())
 }
 
+/// The demo without its programs under load: files, a checkpoint, two lost drives, a rebuild on
+/// the spares, new drives in their place, a scrub.
 fn demo_peak_rss(effort: Effort) -> Result<Taken> {
     let running = RunningBox::up()?;
     let node = running.node_pid()?;
     let mount = running.pids()?.into_iter().find(|pid| *pid != node).context("no mount")?;
     let (files, bytes) = (effort.amount(DEMO_FILES), effort.amount(DEMO_CHECKPOINT_BYTES));
     let dir = running.mount_point();
-    let operand = |name, value| Operand { name, value, unit: "MiB", cpu: None };
-    let mut operands = vec![operand("node when it came up", peak_rss_mib(node)?)];
+    let mut marks = Vec::new();
+    let mut mark = |name, value| marks.push(Operand { name, value, unit: "MiB", cpu: None });
+    mark("node when it came up", peak_rss_mib(node)?);
     let tree = dir.join("tree");
     std::fs::create_dir(&tree)?;
     let half = files / 2 / DEMO_FILES_PER_DIRECTORY * DEMO_FILES_PER_DIRECTORY;
     write_tree(&tree, 0, half)?;
-    operands.push(operand("node after half of the files", peak_rss_mib(node)?));
+    let at_half = peak_rss_mib(node)?;
+    mark("after half of the files", at_half);
     write_tree(&tree, half, files)?;
-    operands.push(operand("node after all files", peak_rss_mib(node)?));
+    let at_all = peak_rss_mib(node)?;
+    mark("after all files", at_all);
     let checkpoint = dir.join("checkpoint");
     write_checkpoint(&checkpoint, bytes)?;
     read_back(&checkpoint, bytes)?;
+    mark("after the checkpoint", peak_rss_mib(node)?);
+    for drive in DEMO_FAILED {
+        running.levada(&["drive", "fail", drive])?;
+    }
+    read_back(&checkpoint, bytes)?;
+    running.levada(&["rebuild", "--watch"])?;
+    for drive in DEMO_FAILED {
+        running.levada(&["drive", "replace", drive])?;
+    }
+    running.levada(&["rebuild", "--watch"])?;
+    mark("after the rebuild", peak_rss_mib(node)?);
+    running.levada(&["scrub", "--watch"])?;
+    mark("after the scrub", peak_rss_mib(node)?);
+    mark("mount", peak_rss_mib(mount)?);
+    anyhow::ensure!(running.node_pid()? == node, "the node was started again meanwhile");
+
     let value = peak_rss_mib(node)?;
-    operands.push(operand("mount", peak_rss_mib(mount)?));
-    Ok(Taken { value, unit: "MiB", operands, cpu: None, runs: 1, spread: spread(&[value]) })
+    let kib_per_file = (at_all - at_half) * 1024.0 / (files - half) as f64;
+    // The few files of a quick run cost what a node takes once.
+    anyhow::ensure!(
+        effort.is_quick || kib_per_file <= DEMO_KIB_PER_FILE_MAX,
+        "the node grew by {kib_per_file:.1} KiB per file from {half} to {files} files ({at_half:.0} to \
+         {at_all:.0} MiB); {DEMO_KIB_PER_FILE_MAX} is the bound"
+    );
+    let per_file = |name, value| Operand { name, value, unit: "KiB/file", cpu: None };
+    marks.push(per_file("growth over the second half", kib_per_file));
+    marks.push(per_file("bound of that", DEMO_KIB_PER_FILE_MAX));
+    let spread = spread(&[value]);
+    Ok(Taken { value, unit: "MiB", operands: marks, cpu: None, runs: 1, retaken: 0, spread })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_not_ext4_is_refused_with_the_way_out() {
+        // Every Linux has this one, and it is never ext4.
+        let error = ensure_ext4(Path::new("/proc")).expect_err("not ext4").to_string();
+        assert!(
+            error.contains("/proc is not on ext4") && error.contains(PLACE_VARIABLE),
+            "{error}"
+        );
+        assert!(ensure_ext4(Path::new("/no/such/place")).is_err());
+    }
 }

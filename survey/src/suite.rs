@@ -1,6 +1,6 @@
 //! The suite: every figure by name, and how one is taken.
 
-use crate::figure::{Bar, Figure, Taken, commit, machine};
+use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{array, client, log, mount, node, parity, wire};
 use anyhow::Result;
@@ -32,28 +32,44 @@ pub fn specs() -> Vec<Spec> {
 }
 
 impl Spec {
-    /// Measures. A quick figure is marked in its commit, so that nobody quotes it.
-    ///
-    /// # Errors
-    ///
-    /// When the layer failed or something that the measurement needs is not there.
-    pub fn measure(&self, effort: Effort) -> Result<Figure> {
-        let taken = (self.take)(effort)?;
+    /// Measures, on a thread of its own: buffers are pooled by thread, and a figure that met the
+    /// full pool of the one before would measure the allocator. A quick figure is marked in its
+    /// commit, so that nobody quotes it.
+    #[must_use]
+    pub fn measure(&self, effort: Effort) -> Outcome {
+        let take = self.take;
+        let taken = std::thread::scope(|scope| scope.spawn(move || take(effort)).join());
+        let taken = taken.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
         let quick = if effort.is_quick { " (quick)" } else { "" };
-        Ok(Figure {
-            name: self.name.to_owned(),
-            bar: self.bar,
-            bar_met: self.bar.is_met_by(taken.value),
-            taken,
-            commit: commit() + quick,
-            machine: machine(),
-        })
+        let (name, bar) = (self.name.to_owned(), self.bar);
+        let (commit, machine) = (commit() + quick, machine());
+        match taken {
+            Ok(taken) => {
+                let bar_met = bar.is_met_by(taken.value);
+                Outcome::Taken(Figure { name, taken, bar, bar_met, commit, machine })
+            }
+            Err(error) => {
+                let not_taken = format!("{error:#}");
+                Outcome::NotTaken(NotTaken { name, bar, not_taken, commit, machine })
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_fails_or_panics_is_not_taken() {
+        let spec = |take| Spec { name: "x", what: "", bar: Bar::None, take };
+        let effort = Effort { runs: 1, is_quick: true };
+        let fails = spec(|_| Err(anyhow::anyhow!("no ext4 here").context("taking x")));
+        let Outcome::NotTaken(not_taken) = fails.measure(effort) else { panic!("it failed") };
+        assert_eq!(not_taken.not_taken, "taking x: no ext4 here");
+        let panics = spec(|_| panic!("on purpose"));
+        assert!(matches!(panics.measure(effort), Outcome::NotTaken(_)));
+    }
 
     #[test]
     fn names_are_unique() {
