@@ -40,7 +40,8 @@ pub(crate) async fn create(
         area.write(at, zeroes.into_vec(), Durability::Fua).await?;
     }
     let cache_bytes = engine_cache_bytes(&config);
-    let (checkpoint, state) = Checkpoint::open(Rc::clone(&area), layout, cache_bytes, true).await?;
+    let (checkpoint, state) =
+        Checkpoint::open(Rc::clone(&area), epoch, layout, cache_bytes, true).await?;
     let superblock = Superblock {
         uuid: Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64()),
         epoch: epoch.0,
@@ -73,7 +74,11 @@ pub(crate) async fn open(
     let layout = superblock.layout;
     let cache_bytes = engine_cache_bytes(&config);
     let (checkpoint, state) =
-        Checkpoint::open(Rc::clone(&area), layout, cache_bytes, false).await?;
+        Checkpoint::open(Rc::clone(&area), epoch, layout, cache_bytes, false).await?;
+    // Superblocks of before a later owner, and the checkpoint of after: the drives disagree.
+    if state.epoch > epoch.0 && !planted!("kv-epoch-ignored") {
+        return Err(BlockError::Fenced { ours: epoch, seen: Epoch(state.epoch) }.into());
+    }
     if state.applied < superblock.tail.seq {
         let at = layout.space_at;
         return Err(KvError::Damaged { what: "checkpoint older than the log's tail", at });
@@ -164,4 +169,63 @@ pub(crate) async fn write_superblocks(
         area.write(at, block.clone().into_vec(), Durability::Fua).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+    use crate::store::Batch;
+    use levada_base::reactor::Reactor;
+    use levada_base::units::MIB;
+    use levada_device::RamDevice;
+
+    const AREA_BYTES: u64 = 3 * MIB;
+    const CONFIG: Config = Config { log_bytes: 64 << 10, cache_bytes: 64 << 10 };
+
+    /// Puts a row, and brings it into the checkpoint.
+    async fn put_and_close(store: &Store, key: &[u8]) {
+        let mut batch = Batch::default();
+        batch.put(key, b"value");
+        store.apply(batch).expect("room");
+        store.close().await.expect("closes");
+    }
+
+    /// The same bytes with superblocks of an earlier owner, on a device that has seen none.
+    async fn with_older_superblocks(area: &Rc<dyn Device>, epoch: u64) -> Rc<dyn Device> {
+        let copy: Rc<dyn Device> = Rc::new(RamDevice::new("copy", AREA_BYTES));
+        let into = BufMut::for_overwrite(AREA_BYTES as usize).into_vec();
+        let bytes = area.read(0, into).await.expect("reads");
+        let bytes = bytes.into_iter().map(BufMut::freeze).collect();
+        copy.write(0, bytes, Durability::Fua).await.expect("writes");
+        let mut superblock = read_superblock(&copy).await.expect("intact");
+        superblock.epoch = epoch;
+        write_superblocks(&copy, &superblock).await.expect("writes");
+        copy
+    }
+
+    /// Where the superblocks are those of an earlier owner, the checkpoint tells of the later one; and
+    /// those who are refused do not change that.
+    #[test]
+    fn the_checkpoint_of_a_later_owner_is_refused() {
+        Reactor::simulated(1).block_on(async {
+            let area: Rc<dyn Device> = Rc::new(RamDevice::new("ram", AREA_BYTES));
+            let store = Store::create(Rc::clone(&area), Epoch(5), CONFIG).await.expect("made");
+            put_and_close(&store, b"a").await;
+            for seen in [5, 7] {
+                let copy = with_older_superblocks(&area, 1).await;
+                for ours in [1, 2, seen - 1] {
+                    let opened = Store::open(Rc::clone(&copy), Epoch(ours), CONFIG).await;
+                    let (ours, seen) = (Epoch(ours), Epoch(seen));
+                    let expected = KvError::Block(BlockError::Fenced { ours, seen });
+                    assert_eq!(opened.err(), Some(expected));
+                }
+                let opened = Store::open(copy, Epoch(seen), CONFIG).await.expect("opens");
+                assert!(opened.get(b"a").await.expect("reads").is_some());
+                // The next owner's first checkpoint is told apart too.
+                let later = Store::open(Rc::clone(&area), Epoch(7), CONFIG).await.expect("opens");
+                put_and_close(&later, b"b").await;
+            }
+        });
+    }
 }

@@ -7,12 +7,14 @@
 //! - A transaction that says "applied up to S" holds every batch up to S. Smaller ones in between
 //!   say what the one before said: a part of the batches up to S is in, and replay puts all of them
 //!   on top again.
+//! - Every transaction says which owner made it.
 //! - Commits are in two phases and store the allocator's state, so that opening after a crash does
 //!   not walk the tree, unless space is so short that this state itself did not fit.
 
 use super::message::{Down, Failure, Found, Job, Query, Row, State, Up};
 use super::space::{Link, Space};
 use crate::overlay::{CHUNK_BYTES, cut_value, row_cost};
+use levada_base::Epoch;
 use levada_base::checksum::crc32c_parts;
 use levada_base::reactor::worker::Port;
 use redb::{
@@ -32,9 +34,15 @@ const STATE: &str = "state";
 const SQUEEZES_MAX: u32 = 3;
 
 /// The body of the worker thread.
-pub(super) fn run(port: Port<Up, Down>, space_bytes: u64, cache_bytes: usize, fresh: bool) {
+pub(super) fn run(
+    port: Port<Up, Down>,
+    epoch: Epoch,
+    space_bytes: u64,
+    cache_bytes: usize,
+    fresh: bool,
+) {
     let link = Link::new(port);
-    let opened = Engine::open(Arc::clone(&link), space_bytes, cache_bytes, fresh);
+    let opened = Engine::open(Arc::clone(&link), epoch, space_bytes, cache_bytes, fresh);
     let mut engine = match opened {
         Ok(engine) => engine,
         Err(error) => {
@@ -98,6 +106,8 @@ impl From<EngineError> for Failure {
 
 struct Engine {
     link: Arc<Link>,
+    /// The owner's.
+    epoch: Epoch,
     space_bytes: u64,
     cache_bytes: usize,
     /// Open while rows are being put; ends before the database does.
@@ -111,6 +121,7 @@ struct Engine {
 impl Engine {
     fn open(
         link: Arc<Link>,
+        epoch: Epoch,
         space_bytes: u64,
         cache_bytes: usize,
         fresh: bool,
@@ -118,6 +129,7 @@ impl Engine {
         let state = State { next_long: 1, ..State::default() };
         let mut engine = Self {
             link,
+            epoch,
             space_bytes,
             cache_bytes,
             transaction: None,
@@ -262,7 +274,8 @@ impl Engine {
             Some(transaction) => transaction,
             None => self.begin()?,
         };
-        let state = State { applied: applied.unwrap_or(self.state.applied), ..self.state };
+        let applied_upto = applied.unwrap_or(self.state.applied);
+        let state = State { applied: applied_upto, epoch: self.epoch.0, ..self.state };
         {
             let mut meta = transaction.open_table(META)?;
             meta.insert(STATE, encode_state(&state).as_slice())?;
@@ -319,7 +332,10 @@ pub(crate) fn read_any(bytes: &[u8]) {
     let mut sealed = bytes.to_vec();
     sealed.extend_from_slice(&crc32c_parts([bytes]).to_le_bytes());
     if let Ok(state) = decode_state(&sealed) {
-        assert_eq!(encode_state(&state), sealed);
+        let again = encode_state(&state);
+        // One from before it told the epoch is written with it.
+        assert!(again == sealed || sealed.len() == OLD_STATE_BYTES);
+        assert_eq!(decode_state(&again).ok(), Some(state));
     }
 }
 
@@ -387,9 +403,12 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
+/// A state without the owner's epoch.
+const OLD_STATE_BYTES: usize = 4 * 8 + 4;
+
 fn encode_state(state: &State) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(36);
-    for field in [state.applied, state.cost, state.rows, state.next_long] {
+    let mut bytes = Vec::with_capacity(44);
+    for field in [state.applied, state.cost, state.rows, state.next_long, state.epoch] {
         bytes.extend_from_slice(&field.to_le_bytes());
     }
     bytes.extend_from_slice(&crc32c_parts([bytes.as_slice()]).to_le_bytes());
@@ -399,12 +418,50 @@ fn encode_state(state: &State) -> Vec<u8> {
 fn decode_state(bytes: &[u8]) -> Result<State, EngineError> {
     let damaged = || EngineError::Damaged("checkpoint state");
     let (fields, crc) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
-    if fields.len() != 32 || crc32c_parts([fields]) != u32::from_le_bytes(*crc) {
+    if crc32c_parts([fields]) != u32::from_le_bytes(*crc) {
         return Err(damaged());
     }
-    let field = |n: usize| {
-        let bytes = fields[8 * n..8 * n + 8].try_into().expect("8 bytes");
-        u64::from_le_bytes(bytes)
+    let (fields, rest) = fields.as_chunks::<8>();
+    let (applied, cost, rows, next_long, epoch) = match (fields, rest) {
+        ([applied, cost, rows, next_long], []) => (applied, cost, rows, next_long, &[0; 8]),
+        ([applied, cost, rows, next_long, epoch], []) => (applied, cost, rows, next_long, epoch),
+        _ => return Err(damaged()),
     };
-    Ok(State { applied: field(0), cost: field(1), rows: field(2), next_long: field(3) })
+    let number = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+    Ok(State {
+        applied: number(applied),
+        cost: number(cost),
+        rows: number(rows),
+        next_long: number(next_long),
+        epoch: number(epoch),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATE_NOW: State = State { applied: 1, cost: 2, rows: 3, next_long: 4, epoch: 5 };
+
+    #[test]
+    fn a_state_survives_the_disk_and_no_bit_of_it_may_change() {
+        let mut bytes = encode_state(&STATE_NOW);
+        assert_eq!(decode_state(&bytes).ok(), Some(STATE_NOW));
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1;
+            assert!(decode_state(&bytes).is_err(), "byte {at}");
+            bytes[at] ^= 1;
+            assert!(decode_state(&bytes[..at]).is_err(), "cut to {at}");
+        }
+    }
+
+    /// A state from before it told the owner's epoch.
+    #[test]
+    fn an_older_state_is_read() {
+        let mut old = encode_state(&STATE_NOW);
+        old.truncate(OLD_STATE_BYTES - 4);
+        let crc = crc32c_parts([old.as_slice()]);
+        old.extend_from_slice(&crc.to_le_bytes());
+        assert_eq!(decode_state(&old).ok(), Some(State { epoch: 0, ..STATE_NOW }));
+    }
 }

@@ -83,6 +83,8 @@ pub(crate) struct State {
     pub rows: u64,
     /// The name of the next value that is cut into chunks.
     pub next_long: u64,
+    /// Of the owner that wrote it; 0 in those from before they told.
+    pub epoch: u64,
 }
 
 /// Why the worker gave up.

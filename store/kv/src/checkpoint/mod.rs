@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use levada_base::reactor::worker::Worker;
 use levada_base::sync::oneshot;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{Buf, BufMut, planted, probe};
+use levada_base::{Buf, BufMut, Epoch, planted, probe};
 use levada_device::{BlockError, Device, Durability};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -93,20 +93,22 @@ struct Progress {
 }
 
 impl Checkpoint {
-    /// Starts the engine on the space of `layout`, empty when `fresh`.
+    /// Starts the engine for the owner of `epoch` on the space of `layout`, empty when `fresh`. Whether a
+    /// later owner was there, the state says: before the first job nothing of it changes.
     ///
     /// # Errors
     ///
     /// When the space cannot be read or is not what the engine left.
     pub(crate) async fn open(
         area: Rc<dyn Device>,
+        epoch: Epoch,
         layout: Layout,
         cache_bytes: usize,
         fresh: bool,
     ) -> Result<(Self, State), KvError> {
         let space_bytes = layout.space_bytes;
         let worker = Worker::start("kv", move |port| {
-            engine::run(port, space_bytes, cache_bytes, fresh);
+            engine::run(port, epoch, space_bytes, cache_bytes, fresh);
         });
         // A changed row copies its leaf and, at worst, the branches above; an eighth is kept free.
         let pages = (space_bytes / BLOCK_BYTES) as usize;
@@ -306,7 +308,7 @@ mod tests {
             let area = Rc::new(RamDevice::new("ram", 3 * MIB));
             let layout = Layout::cut(3 * MIB, 64 << 10).expect("large enough");
             let (mut checkpoint, _) =
-                Checkpoint::open(area, layout, 1 << 20, true).await.expect("opens");
+                Checkpoint::open(area, Epoch(1), layout, 1 << 20, true).await.expect("opens");
             // All rows at once.
             checkpoint.transaction_rows_max = 1024;
             let overlay = Overlay::new();
