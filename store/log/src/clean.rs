@@ -23,6 +23,7 @@ use crate::read::{Pin, Plan};
 use crate::segment::SegmentState;
 use crate::stripe::Payload;
 use crate::write::Need;
+use levada_base::ids::ObjectId;
 use levada_base::reactor::spawn_in;
 use levada_base::units::{BLOCK_BYTES, KIB, round_up};
 use levada_base::{Buf, BufMut, IoVec, planted, probe};
@@ -297,7 +298,9 @@ impl Inner {
         // the cleaner moves it: so one look at the other segments is enough.
         let mut elsewhere = Elsewhere(self.state.borrow().outdated_min_but(Some(victim)));
         for header in marks {
-            self.keep_mark(victim, &header, &mut elsewhere).await?;
+            if !self.keep_mark(victim, &header, &mut elsewhere).await? {
+                return Ok(false);
+            }
         }
         Ok(true)
     }
@@ -354,7 +357,17 @@ impl Inner {
         self.recover(from, to, IoClass::Clean, fits).await
     }
 
-    /// Copies what is still live of a record. False when it is damaged.
+    /// The object by that name; `None` when a row of it makes no sense. Nobody knows what matters of it
+    /// then, so the segments that may hold some of it stay as they are, and the log goes on.
+    async fn readable(&self, id: ObjectId) -> Result<Option<Rc<Object>>, LogError> {
+        match self.objects.get(id).await {
+            Ok(object) => Ok(Some(object)),
+            Err(LogError::Index { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Copies what is still live of a record. False when it or a row of its object is damaged.
     async fn copy_live(
         self: &Rc<Self>,
         segment: u32,
@@ -362,7 +375,7 @@ impl Inner {
         header: &RecordHeader,
     ) -> Result<bool, LogError> {
         let place = Place { segment, stripe, at: header.data_at };
-        let object = self.objects.get(header.object).await?;
+        let Some(object) = self.readable(header.object).await? else { return Ok(false) };
         let end = header.offset + header.len;
         let live: Vec<_> = object
             .now
@@ -404,19 +417,20 @@ impl Inner {
     }
 
     /// Copies a record without data, unless nothing needs it. Whatever is older in its segment and
-    /// stays has been copied before.
+    /// stays has been copied before. False when a row of its object is damaged.
     async fn keep_mark(
         self: &Rc<Self>,
         victim: u32,
         header: &RecordHeader,
         elsewhere: &mut Elsewhere,
-    ) -> Result<(), LogError> {
+    ) -> Result<bool, LogError> {
         let hides_something = elsewhere.is_hidden_by(header.version);
         let object = match header.kind {
             // There are many, and what the index knows of their objects does not matter.
             RecordKind::Delete => Object::unknown(header.object),
             RecordKind::Data | RecordKind::Truncate | RecordKind::Punch => {
-                self.objects.get(header.object).await?
+                let Some(object) = self.readable(header.object).await? else { return Ok(false) };
+                object
             }
         };
         // A pass that a crash cut off has copied it.
@@ -437,7 +451,7 @@ impl Inner {
                 elsewhere.kept(header.version);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

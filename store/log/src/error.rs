@@ -28,7 +28,8 @@ pub enum LogError {
     /// A later owner was here; this one must stop.
     #[error("this owner holds {ours}, the log has seen {seen}")]
     Stale { ours: Epoch, seen: Epoch },
-    /// A row of the index cannot be read: rebuild the index from the segments.
+    /// A row of the index cannot be read: rebuild the index from the segments. A row of an object
+    /// concerns that object only; the log goes on with the others.
     #[error("the index is damaged: row {row}")]
     Index { row: &'static str },
     /// The array failed. After a failed write or flush the log stops and must be reopened.

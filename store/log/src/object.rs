@@ -159,7 +159,8 @@ impl Objects {
         Self { store, cache, extents_max, extents: Cell::new(0) }
     }
 
-    /// The object by that name, with its whole map.
+    /// The object by that name, with its whole map. [`LogError::Index`] when a row of it makes no
+    /// sense, and then no other object is concerned.
     pub async fn get(&self, id: ObjectId) -> Result<Rc<Object>, LogError> {
         let object = {
             let mut cache = self.cache.borrow_mut();
@@ -174,7 +175,12 @@ impl Objects {
                 Load::Unknown => {
                     let mut loading = Loading { object: &object, outcome: Load::Unknown };
                     object.load.set(Load::Loading);
-                    let view = self.read(id).await?;
+                    let view = self.read(id).await.inspect_err(|error| {
+                        if let LogError::Index { row } = error {
+                            tracing::error!(object = ?id, row, "a row makes no sense: only \
+                                making the index anew brings this object back");
+                        }
+                    })?;
                     self.extents.set(self.extents.get() + view.extents.len() + 1);
                     *object.now.borrow_mut() = view.clone();
                     *object.indexed.borrow_mut() = view;

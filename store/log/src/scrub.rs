@@ -48,6 +48,8 @@ const GAP_BYTES_MAX: u64 = 64 * KIB;
 const OBJECTS_AT_ONCE: usize = 16;
 /// Extents collected in one go, before others get their turn.
 const EXTENTS_PER_TURN: usize = 1024;
+/// No object ends behind it.
+const OBJECT_BYTES_MAX: u64 = i64::MAX as u64;
 /// Checksums that take as much memory as an extent.
 const CRCS_PER_EXTENT: usize = 32;
 
@@ -59,7 +61,7 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// Blocks that were wrong and are right again.
     pub repaired_blocks: u64,
-    /// Object, offset and bytes of what is lost.
+    /// Object, offset and bytes of what is lost; where a row of the index is, up to the largest offset.
     pub damaged: Vec<(ObjectId, u64, u64)>,
 }
 
@@ -169,7 +171,7 @@ impl Scrub {
         let mut from = 0;
         loop {
             // Asked for every time, since it may not be held while a round is checked.
-            let object = self.log.objects.get(id).await?;
+            let Some(object) = self.readable(id).await? else { return Ok(()) };
             let collected = self.collect(id, &object.now.borrow(), from);
             drop(object);
             if self.weight >= self.weight_max {
@@ -180,6 +182,18 @@ impl Scrub {
                 Collected::Some(next) => from = next,
             }
             yield_now().await;
+        }
+    }
+
+    /// The object by that name; where a row of it makes no sense, all of it is lost.
+    async fn readable(&mut self, id: ObjectId) -> Result<Option<Rc<Object>>, LogError> {
+        match self.log.objects.get(id).await {
+            Ok(object) => Ok(Some(object)),
+            Err(LogError::Index { .. }) => {
+                self.report.damaged.push((id, 0, OBJECT_BYTES_MAX));
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -228,7 +242,7 @@ impl Scrub {
 
     /// Reads by itself what is left of an extent that did not fit, which repairs it.
     async fn look_again(&mut self, check: &Check) -> Result<(), LogError> {
-        let object = self.log.objects.get(check.object).await?;
+        let Some(object) = self.readable(check.object).await? else { return Ok(()) };
         let place = check.extent.record.place;
         let end = check.offset + check.extent.len;
         let mut at = check.offset;

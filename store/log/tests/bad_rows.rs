@@ -1,0 +1,97 @@
+//! Rows of the index that make no sense: the objects they belong to are refused, precisely and at once,
+//! and every other object works on, also where the cleaner and the scrub meet the bad ones.
+
+mod support;
+
+use levada_base::ids::ObjectId;
+use levada_base::reactor::Reactor;
+use levada_base::{Buf, IoVec};
+use levada_kv::{Batch, Store};
+use levada_log::{LogError, Stability};
+use support::model::{flat, object};
+use support::{KV, World};
+
+fn bytes(byte: u64) -> IoVec {
+    Buf::copy_of(&vec![byte as u8; 30_000]).into_vec()
+}
+
+/// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
+fn key(tag: u8, id: ObjectId) -> Vec<u8> {
+    let mut key = vec![tag];
+    key.extend_from_slice(&id.to_key());
+    if tag == b'E' {
+        key.extend_from_slice(&[0; 8]);
+    }
+    key
+}
+
+#[test]
+fn a_bad_row_costs_its_object_and_no_other() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        for n in 0..20 {
+            log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
+            // What carries its size lies in the log too.
+            log.truncate(object(n), 29_000, Stability::Unstable).await.expect("room");
+        }
+        log.settle().await.expect("settled");
+        drop(log);
+
+        let (no_object, no_extent) = (object(3), object(5));
+        let store = Store::open(world.store.clone(), world.next_life().epoch, KV).await;
+        let store = store.expect("a store");
+        let mut batch = Batch::default();
+        for (tag, id) in [(b'O', no_object), (b'E', no_extent)] {
+            let key = key(tag, id);
+            assert!(store.get(&key).await.expect("reads").is_some(), "that is the key of a row");
+            batch.put(&key, b"nonsense");
+        }
+        store.apply(batch).expect("room");
+        store.close().await.expect("closes");
+
+        let log = world.next_life().open(false).await;
+        // Several times what the log holds: not without the cleaner.
+        let total = log.space().total_bytes;
+        let mut written = 0;
+        while written < 3 * total {
+            for n in (0..20).filter(|n| ![3, 5].contains(n)) {
+                log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
+                written += 30_000;
+            }
+            for (id, row) in [(no_object, "object"), (no_extent, "extent")] {
+                let refused = LogError::Index { row };
+                let unstable = Stability::Unstable;
+                assert_eq!(log.read(id, 0, 10).await.err().as_ref(), Some(&refused));
+                assert_eq!(log.stat(id).await.err().as_ref(), Some(&refused));
+                let written = log.write(id, 0, bytes(1), unstable).await;
+                assert_eq!(written.err().as_ref(), Some(&refused));
+                let truncated = log.truncate(id, 1, unstable).await;
+                assert_eq!(truncated.err().as_ref(), Some(&refused));
+                assert_eq!(log.delete(id).await.err().as_ref(), Some(&refused));
+            }
+        }
+        log.settle().await.expect("settled");
+        assert!(log.counters().cleaned_segments > 0, "the cleaner ran");
+        let report = log.scrub().await.expect("scrubbed");
+        let all = i64::MAX as u64;
+        assert_eq!(report.damaged, [(no_object, 0, all), (no_extent, 0, all)]);
+        assert_eq!(report.objects, 20);
+        for n in (0..20).filter(|n| ![3, 5].contains(n)) {
+            let read = log.read(object(n), 0, 30_000).await.expect("it is another object");
+            assert_eq!(flat(&read), vec![n as u8; 30_000]);
+        }
+        // And so it is in the next life; what was made anew from the segments is whole.
+        drop(log);
+        let log = world.next_life().open(false).await;
+        assert_eq!(log.stat(object(4)).await.expect("there").size, 30_000);
+        assert_eq!(log.stat(no_object).await, Err(LogError::Index { row: "object" }));
+        drop(log);
+        let log = world.rebuild().await;
+        for id in [no_object, no_extent] {
+            assert_eq!(log.stat(id).await.expect("there").size, 29_000);
+            let read = flat(&log.read(id, 0, 29_000).await.expect("whole"));
+            assert_eq!(read, vec![id.ino.0 as u8; 29_000]);
+        }
+    });
+}
