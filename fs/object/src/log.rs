@@ -1,6 +1,7 @@
 //! The object log as a store of objects: every error of the log becomes a fault on the wire.
 
 use crate::objects::{Ack, ObjectFuture, Objects, Space};
+use crate::service::OFFSET_MAX;
 use levada_base::IoVec;
 use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_device::BlockError;
@@ -36,8 +37,10 @@ fn fault(error: LogError) -> ObjectFault {
         )
         | LogError::Geometry { .. }
         | LogError::Foreign { .. }
-        | LogError::Stale { .. }
-        | LogError::Index { .. } => ObjectFault::Unavailable,
+        | LogError::Stale { .. } => ObjectFault::Unavailable,
+        // A row of that object, and no repetition makes it better: all of the object is lost, and
+        // nothing else. (Other rows are read when a log is opened, which fails then.)
+        LogError::Index { .. } => ObjectFault::Damaged { offset: 0, bytes: OFFSET_MAX },
     }
 }
 

@@ -22,7 +22,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 /// No object reaches beyond this: file offsets are signed 64-bit numbers.
-const OFFSET_MAX: u64 = i64::MAX as u64;
+pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// One object target.
 pub struct ObjectService {
