@@ -43,6 +43,7 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
         let plan = mounting::MountPlan {
             address: place::address(&loaded)?,
             cluster: loaded.cluster.name.clone(),
+            cluster_uuid: place::cluster(&loaded)?,
             record: record(&state, &target)?,
             target,
         };
@@ -73,6 +74,9 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     let state = place::state(loaded);
     let found = look(&dir, &state)?;
     if found == Found::Ours {
+        if let Some(stranger) = stranger(&dir, &state) {
+            bail!("{stranger}");
+        }
         say!("{} is mounted already", dir.display());
         return Ok(());
     }
@@ -270,6 +274,27 @@ pub fn mounts(state: &StateDir) -> Vec<PathBuf> {
         .map(|record| dir_of(&record.file_name().to_string_lossy()))
         .filter(|dir| mounted(dir).unwrap_or(false))
         .collect()
+}
+
+/// The mounts of this cluster that have a process: what programs do with them waits for the node.
+pub fn served_mounts(state: &StateDir) -> Vec<PathBuf> {
+    let mounts = mounts(state).into_iter();
+    mounts.filter(|dir| record(state, dir).is_ok_and(|record| is_served(&record))).collect()
+}
+
+/// One line per mount of a cluster that was here before this one, or that had another address.
+pub fn strangers(state: &StateDir) -> Vec<String> {
+    served_mounts(state).iter().filter_map(|dir| stranger(dir, state)).collect()
+}
+
+fn stranger(dir: &Path, state: &StateDir) -> Option<String> {
+    let of = served(&record(state, dir).ok()?)?.cluster?;
+    let ours = state.cluster().filter(|ours| *ours != of)?;
+    Some(format!(
+        "the mount on {} is of another cluster ({of}; {ours} is up): calls of its programs fail with ESTALE until \
+         `levada umount`",
+        dir.display()
+    ))
 }
 
 /// The mounts of this cluster that have left the tree and still have a process: a directory and

@@ -1,6 +1,7 @@
 //! Which cluster a command means.
 
 use anyhow::{Context, Result, bail};
+use levada_base::ids::Uuid;
 use levada_node::state::StateDir;
 use levada_spec::{ClusterFile, Loaded};
 use std::path::{Path, PathBuf};
@@ -47,6 +48,12 @@ pub fn load_at(path: &Path) -> Result<Loaded> {
 /// The node's state directory.
 pub fn state(loaded: &Loaded) -> StateDir {
     StateDir(loaded.path(&loaded.cluster.state_dir))
+}
+
+/// The cluster that its node made or opened last.
+pub fn cluster(loaded: &Loaded) -> Result<Uuid> {
+    let noted = state(loaded).cluster();
+    noted.context("the node of an earlier release is up: `levada down` and `levada up` first")
 }
 
 /// The address of the cluster's services, as its node left it.

@@ -23,6 +23,7 @@ pub fn ask(state: &StateDir) -> Result<Status> {
         bail!("the node gave another answer than its status");
     };
     status.mounts = mount::mounts(state);
+    status.problems.extend(mount::strangers(state));
     Ok(*status)
 }
 

@@ -91,6 +91,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         }
         say!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
+        refuse_mounted(&state, may_overwrite)?;
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
         args.overwrite.pass_on(&mut arguments);
         if let Err(error) = process::start(&state.log(), &arguments, |line| say!("{line}")) {
@@ -120,6 +121,20 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Programs on a mount hold files of the cluster that would be given up.
+fn refuse_mounted(state: &StateDir, may_overwrite: MayOverwrite) -> Result<()> {
+    let mounts = mount::served_mounts(state);
+    if may_overwrite == MayOverwrite::Nothing || mounts.is_empty() {
+        return Ok(());
+    }
+    let dirs: Vec<_> = mounts.iter().map(|dir| dir.display().to_string()).collect();
+    bail!(
+        "{} is still mounted from this cluster; nothing was changed. `levada umount DIR` first, or \
+         `levada umount --lazy DIR` where programs use it or the node is gone",
+        dirs.join(", ")
+    )
 }
 
 /// The process of the node that is up. One that was killed holds its lock until the kernel has
@@ -225,6 +240,7 @@ pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
+    refuse_mounted(&state, may_overwrite)?;
     let beyond_repair = args.beyond_repair.clone();
     let options =
         levada_node::NodeOptions { loaded, file: path, state, may_overwrite, beyond_repair };

@@ -546,3 +546,41 @@ fn three_lost_drives_stop_it_and_nothing_is_lost() {
     assert_eq!(fs::read_to_string(mnt.join("waits")).expect("read"), "written meanwhile");
     cluster.ok(&["down"]);
 }
+
+#[test]
+fn a_mount_does_not_follow_its_address_into_another_cluster() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("strange", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let mnt = cluster.mnt();
+    fs::write(mnt.join("ours"), "ours").expect("written");
+    let mut open = fs::File::create(mnt.join("open")).expect("made");
+    open.write_all(&[5; 200_000]).expect("written");
+    signal("-KILL", cluster.node().expect("it runs"));
+    wait_until("it is gone", || said(&cluster.run(&["status"])).contains("levada up"));
+    let way_out = "umount --lazy";
+    cluster.refused(&["up", "--destroy", "strange", "--no-mounts"], &["mnt", way_out]);
+    // By hand: all that tells of the cluster but the address.
+    (0..8).for_each(|drive| {
+        fs::remove_file(cluster.path(&format!("d{drive}.img"))).expect("removed");
+    });
+    fs::remove_file(cluster.path("state/cluster")).expect("removed");
+    cluster.ok(&["up", "--no-mounts"]);
+    let stale = |error: std::io::Error| assert_eq!(error.raw_os_error(), Some(116), "{error}");
+    stale(open.sync_all().expect_err("it is not there"));
+    stale(fs::read_dir(&mnt).and_then(|mut dir| dir.next().transpose()).expect_err("not ours"));
+    stale(fs::write(mnt.join("more"), "more").expect_err("not ours"));
+    let told = cluster.ok(&["status"]);
+    assert!(told.contains("ESTALE") && told.contains("mnt"), "{told}");
+    cluster.refused(&["mount", "mnt"], &["another cluster", "umount"]);
+    let log = fs::read_to_string(cluster.path("state/mount.log")).expect("a log");
+    assert!(log.contains("another cluster"), "{log}");
+    drop(open);
+    cluster.run(&["umount", "mnt"]);
+    cluster.ok(&["mount", "mnt"]);
+    assert_eq!(fs::read_dir(&mnt).expect("ours").count(), 0, "nothing was written there");
+    cluster.ok(&["down"]);
+}

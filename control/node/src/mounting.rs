@@ -4,12 +4,13 @@
 //! this process programs see ENOTCONN until the directory is mounted again; what they had
 //! synced is safe, and the node settles the rest when the client's lease has run out.
 //!
-//! What always holds: one process at a time serves a directory, also after its mount has left the
+//! What always holds: programs never get to another cluster through it, whoever has its address: their
+//! calls fail with ESTALE. And one process at a time serves a directory, also after its mount has left the
 //! tree, and holds the directory's record locked meanwhile.
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, select};
-use levada_base::ids::TargetId;
+use levada_base::ids::{TargetId, Uuid};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, ClientConfig};
@@ -41,6 +42,8 @@ pub struct MountPlan {
     /// `host:port` of the metadata service.
     pub address: String,
     pub cluster: String,
+    /// The only one that is mounted: another that answers at the address later is refused.
+    pub cluster_uuid: Uuid,
     pub target: PathBuf,
     /// Held locked while the mount serves, removed when everything is durable.
     pub record: PathBuf,
@@ -102,28 +105,34 @@ pub fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// What a record tells: the process that serves, and the device number of the mount's files.
+/// What a record tells: the process that serves, the device number of the mount's files, and the
+/// cluster that they are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The process.
     pub pid: u32,
     /// Major and minor.
     pub device: (u32, u32),
+    /// `None` in a record of an earlier release.
+    pub cluster: Option<Uuid>,
 }
 
 impl Served {
     fn to_text(self) -> String {
         let (major, minor) = self.device;
-        format!("{} {major}:{minor}\n", self.pid)
+        let cluster = self.cluster.map_or(String::new(), |cluster| format!(" {cluster}"));
+        format!("{} {major}:{minor}{cluster}\n", self.pid)
     }
 
     /// Reads the text of a record; `None` for one of a mount that is not made yet.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let (pid, device) = text.trim().split_once(' ')?;
+        let mut words = text.split_whitespace();
+        let (pid, device) = (words.next()?, words.next()?);
         let (major, minor) = device.split_once(':')?;
         let device = (major.parse().ok()?, minor.parse().ok()?);
-        Some(Self { pid: pid.parse().ok()?, device })
+        let cluster = words.next().and_then(|word| word.parse().ok());
+        Some(Self { pid: pid.parse().ok()?, device, cluster })
     }
 }
 
@@ -149,17 +158,17 @@ async fn serve(
     let uuid = [reactor::random_u64().to_le_bytes(), reactor::random_u64().to_le_bytes()];
     let mut client_uuid = [0; 16];
     client_uuid.copy_from_slice(&uuid.concat());
-    let config = ClientConfig::new(
-        Rc::new(HostTransport::new()),
-        &plan.address,
-        METADATA_TARGET,
-        client_uuid,
-    );
+    let transport = Rc::new(HostTransport::new());
+    let config = ClientConfig {
+        cluster: *plan.cluster_uuid.as_bytes(),
+        ..ClientConfig::new(transport, &plan.address, METADATA_TARGET, client_uuid)
+    };
     let client = connect(config, signals, &plan.address).await?;
     let options = MountOptions { source: plan.cluster.clone(), ..MountOptions::default() };
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;
     if let Some(device) = mount.device() {
-        let served = Served { pid: std::process::id(), device }.to_text();
+        let cluster = Some(plan.cluster_uuid);
+        let served = Served { pid: std::process::id(), device, cluster }.to_text();
         record
             .set_len(0)
             .and_then(|()| { record }.write_all(served.as_bytes()))
@@ -244,8 +253,10 @@ mod tests {
 
     #[test]
     fn a_record_reads_as_written() {
-        let served = Served { pid: 4711, device: (0, 52) };
-        assert_eq!(Served::parse(&served.to_text()), Some(served));
+        for cluster in [None, Some(Uuid::from_u128(7))] {
+            let served = Served { pid: 4711, device: (0, 52), cluster };
+            assert_eq!(Served::parse(&served.to_text()), Some(served));
+        }
         for text in ["", "4711", "4711 0", "x 0:52", "4711 0:"] {
             assert_eq!(Served::parse(text), None, "{text:?}");
         }

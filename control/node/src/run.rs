@@ -233,6 +233,7 @@ async fn keep_house(cluster: Rc<Cluster>, address: String) {
     let uuid = *cluster.table.fs.as_bytes();
     let mut config = ClientConfig::new(Rc::new(HostTransport::new()), &address, target, uuid);
     config.class = Class::Background;
+    config.cluster = *cluster.drives.cluster.as_bytes();
     match Client::connect(config).await {
         Ok(client) => loop {
             let told = std::pin::pin!(chores.changed());
