@@ -21,11 +21,13 @@ const IO_PATH: [&str; 11] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 7] = [
+const MEETING_PLACES: [&str; 8] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
     "base/src/reactor/worker.rs",
+    // A number for each ring, when it is made.
+    "base/src/reactor/ring.rs",
     // The kernels for this processor: chosen once, only read after that.
     "block/parity/src/kernel/mod.rs",
     // The thread of the key-value store, which writes checkpoints beside the reactor.
