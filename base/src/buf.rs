@@ -91,7 +91,7 @@ impl Pool {
     /// True when it was kept.
     fn give(&mut self, free: Free, class: usize, origin: &Origin) -> bool {
         let capacity = SMALLEST_CLASS_BYTES << class;
-        let fits = self.pooled_bytes + capacity <= POOLED_BYTES_MAX;
+        let fits = self.make_room(class);
         match (origin, &self.arena) {
             (Origin::Arena, Some(arena)) => {
                 arena.count(-1);
@@ -112,15 +112,42 @@ impl Pool {
         true
     }
 
+    /// Makes room for a region of `class` by letting go of those of which most lie idle: else what was
+    /// used once would keep out what is used now. False when that is this class itself.
+    fn make_room(&mut self, class: usize) -> bool {
+        let bytes_of = |class| SMALLEST_CLASS_BYTES << class;
+        while self.pooled_bytes + bytes_of(class) > POOLED_BYTES_MAX {
+            let held =
+                self.free.iter().enumerate().map(|(of, free)| (free.len() * bytes_of(of), of));
+            let Some((_, most)) = held.max().filter(|(_, most)| *most != class) else {
+                return false;
+            };
+            let Some(free) = self.free[most].pop() else { return false };
+            self.pooled_bytes -= bytes_of(most);
+            self.let_go(free, bytes_of(most));
+        }
+        true
+    }
+
+    /// Gives back the memory of a region that was pooled.
+    fn let_go(&self, free: Free, capacity: usize) {
+        goes(self.watcher.as_ref(), free.registration, capacity);
+        match &self.arena {
+            Some(arena) => arena.empty(free.start, capacity),
+            // SAFETY: every pooled region of this capacity was allocated with this layout.
+            None => unsafe { dealloc(free.start.as_ptr(), layout_of(capacity)) },
+        }
+    }
+
     /// Forgets what is free.
     fn drain(&mut self) {
-        for (class, free) in self.free.iter_mut().enumerate() {
+        for class in 0..CLASSES {
             let capacity = SMALLEST_CLASS_BYTES << class;
-            for Free { start, registration } in free.drain(..) {
-                goes(self.watcher.as_ref(), registration, capacity);
-                if self.arena.is_none() {
-                    // SAFETY: every pooled region of this class was allocated with this layout.
-                    unsafe { dealloc(start.as_ptr(), layout_of(capacity)) }
+            for free in std::mem::take(&mut self.free[class]) {
+                match &self.arena {
+                    // It goes as a whole.
+                    Some(_) => goes(self.watcher.as_ref(), free.registration, capacity),
+                    None => self.let_go(free, capacity),
                 }
             }
         }
@@ -549,5 +576,19 @@ mod tests {
         let at = first.as_ptr();
         drop(first);
         assert_eq!(BufMut::for_overwrite(16_000).as_ptr(), at);
+    }
+
+    #[test]
+    fn idle_memory_of_one_size_does_not_keep_another_size_out() {
+        const SMALL: usize = 128 << 10;
+        let small = |_| BufMut::for_overwrite(SMALL);
+        drop((0..POOLED_BYTES_MAX / SMALL + 5).map(small).collect::<Vec<_>>());
+        let pooled = || POOL.with_borrow(|pool| pool.pooled_bytes);
+        assert_eq!(pooled(), POOLED_BYTES_MAX);
+        let large = BufMut::for_overwrite(1 << 20);
+        let at = large.as_ptr();
+        drop(large);
+        assert_eq!(pooled(), POOLED_BYTES_MAX);
+        assert_eq!(BufMut::for_overwrite(1 << 20).as_ptr(), at, "kept");
     }
 }
