@@ -15,13 +15,17 @@ use std::process::ExitCode;
 
 /// The stack contains all the others, which come to places that it seldom reaches.
 const PARTS: &[Part] = &[
-    Part { name: "stack", scenario: stack::stack, percent: 100, seeds_min: 0 },
-    Part { name: "losses", scenario: stack::losses, percent: 2, seeds_min: stack::LOSSES as u64 },
-    Part { name: "mirror", scenario: arrays::mirror, percent: 25, seeds_min: 0 },
-    Part { name: "raid6", scenario: arrays::parity, percent: 25, seeds_min: 0 },
-    Part { name: "kv", scenario: stores::kv, percent: 25, seeds_min: 0 },
-    Part { name: "log", scenario: stores::log, percent: 25, seeds_min: 0 },
+    Part { percent: 100, empty_cells: stack::empty_cells, ..part("stack", stack::stack) },
+    Part { percent: 2, seeds_min: stack::LOSSES as u64, ..part("losses", stack::losses) },
+    part("mirror", arrays::mirror),
+    part("raid6", arrays::parity),
+    part("kv", stores::kv),
+    part("log", stores::log),
 ];
+
+const fn part(name: &'static str, scenario: Scenario) -> Part {
+    Part { name, scenario, percent: 25, seeds_min: 0, empty_cells: |_| Vec::new() }
+}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

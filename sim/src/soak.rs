@@ -32,6 +32,9 @@ const KEEP_FREED_MEMORY: &str =
 /// Characters of a failure's message that are kept.
 const MESSAGE_CHARS_MAX: usize = 4000;
 
+/// Seeds of a part from which on no cell of its table that is expected to be filled may be empty.
+const LONG_RUN: u64 = 2000;
+
 /// What a soak runs.
 pub struct Part {
     pub name: &'static str,
@@ -40,6 +43,8 @@ pub struct Part {
     pub percent: u64,
     /// Seeds that it takes part in at least.
     pub seeds_min: u64,
+    /// The cells of the table that a long run must have filled, and that are empty.
+    pub empty_cells: fn(&Coverage) -> Vec<(&'static str, &'static str)>,
 }
 
 impl Part {
@@ -270,6 +275,12 @@ impl Soak {
             if count < wanted || failed > 0 {
                 end = End::Failed;
             }
+            if count >= LONG_RUN {
+                for (fault, state) in (part.empty_cells)(&progress.coverage) {
+                    end = End::Failed;
+                    println!("never met: {fault} while {state}");
+                }
+            }
             for (seed, message) in &progress.failures {
                 let first = message.split("\\n").next().unwrap_or_default();
                 println!("seed {seed} failed: {first}");
@@ -425,7 +436,13 @@ mod tests {
         crate::Outcome::default()
     }
 
-    const PART: Part = Part { name: "part", scenario: nothing, percent: 100, seeds_min: 0 };
+    const PART: Part = Part {
+        name: "part",
+        scenario: nothing,
+        percent: 100,
+        seeds_min: 0,
+        empty_cells: |_| Vec::new(),
+    };
 
     fn soak_of(text: &str, build: &str) -> Soak {
         let (progress, _) = parse_state(text, build);

@@ -65,7 +65,8 @@ impl Stack {
                 let slow = Duration::from_micros(rng.below(2) * rng.below(8000));
                 self.world.drive(at).faults.slow(slow);
             }
-            4 if self.bears() == LOSSES_MAX => self.rot(&mut rng),
+            // Not while the node starts: there may be stripes to resync (see the design note).
+            4 if self.bears() == LOSSES_MAX && self.cluster().is_some() => self.rot(&mut rng),
             5 => {
                 self.world.note("connection broken");
                 self.network.disconnect(CLIENT, NODE);
@@ -138,10 +139,17 @@ impl Stack {
         if self.faults.rotten.borrow().is_some() {
             return 0;
         }
-        let Some(cluster) = self.cluster() else { return 0 };
-        self.settle(&cluster);
+        // While the node starts, what was not whole counts as it did before.
+        self.settle_now();
         let not_whole = self.faults.lost.borrow().union(&self.faults.unreadable.borrow()).count();
         LOSSES_MAX.saturating_sub(not_whole)
+    }
+
+    /// Brings the drives that are not whole up to date, while the node serves.
+    pub fn settle_now(&self) {
+        if let Some(cluster) = self.cluster() {
+            self.settle(&cluster);
+        }
     }
 
     /// Notes drives that an array has put out by itself (its superblocks were unreadable when it
@@ -254,7 +262,8 @@ impl Stack {
     fn mend(self: &Rc<Self>, rng: &mut Rng) {
         match rng.below(3) {
             0 => self.end_rot(),
-            1 => {
+            // A start may have put the drive out, which is known when the node serves.
+            1 if self.cluster().is_some() => {
                 let unreadable = self.faults.unreadable.borrow_mut().pop_first();
                 if let Some(at) = unreadable {
                     self.heal(at);

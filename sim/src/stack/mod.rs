@@ -1,6 +1,7 @@
 //! The whole stack: production assembly on simulated drives, clients over a simulated network.
 
 mod cluster;
+mod expected;
 mod losses;
 mod mischief;
 mod model;
@@ -8,5 +9,6 @@ mod scenario;
 mod worker;
 
 pub use cluster::Stack;
+pub use expected::empty_cells;
 pub use losses::{LOSSES, Loss, loss, losses};
 pub use scenario::stack;

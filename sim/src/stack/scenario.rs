@@ -7,10 +7,14 @@
 //! 3. Everything is put right; the checks of every floor come out clean.
 
 use super::cluster::{self, CLIENT, Stack};
+use super::expected;
 use super::model::{Body, Names};
 use super::worker::{self, Worker};
 use crate::{Outcome, Rng, Shape, World};
+use futures_util::future::{Either, select};
+use futures_util::pin_mut;
 use levada_base::ids::Ino;
+use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::Client;
 use levada_node::assembly::Service;
@@ -48,7 +52,7 @@ pub(super) fn in_a_world(seed: u64, scenario: impl AsyncFnOnce(&Run)) -> Outcome
         let stack = Stack::new(Rc::clone(&world));
         let run = Run { stack, world: Rc::clone(&world), workers: Rc::default() };
         if reactor::timeout(SEED_TIME_MAX, scenario(&run)).await.is_err() {
-            let states = levada_base::probe::states();
+            let states = probe::states();
             panic!("seed {seed}: hangs after {SEED_TIME_MAX:?}; engines are in {states:?}");
         }
         let seconds = reactor::now().0 / 1_000_000_000;
@@ -57,6 +61,9 @@ pub(super) fn in_a_world(seed: u64, scenario: impl AsyncFnOnce(&Run)) -> Outcome
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }
+
+/// How often it looks whether the engine is in a certain state.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// How the node dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,8 +176,7 @@ impl Run {
         let crashes = self.world.rng(draw_crashes);
         let mut done = 0;
         while self.operations() < OPERATIONS || done < crashes.len() {
-            let pause = self.world.rng(|rng| rng.between(500, 25_000));
-            reactor::sleep(Duration::from_micros(pause)).await;
+            self.moment(500, 25_000, expected::STATES).await;
             let wanted = OPERATIONS * (done as u64 + 1) / (crashes.len() as u64 + 1);
             let due = done < crashes.len() && self.operations() >= wanted;
             if due && self.world.rng(|rng| rng.one_in(4)) {
@@ -189,34 +195,73 @@ impl Run {
 
     /// The node dies and comes back.
     async fn crash(&self, mut how: Crash) {
-        self.stack.end_rot();
         loop {
+            self.stack.end_rot();
+            self.stack.settle_now();
             match how {
                 Crash::Kill => self.world.kill(),
                 Crash::PowerCut => self.world.power_cut().await,
             }
             let down = self.world.rng(|rng| rng.below(2) * rng.below(1_000_000));
             reactor::sleep(Duration::from_micros(down)).await;
-            let mut starting = self.stack.start();
-            // Now and then it dies again while it starts.
-            if self.world.rng(|rng| rng.one_in(4)) {
-                let time = Duration::from_micros(self.world.rng(|rng| rng.below(60_000)));
-                if reactor::timeout(time, &mut starting).await.is_err() {
-                    let kill = self.world.rng(|rng| rng.one_in(3));
-                    how = if kill { Crash::Kill } else { Crash::PowerCut };
-                    continue;
-                }
-            } else {
-                starting.await;
+            if self.starts().await && !self.dies_soon().await {
+                return;
             }
-            return;
+            let kill = self.world.rng(|rng| rng.one_in(3));
+            how = if kill { Crash::Kill } else { Crash::PowerCut };
+        }
+    }
+
+    /// The node starts; drives and connections may fail meanwhile. False when it shall die before it
+    /// serves.
+    async fn starts(&self) -> bool {
+        let mut starting = self.stack.start();
+        let (dies, with_faults) = self.world.rng(|rng| (rng.one_in(4), rng.one_in(2)));
+        loop {
+            let moment = self.moment(200, 15_000, expected::STARTING);
+            pin_mut!(moment);
+            if let Either::Left(_) = select(&mut starting, moment).await {
+                return true;
+            }
+            if dies && self.world.rng(|rng| rng.one_in(2)) {
+                return false;
+            }
+            if with_faults {
+                self.stack.fault();
+            }
+        }
+    }
+
+    /// Now and then something happens while the client tells the node what it may have lost. True
+    /// when that is the node's death.
+    async fn dies_soon(&self) -> bool {
+        if !self.world.rng(|rng| rng.one_in(4)) {
+            return false;
+        }
+        self.moment(100, 15_000, expected::AFTER_START).await;
+        let dies = self.world.rng(|rng| rng.one_in(2));
+        if !dies {
+            self.stack.fault();
+        }
+        dies
+    }
+
+    /// Lets so many microseconds pass, or half of the time only until the engine is in a certain
+    /// state: many last so shortly that chance alone would seldom find them.
+    async fn moment(&self, min: u64, max: u64, states: &[&'static str]) {
+        let (time, sought) =
+            self.world.rng(|rng| (rng.between(min, max), rng.one_in(2).then(|| *rng.pick(states))));
+        let until = reactor::now() + Duration::from_micros(time);
+        let Some(sought) = sought else { return reactor::sleep_until(until).await };
+        reactor::sleep(Duration::from_micros(min)).await;
+        while reactor::now() < until && !probe::states().contains(&sought) {
+            reactor::sleep(LOOK_AGAIN).await;
         }
     }
 
     async fn second_part(&self, machine: &Group, operations: u64) {
         while self.operations() < operations + OPERATIONS_BEFORE_THE_END {
-            let pause = self.world.rng(|rng| rng.between(500, 15_000));
-            reactor::sleep(Duration::from_micros(pause)).await;
+            self.moment(500, 15_000, expected::STATES).await;
             self.stack.fault();
         }
         self.stack.end_rot();
