@@ -33,8 +33,7 @@ use std::rc::Rc;
 /// Bytes of the map moved in one request.
 const MAP_IO_BYTES: u64 = MIB;
 /// An owner that died may have tried a few generations that only absent members saw. Open skips
-/// more than it can have tried (one per member), so that no generation has two meanings. Even: the
-/// next generation then goes where the newest superblock is not.
+/// more than it can have tried (one per member), so that no generation has two meanings.
 const GENERATIONS_SKIPPED: u64 = 1000;
 
 /// A device that is to be a member.
@@ -248,24 +247,33 @@ fn build(
     }))
 }
 
+/// The newest superblock of a device.
+struct Probed {
+    superblock: Superblock,
+    /// Index of the member that the device is.
+    member: usize,
+    /// Where it lies.
+    at: u64,
+}
+
 /// What the superblocks of a device say: the valid one of the higher (epoch, generation).
-async fn probe(device: &Rc<dyn Device>) -> Result<Option<(Superblock, usize)>, BlockError> {
-    let mut newest: Option<(Superblock, usize)> = None;
+async fn probe(device: &Rc<dyn Device>) -> Result<Option<Probed>, BlockError> {
+    let mut newest: Option<Probed> = None;
     let mut failure = None;
-    for slot in 0..2 {
+    for at in [0, SUPERBLOCK_BYTES] {
         // Read apart: an unreadable one does not hide the other.
         let into = BufMut::zeroed(SUPERBLOCK_BYTES as usize).into_vec();
-        let bytes = match device.read(slot * SUPERBLOCK_BYTES, into).await {
+        let bytes = match device.read(at, into).await {
             Ok(bytes) => bytes,
             Err(error) => {
                 failure = Some(error);
                 continue;
             }
         };
-        if let Some(found) = Superblock::decode(&bytes[0])
-            && newest.as_ref().is_none_or(|(other, _)| order(other) < order(&found.0))
+        if let Some((superblock, member)) = Superblock::decode(&bytes[0])
+            && newest.as_ref().is_none_or(|other| order(&other.superblock) < order(&superblock))
         {
-            newest = Some(found);
+            newest = Some(Probed { superblock, member, at });
         }
     }
     match (newest, failure) {
@@ -284,6 +292,8 @@ struct Sighting {
     newest: Superblock,
     /// By member.
     devices: Vec<Option<Rc<dyn Device>>>,
+    /// By member: where its newest superblock lies.
+    superblocks_at: Vec<Option<u64>>,
     report: AssemblyReport,
 }
 
@@ -293,15 +303,15 @@ pub(crate) async fn examine(
     found: &[Rc<dyn Device>],
     force: bool,
 ) -> Result<(), RaidError> {
-    let Sighting { newest, devices, mut report } = look(uuid, found).await?;
+    let Sighting { newest, devices, mut report, .. } = look(uuid, found).await?;
     name_absent(&newest, &devices, &mut report);
     check_standing(&newest, &devices, force, &report)
 }
 
 async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidError> {
     let probed = join_all(found.iter().map(probe)).await;
-    let ours = |probe: &Result<Option<(Superblock, usize)>, BlockError>| match probe {
-        Ok(Some((superblock, _))) if superblock.uuid == uuid => Some(superblock.clone()),
+    let ours = |probe: &Result<Option<Probed>, BlockError>| match probe {
+        Ok(Some(Probed { superblock, .. })) if superblock.uuid == uuid => Some(superblock.clone()),
         Ok(_) | Err(_) => None,
     };
     let newest = probed.iter().filter_map(ours).max_by_key(order);
@@ -313,7 +323,13 @@ async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidErro
     let mut devices = vec![None; newest.members.len()];
     report.generation = newest.generation;
     report.devices = classify(found, &probed, Some(&newest), uuid, &mut devices);
-    Ok(Sighting { newest, devices, report })
+    let mut superblocks_at = vec![None; newest.members.len()];
+    for (probe, (_, finding)) in probed.iter().zip(&report.devices) {
+        if let (Ok(Some(probe)), Finding::Used { member }) = (probe, finding) {
+            superblocks_at[*member] = Some(probe.at);
+        }
+    }
+    Ok(Sighting { newest, devices, superblocks_at, report })
 }
 
 /// Opens array `uuid` from the devices that may be its members, for the owner of `epoch`.
@@ -323,7 +339,7 @@ pub(crate) async fn open(
     epoch: Epoch,
     force: bool,
 ) -> Result<(Rc<Engine>, AssemblyReport), RaidError> {
-    let Sighting { newest, mut devices, mut report } = look(uuid, &found).await?;
+    let Sighting { newest, mut devices, superblocks_at, mut report } = look(uuid, &found).await?;
     if newest.epoch > epoch {
         return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
     }
@@ -339,6 +355,9 @@ pub(crate) async fn open(
     }
     superblock.generation = newest.generation + GENERATIONS_SKIPPED;
     let engine = build(&superblock, devices, epoch)?;
+    for (member, at) in engine.members.borrow().iter().zip(superblocks_at) {
+        member.superblock_at.set(at);
+    }
     let stale_pages = load_map(&engine, epoch, &report).await?;
     engine.fill_roles();
     engine.confirm_standing().await?;
@@ -354,7 +373,7 @@ pub(crate) async fn open(
 /// Says what each device is and puts the live members into `devices`.
 fn classify(
     found: &[Rc<dyn Device>],
-    probed: &[Result<Option<(Superblock, usize)>, BlockError>],
+    probed: &[Result<Option<Probed>, BlockError>],
     newest: Option<&Superblock>,
     uuid: Uuid,
     devices: &mut [Option<Rc<dyn Device>>],
@@ -364,11 +383,13 @@ fn classify(
         let finding = match (probe, newest) {
             (Err(error), _) => Finding::Unreadable { error: error.clone() },
             (Ok(None), _) => Finding::NoSuperblock,
-            (Ok(Some((superblock, _))), None) => Finding::Foreign { array: superblock.uuid },
-            (Ok(Some((superblock, _))), Some(_)) if superblock.uuid != uuid => {
+            (Ok(Some(Probed { superblock, .. })), None) => {
                 Finding::Foreign { array: superblock.uuid }
             }
-            (Ok(Some((superblock, member))), Some(newest)) => {
+            (Ok(Some(Probed { superblock, .. })), Some(_)) if superblock.uuid != uuid => {
+                Finding::Foreign { array: superblock.uuid }
+            }
+            (Ok(Some(Probed { superblock, member, .. })), Some(newest)) => {
                 let (member, identity) = (*member, superblock.members[*member].uuid);
                 match newest.members.get(member) {
                     Some(entry) if entry.uuid != identity => Finding::Replaced { uuid: identity },

@@ -75,6 +75,8 @@ pub(crate) struct Member {
     pub device: Option<Rc<dyn Device>>,
     pub role: Cell<Option<usize>>,
     pub state: Cell<MemberState>,
+    /// Where on it its newest superblock lies, if it has one.
+    pub superblock_at: Cell<Option<u64>>,
     /// While it rebuilds: every slot below this holds good data, flushed. Behind the cursor in
     /// `state`, which reads may follow but no superblock may tell.
     slots_flushed: Cell<u64>,
@@ -126,6 +128,7 @@ impl Member {
             device,
             role: Cell::new(role),
             state: Cell::new(state),
+            superblock_at: Cell::new(None),
             slots_flushed: Cell::new(slots_flushed),
             // An owner that was killed may have left writes in the drive's cache: the first flush is
             // never for nothing.

@@ -43,11 +43,13 @@ impl Engine {
             self.generation.set(generation);
             let superblock = self.superblock();
             let live = self.live_members();
-            let writes = live.iter().map(|member| {
+            let writes = live.iter().map(async |member| {
                 let mut bytes = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize);
                 superblock.encode(member.index, &mut bytes);
-                let (at, from) = (Superblock::offset(generation), bytes.freeze().into_vec());
-                self.member_write(member, at, from, Durability::Fua)
+                let at = Superblock::next_offset(member.superblock_at.get());
+                self.member_write(member, at, bytes.freeze().into_vec(), Durability::Fua).await?;
+                member.superblock_at.set(Some(at));
+                Ok::<(), BlockError>(())
             });
             // A member that fails is out by now, and another round says so.
             let results = join_all(writes).await;

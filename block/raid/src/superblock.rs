@@ -117,9 +117,9 @@ fn get_name(bytes: &[u8]) -> String {
 }
 
 impl Superblock {
-    /// Where the superblock of `generation` goes.
-    pub fn offset(generation: u64) -> u64 {
-        generation % 2 * SUPERBLOCK_BYTES
+    /// Where a member's next superblock goes, whose newest one is at `newest_at`: over the other one.
+    pub fn next_offset(newest_at: Option<u64>) -> u64 {
+        if newest_at == Some(0) { SUPERBLOCK_BYTES } else { 0 }
     }
 
     /// Writes the superblock of member `index` into 4 KiB.
