@@ -289,7 +289,14 @@ impl Inner {
         for (key, value) in scan_all(&self.store, rows::STAGED).await? {
             let (header, taken) =
                 RecordHeader::decode(&value).ok_or(LogError::Index { row: "staged" })?;
-            let object = self.objects.get(header.object).await?;
+            let object = match self.objects.get(header.object).await {
+                // It concerns that object only. What is staged stays for whoever mends the row.
+                Err(error @ LogError::Index { row: "object" | "extent" }) => {
+                    tracing::error!(object = ?header.object, %error, "a staged change stays staged");
+                    continue;
+                }
+                object => object?,
+            };
             self.room(Need::Staged).await?;
             if header.kind == RecordKind::Data {
                 let data = value.get(taken..).filter(|data| data.len() as u64 == header.len);

@@ -25,6 +25,44 @@ fn key(tag: u8, id: ObjectId) -> Vec<u8> {
     key
 }
 
+/// Also where the object has changes that were staged and reached no stripe.
+#[test]
+fn a_bad_row_with_staged_changes_stops_no_start() {
+    Reactor::simulated(2).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        for n in 0..4 {
+            log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
+        }
+        log.settle().await.expect("settled");
+        let staged = |n: u64| Buf::copy_of(&[n as u8 + 100; 500]).into_vec();
+        for n in 0..4 {
+            log.write(object(n), 0, staged(n), Stability::Durable).await.expect("room");
+        }
+        assert!(log.counters().staged_bytes > 0);
+        drop(log);
+        world.cut_power().await;
+        let store = Store::open(world.store.clone(), world.next_life().epoch, KV).await;
+        let store = store.expect("a store");
+        let mut batch = Batch::default();
+        batch.put(&key(b'O', object(2)), b"nonsense");
+        store.apply(batch).expect("room");
+        store.close().await.expect("closes");
+        for _ in 0..3 {
+            let log = world.next_life().open(false).await;
+            for n in [0, 1, 3] {
+                let read = flat(&log.read(object(n), 0, 600).await.expect("it is another object"));
+                assert_eq!(read[..500], [n as u8 + 100; 500]);
+                assert_eq!(read[500..], [n as u8; 100]);
+            }
+            let refused = LogError::Index { row: "object" };
+            assert_eq!(log.read(object(2), 0, 10).await.err(), Some(refused));
+            log.settle().await.expect("settled");
+            drop(log);
+        }
+    });
+}
+
 #[test]
 fn a_bad_row_costs_its_object_and_no_other() {
     Reactor::simulated(1).block_on(async {
