@@ -146,7 +146,7 @@ impl SegmentRow {
                 version_max: fields.u64()?,
                 live_bytes: fields.u64()?,
                 marks: fields.u64()?,
-                sizes: fields.u64().unwrap_or_default(),
+                sizes: if fields.0.is_empty() { 0 } else { fields.u64()? },
                 indexed_stripes,
             };
             Some((segment, row))
