@@ -91,7 +91,10 @@ impl Pool {
     /// True when it was kept.
     fn give(&mut self, free: Free, class: usize, origin: &Origin) -> bool {
         let capacity = SMALLEST_CLASS_BYTES << class;
-        let fits = self.make_room(class);
+        // Only for what could be kept.
+        let is_kind =
+            matches!((origin, &self.arena), (Origin::Arena, Some(_)) | (Origin::Private, None));
+        let fits = is_kind && self.make_room(class);
         match (origin, &self.arena) {
             (Origin::Arena, Some(arena)) => {
                 arena.count(-1);
