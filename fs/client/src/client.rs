@@ -238,16 +238,12 @@ impl Client {
     /// When `config.unstable_bytes_max` is less than 16 MiB.
     pub async fn connect(config: ClientConfig) -> Result<Self, Error> {
         assert!(config.unstable_bytes_max >= 16 * MIB, "two of the largest writes must fit");
-        let peer = |address: &str, connections| {
-            let peer = PeerConfig {
-                cluster: config.cluster,
-                node: config.node,
-                connections,
-                ..PeerConfig::default()
-            };
+        let peer = |address: &str, connections, cluster| {
+            let peer =
+                PeerConfig { cluster, node: config.node, connections, ..PeerConfig::default() };
             Peer::new(Rc::clone(&config.transport), address, peer)
         };
-        let meta_peer = peer(&config.meta_address, 1);
+        let meta_peer = peer(&config.meta_address, 1, config.cluster);
         let meta = Meta::new(config.meta_target, meta_peer, config.class, config.uuid);
         let fs = match config.deadline {
             None => meta.connect().await?,
@@ -255,12 +251,14 @@ impl Client {
                 reactor::timeout(limit, meta.connect()).await.unwrap_or(Err(Error::Deadline))?
             }
         };
+        // Whoever asked for any cluster stays with the one that answered.
+        let cluster = meta.registration().map_or(config.cluster, |known| known.cluster);
         let run = reactor::random_u64();
         let mut peers: BTreeMap<&str, Rc<Peer>> = BTreeMap::new();
         let mut targets = BTreeMap::new();
         for (id, address) in &fs.objects {
-            let peer =
-                peers.entry(address).or_insert_with(|| peer(address, config.connections.max(1)));
+            let connections = config.connections.max(1);
+            let peer = peers.entry(address).or_insert_with(|| peer(address, connections, cluster));
             let target = ObjectTarget::new(
                 *id,
                 Rc::clone(peer),

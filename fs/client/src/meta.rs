@@ -93,7 +93,7 @@ pub(crate) struct Registration {
     pub(crate) verifier: BootVerifier,
     pub(crate) fs: FsInfo,
     /// The cluster that the service belongs to.
-    cluster: [u8; 16],
+    pub(crate) cluster: [u8; 16],
 }
 
 impl Meta {

@@ -38,6 +38,8 @@ pub struct World {
     device: RefCell<Rc<dyn Device>>,
     /// The cluster that services started from now on say they belong to.
     pub cluster: Cell<[u8; 16]>,
+    /// Clients made from now on do not say which cluster they want.
+    pub asks_for_any: Cell<bool>,
     meta: RefCell<Option<Group>>,
     servers: RefCell<Vec<Server>>,
     clients: Cell<u8>,
@@ -56,6 +58,7 @@ impl World {
             lease: Duration::from_secs(30),
             device: RefCell::new(disk()),
             cluster: Cell::default(),
+            asks_for_any: Cell::default(),
             meta: RefCell::default(),
             servers: RefCell::default(),
             clients: Cell::new(0),
@@ -158,7 +161,8 @@ impl World {
         self.clients.set(number);
         let transport = self.network.transport(name);
         let config = ClientConfig::new(transport, "meta", META, [number; 16]);
-        ClientConfig { cluster: self.cluster.get(), ..config }
+        let cluster = if self.asks_for_any.get() { [0; 16] } else { self.cluster.get() };
+        ClientConfig { cluster, ..config }
     }
 
     pub async fn client(&self, name: &str) -> Client {
