@@ -36,12 +36,12 @@ pub struct ArrayError {
 /// What to do besides what the error itself says.
 fn hint(error: &RaidError) -> &'static str {
     match error {
-        RaidError::NotFound { .. } => {
+        RaidError::NotFound { report } if report.missing.is_empty() => {
             "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --destroy CLUSTER` starts over"
         }
-        RaidError::TooManyLost { .. } | RaidError::NoMajority { .. } => {
-            "; bring them back and start again: nothing was given up"
-        }
+        RaidError::NotFound { .. }
+        | RaidError::TooManyLost { .. }
+        | RaidError::NoMajority { .. } => "; bring them back and start again: nothing was given up",
         _ => "",
     }
 }
@@ -173,9 +173,27 @@ pub async fn open(
     };
     // An array that is opened goes on without its missing members for good. When another one cannot
     // be opened, the missing drives will come back, and should find their places.
+    let mut examined = Vec::new();
     for spec in &cluster.arrays {
         let (uuid, found) = members_of(spec);
-        RaidArray::examine(uuid, &found, false).await.map_err(failed(spec))?;
+        examined.push((spec, RaidArray::examine(uuid, &found, false).await));
+    }
+    let is_there =
+        |(_, standing): &(_, Result<(), _>)| !matches!(standing, Err(RaidError::NotFound { .. }));
+    let cluster_was_made = examined.iter().any(is_there);
+    for (spec, standing) in examined {
+        standing
+            .map_err(|error| match error {
+                // Labels come before arrays: without a single slice all its drives are away.
+                RaidError::NotFound { mut report }
+                    if cluster_was_made && report.devices.is_empty() =>
+                {
+                    report.missing.clone_from(&spec.drives);
+                    RaidError::NotFound { report }
+                }
+                other => other,
+            })
+            .map_err(failed(spec))?;
     }
     let mut arrays = Vec::new();
     for spec in &cluster.arrays {

@@ -10,7 +10,7 @@
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
 use crate::fit::{self, FitError};
-use crate::recorded::{Differences, Labelled, OnDrives};
+use crate::recorded::{Difference, Differences, Labelled, OnDrives};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
@@ -208,6 +208,11 @@ pub async fn take(
         Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
     };
     let known: Vec<String> = cluster.drives.iter().zip(&found).filter_map(known).collect();
+    let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
+    if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
+        let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
+        return Err(DrivesError::Changed { cluster: name, differences });
+    }
     match may_overwrite {
         MayOverwrite::Nothing if !known.is_empty() => open(cluster, found).await,
         MayOverwrite::Others if !known.is_empty() => {
@@ -230,6 +235,20 @@ pub async fn take(
             format(source, cluster, found, may_overwrite, segment_stripes, progress).await
         }
     }
+}
+
+/// The name that the cluster has on its drives, where the file has another: it is told by the note
+/// of the cluster that was up last.
+fn renamed(source: &dyn DriveSource, cluster: &ClusterFile, found: &[Found]) -> Option<String> {
+    let noted = source.cluster()?;
+    found.iter().find_map(|found| match found {
+        Found::Labelled(_, label)
+            if label.cluster_uuid == noted && label.cluster_name != cluster.name =>
+        {
+            Some(label.cluster_name.clone())
+        }
+        Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
+    })
 }
 
 async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, DrivesError> {

@@ -31,6 +31,14 @@ pub struct Difference {
     pub on_drives: String,
 }
 
+impl Difference {
+    /// Of the name of the cluster.
+    pub(crate) fn of_name(in_file: &str, on_drives: &str) -> Self {
+        let (in_file, on_drives) = (in_file.to_owned(), on_drives.to_owned());
+        Self { key: "[cluster] name".into(), in_file, on_drives }
+    }
+}
+
 /// Everything that differs; never empty where it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences(pub Vec<Difference>);
@@ -154,15 +162,11 @@ impl OnDrives {
     /// What `file` says otherwise. Drive `joining` is about to become a member where it is none.
     pub fn differences(&self, file: &ClusterFile, joining: Option<&str>) -> Differences {
         let mut found = Findings::default();
-        for label in &self.labels {
+        for label in self.labels.iter().filter(|label| !self.is_out(label)) {
             found.of_label(file, label);
         }
-        let recorded = self.labels.iter().flat_map(|label| &label.slices);
-        let recorded: Vec<&str> = recorded.map(|slice| slice.array_name.as_str()).collect();
-        for array in file.arrays.iter().filter(|_| !recorded.is_empty()) {
-            if !recorded.contains(&array.name.as_str()) {
-                found.say(format!("[[array]] {}", array.name), "is".into(), "is not".into());
-            }
+        for array in file.arrays.iter().filter(|array| self.is_unknown(array)) {
+            found.say(format!("[[array]] {}", array.name), "is".into(), "is not".into());
         }
         for (name, standing) in &self.arrays {
             if let Some(array) = file.array(name) {
@@ -173,6 +177,28 @@ impl OnDrives {
             found.of_table(fs, holder, table);
         }
         found.into_differences()
+    }
+
+    /// True when no array uses the drive any more: it failed, or another took its place. What the
+    /// file says of it is then meant for the next one.
+    fn is_out(&self, label: &Label) -> bool {
+        label.slices.iter().all(|slice| {
+            self.arrays.get(&slice.array_name).is_some_and(|array| {
+                let on_drive = |member: &&RecordedMember| member.name == label.drive_name;
+                let mut members = array.members.iter().filter(on_drive);
+                members.all(|member| member.state == MemberState::Faulty)
+            })
+        })
+    }
+
+    /// True when drives that the file gives to the array are there, and none has a slice of it.
+    /// Of one whose drives are all away nothing is known.
+    fn is_unknown(&self, array: &ArraySpec) -> bool {
+        let given = |label: &&Label| array.drives.contains(&label.drive_name);
+        let has_slice =
+            |label: &&Label| label.slices.iter().any(|slice| slice.array_name == array.name);
+        let there: Vec<&Label> = self.labels.iter().filter(given).collect();
+        !there.is_empty() && !there.iter().any(has_slice)
     }
 }
 
@@ -236,6 +262,13 @@ impl Findings {
         self.found.push((Difference { key, in_file, on_drives }, Vec::new()));
     }
 
+    /// What is alike whichever drive tells it.
+    fn say_once(&mut self, difference: Difference) {
+        if self.found.iter().all(|(known, _)| *known != difference) {
+            self.found.push((difference, Vec::new()));
+        }
+    }
+
     fn number(&mut self, key: String, in_file: u64, on_drives: u64) {
         if in_file != on_drives {
             self.say(key, in_file.to_string(), on_drives.to_string());
@@ -265,8 +298,11 @@ impl Findings {
         Differences(self.found.into_iter().map(named).collect())
     }
 
-    /// Size, enclosure and slices of a drive.
+    /// Cluster, size, enclosure and slices of a drive.
     fn of_label(&mut self, file: &ClusterFile, label: &Label) {
+        if label.cluster_name != file.name {
+            self.say_once(Difference::of_name(&file.name, &label.cluster_name));
+        }
         // One that the file does not name any more is seen in the arrays that still use it.
         let Some(spec) = file.drive(&label.drive_name) else { return };
         let name = &spec.name;
@@ -308,16 +344,10 @@ impl Findings {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
         if array.level.name() != standing.level_name() {
             let (in_file, on_drives) = (array.level.name().into(), standing.level_name().into());
+            // Nothing else can be compared.
             return self.say(key("level"), in_file, on_drives);
         }
         let width = standing.width as u64;
-        // Drives that the file names and the array does not have yet may be spares to come.
-        let joins = |drive: &&String| !standing.has(drive);
-        let coming = array.drives.iter().filter(joins).count() as u64;
-        let sure = array.drives.iter().filter(joins).any(|drive| Some(drive.as_str()) == joining);
-        let gone = |member: &&RecordedMember| !array.drives.contains(&member.name);
-        let least = standing.spares() as u64 + u64::from(sure);
-        let dropped = standing.members.iter().filter(gone).count() as u64;
         match array.level {
             Level::Raid0 { .. } => {}
             Level::Raid1 { copies, .. } => {
@@ -327,27 +357,37 @@ impl Findings {
                 self.number(key("data"), u64::from(data), width.saturating_sub(2))
             }
         }
-        let spares = u64::from(array.spares);
-        let most = standing.spares() as u64 + coming;
-        if !(least.saturating_sub(dropped)..=most).contains(&spares) {
-            self.number(key("spares"), spares, least.saturating_sub(dropped));
-        } else if !matches!(array.level, Level::Raid6 { .. }) {
-            let in_file = (array.drives.len() as u64).saturating_sub(spares);
-            self.number(key("drives less spares"), in_file, width);
-        }
+        self.of_members(array, standing, joining);
         if let Some(chunk) = array.level.chunk()
             && chunk.0 != standing.chunk_bytes
         {
             self.say(key("chunk"), chunk.to_string(), Bytes(standing.chunk_bytes).to_string());
         }
-        let lost = standing
-            .members
-            .iter()
-            .filter(gone)
-            .filter(|member| member.state != MemberState::Faulty);
-        let lost: Vec<_> = lost.map(|member| member.name.clone()).collect();
-        for drive in &lost {
-            self.say_of(drive, key("drives"), "not members".into(), "members".into());
+    }
+
+    /// The drives of an array, and how many of them are spares.
+    fn of_members(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+        let key = |key: &str| format!("[[array]] {}: {key}", array.name);
+        let is_new = |drive: &&String| !standing.has(drive);
+        let is_left_out = |member: &&RecordedMember| !array.drives.contains(&member.name);
+        let count = Headcount {
+            listed: array.drives.len() as u64,
+            roles: standing.width as u64,
+            spare_members: standing.spares() as u64,
+            new: array.drives.iter().filter(is_new).count() as u64,
+            joins_now: array.drives.iter().filter(is_new).any(|new| Some(&**new) == joining),
+            left_out: standing.members.iter().filter(is_left_out).count() as u64,
+        };
+        // The file says by `data` how many drives of a RAID 6 play a role, else by `spares`.
+        let spares_say_roles = !matches!(array.level, Level::Raid6 { .. });
+        let judged = count.judge(u64::from(array.spares), spares_say_roles);
+        if let Judged::Spares { fit } = judged {
+            self.number(key("spares"), u64::from(array.spares), fit);
+        }
+        for member in standing.members.iter().filter(is_left_out) {
+            if judged == Judged::TooFewListed || member.state != MemberState::Faulty {
+                self.say_of(&member.name, key("drives"), "not members".into(), "members".into());
+            }
         }
     }
 
@@ -365,6 +405,120 @@ impl Findings {
             ("metadata_targets", fs.metadata_targets, TargetKind::Metadata),
         ] {
             self.number(key(what), u64::from(in_file), count(kind) as u64);
+        }
+    }
+}
+
+/// The drives of an array in the file beside its members.
+#[derive(Clone, Copy, Debug, Default)]
+struct Headcount {
+    /// Drives that the file lists.
+    listed: u64,
+    /// Members that it takes to be whole.
+    roles: u64,
+    /// Members beside those: spares, used or not.
+    spare_members: u64,
+    /// Drives that are listed and no members: spares to come.
+    new: u64,
+    /// True when one of them becomes a member now.
+    joins_now: bool,
+    /// Members that are not listed.
+    left_out: u64,
+}
+
+/// What is to be said of `spares` and `drives`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Judged {
+    Fine,
+    /// `spares` is wrong.
+    Spares {
+        fit: u64,
+    },
+    /// Fewer drives are listed than there are roles.
+    TooFewListed,
+}
+
+impl Headcount {
+    /// Judges `spares` as the file has it. Where that says how many of the drives listed play a
+    /// role, one number fits.
+    fn judge(&self, spares: u64, spares_say_roles: bool) -> Judged {
+        if spares_say_roles {
+            return match self.listed.checked_sub(self.roles) {
+                Some(fit) if fit == spares => Judged::Fine,
+                Some(fit) => Judged::Spares { fit },
+                None => Judged::TooFewListed,
+            };
+        }
+        // A member that is left out may have been a spare; a new drive may become one.
+        let least = (self.spare_members + u64::from(self.joins_now)).saturating_sub(self.left_out);
+        let most = self.spare_members + self.new;
+        match (least..=most).contains(&spares) {
+            true => Judged::Fine,
+            false => Judged::Spares { fit: least },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spares_are_judged_by_members_and_by_what_is_listed() {
+        let made = Headcount { listed: 12, roles: 10, spare_members: 2, ..Headcount::default() };
+        let full = Headcount { listed: 12, roles: 12, ..Headcount::default() };
+        let fit = |fit| Judged::Spares { fit };
+        let (fine, few) = (Judged::Fine, Judged::TooFewListed);
+        // For 0 to 3 spares: where they say how many drives play a role, and in a RAID 6.
+        let cases = [
+            (
+                "as it was made",
+                made,
+                [fit(2), fit(2), fine, fit(2)],
+                [fit(2), fit(2), fine, fit(2)],
+            ),
+            (
+                "made without spares",
+                full,
+                [fine, fit(0), fit(0), fit(0)],
+                [fine, fit(0), fit(0), fit(0)],
+            ),
+            (
+                "a drive is to be added, now or later",
+                Headcount { listed: 13, new: 1, ..made },
+                [fit(3), fit(3), fit(3), fine],
+                [fit(2), fit(2), fine, fine],
+            ),
+            (
+                "a drive is added",
+                Headcount { listed: 13, new: 1, joins_now: true, ..made },
+                [fit(3), fit(3), fit(3), fine],
+                [fit(3), fit(3), fit(3), fine],
+            ),
+            (
+                "a dead drive is gone, and a spare has its role",
+                Headcount { listed: 11, left_out: 1, ..made },
+                [fit(1), fine, fit(1), fit(1)],
+                [fit(1), fine, fine, fit(1)],
+            ),
+            (
+                "a dead drive is gone, and nobody has its role",
+                Headcount { listed: 11, left_out: 1, ..full },
+                [few, few, few, few],
+                [fine, fit(0), fit(0), fit(0)],
+            ),
+            (
+                "a dead drive is gone, and another is to be added",
+                Headcount { listed: 12, new: 1, left_out: 1, ..made },
+                [fit(2), fit(2), fine, fit(2)],
+                [fit(1), fine, fine, fine],
+            ),
+        ];
+        for (what, count, of_mirror, of_raid6) in cases {
+            for spares in 0..4 {
+                assert_eq!(count.judge(spares as u64, true), of_mirror[spares], "{what}: {spares}");
+                assert_eq!(count.judge(spares as u64, false), of_raid6[spares], "{what}: {spares}");
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A cluster in a box on memory drives, from format to files and back, on virtual time.
 
 use futures_util::future::LocalBoxFuture;
-use levada_base::ids::Ino;
+use levada_base::ids::{Ino, Uuid};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
@@ -15,7 +15,7 @@ use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{Caller, OpenMode};
 use levada_wire::rpc::{ServiceConfig, accept_all};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
@@ -28,9 +28,15 @@ const CALLER: Caller = Caller { uid: 0, gid: 0 };
 struct Shelf {
     drives: RefCell<BTreeMap<String, Rc<RamDevice>>>,
     pulled: RefCell<Vec<String>>,
+    /// The cluster that was up with them last, as a state directory notes it.
+    noted: Cell<Option<Uuid>>,
 }
 
 impl DriveSource for Shelf {
+    fn cluster(&self) -> Option<Uuid> {
+        self.noted.get()
+    }
+
     fn open<'a>(
         &'a self,
         drive: &'a DriveSpec,
@@ -410,6 +416,148 @@ fn a_change_of_what_is_fixed_is_refused_before_a_byte_is_written() {
     });
 }
 
+/// The text of a refusal for a file that says otherwise than the drives.
+async fn changed(file: ClusterFile, shelf: &Shelf) -> String {
+    let error = start(file, shelf).await.err().expect("refused");
+    let is_changed = matches!(error, AssemblyError::Drives(DrivesError::Changed { .. }));
+    assert!(is_changed, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn another_name_of_the_cluster_is_no_other_cluster() {
+    Reactor::simulated(26).block_on(async {
+        let shelf = Shelf::default();
+        let cluster = start(cluster_file(), &shelf).await.expect("starts");
+        shelf.noted.set(Some(cluster.drives.cluster));
+        cluster.stop().await;
+        let before = heads(&shelf).await;
+        let mut file = cluster_file();
+        file.name = "crate".into();
+        let told = changed(file.clone(), &shelf).await;
+        assert!(told.contains("[cluster] name: crate in the file, box on the drives"), "{told}");
+        let others = start_over(file, &shelf, MayOverwrite::Others).await;
+        let told = others.err().expect("refused").to_string();
+        assert!(told.contains("[cluster] name: crate in the file, box on the drives"), "{told}");
+        assert!(before == heads(&shelf).await, "something was written");
+        start(cluster_file(), &shelf).await.expect("starts").stop().await;
+    });
+}
+
+#[test]
+fn an_array_whose_drives_are_all_away_says_so_itself() {
+    Reactor::simulated(27).block_on(async {
+        let shelf = Shelf::default();
+        let split = || {
+            let mut file = cluster_file();
+            let data = file.arrays[0].drives.split_off(6);
+            file.arrays[1].drives = data;
+            file.arrays[0].slice = SliceSize::Bytes(Bytes::mib(256));
+            file.arrays[1].level = Level::Raid6 { data: 4, chunk: Bytes::kib(128) };
+            file.arrays[1].spares = 0;
+            file
+        };
+        start(split(), &shelf).await.expect("starts").stop().await;
+        for (array, drives) in [("data", 6..12), ("meta", 0..6)] {
+            let away: Vec<String> = drives.map(|drive| format!("d{drive:02}")).collect();
+            shelf.pulled.replace(away.clone());
+            let error = start(split(), &shelf).await.err().expect("refused");
+            assert!(matches!(error, AssemblyError::Array(_)), "{error}");
+            let told = error.to_string();
+            assert!(told.contains(&format!("array {array}")), "{told}");
+            assert!(told.contains("bring them back"), "{told}");
+            assert!(away.iter().all(|drive| told.contains(drive)), "{told}");
+            assert!(!told.contains("--destroy"), "{told}");
+        }
+        shelf.pulled.take();
+        start(split(), &shelf).await.expect("starts").stop().await;
+    });
+}
+
+#[test]
+fn a_drive_that_is_out_gets_another_size_and_enclosure() {
+    Reactor::simulated(28).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        let (cluster, first) = operator_with(&shelf, path.clone()).await;
+        for drive in ["d03", "d08"] {
+            fail(&first, drive, false).await.expect("bears it");
+        }
+        let mut file = cluster_file();
+        for drive in [3, 8] {
+            file.drives[drive].size = Some(Bytes::gib(2));
+            file.drives[drive].enclosure = "e5".into();
+        }
+        std::fs::write(&path, file.to_toml()).expect("written");
+        let replace = async |operator: &Rc<Operator>, drive: &str| {
+            shelf.drives.borrow_mut().remove(drive);
+            let request = ControlRequest::DriveReplace { drive: drive.into(), force: false };
+            assert_eq!(operator.answer(request).await, ControlReply::Done);
+        };
+        // One while the other is as it was, and a start in between.
+        replace(&first, "d03").await;
+        cluster.stop().await;
+        let (cluster, second) = operator_of(file.clone(), &shelf, path).await;
+        replace(&second, "d08").await;
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+            assert!(array.out().is_empty(), "{:?}", array.out());
+        }
+        cluster.stop().await;
+        // One that is in is compared.
+        file.drives[3].enclosure = "e1".into();
+        let told = changed(file, &shelf).await;
+        assert!(told.contains("[[enclosure]] of drives (d03): e1 in"), "{told}");
+    });
+}
+
+#[test]
+fn a_dead_drive_leaves_the_file_when_a_spare_has_replaced_it() {
+    Reactor::simulated(29).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        let (cluster, operator) = operator_with(&shelf, path.clone()).await;
+        fail(&operator, "d11", false).await.expect("bears it");
+        cluster.stop().await;
+        let without_dead = |mut file: ClusterFile| {
+            for array in &mut file.arrays {
+                array.drives.retain(|drive| drive != "d11");
+            }
+            file.arrays[1].spares -= 1;
+            file
+        };
+        let told = changed(without_dead(cluster_file()), &shelf).await;
+        assert!(told.contains("[[array]] meta: drives (d11): not members in"), "{told}");
+        assert!(!told.contains("less"), "{told}");
+        // Another one takes its role.
+        let mut file = cluster_file();
+        let mut added = file.drives[0].clone();
+        (added.name, added.path) = ("d12".into(), "drives/d12.img".into());
+        file.drives.push(added);
+        for array in &mut file.arrays {
+            array.drives.push("d12".into());
+            array.spares += 1;
+        }
+        std::fs::write(&path, file.to_toml()).expect("written");
+        let (cluster, operator) = operator_with(&shelf, path).await;
+        let add = ControlRequest::DriveAdd { drive: "d12".into(), force: false };
+        assert_eq!(operator.answer(add).await, ControlReply::Done);
+        let mirror = &cluster.arrays[0].array;
+        mirror.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+        cluster.stop().await;
+        let mut file = without_dead(file);
+        let told = changed(file.clone(), &shelf).await;
+        assert!(told.contains("[[array]] meta: spares: 1 in the file, 0 on the drives"), "{told}");
+        file.arrays[0].spares = 0;
+        start(file, &shelf).await.expect("starts").stop().await;
+    });
+}
+
 #[test]
 fn what_may_change_may() {
     Reactor::simulated(20).block_on(async {
@@ -487,7 +635,16 @@ async fn operator(shelf: &Rc<Shelf>) -> (Rc<Cluster>, Rc<Operator>) {
 
 /// An operator that reads `file` again when drives change.
 async fn operator_with(shelf: &Rc<Shelf>, file: std::path::PathBuf) -> (Rc<Cluster>, Rc<Operator>) {
-    let cluster = Rc::new(start(cluster_file(), shelf).await.expect("starts"));
+    operator_of(cluster_file(), shelf, file).await
+}
+
+/// An operator of a cluster that was started with `text`, and that reads `file` afterwards.
+async fn operator_of(
+    text: ClusterFile,
+    shelf: &Rc<Shelf>,
+    file: std::path::PathBuf,
+) -> (Rc<Cluster>, Rc<Operator>) {
+    let cluster = Rc::new(start(text, shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
     let changed = Rc::default();
     (Rc::clone(&cluster), Operator::new(cluster, source, file, ADDRESS.to_owned(), changed))
