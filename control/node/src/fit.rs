@@ -82,18 +82,18 @@ pub async fn check(
             _ => None,
         });
         for need in std::iter::once(Need::Itself).chain(used) {
-            let fits =
+            let has_room =
                 async |slice: Bytes| fits(cluster, array, slice, &need, segment_stripes).await;
-            if fits(slice.min(SLICE_MOST)).await? {
+            if has_room(slice.min(SLICE_MOST)).await? {
                 continue;
             }
-            let mut needed = fits(SLICE_MOST).await?.then_some(SLICE_MOST);
+            let mut needed = has_room(SLICE_MOST).await?.then_some(SLICE_MOST);
             let mut least = slice;
             while let Some(most) = needed
                 && most.0 - least.0 > SLICE_ALIGN_BYTES
             {
                 let middle = Bytes(u64::midpoint(least.0, most.0)).floor_to(SLICE_ALIGN_BYTES);
-                match fits(middle).await? {
+                match has_room(middle).await? {
                     true => needed = Some(middle),
                     false => least = middle,
                 }
