@@ -8,7 +8,8 @@ use levada_node::mounting::{self, Served};
 use levada_node::state::StateDir;
 use levada_spec::Loaded;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -20,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Time for an unmounted process to end before something else is mounted in its place.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Who uses a mount is asked of every process there is.
+const LOOK_AT_USERS_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub struct MountArgs {
@@ -124,12 +127,19 @@ enum Found {
 
 /// Looks whether one can mount on `dir`.
 fn look(dir: &Path, state: &StateDir) -> Result<Found> {
-    let mounted = mounting::mounted_at(dir)?;
-    match mounted.as_deref() {
+    let fs_type = mounting::mounted_at(dir)?;
+    match fs_type.as_deref() {
         Some(mounting::FS_TYPE) if is_served(&record(state, dir)?) => return Ok(Found::Ours),
         // Alive, and not of this cluster; or dead.
         Some(mounting::FS_TYPE) => {}
-        None => wait_for_earlier(dir, &record(state, dir)?)?,
+        None => {
+            let record = record(state, dir)?;
+            wait_for_earlier(dir, &record)?;
+            // It was one that mounts, not one that ends.
+            if mounted(dir)? && is_served(&record) {
+                return Ok(Found::Ours);
+            }
+        }
         Some(other) => {
             bail!(
                 "cannot mount on {}: another file system ({other}) is mounted there",
@@ -141,7 +151,7 @@ fn look(dir: &Path, state: &StateDir) -> Result<Found> {
         Ok(there) if !there.is_dir() => {
             bail!("cannot mount on {}: it is not a directory", dir.display())
         }
-        Ok(_) if mounted.is_some() => {
+        Ok(_) if fs_type.is_some() => {
             bail!("cannot mount on {}: the mount of another cluster is there", dir.display())
         }
         Ok(_) => {
@@ -160,25 +170,30 @@ fn look(dir: &Path, state: &StateDir) -> Result<Found> {
 }
 
 /// A process serves a directory until its mount has gone: one that was taken out of the tree while
-/// programs used it goes with them.
+/// programs used it goes with them. Or it has just begun: then until the mount is there.
 fn wait_for_earlier(dir: &Path, record: &Path) -> Result<()> {
     let begun = Instant::now();
-    while is_served(record) {
+    let mut looked_at_users: Option<Instant> = None;
+    while is_served(record) && !mounted(dir)? {
         let served = served(record);
-        let users = users(dir, served);
-        if !users.is_empty() {
+        let mut users_now = Vec::new();
+        if looked_at_users.is_none_or(|at| at.elapsed() > LOOK_AT_USERS_EVERY) {
+            looked_at_users = Some(Instant::now());
+            users_now = users(dir, served);
+        }
+        if !users_now.is_empty() {
             bail!(
                 "cannot mount on {}: the mount that was taken out of it is still used by {}; it ends with them",
                 dir.display(),
-                users.join(", ")
+                users_now.join(", ")
             );
         }
         if begun.elapsed() > END_LIMIT {
-            let pid = served.map_or("?".into(), |served| served.pid.to_string());
-            bail!(
-                "cannot mount on {}: the process ({pid}) of an earlier mount has not ended",
-                dir.display()
-            );
+            let whose = match served {
+                Some(Served { pid, .. }) => format!("the process ({pid}) of an earlier mount"),
+                None => "another process that mounts there".into(),
+            };
+            bail!("cannot mount on {}: {whose} has not ended", dir.display());
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -231,19 +246,22 @@ pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
     Ok(())
 }
 
-/// The programs that have a file open or mapped, or their directory, under `dir` or on what was
-/// mounted there: name and process id. Reads only what the kernel has in memory, so it does not
-/// wait for the mount.
+/// The programs that have a file open or mapped, or their directory, under a mount on `dir` or on
+/// one that was there: name and process id. Reads only what the kernel has in memory, so it does
+/// not wait for the mount.
 fn users(dir: &Path, served: Option<Served>) -> Vec<String> {
-    // Out of the tree, its paths say nothing; the device number does.
+    // Out of the tree, the device number alone tells: what is under `dir` uses the directory that
+    // was mounted on.
     let device = served.map(|served| served.device);
+    let in_tree = mounted(dir).unwrap_or(true);
     let on = |link: &Path| {
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
         let there = rustix::fs::statx(CWD, link, flags, StatxFlags::TYPE).ok();
         device.is_some() && there.map(|at| (at.stx_dev_major, at.stx_dev_minor)) == device
     };
-    let under =
-        |link: PathBuf| std::fs::read_link(&link).is_ok_and(|at| at.starts_with(dir)) || on(&link);
+    let under = |link: PathBuf| {
+        in_tree && std::fs::read_link(&link).is_ok_and(|at| at.starts_with(dir)) || on(&link)
+    };
     let mapped = device.map(|(major, minor)| format!(" {major:02x}:{minor:02x} "));
     let maps = |process: &Path| {
         mapped.as_ref().is_some_and(|device| {
@@ -351,18 +369,15 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
         }
     }
     for (dir, record) in out_of_tree(state) {
-        let served = served(&record);
-        let users = users(&dir, served);
+        let users = users(&dir, served(&record));
         if !users.is_empty() {
-            let pid = served.and_then(|served| Pid::from_raw(served.pid.cast_signed()));
-            let Some(pid) = pid.filter(|_| force) else {
+            if !force {
                 bail!(
                     "{}; stop them first, or `down --force` lets their calls fail",
                     leaving_text(&dir, &record)
                 );
-            };
-            kill_process(pid, Signal::TERM)
-                .with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+            }
+            end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
             eprintln!("{} is gone for {}", dir.display(), users.join(", "));
         }
         wait_for(&record, state)?;
@@ -384,6 +399,22 @@ fn record(state: &StateDir, dir: &Path) -> Result<PathBuf> {
 /// What the process of a mount has noted of itself.
 fn served(record: &Path) -> Option<Served> {
     Served::parse(&std::fs::read_to_string(record).ok()?)
+}
+
+/// Tells the process of a mount to end. One that has ended is told nothing, whoever has its number
+/// now.
+fn end(record: &Path) -> Result<(), Errno> {
+    let pid = || Pid::from_raw(served(record)?.pid.cast_signed());
+    let Some(noted) = pid() else { return Ok(()) };
+    let told = pidfd_open(noted, PidfdFlags::empty()).and_then(|process| {
+        // From here on it is this very process: it has the number that is noted by whoever holds
+        // the record.
+        match is_served(record) && pid() == Some(noted) {
+            true => pidfd_send_signal(process, Signal::TERM),
+            false => Ok(()),
+        }
+    });
+    told.or_else(|error| if error == Errno::SRCH { Ok(()) } else { Err(error) })
 }
 
 fn dir_of(name: &str) -> PathBuf {
@@ -427,4 +458,29 @@ fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
 /// True when a mount of levada lies on `dir`.
 fn mounted(dir: &Path) -> Result<bool> {
     Ok(mounting::mounted_at(dir)?.as_deref() == Some(mounting::FS_TYPE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    #[test]
+    fn a_number_left_in_a_record_belongs_to_nobody() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let record = dir.path().join("record");
+        let mut stranger = Command::new("sleep").arg("60").spawn().expect("started");
+        std::fs::write(&record, format!("{} 0:52\n", stranger.id())).expect("written");
+        end(&record).expect("nobody holds it");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(stranger.try_wait().expect("a child"), None, "it was not told");
+        // As if it served.
+        let note = File::open(&record).expect("there");
+        note.try_lock().expect("nobody holds it");
+        end(&record).expect("told");
+        let ended = stranger.wait().expect("a child");
+        assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
+        end(&record).expect("there is nobody to tell");
+    }
 }

@@ -52,8 +52,11 @@ pub fn state(loaded: &Loaded) -> StateDir {
 
 /// The cluster that its node made or opened last.
 pub fn cluster(loaded: &Loaded) -> Result<Uuid> {
-    let noted = state(loaded).cluster();
-    noted.context("the node of an earlier release is up: `levada down` and `levada up` first")
+    let state = state(loaded);
+    state.cluster().with_context(|| match state.running() {
+        Some(_) => "the node of an earlier release is up: `levada down` and `levada up` first",
+        None => "it is not noted which cluster this is: start it with `levada up`",
+    })
 }
 
 /// The address of the cluster's services, as its node left it.

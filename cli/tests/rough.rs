@@ -311,7 +311,10 @@ fn a_mount_out_of_the_tree_is_not_forgotten() {
     let own_name = format!("({})", std::process::id());
 
     assert!(cluster.ok(&["umount", "--lazy", "mnt"]).contains(&name));
-    cluster.refused(&["mount", "mnt"], &["still used by", &name, &own_name]);
+    // One that is in the directory below uses no mount.
+    let mut bystander = held();
+    let told = cluster.refused(&["mount", "mnt"], &["still used by", &name, &own_name]);
+    assert!(!told.contains(&format!("({})", bystander.id())), "{told}");
     cluster.refused(&["umount", "mnt"], &["left the tree", &name]);
     assert!(cluster.ok(&["status"]).contains(&name));
     cluster.refused(&["down"], &["left the tree", &name, "--force"]);
@@ -320,6 +323,7 @@ fn a_mount_out_of_the_tree_is_not_forgotten() {
     drop(file);
     user.kill().and_then(|()| user.wait()).expect("ended");
     cluster.ok(&["mount", "mnt"]);
+    bystander.kill().and_then(|()| bystander.wait()).expect("ended");
     assert_eq!(fs::read_to_string(mnt.join("file")).expect("read"), "written meanwhile");
 
     // By force: in the tree, and out of it.
@@ -340,6 +344,47 @@ fn a_mount_out_of_the_tree_is_not_forgotten() {
         cluster.ok(&["mount", "mnt"]);
         assert_eq!(fs::read_to_string(mnt.join("file")).expect("read"), "handed over");
     }
+    cluster.ok(&["down"]);
+}
+
+#[test]
+fn of_two_who_mount_at_once_the_second_waits_for_the_first() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("both", TINY);
+    let mnt = cluster.mnt();
+    cluster.ok(&["up"]);
+    let node = cluster.node().expect("it runs");
+    signal("-STOP", node);
+    let mut first = Command::new(LEVADA)
+        .args(["mount", "--foreground"])
+        .arg(&mnt)
+        .current_dir(cluster.dir.path())
+        .spawn()
+        .expect("the program starts");
+    wait_until("the first begins", || {
+        let notes = fs::read_dir(cluster.path("state/mounts")).into_iter().flatten().flatten();
+        let is_locked = |note: fs::DirEntry| {
+            let note = fs::File::open(note.path());
+            note.is_ok_and(|note| note.try_lock_shared().is_err())
+        };
+        notes.map(is_locked).any(|is_locked| is_locked)
+    });
+    // Nobody who is in the directory below is in its way.
+    let mut bystander = Command::new("sleep").arg("60").current_dir(&mnt).spawn().expect("started");
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| cluster.run(&["mount", "mnt"]));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!second.is_finished(), "it waits");
+        signal("-CONT", node);
+        let second = second.join().expect("no panic");
+        assert!(second.status.success(), "{}", said(&second));
+        assert!(said(&second).contains("mounted already"), "{}", said(&second));
+    });
+    bystander.kill().and_then(|()| bystander.wait()).expect("ended");
+    cluster.ok(&["umount", "mnt"]);
+    assert!(first.wait().expect("a child").success());
     cluster.ok(&["down"]);
 }
 

@@ -69,7 +69,8 @@ pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     result
 }
 
-/// Makes the record of a mount and locks it.
+/// Makes the record of a mount and locks it. It tells nothing until the mount is made: what an earlier
+/// process noted of itself is true no longer.
 fn take(plan: &MountPlan) -> Result<File> {
     let record = &plan.record;
     let begun = Instant::now();
@@ -83,7 +84,10 @@ fn take(plan: &MountPlan) -> Result<File> {
         match note.try_lock() {
             // The process that held it may have removed it meanwhile: then another may have made
             // and locked its own.
-            Ok(()) if is_at(&note, record) => return Ok(note),
+            Ok(()) if is_at(&note, record) => {
+                note.set_len(0).context("cannot clear the note of an earlier mount")?;
+                return Ok(note);
+            }
             Ok(()) => {}
             Err(TryLockError::WouldBlock) if begun.elapsed() > LET_GO_LIMIT => {
                 bail!("another process serves {} still", plan.target.display())
@@ -250,6 +254,24 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_says_nothing_of_an_earlier_process() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let plan = MountPlan {
+            address: String::new(),
+            cluster: String::new(),
+            cluster_uuid: Uuid::from_u128(7),
+            target: dir.path().join("mnt"),
+            record: dir.path().join("record"),
+        };
+        let served = Served { pid: 4711, device: (0, 52), cluster: None };
+        std::fs::write(&plan.record, served.to_text()).expect("written");
+        let note = take(&plan).expect("nobody holds it");
+        assert_eq!(std::fs::read(&plan.record).expect("read"), b"");
+        (&note).write_all(b"4712").expect("written");
+        assert_eq!(std::fs::read(&plan.record).expect("read"), b"4712");
+    }
 
     #[test]
     fn a_record_reads_as_written() {
