@@ -364,12 +364,12 @@ fn of_two_who_mount_at_once_the_second_waits_for_the_first() {
         .spawn()
         .expect("the program starts");
     wait_until("the first begins", || {
-        let notes = fs::read_dir(cluster.path("state/mounts")).into_iter().flatten().flatten();
+        let mut notes = fs::read_dir(cluster.path("state/mounts")).into_iter().flatten().flatten();
         let is_locked = |note: fs::DirEntry| {
             let note = fs::File::open(note.path());
             note.is_ok_and(|note| note.try_lock_shared().is_err())
         };
-        notes.map(is_locked).any(|is_locked| is_locked)
+        notes.any(is_locked)
     });
     // Nobody who is in the directory below is in its way.
     let mut bystander = Command::new("sleep").arg("60").current_dir(&mnt).spawn().expect("started");
