@@ -40,7 +40,6 @@ pub const BUGS: &[Bug] = &[
     bug("log-staged-row-left-out", stores::log, 40),
     bug("log-tombstone-dropped", stores::log, 200),
     bug("log-checksum-ignored", stack::stack, 600),
-    bug("log-given-back-early", stack::stack, 4000),
     bug("object-verifier-ignored", stack::stack, 40),
     bug("client-written-not-kept", stack::stack, 20),
     bug("client-sent-again-in-reverse", stack::stack, 40),
