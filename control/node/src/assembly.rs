@@ -61,6 +61,20 @@ pub enum TargetError {
     Meta(#[from] MetaError),
 }
 
+impl TargetError {
+    /// True when its key-value store holds what it was not given: another copy may be right, whoever
+    /// met the wrong one.
+    fn is_damage(&self) -> bool {
+        match self {
+            Self::Store(error)
+            | Self::Log(LogError::Kv(error))
+            | Self::Meta(MetaError::Store(error)) => matches!(error, KvError::Damaged { .. }),
+            Self::Log(LogError::Index { .. }) | Self::Meta(MetaError::Damaged(_)) => true,
+            Self::Block(_) | Self::Log(_) | Self::Meta(_) => false,
+        }
+    }
+}
+
 /// What one inode with its names, replies and sessions takes of the metadata store, at most on
 /// average: names of 100 bytes.
 const INODE_BYTES: u64 = 1024;
@@ -336,7 +350,8 @@ impl Opener<'_> {
     /// Opens a target. One that cannot be opened is stopped; one that cannot be made is an error.
     async fn open(&self, entry: TargetEntry) -> Result<Target, AssemblyError> {
         let mut opened = self.try_open(entry).await;
-        if let Err(error @ TargetError::Store(KvError::Damaged { .. })) = &opened
+        if let Err(error) = &opened
+            && error.is_damage()
             && !self.fresh
         {
             let why = format!("target {}: {error}", entry.name());
