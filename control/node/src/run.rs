@@ -75,6 +75,8 @@ pub(crate) fn log_to_stderr() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
+        // A line that finds no room in the log is lost; to complain of that would end the process.
+        .log_internal_errors(false)
         .try_init();
 }
 
