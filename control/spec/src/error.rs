@@ -391,11 +391,10 @@ impl Report {
             writeln!(f, "{number} | {line}")?;
             writeln!(
                 f,
-                "{:margin$}| {:before$}{}",
+                "{:margin$}| {}{}",
                 "",
-                "",
+                " ".repeat(place.column - 1),
                 "^".repeat(place.length),
-                before = place.column - 1
             )?;
         } else {
             writeln!(f, " --> {}", self.file)?;

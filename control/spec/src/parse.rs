@@ -4,6 +4,7 @@
 //! What always holds: a stand-in never reaches a caller, because any error refuses the file.
 
 use std::collections::HashSet;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,9 @@ use crate::file::{
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
+
+/// No cluster file comes near it.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// More drives than this is a slip of a pattern, not a cluster.
 const DRIVES_MAX: usize = 4096;
@@ -99,7 +103,13 @@ impl ClusterFile {
     /// problem in it.
     pub fn load(path: &Path) -> Result<Loaded, SpecError> {
         let read = |source| SpecError::Read { path: path.into(), source };
-        let text = std::fs::read_to_string(path).map_err(read)?;
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(read)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(read)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            let why = format!("it is larger than {}, and no cluster file", Bytes(FILE_BYTES_MAX));
+            return Err(read(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why)));
+        }
         let absolute = std::path::absolute(path).map_err(read)?;
         let directory = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
         let same_file = |written: &Path| {

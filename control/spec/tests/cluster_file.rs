@@ -477,6 +477,18 @@ error: unknown key `strip_unit` in [[filesystem]]
 }
 
 #[test]
+fn a_mistake_far_to_the_right_is_shown_and_a_huge_file_is_refused() {
+    let text = format!("{}x = {{ y = \"{}\" }} z", "[cluster]\n", "a".repeat(70_000));
+    let report = ClusterFile::parse("levada.toml", &text).expect_err("not TOML");
+    assert!(report.to_string().contains("^"), "it points at the place");
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("levada.toml");
+    std::fs::write(&path, vec![b'#'; 5 << 20]).expect("written");
+    let error = ClusterFile::load(&path).expect_err("too large").to_string();
+    assert!(error.contains("larger than 4MiB"), "{error}");
+}
+
+#[test]
 fn survival_looks_at_enclosures() {
     let (cluster, _) = ClusterFile::parse("levada.toml", GOOD).unwrap();
     assert_eq!(
