@@ -33,7 +33,8 @@ enum Command {
     Up(up::UpArgs),
     /// Make everything durable, unmount, and stop the node
     Down {
-        /// Also while programs use a mount: their next call on it fails, as if its process had died
+        /// Also while programs use a mount: their next call on it fails, as if its process had died; and also
+        /// when the next start will not find a drive that serves now
         #[arg(long)]
         force: bool,
     },

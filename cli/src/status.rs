@@ -1,7 +1,7 @@
 //! `status`: what a node is and does, for people and as JSON.
 
 use crate::out::{print, say};
-use crate::{mount, place};
+use crate::{mount, place, work};
 use anyhow::{Result, bail};
 use clap::Args;
 use levada_node::control::{self, ControlReply, ControlRequest, Status};
@@ -94,6 +94,14 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
                 member.p50_us,
                 member.p99_us
             )?;
+        }
+        for (what, progress) in [("rebuild", &array.rebuild), ("scrub", &array.scrub)] {
+            if let Some(progress) = progress {
+                writeln!(out, "    {what}: {}", work::progress_text(progress))?;
+            }
+        }
+        if let Some(result) = &array.last_scrub {
+            writeln!(out, "    last scrub: {}", work::result_text(result))?;
         }
     }
     writeln!(out, "\ntargets")?;

@@ -181,7 +181,15 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         mount::say_what_stays(&state);
         return Ok(());
     }
-    let stopped = status::ask(&state)?.stopped();
+    let status = status::ask(&state)?;
+    let gone = status.gone_next_time();
+    if !gone.is_empty() && !force {
+        bail!(
+            "{}\nput back what was there, or fail and replace it; `levada down --force` lets it go",
+            gone.join("\n")
+        );
+    }
+    let stopped = status.stopped();
     if stopped.is_empty() {
         mount::umount_all(file, &state, force)?;
     } else {

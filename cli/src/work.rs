@@ -54,7 +54,8 @@ pub fn scrub(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
     judge(&status.arrays)
 }
 
-fn result_text(result: &ScrubResult) -> String {
+/// What a scrub found, for people.
+pub fn result_text(result: &ScrubResult) -> String {
     let mut text = format!(
         "{} checked, {} repaired, {} beyond repair",
         bytes(result.checked_bytes),
@@ -91,7 +92,8 @@ fn judge(arrays: &[ArrayStatus]) -> Result<()> {
     Ok(())
 }
 
-fn progress_text(progress: &Progress) -> String {
+/// How far some work is, for people.
+pub fn progress_text(progress: &Progress) -> String {
     let left = progress.total_bytes.saturating_sub(progress.done_bytes);
     let seconds = left.checked_div(progress.bytes_per_s).map_or("?".into(), |s| s.to_string());
     format!(

@@ -76,6 +76,13 @@ impl Status {
         arrays.flat_map(|array| of(&format!("array {} ", array.name))).collect()
     }
 
+    /// The drives that serve now and cannot be found at the next start, in words.
+    #[must_use]
+    pub fn gone_next_time(&self) -> Vec<String> {
+        let is_gone = |problem: &&String| problem.ends_with("is missing at the next start");
+        self.problems.iter().filter(is_gone).cloned().collect()
+    }
+
     /// Why no name can be looked up, when that is so.
     #[must_use]
     pub fn stopped_metadata(&self) -> Option<String> {

@@ -401,7 +401,20 @@ impl Operator {
                     "drive {drive} is not at {} any more; it serves while the node runs, and is missing at the next start",
                     spec.path.display()
                 )),
-                Ok(_) => {}
+                // An array that is the worse for it says so itself.
+                Ok(_) => {
+                    let is_out = |array: &&Rc<ClusterArray>| {
+                        array.is_without(drive) && !array.out().contains(drive)
+                    };
+                    let out: Vec<_> = self.cluster.arrays.iter().filter(is_out).collect();
+                    if !out.is_empty() {
+                        let names: Vec<_> = out.iter().map(|array| &*array.spec.name).collect();
+                        problems.push(format!(
+                            "drive {drive} is out of {}, another has its place; `levada drive replace {drive}` makes it a spare",
+                            names.join(", ")
+                        ));
+                    }
+                }
             }
         }
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {

@@ -750,6 +750,25 @@ fn a_drive_out_of_one_array_goes_back_by_the_command_that_status_names() {
 }
 
 #[test]
+fn a_drive_whose_place_a_spare_took_is_not_forgotten_over_a_restart() {
+    Reactor::simulated(26).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let cluster = start(cluster_file(), &shelf).await.expect("starts");
+        let data = &cluster.arrays[1];
+        data.array.fail(data.member_on("d04").expect("a member")).await.expect("out");
+        data.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+        cluster.stop().await;
+        let (cluster, operator) = operator(&shelf).await;
+        let told = status(&operator).await.problems.join("\n");
+        for part in ["drive d04", "out of data", "`levada drive replace d04`"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        cluster.stop().await;
+    });
+}
+
+#[test]
 fn too_small_a_geometry_is_told_before_the_first_drive_is_made() {
     Reactor::simulated(24).block_on(async {
         let shelf = Shelf::default();
