@@ -463,6 +463,13 @@ fn handles_outlive_the_node_and_the_mount() {
         let mut deeper = handle_of(&dir.join("deep/deeper"));
         let mut gone = handle_of(&dir.join("gone"));
         fs::remove_file(dir.join("gone")).unwrap();
+        // The kernel releases a closed file some time after close(2) has returned. Until then the inode is
+        // held, and a node that restarts keeps it until it has heard from all its clients.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while errno(open_handle(dir, &mut gone)) != Some(libc::ESTALE) {
+            assert!(Instant::now() < deadline, "a file that nobody holds stays");
+            thread::sleep(Duration::from_millis(5));
+        }
         let read_by_handle = |handle: &mut syscalls::Handle| {
             let mut text = String::new();
             open_handle(dir, handle).unwrap().read_to_string(&mut text).unwrap();
@@ -477,6 +484,7 @@ fn handles_outlive_the_node_and_the_mount() {
         let opened = open_handle(dir, &mut deeper).unwrap();
         let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
         assert_eq!(fs::read_link(link).unwrap(), dir.join("deep/deeper"));
+        assert!(!dir.join("gone").exists());
         assert_eq!(errno(open_handle(dir, &mut gone)), Some(libc::ESTALE));
         // An inode that never was.
         file.handle[..8].copy_from_slice(&u64::from(u32::MAX).to_ne_bytes());
