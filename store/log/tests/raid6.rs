@@ -83,6 +83,22 @@ impl Cluster {
         self.store.power_on();
     }
 
+    /// Writes `objects` objects of `bytes()` each, and leaves nothing that would hide what the drives
+    /// hold: no cache of theirs, no memory of the log. Returns the contents, object 0 first.
+    async fn fill(&self, log: &ObjectLog, objects: u64, bytes: impl Fn() -> u64) -> Vec<Vec<u8>> {
+        let mut contents = Vec::new();
+        for n in 0..objects {
+            let (data, bytes) = payload(bytes());
+            log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
+            contents.push(bytes);
+        }
+        log.settle().await.expect("settled");
+        for drive in &self.drives {
+            drive.top.flush().await.expect("flushed");
+        }
+        contents
+    }
+
     /// Where the superblock says that a member's data begins (docs/design/0003-array-format.md).
     async fn data_at(&self, n: usize) -> u64 {
         let mut found = 0;
@@ -92,6 +108,15 @@ impl Cluster {
             found = found.max(u64::from_le_bytes(read[0][96..104].try_into().expect("8")));
         }
         found
+    }
+}
+
+/// Reads back what [`Cluster::fill`] wrote.
+async fn check_contents(log: &ObjectLog, expected: &[Vec<u8>], seed: u64) {
+    for (n, bytes) in expected.iter().enumerate() {
+        let read = log.read(object(n as u64), 0, bytes.len() as u64).await;
+        let read = flat(&read.unwrap_or_else(|error| panic!("seed {seed}: {n}: {error}")));
+        assert!(read == *bytes, "seed {seed}: object {n}");
     }
 }
 
@@ -181,17 +206,7 @@ fn silent_rot_on_two_members_is_repaired_through_parity() {
             let mut cluster = Cluster::new();
             let bring = cluster.next_life();
             let (array, log) = bring.up().await;
-            let mut expected = Vec::new();
-            for n in 0..30 {
-                let (data, bytes) = payload(1 + below(90_000));
-                log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
-                expected.push(bytes);
-            }
-            log.settle().await.expect("settled");
-            // Nothing may hide it: no cache of the drives, no memory of the log.
-            for drive in &cluster.drives {
-                drive.top.flush().await.expect("flushed");
-            }
+            let expected = cluster.fill(&log, 30, || 1 + below(90_000)).await;
             let first = below(MEMBERS as u64) as usize;
             let second = (first + 1 + below(MEMBERS as u64 - 1) as usize) % MEMBERS;
             for member in [first, second] {
@@ -201,11 +216,7 @@ fn silent_rot_on_two_members_is_repaired_through_parity() {
                     cluster.drives[member].faults.rot(at, 1, 0x40);
                 }
             }
-            for (n, bytes) in expected.iter().enumerate() {
-                let read = log.read(object(n as u64), 0, bytes.len() as u64).await;
-                let read = flat(&read.unwrap_or_else(|error| panic!("seed {seed}: {error}")));
-                assert!(read == *bytes, "seed {seed}: object {n}");
-            }
+            check_contents(&log, &expected, seed).await;
             assert!(log.counters().repaired_blocks > 0, "seed {seed}");
             let report = log.scrub().await.expect("scrubbed");
             assert_eq!((report.repaired_blocks, report.damaged.len()), (0, 0), "seed {seed}");
@@ -222,16 +233,7 @@ fn a_scrub_of_rot_beside_unreadable_places_ends() {
         Reactor::simulated(seed).block_on(async {
             let mut cluster = Cluster::new();
             let (array, log) = cluster.next_life().up().await;
-            let mut expected = Vec::new();
-            for n in 0..60 {
-                let (data, bytes) = payload(1 + below(60_000));
-                log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
-                expected.push(bytes);
-            }
-            log.settle().await.expect("settled");
-            for drive in &cluster.drives {
-                drive.top.flush().await.expect("flushed");
-            }
+            let expected = cluster.fill(&log, 60, || 1 + below(60_000)).await;
             let rotten = below(MEMBERS as u64) as usize;
             let unreadable = (rotten + 1 + below(MEMBERS as u64 - 1) as usize) % MEMBERS;
             for (member, is_rotten) in [(rotten, true), (unreadable, false)] {
@@ -247,10 +249,7 @@ fn a_scrub_of_rot_beside_unreadable_places_ends() {
             let report =
                 report.unwrap_or_else(|_| panic!("seed {seed}: no end")).expect("scrubbed");
             assert_eq!(report.damaged, [], "seed {seed}");
-            for (n, bytes) in expected.iter().enumerate() {
-                let read = log.read(object(n as u64), 0, bytes.len() as u64).await;
-                assert!(flat(&read.expect("read")) == *bytes, "seed {seed}: object {n}");
-            }
+            check_contents(&log, &expected, seed).await;
             drop(array);
         });
     }
@@ -266,16 +265,7 @@ fn a_repair_leaves_no_rot_beside_it() {
         Reactor::simulated(seed).block_on(async {
             let mut cluster = Cluster::new();
             let (array, log) = cluster.next_life().up().await;
-            let mut expected = Vec::new();
-            for n in 0..OBJECTS {
-                let (data, bytes) = payload(BYTES);
-                log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
-                expected.push(bytes);
-            }
-            log.settle().await.expect("settled");
-            for drive in &cluster.drives {
-                drive.top.flush().await.expect("flushed");
-            }
+            let expected = cluster.fill(&log, OBJECTS, || BYTES).await;
             let rotten = below(MEMBERS as u64) as usize;
             let (data_at, faults) = (cluster.data_at(rotten).await, &cluster.drives[rotten].faults);
             faults.rot(data_at, SLOTS / 2 * CHUNK_BYTES, 0x40);
@@ -290,11 +280,7 @@ fn a_repair_leaves_no_rot_beside_it() {
             for at in [1, 2] {
                 array.fail((rotten + at) % MEMBERS).await.expect("borne");
             }
-            for (n, bytes) in expected.iter().enumerate() {
-                let read = log.read(object(n as u64), 0, BYTES).await;
-                let read = flat(&read.unwrap_or_else(|error| panic!("seed {seed}: {n}: {error}")));
-                assert!(read == *bytes, "seed {seed}: object {n}");
-            }
+            check_contents(&log, &expected, seed).await;
         });
     }
 }
