@@ -3,16 +3,16 @@
 
 mod support;
 
+use levada_base::IoVec;
 use levada_base::ids::ObjectId;
 use levada_base::reactor::Reactor;
-use levada_base::{Buf, IoVec};
 use levada_kv::{Batch, Store};
 use levada_log::{LogError, Stability};
 use support::model::{flat, object};
 use support::{KV, World};
 
-fn bytes(byte: u64) -> IoVec {
-    Buf::copy_of(&vec![byte as u8; 30_000]).into_vec()
+fn bytes(n: u64) -> IoVec {
+    support::bytes(n as u8, 30_000)
 }
 
 /// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
@@ -35,7 +35,7 @@ fn a_bad_row_with_staged_changes_stops_no_start() {
             log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
         }
         log.settle().await.expect("settled");
-        let staged = |n: u64| Buf::copy_of(&[n as u8 + 100; 500]).into_vec();
+        let staged = |n: u64| support::bytes(n as u8 + 100, 500);
         for n in 0..4 {
             log.write(object(n), 0, staged(n), Stability::Durable).await.expect("room");
         }

@@ -6,17 +6,12 @@ mod support;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::KIB;
-use levada_base::{Buf, IoVec};
 use levada_log::{LogError, ObjectLog, Stability};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 use support::model::{Model, below, check_all, contents, object, payload, put};
-use support::{World, seeds};
-
-fn bytes(byte: u8, len: u64) -> IoVec {
-    Buf::copy_of(&vec![byte; len as usize]).into_vec()
-}
+use support::{World, bytes, churn_deletions, seeds};
 
 /// Short-lived objects without end, beside objects that live on and whose size a truncation or a
 /// hole carries.
@@ -28,25 +23,7 @@ fn an_old_truncation_keeps_no_deletions_alive() {
         log.truncate(object(0), 12_345, Stability::Durable).await.expect("room");
         log.write(object(1 << 40), 0, bytes(3, 9000), Stability::Unstable).await.expect("room");
         log.punch(object(1 << 40), 5000, 4000, Stability::Durable).await.expect("punched");
-        // Their deletions alone would more than fill the log.
-        let each = log.space().total_bytes * 5 / 4 / 96 / 32;
-        let tasks: Vec<_> = (1..=32)
-            .map(|task| {
-                let log = log.clone();
-                reactor::spawn(async move {
-                    for n in 0..each {
-                        let id = object(task + 32 * n);
-                        let written = log.write(id, 0, bytes(1, 10), Stability::Unstable).await;
-                        written.unwrap_or_else(|error| panic!("{n} of {each}: {error}"));
-                        log.delete(id).await.expect("deleted");
-                    }
-                })
-            })
-            .collect();
-        for task in tasks {
-            assert!(task.await.is_some());
-        }
-        log.settle().await.expect("settled");
+        churn_deletions(&log).await;
         let space = log.space();
         assert!(space.free_bytes > space.total_bytes / 4, "{space:?}");
         drop(log);

@@ -2,12 +2,11 @@
 
 mod support;
 
-use levada_base::Buf;
 use levada_base::ids::Seq;
 use levada_base::reactor::Reactor;
 use levada_log::{LogError, Stability};
 use support::model::{below, flat, object, payload};
-use support::{World, seeds};
+use support::{World, bytes, seeds};
 
 #[test]
 fn rot_is_repaired_wherever_it_is() {
@@ -55,7 +54,7 @@ fn scrub_finds_and_repairs() {
         let mut world = World::new(96).await;
         let log = world.next_life().open(true).await;
         for n in 0..20 {
-            let data = Buf::copy_of(&vec![n as u8; 50_000]).into_vec();
+            let data = bytes(n as u8, 50_000);
             log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
         }
         log.settle().await.expect("settled");
@@ -75,7 +74,7 @@ fn what_cannot_be_rebuilt_is_named_and_nothing_else_is_lost() {
         let mut world = World::new(96).await;
         let log = world.next_life().open(true).await;
         let id = object(1);
-        let data = Buf::copy_of(&vec![7; 48 << 10]).into_vec();
+        let data = bytes(7, 48 << 10);
         log.write(id, 0, data, Stability::Unstable).await.expect("room");
         log.commit(Seq(u64::MAX)).await.expect("committed");
         log.settle().await.expect("settled");
@@ -99,7 +98,7 @@ fn what_cannot_be_rebuilt_is_named_and_nothing_else_is_lost() {
         let report = log.scrub().await.expect("scrubbed");
         assert_eq!(report.damaged, [(id, 0, 11 * 4096)]);
         // Written over, it is good again.
-        let data = Buf::copy_of(&vec![8; 48 << 10]).into_vec();
+        let data = bytes(8, 48 << 10);
         log.write(id, 0, data, Stability::Durable).await.expect("room");
         log.settle().await.expect("settled");
         assert_eq!(flat(&log.read(id, 0, 48 << 10).await.expect("read")), vec![8; 48 << 10]);

@@ -5,15 +5,10 @@ mod support;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::{KIB, MIB};
-use levada_base::{Buf, IoVec};
 use levada_log::{LogError, ObjectLog, Stability};
 use std::rc::Rc;
 use support::model::{below, flat, object};
-use support::{World, seeds};
-
-fn bytes(byte: u8, len: u64) -> IoVec {
-    Buf::copy_of(&vec![byte; len as usize]).into_vec()
-}
+use support::{World, bytes, churn_deletions, seeds};
 
 /// Writes objects of 64 KiB until the log is full; returns how many there are.
 async fn fill(log: &ObjectLog) -> u64 {
@@ -233,25 +228,7 @@ fn deletions_leave_nothing_behind() {
             let log = world.next_life().open(true).await;
             log.write(object(0), 0, bytes(7, 256 * KIB), Stability::Durable).await.expect("room");
             log.write(object(0), KIB, bytes(8, KIB), Stability::Durable).await.expect("room");
-            // Their deletions alone would more than fill the log.
-            let each = log.space().total_bytes * 5 / 4 / 96 / 32;
-            let tasks: Vec<_> = (1..=32)
-                .map(|task| {
-                    let log = log.clone();
-                    reactor::spawn(async move {
-                        for n in 0..each {
-                            let id = object(task + 32 * n);
-                            let written = log.write(id, 0, bytes(1, 10), Stability::Unstable).await;
-                            written.unwrap_or_else(|error| panic!("seed {seed}: {n}: {error}"));
-                            log.delete(id).await.expect("deleted");
-                        }
-                    })
-                })
-                .collect();
-            for task in tasks {
-                assert!(task.await.is_some());
-            }
-            log.settle().await.expect("settled");
+            churn_deletions(&log).await;
             let space = log.space();
             assert!(space.free_bytes > space.total_bytes / 4, "{space:?}");
         });

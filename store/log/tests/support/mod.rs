@@ -6,13 +6,13 @@ pub mod model;
 
 use levada_base::reactor::{self, random_u64, sleep};
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Epoch, IoVec, IoVecMut, buf::bytes_in};
+use levada_base::{Buf, Epoch, IoVec, IoVecMut, buf::bytes_in};
 use levada_device::{
     BlockError, Device, DeviceInfo, Durability, FaultDevice, Faults, Health, IoFuture, RamDevice,
     VolatileDevice, check_range,
 };
 use levada_kv::Store;
-use levada_log::ObjectLog;
+use levada_log::{ObjectLog, Stability};
 use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -437,6 +437,35 @@ impl Parts {
         };
         log.expect("a log")
     }
+}
+
+/// `len` times the same byte, in one buffer.
+pub fn bytes(byte: u8, len: u64) -> IoVec {
+    Buf::copy_of(&vec![byte; len as usize]).into_vec()
+}
+
+/// Short-lived objects (from object 1 on), so many that the records of their deletions alone would
+/// more than fill the log; then settles it.
+pub async fn churn_deletions(log: &ObjectLog) {
+    const TASKS: u64 = 32;
+    let each = log.space().total_bytes * 5 / 4 / 96 / TASKS;
+    let tasks: Vec<_> = (1..=TASKS)
+        .map(|task| {
+            let log = log.clone();
+            reactor::spawn(async move {
+                for n in 0..each {
+                    let id = model::object(task + TASKS * n);
+                    let written = log.write(id, 0, bytes(1, 10), Stability::Unstable).await;
+                    written.unwrap_or_else(|error| panic!("{n} of {each}: {error}"));
+                    log.delete(id).await.expect("deleted");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert!(task.await.is_some());
+    }
+    log.settle().await.expect("settled");
 }
 
 /// The seeds to run; `SIM_SEED` replays one.
