@@ -14,7 +14,8 @@ use super::registered::Opened;
 use super::ring::Ring;
 use crate::buf::{View, bytes_in};
 use crate::{IoVec, IoVecMut};
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
+use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -131,56 +132,9 @@ impl File {
     /// # Errors
     ///
     /// What `preadv(2)` says; [`io::ErrorKind::UnexpectedEof`] when the file ends first.
-    pub async fn read_at(&self, at: u64, mut into: IoVecMut) -> io::Result<IoVecMut> {
-        let ring = Core::current_ring();
-        self.opened.register(&ring);
-        let total = bytes_in(&into) as usize;
-        let mut done = 0;
-        while done < total {
-            let offset = at + done as u64;
-            let read = match self.next_piece(&ring, &into, done) {
-                Piece::Whole { start, len, index } => {
-                    // SAFETY: file and buffers are kept, and the buffers belong to nobody else.
-                    let op = unsafe {
-                        ring.submit((Rc::clone(&self.opened), into), |(opened, _)| {
-                            let (fd, flags) = opened.target(&ring);
-                            let entry = match index {
-                                Some(index) => opcode::ReadFixed::new(fd, start, len, index)
-                                    .offset(offset)
-                                    .build(),
-                                None => opcode::Read::new(fd, start, len).offset(offset).build(),
-                            };
-                            entry.flags(flags)
-                        })
-                    };
-                    let (read, kept) = op.await;
-                    into = kept.1;
-                    read
-                }
-                Piece::Parts(raw) => {
-                    // SAFETY: as above, and the list is kept too.
-                    let op = unsafe {
-                        ring.submit((Rc::clone(&self.opened), into, raw), |(opened, _, raw)| {
-                            let (fd, flags) = opened.target(&ring);
-                            opcode::Readv::new(fd, raw.as_ptr(), raw.len() as u32)
-                                .offset(offset)
-                                .build()
-                                .flags(flags)
-                        })
-                    };
-                    let (read, kept) = op.await;
-                    into = kept.1;
-                    read
-                }
-            };
-            match read {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => done += read,
-                Err(error) if is_passing(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(into)
+    pub async fn read_at(&self, at: u64, into: IoVecMut) -> io::Result<IoVecMut> {
+        // SAFETY: the buffers belong to nobody else.
+        unsafe { self.transfer(Transfer::Read, at, into) }.await
     }
 
     /// Writes `from` at `at`; with `fua`, durably (`RWF_DSYNC`).
@@ -188,62 +142,63 @@ impl File {
     /// # Errors
     ///
     /// What `pwritev2(2)` says. The write may have taken effect in part.
-    pub async fn write_at(&self, at: u64, mut from: IoVec, fua: bool) -> io::Result<()> {
+    pub async fn write_at(&self, at: u64, from: IoVec, fua: bool) -> io::Result<()> {
+        let rw_flags = if fua { libc::RWF_DSYNC } else { 0 };
+        // SAFETY: a write fills no buffer.
+        unsafe { self.transfer(Transfer::Write { rw_flags }, at, from) }.await.map(drop)
+    }
+
+    /// Moves all of `parts`, by as many requests as it takes, and hands them back.
+    ///
+    /// # Safety
+    ///
+    /// For a read, the memory of `parts` belongs to nobody else.
+    async unsafe fn transfer<V: View + 'static>(
+        &self,
+        transfer: Transfer,
+        at: u64,
+        mut parts: SmallVec<[V; 4]>,
+    ) -> io::Result<SmallVec<[V; 4]>> {
         let ring = Core::current_ring();
         self.opened.register(&ring);
-        let total = bytes_in(&from) as usize;
-        let rw_flags = if fua { libc::RWF_DSYNC } else { 0 };
+        let total = bytes_in(&parts) as usize;
         let mut done = 0;
         while done < total {
             let offset = at + done as u64;
-            let written = match self.next_piece(&ring, &from, done) {
+            let moved = match self.next_piece(&ring, &parts, done) {
                 Piece::Whole { start, len, index } => {
-                    // SAFETY: file and buffers are kept.
+                    // SAFETY: file and buffers are kept; the caller's promise for a read.
                     let op = unsafe {
-                        ring.submit((Rc::clone(&self.opened), from), |(opened, _)| {
+                        ring.submit((Rc::clone(&self.opened), parts), |(opened, _)| {
                             let (fd, flags) = opened.target(&ring);
-                            let entry = match index {
-                                Some(index) => opcode::WriteFixed::new(fd, start, len, index)
-                                    .offset(offset)
-                                    .rw_flags(rw_flags)
-                                    .build(),
-                                None => opcode::Write::new(fd, start, len)
-                                    .offset(offset)
-                                    .rw_flags(rw_flags)
-                                    .build(),
-                            };
-                            entry.flags(flags)
+                            transfer.whole(fd, offset, start, len, index).flags(flags)
                         })
                     };
-                    let (written, kept) = op.await;
-                    from = kept.1;
-                    written
+                    let (moved, kept) = op.await;
+                    parts = kept.1;
+                    moved
                 }
                 Piece::Parts(raw) => {
                     // SAFETY: as above, and the list is kept too.
                     let op = unsafe {
-                        ring.submit((Rc::clone(&self.opened), from, raw), |(opened, _, raw)| {
+                        ring.submit((Rc::clone(&self.opened), parts, raw), |(opened, _, raw)| {
                             let (fd, flags) = opened.target(&ring);
-                            opcode::Writev::new(fd, raw.as_ptr(), raw.len() as u32)
-                                .offset(offset)
-                                .rw_flags(rw_flags)
-                                .build()
-                                .flags(flags)
+                            transfer.parts(fd, offset, raw).flags(flags)
                         })
                     };
-                    let (written, kept) = op.await;
-                    from = kept.1;
-                    written
+                    let (moved, kept) = op.await;
+                    parts = kept.1;
+                    moved
                 }
             };
-            match written {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => done += written,
+            match moved {
+                Ok(0) => return Err(transfer.moved_nothing().into()),
+                Ok(moved) => done += moved,
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(parts)
     }
 
     /// What the next request moves, behind the first `done` bytes of `parts`.
@@ -323,6 +278,58 @@ impl File {
                 Err(error) if is_passing(&error) => {}
                 result => return result.map(drop),
             }
+        }
+    }
+}
+
+/// Which way bytes go, and the requests for that.
+#[derive(Clone, Copy)]
+enum Transfer {
+    Read,
+    Write { rw_flags: i32 },
+}
+
+impl Transfer {
+    /// For [`Piece::Whole`].
+    fn whole(
+        self,
+        fd: types::Fd,
+        offset: u64,
+        start: *mut u8,
+        len: u32,
+        index: Option<u16>,
+    ) -> squeue::Entry {
+        match (self, index) {
+            (Self::Read, Some(index)) => {
+                opcode::ReadFixed::new(fd, start, len, index).offset(offset).build()
+            }
+            (Self::Read, None) => opcode::Read::new(fd, start, len).offset(offset).build(),
+            (Self::Write { rw_flags }, Some(index)) => {
+                let write = opcode::WriteFixed::new(fd, start, len, index);
+                write.offset(offset).rw_flags(rw_flags).build()
+            }
+            (Self::Write { rw_flags }, None) => {
+                opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
+            }
+        }
+    }
+
+    /// For [`Piece::Parts`]; the entry points to `raw`.
+    fn parts(self, fd: types::Fd, offset: u64, raw: &RawParts) -> squeue::Entry {
+        let (list, count) = (raw.as_ptr(), raw.len() as u32);
+        match self {
+            Self::Read => opcode::Readv::new(fd, list, count).offset(offset).build(),
+            Self::Write { rw_flags } => {
+                opcode::Writev::new(fd, list, count).offset(offset).rw_flags(rw_flags).build()
+            }
+        }
+    }
+
+    /// The error when a request succeeds and moves no byte.
+    fn moved_nothing(self) -> io::ErrorKind {
+        match self {
+            Self::Read => io::ErrorKind::UnexpectedEof,
+            Self::Write { .. } => io::ErrorKind::WriteZero,
         }
     }
 }
