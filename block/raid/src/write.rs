@@ -350,13 +350,7 @@ impl Engine {
         let empty = stripes.iter().filter(|stripe| !self.map.has(Bit::Written, **stripe));
         let empty: Vec<u64> = empty.copied().collect();
         if !empty.is_empty() {
-            let stripe_bytes = self.layout.stripe_bytes();
-            let zeroes =
-                empty.iter().map(|stripe| self.zero_pieces(stripe * stripe_bytes, stripe_bytes));
-            join_all(zeroes).await;
-            let members = self.live_members();
-            join_all(members.iter().map(|member| self.member_flush(member))).await;
-            self.settle().await?;
+            self.zero(&empty).await?;
         }
         for stripe in &stripes {
             self.map.set(Bit::Dirty, *stripe..stripe + 1, true);
@@ -368,6 +362,29 @@ impl Engine {
             unclean.entry(stripe).or_default().marked = true;
         }
         Ok(())
+    }
+
+    /// Makes stripes that hold nothing durably zero on all who play a role in them.
+    async fn zero(self: &Rc<Self>, empty: &[u64]) -> Result<(), BlockError> {
+        let stripe_bytes = self.layout.stripe_bytes();
+        loop {
+            let before = self.roles.borrow().clone();
+            let zeroes =
+                empty.iter().map(|stripe| self.zero_pieces(stripe * stripe_bytes, stripe_bytes));
+            join_all(zeroes).await;
+            let members = self.live_members();
+            join_all(members.iter().map(|member| self.member_flush(member))).await;
+            self.settle().await?;
+            // Who took a role meanwhile has not been zeroed, and a rebuild passes over stripes that hold nothing.
+            let roles = self.roles.borrow();
+            let same = |(now, then): (&Option<_>, &Option<_>)| match (now, then) {
+                (Some(now), Some(then)) => Rc::ptr_eq(now, then),
+                (now, _) => now.is_none(),
+            };
+            if roles.iter().zip(&before).all(same) {
+                return Ok(());
+            }
+        }
     }
 
     fn leave(&self, stripes: Range<u64>, durability: Durability) {
