@@ -55,6 +55,13 @@ pub trait Device {
     /// Fills `into` from `at` on and hands it back.
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut>;
 
+    /// Reads like [`Device::read`], for data without checksums: a device with copies hands out what two of
+    /// them hold alike, or [`BlockError::Medium`] where none agree. Others just read. Whoever wraps a device
+    /// must pass this on.
+    fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        self.read(at, into)
+    }
+
     /// Writes `from` at `at`. The buffers must not change meanwhile, which `Buf` guarantees.
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()>;
 

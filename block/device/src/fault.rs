@@ -211,7 +211,10 @@ impl FaultDevice {
         }
         let mut rot = self.faults.0.rot.borrow_mut();
         if !rot.is_empty() {
-            rot.retain(|byte, _| !(at..at + bytes).contains(byte));
+            let healed: Vec<u64> = rot.range(at..at + bytes).map(|(byte, _)| *byte).collect();
+            for byte in healed {
+                rot.remove(&byte);
+            }
         }
     }
 

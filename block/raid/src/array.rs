@@ -70,7 +70,8 @@ pub trait Array: Device {
 
     /// Declares that `count` stripes from `first` on hold nothing and are about to be written:
     /// durable before any of them is. From now until it is written, such a stripe reads as
-    /// anything. Cheap per call, not per stripe: declare a whole segment at once.
+    /// anything, so on a mirror its copies may disagree ([`Device::read_agreed`]). Cheap per call, not per stripe:
+    /// declare a whole segment at once.
     fn declare_fresh(&self, first: u64, count: u64) -> IoFuture<'_, ()>;
 
     /// Writes one whole stripe that was declared fresh. Needs no log and reads nothing.

@@ -101,9 +101,10 @@ pub(crate) enum Operation {
 }
 
 /// Runs `work` to its end even if the caller goes away.
-pub(crate) async fn detached<F>(work: F) -> Result<(), BlockError>
+pub(crate) async fn detached<T, F>(work: F) -> Result<T, BlockError>
 where
-    F: Future<Output = Result<(), BlockError>> + 'static,
+    T: 'static,
+    F: Future<Output = Result<T, BlockError>> + 'static,
 {
     // A task that was killed means that this process' node is gone.
     reactor::spawn(work).await.unwrap_or(Err(BlockError::Gone))

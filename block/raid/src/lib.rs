@@ -9,6 +9,7 @@
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
 
+mod agreed;
 mod array;
 mod assemble;
 mod engine;
@@ -33,6 +34,7 @@ mod standing;
 mod status;
 mod superblock;
 mod views;
+mod vote;
 mod write;
 
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};

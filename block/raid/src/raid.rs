@@ -198,6 +198,11 @@ impl Device for RaidArray {
         Box::pin(self.engine.read(at, into, MemberSet::NONE))
     }
 
+    fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        self.note_class(IoClass::Foreground);
+        Box::pin(self.engine.read_agreed(at, into))
+    }
+
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
         self.note_class(IoClass::Foreground);
         Box::pin(self.engine.overwrite(at, from, durability))

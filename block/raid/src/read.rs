@@ -17,6 +17,7 @@ use crate::engine::{Engine, detached};
 use crate::layout::{Level, Place};
 use crate::map::Bit;
 use crate::member::{Member, add};
+use crate::redundancy::Redundancy;
 use crate::status::ArrayEvent;
 use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
@@ -407,6 +408,21 @@ impl Engine {
                 Err(_) => bad |= 1 << chunk,
             }
         }
+        self.rewrite_all(stripe, bad, &within).await
+    }
+
+    /// Read repair of the chunks in `bad`, as bits.
+    pub async fn rewrite_all(
+        self: &Rc<Self>,
+        stripe: u64,
+        bad: u64,
+        within: &Range<u64>,
+    ) -> Result<(), BlockError> {
+        if bad != 0 && matches!(self.redundancy, Redundancy::Copies) {
+            // One of the others may be wrong, so what is written is voted on. Undecided, it stays unreadable.
+            let _ = self.vote_on(stripe, within.clone()).await;
+            return Ok(());
+        }
         for chunk in (0..self.layout.chunks()).filter(|chunk| bad >> chunk & 1 == 1) {
             // Detached: a reader that is not polled for a while must not hold the stripe.
             let (engine, within) = (Rc::clone(self), within.clone());
@@ -443,14 +459,20 @@ impl Engine {
             let can = |chunk: &usize| {
                 gathered.chunks[*chunk].is_none() && (skip | gathered.bad) >> chunk & 1 == 0
             };
-            let sources: SmallVec<[_; 16]> = (0..chunks)
+            let mut sources: SmallVec<[_; 16]> = (0..chunks)
                 .filter(can)
                 .filter_map(|chunk| {
                     let place = self.layout.place(stripe, chunk);
                     Some((chunk, place, self.holder(place, avoid)?))
                 })
-                .take(wanted)
                 .collect();
+            if let Redundancy::Copies = self.redundancy {
+                // Idle ones first, equals in turns, as a plain read does.
+                let turn = (stripe / self.layout.width as u64) as usize % sources.len().max(1);
+                sources.rotate_left(turn);
+                sources.sort_by_key(|(_, _, member)| member.in_flight.get());
+            }
+            sources.truncate(wanted);
             if sources.is_empty() {
                 let too_few = gathered.count() < self.layout.data_chunks();
                 if too_few && gathered.bad != asked_again {
@@ -518,8 +540,8 @@ impl Engine {
         else {
             return;
         };
-        let mut bytes = BufMut::for_overwrite((within.end - within.start) as usize);
         let all = MemberSet::NONE;
+        let mut bytes = BufMut::for_overwrite((within.end - within.start) as usize);
         if self.reconstruct(stripe, chunk, within.clone(), all, 0, &mut bytes).await.is_err() {
             return;
         }

@@ -18,7 +18,9 @@ use crate::engine::Engine;
 use crate::layout::Place;
 use crate::map::Bit;
 use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
+use crate::vote::Copy;
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
@@ -262,6 +264,9 @@ impl Engine {
             }
         }
         let skip = lost.iter().fold(0u64, |bits, (chunk, ..)| bits | 1 << chunk);
+        if let Redundancy::Copies = self.redundancy {
+            return self.rebuild_copies(stripe, skip, &lost).await;
+        }
         let enough = self.layout.data_chunks();
         let gathered = self.gather(stripe, 0..chunk_bytes, skip, MemberSet::NONE, enough).await;
         {
@@ -293,5 +298,57 @@ impl Engine {
         });
         join_all(writes).await;
         Ok(())
+    }
+
+    /// Writes the copies in `lost` anew, as the others vote. Not where those disagree: the new copy would be the
+    /// second voice for what may be rot.
+    async fn rebuild_copies(
+        self: &Rc<Self>,
+        stripe: u64,
+        skip: u64,
+        lost: &[Lost],
+    ) -> Result<(), BlockError> {
+        let whole = 0..self.layout.chunk_bytes;
+        let (_, vote) = self.ask_copies(stripe, &whole, skip).await;
+        self.check_running()?;
+        let Some(vote) = vote.filter(|vote| vote.silent.is_empty()) else {
+            let at = stripe * self.layout.chunk_bytes;
+            return Err(BlockError::Medium { at, bytes: self.layout.chunk_bytes });
+        };
+        if !vote.is_decided() {
+            let blocks = vote.undecided.len();
+            tracing::error!(array = %self.name, stripe, blocks, "rebuild: copies disagree; left undecided");
+        }
+        let work = lost.iter().map(async |(_, member, at, _)| {
+            let blank = Copy {
+                bytes: BufMut::zeroed(vote.bytes.len()),
+                unreadable: (0..vote.bytes.len()).step_by(self.info.block_bytes as usize).collect(),
+            };
+            let decided = vote.corrections(&blank).into_iter().map(|run| {
+                let bytes = BufMut::copy_of(&vote.bytes[run.clone()]).freeze().into_vec();
+                self.member_write(member, at + run.start as u64, bytes, Durability::Volatile)
+            });
+            join_all(decided).await;
+            for block in &vote.undecided {
+                self.abstain(member, at + *block as u64).await;
+            }
+        });
+        join_all(work).await;
+        Ok(())
+    }
+
+    /// Sees to it that a rebuilt member has no opinion about a block: what the drive held when it was away may be the right
+    /// bytes, but zeroes, as an empty drive or a failing one reads, must not agree with anybody.
+    async fn abstain(&self, member: &Rc<Member>, at: u64) {
+        let bytes = self.info.block_bytes as usize;
+        let held = self.member_read(member, at, BufMut::for_overwrite(bytes).into_vec()).await;
+        if held.is_ok_and(|held| held[0].iter().any(|byte| *byte != 0)) {
+            return;
+        }
+        let mark = format!("member {:>2}: copies disagree here    ", member.index);
+        let mut block = BufMut::for_overwrite(bytes);
+        block.iter_mut().zip(mark.bytes().cycle()).for_each(|(byte, mark)| *byte = mark);
+        let _ =
+            self.member_write(member, at, block.freeze().into_vec(), Durability::Volatile).await;
     }
 }

@@ -1,7 +1,8 @@
 //! Resync: after an unclean stop, makes the members agree about one dirty stripe.
 //!
-//! The first k readable chunks, data before redundancy, are the truth; what differs from what
-//! they imply is rewritten. A stripe that was complete is consistent, so nothing acknowledged
+//! With parity the first k readable chunks, data before redundancy, are the truth. Copies vote, block by
+//! block, as one may be wrong in a block that nobody wrote; without a majority the first is the truth.
+//! What differs is rewritten. A stripe that was complete is consistent, so nothing acknowledged
 //! changes whichever members are missing. In a stripe that was in flight every block reads old,
 //! new or (fresh stripes) anything, and from here on always the same, because redundancy agrees.
 
@@ -17,8 +18,10 @@ use std::rc::Rc;
 
 impl Engine {
     pub async fn resync_stripe(self: &Rc<Self>, stripe: u64) {
-        if matches!(self.redundancy, Redundancy::None) {
-            return;
+        match self.redundancy {
+            Redundancy::None => return,
+            Redundancy::Copies => return self.resync_copies(stripe).await,
+            Redundancy::Parity(_) => {}
         }
         let chunk_bytes = self.layout.chunk_bytes;
         let all = self.layout.chunks();
@@ -67,5 +70,22 @@ impl Engine {
         });
         // A member that fails is out; the caller settles.
         join_all(writes).await;
+    }
+
+    /// As [`Engine::resync_stripe`], for a mirror.
+    async fn resync_copies(&self, stripe: u64) {
+        let whole = 0..self.layout.chunk_bytes;
+        let (copies, vote) = self.ask_copies(stripe, &whole, 0).await;
+        let Some(mut vote) = vote else {
+            tracing::warn!(array = %self.name, stripe, "dirty stripe is unreadable");
+            return;
+        };
+        // Somebody must be believed wherever anybody has a voice.
+        let chosen = vote.undecided.len() - vote.silent.len();
+        if chosen > 0 {
+            tracing::warn!(array = %self.name, stripe, blocks = chosen, "no majority of dirty copies; the first counts");
+        }
+        vote.undecided.clone_from(&vote.silent);
+        self.write_decided(stripe, 0, &copies, &vote).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Scrub: reads every written stripe on every member and checks that redundancy agrees.
 //!
-//! Where more than one equation remains, one wrong chunk is located and rewritten; a chunk that
-//! cannot be read is recomputed. Stripes that are dirty or being written are skipped: their
+//! With parity: where more than one equation remains, one wrong chunk is located and rewritten; a chunk that
+//! cannot be read is recomputed. Copies vote, block by block ([`crate::agreed`]). Stripes that are dirty or being written are skipped: their
 //! redundancy promises nothing yet. Changes nothing else, so a crash leaves nothing to undo.
 
 use crate::array::MemberSet;
@@ -28,7 +28,7 @@ pub struct ScrubReport {
     pub unreadable_repaired: u64,
     /// Chunks that held wrong bytes, were located and rewritten.
     pub wrong_repaired: u64,
-    /// Stripes that disagree, and nothing tells which chunk is wrong. Untouched.
+    /// Stripes that disagree, and nothing tells which chunk is wrong. What nothing tells is untouched.
     pub mismatched: u64,
     /// Stripes with fewer readable chunks than data needs.
     pub lost: u64,
@@ -99,6 +99,9 @@ impl Engine {
             report.skipped = 1;
             return report;
         }
+        if let Redundancy::Copies = self.redundancy {
+            return self.scrub_copies(stripe).await;
+        }
         let (all, chunk_bytes) = (self.layout.chunks(), self.layout.chunk_bytes);
         let mut held = self.gather(stripe, 0..chunk_bytes, 0, MemberSet::NONE, all).await;
         report.stripes = 1;
@@ -135,6 +138,30 @@ impl Engine {
         report
     }
 
+    /// Lets the copies of a stripe vote, and puts right what is decided.
+    async fn scrub_copies(self: &Rc<Self>, stripe: u64) -> ScrubReport {
+        let mut report = ScrubReport { stripes: 1, ..ScrubReport::default() };
+        let whole = 0..self.layout.chunk_bytes;
+        let (copies, vote) = self.ask_copies(stripe, &whole, 0).await;
+        let Some(vote) = vote else { return ScrubReport { lost: 1, ..report } };
+        if self.check_running().is_err() {
+            return report;
+        }
+        for corrected in self.correct(stripe, 0, &copies, &vote).await {
+            match corrected.was_unreadable {
+                true => report.unreadable_repaired += 1,
+                false => report.wrong_repaired += 1,
+            }
+        }
+        if !vote.silent.is_empty() {
+            report.lost = 1;
+        } else if !vote.is_decided() {
+            tracing::warn!(array = %self.name, stripe, "scrub: copies differ, and no majority agrees");
+            report.mismatched = 1;
+        }
+        report
+    }
+
     /// Chunk `wanted` as the others imply it.
     fn recomputed(&self, chunks: &Chunks, wanted: usize) -> Option<BufMut> {
         let mut bytes = BufMut::for_overwrite(self.layout.chunk_bytes as usize);
@@ -166,8 +193,8 @@ impl Engine {
 
     fn examine(&self, chunks: &Chunks) -> Finding {
         match &self.redundancy {
-            Redundancy::None => Finding::Good,
-            Redundancy::Copies => examine_copies(chunks),
+            // Copies are not here.
+            Redundancy::None | Redundancy::Copies => Finding::Good,
             Redundancy::Parity(code) => {
                 let mut whole: SmallVec<[&[u8]; 16]> = SmallVec::new();
                 whole.extend(chunks.iter().flatten().map(|bytes| &bytes[..]));
@@ -200,28 +227,5 @@ impl Engine {
             (Some(implied), Some(held)) if implied[..] != held[..] => Finding::Mismatch,
             (Some(_) | None, _) => Finding::Good,
         }
-    }
-}
-
-/// Copies vote: one that stands alone against at least two that agree is wrong.
-fn examine_copies(chunks: &Chunks) -> Finding {
-    let same = |a: usize, b: usize| match (&chunks[a], &chunks[b]) {
-        (Some(a), Some(b)) => a[..] == b[..],
-        (Some(_) | None, _) => false,
-    };
-    let held: SmallVec<[usize; 4]> = (0..chunks.len()).filter(|c| chunks[*c].is_some()).collect();
-    let Some(first) = held.first() else { return Finding::Good };
-    if held.iter().all(|copy| same(*first, *copy)) {
-        return Finding::Good;
-    }
-    let agreeing = |copy: usize| held.iter().filter(|other| same(copy, **other)).count();
-    match held.iter().find(|copy| agreeing(**copy) == 1) {
-        Some(odd)
-            if held.iter().all(|copy| copy == odd || agreeing(*copy) == held.len() - 1)
-                && held.len() > 2 =>
-        {
-            Finding::Wrong { chunk: *odd }
-        }
-        Some(_) | None => Finding::Mismatch,
     }
 }

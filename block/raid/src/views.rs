@@ -84,6 +84,13 @@ impl Device for StripeRange {
         }
     }
 
+    fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        match self.inside(at, bytes_in(&into)) {
+            Ok(at) => self.array.read_agreed(at, into),
+            Err(error) => refused(error),
+        }
+    }
+
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
         match self.inside(at, bytes_in(&from)) {
             Ok(at) => self.array.write(at, from, durability),
@@ -211,6 +218,13 @@ impl Device for ByteRange {
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
         match check_range(&self.info, at, bytes_in(&into)) {
             Ok(()) => self.device.read(self.start + at, into),
+            Err(error) => refused(error),
+        }
+    }
+
+    fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        match check_range(&self.info, at, bytes_in(&into)) {
+            Ok(()) => self.device.read_agreed(self.start + at, into),
             Err(error) => refused(error),
         }
     }

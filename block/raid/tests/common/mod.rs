@@ -388,6 +388,12 @@ pub async fn read(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, 
     Ok(parts.iter().flat_map(|part| part.iter().copied()).collect())
 }
 
+/// As [`read`], from two copies.
+pub async fn read_agreed(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
+    let parts = array.read_agreed(at, BufMut::for_overwrite(bytes).into_vec()).await?;
+    Ok(parts.iter().flat_map(|part| part.iter().copied()).collect())
+}
+
 /// Declares, writes and returns what stripe `stripe` now holds.
 pub async fn write_stripe(array: &RaidArray, stripe: u64, version: u64) -> Result<Buf, BlockError> {
     let bytes = array.geometry().stripe_bytes;
