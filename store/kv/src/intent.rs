@@ -137,24 +137,47 @@ struct RingReader<'a> {
     area: &'a Rc<dyn Device>,
     layout: Layout,
     window: Option<(u64, BufMut)>,
+    /// The window is one block, which cannot be read or whose copies disagree.
+    unreadable: bool,
+    /// Where the last whole window ended. A block before it that is not at hand means that something in that
+    /// window is unreadable: then blocks are read one by one.
+    singly_until: u64,
 }
 
 impl RingReader<'_> {
-    /// The block at `position`.
-    async fn block(&mut self, position: u64) -> Result<&[u8], KvError> {
+    /// The block at `position`; `None` for one that cannot be read, or about which no copies agree.
+    async fn block(&mut self, position: u64) -> Result<Option<&[u8]>, KvError> {
         let inside = |(start, window): &(u64, BufMut)| {
             position >= *start && position < *start + window.len() as u64
         };
         if !self.window.as_ref().is_some_and(inside) {
             let start = position % self.layout.log_bytes;
             let bytes = REPLAY_BYTES.min(self.layout.log_bytes - start);
-            let into = BufMut::for_overwrite(bytes as usize).into_vec();
-            let read = self.area.read(self.layout.log_at + start, into).await?;
-            self.window = read.into_iter().next().map(|window| (position, window));
+            let mut window = None;
+            if position >= self.singly_until {
+                window = self.read(start, bytes).await?;
+                self.singly_until = position + bytes;
+            }
+            // One bad block must not take its neighbours with it.
+            if window.is_none() {
+                window = self.read(start, BLOCK_BYTES).await?;
+            }
+            self.unreadable = window.is_none();
+            let window = window.unwrap_or_else(|| BufMut::zeroed(BLOCK_BYTES as usize));
+            self.window = Some((position, window));
         }
         let (start, window) = self.window.as_ref().expect("just read");
         let at = (position - start) as usize;
-        Ok(&window[at..at + BLOCK_BYTES as usize])
+        Ok((!self.unreadable).then(|| &window[at..at + BLOCK_BYTES as usize]))
+    }
+
+    async fn read(&self, start: u64, bytes: u64) -> Result<Option<BufMut>, KvError> {
+        let into = BufMut::for_overwrite(bytes as usize).into_vec();
+        match self.area.read_agreed(self.layout.log_at + start, into).await {
+            Ok(read) => Ok(read.into_iter().next()),
+            Err(BlockError::Medium { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -171,7 +194,13 @@ pub(crate) struct Replay<'a> {
 impl<'a> Replay<'a> {
     /// Starts at the tail that `identity` (this opening's superblock) names.
     pub(crate) fn new(area: &'a Rc<dyn Device>, identity: Superblock) -> Self {
-        let ring = RingReader { area, layout: identity.layout, window: None };
+        let ring = RingReader {
+            area,
+            layout: identity.layout,
+            window: None,
+            unreadable: false,
+            singly_until: 0,
+        };
         Self { ring, identity, point: identity.tail, epoch: 0, opened: 0 }
     }
 
@@ -186,7 +215,9 @@ impl<'a> Replay<'a> {
         if at >= end {
             return Ok(None);
         }
-        let header = RecordHeader::decode(self.ring.block(at).await?);
+        const UNREADABLE: &str = "intent log record (unreadable, or its copies disagree)";
+        let damaged = |at| KvError::Damaged { what: UNREADABLE, at };
+        let header = RecordHeader::decode(self.ring.block(at).await?.ok_or(damaged(at))?);
         let Some((header, crc)) = header.filter(|(header, _)| self.follows(header)) else {
             return self.check_the_rest(end).await.map(|()| None);
         };
@@ -200,7 +231,7 @@ impl<'a> Replay<'a> {
         }
         let mut payload = Vec::with_capacity(footprint as usize);
         for block in (at..at + footprint).step_by(BLOCK_BYTES as usize) {
-            payload.extend_from_slice(self.ring.block(block).await?);
+            payload.extend_from_slice(self.ring.block(block).await?.ok_or(damaged(block))?);
         }
         payload.truncate(RECORD_HEADER_BYTES + header.payload_bytes as usize);
         let payload = &payload[RECORD_HEADER_BYTES..];
@@ -235,16 +266,25 @@ impl<'a> Replay<'a> {
     /// The log ends here if no later record can have been acknowledged.
     async fn check_the_rest(&mut self, end: u64) -> Result<(), KvError> {
         let proof = self.point.number + GROUPS_IN_FLIGHT_MAX as u64;
+        let mut unreadable = 0;
         for at in (self.point.position..end).step_by(BLOCK_BYTES as usize) {
-            let Some((header, _)) = RecordHeader::decode(self.ring.block(at).await?) else {
-                continue;
-            };
+            let block = self.ring.block(at).await?;
+            unreadable += u64::from(block.is_none());
+            let Some((header, _)) = block.and_then(RecordHeader::decode) else { continue };
             if header.uuid == self.identity.uuid && header.number >= proof {
                 return Err(KvError::Damaged {
                     what: "intent log record",
                     at: self.point.position,
                 });
             }
+        }
+        if unreadable > 0 {
+            let at = self.point.position;
+            tracing::warn!(
+                at,
+                unreadable,
+                "blocks behind the end of the intent log cannot be read"
+            );
         }
         Ok(())
     }

@@ -130,7 +130,8 @@ async fn read_superblock(area: &Rc<dyn Device>) -> Result<Superblock, KvError> {
     let mut newest: Option<Superblock> = None;
     let mut wrong = None;
     for at in [0, BLOCK_BYTES] {
-        let read = area.read(at, BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec()).await;
+        let read =
+            area.read_agreed(at, BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec()).await;
         let decoded = match read {
             Ok(block) => Superblock::decode(&block[0], area_bytes),
             Err(BlockError::Medium { .. }) => Err("superblock (medium error)"),

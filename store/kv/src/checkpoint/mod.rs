@@ -144,9 +144,17 @@ impl Checkpoint {
         }
     }
 
-    async fn read(&self, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
+    async fn read(&self, at: u64, bytes: usize) -> Result<Vec<u8>, KvError> {
         let into = BufMut::for_overwrite(bytes).into_vec();
-        let read = self.area.read(self.layout.space_at + at, into).await?;
+        // redb believes what it reads.
+        let read = self.area.read_agreed(self.layout.space_at + at, into).await;
+        let read = read.map_err(|error| match error {
+            BlockError::Medium { .. } => KvError::Damaged {
+                what: "checkpoint (unreadable, or its copies disagree)",
+                at: self.layout.space_at + at,
+            },
+            error => error.into(),
+        })?;
         let mut whole = Vec::with_capacity(bytes);
         for part in &read {
             whole.extend_from_slice(part);
