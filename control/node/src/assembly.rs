@@ -25,7 +25,9 @@ use levada_kv::{KvError, Store};
 use levada_log::{LogError, ObjectLog};
 use levada_meta::{FsConfig, MetaError, MetaService, ServeConfig};
 use levada_object::ObjectService;
-use levada_raid::{Array, ByteRange, Limits, RaidArray, ScrubReport, StripeRange};
+use levada_raid::{
+    Array, ByteRange, IoClass, Limits, MemberSet, RaidArray, ScrubReport, StripeRange,
+};
 use levada_spec::{ArraySpec, ClusterFile, FileSystemSpec};
 use levada_wire::rpc::{Handler, Router};
 use std::rc::Rc;
@@ -297,10 +299,25 @@ pub(crate) async fn compare(mirror: &RaidArray) -> Option<ScrubReport> {
     }
 }
 
-async fn read_table(mirror: &dyn Device) -> Result<TargetTable, AssemblyError> {
-    let block = BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec();
-    let read = mirror.read(0, block).await.map_err(AssemblyError::TableIo)?;
-    Ok(TargetTable::decode(&read[0])?)
+async fn read_table(mirror: &RaidArray) -> Result<TargetTable, AssemblyError> {
+    let block = || BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec();
+    let error = match mirror.read_agreed(0, block()).await {
+        Ok(read) => return Ok(TargetTable::decode(&read[0])?),
+        Err(error) => error,
+    };
+    // Where two copies are left and disagree, the checksum tells the right one.
+    let members = 0..mirror.status().members.len();
+    for only in members.clone() {
+        let others = members.clone().filter(|member| *member != only);
+        let others = others.fold(MemberSet::NONE, MemberSet::with);
+        if let Ok(read) = mirror.read_avoiding(0, block(), others, IoClass::Foreground).await
+            && let Ok(table) = TargetTable::decode(&read[0])
+        {
+            tracing::warn!(only, "the target table is read from one copy alone");
+            return Ok(table);
+        }
+    }
+    Err(AssemblyError::TableIo(error))
 }
 
 async fn write_table(mirror: &dyn Device, table: &TargetTable) -> Result<(), AssemblyError> {
