@@ -21,6 +21,7 @@ const fn bug(name: &'static str, scenario: Scenario, seeds: u64) -> Bug {
 /// directories would notice are hunted by the random tests of `fs/meta`.
 pub const BUGS: &[Bug] = &[
     bug("raid-copy-left-out", arrays::mirror, 40),
+    bug("raid-copies-not-compared", stores::kv, 40),
     bug("raid-resync-skipped", arrays::mirror, 40),
     bug("raid-flush-dropped", arrays::parity, 40),
     bug("raid-map-not-persisted", arrays::parity, 60),

@@ -235,7 +235,11 @@ impl Mirror {
             return;
         }
         let into = BufMut::for_overwrite(count as usize * BLOCK).into_vec();
-        let read = array.read(first * BLOCK_BYTES, into).await;
+        // Nobody is rotten here, so copies agree whatever is written, lost or rebuilt beside the read.
+        let read = match self.rack.world.rng(|rng| rng.one_in(2)) {
+            true => array.read_agreed(first * BLOCK_BYTES, into).await,
+            false => array.read(first * BLOCK_BYTES, into).await,
+        };
         let read = read.unwrap_or_else(|error| self.fail("read", &error));
         let checked = self.model.borrow_mut().check_read(first, &read[0]);
         if let Err(what) = checked {

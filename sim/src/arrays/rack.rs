@@ -4,11 +4,11 @@
 //! hold unreadable blocks. Therefore every error of the array is a bug.
 
 use crate::{LOSSES_MAX, Rng, World};
-use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, KIB};
-use levada_raid::{ArraySpec, Level, Limits, MemberSpec, MemberState, RaidArray};
+use levada_base::{BufMut, Epoch};
+use levada_raid::{ArraySpec, Level, Limits, MemberSpec, MemberState, RaidArray, Recorded};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -36,6 +36,11 @@ pub struct Rack {
     doomed: RefCell<BTreeSet<usize>>,
     /// Drives with unreadable blocks.
     unreadable: RefCell<BTreeSet<usize>>,
+    /// The drive with silently wrong bytes. Only those who read what two copies agree about bear it.
+    rotten: Cell<Option<usize>>,
+    pub may_rot: Cell<bool>,
+    /// Where the data begins on each drive, in bytes.
+    data_at: Cell<u64>,
     members_made: Cell<u64>,
 }
 
@@ -52,6 +57,9 @@ impl Rack {
             lost: RefCell::default(),
             doomed: RefCell::default(),
             unreadable: RefCell::default(),
+            rotten: Cell::default(),
+            may_rot: Cell::default(),
+            data_at: Cell::default(),
             members_made: Cell::new(0),
         });
         let (level, chunk_bytes, spares) = match kind {
@@ -70,6 +78,10 @@ impl Rack {
         };
         let array = RaidArray::create(spec, Epoch(1)).await.expect("healthy drives");
         *rack.array.borrow_mut() = Some(array);
+        let into = BufMut::for_overwrite(Recorded::BYTES as usize).into_vec();
+        let superblock = rack.world.drive(0).device().read(0, into).await.expect("healthy drives");
+        let recorded = Recorded::decode(&superblock[0], rack.uuid);
+        rack.data_at.set(recorded.expect("just written").data_at);
         rack
     }
 
@@ -138,6 +150,9 @@ impl Rack {
     #[must_use]
     pub fn bears(&self) -> usize {
         self.settle();
+        if self.rotten.get().is_some() {
+            return 0;
+        }
         let not_whole: BTreeSet<_> =
             self.lost.borrow().union(&self.unreadable.borrow()).copied().collect();
         LOSSES_MAX.saturating_sub(not_whole.len())
@@ -191,7 +206,8 @@ impl Rack {
     /// One fault, as the stated distribution deals them. Weights are in
     /// `docs/design/0009-simulation.md`.
     pub fn fault(self: &Rc<Self>, rng: &mut Rng) {
-        match rng.weighted(&[4, 1, 3, 2, 6]) {
+        let rot = if self.may_rot.get() { 2 } else { 0 };
+        match rng.weighted(&[4, 1, 3, 2, 6, rot]) {
             0 if self.bears() > 0 => {
                 let at = rng.below(self.world.shape.drives as u64) as usize;
                 if !self.lost.borrow().contains(&at) {
@@ -212,6 +228,7 @@ impl Rack {
                 self.world.drive(at).faults.slow(slow);
             }
             4 => self.mend(rng),
+            5 => self.rot(rng),
             _ => {}
         }
     }
@@ -241,10 +258,39 @@ impl Rack {
         }
     }
 
-    /// Puts something right: unreadable blocks read again, or a lost drive comes back or is
+    /// Some bytes of every fourth block of one drive read wrong. Not while anything else is the matter: of two
+    /// copies that differ nobody could tell the right one.
+    pub fn rot(&self, rng: &mut Rng) {
+        if self.bears() < LOSSES_MAX {
+            return;
+        }
+        let at = rng.below(self.world.shape.drives as u64) as usize;
+        self.tell(|| format!("rot on {at}"));
+        self.world.note("silent rot");
+        self.rotten.set(Some(at));
+        // Superblocks and the map have checksums of their own.
+        let blocks = self.world.shape.drive_bytes / BLOCK_BYTES;
+        for block in self.data_at.get() / BLOCK_BYTES..blocks {
+            if rng.one_in(4) {
+                let (within, bytes) = (rng.below(BLOCK_BYTES - 64), rng.between(1, 64));
+                self.world.drive(at).faults.rot(block * BLOCK_BYTES + within, bytes, 0x40);
+            }
+        }
+    }
+
+    /// What nobody has rewritten yet reads right again. (A block that was being written when the power went may
+    /// have three contents on three copies; if one of them is rotten as well, nothing tells which.)
+    pub fn end_rot(&self) {
+        if let Some(at) = self.rotten.take() {
+            self.heal(at);
+        }
+    }
+
+    /// Puts something right: rot is gone, unreadable blocks read again, or a lost drive comes back or is
     /// replaced, and a rebuild begins.
     fn mend(self: &Rc<Self>, rng: &mut Rng) {
         if rng.one_in(3) {
+            self.end_rot();
             let unreadable = self.unreadable.borrow().first().copied();
             if let Some(at) = unreadable {
                 self.unreadable.borrow_mut().remove(&at);
@@ -320,6 +366,7 @@ impl Rack {
 
     /// Everything is put right, rebuilt and scrubbed; nothing may be found wrong.
     pub async fn finish(self: &Rc<Self>) {
+        self.end_rot();
         for at in 0..self.world.shape.drives {
             self.heal(at);
         }

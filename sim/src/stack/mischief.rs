@@ -227,7 +227,7 @@ impl Stack {
         }
     }
 
-    /// Some bytes of one drive's data slice read wrong.
+    /// Some bytes of one drive read wrong, of its copies of metadata and of its data.
     fn rot(&self, rng: &mut Rng) {
         let at = rng.below(self.world.shape.drives as u64) as usize;
         self.world.tell(|| format!("rot on drive {at}"));
@@ -237,6 +237,14 @@ impl Stack {
             let place = (in_use(rng, self.world.shape.drive_bytes), rng.between(1, 64), 0x40);
             self.world.drive(at).faults.rot(place.0, place.1, place.2);
             places.push(place);
+        }
+        // Behind label, superblocks and map, which have checksums of their own.
+        for block in 3 * MIB / BLOCK_BYTES..(META_BYTES - MIB) / BLOCK_BYTES {
+            if rng.one_in(16) {
+                let place = (block * BLOCK_BYTES + rng.below(4000), rng.between(1, 64), 0x40);
+                self.world.drive(at).faults.rot(place.0, place.1, place.2);
+                places.push(place);
+            }
         }
         *self.faults.rotten.borrow_mut() = Some((at, places));
     }

@@ -45,6 +45,7 @@ where
         if let Ok(opened) = reactor::timeout(Duration::from_micros(us), &mut opened).await {
             return opened.expect("a panic ends the run");
         }
+        rack.end_rot();
         rack.world.power_cut().await;
     }
 }
@@ -56,6 +57,9 @@ where
     F: Future<Output = ()> + 'static,
 {
     let end = rounds::draw_end(&rack.world);
+    if end != End::Closed {
+        rack.end_rot();
+    }
     match end {
         End::PowerCut => rack.world.power_cut().await,
         End::Killed => rack.world.kill(),
