@@ -107,8 +107,9 @@ impl Bench {
     }
 
     pub(crate) async fn remove(&self, name: &str) -> Result<()> {
+        let before = cluster::inodes(&self.client).await?;
         self.client.unlink(ROOT, Ino::ROOT, name.as_bytes()).await?;
-        cluster::clean_up(&self.client).await
+        cluster::clean_up(&self.client, before - 1).await
     }
 
     /// Writes a whole file as `load` says and makes it durable; gives its space back after that,

@@ -3,7 +3,7 @@
 
 use crate::members::Drives;
 use crate::service::{Service, Way};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::TargetId;
 use levada_base::reactor;
@@ -18,6 +18,7 @@ use levada_wire::rpc::Handler;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Bytes of a drive: the least that a box takes, and twelve of them fit into memory.
 const DRIVE_BYTES: u64 = 512 * MIB;
@@ -52,10 +53,29 @@ pub(crate) async fn connect(address: &str, way: Way) -> Result<Client> {
     Client::connect(config).await.context("connecting to the box")
 }
 
-/// Gives the space of deleted files back, and waits until it is there.
-pub(crate) async fn clean_up(client: &Client) -> Result<()> {
-    while housekeeper::do_chores(client).await? > 0 {}
-    Ok(())
+/// Waits this long at most for a file to be closed.
+const RELEASED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Files, directories and links that there are, with those that have no name any more.
+pub(crate) async fn inodes(client: &Client) -> Result<u64> {
+    let space = client.space().await?;
+    Ok(space.inodes - space.inodes_free)
+}
+
+/// Gives the space of a deleted file back, and waits until it is there: until `left` inodes are. The kernel
+/// releases a closed file when it likes, and until then it takes its space.
+pub(crate) async fn clean_up(client: &Client, left: u64) -> Result<()> {
+    let given_back = async {
+        loop {
+            housekeeper::do_chores(client).await?;
+            if inodes(client).await? <= left {
+                return anyhow::Ok(());
+            }
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let in_time = reactor::timeout(RELEASED_WITHIN, given_back).await;
+    in_time.map_err(|_| anyhow!("the space of a deleted file is not given back"))?
 }
 
 /// Drives that were made before; handed out as they are asked for.

@@ -179,9 +179,10 @@ pub fn drive(path: &Path, access: Access, load: &Load) -> Result<Run> {
 
 /// Writes a new file and makes it durable; gives its space back after that, unmeasured.
 pub(crate) async fn write_new(bench: &Bench, path: &Path, load: &Load) -> Result<Run> {
+    let before = cluster::inodes(&bench.client).await?;
     let run = drive(path, Access::Create, load)?;
     std::fs::remove_file(path)?;
-    cluster::clean_up(&bench.client).await?;
+    cluster::clean_up(&bench.client, before).await?;
     Ok(run)
 }
 
