@@ -3,9 +3,9 @@
 
 use super::model::{Body, Change, FileState, Names, Pending, Tree};
 use crate::{Coverage, Rng};
-use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor;
+use levada_base::{Buf, probe};
 use levada_client::{Client, Error, File};
 use levada_wire::attr::{Attr, Kind};
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
@@ -86,7 +86,10 @@ impl Worker {
     async fn done<T>(&self, operation: impl Future<Output = T>) -> T {
         match reactor::timeout(PATIENCE, operation).await {
             Ok(result) => result,
-            Err(_) => self.fail("the last operation hangs for 10 minutes"),
+            Err(_) => {
+                let states = probe::states();
+                self.fail(&format!("the last operation hangs for 10 minutes; busy: {states:?}"))
+            }
         }
     }
 

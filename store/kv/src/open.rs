@@ -87,6 +87,7 @@ pub(crate) async fn open(
     let _busy = probe::busy("kv replay");
     let overlay = Overlay::new();
     let mut replay = Replay::new(&area, superblock);
+    let mut checkpointed = superblock.tail;
     while let Some(batches) = replay.next().await? {
         let point = replay.point;
         let first = point.seq + 1 - batches.len() as u64;
@@ -97,6 +98,9 @@ pub(crate) async fn open(
                 segment.log_bytes.set(segment.log_bytes.get() + log_bytes_of(changes));
                 touched = Some(segment);
             }
+        }
+        if point.seq <= state.applied {
+            checkpointed = point;
         }
         // As when they were applied: segments hold whole records, and little of the log.
         if let Some(segment) = touched {
@@ -112,6 +116,13 @@ pub(crate) async fn open(
         return Err(KvError::Damaged { what: "intent log ends before the checkpoint", at });
     }
     area.flush().await?;
+    if checkpointed.position > superblock.tail.position {
+        // The crash came between the checkpoint and the tail. Only the checkpoint of a segment moves the tail, and
+        // nothing of these records is in one: several such crashes would fill the log for good.
+        superblock.tail = checkpointed;
+        superblock.generation += 1;
+        write_superblocks(&area, &superblock).await?;
+    }
     let log = Log::new(Rc::clone(&area), superblock, head);
     Ok(Service::start(area, config, superblock, log, overlay, checkpoint, state))
 }
@@ -180,6 +191,7 @@ mod tests {
     use levada_base::reactor::Reactor;
     use levada_base::units::MIB;
     use levada_device::RamDevice;
+    use std::time::Duration;
 
     const AREA_BYTES: u64 = 3 * MIB;
     const CONFIG: Config = Config { log_bytes: 64 << 10, cache_bytes: 64 << 10 };
@@ -226,6 +238,46 @@ mod tests {
                 // The next owner's first checkpoint is told apart too.
                 let later = Store::open(Rc::clone(&area), Epoch(7), CONFIG).await.expect("opens");
                 put_and_close(&later, b"b").await;
+            }
+        });
+    }
+
+    /// Every crash comes when the checkpoint is durable and the tail has not moved yet.
+    #[test]
+    fn a_tail_that_every_crash_leaves_behind_does_not_fill_the_log() {
+        Reactor::simulated(2).block_on(async {
+            let area: Rc<dyn Device> = Rc::new(RamDevice::new("ram", AREA_BYTES));
+            let mut store = Store::create(Rc::clone(&area), Epoch(1), CONFIG).await.expect("made");
+            let first = read_superblock(&area).await.expect("intact");
+            for round in 0..40u64 {
+                let tail = read_superblock(&area).await.expect("intact").tail;
+                for part in 0..2 {
+                    let mut batch = Batch::default();
+                    batch.put(&[round as u8, part], &[part; 8000][..]);
+                    store.room().await.expect("room");
+                    let seq = store.apply(batch).expect("runs");
+                    let durable =
+                        reactor::timeout(Duration::from_secs(5), store.durable(seq)).await;
+                    durable.expect("the log takes no more").expect("durable");
+                }
+                let limit = Duration::from_secs(5);
+                let done = async {
+                    while read_superblock(&area).await.expect("intact").tail == tail {
+                        reactor::sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                reactor::timeout(limit, done).await.expect("a quarter of the log is a segment");
+                drop(store);
+                reactor::sleep(Duration::from_millis(10)).await;
+                let mut superblock = read_superblock(&area).await.expect("intact");
+                assert!(superblock.generation > first.generation);
+                superblock.tail = tail;
+                write_superblocks(&area, &superblock).await.expect("writes");
+                store = Store::open(Rc::clone(&area), Epoch(1), CONFIG).await.expect("opens");
+                for part in 0..2 {
+                    let value = store.get(&[round as u8, part]).await.expect("reads");
+                    assert_eq!(value.as_deref(), Some(&[part; 8000][..]));
+                }
             }
         });
     }
