@@ -38,6 +38,17 @@ fn corrupt(rig: &Rig, wrong: impl Fn(usize, u64) -> bool) {
     }
 }
 
+/// Of every chunk the copies agree about all blocks but number `disputed`, and what they agree about is right.
+async fn check_all_but(array: &RaidArray, held: &[u8], disputed: usize) {
+    for (block, expected) in held.chunks(BLOCK).enumerate() {
+        let agreed = read_agreed(array, (block * BLOCK) as u64, BLOCK).await;
+        match block % (CHUNK as usize / BLOCK) == disputed {
+            true => assert!(matches!(agreed, Err(BlockError::Medium { .. })), "block {block}"),
+            false => assert!(agreed.expect("agreed") == expected, "block {block}"),
+        }
+    }
+}
+
 #[test]
 fn a_wrong_copy_is_outvoted_and_put_right() {
     Reactor::simulated(1).block_on(async {
@@ -123,13 +134,7 @@ fn rot_gets_no_second_voice_from_an_unreadable_copy() {
             }
             let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
             assert_eq!(scrubbed.mismatched, STRIPES as u64);
-            for block in 0..held.len() / BLOCK {
-                let agreed = read_agreed(&array, (block * BLOCK) as u64, BLOCK).await;
-                match block % 4 {
-                    1 => assert!(matches!(agreed, Err(BlockError::Medium { .. })), "{block}"),
-                    _ => assert!(agreed.expect("agreed") == held[block * BLOCK..][..BLOCK]),
-                }
-            }
+            check_all_but(&array, &held, 1).await;
         }
         // It was left as it was, so it decides once it can be read.
         drive.make_readable();
@@ -157,13 +162,7 @@ fn one_bad_sector_does_not_silence_a_copy() {
                     "the last block is disputed"
                 );
             }
-            for block in 0..held.len() / BLOCK {
-                let agreed = read_agreed(&array, (block * BLOCK) as u64, BLOCK).await;
-                match block % 4 {
-                    3 => assert!(matches!(agreed, Err(BlockError::Medium { .. })), "{block}"),
-                    _ => assert!(agreed.expect("agreed") == held[block * BLOCK..][..BLOCK]),
-                }
-            }
+            check_all_but(&array, &held, 3).await;
             let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
             assert_eq!((scrubbed.unreadable_repaired, scrubbed.lost), (0, 0), "reads repaired it");
             assert_eq!(scrubbed.mismatched, STRIPES as u64);
@@ -270,14 +269,7 @@ fn a_rebuild_does_not_decide_between_two_copies() {
         let drive = &rig.drives[2];
         drive.write_zeroes(drive.data_at(), 6 * CHUNK).await.expect("zeroed");
         array.rebuild(Limits::NONE).await.expect("rebuilt");
-        for block in 0..held.len() / BLOCK {
-            let at = (block * BLOCK) as u64;
-            let agreed = read_agreed(&array, at, BLOCK).await;
-            match block % 4 {
-                1 => assert!(matches!(agreed, Err(BlockError::Medium { .. })), "block {block}"),
-                _ => assert!(agreed.expect("agreed") == held[block * BLOCK..][..BLOCK]),
-            }
-        }
+        check_all_but(&array, &held, 1).await;
         // A scrub finds the same each time, and repairs nothing that needs repair again.
         for _ in 0..2 {
             let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
