@@ -520,12 +520,58 @@ fn what_is_not_there_yet_says_so() {
 }
 
 #[test]
+fn another_mounts_names_show_in_a_directory_that_was_made_here() {
+    with_world(2, |world| {
+        let (here, there) = (&world.dirs[0], &world.dirs[1]);
+        for round in 0..3 {
+            let made = here.join(format!("made{round}"));
+            fs::create_dir(&made).unwrap();
+            for number in 0..50 {
+                File::create_new(made.join(format!("own{number}"))).unwrap();
+            }
+            let theirs = there.join(format!("made{round}"));
+            for name in ["seen", "opened", "refused"] {
+                fs::write(theirs.join(name), name).unwrap();
+            }
+            // Whether a name is there is decided by who makes it, at once ...
+            let error = File::create_new(made.join("refused")).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            let mut opened = OpenOptions::new();
+            opened.read(true).write(true).create(true).truncate(false);
+            let opened = opened.open(made.join("opened")).unwrap();
+            assert_eq!(opened.metadata().unwrap().len(), 6);
+            // ... and who only looks may be told what was true a second ago.
+            let start = Instant::now();
+            while !made.join("seen").exists() {
+                assert!(start.elapsed() < STALE_AT_MOST);
+                File::create_new(made.join(format!("more{}", start.elapsed().as_nanos()))).unwrap();
+                thread::sleep(Duration::from_millis(20));
+            }
+            // This mount's own names are always there, and are gone when it took them away.
+            fs::rename(made.join("own0"), made.join("moved")).unwrap();
+            fs::hard_link(made.join("own1"), made.join("linked")).unwrap();
+            fs::remove_file(made.join("own2")).unwrap();
+            fs::create_dir(made.join("below")).unwrap();
+            for (name, is_there) in [
+                ("own0", false),
+                ("moved", true),
+                ("linked", true),
+                ("own2", false),
+                ("below", true),
+            ] {
+                assert_eq!(made.join(name).exists(), is_there, "{name}");
+            }
+        }
+    });
+}
+
+#[test]
 fn another_mount_sees_data_at_its_next_open_and_names_within_a_second() {
     with_world(2, |world| {
         let (here, there) = (world.dirs[0].join("file"), world.dirs[1].join("file"));
         assert!(!there.exists());
         fs::write(&here, b"first").unwrap();
-        // A name that was absent is asked for every time.
+        // A name that was absent is asked for every time, but in directories that the mount has made.
         assert_eq!(fs::read(&there).unwrap(), b"first");
         let kept = File::open(&there).unwrap();
         for round in 0..20u8 {

@@ -4,6 +4,7 @@
 //! - `open`: open files and what they carry: data, sync, close;
 //! - `dir`: listings;
 //! - `attrs`: attributes in the client's words and in the kernel's;
+//! - `names`: which names are absent, for as long as that is certain enough;
 //! - `interrupt`: a killed process need not wait for a service that is away.
 //!
 //! What always holds:
@@ -21,6 +22,7 @@
 mod attrs;
 mod dir;
 mod interrupt;
+mod names;
 mod open;
 
 use crate::codec::{
@@ -31,9 +33,11 @@ use attrs::{attr_of, change_of, has_set_id, time_of};
 use interrupt::Interrupts;
 use levada_base::Buf;
 use levada_base::ids::Ino;
+use levada_base::reactor;
 use levada_client::{Client, Error};
 use levada_wire::attr::Attr;
 use levada_wire::meta::{self, AttrChange, NewInode};
+use names::Names;
 use open::{Handles, Pages};
 use std::time::Duration;
 
@@ -52,6 +56,7 @@ pub struct Files {
     client: Client,
     handles: Handles,
     pages: Pages,
+    names: Names,
     interrupts: Interrupts,
 }
 
@@ -92,6 +97,7 @@ impl Files {
             client,
             handles: Handles::default(),
             pages: Pages::default(),
+            names: Names::default(),
             interrupts: Interrupts::default(),
         }
     }
@@ -181,13 +187,16 @@ impl Files {
         match operation {
             Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
+                let asking = self.names.ask(ino);
                 // After each file that it makes the kernel asks for the directory.
                 if let Some((attr, age)) = self.client.directory_just_told(ino)
                     && let Some(valid) = VALID.checked_sub(age)
                 {
+                    self.names.told(ino, asking.map(|asking| asking.before(age)), attr.change);
                     return Ok(Reply::Attr { attr: attr_of(&attr), valid });
                 }
                 let attr = Box::pin(self.client.attr(ino)).await?;
+                self.names.told(ino, asking, attr.change);
                 Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
             }
             Operation::Statx { .. } => {
@@ -232,6 +241,7 @@ impl Files {
                 let directory = self.client.attr(parent).await?;
                 self.client.attr(directory.parent).await?
             }
+            name if self.names.is_absent(parent, name) => return Err(Errno::NOENT),
             name => self.client.lookup(parent, name).await?,
         };
         Ok(Reply::Entry(entry_of(&attr)))
@@ -268,7 +278,9 @@ impl Files {
         match operation {
             Operation::Symlink { name, target } => {
                 let new = NewInode::Symlink { target: target.to_vec() };
-                let attr = client.create(caller, directory, name_of(name)?, 0o777, new).await?;
+                let changing = self.names.change(directory, name_of(name)?);
+                let attr = client.create(caller, directory, name, 0o777, new).await?;
+                changing.done();
                 Ok(Reply::Entry(entry_of(&attr)))
             }
             Operation::MkNod { name, mode, rdev, umask: _ } => {
@@ -279,20 +291,30 @@ impl Files {
                     }
                     _ => return Err(Errno::INVAL),
                 };
-                let attr = client.create(caller, directory, name_of(name)?, mode, new).await?;
+                let changing = self.names.change(directory, name_of(name)?);
+                let attr = client.create(caller, directory, name, mode, new).await?;
+                changing.done();
                 Ok(Reply::Entry(entry_of(&attr)))
             }
             Operation::MkDir { name, mode, umask: _ } => {
-                let new = NewInode::Directory;
-                let attr = client.create(caller, directory, name_of(name)?, mode, new).await?;
+                let changing = self.names.change(directory, name_of(name)?);
+                let asked = reactor::now();
+                let attr =
+                    client.create(caller, directory, name, mode, NewInode::Directory).await?;
+                changing.done();
+                self.names.made(attr.ino, attr.change, asked);
                 Ok(Reply::Entry(entry_of(&attr)))
             }
             Operation::Unlink { name } => {
-                client.unlink(caller, directory, name_of(name)?).await?;
+                let changing = self.names.change(directory, name_of(name)?);
+                client.unlink(caller, directory, name).await?;
+                changing.done();
                 Ok(Reply::Done)
             }
             Operation::RmDir { name } => {
-                client.remove_dir(caller, directory, name_of(name)?).await?;
+                let changing = self.names.change(directory, name_of(name)?);
+                client.remove_dir(caller, directory, name).await?;
+                changing.done();
                 Ok(Reply::Done)
             }
             Operation::Rename { name, new_parent, new_name, flags } => {
@@ -301,12 +323,16 @@ impl Files {
                 }
                 let from = (directory, name_of(name)?);
                 let to = (Ino(new_parent), name_of(new_name)?);
+                // It moves one counter or two, or none.
+                self.names.forget(from.0);
+                self.names.forget(to.0);
                 client.rename(caller, from, to, flags).await?;
                 Ok(Reply::Done)
             }
             Operation::Link { inode, new_name } => {
-                let name = name_of(new_name)?;
-                let attr = client.link(caller, Ino(inode), directory, name).await?;
+                let changing = self.names.change(directory, name_of(new_name)?);
+                let attr = client.link(caller, Ino(inode), directory, new_name).await?;
+                changing.done();
                 Ok(Reply::Entry(entry_of(&attr)))
             }
             _ => Err(Errno::IO),

@@ -129,12 +129,14 @@ impl Files {
         // one that another mount made since. ESTALE makes it look again, and then open that.
         let mode_bits = mode & !libc::S_IFMT;
         let how = OpenMode { write: true, truncate: false };
+        let changing = self.names.change(parent, name);
         let made =
             self.client.create_file(caller_of(caller), parent, name, mode_bits, how, true).await;
         let (file, attr, _) = made.map_err(|error| match Errno::from(error) {
             Errno::EXIST if open.flags & libc::O_EXCL.cast_unsigned() == 0 => Errno::STALE,
             errno => errno,
         })?;
+        changing.done();
         Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
     }
 
