@@ -28,6 +28,8 @@ impl Ticket<'_> {
         let mut table = self.service.table.borrow_mut();
         let Some(client) = table.clients.get_mut(&self.call.client) else { return };
         let slot = &mut client.slots[self.call.slot as usize];
+        // 0 says that it was done before a restart; a change that wrote nothing may rest on nothing younger.
+        let seq = seq.max(Seq(1));
         *slot = Slot { sequence: self.call.sequence, reply: Some(reply), seq, running: None };
     }
 }

@@ -27,7 +27,7 @@ pub struct Slot {
     pub sequence: u64,
     /// The encoded answer.
     pub reply: Option<Bytes>,
-    /// The answer may be given once this is durable.
+    /// The answer may be given once this is durable; 0: it was done before a restart.
     pub seq: Seq,
     /// A later one that is being worked on.
     pub running: Option<u64>,

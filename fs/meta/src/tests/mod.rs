@@ -2,6 +2,7 @@
 
 mod model;
 mod random;
+mod repeats;
 mod semantics;
 
 use crate::check::check;
