@@ -56,6 +56,8 @@ struct Directory {
 pub(super) struct Changing<'a> {
     names: &'a Names,
     directory: Ino,
+    /// The directory was known when it began.
+    is_counted: bool,
     is_done: bool,
 }
 
@@ -125,7 +127,9 @@ impl Names {
     /// one, or fails.
     pub(super) fn change(&self, directory: Ino, name: &[u8]) -> Changing<'_> {
         let mut table = self.table.borrow_mut();
+        let mut is_counted = false;
         if let Some(known) = table.directories.get_mut(&directory) {
+            is_counted = true;
             known.begun += 1;
             known.under_way += 1;
             if known.names.insert(self.hasher.hash_one(name)) {
@@ -133,7 +137,7 @@ impl Names {
                 table.shrink();
             }
         }
-        Changing { names: self, directory, is_done: false }
+        Changing { names: self, directory, is_counted, is_done: false }
     }
 
     /// What is known of `directory` no longer counts.
@@ -174,6 +178,9 @@ impl Changing<'_> {
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
+        if !self.is_counted {
+            return;
+        }
         let mut table = self.names.table.borrow_mut();
         if let Some(known) = table.directories.get_mut(&self.directory) {
             known.under_way -= 1;
@@ -247,6 +254,20 @@ mod tests {
             let changing = names.change(DIRECTORY, b"c");
             assert!(names.ask(DIRECTORY).is_none(), "which of the two it counts is not known");
             changing.done();
+        });
+    }
+
+    /// By a handle a directory is reached before the answer to its making is here.
+    #[test]
+    fn a_change_that_began_before_the_directory_was_known_counts_nowhere() {
+        Reactor::simulated(1).block_on(async {
+            let names = Names::default();
+            let early = names.change(DIRECTORY, b"a");
+            names.made(DIRECTORY, 1, reactor::now());
+            early.done();
+            assert!(names.ask(DIRECTORY).is_some(), "nothing is under way");
+            names.told(DIRECTORY, names.ask(DIRECTORY), 2);
+            assert!(!absent(&names, "b"), "the counter tells of it");
         });
     }
 
