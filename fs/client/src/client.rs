@@ -27,6 +27,8 @@ use std::time::Duration;
 
 /// Closed files whose data is still on its way.
 const CLOSING_MAX: u64 = 1024;
+/// Who truncates a file that is opened so: the right to is checked by whoever opens it.
+const OPENER: Caller = Caller { uid: 0, gid: 0 };
 /// Attempts to get attributes that are not older than a write made here meanwhile.
 const ATTR_ATTEMPTS: usize = 4;
 
@@ -428,13 +430,15 @@ impl Client {
         open: OpenMode,
         exclusive: bool,
     ) -> Result<(File, Attr, bool), Error> {
-        let new = NewInode::File { open: Some(open) };
+        let new = NewInode::File { open: Some(uncut(open)) };
         let name = name.to_vec();
         let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive };
         let MetaReply::Entry(attr, made) = self.change(request).await? else {
             return Err(Error::Dialect);
         };
-        let (file, attr) = self.opened(*attr, open.truncate && !made).await?;
+        // What is known here of a file that was there already may be younger than this answer.
+        let asked_at = made.then_some(0);
+        let (file, attr) = self.opened(*attr, asked_at, open.truncate && !made).await?;
         if made && open.write {
             file.session_began();
         }
@@ -447,12 +451,19 @@ impl Client {
     ///
     /// What the metadata service says; `Stale` for an inode that is gone.
     pub async fn open(&self, ino: Ino, mode: OpenMode) -> Result<(File, Attr), Error> {
-        let reply = self.change(MetaRequest::Open { ino, mode }).await?;
-        self.opened(self.0.attr_of(reply)?, mode.truncate).await
+        let asked_at = self.0.changes(ino);
+        let reply = self.change(MetaRequest::Open { ino, mode: uncut(mode) }).await?;
+        self.opened(self.0.attr_of(reply)?, Some(asked_at), mode.truncate).await
     }
 
-    /// The metadata service counts an open more: a handle for it.
-    async fn opened(&self, attr: Attr, cut: bool) -> Result<(File, Attr), Error> {
+    /// The metadata service counts an open more: a handle for it. The attributes were asked for when
+    /// [`Core::changes`] said `asked_at`. With `cut` the file is emptied.
+    async fn opened(
+        &self,
+        attr: Attr,
+        asked_at: Option<u64>,
+        cut: bool,
+    ) -> Result<(File, Attr), Error> {
         let core = &self.0;
         let inode = match core.inode(&attr) {
             Ok(inode) => inode,
@@ -465,12 +476,14 @@ impl Client {
         let ino = attr.ino;
         let attr = core.in_time(async {
             if cut {
-                let _turn = inode.ranges.write(0, u64::MAX).await;
-                return inode.cut(attr).await;
+                let empty = AttrChange { size: Some(0), ..AttrChange::default() };
+                return inode.truncate(OPENER, empty).await;
             }
             // Fresh for every open, as programs on two machines expect of each other's closes.
-            let asked_at = inode.changes();
-            if attr.writers { core.attr(ino).await } else { inode.complete(attr, asked_at).await }
+            match asked_at {
+                Some(asked_at) if !attr.writers => inode.complete(attr, asked_at).await,
+                _ => core.attr(ino).await,
+            }
         });
         match attr.await {
             Ok(attr) => Ok((File::new(Rc::clone(core), inode), attr)),
@@ -646,6 +659,13 @@ impl Client {
         let target = self.0.object_target(*layout.targets.get(component as usize)?)?;
         Some((target, layout.object(self.0.fs_id, attr.ino, component)))
     }
+}
+
+/// What the service is asked for when `mode` is wanted. A truncation takes its turn with what this client
+/// writes and tells of the file, so it is a request of its own: one that comes with the open meets a session
+/// that is just ending, and then a cut stays pending of which this client does not know.
+fn uncut(mode: OpenMode) -> OpenMode {
+    OpenMode { truncate: false, ..mode }
 }
 
 fn removed(reply: MetaReply) -> Result<Removed, Error> {

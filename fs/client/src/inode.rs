@@ -497,15 +497,10 @@ impl Inode {
         Cutting { of: self, _turn: turn }
     }
 
-    /// The metadata service has set the size; the objects follow. The caller has the turn.
+    /// The metadata service has set the size; the objects follow.
     ///
     /// `writers` says here that other clients have written: then every object is asked, else those
     /// that are known. None is made, and none that is short enough is touched.
-    pub(crate) async fn cut(self: &Rc<Self>, attr: Attr) -> Result<Attr, Error> {
-        let turn = self.begin_cut().await;
-        self.cut_objects(attr, turn).await
-    }
-
     async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Cutting<'_>) -> Result<Attr, Error> {
         let size = attr.size;
         // The service has set the time too; no write comes between.
@@ -530,7 +525,8 @@ impl Inode {
             }
         });
         join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
-        // Nothing written and no session: the service had no objects to wait for.
+        // Nothing written and no session: the service had no objects to wait for. (Since before it was asked, as
+        // sessions begin and end in turn with this.)
         if asked != 0 || self.session.get() != Session::Closed {
             // Durable: a cut that stays pending holds up everybody, and is made again when we die.
             let truncated = MetaRequest::Truncated { ino: self.ino, size };

@@ -191,6 +191,33 @@ fn what_was_cut_reads_as_zeroes_when_the_file_grows_again() {
     }
 }
 
+/// As `: > a; echo text > a` does it.
+#[test]
+fn a_file_that_is_emptied_while_its_last_close_is_under_way_keeps_what_is_written_then() {
+    for delay in 0..80 {
+        Reactor::simulated(delay).block_on(async {
+            let world = World::new(2).await;
+            let (client, other) = (world.client("client").await, world.client("other").await);
+            let file = create(&client, "a").await;
+            let ino = file.ino();
+            if delay % 2 == 1 {
+                file.write(0, data(&[1; 300])).await.expect("written");
+            }
+            file.close().await;
+            reactor::sleep(Duration::from_micros(delay * 100)).await;
+            let open = OpenMode { write: true, truncate: true };
+            let (file, _) = client.open(ino, open).await.expect("there");
+            file.write(0, data(&[2; 100])).await.expect("written");
+            assert_eq!(file.attr().await.expect("there").size, 100, "after {delay} x 100 us");
+            file.close().await;
+            reactor::sleep(Duration::from_millis(100)).await;
+            let (file, attr) = other.open(ino, WRITE).await.expect("there");
+            assert_eq!((attr.size, attr.writers), (100, false), "after {delay} x 100 us");
+            assert_eq!(flat(&file.read(0, 400).await.expect("read")), [2; 100]);
+        });
+    }
+}
+
 #[test]
 fn another_client_sees_what_was_written() {
     Reactor::simulated(1).block_on(async {
