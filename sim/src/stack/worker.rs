@@ -184,7 +184,14 @@ impl Worker {
 
     async fn create(&mut self) {
         let (parent, name) = (self.directory(), self.name());
-        let exists = self.entry(parent, &name).is_some();
+        let found = self.entry(parent, &name);
+        let is_file = |id: &u64| matches!(self.state.borrow().tree.nodes[id].body, Body::File(_));
+        if let Some(id) = found.filter(is_file)
+            && self.rng.one_in(2)
+        {
+            return self.open_file(id, Some((parent, name))).await;
+        }
+        let exists = found.is_some();
         let body = Body::File(FileState::default());
         self.note(format!("create {:?} in {parent}", text(&name)));
         if !exists {
@@ -198,6 +205,9 @@ impl Worker {
             self.renamed();
             self.handles.push((id, file.0));
             self.trim().await;
+            if self.rng.one_in(6) {
+                self.open_again().await;
+            }
         }
     }
 
@@ -211,11 +221,47 @@ impl Worker {
 
     async fn open(&mut self) {
         let Some(id) = self.file() else { return };
-        self.note(format!("open node {id}"));
-        let ino = self.ino(id);
-        let opened = self.done(self.client.open(ino, WRITE)).await;
+        self.open_file(id, None).await;
+    }
+
+    /// As many programs leave a file to each other: closed, and opened by the next one while the first
+    /// one's end of it is under way.
+    async fn open_again(&mut self) {
+        let Some((id, file)) = self.handles.pop() else { return };
+        self.note(format!("close node {id}"));
+        self.done(file.close()).await;
+        if self.state.borrow().tree.nodes[&id].links == 0 {
+            return;
+        }
+        if self.rng.one_in(2) {
+            reactor::sleep(Duration::from_micros(self.rng.below(8000))).await;
+        }
+        self.open_file(id, None).await;
+    }
+
+    /// Opens a file by its number, or as open(2) with `O_CREAT` does where it has this name.
+    async fn open_file(&mut self, id: u64, place: Option<(u64, Vec<u8>)>) {
+        let truncate = self.rng.one_in(3);
+        let how = if place.is_some() { "open or create" } else { "open" };
+        self.note(format!("{how} node {id}{}", if truncate { ", empty" } else { "" }));
+        if truncate {
+            let change = Change::Truncate { size: 0 };
+            self.state.borrow_mut().tree.file(id).changes.push(change);
+        }
+        let mode = OpenMode { truncate, ..WRITE };
+        let opened = match place {
+            None => self.done(self.client.open(self.ino(id), mode)).await,
+            Some((parent, name)) => {
+                let at = self.ino(parent);
+                let made = self.client.create_file(CALLER, at, &name, 0o644, mode, false);
+                self.done(made).await.map(|(file, attr, _)| (file, attr))
+            }
+        };
         let opened = opened.map(|(file, attr)| (Shown(file), attr));
         let (file, attr) = self.expect(opened, None).expect("success was expected");
+        if truncate {
+            self.state.borrow_mut().tree.file(id).data.clear();
+        }
         self.same_size(id, attr.size);
         self.handles.push((id, file.0));
         self.trim().await;
@@ -507,7 +553,12 @@ impl Worker {
 
     async fn close(&mut self) {
         let Some(at) = self.handle() else { return };
-        let (id, file) = self.handles.swap_remove(at);
+        let last = self.handles.len() - 1;
+        self.handles.swap(at, last);
+        if self.rng.one_in(4) {
+            return self.open_again().await;
+        }
+        let (id, file) = self.handles.swap_remove(last);
         self.note(format!("close node {id}"));
         self.done(file.close()).await;
     }
