@@ -54,6 +54,8 @@ pub struct MemoryObjects {
     durable_seq: Cell<Seq>,
     /// Writes carried out, for tests that count.
     pub writes: Cell<u64>,
+    /// So many truncations fail from now on.
+    pub truncations_to_fail: Cell<u32>,
 }
 
 impl MemoryObjects {
@@ -70,6 +72,7 @@ impl MemoryObjects {
             seq: Cell::default(),
             durable_seq: Cell::default(),
             writes: Cell::default(),
+            truncations_to_fail: Cell::default(),
         }
     }
 
@@ -146,8 +149,14 @@ impl Objects for MemoryObjects {
     ) -> ObjectFuture<'_, Ack> {
         Box::pin(async move {
             self.delay().await;
-            let data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
-            if self.stored_bytes() + data.len() as u64 > self.capacity_bytes {
+            let mut data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+            let room = self.capacity_bytes.saturating_sub(self.stored_bytes());
+            if data.len() as u64 > room {
+                // As the log writes run by run, a part of it may have happened.
+                data.truncate((reactor::random_u64() % (room + 1)) as usize);
+                if !data.is_empty() {
+                    self.change(Change::Write { object, offset, data });
+                }
                 return Err(ObjectFault::Full);
             }
             self.writes.set(self.writes.get() + 1);
@@ -187,6 +196,10 @@ impl Objects for MemoryObjects {
     fn truncate(&self, object: ObjectId, size: u64) -> ObjectFuture<'_, Ack> {
         Box::pin(async move {
             self.delay().await;
+            if let Some(left) = self.truncations_to_fail.get().checked_sub(1) {
+                self.truncations_to_fail.set(left);
+                return Err(ObjectFault::Damaged { offset: size, bytes: 1 });
+            }
             Ok(self.ack(self.change(Change::Truncate { object, size })))
         })
     }
