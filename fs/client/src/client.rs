@@ -166,6 +166,37 @@ impl Core {
         }
     }
 
+    /// One user of a file less, who may have kept its last close from ending its session.
+    pub(crate) fn let_go(self: &Rc<Self>, inode: Rc<Inode>) {
+        inode.closing.set(inode.closing.get() - 1);
+        if !inode.is_left_open() {
+            return self.release(&inode);
+        }
+        inode.closing.set(inode.closing.get() + 1);
+        let core = Rc::clone(self);
+        reactor::spawn(async move {
+            inode.settle_unused().await;
+            core.let_go(inode);
+        });
+    }
+
+    /// Sets a file's size. A task, carried to its end also when the caller gives up.
+    async fn truncate(
+        self: &Rc<Self>,
+        inode: Rc<Inode>,
+        caller: Caller,
+        change: AttrChange,
+    ) -> Result<Attr, Error> {
+        inode.closing.set(inode.closing.get() + 1);
+        let core = Rc::clone(self);
+        let cutting = reactor::spawn(async move {
+            let result = inode.truncate(caller, change).await;
+            core.let_go(inode);
+            result
+        });
+        cutting.await.unwrap_or(Err(Error::Closed))
+    }
+
     /// Exact attributes.
     pub(crate) async fn attr(self: &Rc<Self>, ino: Ino) -> Result<Attr, Error> {
         let mut attempt = 0;
@@ -220,8 +251,7 @@ impl Core {
                     tracing::debug!(ino = inode.ino.0, %error, "a close was refused");
                 }
             }
-            inode.closing.set(inode.closing.get() - 1);
-            core.release(&inode);
+            core.let_go(inode);
             drop(permit);
         });
     }
@@ -368,8 +398,7 @@ impl Client {
         {
             inode.closing.set(inode.closing.get() + 1);
             let result = self.0.in_time(inode.set_times(caller, change)).await;
-            inode.closing.set(inode.closing.get() - 1);
-            self.0.release(&inode);
+            self.0.let_go(inode);
             return result;
         }
         let asked_at = self.0.changes(ino);
@@ -386,11 +415,7 @@ impl Client {
                 self.0.inode(&attr)?
             }
         };
-        inode.closing.set(inode.closing.get() + 1);
-        let result = inode.truncate(caller, change).await;
-        inode.closing.set(inode.closing.get() - 1);
-        self.0.release(&inode);
-        result
+        self.0.truncate(inode, caller, change).await
     }
 
     /// Makes a directory, symbolic link or special file; or a file without opening it.
@@ -477,7 +502,7 @@ impl Client {
         let attr = core.in_time(async {
             if cut {
                 let empty = AttrChange { size: Some(0), ..AttrChange::default() };
-                return inode.truncate(OPENER, empty).await;
+                return core.truncate(Rc::clone(&inode), OPENER, empty).await;
             }
             // Fresh for every open, as programs on two machines expect of each other's closes.
             match asked_at {
@@ -623,9 +648,15 @@ impl Client {
     pub async fn sync(&self) -> Result<(), Error> {
         let everything = async {
             let inodes: Vec<_> = self.0.inodes.borrow().values().cloned().collect();
-            let synced = join_all(inodes.iter().map(|inode| inode.sync())).await;
-            synced.into_iter().collect::<Result<(), Error>>()?;
-            self.sync_meta().await
+            let synced = join_all(inodes.into_iter().map(|inode| async move {
+                inode.closing.set(inode.closing.get() + 1);
+                let synced = inode.sync().await;
+                self.0.let_go(inode);
+                synced
+            }));
+            let synced = synced.await.into_iter().collect::<Result<(), Error>>();
+            let told = self.0.meta.sync().await;
+            synced.and(told)
         };
         self.0.in_time(everything).await
     }

@@ -106,7 +106,8 @@ async fn settle_one(client: &Client, attr: &Attr) -> Result<(), Error> {
         target.settle(object).await
     });
     join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
-    let request = MetaRequest::Settled { ino: attr.ino, size, components: bits };
+    let (ino, components, change) = (attr.ino, bits, attr.change);
+    let request = MetaRequest::Settled { ino, size, components, change };
     client.0.change_done(request).await
 }
 

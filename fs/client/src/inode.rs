@@ -6,7 +6,10 @@
 //!   is the number that the objects are named by.)
 //! - Overlapping writes take turns; a truncation takes its turn with every write.
 //! - Size and times reach the metadata service only after the objects are durable, and never
-//!   from before a truncation made here.
+//!   from before a truncation made here, nor, as far as the service can tell, by others.
+//! - A truncation that the service waits for is carried to its end before anything else is written or told: its
+//!   size alone counts until then.
+//! - Of a write that failed the objects say how far it got.
 //! - The session ends when no handle is left and nothing written here is unknown there.
 
 use crate::client::Core;
@@ -42,6 +45,17 @@ enum Why<'a> {
     Sync,
     /// A handle was given back; the cell notes that the service was told of that, too.
     Close(&'a Cell<bool>),
+    /// Nobody has a handle any more.
+    End,
+}
+
+/// What came of telling the metadata service.
+enum Recorded {
+    Done,
+    /// A truncation came between: the size was that from before.
+    Overtaken,
+    /// Another client's truncation is under way.
+    Refused,
 }
 
 /// A write session at the metadata service.
@@ -62,9 +76,12 @@ pub(crate) struct Inode {
     size: Cell<u64>,
     /// Components whose objects must exist.
     components: Cell<u64>,
-    /// Components written here, and how far the writes reach.
+    /// Components written here, those that a write was sent to, and how far the writes reach.
     written: Cell<u64>,
+    touched: Cell<u64>,
     written_end: Cell<u64>,
+    /// A write failed: it may have reached less far than `written_end` says.
+    unsure: Cell<bool>,
     /// Of the last write here that the metadata service does not know of; none when somebody
     /// here has set the time since.
     mtime: Cell<Option<Time>>,
@@ -81,6 +98,8 @@ pub(crate) struct Inode {
     size_turn: Rc<Semaphore>,
     /// Truncations begun and ended: sizes asked for under another count may be from before one.
     cuts: Cell<u64>,
+    /// The service waits for a truncation of this client.
+    uncut: Cell<bool>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -183,7 +202,9 @@ impl Inode {
             size: Cell::new(attr.size),
             components: Cell::new(attr.components),
             written: Cell::default(),
+            touched: Cell::default(),
             written_end: Cell::default(),
+            unsure: Cell::default(),
             mtime: Cell::default(),
             changes: Cell::default(),
             writes: Cell::default(),
@@ -193,6 +214,7 @@ impl Inode {
             ranges: Ranges::default(),
             size_turn: Semaphore::new(1),
             cuts: Cell::default(),
+            uncut: Cell::default(),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),
@@ -215,7 +237,15 @@ impl Inode {
     /// True while the metadata service waits for something from here. A file whose background
     /// work failed stays so, and the next `sync` tries again.
     pub(crate) fn is_unsettled(&self) -> bool {
-        self.is_dirty() || self.session.get() != Session::Closed
+        self.is_dirty() || self.session.get() != Session::Closed || self.uncut.get()
+    }
+
+    /// Nobody uses it, and nobody would end its session.
+    pub(crate) fn is_left_open(&self) -> bool {
+        let is_unused = self.handles.get() == 0 && self.closing.get() == 0;
+        let is_left =
+            matches!(self.session.get(), Session::Open(_)) || self.is_dirty() || self.uncut.get();
+        is_unused && is_left && self.failure.get().is_none()
     }
 
     fn is_dirty(&self) -> bool {
@@ -247,12 +277,19 @@ impl Inode {
             return Ok(());
         }
         let data = compact(data);
-        let _turn = self.ranges.write(offset, end).await;
-        self.begin_session().await?;
+        let _turn = loop {
+            self.finish_cut().await?;
+            let turn = self.ranges.write(offset, end).await;
+            self.begin_session().await?;
+            if !self.uncut.get() {
+                break turn;
+            }
+        };
         let parts = pieces(&self.layout, offset, bytes).map(|piece| {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
                 let target = self.target(piece.component);
+                self.touched.set(self.touched.get() | 1 << piece.component);
                 target.write(self.object(piece.component), piece.offset, part).await?;
                 self.written.set(self.written.get() | 1 << piece.component);
                 Ok::<_, Error>(())
@@ -262,8 +299,11 @@ impl Inode {
         self.mtime.set(Some(clock::now()));
         self.writes.set(self.writes.get() + 1);
         self.changes.set(self.changes.get() + 1);
-        written.into_iter().collect::<Result<(), Error>>()?;
         self.written_end.set(self.written_end.get().max(end));
+        if let Err(error) = written.into_iter().collect::<Result<(), Error>>() {
+            self.unsure.set(true);
+            return Err(error);
+        }
         self.size.set(self.size.get().max(end));
         Ok(())
     }
@@ -287,6 +327,7 @@ impl Inode {
         }
         self.session.set(Session::Opening);
         let inode = Rc::clone(self);
+        self.closing.set(self.closing.get() + 1);
         // A task, so that the state moves on also when the writer gives up.
         let opening = reactor::spawn(async move {
             let begin = MetaRequest::BeginWrite { ino: inode.ino };
@@ -296,10 +337,13 @@ impl Inode {
                     // What an earlier session wrote may have been cut by others since.
                     inode.written_end.set(inode.written_end.get().min(attr.size));
                 }
+                // Of which this client knew nothing.
+                inode.uncut.set(inode.uncut.get() || attr.cut);
             });
             let client = inode.core.meta.client();
             inode.session.set(if result.is_ok() { Session::Open(client) } else { Session::Closed });
             inode.session_changed.notify_all();
+            Rc::clone(&inode.core).let_go(inode);
             result
         });
         opening.await.unwrap_or(Err(Error::Closed))
@@ -343,7 +387,20 @@ impl Inode {
 
     /// Makes durable what was written here before this call.
     pub(crate) async fn sync(self: &Rc<Self>) -> Result<(), Error> {
-        self.record(Why::Sync).await?;
+        let inode = Rc::clone(self);
+        // A task, so that the service is told nothing any more once the turn for that is given back, also when
+        // the caller gives up; the next one is then told of an error.
+        let recording = reactor::spawn(async move {
+            let recorded = inode.record(Why::Sync).await;
+            if let Err(error) = recorded {
+                inode.failure.set(Some(error));
+            }
+            recorded
+        });
+        if let Err(error) = recording.await.unwrap_or(Err(Error::Closed)) {
+            self.failure.set(None);
+            return Err(error);
+        }
         // The file itself may be new.
         self.core.meta.sync().await?;
         self.failure.take().map_or(Ok(()), Err)
@@ -352,73 +409,91 @@ impl Inode {
     /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end
     /// of the session and the `Close`, if nobody uses the file any more.
     async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
-        while !self.record_unless_cut(why).await? {}
-        Ok(())
+        loop {
+            match self.record_unless_cut(why).await? {
+                Recorded::Done => return Ok(()),
+                Recorded::Overtaken => {}
+                Recorded::Refused => reactor::sleep(UNAVAILABLE_WAIT).await,
+            }
+        }
     }
 
-    /// False when a truncation came between: the sizes were those from before.
-    async fn record_unless_cut(self: &Rc<Self>, why: Why<'_>) -> Result<bool, Error> {
+    async fn record_unless_cut(self: &Rc<Self>, why: Why<'_>) -> Result<Recorded, Error> {
+        self.finish_cut().await?;
         self.ranges.passed(0, u64::MAX).await;
         let cuts = self.cuts.get();
         let writes = self.writes.get();
-        let written = self.written.get();
         let written_end = self.written_end.get();
         // Another client may have cut what was written here, so the objects are asked too.
         let recorded = self.recorded.get() >= writes;
-        let settled = self.components_in(written).map(|component| {
+        let (mut size, mut components) = (0, self.written.get());
+        let settled = self.components_in(self.touched.get()).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
-                let size = async { if recorded { Ok(None) } else { target.stat(object).await } };
+                let stat = async { if recorded { Ok(None) } else { target.stat(object).await } };
                 let settled = async {
                     if planted!("client-size-before-commit") {
                         return Ok(());
                     }
                     target.settle(object).await
                 };
-                let (settled, stat) = join(settled, size).await;
+                let (settled, stat) = join(settled, stat).await;
                 settled?;
-                Ok::<_, Error>(stat?.map_or(0, |stat| stat.size))
+                Ok::<_, Error>((component, stat?))
             }
         });
-        let mut size = 0;
-        for object_size in join_all(settled).await {
-            size = size.max(object_size?);
+        for settled in join_all(settled).await {
+            if let (component, Some(stat)) = settled? {
+                size = stat.size.max(size);
+                components |= 1 << component;
+            }
         }
         let size = size.min(written_end);
         let _turn = self.size_turn.acquire(1).await;
         if self.cuts.get() != cuts && !planted!("client-records-over-a-cut") {
-            return Ok(false);
+            return Ok(Recorded::Overtaken);
         }
         let session = self.session.get();
         // From here to `Ending` nothing can begin; later writes wait for the end.
-        let end = matches!(why, Why::Close(_))
+        let end = !matches!(why, Why::Sync)
             && self.handles.get() == 0
             && self.ranges.is_idle()
             && self.writes.get() == writes
             && matches!(session, Session::Open(_));
         if self.recorded.get() >= writes && !end {
-            return Ok(true);
+            return Ok(Recorded::Done);
         }
         if end {
             self.session.set(Session::Ending);
         }
-        let (ino, components) = (self.ino, written);
-        let (mtime, timed) = (self.mtime.get(), self.writes.get());
+        let (ino, mtime) = (self.ino, self.mtime.get());
         let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
         let reply = match why {
-            Why::Sync => self.core.meta.change_durably(request).await,
-            Why::Close(told) => {
+            Why::Sync => self.core.meta.try_change_durably(request).await,
+            Why::Close(_) | Why::End => {
+                let untold = match why {
+                    Why::Close(told) if end && !told.get() => Some(told),
+                    _ => None,
+                };
                 let mut requests = vec![request];
-                requests.extend(end.then_some(MetaRequest::Close { ino }));
+                requests.extend(untold.map(|_| MetaRequest::Close { ino }));
                 let replies = self.core.ends.send(&self.core.meta, requests).await;
-                told.set(end && replies.is_ok());
+                if let Some(told) = untold {
+                    told.set(replies.is_ok());
+                }
                 replies.and_then(|replies| replies.into_iter().next().ok_or(Error::Dialect))
             }
         };
-        let result = reply.and_then(|reply| self.core.attr_of(reply)).map(drop);
+        let is_refused = reply == Ok(MetaReply::Failed(MetaFault::Unavailable));
+        let result = reply.and_then(|reply| self.core.attr_of(reply));
+        let is_taken = result.as_ref().is_ok_and(|attr| !attr.cut);
         if end {
-            self.session.set(if result.is_ok() { Session::Closed } else { session });
+            self.session.set(if is_taken { Session::Closed } else { session });
             self.session_changed.notify_all();
+        }
+        if is_refused {
+            // Another client's truncation comes first.
+            return Ok(Recorded::Refused);
         }
         if result == Err(Error::Meta(MetaFault::Stale)) {
             // The file is gone: nothing is left to be recorded.
@@ -427,18 +502,27 @@ impl Inode {
             self.recorded.set(self.recorded.get().max(writes));
         }
         result?;
-        if self.writes.get() == timed {
+        if !is_taken {
+            // Cut meanwhile by another client; or by this one, which did not hear of it.
+            self.uncut.set(true);
+            return Ok(Recorded::Overtaken);
+        }
+        if self.writes.get() == writes {
             self.mtime.set(None);
+            if !recorded && self.unsure.replace(false) {
+                self.written_end.set(size);
+            }
         }
         self.recorded.set(self.recorded.get().max(writes));
-        self.components.set(self.components.get() | written);
-        Ok(true)
+        self.written.set(self.written.get() | components);
+        self.components.set(self.components.get() | components);
+        Ok(Recorded::Done)
     }
 
     /// What a close leaves to the background: everything durable, and the session ended when
     /// this was the last handle. Says whether the service was told of the close, too.
     pub(crate) async fn settle_after_close(self: &Rc<Self>) -> bool {
-        if self.session.get() == Session::Closed && !self.is_dirty() {
+        if !self.is_unsettled() {
             return false;
         }
         if self.is_dirty() {
@@ -446,11 +530,20 @@ impl Inode {
             reactor::sleep(GATHER).await;
         }
         let told = Cell::new(false);
-        if let Err(error) = self.record(Why::Close(&told)).await {
+        self.record_in_background(Why::Close(&told)).await;
+        told.get()
+    }
+
+    /// Ends the session of a file that nobody uses.
+    pub(crate) async fn settle_unused(self: &Rc<Self>) {
+        self.record_in_background(Why::End).await;
+    }
+
+    async fn record_in_background(self: &Rc<Self>, why: Why<'_>) {
+        if let Err(error) = self.record(why).await {
             tracing::error!(ino = self.ino.0, %error, "a closed file could not be written");
             self.failure.set(Some(error));
         }
-        told.get()
     }
 
     /// Sets the size: at the metadata service, then of the objects. Takes its turn with writes.
@@ -460,17 +553,50 @@ impl Inode {
         change: AttrChange,
     ) -> Result<Attr, Error> {
         loop {
+            self.finish_cut().await?;
             let turn = self.ranges.write(0, u64::MAX).await;
             let size_turn = self.begin_cut().await;
+            let losses = self.core.meta.tail_losses();
             let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
             let reply = self.core.meta.try_change(request).await?;
             if reply != MetaReply::Failed(MetaFault::Unavailable) {
-                return self.cut_objects(self.core.attr_of(reply)?, size_turn).await;
+                let attr = self.core.attr_of(reply)?;
+                self.uncut.set(attr.cut);
+                return self.cut_objects(attr, losses, false, size_turn).await;
             }
-            // An open cut the file meanwhile, and needs the turns to cut its objects.
+            // Another client's truncation is under way.
             drop((turn, size_turn));
             reactor::sleep(UNAVAILABLE_WAIT).await;
         }
+    }
+
+    /// Carries a truncation to its end that was left half-way. Not to be called by who has a turn.
+    async fn finish_cut(self: &Rc<Self>) -> Result<(), Error> {
+        if !self.uncut.get() {
+            return Ok(());
+        }
+        let inode = Rc::clone(self);
+        let finishing = reactor::spawn(async move {
+            let _turn = inode.ranges.write(0, u64::MAX).await;
+            let size_turn = inode.begin_cut().await;
+            if !inode.uncut.get() {
+                return Ok(());
+            }
+            let losses = inode.core.meta.tail_losses();
+            let asked = inode.core.meta.read(&MetaRequest::GetAttr { ino: inode.ino }).await?;
+            match inode.core.attr_of(asked) {
+                Ok(attr) if attr.cut && !attr.others => {
+                    inode.cut_objects(attr, losses, true, size_turn).await.map(drop)
+                }
+                // It was lost with the tail, or it was another client's; or the file is gone.
+                Ok(_) | Err(Error::Meta(MetaFault::Stale)) => {
+                    inode.uncut.set(false);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            }
+        });
+        finishing.await.unwrap_or(Err(Error::Closed))
     }
 
     /// Changes attributes but the size. A time of modification takes its turn with what writes
@@ -497,37 +623,51 @@ impl Inode {
         Cutting { of: self, _turn: turn }
     }
 
-    /// The metadata service has set the size; the objects follow.
+    /// The metadata service has set the size, when it had lost the tail `losses` times; the objects follow.
     ///
-    /// `writers` says here that other clients have written: then every object is asked, else those
-    /// that are known. None is made, and none that is short enough is touched.
-    async fn cut_objects(self: &Rc<Self>, attr: Attr, _turn: Cutting<'_>) -> Result<Attr, Error> {
+    /// `writers` says here that other clients have written: then every object is asked, and also when an earlier
+    /// attempt ended half-way; else those that are known. None is made, and none that is short enough is touched.
+    async fn cut_objects(
+        self: &Rc<Self>,
+        attr: Attr,
+        losses: u64,
+        again: bool,
+        _turn: Cutting<'_>,
+    ) -> Result<Attr, Error> {
         let size = attr.size;
         // The service has set the time too; no write comes between.
         self.mtime.set(None);
-        let known = attr.components | self.components.get() | self.written.get();
-        let asked = if attr.writers { self.every_component() } else { known };
-        if asked != 0 {
-            // What is cut off must not come back with the old size.
-            self.core.meta.make_durable().await?;
-        }
-        let cuts = self.components_in(asked).map(|component| {
-            let (target, object) = (self.target(component), self.object(component));
-            async move {
-                if planted!("client-objects-not-cut") {
-                    return Ok(());
-                }
-                if target.stat(object).await?.is_some_and(|stat| stat.size > size) {
-                    target.truncate(object, size).await?;
-                    target.settle(object).await?;
-                }
-                Ok(())
+        let known = attr.components | self.components.get() | self.touched.get();
+        // A session of which this client knows nothing is from before a loss.
+        let is_unknown = known == 0 && self.session.get() == Session::Closed;
+        let asked =
+            if again || attr.writers || is_unknown { self.every_component() } else { known };
+        if attr.cut {
+            if asked != 0 {
+                // What is cut off must not come back with the old size.
+                self.core.meta.make_durable().await?;
             }
-        });
-        join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
-        // Nothing written and no session: the service had no objects to wait for. (Since before it was asked, as
-        // sessions begin and end in turn with this.)
-        if asked != 0 || self.session.get() != Session::Closed {
+            if self.core.meta.tail_losses() != losses {
+                return Err(Error::Lost);
+            }
+            let cuts = self.components_in(asked).map(|component| {
+                let (target, object) = (self.target(component), self.object(component));
+                async move {
+                    if planted!("client-objects-not-cut") {
+                        return Ok(());
+                    }
+                    let stat = target.stat(object).await?;
+                    let is_longer = stat.is_some_and(|stat| stat.size > size);
+                    if is_longer {
+                        target.truncate(object, size).await?;
+                    }
+                    if is_longer || again {
+                        target.settle(object).await?;
+                    }
+                    Ok(())
+                }
+            });
+            join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
             // Durable: a cut that stays pending holds up everybody, and is made again when we die.
             let truncated = MetaRequest::Truncated { ino: self.ino, size };
             match self.core.meta.change_durably(truncated).await? {
@@ -535,6 +675,7 @@ impl Inode {
                 reply => self.core.attr_of(reply).map(drop)?,
             }
         }
+        self.uncut.set(false);
         self.changes.set(self.changes.get() + 1);
         self.size.set(size);
         self.written_end.set(self.written_end.get().min(size));
@@ -549,7 +690,8 @@ impl Inode {
         asked_at: u64,
     ) -> Result<Attr, Error> {
         // What only this client wrote it knows itself.
-        let mine = !attr.others && self.session.get() == Session::Open(self.core.meta.client());
+        let is_open = self.session.get() == Session::Open(self.core.meta.client());
+        let mine = !attr.others && is_open && !self.unsure.get();
         if attr.writers && mine {
             attr.size = attr.size.max(self.written_end.get());
         } else if attr.writers {

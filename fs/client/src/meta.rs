@@ -54,6 +54,8 @@ pub(crate) struct Meta {
     draining: Cell<bool>,
     /// The service went on without the tail; the next sync says so.
     lost: Cell<bool>,
+    /// Counts how often it did so.
+    tail_losses: Cell<u64>,
     /// Another cluster is where this one was.
     elsewhere: Cell<bool>,
     /// The client has gone, and has changed nothing since.
@@ -112,6 +114,7 @@ impl Meta {
             tail: RefCell::default(),
             draining: Cell::default(),
             lost: Cell::default(),
+            tail_losses: Cell::default(),
             elsewhere: Cell::default(),
             left: Cell::default(),
             just_told: Rc::default(),
@@ -186,6 +189,19 @@ impl Meta {
         self.change_told(request, Told::Durable, Patience::Endless).await
     }
 
+    /// As [`Meta::change_durably`], but returns the reply `Unavailable`.
+    pub(crate) async fn try_change_durably(
+        self: &Rc<Self>,
+        request: MetaRequest,
+    ) -> Result<MetaReply, Error> {
+        self.change_told(request, Told::Durable, Patience::None).await
+    }
+
+    /// Counts how often the service went on without what this client held.
+    pub(crate) fn tail_losses(&self) -> u64 {
+        self.tail_losses.get()
+    }
+
     /// Makes durable whatever the client was told so far.
     ///
     /// # Errors
@@ -195,13 +211,23 @@ impl Meta {
         if self.lost.replace(false) {
             return Err(Error::Lost);
         }
-        self.make_durable().await
+        let durable = self.make_durable().await;
+        if durable == Err(Error::Lost) {
+            self.lost.set(false);
+        }
+        durable
     }
 
-    /// As [`Meta::sync`], for the client's own purposes: it leaves the news of a loss to a program.
+    /// As [`Meta::sync`], for the client's own purposes: it leaves the news of an earlier loss to a program.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the service went on without it while this was under way.
     pub(crate) async fn make_durable(&self) -> Result<(), Error> {
         let Some(upto) = self.last_held() else { return Ok(()) };
+        let losses = self.tail_losses.get();
         match self.ask(self.call(&MetaRequest::Sync, Told::Durable)).await? {
+            MetaReply::Done if self.tail_losses.get() != losses => Err(Error::Lost),
             MetaReply::Done => {
                 self.forget_tail(upto);
                 Ok(())
@@ -533,6 +559,7 @@ impl Meta {
             MetaReply::Failed(MetaFault::Stale) => {
                 tracing::error!("changes of names that were not synced are lost");
                 self.lost.set(true);
+                self.tail_losses.set(self.tail_losses.get() + 1);
             }
             reply => {
                 tracing::warn!(?reply, "the service does not take back what is not durable");

@@ -247,15 +247,18 @@ impl<'a> Tx<'a> {
             sessions.iter().any(|(client, session)| *client != self.client || session.shared);
         let mut attr = inode.attr(ino);
         attr.writers = !sessions.is_empty() && !cut;
-        attr.others = others && !cut;
+        let mine = self.session(ino).is_some_and(|session| session.cut.is_some());
+        attr.others = if cut { !mine } else { others };
+        attr.cut = cut;
         Box::new(attr)
     }
 
     /// What the client that has just set the size gets to see: `writers` tells it that other
-    /// clients have written, so that every object must be cut.
+    /// clients have written, so that every object must be cut; `cut` that `Truncated` is waited for.
     pub fn attr_to_cut(&self, ino: Ino, inode: &Inode) -> Box<Attr> {
         let others = self.sessions(ino).iter().any(|(client, _)| *client != self.client);
-        Box::new(Attr { writers: others, others, ..inode.attr(ino) })
+        let cut = self.session(ino).is_some_and(|session| session.cut.is_some());
+        Box::new(Attr { writers: others, others, cut, ..inode.attr(ino) })
     }
 
     /// `opens` of an inode, with the changes of this transaction.

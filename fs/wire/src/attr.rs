@@ -65,8 +65,13 @@ pub struct Attr {
     /// truncation: other clients have sessions, so every object must be cut.
     pub writers: bool,
     /// `writers` speaks of another client's session, or another client has cut the file since the
-    /// asking client's began: what that one wrote does not tell the size.
+    /// asking client's began: what that one wrote does not tell the size. While `cut` is set: the truncation is
+    /// another client's.
     pub others: bool,
+    /// A truncation is pending: `size` alone counts, whatever the objects hold. In the answer to a truncation: the
+    /// objects are to be cut, and then the service to be told `Truncated`. In the answer to a `CommitWrite`: the
+    /// size was not taken, as it may be from before a truncation; the objects are to be asked again.
+    pub cut: bool,
     pub rdev: u32,
     pub atime: Time,
     pub mtime: Time,

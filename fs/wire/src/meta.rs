@@ -180,11 +180,13 @@ pub enum MetaRequest {
     Destroyed {
         ino: Ino,
     },
-    /// A chore is done: the session of a client that is gone is settled.
+    /// A chore is done: the session of a client that is gone is settled. `change` is that of the chore: if the inode
+    /// has changed since, `size` may be from before a truncation, and the chore stays.
     Settled {
         ino: Ino,
         size: u64,
         components: u64,
+        change: u64,
     },
     /// The client goes for good and has nothing open: what it was told is durable with the answer, and a
     /// service that restarts later waits for nothing of it. What it asks afterwards it asks as a new

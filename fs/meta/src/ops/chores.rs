@@ -23,19 +23,26 @@ pub fn destroyed(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     Ok(MetaReply::Done)
 }
 
-/// The sessions of clients that are gone end: the objects were asked, or cut.
-pub fn settled(tx: &mut Tx<'_>, ino: Ino, size: u64, components: u64) -> Answer {
+/// The sessions of clients that are gone end: the objects were asked, or cut, while the inode stood at `change`.
+pub fn settled(tx: &mut Tx<'_>, ino: Ino, (size, components): (u64, u64), change: u64) -> Answer {
     let sessions = tx.sessions(ino);
     let gone: SmallVec<[(u64, Session); 2]> =
         sessions.iter().copied().filter(|(client, _)| is_gone(tx, *client)).collect();
     let Some(mut inode) = tx.inode(ino)?.filter(|_| !gone.is_empty()) else {
         return Ok(MetaReply::Done);
     };
+    if inode.change != change {
+        return Ok(MetaReply::Done);
+    }
+    let recorded = (inode.size, inode.components);
     if !sessions.iter().any(|(_, session)| session.cut.is_some()) {
         inode.size = inode.size.max(size);
     }
     inode.components |= components;
-    inode.mtime = tx.now;
+    // A time that was synced with all that there is stays.
+    if (inode.size, inode.components) != recorded {
+        inode.mtime = tx.now;
+    }
     touch_inode(tx, &mut inode);
     for (client, _) in gone {
         tx.put_session(ino, client, None);
@@ -56,6 +63,8 @@ pub fn frees(request: &MetaRequest) -> bool {
         request,
         R::Unlink { .. }
             | R::RemoveDir { .. }
+            // Writes nothing, and what cannot be opened cannot be copied elsewhere.
+            | R::Open { .. }
             | R::Close { .. }
             | R::CommitWrite { .. }
             | R::Several { .. }

@@ -60,7 +60,9 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Truncated { ino, size } => write::truncated(tx, *ino, *size),
         R::Space => Ok(chores::space(tx)),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
-        R::Settled { ino, size, components } => chores::settled(tx, *ino, *size, *components),
+        R::Settled { ino, size, components, change } => {
+            chores::settled(tx, *ino, (*size, *components), *change)
+        }
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }

@@ -107,7 +107,8 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
     if written && !grows {
         let asking = tx.client;
         for (client, other) in sessions.iter().filter(|(client, _)| *client != asking) {
-            tx.put_session(ino, *client, Some(Session { shared: true, ..*other }));
+            let seen = Session { shared: true, overtaken: true, ..*other };
+            tx.put_session(ino, *client, Some(seen));
         }
         session.cut = Some(size);
         tx.put_session(ino, tx.client, Some(session));
@@ -139,9 +140,13 @@ pub fn commit(
     if size > SIZE_MAX {
         return Err(MetaFault::Invalid.into());
     }
-    let cut = tx.sessions(ino).iter().any(|(_, session)| session.cut.is_some());
+    // Who is told that his bytes are durable must not lose them to a truncation that began before.
+    refuse_foreign_cut(tx, ino)?;
+    let mut session = tx.session(ino).unwrap_or_default();
+    let overtaken = session.overtaken && size > inode.size;
+    let is_taken = session.cut.is_none() && !overtaken;
     let recorded = (inode.size, inode.components);
-    if !cut {
+    if is_taken {
         inode.size = inode.size.max(size);
     }
     inode.components |= components;
@@ -149,11 +154,17 @@ pub fn commit(
         inode.mtime = mtime.unwrap_or(inode.mtime);
         touch_inode(tx, &mut inode);
     }
-    if end && let Some(mut session) = tx.session(ino) {
-        (session.writing, session.shared) = (false, false);
+    let before = session;
+    if overtaken {
+        session.overtaken = false;
+    } else if end && is_taken {
+        session = Session::default();
+    }
+    if session != before {
         tx.put_session(ino, tx.client, Some(session));
     }
-    let attr = tx.attr(ino, &inode);
+    let mut attr = tx.attr(ino, &inode);
+    attr.cut = !is_taken;
     settle_row(tx, ino, &mut inode);
     Ok(MetaReply::Attr(attr))
 }

@@ -65,6 +65,8 @@ pub struct Session {
     pub writing: bool,
     /// Another client has cut the file since: the writer does not know the size by itself.
     pub shared: bool,
+    /// And no commit of this client has been answered since: one under way may bring a size from before.
+    pub overtaken: bool,
     /// The objects are still to be cut to this size.
     pub cut: Option<u64>,
 }
@@ -172,13 +174,15 @@ impl ReplyRow {
 const WRITING: u8 = 1;
 const CUT: u8 = 2;
 const SHARED: u8 = 4;
+const OVERTAKEN: u8 = 8;
 
 impl Session {
     pub fn encode(&self) -> [u8; 10] {
         let mut row = [VERSION; 10];
         row[1] = u8::from(self.writing) * WRITING
             + u8::from(self.cut.is_some()) * CUT
-            + u8::from(self.shared) * SHARED;
+            + u8::from(self.shared) * SHARED
+            + u8::from(self.overtaken) * OVERTAKEN;
         row[2..].copy_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
         row
     }
@@ -188,12 +192,13 @@ impl Session {
         let flags = fields.u8()?;
         let cut = fields.u64()?;
         fields.end()?;
-        if flags & !(WRITING | CUT | SHARED) != 0 {
+        if flags & !(WRITING | CUT | SHARED | OVERTAKEN) != 0 {
             return Err(fields.damaged());
         }
         Ok(Self {
             writing: flags & WRITING != 0,
             shared: flags & SHARED != 0,
+            overtaken: flags & OVERTAKEN != 0,
             cut: (flags & CUT != 0).then_some(cut),
         })
     }

@@ -188,6 +188,7 @@ impl Inode {
             size: self.size,
             writers: false,
             others: false,
+            cut: false,
             rdev: self.rdev,
             atime: self.atime,
             mtime: self.mtime,

@@ -20,6 +20,7 @@ pub struct Node {
 pub struct Session {
     pub writing: bool,
     pub cut: Option<u64>,
+    pub overtaken: bool,
 }
 
 /// What of a reply can be told beforehand.
@@ -43,6 +44,7 @@ pub struct View {
     size: u64,
     components: u64,
     writers: bool,
+    cut: bool,
     /// Directories only.
     parent: u64,
 }
@@ -69,6 +71,7 @@ impl Outcome {
             size: attr.size,
             components: attr.components,
             writers: attr.writers,
+            cut: attr.cut,
             parent: if attr.kind == Kind::Directory { attr.parent.0 } else { 0 },
         };
         match reply {
@@ -121,6 +124,7 @@ impl Model {
             size: if node.kind == Kind::Directory { node.names.len() as u64 } else { node.size },
             components: node.components,
             writers: !cut && !sessions.is_empty(),
+            cut,
             parent: if node.kind == Kind::Directory { node.parent } else { 0 },
         }
     }
@@ -223,6 +227,9 @@ impl Model {
         let grows = sessions.is_empty() && size >= node.size;
         node.size = size;
         if !untouched && !grows {
+            for ((of, other), session) in &mut self.sessions {
+                session.overtaken |= *of == ino && *other != client;
+            }
             self.sessions.insert((ino, client), Session { cut: Some(size), ..mine });
         }
         Ok(())
@@ -238,7 +245,8 @@ impl Model {
 
     fn view_to_cut(&self, client: u64, ino: u64) -> View {
         let writers = self.sessions_of(ino).iter().any(|(of, _)| *of != client);
-        View { writers, ..self.view(ino) }
+        let cut = self.sessions.get(&(ino, client)).is_some_and(|mine| mine.cut.is_some());
+        View { writers, cut, ..self.view(ino) }
     }
 
     fn open(&mut self, client: u64, ino: Ino, mode: OpenMode) -> Result<View> {
@@ -358,16 +366,21 @@ impl Model {
             }
             R::CommitWrite { ino, size, components, end, .. } => {
                 self.file(*ino)?;
-                let cut = self.sessions_of(ino.0).iter().any(|(_, s)| s.cut.is_some());
+                self.refuse_foreign_cut(client, ino.0)?;
+                let session = self.sessions.get(&(ino.0, client)).copied().unwrap_or_default();
                 let node = self.node(ino.0);
                 node.components |= components;
-                if !cut {
+                let overtaken = session.overtaken && *size > node.size;
+                let is_taken = session.cut.is_none() && !overtaken;
+                if is_taken {
                     node.size = node.size.max(*size);
                 }
-                if *end && let Some(session) = self.sessions.get(&(ino.0, client)).copied() {
-                    self.end_session(ino.0, client, Session { writing: false, ..session });
+                if overtaken {
+                    self.end_session(ino.0, client, Session { overtaken: false, ..session });
+                } else if *end && is_taken {
+                    self.end_session(ino.0, client, Session::default());
                 }
-                let view = self.view(ino.0);
+                let view = View { cut: !is_taken, ..self.view(ino.0) };
                 self.reap(ino.0);
                 Ok(Outcome::Attr(view))
             }
@@ -410,7 +423,7 @@ impl Model {
         }
         let made = Outcome::Entry(self.view(ino), true);
         if matches!(new, NewInode::File { open: Some(mode) } if mode.write) {
-            self.sessions.insert((ino, client), Session { writing: true, cut: None });
+            self.sessions.insert((ino, client), Session { writing: true, ..Session::default() });
         }
         made
     }
