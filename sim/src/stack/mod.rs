@@ -2,6 +2,7 @@
 
 mod cluster;
 mod expected;
+mod floors;
 mod losses;
 mod mischief;
 mod model;

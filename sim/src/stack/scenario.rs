@@ -8,6 +8,7 @@
 
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
+use super::floors;
 use super::model::{Body, Names};
 use super::worker::{self, Worker};
 use crate::{Outcome, Rng, Shape, World};
@@ -17,6 +18,7 @@ use levada_base::ids::Ino;
 use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::Client;
+use levada_meta::Census;
 use levada_node::assembly::Service;
 use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
@@ -34,7 +36,7 @@ const OPERATIONS_BEFORE_THE_END: u64 = 80;
 /// Files made at the end.
 const FRESH_FILES: u32 = 8;
 /// After this a client that is gone has lost its opens and sessions.
-const LEASE: Duration = Duration::from_secs(75);
+pub(super) const LEASE: Duration = Duration::from_secs(75);
 
 /// A seed takes minutes of virtual time; one that takes longer than this hangs.
 const SEED_TIME_MAX: Duration = Duration::from_secs(3600);
@@ -358,6 +360,20 @@ impl Run {
         panic!("{}", worker::describe(self.world.seed, number, what, &state.borrow()))
     }
 
+    /// Fails with the inodes of every worker's files, so that what is told of one leads to its history.
+    fn fail_with_all(&self, what: &str) -> ! {
+        let states = self.workers.borrow();
+        for (number, state) in (0..).zip(states.iter()) {
+            let nodes: Vec<(u64, Ino)> =
+                state.borrow().tree.nodes.iter().map(|(id, node)| (*id, node.ino)).collect();
+            let named = nodes.into_iter().find(|(_, ino)| what.contains(&format!("{ino:?}")));
+            if let Some((id, _)) = named {
+                self.fail(number, state, &format!("node {id} at the end: {what}"));
+            }
+        }
+        panic!("seed {}: at the end: {what}", self.world.seed)
+    }
+
     /// Puts everything right; what every floor says of itself must be clean.
     pub async fn check_floors(&self) {
         let seed = self.world.seed;
@@ -366,6 +382,8 @@ impl Run {
         reactor::sleep(Duration::from_secs(30)).await;
         let cluster = self.stack.cluster().expect("the node serves");
         let mut objects = 0;
+        let mut scrubbed = Vec::new();
+        let mut census = Census::default();
         for target in &cluster.targets {
             let name = target.entry.name();
             match &target.service {
@@ -373,14 +391,28 @@ impl Run {
                     let problems = levada_meta::check(service.store()).await;
                     let problems = problems.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(problems.is_empty(), "seed {seed}: {name}: {problems:?}");
+                    let counted = levada_meta::census(service.store()).await;
+                    census = counted.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                 }
                 Service::Objects { log, .. } => {
                     let report = log.scrub().await;
                     let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(report.damaged.is_empty(), "seed {seed}: {name}: {report:?}");
                     objects += report.objects;
+                    scrubbed.push((target.entry.id, log));
                 }
                 Service::Stopped { why } => panic!("seed {seed}: {name} stopped: {why}"),
+            }
+        }
+        if let Some(what) = floors::leftovers(&census) {
+            self.fail_with_all(&what);
+        }
+        let fs = u64::from_be_bytes(cluster.table.fs.as_bytes()[..8].try_into().expect("8 bytes"));
+        for (target, log) in scrubbed {
+            let found = floors::disagreement(&census, fs, target, log).await;
+            match found.unwrap_or_else(|e| panic!("seed {seed}: {target:?}: {e}")) {
+                None => {}
+                Some(what) => self.fail_with_all(&what),
             }
         }
         self.world.coverage.borrow_mut().count("objects scrubbed", objects);
