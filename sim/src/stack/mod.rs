@@ -7,6 +7,7 @@ mod losses;
 mod mischief;
 mod model;
 mod scenario;
+mod spans;
 mod worker;
 
 pub use cluster::Stack;

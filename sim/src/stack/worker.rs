@@ -2,6 +2,7 @@
 //! result of every operation is known exactly.
 
 use super::model::{Body, Change, FileState, Names, Pending, Tree};
+use super::spans::{self, FILE_BYTES_MAX};
 use crate::{Coverage, Rng};
 use levada_base::ids::Ino;
 use levada_base::reactor;
@@ -18,7 +19,6 @@ pub(super) const CALLER: Caller = Caller { uid: 1000, gid: 1000 };
 const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 /// An operation that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(600);
-const FILE_BYTES_MAX: usize = 300_000;
 const HANDLES_MAX: usize = 5;
 /// Operations named in a failure.
 const HISTORY: usize = 25;
@@ -277,19 +277,12 @@ impl Worker {
     async fn write(&mut self) {
         let Some(at) = self.handle() else { return self.create().await };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        self.write_to(id, &file).await;
+    }
+
+    pub(super) async fn write_to(&mut self, id: u64, file: &File) {
         let size = self.state.borrow_mut().tree.file(id).data.len();
-        let mut len = match self.rng.below(4) {
-            0 => 4096 * self.rng.between(1, 16) as usize,
-            1 => self.rng.between(1, 200) as usize,
-            _ => self.rng.between(1, 70_000) as usize,
-        };
-        let mut offset = match self.rng.below(4) {
-            0 => size,
-            1 => self.rng.below(40) as usize * 4096,
-            _ => self.rng.below(size as u64 + 5000) as usize,
-        };
-        offset = offset.min(FILE_BYTES_MAX - 1);
-        len = len.min(FILE_BYTES_MAX - offset);
+        let (offset, len) = spans::to_write(&mut self.rng, size);
         let data = self.rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {offset}"));
         let change = Change::Write { offset, data: data.clone() };
@@ -303,15 +296,20 @@ impl Worker {
         let Some(at) = self.handle() else { return };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
         let size = self.state.borrow_mut().tree.file(id).data.len();
-        let offset = self.rng.below(size as u64 + 1000) as usize;
-        let len = self.rng.between(1, 100_000) as usize;
+        let (offset, len) = spans::to_read(&mut self.rng, size);
+        self.read_from(id, &file, offset, len).await;
+    }
+
+    /// Reads, and compares with the model.
+    pub(super) async fn read_from(&self, id: u64, file: &File, offset: usize, len: usize) {
         self.note(format!("read node {id}: {len} bytes at {offset}"));
         let read = self.done(file.read(offset as u64, len as u64)).await;
         let read = joined(&self.expect(read, None).expect("success was expected"));
         let state = Rc::clone(&self.state);
         let mut state = state.borrow_mut();
         let data = &state.tree.file(id).data;
-        let expected = &data[offset.min(size)..(offset + len).min(size)];
+        let size = data.len();
+        let expected = &data[offset.min(size)..offset.saturating_add(len).min(size)];
         if let Some(what) = difference(expected, &read) {
             drop(state);
             self.fail(&format!("reading node {id} at {offset}: {what}"));
@@ -328,9 +326,10 @@ impl Worker {
             },
         };
         let now = self.state.borrow_mut().tree.file(id).data.len() as u64;
-        let size = match self.rng.below(3) {
+        let size = match self.rng.below(4) {
             0 => 0,
             1 => self.rng.below(now + 1),
+            2 => spans::edge(&mut self.rng, FILE_BYTES_MAX) as u64,
             _ => (now + self.rng.below(20_000)).min(FILE_BYTES_MAX as u64),
         };
         self.note(format!("truncate node {id} from {now} to {size}"));
