@@ -90,9 +90,11 @@ impl Run {
         }
         let operations = self.operations();
         self.world.coverage.borrow_mut().count("client operations", operations);
-        let client = workers[0].client.clone();
+        let clients = [Some(workers[0].client.clone()), workers[0].guest.clone()];
         drop(workers);
-        client.shutdown().await.expect("it has nothing to lose");
+        for client in clients.into_iter().flatten() {
+            client.shutdown().await.expect("it has nothing to lose");
+        }
         // A file without a name is kept for a lease after a start of the node.
         reactor::sleep(LEASE).await;
         self.check_floors().await;

@@ -8,6 +8,7 @@ mod mischief;
 mod model;
 mod scenario;
 mod spans;
+mod turns;
 mod worker;
 
 pub use cluster::Stack;

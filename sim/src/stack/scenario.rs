@@ -33,6 +33,8 @@ const POWER_CUTS: u64 = 2;
 const KILLS_MAX: u64 = 2;
 /// Operations of the second part, roughly.
 const OPERATIONS_BEFORE_THE_END: u64 = 80;
+/// In every second seed one of the workers uses two clients in turn.
+const GUEST_SEEDS: u64 = 2;
 /// Files made at the end.
 const FRESH_FILES: u32 = 8;
 /// After this a client that is gone has lost its opens and sessions.
@@ -141,6 +143,7 @@ impl Run {
         let config = self.stack.client_config(CLIENT, uuid(seed, 1));
         let rng = self.world.rng(Rng::fork);
         let all = Rc::clone(&self.workers);
+        let second = self.stack.client_config(CLIENT, uuid(seed, 3));
         let made = reactor::spawn_in(machine, async move {
             let client = Client::connect(config).await.expect("nothing refuses the client");
             let mut rng = rng;
@@ -148,6 +151,10 @@ impl Run {
             for number in 0..WORKERS {
                 let (client, all) = (client.clone(), Rc::clone(&all));
                 workers.push(Worker::new(seed, number, client, rng.fork(), all).await);
+            }
+            if seed.is_multiple_of(GUEST_SEEDS) {
+                let guest = Client::connect(second).await.expect("nothing refuses the client");
+                workers[0].guest = Some(guest);
             }
             workers
         });
