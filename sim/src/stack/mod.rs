@@ -6,6 +6,7 @@ mod floors;
 mod losses;
 mod mischief;
 mod model;
+mod pairs;
 mod scenario;
 mod spans;
 mod turns;

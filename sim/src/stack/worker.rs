@@ -169,7 +169,7 @@ impl Worker {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
         let turns = if self.guest.is_some() { 3 } else { 0 };
-        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns];
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1];
         match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
@@ -186,7 +186,8 @@ impl Worker {
             12 => self.stat().await,
             13 => self.symlink().await,
             14 => self.close().await,
-            _ => self.take_turns().await,
+            15 => self.take_turns().await,
+            _ => self.two_at_once().await,
         }
         self.state.borrow_mut().pending = None;
     }
