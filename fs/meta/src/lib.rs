@@ -5,6 +5,7 @@
 //! (`docs/design/0007-metadata.md`). Knows nothing of arrays, objects' contents or sockets.
 
 mod cache;
+mod census;
 mod check;
 mod clients;
 mod config;
@@ -24,6 +25,7 @@ mod tail;
 mod tests;
 mod tx;
 
+pub use census::{Census, FileNote, census};
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
 pub use row::Damaged;

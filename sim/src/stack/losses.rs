@@ -7,7 +7,7 @@
 //! 3. Empty drives take their places, work goes on beside the rebuild, everything reads back, and
 //!    the checks of every floor come out clean.
 
-use super::scenario::{Run, in_a_world};
+use super::scenario::{LEASE, Run, in_a_world};
 use super::worker::Worker;
 use crate::Outcome;
 use levada_base::reactor::{self, Group, JoinHandle};
@@ -90,9 +90,13 @@ impl Run {
         }
         let operations = self.operations();
         self.world.coverage.borrow_mut().count("client operations", operations);
-        let client = workers[0].client.clone();
+        let clients = [Some(workers[0].client.clone()), workers[0].guest.clone()];
         drop(workers);
-        client.shutdown().await.expect("it has nothing to lose");
+        for client in clients.into_iter().flatten() {
+            client.shutdown().await.expect("it has nothing to lose");
+        }
+        // A file without a name is kept for a lease after a start of the node.
+        reactor::sleep(LEASE).await;
         self.check_floors().await;
     }
 

@@ -2,10 +2,14 @@
 
 mod cluster;
 mod expected;
+mod floors;
 mod losses;
 mod mischief;
 mod model;
+mod pairs;
 mod scenario;
+mod spans;
+mod turns;
 mod worker;
 
 pub use cluster::Stack;

@@ -19,7 +19,11 @@ pub(super) struct FileState {
 }
 
 impl FileState {
+    /// A write of no bytes changes nothing, wherever it is.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
         let end = offset + bytes.len();
         if self.data.len() < end {
             self.data.resize(end, 0);
@@ -38,6 +42,7 @@ impl FileState {
         let mut largest = self.synced.len();
         for change in &self.changes {
             match change {
+                Change::Write { data, .. } if data.is_empty() => {}
                 Change::Write { offset, data } => largest = largest.max(offset + data.len()),
                 Change::Truncate { size } => {
                     smallest = smallest.min(*size);

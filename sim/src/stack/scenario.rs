@@ -8,6 +8,7 @@
 
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
+use super::floors;
 use super::model::{Body, Names};
 use super::worker::{self, Worker};
 use crate::{Outcome, Rng, Shape, World};
@@ -17,6 +18,7 @@ use levada_base::ids::Ino;
 use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::Client;
+use levada_meta::Census;
 use levada_node::assembly::Service;
 use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
@@ -31,10 +33,12 @@ const POWER_CUTS: u64 = 2;
 const KILLS_MAX: u64 = 2;
 /// Operations of the second part, roughly.
 const OPERATIONS_BEFORE_THE_END: u64 = 80;
+/// In every second seed one of the workers uses two clients in turn.
+const GUEST_SEEDS: u64 = 2;
 /// Files made at the end.
 const FRESH_FILES: u32 = 8;
 /// After this a client that is gone has lost its opens and sessions.
-const LEASE: Duration = Duration::from_secs(75);
+pub(super) const LEASE: Duration = Duration::from_secs(75);
 
 /// A seed takes minutes of virtual time; one that takes longer than this hangs.
 const SEED_TIME_MAX: Duration = Duration::from_secs(3600);
@@ -139,6 +143,7 @@ impl Run {
         let config = self.stack.client_config(CLIENT, uuid(seed, 1));
         let rng = self.world.rng(Rng::fork);
         let all = Rc::clone(&self.workers);
+        let second = self.stack.client_config(CLIENT, uuid(seed, 3));
         let made = reactor::spawn_in(machine, async move {
             let client = Client::connect(config).await.expect("nothing refuses the client");
             let mut rng = rng;
@@ -146,6 +151,10 @@ impl Run {
             for number in 0..WORKERS {
                 let (client, all) = (client.clone(), Rc::clone(&all));
                 workers.push(Worker::new(seed, number, client, rng.fork(), all).await);
+            }
+            if seed.is_multiple_of(GUEST_SEEDS) {
+                let guest = Client::connect(second).await.expect("nothing refuses the client");
+                workers[0].guest = Some(guest);
             }
             workers
         });
@@ -358,6 +367,20 @@ impl Run {
         panic!("{}", worker::describe(self.world.seed, number, what, &state.borrow()))
     }
 
+    /// Fails with the inodes of every worker's files, so that what is told of one leads to its history.
+    fn fail_with_all(&self, what: &str) -> ! {
+        let states = self.workers.borrow();
+        for (number, state) in (0..).zip(states.iter()) {
+            let nodes: Vec<(u64, Ino)> =
+                state.borrow().tree.nodes.iter().map(|(id, node)| (*id, node.ino)).collect();
+            let named = nodes.into_iter().find(|(_, ino)| what.contains(&format!("{ino:?}")));
+            if let Some((id, _)) = named {
+                self.fail(number, state, &format!("node {id} at the end: {what}"));
+            }
+        }
+        panic!("seed {}: at the end: {what}", self.world.seed)
+    }
+
     /// Puts everything right; what every floor says of itself must be clean.
     pub async fn check_floors(&self) {
         let seed = self.world.seed;
@@ -366,6 +389,8 @@ impl Run {
         reactor::sleep(Duration::from_secs(30)).await;
         let cluster = self.stack.cluster().expect("the node serves");
         let mut objects = 0;
+        let mut scrubbed = Vec::new();
+        let mut census = Census::default();
         for target in &cluster.targets {
             let name = target.entry.name();
             match &target.service {
@@ -373,14 +398,28 @@ impl Run {
                     let problems = levada_meta::check(service.store()).await;
                     let problems = problems.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(problems.is_empty(), "seed {seed}: {name}: {problems:?}");
+                    let counted = levada_meta::census(service.store()).await;
+                    census = counted.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                 }
                 Service::Objects { log, .. } => {
                     let report = log.scrub().await;
                     let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(report.damaged.is_empty(), "seed {seed}: {name}: {report:?}");
                     objects += report.objects;
+                    scrubbed.push((target.entry.id, log));
                 }
                 Service::Stopped { why } => panic!("seed {seed}: {name} stopped: {why}"),
+            }
+        }
+        if let Some(what) = floors::leftovers(&census) {
+            self.fail_with_all(&what);
+        }
+        let fs = u64::from_be_bytes(cluster.table.fs.as_bytes()[..8].try_into().expect("8 bytes"));
+        for (target, log) in scrubbed {
+            let found = floors::disagreement(&census, fs, target, log).await;
+            match found.unwrap_or_else(|e| panic!("seed {seed}: {target:?}: {e}")) {
+                None => {}
+                Some(what) => self.fail_with_all(&what),
             }
         }
         self.world.coverage.borrow_mut().count("objects scrubbed", objects);

@@ -2,6 +2,7 @@
 //! result of every operation is known exactly.
 
 use super::model::{Body, Change, FileState, Names, Pending, Tree};
+use super::spans::{self, FILE_BYTES_MAX};
 use crate::{Coverage, Rng};
 use levada_base::ids::Ino;
 use levada_base::reactor;
@@ -15,10 +16,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub(super) const CALLER: Caller = Caller { uid: 1000, gid: 1000 };
-const WRITE: OpenMode = OpenMode { write: true, truncate: false };
+pub(super) const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 /// An operation that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(600);
-const FILE_BYTES_MAX: usize = 300_000;
 const HANDLES_MAX: usize = 5;
 /// Operations named in a failure.
 const HISTORY: usize = 25;
@@ -39,6 +39,8 @@ pub(super) struct Worker {
     pub seed: u64,
     pub number: u64,
     pub client: Client,
+    /// Another client, that uses the files of this worker in turn with the first.
+    pub guest: Option<Client>,
     pub rng: Rng,
     pub state: Rc<RefCell<State>>,
     /// The states of all workers.
@@ -69,21 +71,21 @@ impl Worker {
         };
         let state = Rc::new(RefCell::new(state));
         all.borrow_mut().push(Rc::clone(&state));
-        Self { seed, number, client, rng, state, all, handles: Vec::new() }
+        Self { seed, number, client, guest: None, rng, state, all, handles: Vec::new() }
     }
 
-    fn note(&self, what: String) {
+    pub(super) fn note(&self, what: String) {
         let mut state = self.state.borrow_mut();
         state.history.push(format!("[{} us] {what}", reactor::now().0 / 1000));
         state.operations += 1;
     }
 
-    fn fail(&self, what: &str) -> ! {
+    pub(super) fn fail(&self, what: &str) -> ! {
         panic!("{}", describe(self.seed, self.number, what, &self.state.borrow()))
     }
 
     /// Waits for an operation that must not hang.
-    async fn done<T>(&self, operation: impl Future<Output = T>) -> T {
+    pub(super) async fn done<T>(&self, operation: impl Future<Output = T>) -> T {
         match reactor::timeout(PATIENCE, operation).await {
             Ok(result) => result,
             Err(_) => {
@@ -94,7 +96,11 @@ impl Worker {
     }
 
     /// The result must be as the model says.
-    fn expect<T: Debug>(&self, result: Result<T, Error>, expected: Option<MetaFault>) -> Option<T> {
+    pub(super) fn expect<T: Debug>(
+        &self,
+        result: Result<T, Error>,
+        expected: Option<MetaFault>,
+    ) -> Option<T> {
         match (result, expected) {
             (Ok(value), None) => Some(value),
             (Err(Error::Meta(fault)), Some(expected)) if fault == expected => None,
@@ -114,7 +120,7 @@ impl Worker {
         *self.rng.pick(&directories)
     }
 
-    fn file(&mut self) -> Option<u64> {
+    pub(super) fn file(&mut self) -> Option<u64> {
         let files = self.state.borrow().tree.files();
         if files.is_empty() { None } else { Some(*self.rng.pick(&files)) }
     }
@@ -130,7 +136,7 @@ impl Worker {
         (parent, self.rng.pick(&names).clone())
     }
 
-    fn handle(&mut self) -> Option<usize> {
+    pub(super) fn handle(&mut self) -> Option<usize> {
         if self.handles.is_empty() {
             return None;
         }
@@ -153,7 +159,7 @@ impl Worker {
         self.state.borrow().tree.entries(parent).get(name).copied()
     }
 
-    fn ino(&self, id: u64) -> Ino {
+    pub(super) fn ino(&self, id: u64) -> Ino {
         self.state.borrow().tree.ino(id)
     }
 
@@ -162,7 +168,9 @@ impl Worker {
         if self.rng.one_in(3) {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
-        match self.rng.weighted(&[10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5]) {
+        let turns = if self.guest.is_some() { 3 } else { 0 };
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1];
+        match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
             2 => self.write().await,
@@ -177,7 +185,9 @@ impl Worker {
             11 => self.fsync().await,
             12 => self.stat().await,
             13 => self.symlink().await,
-            _ => self.close().await,
+            14 => self.close().await,
+            15 => self.take_turns().await,
+            _ => self.two_at_once().await,
         }
         self.state.borrow_mut().pending = None;
     }
@@ -211,7 +221,7 @@ impl Worker {
         }
     }
 
-    async fn trim(&mut self) {
+    pub(super) async fn trim(&mut self) {
         while self.handles.len() > HANDLES_MAX {
             let at = self.rng.below(self.handles.len() as u64) as usize;
             let (_, file) = self.handles.swap_remove(at);
@@ -267,7 +277,18 @@ impl Worker {
         self.trim().await;
     }
 
-    fn same_size(&self, id: u64, size: u64) {
+    pub(super) fn size_of(&self, id: u64) -> usize {
+        self.state.borrow_mut().tree.file(id).data.len()
+    }
+
+    pub(super) fn same_bytes(&self, id: u64, seen: &[u8]) {
+        let what = difference(&self.state.borrow_mut().tree.file(id).data, seen);
+        if let Some(what) = what {
+            self.fail(&format!("file {id}: {what}"));
+        }
+    }
+
+    pub(super) fn same_size(&self, id: u64, size: u64) {
         let expected = self.state.borrow_mut().tree.file(id).data.len() as u64;
         if size != expected {
             self.fail(&format!("node {id} has {size} bytes, expected {expected}"));
@@ -277,19 +298,12 @@ impl Worker {
     async fn write(&mut self) {
         let Some(at) = self.handle() else { return self.create().await };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        self.write_to(id, &file).await;
+    }
+
+    pub(super) async fn write_to(&mut self, id: u64, file: &File) {
         let size = self.state.borrow_mut().tree.file(id).data.len();
-        let mut len = match self.rng.below(4) {
-            0 => 4096 * self.rng.between(1, 16) as usize,
-            1 => self.rng.between(1, 200) as usize,
-            _ => self.rng.between(1, 70_000) as usize,
-        };
-        let mut offset = match self.rng.below(4) {
-            0 => size,
-            1 => self.rng.below(40) as usize * 4096,
-            _ => self.rng.below(size as u64 + 5000) as usize,
-        };
-        offset = offset.min(FILE_BYTES_MAX - 1);
-        len = len.min(FILE_BYTES_MAX - offset);
+        let (offset, len) = spans::to_write(&mut self.rng, size);
         let data = self.rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {offset}"));
         let change = Change::Write { offset, data: data.clone() };
@@ -303,15 +317,20 @@ impl Worker {
         let Some(at) = self.handle() else { return };
         let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
         let size = self.state.borrow_mut().tree.file(id).data.len();
-        let offset = self.rng.below(size as u64 + 1000) as usize;
-        let len = self.rng.between(1, 100_000) as usize;
+        let (offset, len) = spans::to_read(&mut self.rng, size);
+        self.read_from(id, &file, offset, len).await;
+    }
+
+    /// Reads, and compares with the model.
+    pub(super) async fn read_from(&self, id: u64, file: &File, offset: usize, len: usize) {
         self.note(format!("read node {id}: {len} bytes at {offset}"));
         let read = self.done(file.read(offset as u64, len as u64)).await;
         let read = joined(&self.expect(read, None).expect("success was expected"));
         let state = Rc::clone(&self.state);
         let mut state = state.borrow_mut();
         let data = &state.tree.file(id).data;
-        let expected = &data[offset.min(size)..(offset + len).min(size)];
+        let size = data.len();
+        let expected = &data[offset.min(size)..offset.saturating_add(len).min(size)];
         if let Some(what) = difference(expected, &read) {
             drop(state);
             self.fail(&format!("reading node {id} at {offset}: {what}"));
@@ -328,9 +347,10 @@ impl Worker {
             },
         };
         let now = self.state.borrow_mut().tree.file(id).data.len() as u64;
-        let size = match self.rng.below(3) {
+        let size = match self.rng.below(4) {
             0 => 0,
             1 => self.rng.below(now + 1),
+            2 => spans::edge(&mut self.rng, FILE_BYTES_MAX) as u64,
             _ => (now + self.rng.below(20_000)).min(FILE_BYTES_MAX as u64),
         };
         self.note(format!("truncate node {id} from {now} to {size}"));
@@ -593,14 +613,7 @@ impl Worker {
         let files = self.state.borrow().tree.files();
         for id in files {
             self.note(format!("check file {id}"));
-            let ino = self.ino(id);
-            let read = self.done(read_whole(&self.client, ino)).await;
-            let read = self.expect(read, None).expect("success was expected");
-            let state = Rc::clone(&self.state);
-            let what = difference(&state.borrow_mut().tree.file(id).data, &read);
-            if let Some(what) = what {
-                self.fail(&format!("file {id}: {what}"));
-            }
+            self.compare_on(&self.client, id).await;
             coverage.borrow_mut().count("files compared", 1);
         }
     }

@@ -1,0 +1,127 @@
+//! Two clients on one file, in turns: closed on one, opened at once on the other.
+//!
+//! What one client wrote the other sees at its next open, so the model is exact. Not promised is when a node
+//! that starts again knows what another client has not synced (docs/SEMANTICS.md), and here it may
+//! die at any time: each client therefore syncs the file before it leaves it to the other. Names are
+//! changed by one client alone.
+
+use super::model::Change;
+use super::worker::{CALLER, Shown, WRITE, Worker, read_whole};
+use levada_base::reactor;
+use levada_client::{Client, File};
+use levada_wire::meta::{AttrChange, OpenMode};
+use std::time::Duration;
+
+/// Visits of both clients.
+const VISITS_MAX: u64 = 4;
+
+impl Worker {
+    /// Leaves a file to the other client, and takes it back.
+    pub(super) async fn take_turns(&mut self) {
+        let (Some(guest), Some(id)) = (self.guest.clone(), self.file()) else { return };
+        self.leave(id).await;
+        let mut clients = [("the other client", guest), ("the first client", self.client.clone())];
+        for _ in 0..self.rng.between(1, VISITS_MAX) {
+            let (name, client) = &clients[0];
+            self.visit(name, client, id).await;
+            clients.reverse();
+        }
+        // Whoever comes next finds it as the last one left it.
+        let truncate = self.rng.one_in(4);
+        let client = self.client.clone();
+        let file = self.open_on("the first client", &client, id, truncate).await;
+        self.handles.push((id, file));
+        self.trim().await;
+    }
+
+    /// Nothing of the file is open here any more, and all of it is durable.
+    async fn leave(&mut self, id: u64) {
+        if !self.handles.iter().any(|(open, _)| *open == id) {
+            let client = self.client.clone();
+            let file = self.open_on("the first client", &client, id, false).await;
+            self.handles.push((id, file));
+        }
+        let handles = std::mem::take(&mut self.handles);
+        let (ours, others): (Vec<_>, Vec<_>) =
+            handles.into_iter().partition(|(open, _)| *open == id);
+        self.handles = others;
+        let (_, file) = &ours[0];
+        self.sync_file(id, file).await;
+        for (_, file) in ours {
+            self.note(format!("close node {id}"));
+            self.done(file.close()).await;
+        }
+    }
+
+    /// A program on one of the two clients: opens the file, looks, writes, syncs, closes.
+    async fn visit(&mut self, name: &str, client: &Client, id: u64) {
+        let truncate = self.rng.one_in(2);
+        let file = self.open_on(name, client, id, truncate).await;
+        if self.rng.one_in(3) {
+            self.compare_on(client, id).await;
+        }
+        for _ in 0..self.rng.below(3) {
+            self.write_to(id, &file).await;
+        }
+        if self.rng.one_in(4) {
+            self.cut_on(client, id).await;
+        }
+        let attr = self.done(file.attr()).await;
+        let attr = self.expect(attr, None).expect("success was expected");
+        self.same_size(id, attr.size);
+        self.sync_file(id, &file).await;
+        self.note(format!("close node {id} on {name}"));
+        self.done(file.close()).await;
+        // At once, or while the end of it is under way, or after.
+        if self.rng.one_in(3) {
+            reactor::sleep(Duration::from_micros(self.rng.below(12_000))).await;
+        }
+    }
+
+    async fn open_on(&self, name: &str, client: &Client, id: u64, truncate: bool) -> File {
+        self.note(format!("open node {id} on {name}{}", if truncate { ", empty" } else { "" }));
+        if truncate {
+            self.state.borrow_mut().tree.file(id).changes.push(Change::Truncate { size: 0 });
+        }
+        let opened = client.open(self.ino(id), OpenMode { truncate, ..WRITE });
+        let opened = self.done(opened).await.map(|(file, attr)| (Shown(file), attr));
+        let (file, attr) = self.expect(opened, None).expect("success was expected");
+        if truncate {
+            self.state.borrow_mut().tree.file(id).data.clear();
+        }
+        self.same_size(id, attr.size);
+        file.0
+    }
+
+    async fn cut_on(&mut self, client: &Client, id: u64) {
+        let size = self.state.borrow_mut().tree.file(id).data.len() as u64;
+        let size = self.rng.below(size + 5000);
+        self.note(format!("truncate node {id} to {size}"));
+        self.state
+            .borrow_mut()
+            .tree
+            .file(id)
+            .changes
+            .push(Change::Truncate { size: size as usize });
+        let change = AttrChange { size: Some(size), ..AttrChange::default() };
+        let attr = self.done(client.set_attr(CALLER, self.ino(id), change)).await;
+        let attr = self.expect(attr, None).expect("success was expected");
+        self.state.borrow_mut().tree.file(id).data.resize(size as usize, 0);
+        self.same_size(id, attr.size);
+    }
+
+    /// Reads all of it through a client.
+    pub(super) async fn compare_on(&self, client: &Client, id: u64) {
+        let read = self.done(read_whole(client, self.ino(id))).await;
+        let read = self.expect(read, None).expect("success was expected");
+        self.same_bytes(id, &read);
+    }
+
+    /// Syncs a file to which nobody writes meanwhile.
+    pub(super) async fn sync_file(&self, id: u64, file: &File) {
+        self.note(format!("fsync node {id}"));
+        let synced = self.done(file.fsync()).await;
+        self.expect(synced, None);
+        self.state.borrow_mut().tree.file(id).synced_now();
+    }
+}
