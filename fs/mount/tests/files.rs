@@ -524,6 +524,26 @@ fn another_mounts_names_show_in_a_directory_that_was_made_here() {
     with_world(2, |world| {
         let (here, there) = (&world.dirs[0], &world.dirs[1]);
         for round in 0..3 {
+            // This mount's own names are always there, and are gone when it took them away.
+            let own = here.join(format!("own{round}"));
+            fs::create_dir(&own).unwrap();
+            for number in 0..4 {
+                File::create_new(own.join(format!("own{number}"))).unwrap();
+            }
+            fs::hard_link(own.join("own1"), own.join("linked")).unwrap();
+            fs::remove_file(own.join("own2")).unwrap();
+            fs::create_dir(own.join("below")).unwrap();
+            symlink("nowhere", own.join("symlink")).unwrap();
+            let check = |names: &[(&str, bool)]| {
+                for (name, is_there) in names {
+                    assert_eq!(own.join(name).symlink_metadata().is_ok(), *is_there, "{name}");
+                }
+            };
+            check(&[("own0", true), ("own2", false), ("linked", true), ("below", true)]);
+            check(&[("symlink", true), ("moved", false)]);
+            fs::rename(own.join("own0"), own.join("moved")).unwrap();
+            fs::rename(own.join("own1"), own.join("own3")).unwrap();
+            check(&[("own0", false), ("own1", false), ("own3", true), ("moved", true)]);
             let made = here.join(format!("made{round}"));
             fs::create_dir(&made).unwrap();
             for number in 0..50 {
@@ -546,20 +566,6 @@ fn another_mounts_names_show_in_a_directory_that_was_made_here() {
                 assert!(start.elapsed() < STALE_AT_MOST);
                 File::create_new(made.join(format!("more{}", start.elapsed().as_nanos()))).unwrap();
                 thread::sleep(Duration::from_millis(20));
-            }
-            // This mount's own names are always there, and are gone when it took them away.
-            fs::rename(made.join("own0"), made.join("moved")).unwrap();
-            fs::hard_link(made.join("own1"), made.join("linked")).unwrap();
-            fs::remove_file(made.join("own2")).unwrap();
-            fs::create_dir(made.join("below")).unwrap();
-            for (name, is_there) in [
-                ("own0", false),
-                ("moved", true),
-                ("linked", true),
-                ("own2", false),
-                ("below", true),
-            ] {
-                assert_eq!(made.join(name).exists(), is_there, "{name}");
             }
         }
     });

@@ -187,20 +187,22 @@ impl Files {
         match operation {
             Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
-                let asking = self.names.ask(ino);
                 // After each file that it makes the kernel asks for the directory.
                 if let Some((attr, age)) = self.client.directory_just_told(ino)
                     && let Some(valid) = VALID.checked_sub(age)
                 {
-                    self.names.told(ino, asking.map(|asking| asking.before(age)), attr.change);
+                    self.names.told_by_change(ino, attr.change);
                     return Ok(Reply::Attr { attr: attr_of(&attr), valid });
                 }
+                let asking = self.names.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
-                self.names.told(ino, asking, attr.change);
+                self.names.told(ino, attr.change, asking);
                 Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
             }
             Operation::Statx { .. } => {
+                let asking = self.names.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
+                self.names.told(ino, attr.change, asking);
                 let statx = Statx {
                     attr: attr_of(&attr),
                     mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
@@ -231,6 +233,7 @@ impl Files {
     }
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Reply, Errno> {
+        let asking = self.names.ask();
         let attr = match name_of(name)? {
             // From a file handle: any inode. One that never was is as stale as one that is gone.
             b"." => match self.client.attr(parent).await.map_err(Errno::from) {
@@ -244,11 +247,19 @@ impl Files {
             name if self.names.is_absent(parent, name) => return Err(Errno::NOENT),
             name => self.client.lookup(parent, name).await?,
         };
+        // A directory on the way is looked up again each second; the kernel asks for nothing else of it then.
+        self.names.told(attr.ino, attr.change, asking);
         Ok(Reply::Entry(entry_of(&attr)))
     }
 
     async fn set_attr(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<Reply, Errno> {
-        let attr = self.client.set_attr(caller_of(caller), ino, change_of(&set)?).await?;
+        let change = change_of(&set)?;
+        // Where nothing is to be changed the counter stays.
+        let changing = (change != AttrChange::default()).then(|| self.names.change_attributes(ino));
+        let attr = self.client.set_attr(caller_of(caller), ino, change).await?;
+        if let Some(changing) = changing {
+            changing.done();
+        }
         let attr = self.without_set_id(attr, set.kill_set_id).await?;
         if has_set_id(&attr) {
             self.handles.set_id_given(ino);

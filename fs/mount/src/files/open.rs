@@ -3,7 +3,8 @@
 //! Cached pages outlive an open only while the service's change counter of the file stands
 //! where it stood when the pages were last known good. Every write session moves it, so a file
 //! that was written, here or elsewhere, is read anew at its next open: a program that opens a
-//! file after another one closed it sees what that one wrote.
+//! file after another one closed it sees what that one wrote. With the counter goes the time of the last change:
+//! a service that went on without what this mount had not synced (note 0010) gives its numbers again, but not its times.
 
 use super::attrs::has_set_id;
 use super::{Files, caller_of, entry_of};
@@ -12,7 +13,7 @@ use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, Wr
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_client::File;
-use levada_wire::attr::Attr;
+use levada_wire::attr::{Attr, Time};
 use levada_wire::meta::OpenMode;
 use lru::LruCache;
 use slab::Slab;
@@ -67,8 +68,8 @@ impl Handles {
     }
 }
 
-/// The change counter that each file's cached pages belong to.
-pub(super) struct Pages(RefCell<LruCache<Ino, u64>>);
+/// The change counter that each file's cached pages belong to, and the time of that change.
+pub(super) struct Pages(RefCell<LruCache<Ino, (u64, Time)>>);
 
 impl Default for Pages {
     fn default() -> Self {
@@ -85,7 +86,8 @@ impl Pages {
             known.pop(&attr.ino);
             return false;
         }
-        known.put(attr.ino, attr.change) == Some(attr.change)
+        let state = (attr.change, attr.ctime);
+        known.put(attr.ino, state) == Some(state)
     }
 }
 
@@ -170,5 +172,51 @@ impl Files {
     pub(super) async fn release(&self, ino: Ino, fh: u64) -> Result<Reply, Errno> {
         self.handles.remove(ino, fh)?.close().await;
         Ok(Reply::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_wire::attr::Kind;
+
+    fn attr(change: u64, ctime: i64, writers: bool) -> Attr {
+        let time = Time(0);
+        Attr {
+            ino: Ino(7),
+            generation: 1,
+            kind: Kind::File,
+            mode: libc::S_IFREG | 0o644,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            size: 1,
+            writers,
+            others: false,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: Time(ctime),
+            btime: time,
+            change,
+            parent: Ino::ROOT,
+            project: 0,
+            tenant: 0,
+            layout: None,
+            components: 0,
+        }
+    }
+
+    #[test]
+    fn pages_are_kept_while_nothing_changed() {
+        let pages = Pages::default();
+        assert!(!pages.keep(&attr(3, 30, false)), "never opened");
+        assert!(pages.keep(&attr(3, 30, false)));
+        assert!(!pages.keep(&attr(4, 40, false)));
+        assert!(!pages.keep(&attr(4, 40, true)), "being written");
+        assert!(!pages.keep(&attr(4, 40, false)));
+        // The service lost change 4, which was this mount's, and then somebody wrote.
+        assert!(!pages.keep(&attr(4, 50, false)));
+        assert!(pages.keep(&attr(4, 50, false)));
     }
 }
