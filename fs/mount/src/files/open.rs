@@ -193,6 +193,7 @@ mod tests {
             size: 1,
             writers,
             others: false,
+            cut: false,
             rdev: 0,
             atime: time,
             mtime: time,
