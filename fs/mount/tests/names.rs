@@ -442,7 +442,10 @@ fn programs_agree(seed: u64, breaks: u64, restarts: bool) -> (u64, u64) {
         let running: Vec<_> = programs.map(|program| reactor::spawn(program.run(200))).collect();
         let node = Rc::clone(&world);
         let chaos = reactor::spawn(async move {
-            while restarts {
+            if !restarts {
+                return;
+            }
+            loop {
                 reactor::sleep(Duration::from_millis(below(3000))).await;
                 node.kill();
                 reactor::sleep(Duration::from_millis(below(100))).await;
