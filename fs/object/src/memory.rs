@@ -147,7 +147,11 @@ impl Objects for MemoryObjects {
         Box::pin(async move {
             self.delay().await;
             let data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
-            if self.stored_bytes() + data.len() as u64 > self.capacity_bytes {
+            let end = offset + data.len() as u64;
+            let size = self.visible.borrow().get(&object).map_or(0, |file| file.len() as u64);
+            let growth = end.saturating_sub(size);
+            let is_full = growth > 0 && self.stored_bytes() + growth > self.capacity_bytes;
+            if is_full && stability != Stability::Again {
                 return Err(ObjectFault::Full);
             }
             self.writes.set(self.writes.get() + 1);
