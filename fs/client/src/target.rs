@@ -16,6 +16,7 @@ use crate::unstable::{Change, Kept, Unstable};
 use futures_util::future::{Either, join_all, select};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
+use levada_base::reactor::Instant;
 use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::{IoVec, planted, probe, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
@@ -33,8 +34,8 @@ const SLOTS: u32 = 256;
 const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// Kept changes that are sent again at the same time.
 const RESEND_BATCH: usize = 32;
-/// So long a target without room for what it once acknowledged is asked again: others may have
-/// taken the room meanwhile, and its cleaner may be at work.
+/// So long a recovery, in all, asks a target again that has no room for what it once acknowledged. The
+/// target keeps room for this, so that should not happen; nothing else is sent meanwhile.
 const FULL_MAX: Duration = Duration::from_secs(60);
 const FULL_WAIT: Duration = Duration::from_millis(500);
 
@@ -220,11 +221,16 @@ impl ObjectTarget {
         Call { slot: slot.number, sequence: slot.sequence, ..self.call(request) }
     }
 
-    fn change_call(&self, slot: &Slot, object: ObjectId, change: &Change) -> Call {
+    fn change_call(
+        &self,
+        slot: &Slot,
+        object: ObjectId,
+        change: &Change,
+        stability: Stability,
+    ) -> Call {
         match change {
             Change::Write { offset, data } => {
-                let (offset, stability) = (*offset, Stability::Unstable);
-                let request = ObjectRequest::Write { object, offset, stability };
+                let request = ObjectRequest::Write { object, offset: *offset, stability };
                 Call { payload: data.clone(), ..self.call_in(slot, &request) }
             }
             Change::Truncate { size } => {
@@ -240,7 +246,7 @@ impl ObjectTarget {
         permit: Option<Permit>,
     ) -> Result<(), Error> {
         let slot = self.slots.take().await;
-        let call = self.change_call(&slot, object, &change);
+        let call = self.change_call(&slot, object, &change, Stability::Unstable);
         loop {
             let (verifier, reply, _) = self.ask(call.clone()).await?;
             let (seq, durable) = match reply {
@@ -349,12 +355,15 @@ impl ObjectTarget {
             kept.reverse();
         }
         let _busy = (!kept.is_empty()).then(|| probe::busy("client sends again"));
+        let full_since = Cell::new(None);
         let mut seqs = vec![Seq(0); kept.len()];
         let mut durable = Seq(0);
         let mut at = 0;
         while at < kept.len() {
             let end = batch_end(&kept, at);
-            let batch = kept[at..end].iter().map(|kept| self.send_again(kept.as_ref(), verifier));
+            let batch = kept[at..end]
+                .iter()
+                .map(|kept| self.send_again(kept.as_ref(), verifier, &full_since));
             let mut another_life = None;
             for (place, outcome) in join_all(batch).await.into_iter().enumerate() {
                 match outcome {
@@ -422,13 +431,17 @@ impl ObjectTarget {
         }
     }
 
-    async fn send_again(&self, kept: Option<&Kept>, verifier: BootVerifier) -> Again {
+    /// Sends one kept change. `full_since`: when the target had no room first in this recovery.
+    async fn send_again(
+        &self,
+        kept: Option<&Kept>,
+        verifier: BootVerifier,
+        full_since: &Cell<Option<Instant>>,
+    ) -> Again {
         let Some(kept) = kept else { return Again::Nothing };
-        let begun = reactor::now();
-        let mut was_full = false;
         loop {
             let slot = self.recovery_slots.take().await;
-            let mut call = self.change_call(&slot, kept.object, &kept.change);
+            let mut call = self.change_call(&slot, kept.object, &kept.change, Stability::Again);
             call.verifier = verifier;
             let frame = match self.reach(&call).await {
                 Ok(frame) => frame,
@@ -446,14 +459,17 @@ impl ObjectTarget {
                 Ok(ObjectReply::Failed(ObjectFault::Unavailable)) | Err(_) => {
                     reactor::sleep(UNAVAILABLE_WAIT).await;
                 }
-                Ok(ObjectReply::Failed(ObjectFault::Full))
-                    if reactor::now().since(begun) < FULL_MAX =>
-                {
-                    if !std::mem::replace(&mut was_full, true) {
+                Ok(ObjectReply::Failed(ObjectFault::Full)) => {
+                    let now = reactor::now();
+                    let since = full_since.get().unwrap_or(now);
+                    if full_since.replace(Some(since)).is_none() {
                         tracing::warn!(
                             target_id = self.id.0,
                             "no room for what is sent again; waiting"
                         );
+                    }
+                    if now.since(since) >= FULL_MAX {
+                        return Again::Lost(ObjectFault::Full);
                     }
                     reactor::sleep(FULL_WAIT).await;
                 }

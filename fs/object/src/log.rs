@@ -63,6 +63,7 @@ impl Objects for ObjectLog {
         let stability = match stability {
             Stability::Unstable => levada_log::Stability::Unstable,
             Stability::Durable => levada_log::Stability::Durable,
+            Stability::Again => levada_log::Stability::Again,
         };
         Box::pin(async move {
             Self::write(self, object, offset, data, stability).await.map(ack).map_err(fault)

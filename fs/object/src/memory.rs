@@ -150,10 +150,13 @@ impl Objects for MemoryObjects {
         Box::pin(async move {
             self.delay().await;
             let mut data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+            let end = offset + data.len() as u64;
+            let size = self.visible.borrow().get(&object).map_or(0, |file| file.len() as u64);
             let room = self.capacity_bytes.saturating_sub(self.stored_bytes());
-            if data.len() as u64 > room {
+            if end > size + room && stability != Stability::Again {
                 // As the log writes run by run, a part of it may have happened.
-                data.truncate((reactor::random_u64() % (room + 1)) as usize);
+                let fits = (size + room).saturating_sub(offset);
+                data.truncate((reactor::random_u64() % (fits + 1)) as usize);
                 if !data.is_empty() {
                     self.change(Change::Write { object, offset, data });
                 }

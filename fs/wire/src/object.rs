@@ -11,6 +11,9 @@ pub enum Stability {
     Unstable,
     /// Survives any crash once acknowledged.
     Durable,
+    /// As `Unstable`, and an earlier life of the target acknowledged it: it is sent again, and must not
+    /// be refused because the target is full.
+    Again,
 }
 
 /// A request to an object target.

@@ -40,6 +40,16 @@ const LAZY_BYTES: usize = 128 * KIB as usize;
 /// Rows that leave a segment between two chances for other tasks.
 const ROWS_AT_ONCE: usize = 512;
 
+/// What room is wanted for: how deep into the space that is kept one may go.
+#[derive(Clone, Copy)]
+pub(crate) enum Room {
+    ForData,
+    /// What was accepted before.
+    ToRepeat,
+    /// What removes more than it puts: the last of the space but for what is on its way.
+    ToFree,
+}
+
 /// What the handles of a store share with its tasks.
 pub(crate) struct Service {
     area: Rc<dyn Device>,
@@ -243,11 +253,16 @@ impl Service {
         (self.superblock.get().layout.space_bytes / 8 * 7).saturating_sub(512 * KIB)
     }
 
-    /// Waits for room; `freeing` callers may use the last of the space.
-    pub(crate) async fn room(&self, freeing: bool) -> Result<(), KvError> {
+    /// Waits for room.
+    pub(crate) async fn room(&self, room: Room) -> Result<(), KvError> {
         let log_bytes = self.superblock.get().layout.log_bytes;
         let queued_max = intent::batch_bytes_max(log_bytes);
-        let reserve = (self.cost_max() / 8).min(4 * MIB) * if freeing { 1 } else { 2 };
+        let reserve = (self.cost_max() / 8).min(4 * MIB);
+        let reserve = match room {
+            Room::ForData => 2 * reserve,
+            Room::ToRepeat => reserve + reserve / 2,
+            Room::ToFree => reserve,
+        };
         let cost_max = self.cost_max().saturating_sub(reserve);
         loop {
             let changed = self.changed.changed();

@@ -4,7 +4,7 @@ use crate::checkpoint::{Miss, SCAN_ROWS_MAX};
 use crate::format;
 use crate::open;
 use crate::overlay::{is_empty_range, merge};
-use crate::service::Service;
+use crate::service::{Room, Service};
 use levada_base::Epoch;
 use levada_base::ids::Seq;
 use levada_base::sync::oneshot;
@@ -231,7 +231,17 @@ impl Store {
     ///
     /// When the store stopped or is full.
     pub async fn room(&self) -> Result<(), KvError> {
-        self.service().room(false).await
+        self.service().room(Room::ForData).await
+    }
+
+    /// As [`Store::room`], for a batch that was accepted before and came to nothing, or may have: it may
+    /// use a part of the space that is kept for removals.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::room`].
+    pub async fn room_to_repeat(&self) -> Result<(), KvError> {
+        self.service().room(Room::ToRepeat).await
     }
 
     /// As [`Store::room`], for a batch that removes more than it puts: it may use space that is
@@ -241,7 +251,7 @@ impl Store {
     ///
     /// As [`Store::room`].
     pub async fn room_to_free(&self) -> Result<(), KvError> {
-        self.service().room(true).await
+        self.service().room(Room::ToFree).await
     }
 
     /// Applies a batch: later reads see it, later batches come after it. It is durable once

@@ -248,7 +248,8 @@ impl Inner {
         // What is dead in one old segment keeps all younger records without data alive. It goes alone, so
         // that it no longer counts when those of others are judged, and every other time, so that space
         // is gained meanwhile.
-        let many_marks = state.mark_bytes > self.capacity_bytes(&state) / MARKS_SHARE;
+        let capacity = self.capacity_bytes(&state, self.config.reserve_segments);
+        let many_marks = state.mark_bytes > capacity / MARKS_SHARE;
         state.cleaned_oldest = many_marks && (victims.is_empty() || !state.cleaned_oldest);
         if state.cleaned_oldest {
             let is_oldest = |at: u32| state.segments.get(at).outdated_min() == outdated_min;

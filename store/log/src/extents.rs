@@ -145,6 +145,23 @@ impl ExtentMap {
         }
     }
 
+    /// Bytes that the footprints grow by when `from..to` is written as one record; 0 also when they
+    /// shrink.
+    pub fn growth(&self, from: u64, to: u64) -> u64 {
+        let (mut comes, mut goes) = (footprint(to - from), 0);
+        for (offset, extent) in self.overlapping(from, to) {
+            goes += extent.footprint();
+            let end = offset + extent.len;
+            if offset < from {
+                comes += footprint(from - offset);
+            }
+            if end > to {
+                comes += footprint(end - to);
+            }
+        }
+        comes.saturating_sub(goes)
+    }
+
     fn add(&mut self, offset: u64, len: u64, record: &Rc<Record>, watch: &mut impl Watch) {
         let extent = Extent { len, record: Rc::clone(record) };
         watch.added(offset, &extent);

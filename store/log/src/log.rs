@@ -41,7 +41,8 @@ pub struct Config {
     pub stage_bytes_max: u64,
     /// Extents kept in memory, roughly; those of changes on their way not counted.
     pub cached_extents_max: usize,
-    /// Free segments that only the cleaner and deletions use.
+    /// Free segments that new data never takes: what is sent again may take half of them, truncations
+    /// and deletions all but one, the cleaner all.
     pub reserve_segments: u32,
 }
 
@@ -68,6 +69,9 @@ pub enum Stability {
     Unstable,
     /// Survives any crash.
     Durable,
+    /// As [`Stability::Unstable`]; an earlier life acknowledged it, so it may use room that is kept
+    /// for this.
+    Again,
 }
 
 /// The answer to a change.
@@ -234,7 +238,7 @@ impl ObjectLog {
     #[must_use]
     pub fn space(&self) -> Space {
         let state = self.0.state.borrow();
-        let total_bytes = self.0.capacity_bytes(&state);
+        let total_bytes = self.0.capacity_bytes(&state, self.0.config.reserve_segments);
         let free_bytes = total_bytes.saturating_sub(state.used_bytes + state.mark_bytes);
         // Rows will go on costing what they have cost so far; at first, as those of large writes.
         let usage = self.0.store.usage();
@@ -276,9 +280,9 @@ impl Inner {
     }
 
     /// Bytes that footprints may add up to so that the cleaner always has enough dead space to
-    /// work with.
-    pub fn capacity_bytes(&self, state: &State) -> u64 {
-        let set_aside = self.config.reserve_segments + 1;
+    /// work with, while so many segments stay free.
+    pub fn capacity_bytes(&self, state: &State, reserve: u32) -> u64 {
+        let set_aside = reserve + 1;
         let segments = u64::from(state.segments.count().saturating_sub(set_aside));
         let stripe = self.stripe_bytes - BLOCK_BYTES;
         segments * u64::from(state.segments.stripes) * stripe / 16 * 15

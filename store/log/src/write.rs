@@ -22,10 +22,12 @@ use levada_raid::IoClass;
 use std::rc::Rc;
 
 /// Who asks for stripes: those who free space may go deeper into the reserve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// New data.
-    Data { bytes: u64 },
+#[derive(Clone, Copy)]
+pub(crate) enum Need<'a> {
+    /// New data for these bytes of the object.
+    Data { object: &'a Object, from: u64, to: u64 },
+    /// The same, and an earlier life of the log accepted it.
+    Again { object: &'a Object, from: u64, to: u64 },
     /// A truncation, a hole or a deletion.
     Mark,
     /// A copy made by the cleaner, which does not wait for itself.
@@ -39,7 +41,8 @@ const STRIPES_PER_CHANGE: u64 = 3;
 
 impl ObjectLog {
     /// Writes `data` at `offset`; creates the object. A write larger than a stripe is several
-    /// changes, of which the last one's sequence is returned.
+    /// changes, of which the last one's sequence is returned. Bytes that replace others need no room
+    /// of their own.
     ///
     /// # Errors
     ///
@@ -64,14 +67,21 @@ impl ObjectLog {
         while done < bytes || bytes == 0 {
             let run = (bytes - done).min(log.stripe_bytes - BLOCK_BYTES);
             let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
-            log.room(Need::Data { bytes: footprint(run) }).await?;
+            let (from, to) = (offset + done, offset + done + run);
+            let need = match stability {
+                Stability::Unstable | Stability::Durable => {
+                    Need::Data { object: &object, from, to }
+                }
+                Stability::Again => Need::Again { object: &object, from, to },
+            };
+            log.room(need).await?;
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
                 log.put_mark(&object, Change::Truncate { size: 0 })
             } else if bytes == 0 {
                 log.state.borrow().seq
             } else {
-                log.put_data(&object, offset + done, run, &mut payload)
+                log.put_data(&object, from, run, &mut payload)
             };
             done += run;
             if bytes == 0 {
@@ -191,40 +201,55 @@ impl Inner {
         }
     }
 
-    fn reserve(&self, need: Need) -> u32 {
+    fn reserve(&self, need: Need<'_>) -> u32 {
         match need {
             Need::Data { .. } => self.config.reserve_segments,
+            // What is left is enough to empty one segment into another.
+            Need::Again { .. } => self.config.reserve_segments.div_ceil(2),
             Need::Mark => self.config.reserve_segments.min(1),
             Need::Copy | Need::Staged => 0,
         }
     }
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
-    pub(crate) async fn room(self: &Rc<Self>, need: Need) -> Result<(), LogError> {
-        if matches!(need, Need::Data { .. }) {
-            match self.store.room().await {
-                Ok(()) => {}
-                Err(KvError::Full) => return Err(LogError::Full),
-                Err(error) => return Err(error.into()),
-            }
+    pub(crate) async fn room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
+        let index = match need {
+            Need::Data { .. } => self.store.room().await,
+            Need::Again { .. } => self.store.room_to_repeat().await,
+            Need::Mark | Need::Copy | Need::Staged => Ok(()),
+        };
+        match index {
+            Ok(()) => {}
+            Err(KvError::Full) => return Err(LogError::Full),
+            Err(error) => return Err(error.into()),
         }
+        let mut has_settled = false;
         loop {
             let changed = self.changed.changed();
+            let mut must_settle = false;
             let short_of_stripes = {
                 let state = self.state.borrow();
                 if let Some(error) = &state.failed {
                     return Err(error.clone());
                 }
-                if let Need::Data { bytes } = need
-                    && state.used_bytes + state.mark_bytes + bytes > self.capacity_bytes(&state)
-                {
-                    return Err(LogError::Full);
+                match need {
+                    Need::Data { object, from, to } | Need::Again { object, from, to } => {
+                        let capacity = self.capacity_bytes(&state, self.reserve(need));
+                        if !fits(&state, capacity, object, from, to) {
+                            return Err(LogError::Full);
+                        }
+                    }
+                    Need::Mark | Need::Copy | Need::Staged => {}
                 }
                 let stripes = state.segments.stripes_available(self.reserve(need));
                 let short_of_stripes = stripes < STRIPES_PER_CHANGE;
                 if short_of_stripes {
                     let comes = state.segments.iter().any(|(_, segment)| segment.is_on_its_way());
-                    if need == Need::Copy || state.nothing_to_clean && !comes {
+                    let is_hopeless = state.nothing_to_clean && !comes;
+                    // What was sent again before this replaced its first writing, and the index does
+                    // not know yet that this is dead.
+                    must_settle = is_hopeless && matches!(need, Need::Again { .. }) && !has_settled;
+                    if matches!(need, Need::Copy) || is_hopeless && !must_settle {
                         return Err(LogError::Full);
                     }
                 } else if state.in_memory.len() < self.config.stripes_in_flight
@@ -234,6 +259,11 @@ impl Inner {
                 }
                 short_of_stripes
             };
+            if must_settle {
+                self.settle().await?;
+                has_settled = true;
+                continue;
+            }
             self.commit_if_needed();
             if short_of_stripes {
                 self.free_dead_segments();
@@ -516,6 +546,14 @@ impl Inner {
         self.commit_if_needed();
         Ok(())
     }
+}
+
+/// True when `from..to` of the object may be written: its footprint, less that of what it replaces,
+/// stays within the capacity. What does not grow always may.
+fn fits(state: &State, capacity: u64, object: &Object, from: u64, to: u64) -> bool {
+    let free = capacity.saturating_sub(state.used_bytes + state.mark_bytes);
+    // What it replaces is looked up only where that matters.
+    footprint(to - from) <= free || object.now.borrow().extents.growth(from, to) <= free
 }
 
 /// Bytes that staging a change takes; `None` for copies.

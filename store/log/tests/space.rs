@@ -5,9 +5,9 @@ mod support;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::{KIB, MIB};
-use levada_log::{LogError, ObjectLog, Stability};
+use levada_log::{Config, LogError, ObjectLog, Stability};
 use std::rc::Rc;
-use support::model::{below, flat, object};
+use support::model::{below, config, flat, object};
 use support::{World, bytes, churn_deletions, seeds};
 
 /// Writes objects of 64 KiB until the log is full; returns how many there are.
@@ -20,6 +20,11 @@ async fn fill(log: &ObjectLog) -> u64 {
         }
     }
     unreachable!()
+}
+
+/// Segments of the usual number of stripes.
+fn usual() -> Config {
+    Config { segment_stripes: 32, ..config() }
 }
 
 #[test]
@@ -68,6 +73,129 @@ fn a_full_log_keeps_what_it_has_and_deleting_frees_space() {
             assert!(log.space().free_bytes > total.total_bytes / 20 * 19);
             count = fill(&log).await;
             assert!(count * 64 * KIB > total.total_bytes * 8 / 10);
+        });
+    }
+}
+
+#[test]
+fn what_replaces_bytes_fits_a_full_log() {
+    for seed in seeds(1) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(24 * 32).await;
+            let log = world.next_life().open_with(usual(), true).await;
+            let count = fill(&log).await;
+            for n in 0..count {
+                let id = object(below(count));
+                let written = log.write(id, 0, bytes(9, 64 * KIB), Stability::Unstable).await;
+                written.unwrap_or_else(|error| panic!("seed {seed}: write {n}: {error}"));
+            }
+            let more = log.write(object(count), 0, bytes(1, 64 * KIB), Stability::Unstable).await;
+            assert_eq!(more.err(), Some(LogError::Full));
+        });
+    }
+}
+
+/// A full log whose clients send again what it has, or has not: after each restart the last changes come
+/// once more, small old ones before large new ones.
+#[test]
+fn a_full_log_takes_again_what_it_once_took() {
+    for seed in seeds(4) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(24 * 32).await;
+            let mut node = Group::new();
+            let parts = world.next_life();
+            let opened =
+                reactor::spawn_in(&node, async move { parts.open_with(usual(), true).await });
+            let mut log = opened.await.expect("not killed");
+            // The last changes, in order: what a client may keep.
+            let mut kept: Vec<(u64, u64, u8)> = Vec::new();
+            let mut model = Vec::new();
+            for at in (0..).step_by(64) {
+                match log.write(object(0), at * KIB, bytes(1, 64 * KIB), Stability::Unstable).await
+                {
+                    Ok(_) => model.resize(model.len() + (64 * KIB) as usize, 1u8),
+                    Err(error) => {
+                        assert_eq!(error, LogError::Full);
+                        break;
+                    }
+                }
+            }
+            log.commit(Seq(u64::MAX)).await.expect("durable");
+            let blocks = model.len() as u64 / 4096;
+            for round in 0..6 {
+                for n in 0..below(300) {
+                    let (at, len) = if n % 4 == 3 {
+                        (below(blocks / 16) * 64 * KIB, 64 * KIB)
+                    } else {
+                        (below(blocks) * 4096, 4096)
+                    };
+                    let byte = 2 + below(200) as u8;
+                    match log.write(object(0), at, bytes(byte, len), Stability::Unstable).await {
+                        Ok(_) => {
+                            kept.push((at, len, byte));
+                            model[at as usize..(at + len) as usize].fill(byte);
+                        }
+                        Err(error) => assert_eq!(error, LogError::Full),
+                    }
+                }
+                if below(2) == 0 {
+                    log.commit(Seq(u64::MAX)).await.expect("durable");
+                }
+                node.kill();
+                if below(2) == 0 {
+                    world.cut_power().await;
+                }
+                node = Group::new();
+                let parts = world.next_life();
+                let opened =
+                    reactor::spawn_in(&node, async move { parts.open_with(usual(), false).await });
+                log = opened.await.expect("not killed");
+                for (n, (at, len, byte)) in kept.iter().enumerate() {
+                    let data = bytes(*byte, *len);
+                    let taken = log.write(object(0), *at, data, Stability::Again).await;
+                    taken.unwrap_or_else(|error| panic!("seed {seed} round {round} {n}: {error}"));
+                }
+                let read = flat(&log.read(object(0), 0, model.len() as u64).await.expect("read"));
+                assert!(read == model, "seed {seed} round {round}: other bytes");
+                if below(2) == 0 {
+                    log.commit(Seq(u64::MAX)).await.expect("durable");
+                    kept.clear();
+                }
+            }
+        });
+    }
+}
+
+/// Others took the room of what a crash lost: what is sent again goes into the reserve, which is enough
+/// for the cleaner still.
+#[test]
+fn what_is_sent_again_goes_into_the_reserve() {
+    for seed in seeds(4) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(24 * 32).await;
+            let log = world.next_life().open_with(usual(), true).await;
+            let count = fill(&log).await;
+            // A segment and a half.
+            for n in 0..48 {
+                let data = bytes(7, 56 * KIB);
+                let again = log.write(object(1000 + n), 0, data, Stability::Again).await;
+                again.unwrap_or_else(|error| panic!("seed {seed}: {n}: {error}"));
+            }
+            let new = log.write(object(2000), 0, bytes(7, KIB), Stability::Unstable).await;
+            assert_eq!(new.err(), Some(LogError::Full));
+            log.commit(Seq(u64::MAX)).await.expect("durable");
+            for n in 0..60 {
+                log.delete(object(n * count / 61)).await.expect("deleted");
+            }
+            let mut again = 0;
+            while log.write(object(2000), again, bytes(7, KIB), Stability::Unstable).await.is_ok() {
+                again += KIB;
+            }
+            assert!(again > 64 * KIB, "seed {seed}: only {again} bytes came back");
+            for n in 0..48 {
+                let read = flat(&log.read(object(1000 + n), 0, 56 * KIB).await.expect("read"));
+                assert!(read.iter().all(|byte| *byte == 7));
+            }
         });
     }
 }

@@ -97,7 +97,7 @@ impl World {
         ServeConfig { objects: objects.collect(), lease: self.lease, ..ServeConfig::default() }
     }
 
-    fn listen(&self, group: &Group, address: &str, target: TargetId, handler: Rc<dyn Handler>) {
+    pub fn listen(&self, group: &Group, address: &str, target: TargetId, handler: Rc<dyn Handler>) {
         let router = Rc::new(Router::default());
         router.insert(target, handler);
         let listener: Rc<dyn Listener> = Rc::new(self.network.listen(address));
