@@ -77,7 +77,8 @@ pub struct Attr {
     pub mtime: Time,
     pub ctime: Time,
     pub btime: Time,
-    /// Never goes back, also over crashes.
+    /// Counts changes. Goes back only with changes that nobody had synced and that were lost together with the client
+    /// that was told of them (docs/design/0010-metadata-tail.md).
     pub change: u64,
     /// The directory that holds it (directories), else the one it was made in.
     pub parent: Ino,
