@@ -1,5 +1,6 @@
 //! The whole stack: production assembly on simulated drives, clients over a simulated network.
 
+mod attrs;
 mod cluster;
 mod expected;
 mod floors;

@@ -1,7 +1,12 @@
 //! What the file system must look like: names, links and contents of one worker's directory.
 
 use levada_base::ids::Ino;
+use levada_wire::attr::Time;
 use std::collections::BTreeMap;
+
+pub(super) const DIRECTORY_MODE: u32 = 0o755;
+pub(super) const FILE_MODE: u32 = 0o644;
+pub(super) const SYMLINK_MODE: u32 = 0o777;
 
 /// A change of a file's contents that no fsync has covered.
 #[derive(Clone, Debug)]
@@ -16,9 +21,19 @@ pub(super) struct FileState {
     pub data: Vec<u8>,
     pub synced: Vec<u8>,
     pub changes: Vec<Change>,
+    /// Of modification, where a program has set it since the last change.
+    pub mtime: Option<Time>,
 }
 
 impl FileState {
+    /// A change is about to be asked for.
+    pub fn will(&mut self, change: Change) {
+        if !matches!(&change, Change::Write { data, .. } if data.is_empty()) {
+            self.mtime = None;
+        }
+        self.changes.push(change);
+    }
+
     /// A write of no bytes changes nothing, wherever it is.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         if bytes.is_empty() {
@@ -84,22 +99,28 @@ pub(super) enum Body {
     Symlink,
 }
 
-/// A change of names under way: done or not when the client dies.
+/// A change of names or modes under way: done or not when the client dies.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
-    Make { parent: u64, name: Vec<u8>, body: Body },
+    Make { parent: u64, name: Vec<u8>, mode: u32, body: Body },
     Link { id: u64, parent: u64, name: Vec<u8> },
     Remove { parent: u64, name: Vec<u8> },
     Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
+    Mode { id: u64, mode: u32 },
 }
 
-/// Paths and what they name; a node of the model by its number, an unknown one as `None`.
-pub(super) type Names = BTreeMap<Vec<u8>, Option<u64>>;
+/// What a path names: a node of the model by its number, an unknown one as `None`; and its mode.
+pub(super) type Named = (Option<u64>, u32);
+
+/// Paths and what they name.
+pub(super) type Names = BTreeMap<Vec<u8>, Named>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub ino: Ino,
     pub links: u32,
+    /// Permissions.
+    pub mode: u32,
     pub body: Body,
 }
 
@@ -112,7 +133,12 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(root: Ino) -> Self {
-        let root = Node { ino: root, links: 1, body: Body::Directory(BTreeMap::new()) };
+        let root = Node {
+            ino: root,
+            links: 1,
+            mode: DIRECTORY_MODE,
+            body: Body::Directory(BTreeMap::new()),
+        };
         Self { nodes: BTreeMap::from([(0, root)]), next: 1 }
     }
 
@@ -158,10 +184,10 @@ impl Tree {
         self.nodes.values().map(|node| node.ino).collect()
     }
 
-    pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, body: Body) -> u64 {
+    pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, mode: u32, body: Body) -> u64 {
         let id = self.next;
         self.next += 1;
-        self.nodes.insert(id, Node { ino, links: 1, body });
+        self.nodes.insert(id, Node { ino, links: 1, mode, body });
         self.entries_mut(parent).insert(name.to_vec(), id);
         id
     }
@@ -187,19 +213,35 @@ impl Tree {
         self.entries_mut(to).insert(to_name.to_vec(), id);
     }
 
+    /// What stat(2) says: a directory counts itself, and every directory in it counts it once more.
+    pub fn links_of(&self, id: u64) -> u32 {
+        let Node { links, body, .. } = &self.nodes[&id];
+        match body {
+            Body::Directory(_) if *links == 0 => 0,
+            Body::Directory(entries) => {
+                let is_directory = |id: &&u64| matches!(self.nodes[id].body, Body::Directory(_));
+                2 + entries.values().filter(is_directory).count() as u32
+            }
+            Body::File(_) | Body::Symlink => *links,
+        }
+    }
+
     /// The names that there are, with the change under way done if given.
     pub fn names(&self, pending: Option<&Pending>) -> Names {
         let mut tree = self.clone();
         let mut made = None;
         match pending {
             None => {}
-            Some(Pending::Make { parent, name, body }) => {
-                made = Some(tree.make(*parent, name, Ino(u64::MAX), body.clone()));
+            Some(Pending::Make { parent, name, mode, body }) => {
+                made = Some(tree.make(*parent, name, Ino(u64::MAX), *mode, body.clone()));
             }
             Some(Pending::Link { id, parent, name }) => tree.link(*id, *parent, name),
             Some(Pending::Remove { parent, name }) => tree.unlink(*parent, name),
             Some(Pending::Rename { from, to }) => {
                 tree.rename((from.0, &from.1), (to.0, &to.1));
+            }
+            Some(Pending::Mode { id, mode }) => {
+                tree.nodes.get_mut(id).expect("known").mode = *mode;
             }
         }
         let mut names = Names::new();
@@ -210,7 +252,8 @@ impl Tree {
                 if matches!(tree.nodes[child].body, Body::Directory(_)) {
                     looked.push((*child, path.clone()));
                 }
-                names.insert(path, (Some(*child) != made).then_some(*child));
+                let known = (Some(*child) != made).then_some(*child);
+                names.insert(path, (known, tree.nodes[child].mode));
             }
         }
         names

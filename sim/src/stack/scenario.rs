@@ -6,6 +6,7 @@
 //!    some moment since the last fsync of anybody, never a mixture.
 //! 3. Everything is put right; the checks of every floor come out clean.
 
+use super::attrs::PERMISSIONS;
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
 use super::floors;
@@ -317,7 +318,7 @@ impl Run {
     async fn check_survivors(&self, client: &Client, number: u64, state: &Shared) {
         let tree = state.borrow().tree.clone();
         let pending = state.borrow().pending.clone();
-        let mut seen = BTreeMap::new();
+        let (mut seen, mut modes) = (BTreeMap::new(), BTreeMap::new());
         let mut looked = vec![tree.ino(0)];
         while let Some(ino) = looked.pop() {
             let listed = worker::list(client, ino).await;
@@ -326,6 +327,7 @@ impl Run {
             for (name, child) in &listed {
                 let attr = client.lookup(ino, name).await;
                 let attr = attr.unwrap_or_else(|e| self.fail(number, state, &e.to_string()));
+                modes.insert(*child, attr.mode & PERMISSIONS);
                 if attr.kind == levada_wire::attr::Kind::Directory {
                     looked.push(*child);
                 }
@@ -334,7 +336,7 @@ impl Run {
         }
         let known: BTreeMap<Ino, u64> =
             tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
-        let shape = shape_of(tree.ino(0), &seen, &known);
+        let shape = shape_of(tree.ino(0), &seen, &modes, &known);
         let mut possible = state.borrow().past[state.borrow().durable..].to_vec();
         possible.extend(pending.as_ref().map(|pending| tree.names(Some(pending))));
         if !possible.contains(&shape) {
@@ -441,10 +443,11 @@ fn uuid(seed: u64, number: u8) -> [u8; 16] {
     uuid
 }
 
-/// The names that were seen.
+/// The names and modes that were seen.
 fn shape_of(
     root: Ino,
     seen: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>,
+    modes: &BTreeMap<Ino, u32>,
     known: &BTreeMap<Ino, u64>,
 ) -> Names {
     let mut names = Names::new();
@@ -453,7 +456,7 @@ fn shape_of(
         for (name, child) in seen.get(&ino).into_iter().flatten() {
             let path = [&path[..], b"/", name].concat();
             looked.push((*child, path.clone()));
-            names.insert(path, known.get(child).copied());
+            names.insert(path, (known.get(child).copied(), modes[child]));
         }
     }
     names

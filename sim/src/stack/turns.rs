@@ -68,7 +68,7 @@ impl Worker {
         }
         let attr = self.done(file.attr()).await;
         let attr = self.expect(attr, None).expect("success was expected");
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
         self.sync_file(id, &file).await;
         self.note(format!("close node {id} on {name}"));
         self.done(file.close()).await;
@@ -81,7 +81,7 @@ impl Worker {
     async fn open_on(&self, name: &str, client: &Client, id: u64, truncate: bool) -> File {
         self.note(format!("open node {id} on {name}{}", if truncate { ", empty" } else { "" }));
         if truncate {
-            self.state.borrow_mut().tree.file(id).changes.push(Change::Truncate { size: 0 });
+            self.state.borrow_mut().tree.file(id).will(Change::Truncate { size: 0 });
         }
         let opened = client.open(self.ino(id), OpenMode { truncate, ..WRITE });
         let opened = self.done(opened).await.map(|(file, attr)| (Shown(file), attr));
@@ -89,7 +89,7 @@ impl Worker {
         if truncate {
             self.state.borrow_mut().tree.file(id).data.clear();
         }
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
         file.0
     }
 
@@ -107,7 +107,7 @@ impl Worker {
         let attr = self.done(client.set_attr(CALLER, self.ino(id), change)).await;
         let attr = self.expect(attr, None).expect("success was expected");
         self.state.borrow_mut().tree.file(id).data.resize(size as usize, 0);
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
     }
 
     /// Reads all of it through a client.

@@ -1,14 +1,16 @@
 //! A worker: one program after another on one client, in a directory of its own, so that the
 //! result of every operation is known exactly.
 
-use super::model::{Body, Change, FileState, Names, Pending, Tree};
+use super::model::{
+    Body, Change, DIRECTORY_MODE, FILE_MODE, FileState, Names, Pending, SYMLINK_MODE, Tree,
+};
 use super::spans::{self, FILE_BYTES_MAX};
 use crate::{Coverage, Rng};
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_base::{Buf, probe};
 use levada_client::{Client, Error, File};
-use levada_wire::attr::{Attr, Kind};
+use levada_wire::attr::Attr;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -58,7 +60,8 @@ impl Worker {
         all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
     ) -> Self {
         let name = format!("worker{number}");
-        let made = client.create(CALLER, Ino::ROOT, name.as_bytes(), 0o755, NewInode::Directory);
+        let made =
+            client.create(CALLER, Ino::ROOT, name.as_bytes(), DIRECTORY_MODE, NewInode::Directory);
         let attr = made.await.unwrap_or_else(|error| panic!("seed {seed}: mkdir {name}: {error}"));
         let tree = Tree::new(attr.ino);
         let state = State {
@@ -125,7 +128,7 @@ impl Worker {
         if files.is_empty() { None } else { Some(*self.rng.pick(&files)) }
     }
 
-    fn existing(&mut self) -> (u64, Vec<u8>) {
+    pub(super) fn existing(&mut self) -> (u64, Vec<u8>) {
         let parent = self.directory();
         let names: Vec<Vec<u8>> =
             self.state.borrow().tree.entries(parent).keys().cloned().collect();
@@ -144,18 +147,18 @@ impl Worker {
     }
 
     /// A change of names was acknowledged.
-    fn renamed(&self) {
+    pub(super) fn renamed(&self) {
         let mut state = self.state.borrow_mut();
         let names = state.tree.names(None);
         state.past.push(names);
         state.pending = None;
     }
 
-    fn pending(&self, pending: Pending) {
+    pub(super) fn pending(&self, pending: Pending) {
         self.state.borrow_mut().pending = Some(pending);
     }
 
-    fn entry(&self, parent: u64, name: &[u8]) -> Option<u64> {
+    pub(super) fn entry(&self, parent: u64, name: &[u8]) -> Option<u64> {
         self.state.borrow().tree.entries(parent).get(name).copied()
     }
 
@@ -169,7 +172,7 @@ impl Worker {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
         let turns = if self.guest.is_some() { 3 } else { 0 };
-        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1];
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3];
         match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
@@ -187,7 +190,8 @@ impl Worker {
             13 => self.symlink().await,
             14 => self.close().await,
             15 => self.take_turns().await,
-            _ => self.two_at_once().await,
+            16 => self.two_at_once().await,
+            _ => self.set_attributes().await,
         }
         self.state.borrow_mut().pending = None;
     }
@@ -205,13 +209,18 @@ impl Worker {
         let body = Body::File(FileState::default());
         self.note(format!("create {:?} in {parent}", text(&name)));
         if !exists {
-            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+            self.pending(Pending::Make {
+                parent,
+                name: name.clone(),
+                mode: FILE_MODE,
+                body: body.clone(),
+            });
         }
         let at = self.ino(parent);
-        let made = self.client.create_file(CALLER, at, &name, 0o644, WRITE, true);
+        let made = self.client.create_file(CALLER, at, &name, FILE_MODE, WRITE, true);
         let made = self.done(made).await.map(|(file, attr, _)| (Shown(file), attr));
         if let Some((file, attr)) = self.expect(made, exists.then_some(MetaFault::Exists)) {
-            let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, FILE_MODE, body);
             self.renamed();
             self.handles.push((id, file.0));
             self.trim().await;
@@ -256,14 +265,14 @@ impl Worker {
         self.note(format!("{how} node {id}{}", if truncate { ", empty" } else { "" }));
         if truncate {
             let change = Change::Truncate { size: 0 };
-            self.state.borrow_mut().tree.file(id).changes.push(change);
+            self.state.borrow_mut().tree.file(id).will(change);
         }
         let mode = OpenMode { truncate, ..WRITE };
         let opened = match place {
             None => self.done(self.client.open(self.ino(id), mode)).await,
             Some((parent, name)) => {
                 let at = self.ino(parent);
-                let made = self.client.create_file(CALLER, at, &name, 0o644, mode, false);
+                let made = self.client.create_file(CALLER, at, &name, FILE_MODE, mode, false);
                 self.done(made).await.map(|(file, attr, _)| (file, attr))
             }
         };
@@ -272,7 +281,7 @@ impl Worker {
         if truncate {
             self.state.borrow_mut().tree.file(id).data.clear();
         }
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
         self.handles.push((id, file.0));
         self.trim().await;
     }
@@ -307,7 +316,7 @@ impl Worker {
         let data = self.rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {offset}"));
         let change = Change::Write { offset, data: data.clone() };
-        self.state.borrow_mut().tree.file(id).changes.push(change);
+        self.state.borrow_mut().tree.file(id).will(change);
         let written = self.done(file.write(offset as u64, Buf::copy_of(&data).into_vec())).await;
         self.expect(written, None);
         self.state.borrow_mut().tree.file(id).write(offset, &data);
@@ -355,13 +364,13 @@ impl Worker {
         };
         self.note(format!("truncate node {id} from {now} to {size}"));
         let change = Change::Truncate { size: size as usize };
-        self.state.borrow_mut().tree.file(id).changes.push(change);
+        self.state.borrow_mut().tree.file(id).will(change);
         let ino = self.ino(id);
         let change = AttrChange { size: Some(size), ..AttrChange::default() };
         let attr = self.done(self.client.set_attr(CALLER, ino, change)).await;
         let attr = self.expect(attr, None).expect("success was expected");
         self.state.borrow_mut().tree.file(id).data.resize(size as usize, 0);
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
     }
 
     async fn rename(&mut self) {
@@ -470,13 +479,18 @@ impl Worker {
         let body = Body::Directory(Default::default());
         self.note(format!("mkdir {:?} in {parent}", text(&name)));
         if !exists {
-            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+            self.pending(Pending::Make {
+                parent,
+                name: name.clone(),
+                mode: DIRECTORY_MODE,
+                body: body.clone(),
+            });
         }
         let at = self.ino(parent);
-        let made = self.client.create(CALLER, at, &name, 0o755, NewInode::Directory);
+        let made = self.client.create(CALLER, at, &name, DIRECTORY_MODE, NewInode::Directory);
         let made = self.done(made).await;
         if let Some(attr) = self.expect(made, exists.then_some(MetaFault::Exists)) {
-            self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            self.state.borrow_mut().tree.make(parent, &name, attr.ino, DIRECTORY_MODE, body);
             self.renamed();
         }
     }
@@ -489,12 +503,17 @@ impl Worker {
         let target = format!("somewhere/{}", self.rng.below(1000)).into_bytes();
         let body = Body::Symlink;
         self.note(format!("symlink {:?} in {parent}", text(&name)));
-        self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+        self.pending(Pending::Make {
+            parent,
+            name: name.clone(),
+            mode: SYMLINK_MODE,
+            body: body.clone(),
+        });
         let at = self.ino(parent);
         let new = NewInode::Symlink { target: target.clone() };
-        let made = self.done(self.client.create(CALLER, at, &name, 0o777, new)).await;
+        let made = self.done(self.client.create(CALLER, at, &name, SYMLINK_MODE, new)).await;
         let attr = self.expect(made, None).expect("success was expected");
-        self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+        self.state.borrow_mut().tree.make(parent, &name, attr.ino, SYMLINK_MODE, body);
         self.renamed();
         let read = self.done(self.client.read_link(attr.ino)).await;
         if self.expect(read, None) != Some(target) {
@@ -559,16 +578,7 @@ impl Worker {
         let found = self.done(self.client.lookup(at, &name)).await;
         let expected = if id.is_none() { Some(MetaFault::NotFound) } else { None };
         let (Some(attr), Some(id)) = (self.expect(found, expected), id) else { return };
-        let (ino, links) = (self.ino(id), self.state.borrow().tree.nodes[&id].links);
-        if attr.ino != ino {
-            self.fail(&format!("{:?} is inode {:?}, expected {ino:?}", text(&name), attr.ino));
-        }
-        if attr.kind != Kind::Directory && attr.nlink != links {
-            self.fail(&format!("node {id} has {} links, expected {links}", attr.nlink));
-        }
-        if attr.kind == Kind::File {
-            self.same_size(id, attr.size);
-        }
+        self.same_attr(id, &attr);
     }
 
     async fn close(&mut self) {
@@ -628,7 +638,7 @@ impl Debug for Shown {
     }
 }
 
-fn text(name: &[u8]) -> String {
+pub(super) fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
@@ -682,7 +692,7 @@ pub(super) async fn list(client: &Client, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)
 
 /// A new file, open for writing.
 pub(super) async fn create(client: &Client, parent: Ino, name: &[u8]) -> (File, Attr) {
-    let made = client.create_file(CALLER, parent, name, 0o644, WRITE, true).await;
+    let made = client.create_file(CALLER, parent, name, FILE_MODE, WRITE, true).await;
     let (file, attr, _) = made.unwrap_or_else(|error| panic!("creating {}: {error}", text(name)));
     (file, attr)
 }
