@@ -4,6 +4,7 @@ mod attrs;
 mod cluster;
 mod expected;
 mod floors;
+mod heirs;
 mod losses;
 mod mischief;
 mod model;

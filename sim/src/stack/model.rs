@@ -2,6 +2,7 @@
 
 use levada_base::ids::Ino;
 use levada_wire::attr::Time;
+use levada_wire::meta::MetaFault;
 use std::collections::BTreeMap;
 
 pub(super) const DIRECTORY_MODE: u32 = 0o755;
@@ -105,8 +106,27 @@ pub(super) enum Pending {
     Make { parent: u64, name: Vec<u8>, mode: u32, body: Body },
     Link { id: u64, parent: u64, name: Vec<u8> },
     Remove { parent: u64, name: Vec<u8> },
-    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
+    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>), how: How },
     Mode { id: u64, mode: u32 },
+}
+
+/// What becomes of the name that a rename finds in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Replace,
+    NoReplace,
+    Exchange,
+}
+
+impl How {
+    /// As renameat2(2) has them.
+    pub fn flags(self) -> u32 {
+        match self {
+            How::Replace => 0,
+            How::NoReplace => 1,
+            How::Exchange => 2,
+        }
+    }
 }
 
 /// What a path names: a node of the model by its number, an unknown one as `None`; and its mode.
@@ -175,6 +195,15 @@ impl Tree {
         }
     }
 
+    /// All files as they are now are durable.
+    pub fn all_synced(&mut self) {
+        for node in self.nodes.values_mut() {
+            if let Body::File(file) = &mut node.body {
+                file.synced_now();
+            }
+        }
+    }
+
     pub fn ino(&self, id: u64) -> Ino {
         self.nodes[&id].ino
     }
@@ -203,13 +232,55 @@ impl Tree {
         }
     }
 
-    pub fn rename(&mut self, (from, from_name): (u64, &[u8]), (to, to_name): (u64, &[u8])) {
+    /// What a rename is to answer, `None` inside for success; nothing where it would put a directory into
+    /// itself, in one way or the other.
+    pub fn renaming(
+        &self,
+        (from, source): (u64, Option<u64>),
+        (to, target): (u64, Option<u64>),
+        how: How,
+    ) -> Option<Option<MetaFault>> {
+        let is_directory = |id: u64| matches!(self.nodes[&id].body, Body::Directory(_));
+        let Some(source) = source else { return Some(Some(MetaFault::NotFound)) };
+        match (target, how) {
+            (Some(_), How::NoReplace) => return Some(Some(MetaFault::Exists)),
+            (None, How::Exchange) => return Some(Some(MetaFault::NotFound)),
+            _ => {}
+        }
+        if is_directory(source) && self.is_below(to, source) {
+            return None;
+        }
+        let Some(target) = target.filter(|target| *target != source) else { return Some(None) };
+        if how == How::Exchange {
+            let into_itself = is_directory(target) && self.is_below(from, target);
+            return (!into_itself).then_some(None);
+        }
+        Some(match (is_directory(source), is_directory(target)) {
+            (true, false) => Some(MetaFault::NotDirectory),
+            (false, true) => Some(MetaFault::IsDirectory),
+            // Also when the target holds the source.
+            (true, true) if !self.entries(target).is_empty() => Some(MetaFault::NotEmpty),
+            _ => None,
+        })
+    }
+
+    pub fn rename(
+        &mut self,
+        (from, from_name): (u64, &[u8]),
+        (to, to_name): (u64, &[u8]),
+        how: How,
+    ) {
         let id = self.entries(from)[from_name];
-        if self.entries(to).get(to_name) == Some(&id) {
+        let other = self.entries(to).get(to_name).copied();
+        if other == Some(id) {
             return;
         }
-        self.unlink(to, to_name);
-        self.entries_mut(from).remove(from_name);
+        if let (How::Exchange, Some(other)) = (how, other) {
+            self.entries_mut(from).insert(from_name.to_vec(), other);
+        } else {
+            self.unlink(to, to_name);
+            self.entries_mut(from).remove(from_name);
+        }
         self.entries_mut(to).insert(to_name.to_vec(), id);
     }
 
@@ -226,24 +297,35 @@ impl Tree {
         }
     }
 
+    /// A change that was under way was done; a node that it made has this number.
+    pub fn apply(&mut self, pending: &Pending, ino: Ino) -> Option<u64> {
+        match pending {
+            Pending::Make { parent, name, mode, body } => {
+                return Some(self.make(*parent, name, ino, *mode, body.clone()));
+            }
+            Pending::Link { id, parent, name } => self.link(*id, *parent, name),
+            Pending::Remove { parent, name } => self.unlink(*parent, name),
+            Pending::Rename { from, to, how } => {
+                self.rename((from.0, &from.1), (to.0, &to.1), *how);
+            }
+            Pending::Mode { id, mode } => self.nodes.get_mut(id).expect("known").mode = *mode,
+        }
+        None
+    }
+
+    /// Times that were set count no more.
+    pub fn forget_times(&mut self) {
+        for node in self.nodes.values_mut() {
+            if let Body::File(file) = &mut node.body {
+                file.mtime = None;
+            }
+        }
+    }
+
     /// The names that there are, with the change under way done if given.
     pub fn names(&self, pending: Option<&Pending>) -> Names {
         let mut tree = self.clone();
-        let mut made = None;
-        match pending {
-            None => {}
-            Some(Pending::Make { parent, name, mode, body }) => {
-                made = Some(tree.make(*parent, name, Ino(u64::MAX), *mode, body.clone()));
-            }
-            Some(Pending::Link { id, parent, name }) => tree.link(*id, *parent, name),
-            Some(Pending::Remove { parent, name }) => tree.unlink(*parent, name),
-            Some(Pending::Rename { from, to }) => {
-                tree.rename((from.0, &from.1), (to.0, &to.1));
-            }
-            Some(Pending::Mode { id, mode }) => {
-                tree.nodes.get_mut(id).expect("known").mode = *mode;
-            }
-        }
+        let made = pending.and_then(|pending| tree.apply(pending, Ino(u64::MAX)));
         let mut names = Names::new();
         let mut looked = vec![(0, Vec::new())];
         while let Some((id, path)) = looked.pop() {

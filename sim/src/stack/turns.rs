@@ -45,6 +45,11 @@ impl Worker {
         let (ours, others): (Vec<_>, Vec<_>) =
             handles.into_iter().partition(|(open, _)| *open == id);
         self.handles = others;
+        // A size that is known where a file stays open may be old (docs/SEMANTICS.md).
+        if let Some((open, file)) = self.reader.take() {
+            self.note(format!("close node {open}, which was read"));
+            self.done(file.close()).await;
+        }
         let (_, file) = &ours[0];
         self.sync_file(id, file).await;
         for (_, file) in ours {

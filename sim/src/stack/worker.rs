@@ -2,7 +2,7 @@
 //! result of every operation is known exactly.
 
 use super::model::{
-    Body, Change, DIRECTORY_MODE, FILE_MODE, FileState, Names, Pending, SYMLINK_MODE, Tree,
+    Body, Change, DIRECTORY_MODE, FILE_MODE, FileState, How, Names, Pending, SYMLINK_MODE, Tree,
 };
 use super::spans::{self, FILE_BYTES_MAX};
 use crate::{Coverage, Rng};
@@ -48,6 +48,8 @@ pub(super) struct Worker {
     /// The states of all workers.
     pub all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
     pub handles: Vec<(u64, File)>,
+    /// Open to be read only.
+    pub reader: Option<(u64, File)>,
 }
 
 impl Worker {
@@ -74,7 +76,39 @@ impl Worker {
         };
         let state = Rc::new(RefCell::new(state));
         all.borrow_mut().push(Rc::clone(&state));
-        Self { seed, number, client, guest: None, rng, state, all, handles: Vec::new() }
+        Self {
+            seed,
+            number,
+            client,
+            guest: None,
+            rng,
+            state,
+            all,
+            handles: Vec::new(),
+            reader: None,
+        }
+    }
+
+    /// A worker that goes on with what another one has left.
+    pub fn heir(
+        seed: u64,
+        number: u64,
+        client: Client,
+        rng: Rng,
+        state: Rc<RefCell<State>>,
+        all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
+    ) -> Self {
+        Self {
+            seed,
+            number,
+            client,
+            guest: None,
+            rng,
+            state,
+            all,
+            handles: Vec::new(),
+            reader: None,
+        }
     }
 
     pub(super) fn note(&self, what: String) {
@@ -172,7 +206,7 @@ impl Worker {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
         let turns = if self.guest.is_some() { 3 } else { 0 };
-        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3];
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3, 2, 4];
         match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
@@ -191,7 +225,9 @@ impl Worker {
             14 => self.close().await,
             15 => self.take_turns().await,
             16 => self.two_at_once().await,
-            _ => self.set_attributes().await,
+            17 => self.set_attributes().await,
+            18 => self.sync().await,
+            _ => self.open_to_read().await,
         }
         self.state.borrow_mut().pending = None;
     }
@@ -375,45 +411,25 @@ impl Worker {
 
     async fn rename(&mut self) {
         let (from, from_name) = self.existing();
-        let (to, to_name) = (self.directory(), self.name());
-        let source = self.entry(from, &from_name);
-        let target = self.entry(to, &to_name);
-        let expected = {
-            let state = self.state.borrow();
-            let is_directory = |id: u64| matches!(state.tree.nodes[&id].body, Body::Directory(_));
-            match (source, target) {
-                (None, _) => Some(MetaFault::NotFound),
-                (Some(source), _) if is_directory(source) && state.tree.is_below(to, source) => {
-                    return;
-                }
-                (Some(source), Some(target)) if source == target => None,
-                (Some(source), Some(target)) => {
-                    match (is_directory(source), is_directory(target)) {
-                        (true, false) => Some(MetaFault::NotDirectory),
-                        (false, true) => Some(MetaFault::IsDirectory),
-                        (true, true) if !state.tree.entries(target).is_empty() => {
-                            // Also when the target holds the source.
-                            Some(MetaFault::NotEmpty)
-                        }
-                        _ => None,
-                    }
-                }
-                (Some(_), None) => None,
-            }
+        let (to, to_name) =
+            if self.rng.one_in(3) { self.existing() } else { (self.directory(), self.name()) };
+        let how = *self.rng.pick(&[How::Replace, How::Replace, How::NoReplace, How::Exchange]);
+        let (source, target) = (self.entry(from, &from_name), self.entry(to, &to_name));
+        let Some(expected) = self.state.borrow().tree.renaming((from, source), (to, target), how)
+        else {
+            return;
         };
-        self.note(format!(
-            "rename {:?} in {from} to {:?} in {to}",
-            text(&from_name),
-            text(&to_name)
-        ));
+        let (one, other) = (text(&from_name), text(&to_name));
+        self.note(format!("rename {one:?} in {from} to {other:?} in {to}, {how:?}"));
         if expected.is_none() {
             let (from, to) = ((from, from_name.clone()), (to, to_name.clone()));
-            self.pending(Pending::Rename { from, to });
+            self.pending(Pending::Rename { from, to, how });
         }
         let places = ((self.ino(from), &from_name[..]), (self.ino(to), &to_name[..]));
-        let renamed = self.done(self.client.rename(CALLER, places.0, places.1, 0)).await;
+        let renamed = self.client.rename(CALLER, places.0, places.1, how.flags());
+        let renamed = self.done(renamed).await;
         if self.expect(renamed, expected).is_some() {
-            self.state.borrow_mut().tree.rename((from, &from_name), (to, &to_name));
+            self.state.borrow_mut().tree.rename((from, &from_name), (to, &to_name), how);
             self.renamed();
         }
     }
@@ -554,19 +570,64 @@ impl Worker {
         }
     }
 
-    async fn fsync(&mut self) {
-        let Some(at) = self.handle() else { return };
-        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
-        self.note(format!("fsync node {id}"));
-        // It makes durable whatever the client was told, to any of its programs.
-        let told: Vec<usize> =
-            self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect();
-        let synced = self.done(file.fsync()).await;
-        self.expect(synced, None);
+    /// How many changes of names each program of this client was told of. A sync of anything makes all of
+    /// them durable.
+    fn told(&self) -> Vec<usize> {
+        self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect()
+    }
+
+    fn durable(&self, told: Vec<usize>) {
         for (state, told) in self.all.borrow().iter().zip(told) {
             let mut state = state.borrow_mut();
             state.durable = state.durable.max(told);
         }
+    }
+
+    /// As syncfs(2); or of names and attributes alone, as fsync(2) of a directory.
+    async fn sync(&mut self) {
+        let everything = self.rng.one_in(2);
+        self.note(if everything { "sync".into() } else { "sync names".into() });
+        let told = self.told();
+        let synced = match everything {
+            true => self.done(self.client.sync()).await,
+            false => self.done(self.client.sync_meta()).await,
+        };
+        self.expect(synced, None);
+        self.durable(told);
+        if everything {
+            // Of this program's files; the others' may have changed meanwhile.
+            self.state.borrow_mut().tree.all_synced();
+        }
+    }
+
+    /// A program that only reads: opened, read, and read again later, with others' work in between.
+    async fn open_to_read(&mut self) {
+        if let Some((id, file)) = self.reader.take() {
+            let size = self.size_of(id);
+            let (offset, len) = spans::to_read(&mut self.rng, size);
+            self.read_from(id, &file, offset, len).await;
+            self.note(format!("close node {id}, which was read"));
+            return self.done(file.close()).await;
+        }
+        let Some(id) = self.file() else { return };
+        self.note(format!("open node {id} to read"));
+        let mode = OpenMode { write: false, truncate: false };
+        let opened = self.done(self.client.open(self.ino(id), mode)).await;
+        let opened = opened.map(|(file, attr)| (Shown(file), attr));
+        let (file, attr) = self.expect(opened, None).expect("success was expected");
+        self.same_attr(id, &attr);
+        self.read_from(id, &file.0, 0, usize::MAX).await;
+        self.reader = Some((id, file.0));
+    }
+
+    async fn fsync(&mut self) {
+        let Some(at) = self.handle() else { return };
+        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        self.note(format!("fsync node {id}"));
+        let told = self.told();
+        let synced = self.done(file.fsync()).await;
+        self.expect(synced, None);
+        self.durable(told);
         self.state.borrow_mut().tree.file(id).synced_now();
     }
 
@@ -595,7 +656,8 @@ impl Worker {
 
     /// Closes what it has open.
     pub async fn close_all(&mut self) {
-        for (id, file) in std::mem::take(&mut self.handles) {
+        let reader = self.reader.take();
+        for (id, file) in std::mem::take(&mut self.handles).into_iter().chain(reader) {
             self.note(format!("close node {id}"));
             self.done(file.close()).await;
         }
