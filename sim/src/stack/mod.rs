@@ -1,6 +1,7 @@
 //! The whole stack: production assembly on simulated drives, clients over a simulated network.
 
 mod attrs;
+mod calm;
 mod cluster;
 mod expected;
 mod floors;

@@ -7,6 +7,7 @@
 //! 3. Everything is put right; the checks of every floor come out clean.
 
 use super::attrs::PERMISSIONS;
+use super::calm::Calm;
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
 use super::floors;
@@ -57,7 +58,8 @@ pub(super) fn in_a_world(seed: u64, scenario: impl AsyncFnOnce(&Run)) -> Outcome
     let coverage = reactor.block_on(async {
         let world = Rc::new(World::new(seed, Shape::of_12(cluster::drive_bytes(seed))));
         let stack = Stack::new(Rc::clone(&world));
-        let run = Run { stack, world: Rc::clone(&world), workers: Rc::default() };
+        let run =
+            Run { stack, world: Rc::clone(&world), workers: Rc::default(), calm: Rc::default() };
         if reactor::timeout(SEED_TIME_MAX, scenario(&run)).await.is_err() {
             let states = probe::states();
             panic!("seed {seed}: hangs after {SEED_TIME_MAX:?}; engines are in {states:?}");
@@ -97,6 +99,7 @@ pub(super) struct Run {
     pub stack: Rc<Stack>,
     pub world: Rc<World>,
     pub workers: Rc<RefCell<Vec<Shared>>>,
+    pub calm: Rc<Calm>,
 }
 
 impl Run {
@@ -153,6 +156,7 @@ impl Run {
         let config = self.stack.client_config(CLIENT, uuid(seed, 1));
         let rng = self.world.rng(Rng::fork);
         let all = Rc::clone(&self.workers);
+        let calm = Rc::clone(&self.calm);
         let second = self.stack.client_config(CLIENT, uuid(seed, 3));
         let made = reactor::spawn_in(machine, async move {
             let client = Client::connect(config).await.expect("nothing refuses the client");
@@ -165,6 +169,7 @@ impl Run {
             if seed.is_multiple_of(GUEST_SEEDS) {
                 let guest = Client::connect(second).await.expect("nothing refuses the client");
                 workers[0].guest = Some(guest);
+                workers[0].calm = calm;
             }
             workers
         });
@@ -214,6 +219,7 @@ impl Run {
 
     /// The node dies and comes back.
     async fn crash(&self, mut how: Crash) {
+        self.calm.ends().await;
         loop {
             self.stack.end_rot();
             self.stack.settle_now();
@@ -224,7 +230,7 @@ impl Run {
             let down = self.world.rng(|rng| rng.below(2) * rng.below(1_000_000));
             reactor::sleep(Duration::from_micros(down)).await;
             if self.starts().await && !self.dies_soon().await {
-                return;
+                return self.calm.returns();
             }
             let kill = self.world.rng(|rng| rng.one_in(3));
             how = if kill { Crash::Kill } else { Crash::PowerCut };

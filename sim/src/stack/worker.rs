@@ -1,6 +1,7 @@
 //! A worker: one program after another on one client, in a directory of its own, so that the
 //! result of every operation is known exactly.
 
+use super::calm::Calm;
 use super::model::{
     Body, Change, DIRECTORY_MODE, FILE_MODE, FileState, How, Names, Pending, SYMLINK_MODE, Tree,
 };
@@ -43,6 +44,8 @@ pub(super) struct Worker {
     pub client: Client,
     /// Another client, that uses the files of this worker in turn with the first.
     pub guest: Option<Client>,
+    /// Crashes wait for it.
+    pub calm: Rc<Calm>,
     pub rng: Rng,
     pub state: Rc<RefCell<State>>,
     /// The states of all workers.
@@ -81,6 +84,7 @@ impl Worker {
             number,
             client,
             guest: None,
+            calm: Rc::default(),
             rng,
             state,
             all,
@@ -103,6 +107,7 @@ impl Worker {
             number,
             client,
             guest: None,
+            calm: Rc::default(),
             rng,
             state,
             all,
