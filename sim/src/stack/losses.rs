@@ -76,8 +76,10 @@ impl Run {
 
         let running = self.go_on(&machine, workers);
         self.work(OPERATIONS / 2).await;
+        self.calm.ends().await;
         self.world.power_cut().await;
         self.stack.start().await;
+        self.calm.returns();
         self.work(OPERATIONS).await;
         let workers = self.stop_and_verify(running.workers, &running.enough).await;
 

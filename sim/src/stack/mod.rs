@@ -1,8 +1,11 @@
 //! The whole stack: production assembly on simulated drives, clients over a simulated network.
 
+mod attrs;
+mod calm;
 mod cluster;
 mod expected;
 mod floors;
+mod heirs;
 mod losses;
 mod mischief;
 mod model;

@@ -1,7 +1,13 @@
 //! What the file system must look like: names, links and contents of one worker's directory.
 
 use levada_base::ids::Ino;
+use levada_wire::attr::Time;
+use levada_wire::meta::MetaFault;
 use std::collections::BTreeMap;
+
+pub(super) const DIRECTORY_MODE: u32 = 0o755;
+pub(super) const FILE_MODE: u32 = 0o644;
+pub(super) const SYMLINK_MODE: u32 = 0o777;
 
 /// A change of a file's contents that no fsync has covered.
 #[derive(Clone, Debug)]
@@ -16,9 +22,19 @@ pub(super) struct FileState {
     pub data: Vec<u8>,
     pub synced: Vec<u8>,
     pub changes: Vec<Change>,
+    /// Of modification, where a program has set it since the last change.
+    pub mtime: Option<Time>,
 }
 
 impl FileState {
+    /// A change is about to be asked for.
+    pub fn will(&mut self, change: Change) {
+        if !matches!(&change, Change::Write { data, .. } if data.is_empty()) {
+            self.mtime = None;
+        }
+        self.changes.push(change);
+    }
+
     /// A write of no bytes changes nothing, wherever it is.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         if bytes.is_empty() {
@@ -84,22 +100,47 @@ pub(super) enum Body {
     Symlink,
 }
 
-/// A change of names under way: done or not when the client dies.
+/// A change of names or modes under way: done or not when the client dies.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
-    Make { parent: u64, name: Vec<u8>, body: Body },
+    Make { parent: u64, name: Vec<u8>, mode: u32, body: Body },
     Link { id: u64, parent: u64, name: Vec<u8> },
     Remove { parent: u64, name: Vec<u8> },
-    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>) },
+    Rename { from: (u64, Vec<u8>), to: (u64, Vec<u8>), how: How },
+    Mode { id: u64, mode: u32 },
 }
 
-/// Paths and what they name; a node of the model by its number, an unknown one as `None`.
-pub(super) type Names = BTreeMap<Vec<u8>, Option<u64>>;
+/// What becomes of the name that a rename finds in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Replace,
+    NoReplace,
+    Exchange,
+}
+
+impl How {
+    /// As renameat2(2) has them.
+    pub fn flags(self) -> u32 {
+        match self {
+            How::Replace => 0,
+            How::NoReplace => 1,
+            How::Exchange => 2,
+        }
+    }
+}
+
+/// What a path names: a node of the model by its number, an unknown one as `None`; and its mode.
+pub(super) type Named = (Option<u64>, u32);
+
+/// Paths and what they name.
+pub(super) type Names = BTreeMap<Vec<u8>, Named>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub ino: Ino,
     pub links: u32,
+    /// Permissions.
+    pub mode: u32,
     pub body: Body,
 }
 
@@ -112,7 +153,12 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(root: Ino) -> Self {
-        let root = Node { ino: root, links: 1, body: Body::Directory(BTreeMap::new()) };
+        let root = Node {
+            ino: root,
+            links: 1,
+            mode: DIRECTORY_MODE,
+            body: Body::Directory(BTreeMap::new()),
+        };
         Self { nodes: BTreeMap::from([(0, root)]), next: 1 }
     }
 
@@ -149,6 +195,15 @@ impl Tree {
         }
     }
 
+    /// All files as they are now are durable.
+    pub fn all_synced(&mut self) {
+        for node in self.nodes.values_mut() {
+            if let Body::File(file) = &mut node.body {
+                file.synced_now();
+            }
+        }
+    }
+
     pub fn ino(&self, id: u64) -> Ino {
         self.nodes[&id].ino
     }
@@ -158,10 +213,10 @@ impl Tree {
         self.nodes.values().map(|node| node.ino).collect()
     }
 
-    pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, body: Body) -> u64 {
+    pub fn make(&mut self, parent: u64, name: &[u8], ino: Ino, mode: u32, body: Body) -> u64 {
         let id = self.next;
         self.next += 1;
-        self.nodes.insert(id, Node { ino, links: 1, body });
+        self.nodes.insert(id, Node { ino, links: 1, mode, body });
         self.entries_mut(parent).insert(name.to_vec(), id);
         id
     }
@@ -177,31 +232,100 @@ impl Tree {
         }
     }
 
-    pub fn rename(&mut self, (from, from_name): (u64, &[u8]), (to, to_name): (u64, &[u8])) {
+    /// What a rename is to answer, `None` inside for success; nothing where it would put a directory into
+    /// itself, in one way or the other.
+    pub fn renaming(
+        &self,
+        (from, source): (u64, Option<u64>),
+        (to, target): (u64, Option<u64>),
+        how: How,
+    ) -> Option<Option<MetaFault>> {
+        let is_directory = |id: u64| matches!(self.nodes[&id].body, Body::Directory(_));
+        let Some(source) = source else { return Some(Some(MetaFault::NotFound)) };
+        match (target, how) {
+            (Some(_), How::NoReplace) => return Some(Some(MetaFault::Exists)),
+            (None, How::Exchange) => return Some(Some(MetaFault::NotFound)),
+            _ => {}
+        }
+        if is_directory(source) && self.is_below(to, source) {
+            return None;
+        }
+        let Some(target) = target.filter(|target| *target != source) else { return Some(None) };
+        if how == How::Exchange {
+            let into_itself = is_directory(target) && self.is_below(from, target);
+            return (!into_itself).then_some(None);
+        }
+        Some(match (is_directory(source), is_directory(target)) {
+            (true, false) => Some(MetaFault::NotDirectory),
+            (false, true) => Some(MetaFault::IsDirectory),
+            // Also when the target holds the source.
+            (true, true) if !self.entries(target).is_empty() => Some(MetaFault::NotEmpty),
+            _ => None,
+        })
+    }
+
+    pub fn rename(
+        &mut self,
+        (from, from_name): (u64, &[u8]),
+        (to, to_name): (u64, &[u8]),
+        how: How,
+    ) {
         let id = self.entries(from)[from_name];
-        if self.entries(to).get(to_name) == Some(&id) {
+        let other = self.entries(to).get(to_name).copied();
+        if other == Some(id) {
             return;
         }
-        self.unlink(to, to_name);
-        self.entries_mut(from).remove(from_name);
+        if let (How::Exchange, Some(other)) = (how, other) {
+            self.entries_mut(from).insert(from_name.to_vec(), other);
+        } else {
+            self.unlink(to, to_name);
+            self.entries_mut(from).remove(from_name);
+        }
         self.entries_mut(to).insert(to_name.to_vec(), id);
+    }
+
+    /// What stat(2) says: a directory counts itself, and every directory in it counts it once more.
+    pub fn links_of(&self, id: u64) -> u32 {
+        let Node { links, body, .. } = &self.nodes[&id];
+        match body {
+            Body::Directory(_) if *links == 0 => 0,
+            Body::Directory(entries) => {
+                let is_directory = |id: &&u64| matches!(self.nodes[id].body, Body::Directory(_));
+                2 + entries.values().filter(is_directory).count() as u32
+            }
+            Body::File(_) | Body::Symlink => *links,
+        }
+    }
+
+    /// A change that was under way was done; a node that it made has this number.
+    pub fn apply(&mut self, pending: &Pending, ino: Ino) -> Option<u64> {
+        match pending {
+            Pending::Make { parent, name, mode, body } => {
+                return Some(self.make(*parent, name, ino, *mode, body.clone()));
+            }
+            Pending::Link { id, parent, name } => self.link(*id, *parent, name),
+            Pending::Remove { parent, name } => self.unlink(*parent, name),
+            Pending::Rename { from, to, how } => {
+                self.rename((from.0, &from.1), (to.0, &to.1), *how);
+            }
+            Pending::Mode { id, mode } => self.nodes.get_mut(id).expect("known").mode = *mode,
+        }
+        None
+    }
+
+    /// Times that were set count no more.
+    pub fn forget_times(&mut self) {
+        for node in self.nodes.values_mut() {
+            if let Body::File(file) = &mut node.body {
+                file.mtime = None;
+            }
+        }
     }
 
     /// The names that there are, with the change under way done if given.
     pub fn names(&self, pending: Option<&Pending>) -> Names {
         let mut tree = self.clone();
-        let mut made = None;
-        match pending {
-            None => {}
-            Some(Pending::Make { parent, name, body }) => {
-                made = Some(tree.make(*parent, name, Ino(u64::MAX), body.clone()));
-            }
-            Some(Pending::Link { id, parent, name }) => tree.link(*id, *parent, name),
-            Some(Pending::Remove { parent, name }) => tree.unlink(*parent, name),
-            Some(Pending::Rename { from, to }) => {
-                tree.rename((from.0, &from.1), (to.0, &to.1));
-            }
-        }
+        let made = pending.and_then(|pending| tree.apply(pending, Ino(u64::MAX)));
         let mut names = Names::new();
         let mut looked = vec![(0, Vec::new())];
         while let Some((id, path)) = looked.pop() {
@@ -210,7 +334,8 @@ impl Tree {
                 if matches!(tree.nodes[child].body, Body::Directory(_)) {
                     looked.push((*child, path.clone()));
                 }
-                names.insert(path, (Some(*child) != made).then_some(*child));
+                let known = (Some(*child) != made).then_some(*child);
+                names.insert(path, (known, tree.nodes[child].mode));
             }
         }
         names

@@ -53,7 +53,7 @@ impl Worker {
     async fn meet(&mut self, id: u64, (lower, upper): (File, File)) {
         let attr = self.done(lower.attr()).await;
         let attr = self.expect(attr, None).expect("success was expected");
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
         self.read_from(id, &upper, 0, usize::MAX).await;
         if self.rng.one_in(2) {
             self.sync_file(id, &lower).await;
@@ -98,6 +98,7 @@ impl Worker {
                     let time = SetTime::To(Time(rng.below(1 << 60) as i64));
                     let change = AttrChange { mtime: Some(time), ..AttrChange::default() };
                     let set = self.client.set_attr(CALLER, self.ino(id), change);
+                    self.state.borrow_mut().tree.file(id).mtime = None;
                     let set = self.done(set).await;
                     self.expect(set, None);
                 }
@@ -122,7 +123,7 @@ impl Worker {
         let data = rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {near}, within {bytes:?}"));
         let change = Change::Write { offset: near, data: data.clone() };
-        self.state.borrow_mut().tree.file(id).changes.push(change);
+        self.state.borrow_mut().tree.file(id).will(change);
         let written = self.done(file.write(near as u64, Buf::copy_of(&data).into_vec())).await;
         self.expect(written, None);
         self.state.borrow_mut().tree.file(id).write(near, &data);
@@ -131,7 +132,7 @@ impl Worker {
     /// Truncates by number, as truncate(2) does by name.
     async fn cut(&self, id: u64, size: usize) {
         self.note(format!("truncate node {id} to {size}"));
-        self.state.borrow_mut().tree.file(id).changes.push(Change::Truncate { size });
+        self.state.borrow_mut().tree.file(id).will(Change::Truncate { size });
         let change = AttrChange { size: Some(size as u64), ..AttrChange::default() };
         let attr = self.done(self.client.set_attr(CALLER, self.ino(id), change)).await;
         self.expect(attr, None);
@@ -141,7 +142,7 @@ impl Worker {
     async fn open_here(&self, id: u64, truncate: bool) -> File {
         self.note(format!("open node {id}{}", if truncate { ", empty" } else { "" }));
         if truncate {
-            self.state.borrow_mut().tree.file(id).changes.push(Change::Truncate { size: 0 });
+            self.state.borrow_mut().tree.file(id).will(Change::Truncate { size: 0 });
         }
         let opened = self.client.open(self.ino(id), OpenMode { truncate, ..WRITE });
         let opened = self.done(opened).await.map(|(file, _)| Shown(file));

@@ -2,14 +2,16 @@
 //!
 //! 1. Workers run on one client while the node crashes, drives fail and connections break. No
 //!    error reaches them, nothing acknowledged is lost, nothing happens twice.
-//! 2. They go on; then client and node die together. Everything fsynced is there, and names are those of
+//! 2. They go on; in some seeds the client alone dies and another takes over its files. Then client and node die together. Everything fsynced is there, and names are those of
 //!    some moment since the last fsync of anybody, never a mixture.
 //! 3. Everything is put right; the checks of every floor come out clean.
 
+use super::attrs::PERMISSIONS;
+use super::calm::Calm;
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
 use super::floors;
-use super::model::{Body, Names};
+use super::model::{Body, Names, Tree};
 use super::worker::{self, Worker};
 use crate::{Outcome, Rng, Shape, World};
 use futures_util::future::{Either, select};
@@ -35,6 +37,8 @@ const KILLS_MAX: u64 = 2;
 const OPERATIONS_BEFORE_THE_END: u64 = 80;
 /// In every second seed one of the workers uses two clients in turn.
 const GUEST_SEEDS: u64 = 2;
+/// In every fourth seed, one of those with one client, that one dies alone first.
+const HEIR_SEEDS: u64 = 4;
 /// Files made at the end.
 const FRESH_FILES: u32 = 8;
 /// After this a client that is gone has lost its opens and sessions.
@@ -54,7 +58,8 @@ pub(super) fn in_a_world(seed: u64, scenario: impl AsyncFnOnce(&Run)) -> Outcome
     let coverage = reactor.block_on(async {
         let world = Rc::new(World::new(seed, Shape::of_12(cluster::drive_bytes(seed))));
         let stack = Stack::new(Rc::clone(&world));
-        let run = Run { stack, world: Rc::clone(&world), workers: Rc::default() };
+        let run =
+            Run { stack, world: Rc::clone(&world), workers: Rc::default(), calm: Rc::default() };
         if reactor::timeout(SEED_TIME_MAX, scenario(&run)).await.is_err() {
             let states = probe::states();
             panic!("seed {seed}: hangs after {SEED_TIME_MAX:?}; engines are in {states:?}");
@@ -87,13 +92,14 @@ fn draw_crashes(rng: &mut Rng) -> Vec<Crash> {
     crashes
 }
 
-type Shared = Rc<RefCell<worker::State>>;
+pub(super) type Shared = Rc<RefCell<worker::State>>;
 
 /// A cluster and who works on it.
 pub(super) struct Run {
     pub stack: Rc<Stack>,
     pub world: Rc<World>,
-    workers: Rc<RefCell<Vec<Shared>>>,
+    pub workers: Rc<RefCell<Vec<Shared>>>,
+    pub calm: Rc<Calm>,
 }
 
 impl Run {
@@ -112,7 +118,14 @@ impl Run {
             "seed {}: only {operations} operations and {cuts} power cuts",
             self.world.seed
         );
-        self.second_part(&machine, operations).await;
+        let heir = Group::new();
+        if self.world.seed % HEIR_SEEDS == 1 {
+            self.work_with_faults(operations + OPERATIONS_BEFORE_THE_END / 2).await;
+            let workers = self.client_alone_dies(&machine, &heir).await;
+            // They go on until they are killed.
+            drop(self.start_workers(&heir, workers, &Rc::new(Cell::new(false))));
+        }
+        self.second_part(&[machine, heir]).await;
         self.world.coverage.borrow_mut().count("client operations", self.operations());
         self.after_the_end().await;
         self.check_floors().await;
@@ -143,6 +156,7 @@ impl Run {
         let config = self.stack.client_config(CLIENT, uuid(seed, 1));
         let rng = self.world.rng(Rng::fork);
         let all = Rc::clone(&self.workers);
+        let calm = Rc::clone(&self.calm);
         let second = self.stack.client_config(CLIENT, uuid(seed, 3));
         let made = reactor::spawn_in(machine, async move {
             let client = Client::connect(config).await.expect("nothing refuses the client");
@@ -155,6 +169,7 @@ impl Run {
             if seed.is_multiple_of(GUEST_SEEDS) {
                 let guest = Client::connect(second).await.expect("nothing refuses the client");
                 workers[0].guest = Some(guest);
+                workers[0].calm = calm;
             }
             workers
         });
@@ -204,6 +219,7 @@ impl Run {
 
     /// The node dies and comes back.
     async fn crash(&self, mut how: Crash) {
+        self.calm.ends().await;
         loop {
             self.stack.end_rot();
             self.stack.settle_now();
@@ -214,7 +230,7 @@ impl Run {
             let down = self.world.rng(|rng| rng.below(2) * rng.below(1_000_000));
             reactor::sleep(Duration::from_micros(down)).await;
             if self.starts().await && !self.dies_soon().await {
-                return;
+                return self.calm.returns();
             }
             let kill = self.world.rng(|rng| rng.one_in(3));
             how = if kill { Crash::Kill } else { Crash::PowerCut };
@@ -268,14 +284,18 @@ impl Run {
         }
     }
 
-    async fn second_part(&self, machine: &Group, operations: u64) {
-        while self.operations() < operations + OPERATIONS_BEFORE_THE_END {
+    async fn work_with_faults(&self, operations: u64) {
+        while self.operations() < operations {
             self.moment(500, 15_000, expected::STATES).await;
             self.stack.fault();
         }
+    }
+
+    async fn second_part(&self, machines: &[Group]) {
+        self.work_with_faults(self.operations() + OPERATIONS_BEFORE_THE_END).await;
         self.stack.end_rot();
         self.world.coverage.borrow_mut().fault("client and node die");
-        machine.kill();
+        machines.iter().for_each(Group::kill);
         self.world.power_cut().await;
         self.stack.start().await;
     }
@@ -317,24 +337,8 @@ impl Run {
     async fn check_survivors(&self, client: &Client, number: u64, state: &Shared) {
         let tree = state.borrow().tree.clone();
         let pending = state.borrow().pending.clone();
-        let mut seen = BTreeMap::new();
-        let mut looked = vec![tree.ino(0)];
-        while let Some(ino) = looked.pop() {
-            let listed = worker::list(client, ino).await;
-            let listed =
-                listed.unwrap_or_else(|error| self.fail(number, state, &error.to_string()));
-            for (name, child) in &listed {
-                let attr = client.lookup(ino, name).await;
-                let attr = attr.unwrap_or_else(|e| self.fail(number, state, &e.to_string()));
-                if attr.kind == levada_wire::attr::Kind::Directory {
-                    looked.push(*child);
-                }
-            }
-            seen.insert(ino, listed);
-        }
-        let known: BTreeMap<Ino, u64> =
-            tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
-        let shape = shape_of(tree.ino(0), &seen, &known);
+        let found = self.look(client, number, state).await;
+        let shape = found.shape(&tree);
         let mut possible = state.borrow().past[state.borrow().durable..].to_vec();
         possible.extend(pending.as_ref().map(|pending| tree.names(Some(pending))));
         if !possible.contains(&shape) {
@@ -346,13 +350,10 @@ impl Run {
         }
         let lost = possible.len() > 1 && shape == possible[0];
         self.world.coverage.borrow_mut().count("ends of names lost", u64::from(lost));
-        for (ino, id) in &known {
-            let Body::File(file) = &tree.nodes[id].body else { continue };
-            let named = seen.values().flatten().any(|(_, child)| child == ino);
-            if !named {
-                continue;
-            }
-            let read = worker::read_whole(client, *ino).await;
+        let named: BTreeSet<Ino> = found.inos().collect();
+        for (id, node) in tree.nodes.iter().filter(|(_, node)| named.contains(&node.ino)) {
+            let Body::File(file) = &node.body else { continue };
+            let read = worker::read_whole(client, node.ino).await;
             let read = read.unwrap_or_else(|error| {
                 self.fail(number, state, &format!("file {id} does not read: {error}"))
             });
@@ -363,7 +364,29 @@ impl Run {
         }
     }
 
-    fn fail(&self, number: u64, state: &Shared, what: &str) -> ! {
+    /// Everything below a worker's directory.
+    pub(super) async fn look(&self, client: &Client, number: u64, state: &Shared) -> Found {
+        let root = state.borrow().tree.ino(0);
+        let mut found = Found::default();
+        let mut looked = vec![root];
+        while let Some(ino) = looked.pop() {
+            let listed = worker::list(client, ino).await;
+            let listed =
+                listed.unwrap_or_else(|error| self.fail(number, state, &error.to_string()));
+            for (name, child) in &listed {
+                let attr = client.lookup(ino, name).await;
+                let attr = attr.unwrap_or_else(|e| self.fail(number, state, &e.to_string()));
+                found.modes.insert(*child, attr.mode & PERMISSIONS);
+                if attr.kind == levada_wire::attr::Kind::Directory {
+                    looked.push(*child);
+                }
+            }
+            found.entries.insert(ino, listed);
+        }
+        found
+    }
+
+    pub(super) fn fail(&self, number: u64, state: &Shared, what: &str) -> ! {
         panic!("{}", worker::describe(self.world.seed, number, what, &state.borrow()))
     }
 
@@ -435,26 +458,37 @@ impl Run {
     }
 }
 
-fn uuid(seed: u64, number: u8) -> [u8; 16] {
+pub(super) fn uuid(seed: u64, number: u8) -> [u8; 16] {
     let mut uuid = [number; 16];
     uuid[..8].copy_from_slice(&seed.to_le_bytes());
     uuid
 }
 
-/// The names that were seen.
-fn shape_of(
-    root: Ino,
-    seen: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>,
-    known: &BTreeMap<Ino, u64>,
-) -> Names {
-    let mut names = Names::new();
-    let mut looked = vec![(root, Vec::new())];
-    while let Some((ino, path)) = looked.pop() {
-        for (name, child) in seen.get(&ino).into_iter().flatten() {
-            let path = [&path[..], b"/", name].concat();
-            looked.push((*child, path.clone()));
-            names.insert(path, known.get(child).copied());
-        }
+/// The names and modes that were seen.
+#[derive(Default)]
+pub(super) struct Found {
+    entries: BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>,
+    modes: BTreeMap<Ino, u32>,
+}
+
+impl Found {
+    pub fn inos(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.entries.values().flatten().map(|(_, ino)| *ino)
     }
-    names
+
+    /// As a model of the tree says it.
+    pub fn shape(&self, tree: &Tree) -> Names {
+        let known: BTreeMap<Ino, u64> =
+            tree.nodes.iter().map(|(id, node)| (node.ino, *id)).collect();
+        let mut names = Names::new();
+        let mut looked = vec![(tree.ino(0), Vec::new())];
+        while let Some((ino, path)) = looked.pop() {
+            for (name, child) in self.entries.get(&ino).into_iter().flatten() {
+                let path = [&path[..], b"/", name].concat();
+                looked.push((*child, path.clone()));
+                names.insert(path, (known.get(child).copied(), self.modes[child]));
+            }
+        }
+        names
+    }
 }

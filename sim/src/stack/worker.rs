@@ -1,14 +1,17 @@
 //! A worker: one program after another on one client, in a directory of its own, so that the
 //! result of every operation is known exactly.
 
-use super::model::{Body, Change, FileState, Names, Pending, Tree};
+use super::calm::Calm;
+use super::model::{
+    Body, Change, DIRECTORY_MODE, FILE_MODE, FileState, How, Names, Pending, SYMLINK_MODE, Tree,
+};
 use super::spans::{self, FILE_BYTES_MAX};
 use crate::{Coverage, Rng};
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_base::{Buf, probe};
 use levada_client::{Client, Error, File};
-use levada_wire::attr::{Attr, Kind};
+use levada_wire::attr::Attr;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -41,11 +44,15 @@ pub(super) struct Worker {
     pub client: Client,
     /// Another client, that uses the files of this worker in turn with the first.
     pub guest: Option<Client>,
+    /// Crashes wait for it.
+    pub calm: Rc<Calm>,
     pub rng: Rng,
     pub state: Rc<RefCell<State>>,
     /// The states of all workers.
     pub all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
     pub handles: Vec<(u64, File)>,
+    /// Open to be read only.
+    pub reader: Option<(u64, File)>,
 }
 
 impl Worker {
@@ -58,7 +65,8 @@ impl Worker {
         all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
     ) -> Self {
         let name = format!("worker{number}");
-        let made = client.create(CALLER, Ino::ROOT, name.as_bytes(), 0o755, NewInode::Directory);
+        let made =
+            client.create(CALLER, Ino::ROOT, name.as_bytes(), DIRECTORY_MODE, NewInode::Directory);
         let attr = made.await.unwrap_or_else(|error| panic!("seed {seed}: mkdir {name}: {error}"));
         let tree = Tree::new(attr.ino);
         let state = State {
@@ -71,7 +79,41 @@ impl Worker {
         };
         let state = Rc::new(RefCell::new(state));
         all.borrow_mut().push(Rc::clone(&state));
-        Self { seed, number, client, guest: None, rng, state, all, handles: Vec::new() }
+        Self {
+            seed,
+            number,
+            client,
+            guest: None,
+            calm: Rc::default(),
+            rng,
+            state,
+            all,
+            handles: Vec::new(),
+            reader: None,
+        }
+    }
+
+    /// A worker that goes on with what another one has left.
+    pub fn heir(
+        seed: u64,
+        number: u64,
+        client: Client,
+        rng: Rng,
+        state: Rc<RefCell<State>>,
+        all: Rc<RefCell<Vec<Rc<RefCell<State>>>>>,
+    ) -> Self {
+        Self {
+            seed,
+            number,
+            client,
+            guest: None,
+            calm: Rc::default(),
+            rng,
+            state,
+            all,
+            handles: Vec::new(),
+            reader: None,
+        }
     }
 
     pub(super) fn note(&self, what: String) {
@@ -125,7 +167,7 @@ impl Worker {
         if files.is_empty() { None } else { Some(*self.rng.pick(&files)) }
     }
 
-    fn existing(&mut self) -> (u64, Vec<u8>) {
+    pub(super) fn existing(&mut self) -> (u64, Vec<u8>) {
         let parent = self.directory();
         let names: Vec<Vec<u8>> =
             self.state.borrow().tree.entries(parent).keys().cloned().collect();
@@ -144,18 +186,18 @@ impl Worker {
     }
 
     /// A change of names was acknowledged.
-    fn renamed(&self) {
+    pub(super) fn renamed(&self) {
         let mut state = self.state.borrow_mut();
         let names = state.tree.names(None);
         state.past.push(names);
         state.pending = None;
     }
 
-    fn pending(&self, pending: Pending) {
+    pub(super) fn pending(&self, pending: Pending) {
         self.state.borrow_mut().pending = Some(pending);
     }
 
-    fn entry(&self, parent: u64, name: &[u8]) -> Option<u64> {
+    pub(super) fn entry(&self, parent: u64, name: &[u8]) -> Option<u64> {
         self.state.borrow().tree.entries(parent).get(name).copied()
     }
 
@@ -169,7 +211,7 @@ impl Worker {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
         let turns = if self.guest.is_some() { 3 } else { 0 };
-        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1];
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3, 2, 4];
         match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
@@ -187,7 +229,10 @@ impl Worker {
             13 => self.symlink().await,
             14 => self.close().await,
             15 => self.take_turns().await,
-            _ => self.two_at_once().await,
+            16 => self.two_at_once().await,
+            17 => self.set_attributes().await,
+            18 => self.sync().await,
+            _ => self.open_to_read().await,
         }
         self.state.borrow_mut().pending = None;
     }
@@ -205,13 +250,18 @@ impl Worker {
         let body = Body::File(FileState::default());
         self.note(format!("create {:?} in {parent}", text(&name)));
         if !exists {
-            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+            self.pending(Pending::Make {
+                parent,
+                name: name.clone(),
+                mode: FILE_MODE,
+                body: body.clone(),
+            });
         }
         let at = self.ino(parent);
-        let made = self.client.create_file(CALLER, at, &name, 0o644, WRITE, true);
+        let made = self.client.create_file(CALLER, at, &name, FILE_MODE, WRITE, true);
         let made = self.done(made).await.map(|(file, attr, _)| (Shown(file), attr));
         if let Some((file, attr)) = self.expect(made, exists.then_some(MetaFault::Exists)) {
-            let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            let id = self.state.borrow_mut().tree.make(parent, &name, attr.ino, FILE_MODE, body);
             self.renamed();
             self.handles.push((id, file.0));
             self.trim().await;
@@ -256,14 +306,14 @@ impl Worker {
         self.note(format!("{how} node {id}{}", if truncate { ", empty" } else { "" }));
         if truncate {
             let change = Change::Truncate { size: 0 };
-            self.state.borrow_mut().tree.file(id).changes.push(change);
+            self.state.borrow_mut().tree.file(id).will(change);
         }
         let mode = OpenMode { truncate, ..WRITE };
         let opened = match place {
             None => self.done(self.client.open(self.ino(id), mode)).await,
             Some((parent, name)) => {
                 let at = self.ino(parent);
-                let made = self.client.create_file(CALLER, at, &name, 0o644, mode, false);
+                let made = self.client.create_file(CALLER, at, &name, FILE_MODE, mode, false);
                 self.done(made).await.map(|(file, attr, _)| (file, attr))
             }
         };
@@ -272,7 +322,7 @@ impl Worker {
         if truncate {
             self.state.borrow_mut().tree.file(id).data.clear();
         }
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
         self.handles.push((id, file.0));
         self.trim().await;
     }
@@ -307,7 +357,7 @@ impl Worker {
         let data = self.rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {offset}"));
         let change = Change::Write { offset, data: data.clone() };
-        self.state.borrow_mut().tree.file(id).changes.push(change);
+        self.state.borrow_mut().tree.file(id).will(change);
         let written = self.done(file.write(offset as u64, Buf::copy_of(&data).into_vec())).await;
         self.expect(written, None);
         self.state.borrow_mut().tree.file(id).write(offset, &data);
@@ -355,56 +405,36 @@ impl Worker {
         };
         self.note(format!("truncate node {id} from {now} to {size}"));
         let change = Change::Truncate { size: size as usize };
-        self.state.borrow_mut().tree.file(id).changes.push(change);
+        self.state.borrow_mut().tree.file(id).will(change);
         let ino = self.ino(id);
         let change = AttrChange { size: Some(size), ..AttrChange::default() };
         let attr = self.done(self.client.set_attr(CALLER, ino, change)).await;
         let attr = self.expect(attr, None).expect("success was expected");
         self.state.borrow_mut().tree.file(id).data.resize(size as usize, 0);
-        self.same_size(id, attr.size);
+        self.same_attr(id, &attr);
     }
 
     async fn rename(&mut self) {
         let (from, from_name) = self.existing();
-        let (to, to_name) = (self.directory(), self.name());
-        let source = self.entry(from, &from_name);
-        let target = self.entry(to, &to_name);
-        let expected = {
-            let state = self.state.borrow();
-            let is_directory = |id: u64| matches!(state.tree.nodes[&id].body, Body::Directory(_));
-            match (source, target) {
-                (None, _) => Some(MetaFault::NotFound),
-                (Some(source), _) if is_directory(source) && state.tree.is_below(to, source) => {
-                    return;
-                }
-                (Some(source), Some(target)) if source == target => None,
-                (Some(source), Some(target)) => {
-                    match (is_directory(source), is_directory(target)) {
-                        (true, false) => Some(MetaFault::NotDirectory),
-                        (false, true) => Some(MetaFault::IsDirectory),
-                        (true, true) if !state.tree.entries(target).is_empty() => {
-                            // Also when the target holds the source.
-                            Some(MetaFault::NotEmpty)
-                        }
-                        _ => None,
-                    }
-                }
-                (Some(_), None) => None,
-            }
+        let (to, to_name) =
+            if self.rng.one_in(3) { self.existing() } else { (self.directory(), self.name()) };
+        let how = *self.rng.pick(&[How::Replace, How::Replace, How::NoReplace, How::Exchange]);
+        let (source, target) = (self.entry(from, &from_name), self.entry(to, &to_name));
+        let Some(expected) = self.state.borrow().tree.renaming((from, source), (to, target), how)
+        else {
+            return;
         };
-        self.note(format!(
-            "rename {:?} in {from} to {:?} in {to}",
-            text(&from_name),
-            text(&to_name)
-        ));
+        let (one, other) = (text(&from_name), text(&to_name));
+        self.note(format!("rename {one:?} in {from} to {other:?} in {to}, {how:?}"));
         if expected.is_none() {
             let (from, to) = ((from, from_name.clone()), (to, to_name.clone()));
-            self.pending(Pending::Rename { from, to });
+            self.pending(Pending::Rename { from, to, how });
         }
         let places = ((self.ino(from), &from_name[..]), (self.ino(to), &to_name[..]));
-        let renamed = self.done(self.client.rename(CALLER, places.0, places.1, 0)).await;
+        let renamed = self.client.rename(CALLER, places.0, places.1, how.flags());
+        let renamed = self.done(renamed).await;
         if self.expect(renamed, expected).is_some() {
-            self.state.borrow_mut().tree.rename((from, &from_name), (to, &to_name));
+            self.state.borrow_mut().tree.rename((from, &from_name), (to, &to_name), how);
             self.renamed();
         }
     }
@@ -470,13 +500,18 @@ impl Worker {
         let body = Body::Directory(Default::default());
         self.note(format!("mkdir {:?} in {parent}", text(&name)));
         if !exists {
-            self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+            self.pending(Pending::Make {
+                parent,
+                name: name.clone(),
+                mode: DIRECTORY_MODE,
+                body: body.clone(),
+            });
         }
         let at = self.ino(parent);
-        let made = self.client.create(CALLER, at, &name, 0o755, NewInode::Directory);
+        let made = self.client.create(CALLER, at, &name, DIRECTORY_MODE, NewInode::Directory);
         let made = self.done(made).await;
         if let Some(attr) = self.expect(made, exists.then_some(MetaFault::Exists)) {
-            self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+            self.state.borrow_mut().tree.make(parent, &name, attr.ino, DIRECTORY_MODE, body);
             self.renamed();
         }
     }
@@ -489,12 +524,17 @@ impl Worker {
         let target = format!("somewhere/{}", self.rng.below(1000)).into_bytes();
         let body = Body::Symlink;
         self.note(format!("symlink {:?} in {parent}", text(&name)));
-        self.pending(Pending::Make { parent, name: name.clone(), body: body.clone() });
+        self.pending(Pending::Make {
+            parent,
+            name: name.clone(),
+            mode: SYMLINK_MODE,
+            body: body.clone(),
+        });
         let at = self.ino(parent);
         let new = NewInode::Symlink { target: target.clone() };
-        let made = self.done(self.client.create(CALLER, at, &name, 0o777, new)).await;
+        let made = self.done(self.client.create(CALLER, at, &name, SYMLINK_MODE, new)).await;
         let attr = self.expect(made, None).expect("success was expected");
-        self.state.borrow_mut().tree.make(parent, &name, attr.ino, body);
+        self.state.borrow_mut().tree.make(parent, &name, attr.ino, SYMLINK_MODE, body);
         self.renamed();
         let read = self.done(self.client.read_link(attr.ino)).await;
         if self.expect(read, None) != Some(target) {
@@ -535,19 +575,64 @@ impl Worker {
         }
     }
 
-    async fn fsync(&mut self) {
-        let Some(at) = self.handle() else { return };
-        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
-        self.note(format!("fsync node {id}"));
-        // It makes durable whatever the client was told, to any of its programs.
-        let told: Vec<usize> =
-            self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect();
-        let synced = self.done(file.fsync()).await;
-        self.expect(synced, None);
+    /// How many changes of names each program of this client was told of. A sync of anything makes all of
+    /// them durable.
+    fn told(&self) -> Vec<usize> {
+        self.all.borrow().iter().map(|state| state.borrow().past.len() - 1).collect()
+    }
+
+    fn durable(&self, told: Vec<usize>) {
         for (state, told) in self.all.borrow().iter().zip(told) {
             let mut state = state.borrow_mut();
             state.durable = state.durable.max(told);
         }
+    }
+
+    /// As syncfs(2); or of names and attributes alone, as fsync(2) of a directory.
+    async fn sync(&mut self) {
+        let everything = self.rng.one_in(2);
+        self.note(if everything { "sync".into() } else { "sync names".into() });
+        let told = self.told();
+        let synced = match everything {
+            true => self.done(self.client.sync()).await,
+            false => self.done(self.client.sync_meta()).await,
+        };
+        self.expect(synced, None);
+        self.durable(told);
+        if everything {
+            // Of this program's files; the others' may have changed meanwhile.
+            self.state.borrow_mut().tree.all_synced();
+        }
+    }
+
+    /// A program that only reads: opened, read, and read again later, with others' work in between.
+    async fn open_to_read(&mut self) {
+        if let Some((id, file)) = self.reader.take() {
+            let size = self.size_of(id);
+            let (offset, len) = spans::to_read(&mut self.rng, size);
+            self.read_from(id, &file, offset, len).await;
+            self.note(format!("close node {id}, which was read"));
+            return self.done(file.close()).await;
+        }
+        let Some(id) = self.file() else { return };
+        self.note(format!("open node {id} to read"));
+        let mode = OpenMode { write: false, truncate: false };
+        let opened = self.done(self.client.open(self.ino(id), mode)).await;
+        let opened = opened.map(|(file, attr)| (Shown(file), attr));
+        let (file, attr) = self.expect(opened, None).expect("success was expected");
+        self.same_attr(id, &attr);
+        self.read_from(id, &file.0, 0, usize::MAX).await;
+        self.reader = Some((id, file.0));
+    }
+
+    async fn fsync(&mut self) {
+        let Some(at) = self.handle() else { return };
+        let (id, file) = (self.handles[at].0, self.handles[at].1.clone());
+        self.note(format!("fsync node {id}"));
+        let told = self.told();
+        let synced = self.done(file.fsync()).await;
+        self.expect(synced, None);
+        self.durable(told);
         self.state.borrow_mut().tree.file(id).synced_now();
     }
 
@@ -559,16 +644,7 @@ impl Worker {
         let found = self.done(self.client.lookup(at, &name)).await;
         let expected = if id.is_none() { Some(MetaFault::NotFound) } else { None };
         let (Some(attr), Some(id)) = (self.expect(found, expected), id) else { return };
-        let (ino, links) = (self.ino(id), self.state.borrow().tree.nodes[&id].links);
-        if attr.ino != ino {
-            self.fail(&format!("{:?} is inode {:?}, expected {ino:?}", text(&name), attr.ino));
-        }
-        if attr.kind != Kind::Directory && attr.nlink != links {
-            self.fail(&format!("node {id} has {} links, expected {links}", attr.nlink));
-        }
-        if attr.kind == Kind::File {
-            self.same_size(id, attr.size);
-        }
+        self.same_attr(id, &attr);
     }
 
     async fn close(&mut self) {
@@ -585,7 +661,8 @@ impl Worker {
 
     /// Closes what it has open.
     pub async fn close_all(&mut self) {
-        for (id, file) in std::mem::take(&mut self.handles) {
+        let reader = self.reader.take();
+        for (id, file) in std::mem::take(&mut self.handles).into_iter().chain(reader) {
             self.note(format!("close node {id}"));
             self.done(file.close()).await;
         }
@@ -628,7 +705,7 @@ impl Debug for Shown {
     }
 }
 
-fn text(name: &[u8]) -> String {
+pub(super) fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
@@ -682,7 +759,7 @@ pub(super) async fn list(client: &Client, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)
 
 /// A new file, open for writing.
 pub(super) async fn create(client: &Client, parent: Ino, name: &[u8]) -> (File, Attr) {
-    let made = client.create_file(CALLER, parent, name, 0o644, WRITE, true).await;
+    let made = client.create_file(CALLER, parent, name, FILE_MODE, WRITE, true).await;
     let (file, attr, _) = made.unwrap_or_else(|error| panic!("creating {}: {error}", text(name)));
     (file, attr)
 }
