@@ -366,8 +366,9 @@ impl Inode {
         }
         let parts = pieces(&self.layout, offset, end - offset).map(|piece| async move {
             let target = self.target(piece.component);
-            let data = target.read(self.object(piece.component), piece.offset, piece.bytes).await?;
+            // Before it is asked: its first write may be done meanwhile.
             let must_exist = (self.components.get() | self.written.get()) >> piece.component & 1;
+            let data = target.read(self.object(piece.component), piece.offset, piece.bytes).await?;
             match data {
                 Some(data) => Ok(data),
                 None if must_exist == 1 => {

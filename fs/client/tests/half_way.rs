@@ -220,3 +220,25 @@ fn a_sync_under_way_hears_that_the_tail_is_lost() {
         drop(file);
     });
 }
+
+#[test]
+fn a_hole_is_zeroes_also_while_its_first_bytes_are_written() {
+    for seed in 0..40 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(3).await;
+            let client = world.client("client").await;
+            let file = create(&client, "a").await;
+            cut(&client, &file, 3 * UNIT).await;
+            let writing = {
+                let file = file.clone();
+                reactor::spawn(async move {
+                    reactor::sleep(Duration::from_micros(below(300))).await;
+                    file.write(UNIT, data(&[1; 100])).await
+                })
+            };
+            let found = flat(&file.read(2 * UNIT - 100, 100).await.expect("no error"));
+            assert_eq!(found, [0; 100]);
+            writing.await.expect("alive").expect("written");
+        });
+    }
+}

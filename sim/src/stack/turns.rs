@@ -119,12 +119,7 @@ impl Worker {
         let size = self.state.borrow_mut().tree.file(id).data.len() as u64;
         let size = self.rng.below(size + 5000);
         self.note(format!("truncate node {id} to {size}"));
-        self.state
-            .borrow_mut()
-            .tree
-            .file(id)
-            .changes
-            .push(Change::Truncate { size: size as usize });
+        self.state.borrow_mut().tree.file(id).will(Change::Truncate { size: size as usize });
         let change = AttrChange { size: Some(size), ..AttrChange::default() };
         let attr = self.done(client.set_attr(CALLER, self.ino(id), change)).await;
         let attr = self.expect(attr, None).expect("success was expected");
