@@ -40,7 +40,8 @@ pub struct ClientConfig {
     /// The cluster expected at every address; all zero: any.
     pub cluster: [u8; 16],
     pub node: u32,
-    /// Names this client; one that comes back under the same finds its sessions again.
+    /// Names this client. A process draws a new one: under that of a client that died it would take the dead one's
+    /// write sessions for its own, and end them without what that one wrote.
     pub uuid: [u8; 16],
     pub class: Class,
     /// Written bytes kept per object target until they are durable; at least 16 MiB.

@@ -96,7 +96,8 @@ pub(crate) struct Inode {
     /// Held while the metadata service is told a size or a time of modification: by a truncation
     /// from beginning to end.
     size_turn: Rc<Semaphore>,
-    /// Truncations begun and ended: sizes asked for under another count may be from before one.
+    /// Truncations begun and ended here, and others' that were heard of: sizes asked for under another count
+    /// may be from before one.
     cuts: Cell<u64>,
     /// The service waits for a truncation of this client.
     uncut: Cell<bool>,
@@ -504,7 +505,9 @@ impl Inode {
         }
         result?;
         if !is_taken {
-            // Cut meanwhile by another client; or by this one, which did not hear of it.
+            // Cut meanwhile by another client; or by this one, which did not hear of it. Sizes that others here have
+            // asked for are from before that, too.
+            self.cuts.set(self.cuts.get() + 1);
             self.uncut.set(true);
             return Ok(Recorded::Overtaken);
         }
