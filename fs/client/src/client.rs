@@ -27,6 +27,8 @@ use std::time::Duration;
 
 /// Closed files whose data is still on its way.
 const CLOSING_MAX: u64 = 1024;
+/// What else is under way for files that nobody has open is waited for in steps of this.
+const CLOSING_WAIT: Duration = Duration::from_millis(5);
 /// Who truncates a file that is opened so: the right to is checked by whoever opens it.
 const OPENER: Caller = Caller { uid: 0, gid: 0 };
 /// Attempts to get attributes that are not older than a write made here meanwhile.
@@ -181,6 +183,17 @@ impl Core {
         });
     }
 
+    /// Goes on with a truncation that failed half-way.
+    fn finish_cut(self: &Rc<Self>, inode: &Rc<Inode>) {
+        inode.closing.set(inode.closing.get() + 1);
+        let (core, inode) = (Rc::clone(self), Rc::clone(inode));
+        reactor::spawn(async move {
+            inode.finish_cut_patiently().await;
+            inode.is_finishing(false);
+            core.let_go(inode);
+        });
+    }
+
     /// Sets a file's size. A task, carried to its end also when the caller gives up.
     async fn truncate(
         self: &Rc<Self>,
@@ -192,6 +205,9 @@ impl Core {
         let core = Rc::clone(self);
         let cutting = reactor::spawn(async move {
             let result = inode.truncate(caller, change).await;
+            if inode.is_uncut() && !inode.is_finishing(true) {
+                core.finish_cut(&inode);
+            }
             core.let_go(inode);
             result
         });
@@ -398,9 +414,13 @@ impl Client {
             && let Some(inode) = self.0.known(ino)
         {
             inode.closing.set(inode.closing.get() + 1);
-            let result = self.0.in_time(inode.set_times(caller, change)).await;
-            self.0.let_go(inode);
-            return result;
+            let core = Rc::clone(&self.0);
+            let setting = reactor::spawn(async move {
+                let result = inode.set_times(caller, change).await;
+                core.let_go(inode);
+                result
+            });
+            return self.0.in_time(async { setting.await.unwrap_or(Err(Error::Closed)) }).await;
         }
         let asked_at = self.0.changes(ino);
         let reply = self.change(MetaRequest::SetAttr { caller, ino, change }).await?;
@@ -649,13 +669,18 @@ impl Client {
     pub async fn sync(&self) -> Result<(), Error> {
         let everything = async {
             let inodes: Vec<_> = self.0.inodes.borrow().values().cloned().collect();
-            let synced = join_all(inodes.into_iter().map(|inode| async move {
+            let synced = join_all(inodes.into_iter().map(|inode| {
                 inode.closing.set(inode.closing.get() + 1);
-                let synced = inode.sync().await;
-                self.0.let_go(inode);
-                synced
+                let core = Rc::clone(&self.0);
+                reactor::spawn(async move {
+                    let synced = inode.sync().await;
+                    core.let_go(inode);
+                    synced
+                })
             }));
-            let synced = synced.await.into_iter().collect::<Result<(), Error>>();
+            let synced =
+                synced.await.into_iter().map(|synced| synced.unwrap_or(Err(Error::Closed)));
+            let synced = synced.collect::<Result<(), Error>>();
             let told = self.0.meta.sync().await;
             synced.and(told)
         };
@@ -673,6 +698,9 @@ impl Client {
         let synced = self.sync().await;
         let settled = async {
             let _all = self.0.closing.acquire(CLOSING_MAX).await;
+            while self.0.inodes.borrow().values().any(|inode| inode.is_busy()) {
+                reactor::sleep(CLOSING_WAIT).await;
+            }
             Ok(())
         };
         let settled = self.0.in_time(settled).await;

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use levada_base::reactor;
 use levada_wire::attr::Attr;
 use levada_wire::meta::{MetaReply, MetaRequest};
+use levada_wire::object::ObjectStat;
 use std::time::Duration;
 
 /// Chores asked for at a time; all are done at once.
@@ -48,13 +49,15 @@ pub async fn do_chores(client: &Client) -> Result<usize, Error> {
             _ => return Err(Error::Dialect),
         };
         let asked = destroy.len() + settle.len();
+        let found = join_all(settle.iter().map(|attr| objects_of(client, attr))).await;
         if !settle.is_empty() {
-            // One COMMIT covers every session there is to settle.
+            // One COMMIT covers whatever was found of every session there is to settle: others may be making objects.
             let commits = client.0.targets().map(|target| target.commit_everything());
             join_all(commits).await.into_iter().collect::<Result<(), Error>>()?;
         }
         let destroyed = join_all(destroy.iter().map(|attr| destroy_one(client, attr)));
-        let settled = join_all(settle.iter().map(|attr| settle_one(client, attr)));
+        let settled = settle.iter().zip(found);
+        let settled = join_all(settled.map(|(attr, found)| settle_one(client, attr, found)));
         let (destroyed, settled) = futures_util::future::join(destroyed, settled).await;
         let mut failed = 0;
         for outcome in destroyed.into_iter().chain(settled) {
@@ -83,17 +86,27 @@ async fn destroy_one(client: &Client, attr: &Attr) -> Result<(), Error> {
     client.0.change_done(MetaRequest::Destroyed { ino: attr.ino }).await
 }
 
-async fn settle_one(client: &Client, attr: &Attr) -> Result<(), Error> {
+/// The objects of a file.
+async fn objects_of(client: &Client, attr: &Attr) -> Result<Vec<Option<ObjectStat>>, Error> {
     let stats = (0..components(attr)).map(|component| async move {
         let (target, object) = client.object(attr, component).ok_or(Error::Dialect)?;
         target.stat(object).await
     });
+    join_all(stats).await.into_iter().collect()
+}
+
+/// Ends the sessions of clients that are gone; `found` are the objects, all that was found being durable.
+async fn settle_one(
+    client: &Client,
+    attr: &Attr,
+    found: Result<Vec<Option<ObjectStat>>, Error>,
+) -> Result<(), Error> {
     let (mut size, mut bits) = (attr.size, attr.components);
     let mut cuts = Vec::new();
-    for (component, stat) in (0..).zip(join_all(stats).await) {
-        let Some(stat) = stat? else { continue };
+    for (component, stat) in (0..).zip(found?) {
+        let Some(stat) = stat else { continue };
         bits |= 1 << component;
-        if attr.writers {
+        if !attr.cut {
             size = size.max(stat.size);
         } else if stat.size > attr.size {
             cuts.push(component);
@@ -108,7 +121,11 @@ async fn settle_one(client: &Client, attr: &Attr) -> Result<(), Error> {
     join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
     let (ino, components, change) = (attr.ino, bits, attr.change);
     let request = MetaRequest::Settled { ino, size, components, change };
-    client.0.change_done(request).await
+    match client.0.meta.try_change(request).await? {
+        MetaReply::Done => Ok(()),
+        // The file has changed since: another time.
+        reply => client.0.attr_of(reply).map(drop),
+    }
 }
 
 /// Starts [`keep_house`] as a task of the calling task's group.

@@ -35,6 +35,9 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 /// are kept, so that small writes do not hold large buffers.
 const WASTE_MAX: usize = 2;
 
+/// A truncation that failed half-way is tried again after this.
+const CUT_AGAIN: Duration = Duration::from_secs(1);
+
 /// How long a closed file waits for others before it is made durable.
 const GATHER: Duration = Duration::from_millis(5);
 
@@ -101,6 +104,8 @@ pub(crate) struct Inode {
     cuts: Cell<u64>,
     /// The service waits for a truncation of this client.
     uncut: Cell<bool>,
+    /// A task sees to that.
+    finishing: Cell<bool>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -216,6 +221,7 @@ impl Inode {
             size_turn: Semaphore::new(1),
             cuts: Cell::default(),
             uncut: Cell::default(),
+            finishing: Cell::default(),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),
@@ -239,6 +245,11 @@ impl Inode {
     /// work failed stays so, and the next `sync` tries again.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.is_dirty() || self.session.get() != Session::Closed || self.uncut.get()
+    }
+
+    /// Something is under way that comes to an end by itself.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.closing.get() > u32::from(self.finishing.get())
     }
 
     /// Nobody uses it, and nobody would end its session.
@@ -322,7 +333,12 @@ impl Inode {
             let changed = self.session_changed.changed();
             match self.session.get() {
                 Session::Open(client) if client == self.core.meta.client() => return Ok(()),
-                Session::Closed | Session::Open(_) => break,
+                Session::Closed => break,
+                Session::Open(_) => {
+                    // What was written may have been cut by others since the lease was lost.
+                    self.unsure.set(true);
+                    break;
+                }
                 Session::Opening | Session::Ending => changed.await,
             }
         }
@@ -505,6 +521,10 @@ impl Inode {
         }
         result?;
         if !is_taken {
+            if !matches!(self.session.get(), Session::Opening | Session::Ending) {
+                // The service has one now, if it had not.
+                self.session.set(Session::Open(self.core.meta.client()));
+            }
             // Cut meanwhile by another client; or by this one, which did not hear of it. Sizes that others here have
             // asked for are from before that, too.
             self.cuts.set(self.cuts.get() + 1);
@@ -562,16 +582,36 @@ impl Inode {
             let size_turn = self.begin_cut().await;
             let losses = self.core.meta.tail_losses();
             let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
-            let reply = self.core.meta.try_change(request).await?;
+            let reply = self.core.meta.try_change(request).await;
+            // Done perhaps, all the same.
+            let reply = reply.inspect_err(|_| self.uncut.set(true))?;
             if reply != MetaReply::Failed(MetaFault::Unavailable) {
                 let attr = self.core.attr_of(reply)?;
                 self.uncut.set(attr.cut);
                 return self.cut_objects(attr, losses, false, size_turn).await;
             }
-            // Another client's truncation is under way.
+            // Another client's truncation is under way, or one of this client that it did not hear of.
+            self.uncut.set(true);
             drop((turn, size_turn));
             reactor::sleep(UNAVAILABLE_WAIT).await;
         }
+    }
+
+    /// Until a truncation that failed has been carried to its end: others wait for it.
+    pub(crate) async fn finish_cut_patiently(self: &Rc<Self>) {
+        while let Err(error) = self.finish_cut().await {
+            tracing::debug!(ino = self.ino.0, %error, "a truncation cannot be carried out yet");
+            reactor::sleep(CUT_AGAIN).await;
+        }
+    }
+
+    /// True until it is called again with `false`; whoever sets it goes on with the truncation.
+    pub(crate) fn is_finishing(&self, now: bool) -> bool {
+        self.finishing.replace(now)
+    }
+
+    pub(crate) fn is_uncut(&self) -> bool {
+        self.uncut.get()
     }
 
     /// Carries a truncation to its end that was left half-way. Not to be called by who has a turn.
@@ -639,8 +679,6 @@ impl Inode {
         _turn: Cutting<'_>,
     ) -> Result<Attr, Error> {
         let size = attr.size;
-        // The service has set the time too; no write comes between.
-        self.mtime.set(None);
         let known = attr.components | self.components.get() | self.touched.get();
         // A session of which this client knows nothing is from before a loss.
         let is_unknown = known == 0 && self.session.get() == Session::Closed;
@@ -680,6 +718,8 @@ impl Inode {
             }
         }
         self.uncut.set(false);
+        // The service has set the time too; no write came between.
+        self.mtime.set(None);
         self.changes.set(self.changes.get() + 1);
         self.size.set(size);
         self.written_end.set(self.written_end.get().min(size));

@@ -242,3 +242,65 @@ fn a_hole_is_zeroes_also_while_its_first_bytes_are_written() {
         });
     }
 }
+
+/// A client that died had begun to truncate a file that another one has open, and that loses its name.
+#[test]
+fn a_dead_clients_truncation_of_a_file_without_a_name_ends() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(2).await;
+        let background = world.client("housekeeper").await;
+        let client = world.client("client").await;
+        let file = create(&client, "a").await;
+        file.write(0, data(&vec![1; 3 * UNIT as usize])).await.expect("written");
+        let machine = Group::new();
+        {
+            let (world, ino) = (Rc::clone(&world), file.ino());
+            reactor::spawn_in(&machine, async move {
+                let other = world.client("other").await;
+                world.objects(0).truncations_to_fail.set(u32::MAX);
+                let change = AttrChange { size: Some(0), ..AttrChange::default() };
+                other.set_attr(ROOT, ino, change).await.expect_err("cannot be carried out");
+                std::future::pending::<()>().await;
+            });
+        }
+        reactor::sleep(Duration::from_secs(1)).await;
+        machine.kill();
+        world.objects(0).truncations_to_fail.set(0);
+        client.unlink(ROOT, ROOT_DIR, b"a").await.expect("there");
+        file.write(UNIT, data(&[2; 10])).await.expect("written");
+        let house = reactor::spawn(async move {
+            for _ in 0..200 {
+                reactor::sleep(Duration::from_secs(1)).await;
+                housekeeper::do_chores(&background).await.expect("chores");
+            }
+        });
+        file.fsync().await.expect("durable");
+        file.close().await;
+        client.shutdown().await.expect("ends");
+        house.await.expect("alive");
+        for number in 0..2 {
+            assert_eq!(world.objects(number).names(), []);
+        }
+    });
+}
+
+#[test]
+fn a_truncation_that_failed_is_carried_out_while_its_file_lies_idle() {
+    for seed in 0..5 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let (client, other) = (world.client("client").await, world.client("other").await);
+            let file = create(&client, "a").await;
+            file.write(0, data(&vec![1; 3 * UNIT as usize])).await.expect("written");
+            file.fsync().await.expect("durable");
+            world.objects(1).truncations_to_fail.set(3);
+            let change = AttrChange { size: Some(10), ..AttrChange::default() };
+            client.set_attr(ROOT, file.ino(), change).await.expect_err("cannot be carried out");
+            // Nobody does anything with it here; it is carried out all the same.
+            let (seen, _) = other.open(file.ino(), WRITE).await.expect("there");
+            seen.write(0, data(&[2; 5])).await.expect("written, once it is over");
+            seen.fsync().await.expect("durable");
+            assert_eq!(seen.attr().await.expect("there").size, 10, "seed {seed}");
+        });
+    }
+}

@@ -6,6 +6,7 @@ use crate::ops::write;
 use crate::row::{ClientRow, Counters, Inode};
 use crate::service::{MetaService, Room, fault_of};
 use crate::table::Client;
+use crate::tx::Tx;
 use levada_base::ids::{BootVerifier, Ino};
 use levada_base::reactor;
 use levada_kv::Batch;
@@ -223,21 +224,26 @@ impl MetaService {
             let table = self.table.borrow();
             let gone = |client: &u64| !table.clients.contains_key(client);
             let inos = table.sessions.keys().filter(|(_, client)| gone(client));
-            // A live client that truncates cuts the objects itself.
-            let cutting = |ino: &Ino| {
-                table
-                    .sessions(*ino)
-                    .any(|(client, session)| session.cut.is_some() && !gone(&client))
+            // An orphan's size matters to nobody; but who holds it waits for the end of a cut.
+            let cut = |ino: &Ino| {
+                table.sessions(*ino).any(|(client, held)| held.cut.is_some() && gone(&client))
             };
             inos.map(|(ino, _)| *ino)
-                .filter(|ino| !cutting(ino))
-                .filter(|ino| !table.orphans.contains(ino))
+                .filter(|ino| !table.orphans.contains(ino) || cut(ino))
                 .take(limit)
                 .collect()
         };
-        let destroy = self.attrs_of(&destroy, |inode| inode.nlink == 0).await?;
+        let destroy = self.attrs_of(&destroy, |_, _, inode| inode.nlink == 0).await?;
         let settle: Vec<Ino> = settle.into_iter().collect();
-        let settle = self.attrs_of(&settle, |inode| inode.nlink > 0).await?;
+        // A live client that truncates cuts the objects itself. Looked at together with the attributes: the one
+        // who is told of a cut goes by it.
+        let is_settled_here = |tx: &Tx<'_>, ino, inode: &Inode| {
+            let alive = |client: u64| tx.table.clients.contains_key(&client);
+            let mut sessions = tx.sessions(ino).into_iter();
+            let cutting = sessions.any(|(client, held)| held.cut.is_some() && alive(client));
+            (inode.nlink > 0 || tx.is_orphan(ino)) && !cutting
+        };
+        let settle = self.attrs_of(&settle, is_settled_here).await?;
         // What the rows say must outlast a crash before objects go for good.
         self.durable(self.store.last_seq()).await?;
         Ok(MetaReply::Chores { destroy, settle })
@@ -247,13 +253,15 @@ impl MetaService {
     async fn attrs_of(
         &self,
         inos: &[Ino],
-        wanted: impl Fn(&Inode) -> bool,
+        wanted: impl Fn(&Tx<'_>, Ino, &Inode) -> bool,
     ) -> Result<Vec<Attr>, MetaFault> {
         let mut attrs = Vec::with_capacity(inos.len());
         for ino in inos {
             let reply =
                 self.transact(Self::housekeeper(), None, None, |tx| match tx.inode(*ino)? {
-                    Some(inode) if wanted(&inode) => Ok(MetaReply::Attr(tx.attr(*ino, &inode))),
+                    Some(inode) if wanted(tx, *ino, &inode) => {
+                        Ok(MetaReply::Attr(tx.attr(*ino, &inode)))
+                    }
                     _ => Ok(MetaReply::Done),
                 });
             if let MetaReply::Attr(attr) = reply.await? {

@@ -150,6 +150,7 @@ pub enum MetaRequest {
     /// The objects are durable up to here: records size, times and written components.
     /// `end` closes the session (no dirty data left at this client). Without `mtime` the time
     /// stays: nothing was written since it was set or recorded.
+    /// `Unavailable` while another client's truncation is pending; `cut` in the answer: the size was not taken.
     CommitWrite {
         ino: Ino,
         size: u64,
@@ -181,7 +182,7 @@ pub enum MetaRequest {
         ino: Ino,
     },
     /// A chore is done: the session of a client that is gone is settled. `change` is that of the chore: if the inode
-    /// has changed since, `size` may be from before a truncation, and the chore stays.
+    /// has changed since, `size` may be from before a truncation, the answer is `Unavailable`, and the chore stays.
     Settled {
         ino: Ino,
         size: u64,

@@ -5,7 +5,7 @@ use crate::key;
 use crate::row::Session;
 use crate::tx::Tx;
 use levada_base::ids::Ino;
-use levada_wire::meta::{MetaReply, MetaRequest};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use smallvec::SmallVec;
 
 pub fn space(tx: &Tx<'_>) -> MetaReply {
@@ -32,7 +32,7 @@ pub fn settled(tx: &mut Tx<'_>, ino: Ino, (size, components): (u64, u64), change
         return Ok(MetaReply::Done);
     };
     if inode.change != change {
-        return Ok(MetaReply::Done);
+        return Err(MetaFault::Unavailable.into());
     }
     let recorded = (inode.size, inode.components);
     if !sessions.iter().any(|(_, session)| session.cut.is_some()) {

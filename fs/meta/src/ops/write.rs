@@ -142,8 +142,10 @@ pub fn commit(
     }
     // Who is told that his bytes are durable must not lose them to a truncation that began before.
     refuse_foreign_cut(tx, ino)?;
-    let mut session = tx.session(ino).unwrap_or_default();
-    let overtaken = session.overtaken && size > inode.size;
+    let held = tx.session(ino);
+    // Nor is a size believed at once from before a lease was lost.
+    let overtaken = size > inode.size && held.is_none_or(|session| session.overtaken);
+    let mut session = held.unwrap_or_default();
     let is_taken = session.cut.is_none() && !overtaken;
     let recorded = (inode.size, inode.components);
     if is_taken {
@@ -156,7 +158,7 @@ pub fn commit(
     }
     let before = session;
     if overtaken {
-        session.overtaken = false;
+        session = Session { writing: true, overtaken: false, ..session };
     } else if end && is_taken {
         session = Session::default();
     }

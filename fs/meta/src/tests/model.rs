@@ -367,16 +367,21 @@ impl Model {
             R::CommitWrite { ino, size, components, end, .. } => {
                 self.file(*ino)?;
                 self.refuse_foreign_cut(client, ino.0)?;
-                let session = self.sessions.get(&(ino.0, client)).copied().unwrap_or_default();
+                let held = self.sessions.get(&(ino.0, client)).copied();
                 let node = self.node(ino.0);
                 node.components |= components;
-                let overtaken = session.overtaken && *size > node.size;
+                let overtaken = *size > node.size && held.is_none_or(|held| held.overtaken);
+                let session = held.unwrap_or_default();
                 let is_taken = session.cut.is_none() && !overtaken;
                 if is_taken {
                     node.size = node.size.max(*size);
                 }
                 if overtaken {
-                    self.end_session(ino.0, client, Session { overtaken: false, ..session });
+                    self.end_session(
+                        ino.0,
+                        client,
+                        Session { writing: true, overtaken: false, ..session },
+                    );
                 } else if *end && is_taken {
                     self.end_session(ino.0, client, Session::default());
                 }

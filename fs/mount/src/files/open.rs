@@ -81,7 +81,7 @@ impl Pages {
     /// A file is opened with these attributes: whether its cached pages are still good.
     fn keep(&self, attr: &Attr) -> bool {
         let mut known = self.0.borrow_mut();
-        if attr.writers {
+        if attr.writers || attr.cut {
             // Data changes without a word to the metadata service.
             known.pop(&attr.ino);
             return false;
