@@ -24,7 +24,7 @@ test: setup ## All tests, with a few hundred simulated seeds and 5 kill rounds.
 check: setup ## Format, lints, documentation: before every commit.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 bench-build:
 	$(CARGO) build --release --locked -p levada-survey

@@ -4,7 +4,7 @@
 //! - [`assembly`]: drives, arrays and targets, from a cluster file; also what the simulator runs.
 //! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
 //!   on the drives, and the cluster that is on them.
-//! - [`run`]: the process around it. [`mounting`]: the process of a mount.
+//! - [`mod@run`]: the process around it. [`mounting`]: the process of a mount.
 //! - [`control`]: what may be asked of a node; [`state`]: where it is found.
 
 pub mod arrays;

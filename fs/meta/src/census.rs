@@ -1,6 +1,6 @@
 //! Census: what a metadata target says of objects, for whoever compares it with the object logs.
 //!
-//! For a store at rest, as [`crate::check`]; that one says what does not fit together within it.
+//! For a store at rest, as [`crate::check()`]; that one says what does not fit together within it.
 //! Memory grows with the number of files.
 
 use crate::config::MetaError;

@@ -3,7 +3,7 @@
 //! - [`Caller`]: one connection; many requests in flight within the credits that the service
 //!   granted.
 //! - [`Peer`]: a service at an address; reconnects and repeats for as long as it takes.
-//! - [`serve`]: the service's side; every request is a task of its own, replies in any order.
+//! - [`serve()`]: the service's side; every request is a task of its own, replies in any order.
 
 mod caller;
 mod credits;
