@@ -1,5 +1,9 @@
 //! One file that is in use here, shared by all its handles: where its bytes lie, what was written, the session.
 //!
+//! - this module: reads, writes, the session;
+//! - `record`: what the metadata service is told of it;
+//! - `cut`: truncations.
+//!
 //! What always holds:
 //! - A write session is open, durably, before the first write is sent: else a crash could leave bytes behind
 //!   that appear in the file later. (That of a new file is made with the file; both can be lost, but then so
@@ -12,54 +16,29 @@
 //! - Of a write that failed the objects say how far it got.
 //! - The session ends when no handle is left and nothing written here is unknown there.
 
+mod cut;
+mod record;
+
 use crate::client::Core;
 use crate::clock;
 use crate::error::Error;
-use crate::meta::UNAVAILABLE_WAIT;
 use crate::ranges::Ranges;
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::ids::{Ino, ObjectId};
-use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_base::{Buf, BufMut, IoVec, planted, reactor};
+use levada_base::sync::{Notify, Semaphore};
+use levada_base::{Buf, BufMut, IoVec, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
-use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::MetaRequest;
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// No byte of a file lies beyond this.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 /// Buffers whose allocation is larger than this many times their use are copied before they
 /// are kept, so that small writes do not hold large buffers.
 const WASTE_MAX: usize = 2;
-
-/// A truncation that failed half-way is tried again after this.
-const CUT_AGAIN: Duration = Duration::from_secs(1);
-
-/// How long a closed file waits for others before it is made durable.
-const GATHER: Duration = Duration::from_millis(5);
-
-/// Why the metadata service is told of what was written.
-#[derive(Clone, Copy)]
-enum Why<'a> {
-    /// Somebody waits until it is durable.
-    Sync,
-    /// A handle was given back; the cell notes that the service was told of that, too.
-    Close(&'a Cell<bool>),
-    /// Nobody has a handle any more.
-    End,
-}
-
-/// What came of telling the metadata service.
-enum Recorded {
-    Done,
-    /// A truncation came between: the size was that from before.
-    Overtaken,
-    /// Another client's truncation is under way.
-    Refused,
-}
 
 /// A write session at the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,18 +90,6 @@ pub(crate) struct Inode {
     pub(crate) closing: Cell<u32>,
     /// An error of background work, for the next `fsync`.
     failure: Cell<Option<Error>>,
-}
-
-/// A truncation under way.
-struct Cutting<'a> {
-    of: &'a Inode,
-    _turn: Permit,
-}
-
-impl Drop for Cutting<'_> {
-    fn drop(&mut self) {
-        self.of.cuts.set(self.of.cuts.get() + 1);
-    }
 }
 
 /// A part of a request: one component, one piece of the file.
@@ -401,329 +368,6 @@ impl Inode {
             whole.extend(part?);
         }
         Ok(whole)
-    }
-
-    /// Makes durable what was written here before this call.
-    pub(crate) async fn sync(self: &Rc<Self>) -> Result<(), Error> {
-        let inode = Rc::clone(self);
-        // A task, so that the service is told nothing any more once the turn for that is given back, also when
-        // the caller gives up; the next one is then told of an error.
-        let recording = reactor::spawn(async move {
-            let recorded = inode.record(Why::Sync).await;
-            if let Err(error) = recorded {
-                inode.failure.set(Some(error));
-            }
-            recorded
-        });
-        if let Err(error) = recording.await.unwrap_or(Err(Error::Closed)) {
-            self.failure.set(None);
-            return Err(error);
-        }
-        // The file itself may be new.
-        self.core.meta.sync().await?;
-        self.failure.take().map_or(Ok(()), Err)
-    }
-
-    /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end
-    /// of the session and the `Close`, if nobody uses the file any more.
-    async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
-        loop {
-            match self.record_unless_cut(why).await? {
-                Recorded::Done => return Ok(()),
-                Recorded::Overtaken => {}
-                Recorded::Refused => reactor::sleep(UNAVAILABLE_WAIT).await,
-            }
-        }
-    }
-
-    async fn record_unless_cut(self: &Rc<Self>, why: Why<'_>) -> Result<Recorded, Error> {
-        self.finish_cut().await?;
-        self.ranges.passed(0, u64::MAX).await;
-        let cuts = self.cuts.get();
-        let writes = self.writes.get();
-        let written_end = self.written_end.get();
-        // Another client may have cut what was written here, so the objects are asked too.
-        let recorded = self.recorded.get() >= writes;
-        let (mut size, mut components) = (0, self.written.get());
-        let settled = self.components_in(self.touched.get()).map(|component| {
-            let (target, object) = (self.target(component), self.object(component));
-            async move {
-                let stat = async { if recorded { Ok(None) } else { target.stat(object).await } };
-                let settled = async {
-                    if planted!("client-size-before-commit") {
-                        return Ok(());
-                    }
-                    target.settle(object).await
-                };
-                let (settled, stat) = join(settled, stat).await;
-                settled?;
-                Ok::<_, Error>((component, stat?))
-            }
-        });
-        for settled in join_all(settled).await {
-            if let (component, Some(stat)) = settled? {
-                size = stat.size.max(size);
-                components |= 1 << component;
-            }
-        }
-        let size = size.min(written_end);
-        let _turn = self.size_turn.acquire(1).await;
-        if self.cuts.get() != cuts && !planted!("client-records-over-a-cut") {
-            return Ok(Recorded::Overtaken);
-        }
-        let session = self.session.get();
-        // From here to `Ending` nothing can begin; later writes wait for the end.
-        let end = !matches!(why, Why::Sync)
-            && self.handles.get() == 0
-            && self.ranges.is_idle()
-            && self.writes.get() == writes
-            && matches!(session, Session::Open(_));
-        if self.recorded.get() >= writes && !end {
-            return Ok(Recorded::Done);
-        }
-        if end {
-            self.session.set(Session::Ending);
-        }
-        let (ino, mtime) = (self.ino, self.mtime.get());
-        let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
-        let reply = match why {
-            Why::Sync => self.core.meta.try_change_durably(request).await,
-            Why::Close(_) | Why::End => {
-                let untold = match why {
-                    Why::Close(told) if end && !told.get() => Some(told),
-                    _ => None,
-                };
-                let mut requests = vec![request];
-                requests.extend(untold.map(|_| MetaRequest::Close { ino }));
-                let replies = self.core.ends.send(&self.core.meta, requests).await;
-                if let Some(told) = untold {
-                    told.set(replies.is_ok());
-                }
-                replies.and_then(|replies| replies.into_iter().next().ok_or(Error::Dialect))
-            }
-        };
-        let is_refused = reply == Ok(MetaReply::Failed(MetaFault::Unavailable));
-        let result = reply.and_then(|reply| self.core.attr_of(reply));
-        let is_taken = result.as_ref().is_ok_and(|attr| !attr.cut);
-        if end {
-            self.session.set(if is_taken { Session::Closed } else { session });
-            self.session_changed.notify_all();
-        }
-        if is_refused {
-            // Another client's truncation comes first.
-            return Ok(Recorded::Refused);
-        }
-        if result == Err(Error::Meta(MetaFault::Stale)) {
-            // The file is gone: nothing is left to be recorded.
-            self.session.set(Session::Closed);
-            self.session_changed.notify_all();
-            self.recorded.set(self.recorded.get().max(writes));
-        }
-        result?;
-        if !is_taken {
-            if !matches!(self.session.get(), Session::Opening | Session::Ending) {
-                // The service has one now, if it had not.
-                self.session.set(Session::Open(self.core.meta.client()));
-            }
-            // Cut meanwhile by another client; or by this one, which did not hear of it. Sizes that others here have
-            // asked for are from before that, too.
-            self.cuts.set(self.cuts.get() + 1);
-            self.uncut.set(true);
-            return Ok(Recorded::Overtaken);
-        }
-        if self.writes.get() == writes {
-            self.mtime.set(None);
-            if !recorded && self.unsure.replace(false) {
-                self.written_end.set(size);
-            }
-        }
-        self.recorded.set(self.recorded.get().max(writes));
-        self.written.set(self.written.get() | components);
-        self.components.set(self.components.get() | components);
-        Ok(Recorded::Done)
-    }
-
-    /// What a close leaves to the background: everything durable, and the session ended when
-    /// this was the last handle. Says whether the service was told of the close, too.
-    pub(crate) async fn settle_after_close(self: &Rc<Self>) -> bool {
-        if !self.is_unsettled() {
-            return false;
-        }
-        if self.is_dirty() {
-            // Files closed together share COMMITs.
-            reactor::sleep(GATHER).await;
-        }
-        let told = Cell::new(false);
-        self.record_in_background(Why::Close(&told)).await;
-        told.get()
-    }
-
-    /// Ends the session of a file that nobody uses.
-    pub(crate) async fn settle_unused(self: &Rc<Self>) {
-        self.record_in_background(Why::End).await;
-    }
-
-    async fn record_in_background(self: &Rc<Self>, why: Why<'_>) {
-        if let Err(error) = self.record(why).await {
-            tracing::error!(ino = self.ino.0, %error, "a closed file could not be written");
-            self.failure.set(Some(error));
-        }
-    }
-
-    /// Sets the size: at the metadata service, then of the objects. Takes its turn with writes.
-    pub(crate) async fn truncate(
-        self: &Rc<Self>,
-        caller: Caller,
-        change: AttrChange,
-    ) -> Result<Attr, Error> {
-        loop {
-            self.finish_cut().await?;
-            let turn = self.ranges.write(0, u64::MAX).await;
-            let size_turn = self.begin_cut().await;
-            let losses = self.core.meta.tail_losses();
-            let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
-            let reply = self.core.meta.try_change(request).await;
-            // Done perhaps, all the same.
-            let reply = reply.inspect_err(|_| self.uncut.set(true))?;
-            if reply != MetaReply::Failed(MetaFault::Unavailable) {
-                let attr = self.core.attr_of(reply)?;
-                self.uncut.set(attr.cut);
-                return self.cut_objects(attr, losses, false, size_turn).await;
-            }
-            // Another client's truncation is under way, or one of this client that it did not hear of.
-            self.uncut.set(true);
-            drop((turn, size_turn));
-            reactor::sleep(UNAVAILABLE_WAIT).await;
-        }
-    }
-
-    /// Until a truncation that failed has been carried to its end: others wait for it.
-    pub(crate) async fn finish_cut_patiently(self: &Rc<Self>) {
-        while let Err(error) = self.finish_cut().await {
-            tracing::debug!(ino = self.ino.0, %error, "a truncation cannot be carried out yet");
-            reactor::sleep(CUT_AGAIN).await;
-        }
-    }
-
-    /// True until it is called again with `false`; whoever sets it goes on with the truncation.
-    pub(crate) fn is_finishing(&self, now: bool) -> bool {
-        self.finishing.replace(now)
-    }
-
-    pub(crate) fn is_uncut(&self) -> bool {
-        self.uncut.get()
-    }
-
-    /// Carries a truncation to its end that was left half-way. Not to be called by who has a turn.
-    async fn finish_cut(self: &Rc<Self>) -> Result<(), Error> {
-        if !self.uncut.get() {
-            return Ok(());
-        }
-        let inode = Rc::clone(self);
-        let finishing = reactor::spawn(async move {
-            let _turn = inode.ranges.write(0, u64::MAX).await;
-            let size_turn = inode.begin_cut().await;
-            if !inode.uncut.get() {
-                return Ok(());
-            }
-            let losses = inode.core.meta.tail_losses();
-            let asked = inode.core.meta.read(&MetaRequest::GetAttr { ino: inode.ino }).await?;
-            match inode.core.attr_of(asked) {
-                Ok(attr) if attr.cut && !attr.others => {
-                    inode.cut_objects(attr, losses, true, size_turn).await.map(drop)
-                }
-                // It was lost with the tail, or it was another client's; or the file is gone.
-                Ok(_) | Err(Error::Meta(MetaFault::Stale)) => {
-                    inode.uncut.set(false);
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            }
-        });
-        finishing.await.unwrap_or(Err(Error::Closed))
-    }
-
-    /// Changes attributes but the size. A time of modification takes its turn with what writes
-    /// made here before tell the metadata service, and outdates theirs.
-    pub(crate) async fn set_times(
-        self: &Rc<Self>,
-        caller: Caller,
-        change: AttrChange,
-    ) -> Result<Attr, Error> {
-        let _turn = self.size_turn.acquire(1).await;
-        let (asked_at, writes) = (self.changes(), self.writes.get());
-        let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
-        let attr = self.core.attr_of(self.core.meta.change(request).await?)?;
-        if self.writes.get() == writes {
-            self.mtime.set(None);
-        }
-        self.complete(attr, asked_at).await
-    }
-
-    /// No size from before goes to the metadata service any more.
-    async fn begin_cut(&self) -> Cutting<'_> {
-        let turn = self.size_turn.acquire(1).await;
-        self.cuts.set(self.cuts.get() + 1);
-        Cutting { of: self, _turn: turn }
-    }
-
-    /// The metadata service has set the size, when it had lost the tail `losses` times; the objects follow.
-    ///
-    /// `writers` says here that other clients have written: then every object is asked, and also when an earlier
-    /// attempt ended half-way; else those that are known. None is made, and none that is short enough is touched.
-    async fn cut_objects(
-        self: &Rc<Self>,
-        attr: Attr,
-        losses: u64,
-        again: bool,
-        _turn: Cutting<'_>,
-    ) -> Result<Attr, Error> {
-        let size = attr.size;
-        let known = attr.components | self.components.get() | self.touched.get();
-        // A session of which this client knows nothing is from before a loss.
-        let is_unknown = known == 0 && self.session.get() == Session::Closed;
-        let asked =
-            if again || attr.writers || is_unknown { self.every_component() } else { known };
-        if attr.cut {
-            if asked != 0 {
-                // What is cut off must not come back with the old size.
-                self.core.meta.make_durable().await?;
-            }
-            if self.core.meta.tail_losses() != losses {
-                return Err(Error::Lost);
-            }
-            let cuts = self.components_in(asked).map(|component| {
-                let (target, object) = (self.target(component), self.object(component));
-                async move {
-                    if planted!("client-objects-not-cut") {
-                        return Ok(());
-                    }
-                    let stat = target.stat(object).await?;
-                    let is_longer = stat.is_some_and(|stat| stat.size > size);
-                    if is_longer {
-                        target.truncate(object, size).await?;
-                    }
-                    if is_longer || again {
-                        target.settle(object).await?;
-                    }
-                    Ok(())
-                }
-            });
-            join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
-            // Durable: a cut that stays pending holds up everybody, and is made again when we die.
-            let truncated = MetaRequest::Truncated { ino: self.ino, size };
-            match self.core.meta.change_durably(truncated).await? {
-                MetaReply::Done => {}
-                reply => self.core.attr_of(reply).map(drop)?,
-            }
-        }
-        self.uncut.set(false);
-        // The service has set the time too; no write came between.
-        self.mtime.set(None);
-        self.changes.set(self.changes.get() + 1);
-        self.size.set(size);
-        self.written_end.set(self.written_end.get().min(size));
-        Ok(attr)
     }
 
     /// Completes the attributes with what only the objects and this client know. They were

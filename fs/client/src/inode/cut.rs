@@ -1,0 +1,168 @@
+//! Truncations: the metadata service has the new size, the objects follow, and then it is told.
+
+use super::{Inode, Session};
+use crate::error::Error;
+use crate::meta::UNAVAILABLE_WAIT;
+use futures_util::future::join_all;
+use levada_base::sync::Permit;
+use levada_base::{planted, reactor};
+use levada_wire::attr::Attr;
+use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A truncation that failed half-way is tried again after this.
+const CUT_AGAIN: Duration = Duration::from_secs(1);
+
+/// A truncation under way.
+struct Cutting<'a> {
+    of: &'a Inode,
+    _turn: Permit,
+}
+
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        self.of.cuts.set(self.of.cuts.get() + 1);
+    }
+}
+
+impl Inode {
+    /// Sets the size: at the metadata service, then of the objects. Takes its turn with writes.
+    pub(crate) async fn truncate(
+        self: &Rc<Self>,
+        caller: Caller,
+        change: AttrChange,
+    ) -> Result<Attr, Error> {
+        loop {
+            self.finish_cut().await?;
+            let turn = self.ranges.write(0, u64::MAX).await;
+            let size_turn = self.begin_cut().await;
+            let losses = self.core.meta.tail_losses();
+            let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
+            let reply = self.core.meta.try_change(request).await;
+            // Done perhaps, all the same.
+            let reply = reply.inspect_err(|_| self.uncut.set(true))?;
+            if reply != MetaReply::Failed(MetaFault::Unavailable) {
+                let attr = self.core.attr_of(reply)?;
+                self.uncut.set(attr.cut);
+                return self.cut_objects(attr, losses, false, size_turn).await;
+            }
+            // Another client's truncation is under way, or one of this client that it did not hear of.
+            self.uncut.set(true);
+            drop((turn, size_turn));
+            reactor::sleep(UNAVAILABLE_WAIT).await;
+        }
+    }
+
+    pub(crate) fn is_uncut(&self) -> bool {
+        self.uncut.get()
+    }
+
+    /// True until it is called again with `false`; whoever sets it goes on with the truncation.
+    pub(crate) fn is_finishing(&self, now: bool) -> bool {
+        self.finishing.replace(now)
+    }
+
+    /// Until a truncation that failed has been carried to its end: others wait for it.
+    pub(crate) async fn finish_cut_patiently(self: &Rc<Self>) {
+        while let Err(error) = self.finish_cut().await {
+            tracing::debug!(ino = self.ino.0, %error, "a truncation cannot be carried out yet");
+            reactor::sleep(CUT_AGAIN).await;
+        }
+    }
+
+    /// Carries a truncation to its end that was left half-way. Not to be called by who has a turn.
+    pub(super) async fn finish_cut(self: &Rc<Self>) -> Result<(), Error> {
+        if !self.uncut.get() {
+            return Ok(());
+        }
+        let inode = Rc::clone(self);
+        let finishing = reactor::spawn(async move {
+            let _turn = inode.ranges.write(0, u64::MAX).await;
+            let size_turn = inode.begin_cut().await;
+            if !inode.uncut.get() {
+                return Ok(());
+            }
+            let losses = inode.core.meta.tail_losses();
+            let asked = inode.core.meta.read(&MetaRequest::GetAttr { ino: inode.ino }).await?;
+            match inode.core.attr_of(asked) {
+                Ok(attr) if attr.cut && !attr.others => {
+                    inode.cut_objects(attr, losses, true, size_turn).await.map(drop)
+                }
+                // It was lost with the tail, or it was another client's; or the file is gone.
+                Ok(_) | Err(Error::Meta(MetaFault::Stale)) => {
+                    inode.uncut.set(false);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            }
+        });
+        finishing.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// No size from before goes to the metadata service any more.
+    async fn begin_cut(&self) -> Cutting<'_> {
+        let turn = self.size_turn.acquire(1).await;
+        self.cuts.set(self.cuts.get() + 1);
+        Cutting { of: self, _turn: turn }
+    }
+
+    /// The metadata service has set the size, when it had lost the tail `losses` times; the objects follow.
+    ///
+    /// `writers` says here that other clients have written: then every object is asked, and also when an earlier
+    /// attempt ended half-way; else those that are known. None is made, and none that is short enough is touched.
+    async fn cut_objects(
+        self: &Rc<Self>,
+        attr: Attr,
+        losses: u64,
+        again: bool,
+        _turn: Cutting<'_>,
+    ) -> Result<Attr, Error> {
+        let size = attr.size;
+        let known = attr.components | self.components.get() | self.touched.get();
+        // A session of which this client knows nothing is from before a loss.
+        let is_unknown = known == 0 && self.session.get() == Session::Closed;
+        let asked =
+            if again || attr.writers || is_unknown { self.every_component() } else { known };
+        if attr.cut {
+            if asked != 0 {
+                // What is cut off must not come back with the old size.
+                self.core.meta.make_durable().await?;
+            }
+            if self.core.meta.tail_losses() != losses {
+                return Err(Error::Lost);
+            }
+            let cuts = self.components_in(asked).map(|component| {
+                let (target, object) = (self.target(component), self.object(component));
+                async move {
+                    if planted!("client-objects-not-cut") {
+                        return Ok(());
+                    }
+                    let stat = target.stat(object).await?;
+                    let is_longer = stat.is_some_and(|stat| stat.size > size);
+                    if is_longer {
+                        target.truncate(object, size).await?;
+                    }
+                    if is_longer || again {
+                        target.settle(object).await?;
+                    }
+                    Ok(())
+                }
+            });
+            join_all(cuts).await.into_iter().collect::<Result<(), Error>>()?;
+            // Durable: a cut that stays pending holds up everybody, and is made again when we die.
+            let truncated = MetaRequest::Truncated { ino: self.ino, size };
+            match self.core.meta.change_durably(truncated).await? {
+                MetaReply::Done => {}
+                reply => self.core.attr_of(reply).map(drop)?,
+            }
+        }
+        self.uncut.set(false);
+        // The service has set the time too; no write came between.
+        self.mtime.set(None);
+        self.changes.set(self.changes.get() + 1);
+        self.size.set(size);
+        self.written_end.set(self.written_end.get().min(size));
+        Ok(attr)
+    }
+}
