@@ -58,9 +58,9 @@ pub(crate) struct Inode {
     size: Cell<u64>,
     /// Components whose objects must exist.
     components: Cell<u64>,
-    /// Components written here, those that a write was sent to, and how far the writes reach.
+    /// Components written here, those that a write failed at, and how far the writes reach.
     written: Cell<u64>,
-    touched: Cell<u64>,
+    doubtful: Cell<u64>,
     written_end: Cell<u64>,
     /// A write failed: it may have reached less far than `written_end` says.
     unsure: Cell<bool>,
@@ -175,7 +175,7 @@ impl Inode {
             size: Cell::new(attr.size),
             components: Cell::new(attr.components),
             written: Cell::default(),
-            touched: Cell::default(),
+            doubtful: Cell::default(),
             written_end: Cell::default(),
             unsure: Cell::default(),
             mtime: Cell::default(),
@@ -268,10 +268,10 @@ impl Inode {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
                 let target = self.target(piece.component);
-                self.touched.set(self.touched.get() | 1 << piece.component);
-                target.write(self.object(piece.component), piece.offset, part).await?;
-                self.written.set(self.written.get() | 1 << piece.component);
-                Ok::<_, Error>(())
+                let done = target.write(self.object(piece.component), piece.offset, part).await;
+                let reached = if done.is_ok() { &self.written } else { &self.doubtful };
+                reached.set(reached.get() | 1 << piece.component);
+                done
             }
         });
         let written = join_all(parts).await;

@@ -119,7 +119,8 @@ impl Inode {
         _turn: Cutting<'_>,
     ) -> Result<Attr, Error> {
         let size = attr.size;
-        let known = attr.components | self.components.get() | self.touched.get();
+        let here = self.written.get() | self.doubtful.get();
+        let known = attr.components | self.components.get() | here;
         // A session of which this client knows nothing is from before a loss.
         let is_unknown = known == 0 && self.session.get() == Session::Closed;
         let asked =

@@ -4,7 +4,7 @@ use super::{Inode, Session};
 use crate::error::Error;
 use crate::meta::UNAVAILABLE_WAIT;
 use futures_util::future::{join, join_all};
-use levada_base::{planted, reactor};
+use levada_base::{IoVec, planted, reactor};
 use levada_wire::attr::Attr;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest};
 use std::cell::Cell;
@@ -77,9 +77,17 @@ impl Inode {
         // Another client may have cut what was written here, so the objects are asked too.
         let recorded = self.recorded.get() >= writes;
         let (mut size, mut components) = (0, self.written.get());
-        let settled = self.components_in(self.touched.get()).map(|component| {
+        let doubtful = self.doubtful.get() & !components;
+        let settled = self.components_in(components | doubtful).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
+                if doubtful >> component & 1 == 1 {
+                    if target.stat(object).await?.is_none() {
+                        return Ok((component, None));
+                    }
+                    // Of what failed nothing is kept: this is, so the object will be there.
+                    target.write(object, 0, IoVec::new()).await?;
+                }
                 let stat = async { if recorded { Ok(None) } else { target.stat(object).await } };
                 let settled = async {
                     if planted!("client-size-before-commit") {
