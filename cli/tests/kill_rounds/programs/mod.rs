@@ -9,6 +9,7 @@ mod files;
 mod logs;
 mod names;
 mod rewrite;
+mod save;
 #[allow(unsafe_code, reason = "a call that std does not have")]
 mod syscalls;
 mod versions;
@@ -62,6 +63,7 @@ pub fn all(mnt: PathBuf) -> Result<Vec<Box<dyn Program>>> {
         Box::new(logs::Appender::new(&log, 1)?),
         Box::new(files::Reader::new(dir("reader")?)?),
         Box::new(rewrite::Rewrite::new(dir("rewrite")?)?),
+        Box::new(save::Save::new(dir("save")?)?),
     ])
 }
 
