@@ -7,10 +7,11 @@
 mod bytes;
 mod files;
 mod logs;
+mod mapped;
 mod names;
 mod rewrite;
 mod save;
-#[allow(unsafe_code, reason = "a call that std does not have")]
+#[allow(unsafe_code, reason = "a mapping, and a call that std does not have")]
 mod syscalls;
 mod versions;
 
@@ -64,6 +65,7 @@ pub fn all(mnt: PathBuf) -> Result<Vec<Box<dyn Program>>> {
         Box::new(files::Reader::new(dir("reader")?)?),
         Box::new(rewrite::Rewrite::new(dir("rewrite")?)?),
         Box::new(save::Save::new(dir("save")?)?),
+        Box::new(mapped::Mapped::new(&dir("mapped")?)?),
     ])
 }
 
