@@ -134,6 +134,21 @@ impl BoxUnderTest {
         self.mount.as_ref().map_or(0, Child::id)
     }
 
+    /// The end of the whole machine: node and mount die with all that was not synced.
+    pub fn kill_node_and_mount(&mut self, mount_first: bool) -> Result<()> {
+        let mut mount = self.mount.take().context("never mounted")?;
+        if mount_first {
+            mount.kill()?;
+        }
+        self.kill_node()?;
+        mount.kill()?;
+        mount.wait()?;
+        fs::remove_file(self.dir.join("mount.pid"))?;
+        let status = Command::new("umount").arg("-l").arg(self.mnt()).status()?;
+        ensure!(status.success(), "the dead mount could not be taken away");
+        Ok(())
+    }
+
     /// The mount's process must outlive every kill of the node.
     pub fn still_mounted(&mut self) -> Result<()> {
         let mount = self.mount.as_mut().context("never mounted")?;

@@ -4,7 +4,8 @@
 //! `kill -9` of the node is a power cut of all its drives. Several programs work on one mount;
 //! the mount's process lives on over every kill. Each program keeps, in this process and so
 //! outside of the mount, what was acknowledged to it. No program may see an error, and after
-//! every restart all that was acknowledged is there, exactly once.
+//! every restart all that was acknowledged is there, exactly once. At the end node and mount die
+//! together, and what was synced is there.
 //!
 //! `LEVADA_KILL_ROUNDS=n` rounds (5), `LEVADA_KILL_SEED=n` for the same choices (not the same
 //! interleaving), `LEVADA_KILL_DIR=dir` for the drives (a temporary directory of the build).
@@ -75,6 +76,8 @@ fn run(rig: &mut BoxUnderTest, rounds: u64, random: &mut Random) -> Result<()> {
     for program in &mut programs {
         program.check().with_context(|| format!("{} after an unmount", program.name()))?;
     }
+    programs.retain(|program| program.knows_what_is_synced());
+    lose_the_machine(rig, programs, random)?;
     rig.patience(PART_LIMIT);
     rig.levada(&["scrub", "--watch"])?;
     rig.umount()?;
@@ -115,6 +118,39 @@ fn kill_once(rig: &mut BoxUnderTest, running: &mut Running, random: &mut Random)
     );
     let stuck = steps.iter().zip(&before).any(|(now, before)| now < before);
     ensure!(!stuck, "a program went backwards");
+    Ok(())
+}
+
+/// Node and mount die together, under load. Nobody sends again what was not synced: all that was
+/// synced is there, and of the rest only what was written.
+fn lose_the_machine(
+    rig: &mut BoxUnderTest,
+    programs: Vec<Box<dyn programs::Program>>,
+    random: &mut Random,
+) -> Result<()> {
+    rig.patience(PART_LIMIT);
+    let mut running = Running::start(programs, random);
+    sleep(Duration::from_millis(random.between(200, 800)));
+    running.check().context("before the machine is lost")?;
+    sleep(Duration::from_millis(random.between(50, 400)));
+    rig.kill_node_and_mount(random.once_in(2))?;
+    let mut programs = running.abandon().context("as the machine was lost")?;
+    for program in &mut programs {
+        program.close();
+    }
+    let start = Instant::now();
+    rig.up()?;
+    // The node waits 30 s for what the dead mount held, and a mount no longer than that to be let in.
+    if let Err(error) = rig.mount() {
+        println!("mounted again after {:?}: {error:#}", start.elapsed());
+        rig.mount()?;
+    }
+    for program in &mut programs {
+        program
+            .check_after_loss()
+            .with_context(|| format!("{} after the machine was lost", program.name()))?;
+    }
+    println!("the machine lost, up again and checked in {:?}", start.elapsed());
     Ok(())
 }
 

@@ -57,6 +57,24 @@ impl Running {
         self.workers.into_iter().map(join).collect()
     }
 
+    /// Lets go of programs whose mount is gone: each ends with its step, whatever comes of it.
+    /// One that found wrong contents before says so.
+    pub fn abandon(self) -> Result<Vec<Box<dyn Program>>> {
+        let mut programs = Vec::new();
+        for Worker { name, orders, answers, thread, .. } in self.workers {
+            drop(orders);
+            let thread = thread.context("ended twice")?;
+            programs.push(thread.join().map_err(|_| anyhow!("{name} panicked"))?);
+            match answers.try_recv() {
+                // What a mount that is gone answers.
+                Ok(Err(error)) if error.root_cause().is::<std::io::Error>() => {}
+                Ok(Err(error)) => return Err(error.context(name)),
+                _ => {}
+            }
+        }
+        Ok(programs)
+    }
+
     fn order(&self, order: impl Fn() -> Order) -> Result<()> {
         for worker in &self.workers {
             // One that ended early left its error as its answer.

@@ -1,9 +1,8 @@
 //! Bytes that are written over: anywhere, without fsync; in slots; through a deleted name.
 
-use super::{Program, create_new, same_bytes, same_file, same_names};
+use super::{Program, create_new, same_file, same_names, same_open_file};
 use crate::random::{Random, contents};
-use anyhow::{Context, Result, ensure};
-use rustix::fs::{Advice, fadvise};
+use anyhow::{Context, Result};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -138,13 +137,7 @@ impl Program for Unlinked {
     fn check(&mut self) -> Result<()> {
         same_names(&self.dir, &Default::default())?;
         for (file, model) in &self.files {
-            let size = file.metadata().context("fstat")?.len();
-            ensure!(size == model.len() as u64, "{size} bytes, {} expected", model.len());
-            // From the drives, as far as the kernel holds nothing that it has yet to write.
-            fadvise(file, 0, None, Advice::DontNeed).context("fadvise")?;
-            let mut found = vec![0; model.len()];
-            file.read_exact_at(&mut found, 0).context("read")?;
-            same_bytes("a file without a name", &found, model)?;
+            same_open_file("a file without a name", file, model)?;
         }
         Ok(())
     }

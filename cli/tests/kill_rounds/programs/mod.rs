@@ -7,14 +7,21 @@
 mod bytes;
 mod files;
 mod logs;
+mod mapped;
 mod names;
+mod rewrite;
+mod save;
+#[allow(unsafe_code, reason = "a mapping, and a call that std does not have")]
+mod syscalls;
+mod versions;
 
 use crate::random::Random;
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{Advice, fadvise};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 pub trait Program: Send {
@@ -23,6 +30,16 @@ pub trait Program: Send {
     fn step(&mut self, random: &mut Random) -> Result<()>;
     /// Compares all that was acknowledged with what is there, by path.
     fn check(&mut self) -> Result<()>;
+    /// True when it also knows what the end of node and mount together may take, and goes on after
+    /// a close.
+    fn knows_what_is_synced(&self) -> bool {
+        false
+    }
+    /// Compares what is there after node and mount ended together, perhaps in the middle of a
+    /// step, with what was synced and what may have come of the rest.
+    fn check_after_loss(&mut self) -> Result<()> {
+        self.check()
+    }
     /// Closes what is open, so that the mount can be taken away.
     fn close(&mut self) {}
 }
@@ -46,6 +63,9 @@ pub fn all(mnt: PathBuf) -> Result<Vec<Box<dyn Program>>> {
         Box::new(logs::Appender::new(&log, 0)?),
         Box::new(logs::Appender::new(&log, 1)?),
         Box::new(files::Reader::new(dir("reader")?)?),
+        Box::new(rewrite::Rewrite::new(dir("rewrite")?)?),
+        Box::new(save::Save::new(dir("save")?)?),
+        Box::new(mapped::Mapped::new(&dir("mapped")?)?),
     ])
 }
 
@@ -108,6 +128,17 @@ fn same_file(path: &Path, expected: &[u8]) -> Result<()> {
     same_bytes(&path.display().to_string(), &found, expected)?;
     ensure!(size == expected.len() as u64, "{}: stat says {size} bytes", path.display());
     Ok(())
+}
+
+/// The same for a file that may have no name any more.
+fn same_open_file(what: &str, file: &File, expected: &[u8]) -> Result<()> {
+    let size = file.metadata().with_context(|| format!("fstat of {what}"))?.len();
+    ensure!(size == expected.len() as u64, "{what}: {size} bytes, {} expected", expected.len());
+    // From the drives, as far as the kernel holds nothing that it has yet to write.
+    fadvise(file, 0, None, Advice::DontNeed).context("fadvise")?;
+    let mut found = vec![0; expected.len()];
+    file.read_exact_at(&mut found, 0).with_context(|| format!("read {what}"))?;
+    same_bytes(what, &found, expected)
 }
 
 /// A new file; that it is there already means that something was done twice.
