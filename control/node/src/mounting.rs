@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 
 /// A killed process holds its lock until the kernel has ended its I/O.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
-/// Time for a node that is up to answer a new mount.
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// Time for a node that is up to answer a new mount: after a crash it first waits 30 s for mounts that held what was
+/// not durable (docs/design/0010-metadata-tail.md).
+const CONNECT_LIMIT: Duration = Duration::from_secs(50);
 /// What the kernel reads ahead of a sequential reader.
 const READ_AHEAD_BYTES: u32 = 8 << 20;
 /// The one metadata target of this release.
