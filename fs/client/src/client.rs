@@ -189,7 +189,6 @@ impl Core {
         let (core, inode) = (Rc::clone(self), Rc::clone(inode));
         reactor::spawn(async move {
             inode.finish_cut_patiently().await;
-            inode.is_finishing(false);
             core.let_go(inode);
         });
     }
@@ -205,7 +204,7 @@ impl Core {
         let core = Rc::clone(self);
         let cutting = reactor::spawn(async move {
             let result = inode.truncate(caller, change).await;
-            if inode.is_uncut() && !inode.is_finishing(true) {
+            if inode.takes_over_cut() {
                 core.finish_cut(&inode);
             }
             core.let_go(inode);

@@ -5,28 +5,13 @@ mod world;
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{Buf, BufMut};
-use levada_client::{Client, ClientConfig, Error, File, housekeeper};
+use levada_client::{Client, ClientConfig, Error, housekeeper};
 use levada_wire::attr::Time;
 use levada_wire::local::LinkConfig;
 use levada_wire::meta::{AttrChange, MetaFault, NewInode, OpenMode, SetTime};
 use std::rc::Rc;
 use std::time::Duration;
-use world::{ROOT, ROOT_DIR, UNIT, World, below, data, flat, random_bytes};
-
-const WRITE: OpenMode = OpenMode { write: true, truncate: false };
-
-async fn create(client: &Client, name: &str) -> File {
-    let made = client.create_file(ROOT, ROOT_DIR, name.as_bytes(), 0o644, WRITE, true).await;
-    let (file, attr, made) = made.expect("a fresh name");
-    assert!(made && attr.size == 0);
-    file
-}
-
-async fn cut(client: &Client, file: &File, size: u64) {
-    let change = AttrChange { size: Some(size), ..AttrChange::default() };
-    let attr = client.set_attr(ROOT, file.ino(), change).await.expect("cut");
-    assert_eq!(attr.size, size);
-}
+use world::{ROOT, ROOT_DIR, UNIT, WRITE, World, below, create, cut, data, flat, random_bytes};
 
 #[test]
 fn bytes_are_dealt_over_all_targets_and_read_back() {

@@ -7,21 +7,9 @@ use levada_client::{Client, Error, File, housekeeper};
 use levada_wire::meta::{AttrChange, OpenMode};
 use std::rc::Rc;
 use std::time::Duration;
-use world::{ROOT, ROOT_DIR, UNIT, World, below, data, flat};
+use world::{ROOT, ROOT_DIR, UNIT, WRITE, World, below, create, cut, data, flat};
 
-const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 const EMPTY: OpenMode = OpenMode { write: true, truncate: true };
-
-async fn create(client: &Client, name: &str) -> File {
-    let made = client.create_file(ROOT, ROOT_DIR, name.as_bytes(), 0o644, WRITE, true).await;
-    made.expect("a fresh name").0
-}
-
-async fn cut(client: &Client, file: &File, size: u64) {
-    let change = AttrChange { size: Some(size), ..AttrChange::default() };
-    let attr = client.set_attr(ROOT, file.ino(), change).await.expect("cut");
-    assert_eq!(attr.size, size);
-}
 
 /// What another client finds in the file, some time later.
 async fn seen_by(other: &Client, file: &File) -> Vec<u8> {

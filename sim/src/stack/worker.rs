@@ -79,18 +79,7 @@ impl Worker {
         };
         let state = Rc::new(RefCell::new(state));
         all.borrow_mut().push(Rc::clone(&state));
-        Self {
-            seed,
-            number,
-            client,
-            guest: None,
-            calm: Rc::default(),
-            rng,
-            state,
-            all,
-            handles: Vec::new(),
-            reader: None,
-        }
+        Self::heir(seed, number, client, rng, state, all)
     }
 
     /// A worker that goes on with what another one has left.

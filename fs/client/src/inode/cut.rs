@@ -54,21 +54,24 @@ impl Inode {
         }
     }
 
-    pub(crate) fn is_uncut(&self) -> bool {
-        self.uncut.get()
-    }
-
-    /// True until it is called again with `false`; whoever sets it goes on with the truncation.
-    pub(crate) fn is_finishing(&self, now: bool) -> bool {
-        self.finishing.replace(now)
+    /// True when a truncation ended half-way that no task sees to; whoever is told so calls
+    /// [`Inode::finish_cut_patiently`].
+    pub(crate) fn takes_over_cut(&self) -> bool {
+        self.uncut.get() && !self.finishing.replace(true)
     }
 
     /// Until a truncation that failed has been carried to its end: others wait for it.
     pub(crate) async fn finish_cut_patiently(self: &Rc<Self>) {
+        let mut is_told = false;
         while let Err(error) = self.finish_cut().await {
-            tracing::debug!(ino = self.ino.0, %error, "a truncation cannot be carried out yet");
+            if !is_told {
+                let ino = self.ino.0;
+                tracing::warn!(ino, %error, "a truncation ended half-way; it is tried again each second, and others wait for it");
+            }
+            is_told = true;
             reactor::sleep(CUT_AGAIN).await;
         }
+        self.finishing.set(false);
     }
 
     /// Carries a truncation to its end that was left half-way. Not to be called by who has a turn.

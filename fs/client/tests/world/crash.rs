@@ -1,6 +1,6 @@
 //! Programs that work while services die and come back, against a model of bytes in a vector.
 
-use super::{ROOT, ROOT_DIR, UNIT, World, below, data, flat, random_bytes};
+use super::{ROOT, ROOT_DIR, UNIT, WRITE, World, below, data, flat, random_bytes};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::{Client, File};
 use levada_wire::meta::{AttrChange, OpenMode};
@@ -8,7 +8,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 pub const TARGETS: u32 = 3;
 const FILES: usize = 4;
 const SIZE_MAX: u64 = 10 * UNIT;

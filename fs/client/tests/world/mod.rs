@@ -7,14 +7,14 @@ pub mod crash;
 use levada_base::ids::{Ino, TargetId};
 use levada_base::reactor::{self, Group};
 use levada_base::{Buf, Epoch, IoVec};
-use levada_client::{Client, ClientConfig};
+use levada_client::{Client, ClientConfig, File};
 use levada_device::{Device, RamDevice};
 use levada_kv::Store;
 use levada_meta::{FsConfig, MetaService, ServeConfig};
 use levada_object::{MemoryObjects, ObjectService};
 use levada_wire::channel::Listener;
 use levada_wire::local::{LinkConfig, Network};
-use levada_wire::meta::Caller;
+use levada_wire::meta::{AttrChange, Caller, OpenMode};
 use levada_wire::rpc::{Handler, Router, ServiceConfig, accept_all};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -192,3 +192,18 @@ pub fn below(n: u64) -> u64 {
 }
 
 pub const ROOT_DIR: Ino = Ino::ROOT;
+pub const WRITE: OpenMode = OpenMode { write: true, truncate: false };
+
+/// A new file in the root, open for writing.
+pub async fn create(client: &Client, name: &str) -> File {
+    let made = client.create_file(ROOT, ROOT_DIR, name.as_bytes(), 0o644, WRITE, true).await;
+    let (file, attr, made) = made.expect("a fresh name");
+    assert!(made && attr.size == 0);
+    file
+}
+
+pub async fn cut(client: &Client, file: &File, size: u64) {
+    let change = AttrChange { size: Some(size), ..AttrChange::default() };
+    let attr = client.set_attr(ROOT, file.ino(), change).await.expect("cut");
+    assert_eq!(attr.size, size);
+}
