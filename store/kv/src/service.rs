@@ -253,11 +253,19 @@ impl Service {
         (self.superblock.get().layout.space_bytes / 8 * 7).saturating_sub(512 * KIB)
     }
 
+    /// What is kept of it for removals, and as much again from data for what was accepted before: rows
+    /// that are on their way into a batch when others have used up the rest. An object log has up to an
+    /// eighth of the intent log of them (note 0005), each of which costs up to four times its bytes.
+    fn kept(&self) -> u64 {
+        let log_bytes = self.superblock.get().layout.log_bytes;
+        (self.cost_max() / 8).min((4 * MIB).max(log_bytes / 4 * 3))
+    }
+
     /// Waits for room.
     pub(crate) async fn room(&self, room: Room) -> Result<(), KvError> {
         let log_bytes = self.superblock.get().layout.log_bytes;
         let queued_max = intent::batch_bytes_max(log_bytes);
-        let reserve = (self.cost_max() / 8).min(4 * MIB);
+        let reserve = self.kept();
         let reserve = match room {
             Room::ForData => 2 * reserve,
             Room::ToRepeat => reserve + reserve / 2,
@@ -290,6 +298,7 @@ impl Service {
         Usage {
             bytes_used: self.cost(),
             bytes_max: self.cost_max(),
+            bytes_kept: 2 * self.kept(),
             rows: self.state.get().rows,
             log_bytes_used: self.log.used_bytes(),
             log_bytes_max: self.superblock.get().layout.log_bytes,

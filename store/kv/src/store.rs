@@ -69,6 +69,8 @@ pub struct Usage {
     pub bytes_used: u64,
     /// Bytes of the checkpoint space that rows may take.
     pub bytes_max: u64,
+    /// Of those, the bytes that [`Store::room`] keeps from data.
+    pub bytes_kept: u64,
     /// Rows in the checkpoint.
     pub rows: u64,
     /// Bytes of the intent log that a restart would replay.

@@ -213,17 +213,7 @@ impl Inner {
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
     pub(crate) async fn room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
-        let index = match need {
-            Need::Data { .. } => self.store.room().await,
-            Need::Again { .. } => self.store.room_to_repeat().await,
-            Need::Mark | Need::Copy | Need::Staged => Ok(()),
-        };
-        match index {
-            Ok(()) => {}
-            Err(KvError::Full) => return Err(LogError::Full),
-            Err(error) => return Err(error.into()),
-        }
-        let mut has_settled = false;
+        let mut has_settled = self.index_room(need).await?;
         loop {
             let changed = self.changed.changed();
             let mut must_settle = false;
@@ -273,6 +263,27 @@ impl Inner {
         }
         self.clean_if_needed();
         Ok(())
+    }
+
+    /// Waits until the index has room. What was deleted may still have its rows there, and nothing else may
+    /// ever come that closes the stripe which holds the deletions: a full index is settled before that is
+    /// told to anybody. True when it was.
+    async fn index_room(self: &Rc<Self>, need: Need<'_>) -> Result<bool, LogError> {
+        let mut has_settled = false;
+        loop {
+            let room = match need {
+                Need::Data { .. } => self.store.room().await,
+                Need::Again { .. } => self.store.room_to_repeat().await,
+                Need::Mark | Need::Copy | Need::Staged => Ok(()),
+            };
+            match room {
+                Ok(()) => return Ok(has_settled),
+                Err(KvError::Full) if has_settled => return Err(LogError::Full),
+                Err(KvError::Full) => self.settle().await?,
+                Err(error) => return Err(error.into()),
+            }
+            has_settled = true;
+        }
     }
 
     /// Puts `bytes` bytes of the payload in place as one change; [`Inner::room`] came before.
