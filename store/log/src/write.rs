@@ -238,7 +238,7 @@ impl Inner {
                     let is_hopeless = state.nothing_to_clean && !comes;
                     // What was sent again before this replaced its first writing, and the index does
                     // not know yet that this is dead.
-                    must_settle = is_hopeless && matches!(need, Need::Again { .. }) && !has_settled;
+                    must_settle = is_hopeless && !matches!(need, Need::Copy) && !has_settled;
                     if matches!(need, Need::Copy) || is_hopeless && !must_settle {
                         return Err(LogError::Full);
                     }

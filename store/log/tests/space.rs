@@ -77,6 +77,47 @@ fn a_full_log_keeps_what_it_has_and_deleting_frees_space() {
     }
 }
 
+/// One deletion, which alone closes no stripe; and nobody else writes anything, for there is no room. The
+/// cleaner has found before that it can gain nothing.
+#[test]
+fn one_object_that_filled_the_log_can_be_replaced() {
+    for seed in seeds(30) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(48).await;
+            let config = Config { segment_stripes: 6, ..config() };
+            let mut node = Group::new();
+            let mut log: Option<ObjectLog> = None;
+            for life in 0..4 {
+                if log.is_none() || below(2) == 0 {
+                    node.kill();
+                    node = Group::new();
+                    let (parts, config) = (world.next_life(), config.clone());
+                    let opening = async move { parts.open_with(config, life == 0).await };
+                    log = reactor::spawn_in(&node, opening).await;
+                }
+                let log = log.as_ref().expect("not killed");
+                if life > 0 {
+                    log.delete(object(life - 1)).await.expect("deleted");
+                }
+                let mut end = 0;
+                loop {
+                    let at = if below(8) == 0 { below(end + 1) } else { end };
+                    let len = 1 + below(100_000);
+                    let data = bytes(1, len);
+                    match log.write(object(life), at, data, Stability::Unstable).await {
+                        Ok(_) => end = end.max(at + len),
+                        Err(LogError::Full) => break,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                let total = log.space().total_bytes;
+                assert!(end > total * 7 / 10, "seed {seed}: life {life}: {end} of {total}");
+                log.settle().await.expect("settled");
+            }
+        });
+    }
+}
+
 #[test]
 fn what_replaces_bytes_fits_a_full_log() {
     for seed in seeds(1) {
