@@ -5,6 +5,7 @@ mod calm;
 mod cluster;
 mod expected;
 mod floors;
+mod full;
 mod heirs;
 mod losses;
 mod mischief;

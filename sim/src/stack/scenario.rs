@@ -128,6 +128,7 @@ impl Run {
         self.second_part(&[machine, heir]).await;
         self.world.coverage.borrow_mut().count("client operations", self.operations());
         self.after_the_end().await;
+        self.runs_full().await;
         self.check_floors().await;
     }
 

@@ -761,6 +761,6 @@ pub(super) async fn read_whole(client: &Client, ino: Ino) -> Result<Vec<u8>, Err
     Ok(joined(&read?))
 }
 
-fn joined(parts: &[Buf]) -> Vec<u8> {
+pub(super) fn joined(parts: &[Buf]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.iter().copied()).collect()
 }

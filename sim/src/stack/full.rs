@@ -1,0 +1,140 @@
+//! A file system that runs full at the end of its life, between what the workers have left.
+//!
+//! Whoever fills it is told so, and by nothing else. All that was acknowledged is there, also when the node dies
+//! over it; deleting works, and what was deleted fits again.
+
+use super::cluster::CLIENT;
+use super::scenario::{LEASE, Run, uuid};
+use super::worker::{self, CALLER};
+use crate::Rng;
+use levada_base::Buf;
+use levada_base::ids::Ino;
+use levada_base::reactor;
+use levada_base::units::KIB;
+use levada_client::{Client, Error, File};
+
+/// In every eighth seed, whatever else the seed's number chooses.
+const SEEDS: u64 = 8;
+const WRITERS: u64 = 4;
+const WRITE_BYTES_MAX: u64 = 200 * KIB;
+/// Of the bytes that found room at first, as many must find room again: the rest is for records of
+/// deletions, and for what the first filling found in better order.
+const AGAIN_PERCENT: u64 = 90;
+
+/// A file, and the bytes of it that were acknowledged.
+struct Filler {
+    name: Vec<u8>,
+    file: File,
+    bytes: Vec<u8>,
+}
+
+impl Filler {
+    async fn new(client: &Client, number: u64) -> Self {
+        let name = format!("filler{number}").into_bytes();
+        let (file, _) = worker::create(client, Ino::ROOT, &name).await;
+        Self { name, file, bytes: Vec::new() }
+    }
+
+    /// Writes, and now and then over what is there, until there is no room.
+    async fn fill(&mut self, seed: u64, rng: &mut Rng) {
+        loop {
+            let len = rng.between(1, WRITE_BYTES_MAX) as usize;
+            let end = self.bytes.len();
+            let offset = if rng.one_in(8) { rng.below(end as u64 + 1) as usize } else { end };
+            let data = rng.bytes(len);
+            let written = self.file.write(offset as u64, Buf::copy_of(&data).into_vec()).await;
+            match written {
+                Ok(()) => {
+                    self.bytes.resize(end.max(offset + len), 0);
+                    self.bytes[offset..offset + len].copy_from_slice(&data);
+                }
+                Err(Error::Full) => {
+                    // Any of its bytes may be there.
+                    self.bytes.truncate(offset);
+                    return;
+                }
+                Err(error) => panic!("seed {seed}: a full file system said {error}"),
+            }
+        }
+    }
+
+    async fn verify(&self, seed: u64, when: &str) {
+        let read = self.file.read(0, self.bytes.len() as u64).await;
+        let read = read.unwrap_or_else(|error| panic!("seed {seed}: {when}: {error}"));
+        if let Some(what) = worker::difference(&self.bytes, &worker::joined(&read)) {
+            panic!("seed {seed}: {when}: {}: {what}", worker::text(&self.name));
+        }
+    }
+}
+
+impl Run {
+    pub(super) async fn runs_full(&self) {
+        let seed = self.world.seed;
+        if seed % SEEDS != seed / SEEDS % SEEDS {
+            return;
+        }
+        let config = self.stack.client_config(CLIENT, uuid(seed, 5));
+        let client = Client::connect(config).await.expect("nothing refuses the client");
+        let mut rng = self.world.rng(Rng::fork);
+        let fillers = fill(&client, seed, &mut rng).await;
+        let first: usize = fillers.iter().map(|filler| filler.bytes.len()).sum();
+        if rng.one_in(2) {
+            self.die_and_come_back(rng.one_in(2)).await;
+        }
+        for filler in &fillers {
+            let synced = filler.file.fsync().await;
+            synced.unwrap_or_else(|error| panic!("seed {seed}: fsync of what fitted: {error}"));
+        }
+        if rng.one_in(2) {
+            self.die_and_come_back(rng.one_in(2)).await;
+        }
+        for filler in fillers {
+            filler.verify(seed, "full").await;
+            let removed = client.unlink(CALLER, Ino::ROOT, &filler.name).await;
+            removed.unwrap_or_else(|error| panic!("seed {seed}: unlink when full: {error}"));
+            filler.file.close().await;
+        }
+        // A node that was restarted keeps what others might have open.
+        reactor::sleep(LEASE).await;
+        let fillers = fill(&client, seed, &mut rng).await;
+        let again: usize = fillers.iter().map(|filler| filler.bytes.len()).sum();
+        self.world.tell(|| format!("{first} bytes fitted, then {again}"));
+        assert!(
+            again as u64 * 100 >= first as u64 * AGAIN_PERCENT,
+            "seed {seed}: {first} bytes fitted; after they were deleted only {again}"
+        );
+        for filler in fillers {
+            filler.verify(seed, "full again").await;
+            filler.file.close().await;
+        }
+        client.shutdown().await.expect("what was acknowledged fits");
+        self.world.coverage.borrow_mut().count("file systems run full", 1);
+    }
+
+    async fn die_and_come_back(&self, power: bool) {
+        match power {
+            true => self.world.power_cut().await,
+            false => self.world.kill(),
+        }
+        self.stack.start().await;
+    }
+}
+
+/// Several writers at once, until all were told that there is no room.
+async fn fill(client: &Client, seed: u64, rng: &mut Rng) -> Vec<Filler> {
+    let tasks: Vec<_> = (0..WRITERS)
+        .map(|number| {
+            let (client, mut rng) = (client.clone(), rng.fork());
+            reactor::spawn(async move {
+                let mut filler = Filler::new(&client, number).await;
+                filler.fill(seed, &mut rng).await;
+                filler
+            })
+        })
+        .collect();
+    let mut fillers = Vec::new();
+    for task in tasks {
+        fillers.push(task.await.expect("nobody kills it"));
+    }
+    fillers
+}
