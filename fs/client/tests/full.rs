@@ -234,3 +234,33 @@ fn a_full_target_that_is_killed_takes_back_what_it_has() {
 fn a_full_target_that_loses_power_takes_back_what_it_lost() {
     (0..8).for_each(|seed| restarts_when_full(seed, End::PowerCut));
 }
+
+/// A write that was refused half-way leaves a file that can be synced, closed and read.
+#[test]
+fn a_write_that_fits_in_part_spoils_no_sync() {
+    for seed in 0..8 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            world.kill_server(0);
+            let target = Target::new();
+            target.start(&world).await;
+            let client = world.client("client").await;
+            let mut fill = Model { file: create(&client, "fill").await, bytes: Vec::new() };
+            let free = || target.life.borrow().as_ref().expect("runs").log.space().free_bytes;
+            while free() > MIB / 2 {
+                assert!(fill.write(fill.bytes.len() as u64, 256 * KIB).await);
+            }
+            let half = create(&client, "half").await;
+            let refused = half.write(0, data(&random_bytes(MIB as usize))).await;
+            assert_eq!(refused, Err(Error::Full), "seed {seed}");
+            half.fsync().await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            let size = half.attr().await.expect("there").size;
+            assert!(size > 0 && size < MIB, "seed {seed}: {size} bytes of the write are there");
+            target.end(End::PowerCut).await;
+            target.start(&world).await;
+            let read = flat(&half.read(0, MIB).await.expect("reads"));
+            assert_eq!(read.len() as u64, size, "seed {seed}");
+            fill.check("after a write that fitted in part").await;
+        });
+    }
+}

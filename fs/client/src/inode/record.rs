@@ -4,7 +4,7 @@ use super::{Inode, Session};
 use crate::error::Error;
 use crate::meta::UNAVAILABLE_WAIT;
 use futures_util::future::{join, join_all};
-use levada_base::{IoVec, planted, reactor};
+use levada_base::{planted, reactor};
 use levada_wire::attr::Attr;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest};
 use std::cell::Cell;
@@ -82,11 +82,16 @@ impl Inode {
             let (target, object) = (self.target(component), self.object(component));
             async move {
                 if doubtful >> component & 1 == 1 {
-                    if target.stat(object).await?.is_none() {
+                    // Nothing of what failed is kept to be sent again: what it left in this life of the
+                    // target is there for good once it is durable.
+                    let is_there = async || Ok::<_, Error>(target.stat(object).await?.is_some());
+                    if !is_there().await? {
                         return Ok((component, None));
                     }
-                    // Of what failed nothing is kept: this is, so the object will be there.
-                    target.write(object, 0, IoVec::new()).await?;
+                    target.commit_everything().await?;
+                    if !is_there().await? {
+                        return Ok((component, None));
+                    }
                 }
                 let stat = async { if recorded { Ok(None) } else { target.stat(object).await } };
                 let settled = async {
