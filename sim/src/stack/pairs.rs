@@ -9,7 +9,7 @@ use super::spans::FILE_BYTES_MAX;
 use super::worker::{CALLER, Shown, WRITE, Worker};
 use crate::Rng;
 use futures_util::future::join;
-use levada_base::{Buf, reactor};
+use levada_base::reactor;
 use levada_client::File;
 use levada_wire::attr::Time;
 use levada_wire::meta::{AttrChange, OpenMode, SetTime};
@@ -122,11 +122,7 @@ impl Worker {
         let len = (rng.between(1, WRITE_BYTES_MAX) as usize).min(bytes.end - near);
         let data = rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {near}, within {bytes:?}"));
-        let change = Change::Write { offset: near, data: data.clone() };
-        self.state.borrow_mut().tree.file(id).will(change);
-        let written = self.done(file.write(near as u64, Buf::copy_of(&data).into_vec())).await;
-        self.expect(written, None);
-        self.state.borrow_mut().tree.file(id).write(near, &data);
+        self.put(id, file, near, data).await;
     }
 
     /// Truncates by number, as truncate(2) does by name.

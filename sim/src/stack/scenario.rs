@@ -19,7 +19,7 @@ use futures_util::pin_mut;
 use levada_base::ids::Ino;
 use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
-use levada_client::Client;
+use levada_client::{Client, Error};
 use levada_meta::Census;
 use levada_node::assembly::Service;
 use levada_raid::Limits;
@@ -110,6 +110,7 @@ impl Run {
 
     async fn all(&self) {
         self.stack.start().await;
+        let crowd = self.crowd().await;
         let machine = Group::new();
         self.first_part(&machine).await;
         let (operations, cuts) = (self.operations(), self.world.power_cuts());
@@ -126,8 +127,11 @@ impl Run {
             drop(self.start_workers(&heir, workers, &Rc::new(Cell::new(false))));
         }
         self.second_part(&[machine, heir]).await;
+        let refused = self.workers.borrow().iter().map(|state| state.borrow().refused).sum();
         self.world.coverage.borrow_mut().count("client operations", self.operations());
+        self.world.coverage.borrow_mut().count("writes refused for want of room", refused);
         self.after_the_end().await;
+        self.check_crowd(crowd).await;
         self.runs_full().await;
         self.check_floors().await;
     }
@@ -327,8 +331,12 @@ impl Run {
             let is_new = !told.contains(&attr.ino);
             assert!(is_new, "seed {}: {:?} was given to two files", self.world.seed, attr.ino);
             let byte = levada_base::Buf::copy_of(&[1]).into_vec();
-            file.write(HOLE as u64, byte).await.expect("there is room");
+            let written = file.write(HOLE as u64, byte).await;
             file.close().await;
+            if written == Err(Error::Full) {
+                continue;
+            }
+            written.unwrap_or_else(|error| panic!("seed {}: a new file: {error}", self.world.seed));
             let read = worker::read_whole(client, attr.ino).await.expect("it was just written");
             let is_clean = read.len() == HOLE + 1 && read[..HOLE].iter().all(|byte| *byte == 0);
             assert!(is_clean, "seed {}: a new file holds old bytes", self.world.seed);

@@ -35,6 +35,8 @@ pub(super) struct State {
     pub durable: usize,
     pub history: Vec<String>,
     pub operations: u64,
+    /// Writes that found no room.
+    pub refused: u64,
 }
 
 /// See the module.
@@ -76,6 +78,7 @@ impl Worker {
             durable: 0,
             history: Vec::new(),
             operations: 0,
+            refused: 0,
         };
         let state = Rc::new(RefCell::new(state));
         all.borrow_mut().push(Rc::clone(&state));
@@ -345,11 +348,7 @@ impl Worker {
         let (offset, len) = spans::to_write(&mut self.rng, size);
         let data = self.rng.bytes(len);
         self.note(format!("write node {id}: {len} bytes at {offset}"));
-        let change = Change::Write { offset, data: data.clone() };
-        self.state.borrow_mut().tree.file(id).will(change);
-        let written = self.done(file.write(offset as u64, Buf::copy_of(&data).into_vec())).await;
-        self.expect(written, None);
-        self.state.borrow_mut().tree.file(id).write(offset, &data);
+        self.put(id, file, offset, data).await;
     }
 
     async fn read(&mut self) {
