@@ -91,7 +91,7 @@ fn one_object_that_filled_the_log_can_be_replaced() {
                 if log.is_none() || below(2) == 0 {
                     node.kill();
                     node = Group::new();
-                    let (parts, config) = (world.next_life(), config.clone());
+                    let (parts, config) = (world.next_life(), config);
                     let opening = async move { parts.open_with(config, life == 0).await };
                     log = reactor::spawn_in(&node, opening).await;
                 }
