@@ -440,13 +440,14 @@ impl Opener<'_> {
             ..ServeConfig::default()
         };
         let service = if self.fresh {
+            let usage = store.usage();
             let fs = FsConfig {
                 uuid: *self.table.fs.as_bytes(),
                 name: self.fs.name.clone(),
                 target: entry.id.0 as u16,
                 stripe_count: self.fs.stripe_count,
                 stripe_unit: self.fs.stripe_unit.0,
-                inodes_max: store.usage().bytes_max / INODE_BYTES,
+                inodes_max: (usage.bytes_max - usage.bytes_kept) / INODE_BYTES,
                 root_mode: 0o755,
                 root_uid: 0,
                 root_gid: 0,

@@ -22,10 +22,8 @@ const TICK_MAX: Duration = Duration::from_secs(2);
 impl MetaService {
     /// Finds or makes the client's row.
     pub(crate) async fn register(&self, uuid: [u8; 16]) -> Result<MetaReply, MetaFault> {
-        // One that is known needs no room: in a full store it may be the one that makes some.
-        if !self.table.borrow().by_uuid.contains_key(&uuid) {
-            self.wait_for_room(Room { frees: false }).await?;
-        }
+        // In a full store it may be the one that makes some room.
+        self.wait_for_room(Room { frees: true }).await?;
         let (client, seq) = {
             let mut table = self.table.borrow_mut();
             if let Some(client) = table.by_uuid.get(&uuid).copied() {

@@ -13,7 +13,7 @@ use levada_wire::object::{ObjectFault, ObjectStat, Stability};
 fn fault(error: LogError) -> ObjectFault {
     match error {
         LogError::NoSuchObject => ObjectFault::NoSuchObject,
-        LogError::Full | LogError::Kv(KvError::Full) => ObjectFault::Full,
+        LogError::Full => ObjectFault::Full,
         LogError::Damaged { offset, bytes } => ObjectFault::Damaged { offset, bytes },
         LogError::OutOfRange { .. } | LogError::Kv(KvError::TooLarge { .. }) => {
             ObjectFault::Invalid
@@ -30,7 +30,9 @@ fn fault(error: LogError) -> ObjectFault {
             | BlockError::Io { .. },
         )
         | LogError::Kv(
-            KvError::Block(_)
+            // The log stopped for it; who is merely refused is told above.
+            KvError::Full
+            | KvError::Block(_)
             | KvError::Damaged { .. }
             | KvError::TooSmall { .. }
             | KvError::Stopped,

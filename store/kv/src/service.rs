@@ -253,25 +253,24 @@ impl Service {
         (self.superblock.get().layout.space_bytes / 8 * 7).saturating_sub(512 * KIB)
     }
 
-    /// What is kept of it for removals, and as much again from data for what was accepted before: rows
-    /// that are on their way into a batch when others have used up the rest. An object log has up to an
-    /// eighth of the intent log of them (note 0005), each of which costs up to four times its bytes.
+    /// What is kept of it from new data: for what was accepted and is on its way into a batch when others have
+    /// used up the rest, and for removals. An object log has up to an eighth of the intent log on its way (note
+    /// 0005), which costs up to four times its bytes.
     fn kept(&self) -> u64 {
         let log_bytes = self.superblock.get().layout.log_bytes;
-        (self.cost_max() / 8).min((4 * MIB).max(log_bytes / 4 * 3))
+        (self.cost_max() / 4).min((8 * MIB).max(log_bytes / 4 * 3))
     }
 
     /// Waits for room.
     pub(crate) async fn room(&self, room: Room) -> Result<(), KvError> {
         let log_bytes = self.superblock.get().layout.log_bytes;
         let queued_max = intent::batch_bytes_max(log_bytes);
-        let reserve = self.kept();
-        let reserve = match room {
-            Room::ForData => 2 * reserve,
-            Room::ToRepeat => reserve + reserve / 2,
-            Room::ToFree => reserve,
+        let kept = match room {
+            Room::ForData => self.kept(),
+            Room::ToRepeat => self.kept() / 4 * 3,
+            Room::ToFree => self.kept() / 2,
         };
-        let cost_max = self.cost_max().saturating_sub(reserve);
+        let cost_max = self.cost_max().saturating_sub(kept);
         loop {
             let changed = self.changed.changed();
             self.check()?;
@@ -284,7 +283,11 @@ impl Service {
                 // The overlay counts rows that only replace or remove others: bring them down,
                 // and the count is exact.
                 if self.overlay.is_empty() {
-                    return Err(KvError::Full);
+                    return match room {
+                        Room::ForData | Room::ToRepeat => Err(KvError::Full),
+                        // Whether it fits is seen when it is applied.
+                        Room::ToFree => Ok(()),
+                    };
                 }
                 self.rotate();
             } else {
@@ -298,7 +301,7 @@ impl Service {
         Usage {
             bytes_used: self.cost(),
             bytes_max: self.cost_max(),
-            bytes_kept: 2 * self.kept(),
+            bytes_kept: self.kept(),
             rows: self.state.get().rows,
             log_bytes_used: self.log.used_bytes(),
             log_bytes_max: self.superblock.get().layout.log_bytes,

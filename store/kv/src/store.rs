@@ -246,12 +246,12 @@ impl Store {
         self.service().room(Room::ToRepeat).await
     }
 
-    /// As [`Store::room`], for a batch that removes more than it puts: it may use space that is
-    /// kept for this, so that a full store can be emptied.
+    /// As [`Store::room`], for a batch that removes more than it puts, or carries out what was accepted: it
+    /// may use all that is kept from data, so that a full store goes on and can be emptied.
     ///
     /// # Errors
     ///
-    /// As [`Store::room`].
+    /// When the store stopped.
     pub async fn room_to_free(&self) -> Result<(), KvError> {
         self.service().room(Room::ToFree).await
     }

@@ -172,7 +172,8 @@ impl ObjectLog {
         row.index_bytes = u64::try_from(watch.index_bytes).expect("what is left is not negative");
         while !batch.changes.is_empty() {
             let rest = batch.changes.split_off(batch.changes.len().min(ROWS_PER_BATCH));
-            store.room().await?;
+            // All of it was in an index of this size before.
+            store.room_to_free().await?;
             store.apply(batch)?;
             batch = Batch { changes: rest };
         }

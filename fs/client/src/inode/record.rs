@@ -77,19 +77,16 @@ impl Inode {
         // Another client may have cut what was written here, so the objects are asked too.
         let recorded = self.recorded.get() >= writes;
         let (mut size, mut components) = (0, self.written.get());
-        let doubtful = self.doubtful.get() & !components;
+        let doubtful = self.doubtful.get();
         let settled = self.components_in(components | doubtful).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
             async move {
                 if doubtful >> component & 1 == 1 {
                     // Nothing of what failed is kept to be sent again: what it left in this life of the
                     // target is there for good once it is durable.
-                    let is_there = async || Ok::<_, Error>(target.stat(object).await?.is_some());
-                    if !is_there().await? {
-                        return Ok((component, None));
-                    }
                     target.commit_everything().await?;
-                    if !is_there().await? {
+                    let is_known = components >> component & 1 == 1;
+                    if !is_known && target.stat(object).await?.is_none() {
                         return Ok((component, None));
                     }
                 }
@@ -178,6 +175,7 @@ impl Inode {
         }
         if self.writes.get() == writes {
             self.mtime.set(None);
+            self.doubtful.set(self.doubtful.get() & !doubtful);
             if !recorded && self.unsure.replace(false) {
                 self.written_end.set(size);
             }
