@@ -1,7 +1,7 @@
 //! File systems that run full.
 //!
-//! A worker whose write finds no room is told so, and goes on: any of its bytes may be there, and what is there then
-//! stays. At the end of some seeds the file system is filled on purpose, between what the workers have left: all that
+//! A worker whose write finds no room is told so, and goes on: any of its bytes may be there, and what is there after
+//! an fsync stays. At the end of some seeds the file system is filled on purpose, between what the workers have left: all that
 //! was acknowledged is there, also when the node dies over it; deleting works, and what was deleted fits again.
 
 use super::cluster::CLIENT;
@@ -15,6 +15,7 @@ use levada_base::reactor;
 use levada_base::units::KIB;
 use levada_client::{Client, Error, File};
 use levada_wire::meta::AttrChange;
+use std::ops::Range;
 
 /// In every eighth seed, whatever else the seed's number chooses.
 const SEEDS: u64 = 8;
@@ -34,13 +35,15 @@ struct Filler {
     name: Vec<u8>,
     file: File,
     bytes: Vec<u8>,
+    /// Where a write was refused: any of its bytes may be there, until the node dies.
+    refused: Range<usize>,
 }
 
 impl Filler {
     async fn new(client: &Client, name: &str, number: u64) -> Self {
         let name = format!("{name}{number}").into_bytes();
         let (file, _) = worker::create(client, Ino::ROOT, &name).await;
-        Self { name, file, bytes: Vec::new() }
+        Self { name, file, bytes: Vec::new(), refused: 0..0 }
     }
 
     /// Writes, and now and then over what is there, until there is no room.
@@ -57,8 +60,7 @@ impl Filler {
                     self.bytes[offset..offset + len].copy_from_slice(&data);
                 }
                 Err(Error::Full) => {
-                    // Any of its bytes may be there.
-                    self.bytes.truncate(offset);
+                    self.refused = offset..offset + len;
                     return;
                 }
                 Err(error) => panic!("seed {seed}: a full file system said {error}"),
@@ -69,13 +71,22 @@ impl Filler {
     async fn verify(&self, seed: u64, when: &str) {
         let read = self.file.read(0, self.bytes.len() as u64).await;
         let read = read.unwrap_or_else(|error| panic!("seed {seed}: {when}: {error}"));
-        if let Some(what) = worker::difference(&self.bytes, &worker::joined(&read)) {
+        let mut expected = self.bytes.clone();
+        self.allow_refused(&mut expected, &worker::joined(&read));
+        if let Some(what) = worker::difference(&expected, &worker::joined(&read)) {
             panic!("seed {seed}: {when}: {}: {what}", worker::text(&self.name));
         }
     }
+
+    /// What was refused may read as it does.
+    fn allow_refused(&self, expected: &mut [u8], read: &[u8]) {
+        let both = expected.iter_mut().zip(read);
+        let refused = both.skip(self.refused.start).take(self.refused.len());
+        refused.for_each(|(expected, read)| *expected = *read);
+    }
 }
 
-/// What fills most of a small file system from its beginning, and the bytes that must stay there.
+/// What fills most of a small file system from its beginning, and must stay there.
 pub(super) struct Crowd(Vec<(Ino, Vec<u8>)>);
 
 impl Worker {
@@ -88,7 +99,10 @@ impl Worker {
             self.expect(written, None);
             return self.state.borrow_mut().tree.file(id).write(offset, &data);
         }
-        self.note(format!("no room for it; read node {id}"));
+        // Until it is synced, what it left may go with the node.
+        self.note(format!("no room for it; fsync and read node {id}"));
+        let synced = self.done(file.fsync()).await;
+        self.expect(synced, None);
         let read = self.done(file.read(offset as u64, data.len() as u64)).await;
         let read = worker::joined(&self.expect(read, None).expect("success was expected"));
         let mut state = self.state.borrow_mut();
@@ -124,7 +138,11 @@ impl Run {
             let cut = client.set_attr(CALLER, filler.file.ino(), change).await;
             cut.unwrap_or_else(|error| panic!("seed {seed}: truncation when full: {error}"));
             filler.bytes.truncate(size);
-            files.push((filler.file.ino(), filler.bytes));
+            let synced = filler.file.fsync().await;
+            synced.unwrap_or_else(|error| panic!("seed {seed}: fsync of what fitted: {error}"));
+            let read = filler.file.read(0, size as u64).await.expect("it was just written");
+            filler.verify(seed, "the crowd").await;
+            files.push((filler.file.ino(), worker::joined(&read)));
             filler.file.close().await;
         }
         client.shutdown().await.expect("what was acknowledged fits");
