@@ -364,7 +364,31 @@ impl Engine {
         Ok(filled)
     }
 
+    /// Reads a piece of a chunk: at once if that can be, else block by block, for bad places in several chunks are
+    /// seldom at the same one.
     async fn read_piece(
+        self: &Rc<Self>,
+        stripe: u64,
+        chunk: usize,
+        within: Range<u64>,
+        avoid: MemberSet,
+        into: &mut [u8],
+    ) -> Result<(), BlockError> {
+        let whole = self.read_at_once(stripe, chunk, within.clone(), avoid, into).await;
+        let block_bytes = self.info.block_bytes;
+        if whole.is_ok() || within.end - within.start <= block_bytes {
+            return whole;
+        }
+        self.check_running()?;
+        let blocks = within.clone().step_by(block_bytes as usize);
+        for (at, into) in blocks.zip(into.chunks_mut(block_bytes as usize)) {
+            let block = at..at + into.len() as u64;
+            self.read_at_once(stripe, chunk, block, avoid, into).await?;
+        }
+        Ok(())
+    }
+
+    async fn read_at_once(
         self: &Rc<Self>,
         stripe: u64,
         chunk: usize,
@@ -407,6 +431,10 @@ impl Engine {
                 Err(_) if self.holder(place, avoid).is_none() => {}
                 Err(_) => bad |= 1 << chunk,
             }
+        }
+        if !avoid.is_empty() {
+            // Who avoids a chunk has reason to think it wrong: nothing is made from it.
+            return Ok(());
         }
         self.rewrite_all(stripe, bad, &within).await
     }

@@ -11,6 +11,9 @@
 //!   a crash may undo a discard on its way, and the stripe holds data again.
 //! - At most [`STRIPES_AT_ONCE`] stripes are in flight, so memory is bounded.
 //!
+//! Where bad places in several chunks leave too little to recompute from, a stripe is done block by block; blocks that
+//! are beyond repair stop a rebuild a few times, and are then left out, so that the rest gets its redundancy back.
+//!
 //! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
 
 use crate::array::MemberSet;
@@ -28,6 +31,7 @@ use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use levada_parity::Slot;
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -35,6 +39,8 @@ use std::time::Duration;
 pub(crate) const STRIPES_AT_ONCE: u64 = 8;
 /// Most bytes written to a member between two stores of its cursor; a 64th of a small one.
 const CURSOR_EVERY_BYTES_MAX: u64 = 256 * MIB;
+/// Attempts after which a stripe that is beyond repair in part is left behind.
+const TRIES_MAX: u32 = 5;
 /// Foreground I/O this recent slows rebuild and scrub down to their floor.
 const BUSY_FOR: Duration = Duration::from_millis(20);
 
@@ -53,8 +59,8 @@ impl Limits {
         Self { floor_bytes_per_second: u64::MAX, ceiling_bytes_per_second: u64::MAX };
 }
 
-/// A chunk to recompute: its number, the member it goes to, the offset there, its bytes.
-type Lost = (usize, Rc<Member>, u64, BufMut);
+/// A chunk to recompute: its number, the member it goes to, the offset there.
+type Lost = (usize, Rc<Member>, u64);
 
 /// Keeps a background task at its pace, and its progress.
 pub(crate) struct Pace {
@@ -260,44 +266,82 @@ impl Engine {
             let wanted = targets.iter().any(|target| Rc::ptr_eq(target, &member));
             if wanted && !member.has(place.slot) {
                 let at = self.member_offset(place.slot, 0);
-                lost.push((chunk, member, at, BufMut::for_overwrite(chunk_bytes as usize)));
+                lost.push((chunk, member, at));
             }
         }
         let skip = lost.iter().fold(0u64, |bits, (chunk, ..)| bits | 1 << chunk);
         if let Redundancy::Copies = self.redundancy {
             return self.rebuild_copies(stripe, skip, &lost).await;
         }
+        if self.recompute(stripe, 0..chunk_bytes, skip, &lost).await {
+            return Ok(());
+        }
+        self.check_running()?;
+        if self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites() {
+            // A stripe that nobody finished promises nothing.
+            return Ok(());
+        }
+        // Bad places in several chunks are seldom at the same one.
+        let block_bytes = self.info.block_bytes;
+        let mut blocks_lost = 0u64;
+        for block in (0..chunk_bytes).step_by(block_bytes as usize) {
+            if !self.recompute(stripe, block..block + block_bytes, skip, &lost).await {
+                self.check_running()?;
+                blocks_lost += 1;
+            }
+        }
+        if blocks_lost == 0 {
+            return Ok(());
+        }
+        // They may come back: it is tried again a few times before the rest of the array is put first.
+        let tries = match self.rebuild_stuck.get() {
+            Some((known, tries)) if known == stripe => tries + 1,
+            _ => 1,
+        };
+        self.rebuild_stuck.set(Some((stripe, tries)));
+        if tries < TRIES_MAX {
+            return Err(BlockError::Medium { at: start, bytes: end - start });
+        }
+        tracing::error!(array = %self.name, stripe, blocks = blocks_lost, "rebuild: too few chunks can be read; left out");
+        Ok(())
+    }
+
+    /// Writes a range of the chunks in `lost` as the others imply it. False when too few of these can be read.
+    async fn recompute(
+        self: &Rc<Self>,
+        stripe: u64,
+        within: Range<u64>,
+        skip: u64,
+        lost: &[Lost],
+    ) -> bool {
         let enough = self.layout.data_chunks();
-        let gathered = self.gather(stripe, 0..chunk_bytes, skip, MemberSet::NONE, enough).await;
+        let gathered = self.gather(stripe, within.clone(), skip, MemberSet::NONE, enough).await;
+        let bytes = (within.end - within.start) as usize;
+        let mut computed: SmallVec<[BufMut; 2]> =
+            lost.iter().map(|_| BufMut::for_overwrite(bytes)).collect();
         {
             let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-            let mut outputs = lost.iter_mut().peekable();
+            let mut outputs = lost.iter().zip(computed.iter_mut()).peekable();
             for (chunk, held) in gathered.chunks.iter().enumerate() {
                 slots.push(match held {
                     Some(bytes) => Slot::Present(bytes),
-                    None => match outputs.next_if(|(wanted, ..)| *wanted == chunk) {
-                        Some((.., into)) => Slot::Wanted(into),
+                    None => match outputs.next_if(|((wanted, ..), _)| *wanted == chunk) {
+                        Some((_, into)) => Slot::Wanted(into),
                         None => Slot::Absent,
                     },
                 });
             }
             if !self.redundancy.recover(&mut slots) {
-                self.check_running()?;
-                let unsettled = self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites();
-                // A stripe that nobody finished promises nothing; an older one is lost in part.
-                return match unsettled {
-                    true => Ok(()),
-                    false => Err(BlockError::Medium { at: start, bytes: end - start }),
-                };
+                return false;
             }
         }
-        let writes = lost.into_iter().map(|(_, member, at, bytes)| async move {
-            let from = bytes.freeze().into_vec();
+        let writes = lost.iter().zip(computed).map(|((_, member, at), bytes)| async move {
+            let (at, from) = (at + within.start, bytes.freeze().into_vec());
             // A failed target is out; the caller sees it by its state.
-            let _ = self.member_write(&member, at, from, Durability::Volatile).await;
+            let _ = self.member_write(member, at, from, Durability::Volatile).await;
         });
         join_all(writes).await;
-        Ok(())
+        true
     }
 
     /// Writes the copies in `lost` anew, as the others vote. Not where those disagree: the new copy would be the
@@ -319,7 +363,7 @@ impl Engine {
             let blocks = vote.undecided.len();
             tracing::error!(array = %self.name, stripe, blocks, "rebuild: copies disagree; left undecided");
         }
-        let work = lost.iter().map(async |(_, member, at, _)| {
+        let work = lost.iter().map(async |(_, member, at)| {
             let blank = Copy {
                 bytes: BufMut::zeroed(vote.bytes.len()),
                 unreadable: (0..vote.bytes.len()).step_by(self.info.block_bytes as usize).collect(),

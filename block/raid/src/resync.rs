@@ -1,6 +1,7 @@
 //! Resync: after an unclean stop, makes the members agree about one dirty stripe.
 //!
-//! With parity the first k readable chunks, data before redundancy, are the truth. Copies vote, block by
+//! With parity one chunk that all others contradict is put right: the stripe may have been complete, with a chunk
+//! that rotted since. Else the first k readable chunks, data before redundancy, are the truth. Copies vote, block by
 //! block, as one may be wrong in a block that nobody wrote; without a majority the first is the truth.
 //! What differs is rewritten. A stripe that was complete is consistent, so nothing acknowledged
 //! changes whichever members are missing. In a stripe that was in flight every block reads old,
@@ -12,7 +13,7 @@ use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::BufMut;
 use levada_device::Durability;
-use levada_parity::Slot;
+use levada_parity::{Slot, Verdict};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -32,11 +33,21 @@ impl Engine {
             tracing::warn!(array = %self.name, stripe, "dirty stripe is unreadable in part");
             return;
         }
+        let mut wrong = None;
+        if let (Redundancy::Parity(code), true) = (&self.redundancy, gathered.count() == all) {
+            let whole: SmallVec<[&[u8]; 16]> =
+                gathered.chunks.iter().flatten().map(|bytes| &bytes[..]).collect();
+            wrong = match code.locate(&whole) {
+                Verdict::Consistent => return,
+                Verdict::Wrong { index } => Some(index),
+                Verdict::Unexplained => None,
+            };
+        }
         let mut left = self.layout.data_chunks();
         let mut computed: SmallVec<[(usize, BufMut); 4]> = SmallVec::new();
         let mut trusted = 0u64;
         for (chunk, held) in gathered.chunks.iter().enumerate() {
-            if held.is_some() && left > 0 {
+            if held.is_some() && left > 0 && wrong != Some(chunk) {
                 left -= 1;
                 trusted |= 1 << chunk;
             } else if self.holder(self.layout.place(stripe, chunk), MemberSet::NONE).is_some() {

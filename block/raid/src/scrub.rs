@@ -1,7 +1,8 @@
 //! Scrub: reads every written stripe on every member and checks that redundancy agrees.
 //!
-//! With parity: where more than one equation remains, one wrong chunk is located and rewritten; a chunk that
-//! cannot be read is recomputed. Copies vote, block by block ([`crate::agreed`]). Stripes that are dirty or being written are skipped: their
+//! With parity: where more than one equation remains, one wrong chunk is located and rewritten. What cannot be read
+//! is recomputed, block by block, and not where an equation that is left says that the others are wrong: one bad
+//! block in each of two chunks must not become the loss of both. Copies vote, block by block ([`crate::agreed`]). Stripes that are dirty or being written are skipped: their
 //! redundancy promises nothing yet. Changes nothing else, so a crash leaves nothing to undo.
 
 use crate::array::MemberSet;
@@ -15,6 +16,7 @@ use levada_base::{BufMut, probe};
 use levada_device::{BlockError, Durability};
 use levada_parity::{Slot, Verdict};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// What a scrub found.
@@ -32,6 +34,24 @@ pub struct ScrubReport {
     pub mismatched: u64,
     /// Stripes with fewer readable chunks than data needs.
     pub lost: u64,
+}
+
+/// What a scrub did to a part of a stripe; chunks as bits.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    repaired: u64,
+    wrong: u64,
+    mismatched: bool,
+    lost: bool,
+}
+
+impl Found {
+    fn add(&mut self, other: Self) {
+        self.repaired |= other.repaired;
+        self.wrong |= other.wrong;
+        self.mismatched |= other.mismatched;
+        self.lost |= other.lost;
+    }
 }
 
 /// What is the matter with a stripe.
@@ -102,40 +122,73 @@ impl Engine {
         if let Redundancy::Copies = self.redundancy {
             return self.scrub_copies(stripe).await;
         }
-        let (all, chunk_bytes) = (self.layout.chunks(), self.layout.chunk_bytes);
-        let mut held = self.gather(stripe, 0..chunk_bytes, 0, MemberSet::NONE, all).await;
-        report.stripes = 1;
-        if held.count() < self.layout.data_chunks() {
-            report.lost = 1;
-            return report;
-        }
-        for chunk in (0..all).filter(|chunk| held.bad >> chunk & 1 == 1) {
-            if let Some(bytes) = self.recomputed(&held.chunks, chunk)
-                && self.write_chunk(stripe, chunk, &bytes).await
-            {
-                held.chunks[chunk] = Some(bytes);
-                report.unreadable_repaired += 1;
+        let (chunk_bytes, block_bytes) = (self.layout.chunk_bytes, self.info.block_bytes);
+        let found = match self.scrub_range(stripe, 0..chunk_bytes).await {
+            Some(found) => found,
+            None => {
+                let mut found = Found::default();
+                for block in (0..chunk_bytes).step_by(block_bytes as usize) {
+                    let of_block = self.scrub_range(stripe, block..block + block_bytes).await;
+                    found.add(of_block.expect("a block is not cut further"));
+                }
+                found
             }
+        };
+        if found.mismatched {
+            tracing::warn!(array = %self.name, stripe, "scrub: chunks disagree");
         }
-        match self.examine(&held.chunks) {
-            Finding::Good => {}
+        if found.wrong != 0 {
+            tracing::warn!(array = %self.name, stripe, chunks = found.wrong, "scrub: wrong chunks");
+        }
+        ScrubReport {
+            stripes: 1,
+            skipped: 0,
+            unreadable_repaired: u64::from(found.repaired.count_ones()),
+            wrong_repaired: u64::from(found.wrong.count_ones()),
+            mismatched: u64::from(found.mismatched),
+            lost: u64::from(found.lost),
+        }
+    }
+
+    /// Checks a range of every chunk of a stripe, and puts right what it can; `None` when some of it cannot be
+    /// read and it is more than a block.
+    async fn scrub_range(self: &Rc<Self>, stripe: u64, within: Range<u64>) -> Option<Found> {
+        let all = self.layout.chunks();
+        let mut held = self.gather(stripe, within.clone(), 0, MemberSet::NONE, all).await;
+        if held.bad != 0 && within.end - within.start > self.info.block_bytes {
+            return None;
+        }
+        let mut found = Found::default();
+        if held.count() < self.layout.data_chunks() {
+            found.lost = true;
+            return Some(found);
+        }
+        let wrong = match self.examine(&held.chunks) {
+            Finding::Good => 0,
             Finding::Mismatch => {
-                tracing::warn!(array = %self.name, stripe, "scrub: chunks disagree");
-                report.mismatched = 1;
+                found.mismatched = true;
+                return Some(found);
             }
             Finding::Wrong { chunk } => {
-                tracing::warn!(array = %self.name, stripe, chunk, "scrub: wrong chunk");
                 held.chunks[chunk] = None;
-                if let Some(bytes) = self.recomputed(&held.chunks, chunk)
-                    && self.write_chunk(stripe, chunk, &bytes).await
-                {
-                    report.wrong_repaired = 1;
-                } else {
-                    report.mismatched = 1;
-                }
+                1 << chunk
             }
+        };
+        for chunk in (0..all).filter(|chunk| (held.bad | wrong) >> chunk & 1 == 1) {
+            let bytes = self.recomputed(&held.chunks, chunk, &within);
+            let is_written = match &bytes {
+                Some(bytes) => self.write_chunk(stripe, chunk, within.start, bytes).await,
+                None => false,
+            };
+            match (is_written, wrong >> chunk & 1 == 1) {
+                (true, true) => found.wrong |= 1 << chunk,
+                (true, false) => found.repaired |= 1 << chunk,
+                (false, true) => found.mismatched = true,
+                (false, false) => {}
+            }
+            held.chunks[chunk] = bytes;
         }
-        report
+        Some(found)
     }
 
     /// Lets the copies of a stripe vote, and puts right what is decided.
@@ -162,9 +215,9 @@ impl Engine {
         report
     }
 
-    /// Chunk `wanted` as the others imply it.
-    fn recomputed(&self, chunks: &Chunks, wanted: usize) -> Option<BufMut> {
-        let mut bytes = BufMut::for_overwrite(self.layout.chunk_bytes as usize);
+    /// This range of chunk `wanted` as the others imply it.
+    fn recomputed(&self, chunks: &Chunks, wanted: usize, within: &Range<u64>) -> Option<BufMut> {
+        let mut bytes = BufMut::for_overwrite((within.end - within.start) as usize);
         let mut into = Some(&mut bytes[..]);
         let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
         for (chunk, held) in chunks.iter().enumerate() {
@@ -179,11 +232,17 @@ impl Engine {
         recovered.then_some(bytes)
     }
 
-    async fn write_chunk(self: &Rc<Self>, stripe: u64, chunk: usize, bytes: &BufMut) -> bool {
+    async fn write_chunk(
+        self: &Rc<Self>,
+        stripe: u64,
+        chunk: usize,
+        offset: u64,
+        bytes: &BufMut,
+    ) -> bool {
         let place = self.layout.place(stripe, chunk);
         let Some(member) = self.holder(place, MemberSet::NONE) else { return false };
         let copy = BufMut::copy_of(bytes).freeze().into_vec();
-        let at = self.member_offset(place.slot, 0);
+        let at = self.member_offset(place.slot, offset);
         let written = self.member_write(&member, at, copy, Durability::Volatile).await.is_ok();
         if written {
             self.note_repair(&member, stripe);
@@ -222,7 +281,8 @@ impl Engine {
         for chunk in &present[..present.len() - 1] {
             others[*chunk] = chunks[*chunk].as_ref().map(|bytes| BufMut::copy_of(bytes));
         }
-        let implied = self.recomputed(&others, *last);
+        let bytes = chunks[*last].as_ref().map_or(0, |held| held.len() as u64);
+        let implied = self.recomputed(&others, *last, &(0..bytes));
         match (implied, &chunks[*last]) {
             (Some(implied), Some(held)) if implied[..] != held[..] => Finding::Mismatch,
             (Some(_) | None, _) => Finding::Good,

@@ -500,6 +500,86 @@ fn scrub_locates_and_repairs_silent_corruption() {
     });
 }
 
+/// One bad block in each of two chunks, at different places: a block that cannot be read, and one that is wrong
+/// and says nothing of it.
+#[test]
+fn scrub_does_not_make_two_bad_blocks_out_of_one_each() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(11).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, CHUNK as u64, 12);
+        let array = rig.create().await;
+        let data = write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        let of_chunk = |chunk: usize| {
+            let holders = array.members_of((chunk * CHUNK) as u64, 4096);
+            (0..6).find(|member| holders.contains(*member)).expect("somebody holds it")
+        };
+        let (unreadable, rotten) = (&rig.drives[of_chunk(0)], &rig.drives[of_chunk(1)]);
+        unreadable.make_unreadable(unreadable.data_at() + 2 * BLOCK as u64, BLOCK as u64);
+        rotten.corrupt(rotten.data_at());
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.unreadable_repaired, scrubbed.wrong_repaired), (1, 1));
+        assert_eq!((scrubbed.mismatched, scrubbed.lost), (0, 0));
+        assert!(read(&array, 0, data.len()).await.as_deref() == Ok(&data[..]));
+        // At one place the equation that is left says that something is wrong, not what.
+        unreadable.make_unreadable(unreadable.data_at(), BLOCK as u64);
+        rotten.corrupt(rotten.data_at());
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.unreadable_repaired, scrubbed.mismatched), (0, 1));
+        let avoid = MemberSet::only(of_chunk(1)).with(of_chunk(0));
+        for at in [0, CHUNK as u64] {
+            let into = BufMut::for_overwrite(4096).into_vec();
+            let parts = array.read_avoiding(at, into, avoid, IoClass::Foreground).await;
+            assert_eq!(&parts.expect("read")[0][..], &data[at as usize..][..4096]);
+        }
+    });
+}
+
+/// A chunk that rots in a stripe that is still marked dirty when the node dies: it was complete, so the rot is
+/// put right and not made the truth.
+#[test]
+fn rot_in_a_dirty_stripe_is_not_taken_for_the_truth() {
+    Reactor::simulated(12).block_on(async {
+        for member in 0..6 {
+            let rig = Rig::new(Level::Raid6, 6, 0, 16 << 10, 12);
+            let array = rig.create().await;
+            let data = write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            drop(array);
+            rig.cut_power();
+            rig.drives[member].corrupt(rig.drives[member].data_at() + 5);
+            let array = rig.open().await.expect("opened");
+            assert!(read(&array, 0, data.len()).await.as_deref() == Ok(&data[..]), "{member}");
+        }
+    });
+}
+
+/// Two bad blocks in one stripe, at different places, beside a lost drive: every block has a second one to be
+/// computed from.
+#[test]
+fn a_rebuild_takes_what_it_can_block_by_block() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(13).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 1, CHUNK as u64, 40);
+        let array = rig.create().await;
+        let mut expected = Vec::new();
+        for stripe in 0..4 {
+            expected.extend_from_slice(&write_stripe(&array, stripe, 1).await.expect("written"));
+        }
+        array.flush().await.expect("flushed");
+        let used: Vec<usize> =
+            (0..6).filter(|i| array.status().members[*i].state != MemberState::Spare).collect();
+        rig.drives[used[0]].pull();
+        array.fail(used[0]).await.expect("failed");
+        for (n, member) in used[1..4].iter().enumerate() {
+            let drive = &rig.drives[*member];
+            drive.make_unreadable(drive.data_at() + (n * BLOCK) as u64, BLOCK as u64);
+        }
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        assert!(read(&array, 0, expected.len()).await.as_deref() == Ok(&expected[..]));
+    });
+}
+
 #[test]
 fn reads_can_avoid_a_member() {
     Reactor::simulated(9).block_on(async {
