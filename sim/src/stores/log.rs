@@ -24,8 +24,8 @@ const INDEX_BYTES: u64 = 8 * MIB;
 const KV: levada_kv::Config = levada_kv::Config { log_bytes: MIB, cache_bytes: 256 * KIB as usize };
 /// Bytes of a drive.
 const DRIVE_BYTES: [u64; 3] = [768 * KIB, 864 * KIB, 2 * MIB];
-/// Of the smallest drives' log, bytes that stay, so that it is full again and again.
-const BALLAST_BYTES: u64 = 400_000;
+/// Of the smallest drives' log, bytes that are left by what stays, so that it is full again and again.
+const LEFT_BYTES: u64 = 150_000;
 
 /// One seed of the object log.
 pub fn log(seed: u64) -> Outcome {
@@ -96,7 +96,8 @@ impl Run {
     }
 
     async fn write_ballast(&self, log: &ObjectLog) {
-        let (id, (data, flat)) = (object(u64::MAX), payload(BALLAST_BYTES));
+        let ballast_bytes = log.space().free_bytes.saturating_sub(LEFT_BYTES);
+        let (id, (data, flat)) = (object(u64::MAX), payload(ballast_bytes));
         self.model.borrow_mut().of(id).next = Some(Some(flat));
         let ack = log.write(id, 0, data, Stability::Durable).await.expect("an empty log has room");
         let mut model = self.model.borrow_mut();
