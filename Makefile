@@ -35,6 +35,5 @@ bench: build bench-build ## Measures; writes target/figures.json and prints it.
 soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.
 	SIM_SEEDS=$(SIM_SEEDS) scripts/soak
 
-clean: ## Removes what the build and the demo made.
+clean: ## Removes what the build and the demo made; a cluster in ./levada-data stays.
 	$(CARGO) clean
-	rm -rf levada-data

@@ -75,6 +75,8 @@ pub fn make_place(dir: &Path) -> Result<()> {
 pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     let dir = mounting::place(dir)?;
     let state = place::state(loaded);
+    let file = &std::path::absolute(file)?;
+    refuse_to_hide(&dir, loaded, file)?;
     let found = look(&dir, &state)?;
     if found == Found::Ours {
         if let Some(stranger) = stranger(&dir, &state) {
@@ -110,6 +112,23 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     say!("mounted {} on {}", loaded.cluster.name, dir.display());
     if found == Found::Full {
         say!("{} was not empty: what is in it is hidden until the unmount", dir.display());
+    }
+    Ok(())
+}
+
+/// The node looks for its own files by their names: below its own mount it would wait for itself.
+fn refuse_to_hide(dir: &Path, loaded: &Loaded, file: &Path) -> Result<()> {
+    let drives = loaded.cluster.drives.iter().map(|drive| loaded.path(&drive.path));
+    let own = drives.chain([place::state(loaded).0, file.to_owned()]);
+    for path in own {
+        let path = std::fs::canonicalize(&path).unwrap_or(path);
+        if path.starts_with(dir) {
+            bail!(
+                "cannot mount on {}: the cluster needs {}, which is in it",
+                dir.display(),
+                path.display()
+            );
+        }
     }
     Ok(())
 }
@@ -303,6 +322,18 @@ pub fn served_mounts(state: &StateDir) -> Vec<PathBuf> {
 /// One line per mount of a cluster that was here before this one, or that had another address.
 pub fn strangers(state: &StateDir) -> Vec<String> {
     served_mounts(state).iter().filter_map(|dir| stranger(dir, state)).collect()
+}
+
+/// One line per mount whose process is gone.
+pub fn dead(state: &StateDir) -> Vec<String> {
+    let is_dead = |dir: &PathBuf| record(state, dir).is_ok_and(|record| !is_served(&record));
+    let line = |dir: PathBuf| {
+        let dir = dir.display();
+        format!(
+            "the process of the mount on {dir} is gone: `levada umount {dir}`, then mount again"
+        )
+    };
+    mounts(state).into_iter().filter(is_dead).map(line).collect()
 }
 
 fn stranger(dir: &Path, state: &StateDir) -> Option<String> {

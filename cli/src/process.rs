@@ -33,6 +33,8 @@ pub fn start(
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut child = Command::new(program)
         .args(arguments)
+        // It must not keep busy the mount, or the disk, that the caller stands in.
+        .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log_file)

@@ -24,6 +24,7 @@ pub fn ask(state: &StateDir) -> Result<Status> {
     };
     status.mounts = mount::mounts(state);
     status.problems.extend(mount::strangers(state));
+    status.problems.extend(mount::dead(state));
     Ok(*status)
 }
 

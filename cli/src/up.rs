@@ -92,6 +92,8 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         say!("{} is up already (node process {pid})", loaded.cluster.name);
     } else {
         refuse_mounted(&state, may_overwrite)?;
+        // It does not stand where this one does.
+        let path = std::path::absolute(&path)?;
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
         args.overwrite.pass_on(&mut arguments);
         if let Err(error) = process::start(&state.log(), &arguments, |line| say!("{line}")) {

@@ -10,6 +10,10 @@ use std::path::Path;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The state of an array that waits for its drives.
+const STOPPED: &str = "stopped";
+/// The state of one that lacks nothing.
+const HEALTHY: &str = "healthy";
 
 #[derive(Args)]
 pub struct WatchArgs {
@@ -18,7 +22,7 @@ pub struct WatchArgs {
     watch: bool,
 }
 
-/// Shows what is being rebuilt.
+/// Shows what is being rebuilt; with `--watch`, waits for its end and fails when an array is not whole then.
 pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
@@ -32,6 +36,10 @@ pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
             Some(progress) => say!("{}: {}", array.name, progress_text(progress)),
             None => say!("{}: {}", array.name, array.state),
         }
+    }
+    let is_whole = |array: &ArrayStatus| array.state == HEALTHY;
+    if args.watch && !status.arrays.iter().all(is_whole) {
+        bail!("not every array is whole; `levada status` says what helps");
     }
     Ok(())
 }
@@ -114,7 +122,9 @@ fn watch(
     let mut bar: Option<(String, ProgressBar)> = None;
     loop {
         let status = status::ask(state)?;
-        let now = status.arrays.iter().find_map(|array| Some((&array.name, progress_of(array)?)));
+        // One that has stopped waits for its drives, not for work.
+        let working = status.arrays.iter().filter(|array| array.state != STOPPED);
+        let now = working.filter_map(|array| Some((&array.name, progress_of(array)?))).next();
         let Some((name, progress)) = now else {
             if let Some((_, bar)) = bar {
                 bar.finish_and_clear();

@@ -61,7 +61,8 @@ impl File {
             flags |= libc::O_DIRECT;
         }
         let mut open = std::fs::OpenOptions::new();
-        open.read(true).write(options.write);
+        // What lies here is for its owner alone: modes of the files inside mean nothing to who reads it raw.
+        open.read(true).write(options.write).mode(0o600);
         match (options.create, options.exclusive) {
             (true, true) => {
                 open.create_new(true);

@@ -33,6 +33,18 @@ const AT_START: &[(&str, usize, &[u8])] = &[
     ("an md RAID member (1.2)", 4096, &MD_MAGIC),
     ("a bcache device", 4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
     ("a Ceph OSD", 0, b"bluestore block device"),
+    (
+        "a bcachefs file system",
+        4120,
+        b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef",
+    ),
+    ("an HFS+ file system", 1024, b"H+"),
+    ("an HFS+ file system", 1024, b"HX"),
+    ("an APFS container", 32, b"NXSB"),
+    ("a JFS file system", 32_768, b"JFS1"),
+    ("a ReiserFS file system", 65_588, b"ReIsEr"),
+    ("an ISO 9660 file system", 32_769, b"CD001"),
+    ("an Oracle ASM disk", 32, b"ORCLDISK"),
     ("a GPT partition table", 512, b"EFI PART"),
     ("a GPT partition table", 4096, b"EFI PART"),
     // Last: the longer names above say more, and several of them also end a boot sector so.

@@ -169,7 +169,13 @@ async fn serve(
         ..ClientConfig::new(transport, &plan.address, METADATA_TARGET, client_uuid)
     };
     let client = connect(config, signals, &plan.address).await?;
-    let options = MountOptions { source: plan.cluster.clone(), ..MountOptions::default() };
+    let options = MountOptions {
+        source: plan.cluster.clone(),
+        // Whoever reaches the services says who a caller is (note 0006): that must not make them root here.
+        no_set_id: true,
+        no_devices: true,
+        ..MountOptions::default()
+    };
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;
     if let Some(device) = mount.device() {
         let cluster = Some(plan.cluster_uuid);

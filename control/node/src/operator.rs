@@ -215,14 +215,16 @@ impl Operator {
     /// Formats the drive and gives it to every array that lists it.
     async fn admit(&self, name: &str, old: Option<Rc<Drive>>, force: bool) -> Result<(), Refusal> {
         let (file, spec) = self.reread(name)?;
+        let known = self.drives.borrow().get(name).map(|(known, _)| known.path.clone());
+        let is_same_place = known.is_some_and(|path| path == spec.path);
         let failed = |source| Refusal::NoDevice { drive: name.to_owned(), source };
         let device = match self.source.open(&spec).await {
             Ok(device) => device,
             Err(NoDevice::Absent { .. }) if spec.size.is_some() => {
                 self.source.create(&spec).await.map_err(failed)?
             }
-            // Still open here: the drive that failed comes back.
-            Err(error) => match &old {
+            // Still open here: the drive that failed comes back. Not when another was named.
+            Err(error) => match old.filter(|_| is_same_place) {
                 Some(old) => Rc::clone(old.device()),
                 None => return Err(failed(error)),
             },
@@ -254,40 +256,43 @@ impl Operator {
         Ok(())
     }
 
+    /// Metadata first, then objects, and what holds these last: an array only knows that chunks disagree, and may
+    /// take a rotten one for the truth; an object log knows which bytes are right, and what it has put right agrees.
     async fn scrub_everything(&self) {
-        for array in &self.cluster.arrays {
-            let name = &array.spec.name;
-            let result = match array.array.scrub(Limits::NONE).await {
-                Ok(report) => {
-                    tracing::info!(array = name, ?report, "scrubbed");
-                    ScrubResult {
-                        checked_bytes: report.stripes * stripe_bytes(array),
-                        repaired: report.unreadable_repaired + report.wrong_repaired,
-                        unrepairable: report.mismatched + report.lost,
-                        skipped_bytes: report.skipped * stripe_bytes(array),
-                        not_checked: Vec::new(),
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(array = name, %error, "the scrub stopped");
-                    let not_checked = vec![format!("array {name}: {error}")];
-                    ScrubResult { not_checked, ..ScrubResult::default() }
-                }
-            };
-            *array.last_scrub.borrow_mut() = Some(result);
+        let (data, others): (Vec<_>, Vec<_>) =
+            self.cluster.arrays.iter().partition(|array| self.holds_objects(array));
+        for array in others {
+            *array.last_scrub.borrow_mut() = Some(scrub_array(array).await);
         }
-        let data = self.cluster.arrays.iter().find(|array| self.holds_objects(array));
-        let with_objects = |change: &dyn Fn(&mut ScrubResult)| {
-            if let Some(data) = data {
-                data.last_scrub.borrow_mut().as_mut().into_iter().for_each(change);
-            }
-        };
+        let objects = self.scrub_objects().await;
+        for array in data {
+            let result = if objects.unrepairable == 0 && objects.not_checked.is_empty() {
+                scrub_array(array).await
+            } else {
+                let name = &array.spec.name;
+                let left = format!(
+                    "array {name}: its redundancy is left as it is while objects on it are damaged or not checked"
+                );
+                ScrubResult { not_checked: vec![left], ..ScrubResult::default() }
+            };
+            *array.last_scrub.borrow_mut() = Some(ScrubResult {
+                repaired: objects.repaired + result.repaired,
+                unrepairable: objects.unrepairable + result.unrepairable,
+                not_checked: [objects.not_checked.clone(), result.not_checked].concat(),
+                ..result
+            });
+        }
+    }
+
+    /// Scrubs every object target.
+    async fn scrub_objects(&self) -> ScrubResult {
+        let mut found = ScrubResult::default();
         for target in &self.cluster.targets {
             if let (TargetKind::Objects, Service::Stopped { why }) =
                 (target.entry.kind, &target.service)
             {
                 let left_out = format!("target {} is stopped: {why}", target.entry.name());
-                with_objects(&|result| result.not_checked.push(left_out.clone()));
+                found.not_checked.push(left_out);
             }
         }
         let begun = reactor::now();
@@ -305,19 +310,17 @@ impl Operator {
                         repaired_blocks = report.repaired_blocks,
                         "objects scrubbed"
                     );
-                    with_objects(&|result| {
-                        result.repaired += report.repaired_blocks;
-                        result.unrepairable += report.damaged.len() as u64;
-                    });
+                    found.repaired += report.repaired_blocks;
+                    found.unrepairable += report.damaged.len() as u64;
                 }
                 Err(error) => {
                     tracing::error!(target = name, %error, "the scrub of objects stopped");
-                    let cut_off = format!("target {name}: {error}");
-                    with_objects(&|result| result.not_checked.push(cut_off.clone()));
+                    found.not_checked.push(format!("target {name}: {error}"));
                 }
             }
         }
         self.objects_scrubbed.set(None);
+        found
     }
 
     fn object_logs(&self) -> impl Iterator<Item = (String, &ObjectLog)> {
@@ -418,9 +421,14 @@ impl Operator {
             }
         }
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
-            if let Some(problem) = self.problem_of(array, &shown.state) {
-                problems.push(problem);
-            }
+            problems.extend(self.problem_of(array, &shown.state));
+            problems.extend(shown.last_scrub.as_ref().and_then(|found| {
+                let name = &array.spec.name;
+                (found.unrepairable > 0).then(|| {
+                    let places = found.unrepairable;
+                    format!("the last scrub of {name} found {places} places beyond repair; the node's log names them")
+                })
+            }));
         }
         problems.extend(self.cluster.remarks.iter().cloned());
         for target in &self.cluster.targets {
@@ -598,14 +606,36 @@ impl Operator {
                 if !self.scrubbing.get() {
                     return None;
                 }
-                // After its turn the objects in it have theirs.
-                if array.last_scrub.borrow().is_some() {
-                    return self.object_scrub().filter(|_| self.holds_objects(array));
+                // Before its turn the objects in it have theirs.
+                let objects = self.object_scrub().filter(|_| self.holds_objects(array));
+                if objects.is_some() || array.last_scrub.borrow().is_some() {
+                    return objects;
                 }
                 let total_bytes = status.stripes_written * stripe_bytes;
                 Some(Progress { total_bytes, ..Progress::default() })
             }),
             last_scrub: array.last_scrub.borrow().clone().filter(|_| !self.scrubbing.get()),
+        }
+    }
+}
+
+async fn scrub_array(array: &ClusterArray) -> ScrubResult {
+    let name = &array.spec.name;
+    match array.array.scrub(Limits::NONE).await {
+        Ok(report) => {
+            tracing::info!(array = name, ?report, "scrubbed");
+            ScrubResult {
+                checked_bytes: report.stripes * stripe_bytes(array),
+                repaired: report.unreadable_repaired + report.wrong_repaired,
+                unrepairable: report.mismatched + report.lost,
+                skipped_bytes: report.skipped * stripe_bytes(array),
+                not_checked: Vec::new(),
+            }
+        }
+        Err(error) => {
+            tracing::error!(array = name, %error, "the scrub stopped");
+            let not_checked = vec![format!("array {name}: {error}")];
+            ScrubResult { not_checked, ..ScrubResult::default() }
         }
     }
 }

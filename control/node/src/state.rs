@@ -11,8 +11,9 @@
 //! After a crash the kernel has released the lock; the other files are replaced.
 
 use levada_base::ids::Uuid;
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Why a state directory could not be used.
@@ -89,13 +90,17 @@ impl StateDir {
         StateError::Unusable { dir: self.0.clone(), source }
     }
 
-    /// Makes the directory and takes its lock, for as long as the result lives.
+    /// Makes the directory, which nobody else may enter, and takes its lock, for as long as the result
+    /// lives.
     ///
     /// # Errors
     ///
     /// [`StateError::AlreadyRunning`] when another process holds the lock.
     pub fn lock(&self) -> Result<StateLock, StateError> {
-        std::fs::create_dir_all(&self.0).map_err(|source| self.unusable(source))?;
+        let only_owner = Permissions::from_mode(0o700);
+        std::fs::create_dir_all(&self.0)
+            .and_then(|()| std::fs::set_permissions(&self.0, only_owner))
+            .map_err(|source| self.unusable(source))?;
         let path = self.0.join("node.lock");
         let mut file = File::options()
             .create(true)

@@ -26,7 +26,8 @@ mod names;
 mod open;
 
 use crate::codec::{
-    Caller, Entry, Errno, InitFlags, Limits, Operation, Reply, Request, SetAttr, StatFs, Statx,
+    Caller, Entry, Errno, InitFlags, Limits, Negotiated, Operation, Reply, Request, SetAttr,
+    StatFs, Statx,
 };
 use crate::handler::{Handler, write_data};
 use attrs::{attr_of, change_of, has_set_id, time_of};
@@ -39,6 +40,7 @@ use levada_wire::attr::Attr;
 use levada_wire::meta::{self, AttrChange, NewInode};
 use names::Names;
 use open::{Handles, Pages};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// How long the kernel trusts names and attributes. Its own changes it knows at once; one that
@@ -58,6 +60,8 @@ pub struct Files {
     pages: Pages,
     names: Names,
     interrupts: Interrupts,
+    /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
+    direct_io: Cell<bool>,
 }
 
 impl From<Error> for Errno {
@@ -99,6 +103,7 @@ impl Files {
             pages: Pages::default(),
             names: Names::default(),
             interrupts: Interrupts::default(),
+            direct_io: Cell::new(false),
         }
     }
 
@@ -370,5 +375,9 @@ impl Files {
 impl Handler for Files {
     async fn handle(&self, request: Request<'_>, message: &Buf) -> Reply {
         self.answer(request, message).await.unwrap_or_else(Reply::from)
+    }
+
+    fn mounted(&self, terms: &Negotiated) {
+        self.direct_io.set(terms.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP));
     }
 }

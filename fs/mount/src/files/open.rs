@@ -115,7 +115,7 @@ impl Files {
         // Without it the kernel takes the inode's lock for the whole of each direct write; with it
         // those that do not extend the file run at once. Shared mappings work all the same.
         let direct = open_flags & libc::O_DIRECT.cast_unsigned() != 0;
-        flags.set(OpenReplyFlags::DIRECT_IO, direct);
+        flags.set(OpenReplyFlags::DIRECT_IO, direct && self.direct_io.get());
         OpenReply { fh: self.handles.add(file, attr), flags }
     }
 
