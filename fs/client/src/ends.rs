@@ -8,14 +8,12 @@ use crate::error::Error;
 use crate::meta::Meta;
 use levada_base::reactor;
 use levada_base::sync::oneshot;
-use levada_wire::meta::{MetaReply, MetaRequest};
+use levada_wire::meta::{MetaReply, MetaRequest, SEVERAL_MAX};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Requests in one message.
-const TOGETHER_MAX: usize = 64;
 /// How long the first one waits for company.
 const GATHER: Duration = Duration::from_millis(1);
 
@@ -57,12 +55,15 @@ impl Ends {
         loop {
             let mut together: Vec<Given> = Vec::new();
             let mut count = 0;
-            while let Some(given) = self.waiting.borrow_mut().pop_front() {
-                count += given.requests.len();
-                together.push(given);
-                if count >= TOGETHER_MAX {
+            loop {
+                let mut waiting = self.waiting.borrow_mut();
+                let fits = |given: &Given| count + given.requests.len() <= SEVERAL_MAX;
+                if !waiting.front().is_some_and(fits) {
                     break;
                 }
+                let given = waiting.pop_front().expect("looked at above");
+                count += given.requests.len();
+                together.push(given);
             }
             if together.is_empty() {
                 return;

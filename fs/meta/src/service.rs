@@ -348,6 +348,8 @@ impl MetaService {
                 }
             };
             drop(ticket);
+            // Also what was only read: between transactions, so that none loses what it waits for.
+            self.cache.borrow_mut().trim(self.store.durable_seq());
             #[cfg(test)]
             self.trace.borrow_mut().push(Traced {
                 call,
@@ -444,7 +446,6 @@ impl MetaService {
             if let Some(directory) = made_directory {
                 cache.completed(directory);
             }
-            cache.trim(self.store.durable_seq());
             table.counters = counters;
         }
         for effect in effects {

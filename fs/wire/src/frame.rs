@@ -559,6 +559,25 @@ mod tests {
     }
 
     #[test]
+    fn a_message_in_itself_is_refused() {
+        let close = || MetaRequest::Close { ino: levada_base::ids::Ino(1) };
+        let several = |requests| MetaRequest::Several { requests };
+        let body = encode_body(&several(vec![close(), close()]));
+        assert_eq!(decode_body::<MetaRequest>(&body), Ok(several(vec![close(), close()])));
+        let nested = encode_body(&several(vec![several(vec![close()])]));
+        assert_eq!(decode_body::<MetaRequest>(&nested), Err(FrameError::Message));
+        // Decoding goes on after that.
+        assert!(decode_body::<MetaRequest>(&body).is_ok());
+        let many = encode_body(&several((0..=crate::meta::SEVERAL_MAX).map(|_| close()).collect()));
+        assert_eq!(decode_body::<MetaRequest>(&many), Err(FrameError::Message));
+        // Two bytes a level: its kind, and that one follows.
+        let deep = nested[..2].repeat(500_000);
+        assert_eq!(decode_body::<MetaRequest>(&deep), Err(FrameError::Message));
+        let reply = encode_body(&MetaReply::Several(vec![MetaReply::Several(Vec::new())]));
+        assert_eq!(decode_body::<MetaReply>(&reply), Err(FrameError::Message));
+    }
+
+    #[test]
     fn a_vector_that_claims_a_huge_length_allocates_little() {
         // ObjectRequest has no vectors; Reclaim is the second variant of MetaRequest.
         let mut body = vec![1];

@@ -5,7 +5,28 @@
 
 use crate::attr::{Attr, Kind, Time};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::cell::Cell;
+
+/// Requests in a [`MetaRequest::Several`].
+pub const SEVERAL_MAX: usize = 64;
+
+/// Reads what may hold no more of its own kind, and not too many: a message of two bytes a level could else
+/// exhaust the stack of whoever reads it, and a short one ask for a reply that no frame holds.
+fn flat<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    if INSIDE.replace(true) {
+        return Err(D::Error::custom("several in several"));
+    }
+    let items = Vec::deserialize(from);
+    INSIDE.set(false);
+    let items: Vec<T> = items?;
+    if items.len() > SEVERAL_MAX {
+        return Err(D::Error::custom("too many"));
+    }
+    Ok(items)
+}
 
 /// Who asks; the service checks nothing but ownership rules, the mount's kernel checks modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,8 +185,9 @@ pub enum MetaRequest {
         size: u64,
     },
     /// `CommitWrite` and `Close` of several files, in this order, as one change. Each is done or
-    /// refused by itself.
+    /// refused by itself. At most [`SEVERAL_MAX`].
     Several {
+        #[serde(deserialize_with = "flat")]
         requests: Vec<Self>,
     },
     /// Everything acknowledged so far is durable.
@@ -268,7 +290,7 @@ pub enum MetaReply {
     },
     Done,
     /// An answer for each of the requests.
-    Several(Vec<Self>),
+    Several(#[serde(deserialize_with = "flat")] Vec<Self>),
     Space {
         inodes: u64,
         inodes_free: u64,
