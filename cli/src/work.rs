@@ -12,8 +12,6 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// The state of an array that waits for its drives.
 const STOPPED: &str = "stopped";
-/// The state of one that lacks nothing.
-const HEALTHY: &str = "healthy";
 
 #[derive(Args)]
 pub struct WatchArgs {
@@ -22,7 +20,7 @@ pub struct WatchArgs {
     watch: bool,
 }
 
-/// Shows what is being rebuilt; with `--watch`, waits for its end and fails when an array is not whole then.
+/// Shows what is being rebuilt; with `--watch`, waits for its end and fails when an array has stopped.
 pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
@@ -37,9 +35,8 @@ pub fn rebuild(file: Option<&Path>, args: &WatchArgs) -> Result<()> {
             None => say!("{}: {}", array.name, array.state),
         }
     }
-    let is_whole = |array: &ArrayStatus| array.state == HEALTHY;
-    if args.watch && !status.arrays.iter().all(is_whole) {
-        bail!("not every array is whole; `levada status` says what helps");
+    if args.watch && status.arrays.iter().any(|array| array.state == STOPPED) {
+        bail!("an array has stopped; `levada status` says what helps");
     }
     Ok(())
 }
