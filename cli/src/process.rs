@@ -1,6 +1,7 @@
 //! Background processes: started detached from the terminal, and heard until they are ready.
 
 use anyhow::{Context, Result, bail};
+use levada_node::state::make_private;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -22,7 +23,7 @@ pub fn start(
     mut progress: impl FnMut(&str),
 ) -> Result<()> {
     if let Some(dir) = log.parent() {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        make_private(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
     let log_file = OpenOptions::new()
         .create(true)

@@ -242,7 +242,7 @@ fn build(
         subscribers: RefCell::default(),
         last_foreground: Cell::new(Instant::default()),
         rebuild: Cell::new(None),
-        rebuild_stuck: Cell::new(None),
+        rebuild_stuck: RefCell::default(),
         scrub: Cell::new(None),
         rebuild_turn: Semaphore::new(1),
     }))

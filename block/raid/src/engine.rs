@@ -77,8 +77,8 @@ pub(crate) struct Engine {
     pub subscribers: RefCell<Vec<queue::Sender<ArrayEvent>>>,
     pub last_foreground: Cell<Instant>,
     pub rebuild: Cell<Option<Progress>>,
-    /// The stripe that stopped the last rebuild, and how often it did so in a row.
-    pub rebuild_stuck: Cell<Option<(u64, u32)>>,
+    /// Stripes that stopped a rebuild, and how often each did.
+    pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,
     pub scrub: Cell<Option<Progress>>,
     pub rebuild_turn: Rc<Semaphore>,
 }

@@ -201,6 +201,7 @@ impl Engine {
                 self.emit(&ArrayEvent::RebuildDone { member, name });
             }
         }
+        self.rebuild_stuck.borrow_mut().clear();
         add(&self.standing_wanted, 1);
         self.settle().await
     }
@@ -294,12 +295,10 @@ impl Engine {
             return Ok(());
         }
         // They may come back: it is tried again a few times before the rest of the array is put first.
-        let tries = match self.rebuild_stuck.get() {
-            Some((known, tries)) if known == stripe => tries + 1,
-            _ => 1,
-        };
-        self.rebuild_stuck.set(Some((stripe, tries)));
-        if tries < TRIES_MAX {
+        let mut stuck = self.rebuild_stuck.borrow_mut();
+        let tries = stuck.entry(stripe).or_default();
+        *tries += 1;
+        if *tries < TRIES_MAX {
             return Err(BlockError::Medium { at: start, bytes: end - start });
         }
         tracing::error!(array = %self.name, stripe, blocks = blocks_lost, "rebuild: too few chunks can be read; left out");

@@ -138,7 +138,8 @@ impl Engine {
             tracing::warn!(array = %self.name, stripe, "scrub: chunks disagree");
         }
         if found.wrong != 0 {
-            tracing::warn!(array = %self.name, stripe, chunks = found.wrong, "scrub: wrong chunks");
+            let chunks: Vec<u32> = (0..64).filter(|chunk| found.wrong >> chunk & 1 == 1).collect();
+            tracing::warn!(array = %self.name, stripe, ?chunks, "scrub: wrong chunks");
         }
         ScrubReport {
             stripes: 1,

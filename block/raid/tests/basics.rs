@@ -580,6 +580,37 @@ fn a_rebuild_takes_what_it_can_block_by_block() {
     });
 }
 
+/// Blocks beyond repair in several stripes at once stop a rebuild a few times, and the rest is rebuilt then.
+#[test]
+fn a_rebuild_leaves_out_what_is_beyond_repair() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(14).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 1, CHUNK as u64, 40);
+        let array = rig.create().await;
+        for stripe in 0..4 {
+            write_stripe(&array, stripe, 1).await.expect("written");
+        }
+        array.flush().await.expect("flushed");
+        let used: Vec<usize> =
+            (0..6).filter(|i| array.status().members[*i].state != MemberState::Spare).collect();
+        rig.drives[used[0]].pull();
+        array.fail(used[0]).await.expect("failed");
+        for member in &used[1..3] {
+            let drive = &rig.drives[*member];
+            // The first block of each of the first two stripes.
+            drive.make_unreadable(drive.data_at(), BLOCK as u64);
+            drive.make_unreadable(drive.data_at() + CHUNK as u64, BLOCK as u64);
+        }
+        let mut tries = 1;
+        while array.rebuild(Limits::NONE).await.is_err() {
+            tries += 1;
+            assert!(tries < 10, "the rebuild never ends");
+        }
+        assert!(tries > 1, "nothing stopped it");
+        assert!(!array.needs_rebuild());
+    });
+}
+
 #[test]
 fn reads_can_avoid_a_member() {
     Reactor::simulated(9).block_on(async {

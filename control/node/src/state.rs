@@ -11,9 +11,9 @@
 //! After a crash the kernel has released the lock; the other files are replaced.
 
 use levada_base::ids::Uuid;
-use std::fs::{File, Permissions, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Why a state directory could not be used.
@@ -29,6 +29,15 @@ pub enum StateError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// Makes a directory that nobody else may enter; one that is there stays as it is.
+///
+/// # Errors
+///
+/// What `mkdir(2)` says.
+pub fn make_private(dir: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Paths in a state directory.
@@ -90,17 +99,13 @@ impl StateDir {
         StateError::Unusable { dir: self.0.clone(), source }
     }
 
-    /// Makes the directory, which nobody else may enter, and takes its lock, for as long as the result
-    /// lives.
+    /// Makes the directory and takes its lock, for as long as the result lives.
     ///
     /// # Errors
     ///
     /// [`StateError::AlreadyRunning`] when another process holds the lock.
     pub fn lock(&self) -> Result<StateLock, StateError> {
-        let only_owner = Permissions::from_mode(0o700);
-        std::fs::create_dir_all(&self.0)
-            .and_then(|()| std::fs::set_permissions(&self.0, only_owner))
-            .map_err(|source| self.unusable(source))?;
+        make_private(&self.0).map_err(|source| self.unusable(source))?;
         let path = self.0.join("node.lock");
         let mut file = File::options()
             .create(true)
