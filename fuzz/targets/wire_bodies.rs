@@ -3,7 +3,7 @@
 
 use levada_wire::frame::{decode_body, encode_body};
 use levada_wire::meta::{MetaReply, MetaRequest, Tail};
-use levada_wire::object::{ObjectReply, ObjectRequest};
+use levada_wire::object::{ObjectReply, ObjectRequest, Restarted};
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,12 +17,13 @@ fn read<T: Serialize + DeserializeOwned + PartialEq + Debug>(body: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, body)) = bytes.split_first() else { return };
-    match which % 6 {
+    match which % 7 {
         0 => read::<MetaRequest>(body),
         1 => read::<MetaReply>(body),
         2 => read::<ObjectRequest>(body),
         3 => read::<ObjectReply>(body),
         4 => read::<Tail>(body),
+        5 => read::<Restarted>(body),
         _ => levada_wire::fuzz::handshake(body),
     }
 });

@@ -1,27 +1,30 @@
 //! One object target, as the client sees it.
 //!
 //! Every request names the verifier of the life of the target that took the unstable data. A target that
-//! restarted does nothing then and says so ([`flags::RESTARTED`]); the client first sends its kept changes
-//! again, in order, and only then the request. So nothing overtakes what was lost.
+//! restarted does nothing then and says so ([`flags::RESTARTED`]); the client first sends the kept changes that
+//! were lost again, in order ([`recovery`]), and only then the request. So nothing overtakes what was lost.
 //!
 //! What always holds:
 //! - While kept changes are sent again, nothing else is sent to the target.
 //! - Where another cluster answers, everybody gets an error; kept changes stay until the right one is back.
 //! - COMMITs are shared: all who wait while one is under way share the next.
-//! - Unstable bytes, kept or in flight, stay below the bound; beyond half of it a COMMIT runs.
+//! - Unstable bytes, kept or in flight, stay below the bound; beyond half of it a COMMIT runs, and one runs
+//!   [`DRAIN_AFTER`] at the latest after a change was kept.
+
+mod recovery;
 
 use crate::error::Error;
 use crate::slots::{Slot, Slots};
 use crate::unstable::{Change, Kept, Unstable};
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, select};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
-use levada_base::reactor::Instant;
 use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_base::{IoVec, planted, probe, reactor};
+use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
-use levada_wire::rpc::{Call, Peer, RpcError};
+use levada_wire::rpc::{Call, Peer};
+use recovery::NewLife;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -30,14 +33,11 @@ use std::time::Duration;
 
 /// Changes in flight to one target; more wait for a slot.
 const SLOTS: u32 = 256;
+/// Kept changes are committed after this, whatever programs do. So a client that falls silent notices soon that a
+/// target restarted: until it has sent again what was lost, others see an older state and write upon it.
+const DRAIN_AFTER: Duration = Duration::from_secs(1);
 /// A target that cannot serve now is asked again after this.
 const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
-/// Kept changes that are sent again at the same time.
-const RESEND_BATCH: usize = 32;
-/// So long a recovery, in all, asks a target again that has no room for what it once acknowledged. The
-/// target keeps room for this, so that should not happen; nothing else is sent meanwhile.
-const FULL_MAX: Duration = Duration::from_secs(60);
-const FULL_WAIT: Duration = Duration::from_millis(500);
 
 pub(crate) struct ObjectTarget {
     id: TargetId,
@@ -59,6 +59,8 @@ pub(crate) struct ObjectTarget {
     /// Objects that lost kept changes for good, until somebody was told.
     lost: RefCell<BTreeMap<ObjectId, ObjectFault>>,
     commits: Commits,
+    /// A task is about to commit what is kept.
+    draining: Cell<bool>,
     /// Any of the above changed.
     changed: Notify,
 }
@@ -93,7 +95,7 @@ impl ObjectTarget {
             class,
             client,
             slots: Slots::new(0, SLOTS),
-            recovery_slots: Slots::new(SLOTS, RESEND_BATCH as u32),
+            recovery_slots: Slots::new(SLOTS, recovery::BATCH as u32),
             verifier: Cell::new(None),
             recovering: Cell::new(false),
             refused: Cell::new(None),
@@ -102,6 +104,7 @@ impl ObjectTarget {
             room: Semaphore::new(unstable_bytes_max),
             lost: RefCell::default(),
             commits: Commits::default(),
+            draining: Cell::new(false),
             changed: Notify::default(),
         })
     }
@@ -265,6 +268,7 @@ impl ObjectTarget {
                 self.unstable.borrow_mut().keep(seq, kept);
             }
             self.heard_durable(durable);
+            self.drain_soon();
             if self.unstable.borrow().bytes() * 2 > self.unstable_bytes_max {
                 self.start_round();
             }
@@ -301,7 +305,7 @@ impl ObjectTarget {
             call.verifier = verifier;
             let frame = self.peer.call(&call, None).await?;
             if frame.header.flags & flags::RESTARTED != 0 {
-                self.restarted(verifier, frame.header.verifier);
+                self.restarted(verifier, NewLife::told_by(&frame)?);
                 continue;
             }
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
@@ -333,151 +337,12 @@ impl ObjectTarget {
     }
 
     /// The target no longer has verifier `old`.
-    fn restarted(self: &Rc<Self>, old: BootVerifier, new: BootVerifier) {
+    fn restarted(self: &Rc<Self>, old: BootVerifier, new: NewLife) {
         if self.verifier.get() == Some(old) && !self.recovering.replace(true) {
             self.verifier.set(None);
             tracing::info!(target_id = self.id.0, "an object target restarted");
             let target = Rc::clone(self);
             reactor::spawn(async move { target.recover(Some(new)).await });
-        }
-    }
-
-    /// Sends kept changes to a new life of the target. A task of its own, so that it ends also when those
-    /// who noticed have given up.
-    async fn recover(self: Rc<Self>, verifier: Option<BootVerifier>) {
-        let mut verifier = match verifier {
-            Some(verifier) => verifier,
-            None => self.first_contact().await,
-        };
-        let mut kept: Vec<Option<Kept>> =
-            self.unstable.borrow_mut().take().into_iter().map(Some).collect();
-        if planted!("client-sent-again-in-reverse") {
-            kept.reverse();
-        }
-        let _busy = (!kept.is_empty()).then(|| probe::busy("client sends again"));
-        let full_since = Cell::new(None);
-        let mut seqs = vec![Seq(0); kept.len()];
-        let mut durable = Seq(0);
-        let mut at = 0;
-        while at < kept.len() {
-            let end = batch_end(&kept, at);
-            let batch = kept[at..end]
-                .iter()
-                .map(|kept| self.send_again(kept.as_ref(), verifier, &full_since));
-            let mut another_life = None;
-            for (place, outcome) in join_all(batch).await.into_iter().enumerate() {
-                match outcome {
-                    Again::Done(seq, upto) => {
-                        seqs[at + place] = seq;
-                        durable = durable.max(upto);
-                    }
-                    Again::Nothing => {}
-                    Again::Restarted(new) => another_life = Some(new),
-                    Again::Lost(fault) => {
-                        let lost = kept[at + place].take().expect("was sent");
-                        tracing::error!(object = ?lost.object, %fault, "lost a written change");
-                        self.lost.borrow_mut().insert(lost.object, fault);
-                    }
-                }
-            }
-            match another_life {
-                Some(new) => {
-                    tracing::info!(target_id = self.id.0, "an object target restarted once more");
-                    (verifier, at, durable) = (new, 0, Seq(0));
-                }
-                None => at = end,
-            }
-        }
-        {
-            let mut unstable = self.unstable.borrow_mut();
-            for (seq, kept) in seqs.into_iter().zip(kept) {
-                if let Some(kept) = kept {
-                    unstable.keep(seq, kept);
-                }
-            }
-            unstable.durable(durable);
-        }
-        self.verifier.set(Some(verifier));
-        self.recovering.set(false);
-        self.changed.notify_all();
-    }
-
-    /// A call of the recovery; whoever waits for that is told meanwhile when the service refuses it.
-    async fn reach(&self, call: &Call) -> Result<Frame, RpcError> {
-        let answer = self.peer.call(call, None).await;
-        let refused = match answer {
-            Err(error @ RpcError::Refused(_)) => Some(error.into()),
-            _ => None,
-        };
-        if self.refused.replace(refused) != refused {
-            self.changed.notify_all();
-        }
-        answer
-    }
-
-    async fn first_contact(&self) -> BootVerifier {
-        let call = self.call(&ObjectRequest::Commit { upto: Seq(0) });
-        loop {
-            match self.reach(&call).await {
-                Ok(frame) if frame.header.verifier != BootVerifier(0) => {
-                    return frame.header.verifier;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(target_id = self.id.0, %error, "cannot reach an object target");
-                }
-            }
-            reactor::sleep(UNAVAILABLE_WAIT).await;
-        }
-    }
-
-    /// Sends one kept change. `full_since`: when the target had no room first in this recovery.
-    async fn send_again(
-        &self,
-        kept: Option<&Kept>,
-        verifier: BootVerifier,
-        full_since: &Cell<Option<Instant>>,
-    ) -> Again {
-        let Some(kept) = kept else { return Again::Nothing };
-        loop {
-            let slot = self.recovery_slots.take().await;
-            let mut call = self.change_call(&slot, kept.object, &kept.change, Stability::Again);
-            call.verifier = verifier;
-            let frame = match self.reach(&call).await {
-                Ok(frame) => frame,
-                Err(error) => {
-                    tracing::warn!(target_id = self.id.0, %error, "cannot send again");
-                    reactor::sleep(UNAVAILABLE_WAIT).await;
-                    continue;
-                }
-            };
-            if frame.header.flags & flags::RESTARTED != 0 {
-                return Again::Restarted(frame.header.verifier);
-            }
-            match decode_body(&frame.body) {
-                Ok(ObjectReply::Done { seq, durable, .. }) => return Again::Done(seq, durable),
-                Ok(ObjectReply::Failed(ObjectFault::Unavailable)) | Err(_) => {
-                    reactor::sleep(UNAVAILABLE_WAIT).await;
-                }
-                Ok(ObjectReply::Failed(ObjectFault::Full)) => {
-                    let now = reactor::now();
-                    let since = full_since.get().unwrap_or(now);
-                    if full_since.replace(Some(since)).is_none() {
-                        tracing::warn!(
-                            target_id = self.id.0,
-                            "no room for what is sent again; waiting"
-                        );
-                    }
-                    if now.since(since) >= FULL_MAX {
-                        return Again::Lost(ObjectFault::Full);
-                    }
-                    reactor::sleep(FULL_WAIT).await;
-                }
-                Ok(ObjectReply::Failed(fault)) => return Again::Lost(fault),
-                Ok(ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. }) => {
-                    return Again::Lost(ObjectFault::Invalid);
-                }
-            }
         }
     }
 
@@ -517,6 +382,22 @@ impl ObjectTarget {
         }
     }
 
+    /// See [`DRAIN_AFTER`].
+    fn drain_soon(self: &Rc<Self>) {
+        if self.draining.replace(true) {
+            return;
+        }
+        let target = Rc::downgrade(self);
+        reactor::spawn(async move {
+            reactor::sleep(DRAIN_AFTER).await;
+            let Some(target) = target.upgrade() else { return };
+            target.draining.set(false);
+            if target.commit_round().await.is_err() {
+                target.drain_soon();
+            }
+        });
+    }
+
     /// Starts a round unless one is under way.
     fn start_round(self: &Rc<Self>) {
         if self.commits.running.replace(true) {
@@ -543,23 +424,4 @@ impl ObjectTarget {
             }
         });
     }
-}
-
-/// What came of sending a change again.
-enum Again {
-    Done(Seq, Seq),
-    /// There was nothing to send.
-    Nothing,
-    Restarted(BootVerifier),
-    Lost(ObjectFault),
-}
-
-/// The end of the longest run from `at` on in which no two changes conflict.
-fn batch_end(kept: &[Option<Kept>], at: usize) -> usize {
-    let last = kept.len().min(at + RESEND_BATCH);
-    let conflicts = |end: &usize| {
-        let Some(next) = &kept[*end] else { return false };
-        kept[at..*end].iter().flatten().any(|earlier| earlier.conflicts_with(next))
-    };
-    (at + 1..last).find(conflicts).unwrap_or(last)
 }

@@ -92,9 +92,9 @@ impl Unstable {
         self.bytes
     }
 
-    /// Everything kept, in order; for a new life of the target, whose sequences start anew.
-    pub(crate) fn take(&mut self) -> Vec<Kept> {
-        std::mem::take(self).kept.into_values().collect()
+    /// Everything kept, in order; for a new life of the target, which gives out other sequences.
+    pub(crate) fn take(&mut self) -> Vec<(Seq, Kept)> {
+        std::mem::take(self).kept.into_iter().collect()
     }
 }
 

@@ -7,7 +7,9 @@ use levada_base::reactor::{self, Reactor};
 use std::cell::Cell;
 use std::rc::Rc;
 use world::World;
-use world::crash::{TARGETS, chaos, nothing_is_lost, open_files, synced_survives, work};
+use world::crash::{
+    TARGETS, chaos, nothing_is_lost, open_files, others_stay, synced_survives, work,
+};
 
 #[test]
 fn programs_see_no_error_and_nothing_is_lost() {
@@ -17,6 +19,11 @@ fn programs_see_no_error_and_nothing_is_lost() {
 #[test]
 fn what_was_synced_survives_the_end_of_everything() {
     (100..120).for_each(synced_survives);
+}
+
+#[test]
+fn what_another_client_synced_is_not_written_over_after_a_restart() {
+    (200..230).for_each(others_stay);
 }
 
 #[test]

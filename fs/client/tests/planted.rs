@@ -4,13 +4,14 @@
 mod world;
 
 use levada_base::planted;
-use world::crash::{nothing_is_lost, synced_survives};
+use world::crash::{nothing_is_lost, others_stay, synced_survives};
 
 #[test]
 fn planted_bugs_are_found() {
     let bugs = [
         "client-written-not-kept",
         "client-sent-again-in-reverse",
+        "client-survivors-sent-again",
         "client-size-before-commit",
         "client-objects-not-cut",
         "object-verifier-ignored",
@@ -24,6 +25,7 @@ fn planted_bugs_are_found() {
                 let outcome = std::panic::catch_unwind(|| {
                     nothing_is_lost(seed, 30);
                     synced_survives(seed);
+                    others_stay(seed);
                 });
                 planted::choose(None);
                 outcome.is_ok()

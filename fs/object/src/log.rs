@@ -55,6 +55,10 @@ impl Objects for ObjectLog {
         Self::verifier(self)
     }
 
+    fn survived(&self, life: BootVerifier) -> Option<Seq> {
+        Self::survived(self, life)
+    }
+
     fn write(
         &self,
         object: ObjectId,

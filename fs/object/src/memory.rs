@@ -8,7 +8,7 @@ use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_base::{Buf, BufMut, IoVec, reactor};
 use levada_wire::object::{ObjectFault, ObjectStat, Stability};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 type Files = BTreeMap<ObjectId, Vec<u8>>;
@@ -44,6 +44,8 @@ impl Change {
 /// A target's objects in memory.
 pub struct MemoryObjects {
     verifier: BootVerifier,
+    /// The lives before, and up to where the changes of each survived.
+    before: HashMap<BootVerifier, Seq>,
     capacity_bytes: u64,
     /// Every operation takes a random time below this.
     pub delay_max: Cell<Duration>,
@@ -64,6 +66,7 @@ impl MemoryObjects {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             verifier: BootVerifier(reactor::random_u64() | 1),
+            before: HashMap::new(),
             capacity_bytes,
             delay_max: Cell::new(Duration::from_micros(200)),
             visible: RefCell::default(),
@@ -84,7 +87,12 @@ impl MemoryObjects {
         let kept = reactor::random_u64() as usize % (unstable.len() + 1);
         let mut files = self.durable.borrow().clone();
         unstable.iter().take(kept).for_each(|(_, change)| change.apply(&mut files));
+        let last = unstable.iter().take(kept).next_back();
+        let survived = last.map_or(self.durable_seq.get(), |(seq, _)| *seq);
+        let mut before = self.before.clone();
+        before.insert(self.verifier, survived);
         Self {
+            before,
             visible: RefCell::new(files.clone()),
             durable: RefCell::new(files),
             seq: self.seq.clone(),
@@ -138,6 +146,10 @@ impl MemoryObjects {
 impl Objects for MemoryObjects {
     fn verifier(&self) -> BootVerifier {
         self.verifier
+    }
+
+    fn survived(&self, life: BootVerifier) -> Option<Seq> {
+        self.before.get(&life).copied()
     }
 
     fn write(

@@ -30,6 +30,10 @@ pub trait Objects {
     /// Drawn anew whenever unstable data may have been lost.
     fn verifier(&self) -> BootVerifier;
 
+    /// Up to where the changes that an earlier life acknowledged are still there, and no later one;
+    /// `None` when that is not known.
+    fn survived(&self, life: BootVerifier) -> Option<Seq>;
+
     /// Writes; visible when it completes. Creates the object.
     fn write(
         &self,

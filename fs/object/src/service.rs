@@ -11,12 +11,12 @@ use crate::objects::{Ack, Objects};
 use crate::repeats::{Claim, Repeats};
 use futures_util::future::LocalBoxFuture;
 use levada_base::buf::bytes_in;
-use levada_base::ids::BootVerifier;
+use levada_base::ids::{BootVerifier, Seq};
 use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{
     Frame, Header, NO_SLOT, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags,
 };
-use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest};
+use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, Restarted};
 use levada_wire::rpc::{ConnectionId, Handler, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -53,7 +53,9 @@ impl ObjectService {
         let another_life = header.verifier != BootVerifier(0) && header.verifier != verifier;
         if another_life && !planted!("object-verifier-ignored") {
             self.metering.change(|meters| meters.restarted += 1);
-            return Reply { verifier, ..Reply::flagged(flags::RESTARTED) };
+            let survived = self.objects.survived(header.verifier).unwrap_or(Seq(0));
+            let body = encode_body(&Restarted { survived });
+            return Reply { verifier, body, ..Reply::flagged(flags::RESTARTED) };
         }
         let (reply, payload) = if is_change(&request) && header.slot != NO_SLOT {
             (self.change_once(&header, request, frame.payload).await, IoVec::new())

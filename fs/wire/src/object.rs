@@ -77,6 +77,14 @@ pub enum ObjectReply {
     Failed(ObjectFault),
 }
 
+/// The body of an answer with the flag [`RESTARTED`](crate::frame::flags::RESTARTED).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarted {
+    /// The changes up to here that the life named in the request acknowledged are still there, and no later
+    /// one is; `Seq(0)`: not known, perhaps none.
+    pub survived: Seq,
+}
+
 /// What is known of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectStat {

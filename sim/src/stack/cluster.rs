@@ -28,6 +28,10 @@ const SEGMENT_STRIPES: u32 = 4;
 const LARGE_SEGMENT_STRIPES: u32 = 6;
 /// Of those, the slice of the mirror.
 pub(super) const META_BYTES: u64 = 30 * MIB;
+const STRIPE_UNIT: u64 = 64 * KIB;
+const STRIPE_COUNT: u32 = 2;
+/// A file of this many bytes lies on all targets that a file is given.
+pub(super) const ROW_BYTES: usize = STRIPE_UNIT as usize * STRIPE_COUNT as usize;
 /// Where the node listens.
 pub(super) const NODE: &str = "node";
 /// What its clients are called.
@@ -87,8 +91,8 @@ fn cluster_file(drive_bytes: u64) -> ClusterFile {
     }
     let fs = &mut file.filesystems[0];
     fs.object_targets = 2;
-    fs.stripe_unit = Bytes(64 * KIB);
-    fs.stripe_count = 2;
+    fs.stripe_unit = Bytes(STRIPE_UNIT);
+    fs.stripe_count = STRIPE_COUNT;
     file.mounts.clear();
     file
 }

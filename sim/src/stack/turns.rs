@@ -2,11 +2,13 @@
 //!
 //! What one client wrote the other sees at its next open, so the model is exact. Not promised is what a node that
 //! starts again knows of what another client has not synced (docs/SEMANTICS.md). So each client syncs the file
-//! before it leaves it to the other; or nobody does, the node does not crash meanwhile ([`Calm`]), and both sync in
-//! the end. Names are changed by one client alone.
+//! before it leaves it to the other; or nobody does, the node does not crash meanwhile ([`Calm`]), and in the end
+//! both sync, or one writes over all of it and syncs: what the other has kept must not come back when the node
+//! starts again. Names are changed by one client alone.
 //!
 //! [`Calm`]: super::calm::Calm
 
+use super::cluster::ROW_BYTES;
 use super::model::Change;
 use super::worker::{CALLER, Shown, WRITE, Worker, read_whole};
 use levada_base::reactor;
@@ -29,7 +31,10 @@ impl Worker {
             self.visit(name, client, id, unsynced.is_none()).await;
             clients.reverse();
         }
-        if unsynced.is_some() {
+        let [_, (name, client)] = &clients;
+        let is_covered =
+            unsynced.is_some() && self.rng.one_in(2) && self.write_over(name, client, id).await;
+        if unsynced.is_some() && !is_covered {
             for (at, (name, client)) in clients.iter().enumerate() {
                 let file = self.open_on(name, client, id, false).await;
                 let synced = self.done(file.fsync()).await;
@@ -98,6 +103,20 @@ impl Worker {
         if self.rng.one_in(3) {
             reactor::sleep(Duration::from_micros(self.rng.below(12_000))).await;
         }
+    }
+
+    /// One client writes over the whole file, on all its targets, and syncs; false when it was refused for want of
+    /// room.
+    async fn write_over(&mut self, name: &str, client: &Client, id: u64) -> bool {
+        let file = self.open_on(name, client, id, false).await;
+        let refused = self.state.borrow().refused;
+        let size = self.state.borrow_mut().tree.file(id).data.len();
+        let bytes = self.rng.bytes(size.max(ROW_BYTES));
+        self.note(format!("write node {id}: all {} bytes", bytes.len()));
+        self.put(id, &file, 0, bytes).await;
+        self.sync_file(id, &file).await;
+        self.done(file.close()).await;
+        self.state.borrow().refused == refused
     }
 
     async fn open_on(&self, name: &str, client: &Client, id: u64, truncate: bool) -> File {

@@ -243,6 +243,7 @@ impl Inner {
             state.nothing_to_clean = false;
             state.died = true;
         }
+        state.indexed_seq = state.indexed_seq.max(cut.seq);
         batch.put(rows::LOG_KEY, &self.log_row(&state).encode());
         let applied = self.store.apply(batch)?;
         for segment in watch.segments.keys() {
@@ -262,6 +263,8 @@ impl Inner {
             next_generation: state.segments.next_generation,
             seq: state.seq,
             index_bytes: state.index_bytes,
+            indexed_seq: state.indexed_seq,
+            verifier: self.verifier,
         }
     }
 

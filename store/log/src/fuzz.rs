@@ -2,7 +2,7 @@
 //! are right.
 
 use crate::format::{FOOTER_BYTES, Footer, RecordHeader, seal_footer, seal_record};
-use crate::rows::{LogRow, ObjectRow, SegmentRow, decode_extent, encode_extent};
+use crate::rows::{Lives, LogRow, ObjectRow, SegmentRow, decode_extent, encode_extent};
 use levada_base::units::MIB;
 
 /// The end of a stripe: footer, and the record headers that it describes.
@@ -54,6 +54,9 @@ pub fn rows(input: &[u8]) {
     }
     if let Ok(row) = LogRow::decode(value) {
         assert_eq!(LogRow::decode(&row.encode()).ok(), Some(row));
+    }
+    if let Ok(lives) = Lives::decode(value) {
+        assert_eq!(Lives::decode(&lives.encode()).ok(), Some(lives));
     }
     if let Ok(row) = ObjectRow::decode(value) {
         assert_eq!(ObjectRow::decode(&row.encode()).ok(), Some(row));

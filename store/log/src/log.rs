@@ -14,6 +14,7 @@ use crate::LogError;
 use crate::extents::footprint;
 use crate::format::StripeOrder;
 use crate::object::Objects;
+use crate::rows::Lives;
 use crate::segment::Segments;
 use crate::stripe::{ClosedStripe, OpenStripe};
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
@@ -133,6 +134,8 @@ pub(crate) struct Inner {
     /// Where the stripes end that the index knew when the log was opened.
     pub inherited: StripeOrder,
     pub verifier: BootVerifier,
+    /// Those before.
+    pub lives: Lives,
     pub stripe_bytes: u64,
     pub objects: Objects,
     pub state: RefCell<State>,
@@ -151,6 +154,9 @@ pub(crate) struct Inner {
 pub(crate) struct State {
     /// Of the last change.
     pub seq: u64,
+    /// Every change up to here is in the batches applied so far, and none after it.
+    pub indexed_seq: u64,
+    /// And these batches are durable up to here.
     pub durable_seq: u64,
     /// A COMMIT waits for this sequence.
     pub wanted_seq: u64,
@@ -198,6 +204,13 @@ impl ObjectLog {
     #[must_use]
     pub fn verifier(&self) -> BootVerifier {
         self.0.verifier
+    }
+
+    /// Up to where the changes that an earlier life acknowledged, the one with this verifier, are still there:
+    /// those up to here are, and no later one. `None` when that life is not known (any more).
+    #[must_use]
+    pub fn survived(&self, life: BootVerifier) -> Option<Seq> {
+        self.0.lives.survived(life)
     }
 
     /// Of the last change.

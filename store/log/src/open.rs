@@ -19,11 +19,11 @@ use crate::extents::footprint;
 use crate::format::{RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
-use crate::rows::{self, LOG_KEY, LogRow, SegmentRow};
+use crate::rows::{self, LIVES_KEY, LOG_KEY, Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::{Payload, change_of};
 use crate::write::Need;
-use levada_base::ids::BootVerifier;
+use levada_base::ids::{BootVerifier, Seq};
 use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::BLOCK_BYTES;
@@ -70,10 +70,13 @@ impl ObjectLog {
             next_generation: 1,
             seq: 0,
             index_bytes: 0,
+            indexed_seq: 0,
+            verifier: new_verifier(),
         };
-        write_log_row(&store, &row).await?;
+        let lives = Lives::default();
+        write_log_row(&store, &row, &lives).await?;
         let table = Segments::new(segments, config.segment_stripes, 1);
-        Ok(Self(Inner::new(array, store, config, epoch, &row, table)))
+        Ok(Self(Inner::new(array, store, config, epoch, &row, lives, table)))
     }
 
     /// Opens the log whose index is in `store`.
@@ -107,8 +110,15 @@ impl ObjectLog {
         {
             return Err(LogError::Foreign { what: "another geometry" });
         }
+        let mut lives = match store.get(LIVES_KEY).await? {
+            Some(lives) => Lives::decode(&lives)?,
+            None => Lives::default(),
+        };
+        lives.ended(row.verifier, Seq(row.indexed_seq));
         row.epoch = epoch;
-        write_log_row(&store, &row).await?;
+        row.verifier = new_verifier();
+        row.indexed_seq = row.seq;
+        write_log_row(&store, &row, &lives).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
         let mut unfinished = Vec::new();
         let mut newest = 0;
@@ -136,7 +146,7 @@ impl ObjectLog {
         if let Some((_, segment)) = last.filter(|(generation, _)| *generation == newest) {
             table.resume(segment);
         }
-        let log = Self(Inner::new(array, store, config, epoch, &row, table));
+        let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
         log.0.put_staged().await?;
         log.0.free_dead_segments();
         Ok(log)
@@ -166,11 +176,22 @@ pub(crate) fn segments_of(array: &Rc<dyn Array>, config: &Config) -> Result<u32,
     u32::try_from(segments).or(fault("segments", segments, u64::from(u32::MAX)))
 }
 
-pub(crate) async fn write_log_row(store: &Store, row: &LogRow) -> Result<(), LogError> {
+/// Not 0, which stands for "not known".
+pub(crate) fn new_verifier() -> BootVerifier {
+    BootVerifier(reactor::random_u64() | 1)
+}
+
+/// Durable when it returns: before anything is acknowledged under the row's verifier.
+pub(crate) async fn write_log_row(
+    store: &Store,
+    row: &LogRow,
+    lives: &Lives,
+) -> Result<(), LogError> {
     // It takes the place of another: a full store is opened, so that it can be emptied.
     store.room_to_free().await?;
     let mut batch = Batch::default();
     batch.put(LOG_KEY, &row.encode());
+    batch.put(LIVES_KEY, &lives.encode());
     let seq = store.apply(batch)?;
     Ok(store.durable(seq).await?)
 }
@@ -223,6 +244,7 @@ impl Inner {
         config: Config,
         epoch: Epoch,
         row: &LogRow,
+        lives: Lives,
         segments: Segments,
     ) -> Rc<Self> {
         let used_bytes = segments.iter().map(|(_, segment)| segment.row.live_bytes).sum();
@@ -236,6 +258,7 @@ impl Inner {
         let state = State {
             mark_bytes: marks * footprint(0),
             seq: row.seq,
+            indexed_seq: row.seq,
             durable_seq: row.seq,
             wanted_seq: 0,
             wanted_number: 0,
@@ -272,7 +295,8 @@ impl Inner {
             store,
             config,
             epoch,
-            verifier: BootVerifier(reactor::random_u64()),
+            verifier: row.verifier,
+            lives,
             state: RefCell::new(state),
             changed: Notify::default(),
             zeroes: zeroes(),

@@ -24,9 +24,9 @@ use crate::extents::{Extent, Place, Record};
 use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Inner, ObjectLog};
 use crate::object::Change;
-use crate::open::{segments_of, write_log_row};
+use crate::open::{new_verifier, segments_of, write_log_row};
 use crate::read::Plan;
-use crate::rows::{LogRow, SegmentRow};
+use crate::rows::{Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::change_of;
 use levada_base::{Epoch, probe};
@@ -92,9 +92,14 @@ impl ObjectLog {
             next_generation: 1,
             seq: 0,
             index_bytes: 0,
+            indexed_seq: 0,
+            verifier: new_verifier(),
         };
         let table = Segments::new(count, config.segment_stripes, 1);
-        let log = Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, table);
+        // What survived of earlier lives is not known any more: clients send everything again.
+        let lives = Lives::default();
+        let log =
+            Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, lives.clone(), table);
 
         let _busy = probe::busy("log index rebuild");
         let mut stripes = Vec::new();
@@ -177,7 +182,7 @@ impl ObjectLog {
             store.apply(batch)?;
             batch = Batch { changes: rest };
         }
-        write_log_row(&store, &row).await?;
+        write_log_row(&store, &row, &lives).await?;
         drop((log, objects, watch));
         Self::open(array, store, config, epoch).await
     }

@@ -1,7 +1,8 @@
 //! The rows of a log in its target's key-value store.
 //!
 //! ```text
-//! M                             the log itself: identity, geometry, sequence, next generation
+//! M                             the log itself: identity, geometry, sequence, next generation, life
+//! L                             the lives before: up to where the changes of each survived
 //! G | segment                   a segment in use; a free one has no row
 //! O | object                    an object that exists
 //! E | object | offset           an extent of it, with its checksums
@@ -16,7 +17,7 @@ use crate::bytes::{Fields, PutFields};
 use crate::cuts::{Cut, Cuts};
 use crate::extents::{Extent, Place, Record};
 use levada_base::Epoch;
-use levada_base::ids::ObjectId;
+use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_base::units::BLOCK_BYTES;
 use std::rc::Rc;
 
@@ -24,6 +25,7 @@ const LOG_MAGIC: u64 = u64::from_le_bytes(*b"LVOBJLOG");
 const FORMAT: u8 = 1;
 
 pub(crate) const LOG_KEY: &[u8] = b"M";
+pub(crate) const LIVES_KEY: &[u8] = b"L";
 pub(crate) const SEGMENTS: u8 = b'G';
 pub(crate) const OBJECTS: u8 = b'O';
 pub(crate) const EXTENTS: u8 = b'E';
@@ -43,6 +45,10 @@ pub(crate) struct LogRow {
     pub seq: u64,
     /// Bytes of all extent and object rows.
     pub index_bytes: u64,
+    /// Every change up to here is in the index or staged, and none after it.
+    pub indexed_seq: u64,
+    /// Of the one who wrote this row; 0 in rows from before it was told.
+    pub verifier: BootVerifier,
 }
 
 impl LogRow {
@@ -60,6 +66,8 @@ impl LogRow {
         out.put_u64(self.next_generation);
         out.put_u64(self.seq);
         out.put_u64(self.index_bytes);
+        out.put_u64(self.indexed_seq);
+        out.put_u64(self.verifier.0);
         out
     }
 
@@ -86,9 +94,55 @@ impl LogRow {
                 next_generation: fields.u64()?,
                 seq: fields.u64()?,
                 index_bytes: fields.u64()?,
+                indexed_seq: fields.u64().unwrap_or(0),
+                verifier: BootVerifier(fields.u64().unwrap_or(0)),
             })
         })();
         row.ok_or(LogError::Index { row: "log" })
+    }
+}
+
+/// Lives of a log that ended, the last one at the end: up to where the changes that each acknowledged survived
+/// it. Sequences above that were given out again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lives(Vec<(BootVerifier, Seq)>);
+
+/// A client that missed more lives than this sends everything again.
+const LIVES_MAX: usize = 64;
+
+impl Lives {
+    /// The life `verifier` ended, and everything up to `survived` is there.
+    pub fn ended(&mut self, verifier: BootVerifier, survived: Seq) {
+        self.0.push((verifier, survived));
+        let oldest = self.0.len().saturating_sub(LIVES_MAX);
+        self.0.drain(..oldest);
+    }
+
+    /// Up to where the changes of a life survived; `None` when that one is not known (any more).
+    pub fn survived(&self, verifier: BootVerifier) -> Option<Seq> {
+        let known = self.0.iter().rfind(|(life, _)| *life == verifier);
+        known.map(|(_, survived)| *survived)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![FORMAT, 0, 0, 0];
+        out.put_u32(self.0.len() as u32);
+        for (verifier, survived) in &self.0 {
+            out.put_u64(verifier.0);
+            out.put_u64(survived.0);
+        }
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, LogError> {
+        let mut fields = Fields(bytes);
+        let lives = (|| {
+            let [FORMAT, 0, 0, 0] = fields.take(4)? else { return None };
+            let count = fields.u32()? as usize;
+            let life = |_| Some((BootVerifier(fields.u64()?), Seq(fields.u64()?)));
+            (count <= LIVES_MAX).then(|| (0..count).map(life).collect::<Option<_>>())?
+        })();
+        lives.map(Self).ok_or(LogError::Index { row: "lives" })
     }
 }
 

@@ -239,3 +239,38 @@ pub fn synced_survives(seed: u64) {
         }
     });
 }
+
+/// One client writes and does not sync; another writes over it, or cuts it off, and syncs. Then the targets
+/// restart, perhaps more than once, and the first client, which has kept its bytes, finds out.
+pub fn others_stay(seed: u64) {
+    Reactor::simulated(seed).block_on(async {
+        let world = World::new(TARGETS).await;
+        let (first, second) = (world.client("first").await, world.client("second").await);
+        let ours = super::create(&first, "shared").await;
+        ours.fsync().await.expect("no error");
+        let bytes = random_bytes(SIZE_MAX as usize);
+        ours.write(0, data(&bytes)).await.expect("no error");
+
+        let (theirs, _) = second.open(ours.ino(), WRITE).await.expect("there");
+        let cuts = below(2) == 0;
+        let mut expected = vec![0; SIZE_MAX as usize];
+        if cuts {
+            for size in [0, SIZE_MAX] {
+                let change = AttrChange { size: Some(size), ..AttrChange::default() };
+                second.set_attr(ROOT, ours.ino(), change).await.expect("no error");
+            }
+        } else {
+            expected = random_bytes(SIZE_MAX as usize);
+            theirs.write(0, data(&expected)).await.expect("no error");
+        }
+        theirs.fsync().await.expect("no error");
+
+        for _ in 0..1 + below(3) {
+            (0..TARGETS).for_each(|number| world.restart_server(number));
+            reactor::sleep(Duration::from_millis(below(40))).await;
+        }
+        ours.fsync().await.expect("no error");
+        let found = flat(&theirs.read(0, SIZE_MAX).await.expect("no error"));
+        assert!(found == expected, "seed {seed}: old bytes came back, cuts {cuts}");
+    });
+}

@@ -1,7 +1,7 @@
 //! A model of objects as bytes, and tasks that make random changes to both. Also the workload of
 //! the simulator's scenario: `sim/src/stores`.
 
-use levada_base::ids::{Ino, ObjectId, TargetId};
+use levada_base::ids::{BootVerifier, Ino, ObjectId, Seq, TargetId};
 use levada_base::reactor::random_u64;
 use levada_base::{Buf, IoVec};
 use levada_log::{Config, LogError, ObjectLog, Stability};
@@ -45,6 +45,8 @@ pub struct ObjectModel {
 #[derive(Default)]
 pub struct Model {
     pub objects: BTreeMap<ObjectId, ObjectModel>,
+    /// The life of the log that acknowledged the changes that may not be durable.
+    pub life: BootVerifier,
     /// Changes that were done, and those refused because the log was full.
     pub changes: u64,
     pub refused: u64,
@@ -204,12 +206,20 @@ pub fn difference(found: &Contents, expected: &Contents) -> String {
     format!("{} bytes, expected {}; differ in {first:?}..={last:?}", found.len(), expected.len())
 }
 
+/// Every object is as the changes left it that survived, by what the log tells of its lives, or as one left it
+/// that was not acknowledged.
 pub async fn check_all(log: &ObjectLog, model: &RefCell<Model>, seed: u64) {
     let ids: Vec<_> = model.borrow().objects.keys().copied().collect();
+    let survived = log.survived(model.borrow().life);
     for id in ids {
         let found = contents(log, id).await.expect("readable");
         let mut model = model.borrow_mut();
         let object = model.of(id);
+        if let Some(Seq(upto)) = survived {
+            object.history.retain(|(seq, _)| *seq <= upto);
+            let last = object.history.len().checked_sub(1);
+            object.history.drain(..last.unwrap_or_else(|| panic!("seed {seed}: {id:?}: lost")));
+        }
         let known = object.history.iter().map(|(_, contents)| contents);
         let mut allowed = known.chain(object.next.as_ref());
         if !allowed.any(|contents| *contents == found) {
@@ -220,4 +230,5 @@ pub async fn check_all(log: &ObjectLog, model: &RefCell<Model>, seed: u64) {
         object.history = vec![(0, found)];
         object.next = None;
     }
+    model.borrow_mut().life = log.verifier();
 }
