@@ -14,12 +14,15 @@
 //! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
 //!   two ends of an open or close is sent again, so that the counts agree in the end.
 
+use crate::clock;
 use crate::directory::JustTold;
 use crate::error::Error;
 use crate::slots::Slots;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
+use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
+use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
@@ -51,6 +54,9 @@ pub(crate) struct Meta {
     losses: Cell<u64>,
     /// Requests sent, so that only a silent client renews its lease.
     sent: Cell<u64>,
+    /// When the last request was sent that was answered to the client's number: the lease has run since then,
+    /// or a later time.
+    renewed: Cell<Moment>,
     tail: RefCell<HeldTail>,
     /// A task is about to make the tail durable.
     draining: Cell<bool>,
@@ -71,6 +77,27 @@ struct HeldTail {
     /// The service's life that it comes from.
     life: BootVerifier,
     batches: BTreeMap<Seq, Vec<u8>>,
+}
+
+/// A point in time. The monotonic clock of a machine that is suspended stands still, the time of day is set
+/// right afterwards; but that may be set back.
+#[derive(Clone, Copy)]
+struct Moment {
+    monotonic: Instant,
+    of_day: Time,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { monotonic: reactor::now(), of_day: clock::now() }
+    }
+
+    /// What has passed since, by the clock that says more.
+    fn age(self) -> Duration {
+        let by_day = clock::now().0.saturating_sub(self.of_day.0);
+        let by_day = Duration::from_nanos(u64::try_from(by_day).unwrap_or(0));
+        self.monotonic.elapsed().max(by_day)
+    }
 }
 
 /// A request on its way, perhaps not for the first time.
@@ -127,6 +154,7 @@ impl Meta {
             opens: RefCell::default(),
             losses: Cell::default(),
             sent: Cell::default(),
+            renewed: Cell::new(Moment::now()),
             tail: RefCell::default(),
             draining: Cell::default(),
             lost: Cell::default(),
@@ -494,6 +522,7 @@ impl Meta {
                 return Err(Error::InDoubt);
             }
             call.client = client;
+            let sent = Moment::now();
             let (frame, repeated) = self.heard(self.peer.call_noting_repeats(call).await)?;
             asked.in_doubt |= repeated;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
@@ -506,11 +535,31 @@ impl Meta {
                     reactor::sleep(UNAVAILABLE_WAIT).await;
                 }
                 reply => {
+                    if client == self.client() && sent.age() < self.renewed.get().age() {
+                        self.renewed.set(sent);
+                    }
                     // Also said of what was done but cannot be made durable now.
                     asked.in_doubt |= reply == MetaReply::Failed(MetaFault::Unavailable);
                     return Ok(reply);
                 }
             }
+        }
+    }
+
+    /// How long from now on the service knows this client under the number `client` for certain; it is asked
+    /// if that is not long any more. `None`: it has forgotten it, and others may have done meanwhile what was
+    /// this client's to do.
+    pub(crate) async fn certain_as(&self, client: u64) -> Result<Option<Duration>, Error> {
+        loop {
+            let known = self.registration().filter(|known| known.client == client);
+            let Some(known) = known else { return Ok(None) };
+            let lease = Duration::from_millis(known.fs.lease_ms);
+            let age = self.renewed.get().age();
+            if age <= lease / 2 {
+                // The last quarter is for what is under way when the time is up.
+                return Ok(Some(lease * 3 / 4 - age));
+            }
+            self.read(&MetaRequest::Space).await?;
         }
     }
 
@@ -532,6 +581,7 @@ impl Meta {
     }
 
     async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
+        let sent = Moment::now();
         let call = self.plain_call(&MetaRequest::Register { uuid: self.uuid });
         let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
             MetaReply::Registered { client, slots, verifier, used, fs } => {
@@ -549,6 +599,7 @@ impl Meta {
         pool.skip(&used);
         *self.slots.borrow_mut() = Some(pool);
         *self.registration.borrow_mut() = Some(Registration { client, verifier, fs, cluster });
+        self.renewed.set(sent);
         let known = self.greeted.get();
         if known != Some((verifier, client)) {
             if known.is_some() {
