@@ -22,6 +22,9 @@ pub enum Error {
     /// The metadata service waited for this client in vain, and went on without what was not synced.
     #[error("changes of names that were not synced are lost")]
     Lost,
+    /// The lease ended while it was under way, and with it the memory of whether it was carried out.
+    #[error("the lease ended meanwhile; whether it was carried out is not known")]
+    InDoubt,
     /// The request makes no sense (an offset beyond what a file can hold, not a file).
     #[error("invalid argument")]
     Invalid,
@@ -63,6 +66,7 @@ impl Error {
             Self::Damaged { .. }
             | Self::Missing { .. }
             | Self::Lost
+            | Self::InDoubt
             | Self::Dialect
             | Self::Refused(Refusal::Version { .. }) => libc::EIO,
             // Whatever a program holds here is of another file system.

@@ -5,6 +5,8 @@
 //!   or forgot this client (another number), the open files are reclaimed next.
 //! - A change is sent with the same slot and sequence until it is answered, also when the
 //!   caller has given up waiting: a slot is never used again while its change is in doubt.
+//! - The slots end with the client's number. What may have been carried out under one number is not sent under
+//!   the next, unless doing it twice does no harm ([`is_repeatable`]).
 //! - What it was told before that was durable is in the tail, in the service's order, and is handed back
 //!   to a service that restarted before anything else is asked (note 0010).
 //! - A service of another cluster, or of another file system, is told nothing: whoever asks gets an error
@@ -12,12 +14,15 @@
 //! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
 //!   two ends of an open or close is sent again, so that the counts agree in the end.
 
+use crate::clock;
 use crate::directory::JustTold;
 use crate::error::Error;
 use crate::slots::Slots;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
+use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
+use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
@@ -49,6 +54,9 @@ pub(crate) struct Meta {
     losses: Cell<u64>,
     /// Requests sent, so that only a silent client renews its lease.
     sent: Cell<u64>,
+    /// When the last request was sent that was answered to the client's number: the lease has run since then,
+    /// or a later time.
+    renewed: Cell<Moment>,
     tail: RefCell<HeldTail>,
     /// A task is about to make the tail durable.
     draining: Cell<bool>,
@@ -69,6 +77,41 @@ struct HeldTail {
     /// The service's life that it comes from.
     life: BootVerifier,
     batches: BTreeMap<Seq, Vec<u8>>,
+}
+
+/// A point in time. The monotonic clock of a machine that is suspended stands still, the time of day is set
+/// right afterwards; but that may be set back.
+#[derive(Clone, Copy)]
+struct Moment {
+    monotonic: Instant,
+    of_day: Time,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { monotonic: reactor::now(), of_day: clock::now() }
+    }
+
+    /// What has passed since, by the clock that says more.
+    fn age(self) -> Duration {
+        let by_day = clock::now().0.saturating_sub(self.of_day.0);
+        let by_day = Duration::from_nanos(u64::try_from(by_day).unwrap_or(0));
+        self.monotonic.elapsed().max(by_day)
+    }
+}
+
+/// A request on its way, perhaps not for the first time.
+struct Asked {
+    call: Call,
+    /// The service may have carried it out, under the number in `call`.
+    in_doubt: bool,
+    is_repeatable: bool,
+}
+
+impl Asked {
+    fn new(request: &MetaRequest, call: Call) -> Self {
+        Self { call, in_doubt: false, is_repeatable: is_repeatable(request) }
+    }
 }
 
 /// When a request is answered.
@@ -111,6 +154,7 @@ impl Meta {
             opens: RefCell::default(),
             losses: Cell::default(),
             sent: Cell::default(),
+            renewed: Cell::new(Moment::now()),
             tail: RefCell::default(),
             draining: Cell::default(),
             lost: Cell::default(),
@@ -147,7 +191,7 @@ impl Meta {
 
     /// Sends a request that changes nothing.
     pub(crate) async fn read(&self, request: &MetaRequest) -> Result<MetaReply, Error> {
-        let reply = self.ask(self.call(request, Told::Early)).await;
+        let reply = self.ask(self.asked(request, Told::Early)).await;
         if let MetaRequest::Lookup { parent: ino, .. }
         | MetaRequest::ReadDir { ino, .. }
         | MetaRequest::GetAttr { ino, .. } = request
@@ -226,7 +270,7 @@ impl Meta {
     pub(crate) async fn make_durable(&self) -> Result<(), Error> {
         let Some(upto) = self.last_held() else { return Ok(()) };
         let losses = self.tail_losses.get();
-        match self.ask(self.call(&MetaRequest::Sync, Told::Durable)).await? {
+        match self.ask(self.asked(&MetaRequest::Sync, Told::Durable)).await? {
             MetaReply::Done if self.tail_losses.get() != losses => Err(Error::Lost),
             MetaReply::Done => {
                 self.forget_tail(upto);
@@ -244,7 +288,7 @@ impl Meta {
         if self.client() == 0 || self.left.replace(true) {
             return;
         }
-        let leave = self.call(&MetaRequest::Leave, Told::Durable);
+        let leave = self.asked(&MetaRequest::Leave, Told::Durable);
         match reactor::timeout(LEAVE_LIMIT, self.ask(leave)).await {
             Ok(Ok(MetaReply::Done)) => {}
             Ok(answer) => {
@@ -270,6 +314,10 @@ impl Meta {
             _ => 0,
         };
         Call { flags, ..self.plain_call(request) }
+    }
+
+    fn asked(&self, request: &MetaRequest, told: Told) -> Asked {
+        Asked::new(request, self.call(request, told))
     }
 
     /// The life of the service that the tail comes from, and its last batch.
@@ -351,11 +399,11 @@ impl Meta {
         }
         let changing = changes_attributes(&request).then(|| self.just_told.begin());
         let held = self.last_held();
-        let mut call =
-            Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
+        let call = Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
+        let mut asked = Asked::new(&request, call);
         let reply = match patience {
-            Patience::Endless => self.ask(call).await,
-            Patience::None => self.try_ask(&mut call).await,
+            Patience::Endless => self.ask(asked).await,
+            Patience::None => self.try_ask(&mut asked).await,
         };
         let reply = match (reply, changing) {
             (Ok(MetaReply::Made { attr, directory }), changing) => {
@@ -432,9 +480,9 @@ impl Meta {
         }
     }
 
-    async fn ask(&self, mut call: Call) -> Result<MetaReply, Error> {
+    async fn ask(&self, mut asked: Asked) -> Result<MetaReply, Error> {
         loop {
-            match self.try_ask(&mut call).await? {
+            match self.try_ask(&mut asked).await? {
                 MetaReply::Failed(MetaFault::Unavailable) => {
                     reactor::sleep(UNAVAILABLE_WAIT).await;
                 }
@@ -458,25 +506,60 @@ impl Meta {
     }
 
     /// Asks until a service that knows this client answers.
-    async fn try_ask(&self, call: &mut Call) -> Result<MetaReply, Error> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InDoubt`] when the lease ended, and what was asked may have been done before.
+    async fn try_ask(&self, asked: &mut Asked) -> Result<MetaReply, Error> {
+        let call = &mut asked.call;
         loop {
             self.sent.set(self.sent.get() + 1);
             if self.client() == 0 {
                 self.connect().await?;
             }
-            call.client = self.client();
-            let frame = self.heard(self.peer.call(call, None).await)?;
+            let client = self.client();
+            if asked.in_doubt && !asked.is_repeatable && call.client != client {
+                return Err(Error::InDoubt);
+            }
+            call.client = client;
+            let sent = Moment::now();
+            let (frame, repeated) = self.heard(self.peer.call_noting_repeats(call).await)?;
+            asked.in_doubt |= repeated;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
             match reply {
                 // Registered anew meanwhile, under another number.
-                MetaReply::Failed(MetaFault::NotRegistered) if call.client != self.client() => {}
+                MetaReply::Failed(MetaFault::NotRegistered) if client != self.client() => {}
                 MetaReply::Failed(MetaFault::NotRegistered) => {
                     tracing::warn!("the metadata service forgot this client");
                     self.peer.disconnect();
                     reactor::sleep(UNAVAILABLE_WAIT).await;
                 }
-                reply => return Ok(reply),
+                reply => {
+                    if client == self.client() && sent.age() < self.renewed.get().age() {
+                        self.renewed.set(sent);
+                    }
+                    // Also said of what was done but cannot be made durable now.
+                    asked.in_doubt |= reply == MetaReply::Failed(MetaFault::Unavailable);
+                    return Ok(reply);
+                }
             }
+        }
+    }
+
+    /// How long from now on the service knows this client under the number `client` for certain; it is asked
+    /// if that is not long any more. `None`: it has forgotten it, and others may have done meanwhile what was
+    /// this client's to do.
+    pub(crate) async fn certain_as(&self, client: u64) -> Result<Option<Duration>, Error> {
+        loop {
+            let known = self.registration().filter(|known| known.client == client);
+            let Some(known) = known else { return Ok(None) };
+            let lease = Duration::from_millis(known.fs.lease_ms);
+            let age = self.renewed.get().age();
+            if age <= lease / 2 {
+                // The last quarter is for what is under way when the time is up.
+                return Ok(Some(lease * 3 / 4 - age));
+            }
+            self.read(&MetaRequest::Space).await?;
         }
     }
 
@@ -498,6 +581,7 @@ impl Meta {
     }
 
     async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
+        let sent = Moment::now();
         let call = self.plain_call(&MetaRequest::Register { uuid: self.uuid });
         let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
             MetaReply::Registered { client, slots, verifier, used, fs } => {
@@ -515,6 +599,7 @@ impl Meta {
         pool.skip(&used);
         *self.slots.borrow_mut() = Some(pool);
         *self.registration.borrow_mut() = Some(Registration { client, verifier, fs, cluster });
+        self.renewed.set(sent);
         let known = self.greeted.get();
         if known != Some((verifier, client)) {
             if known.is_some() {
@@ -612,6 +697,50 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Destroyed { .. }
         | R::Settled { .. }
         | R::Leave => false,
+    }
+}
+
+/// Whether a request that was perhaps carried out under one number of the client may be sent again under
+/// another, where nobody knows that it is a repetition, and others may have changed something in between.
+fn is_repeatable(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    match request {
+        // Change nothing, or say what is so.
+        R::Register { .. }
+        | R::Replay { .. }
+        | R::Reclaim { .. }
+        | R::Lookup { .. }
+        | R::GetAttr { .. }
+        | R::ReadLink { .. }
+        | R::ReadDir { .. }
+        | R::Sync
+        | R::Space
+        | R::Chores { .. } => true,
+        // Opens end with the number that has them. Under the next one `Reclaim` says how many there are at least,
+        // once more after this: so no open is missing. One that is counted twice only keeps a deleted file for as
+        // long as this client lives.
+        R::Open { mode, .. } => !mode.truncate,
+        R::Close { .. } => true,
+        // The session stays as it is when there is one.
+        R::BeginWrite { .. } => true,
+        // Raises the size, adds components and sets the time of the last write here, as one would that was
+        // late. A size from before another's truncation is not believed: the new number has no session.
+        R::CommitWrite { .. } => true,
+        R::Several { requests } => requests.iter().all(is_repeatable),
+        // Ends only a cut that was begun under the number that it comes from.
+        R::Truncated { .. } => true,
+        // Of an inode that is never used again; and of one that has not changed since the chore was given out.
+        R::Destroyed { .. } | R::Settled { .. } => true,
+        // Nothing is held under the new number but what it takes back.
+        R::Leave => true,
+        // Done twice they undo what others did in between: a mode, a size, a name; or are refused because they
+        // have been done.
+        R::SetAttr { .. }
+        | R::Create { .. }
+        | R::Link { .. }
+        | R::Unlink { .. }
+        | R::RemoveDir { .. }
+        | R::Rename { .. } => false,
     }
 }
 

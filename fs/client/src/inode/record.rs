@@ -160,6 +160,7 @@ impl Inode {
             self.session.set(Session::Closed);
             self.session_changed.notify_all();
             self.recorded.set(self.recorded.get().max(writes));
+            self.delete_remains();
         }
         result?;
         if !is_taken {
@@ -184,6 +185,25 @@ impl Inode {
         self.written.set(self.written.get() | components);
         self.components.set(self.components.get() | components);
         Ok(Recorded::Done)
+    }
+
+    /// The file is gone, for good: its number is never given again. Its objects may be back all the same: what a
+    /// restart of their target lost is sent again from here, also after the housekeeper has deleted them.
+    fn delete_remains(self: &Rc<Self>) {
+        self.closing.set(self.closing.get() + 1);
+        let inode = Rc::clone(self);
+        reactor::spawn(async move {
+            let reached = inode.written.get() | inode.doubtful.get();
+            let deleted = join_all(inode.components_in(reached).map(|component| {
+                let (target, object) = (inode.target(component), inode.object(component));
+                async move { target.delete(object).await }
+            }));
+            if let Err(error) = deleted.await.into_iter().collect::<Result<(), Error>>() {
+                let ino = inode.ino.0;
+                tracing::warn!(ino, %error, "what was written to a deleted file may still take room");
+            }
+            Rc::clone(&inode.core).let_go(inode);
+        });
     }
 
     /// What a close leaves to the background: everything durable, and the session ended when

@@ -148,6 +148,13 @@ impl World {
         self.servers.borrow()[number as usize].group.kill();
     }
 
+    /// Ends a server's connections with all that is under way on them and in it; it loses nothing else.
+    pub fn drop_requests(&self, number: u32) {
+        self.kill_server(number);
+        let server = self.serve(number, self.objects(number));
+        self.servers.borrow_mut()[number as usize] = server;
+    }
+
     /// Starts a server anew: a random part of what was unstable is lost.
     pub fn restart_server(&self, number: u32) {
         self.kill_server(number);

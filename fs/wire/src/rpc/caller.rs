@@ -205,6 +205,11 @@ impl Caller {
     ///
     /// [`RpcError::Disconnected`], [`RpcError::TooLong`] or [`RpcError::Malformed`].
     pub async fn call(&self, call: &Call) -> Result<Frame, RpcError> {
+        self.send(call).await?.reply().await
+    }
+
+    /// Sends a request. With an error it was not sent, and is not carried out.
+    pub(super) async fn send(&self, call: &Call) -> Result<Sent, RpcError> {
         let shared = &self.shared;
         let mut frame = call.frame(self.node, self.welcome.node);
         frame.check().map_err(RpcError::TooLong)?;
@@ -238,11 +243,23 @@ impl Caller {
             return Err(error.into());
         }
         permit.spend();
-        let reply = receiver.await.map_err(|_| RpcError::Disconnected)?;
+        Ok(Sent { receiver, reply_bytes_max: call.reply_bytes_max })
+    }
+}
+
+/// A request that is on its way.
+pub(super) struct Sent {
+    receiver: oneshot::Receiver<Frame>,
+    reply_bytes_max: u32,
+}
+
+impl Sent {
+    pub(super) async fn reply(self) -> Result<Frame, RpcError> {
+        let reply = self.receiver.await.map_err(|_| RpcError::Disconnected)?;
         if reply.header.flags & flags::MALFORMED != 0 {
             return Err(RpcError::Malformed);
         }
-        if reply.payload_bytes() as u64 > u64::from(call.reply_bytes_max) {
+        if reply.payload_bytes() as u64 > u64::from(self.reply_bytes_max) {
             return Err(RpcError::Malformed);
         }
         Ok(reply)

@@ -123,14 +123,15 @@ impl Peer {
     /// [`RpcError::Deadline`] once `deadline` has passed (the request may still be carried
     /// out), and what repeating cannot help: `Refused`, `TooLong`, `Malformed`.
     pub async fn call(&self, call: &Call, deadline: Option<Instant>) -> Result<Frame, RpcError> {
-        match deadline {
-            None => self.call_forever(call).await,
+        let answer = self.call_noting_repeats(call);
+        let answer = match deadline {
+            None => answer.await,
             Some(deadline) => {
                 let limit = deadline.since(reactor::now());
-                let answer = reactor::timeout(limit, self.call_forever(call)).await;
-                answer.unwrap_or(Err(RpcError::Deadline))
+                reactor::timeout(limit, answer).await.unwrap_or(Err(RpcError::Deadline))
             }
-        }
+        };
+        answer.map(|(frame, _)| frame)
     }
 
     /// Waits until a connection stands.
@@ -142,14 +143,27 @@ impl Peer {
         self.lane().await.map(drop)
     }
 
-    async fn call_forever(&self, call: &Call) -> Result<Frame, RpcError> {
+    /// As [`Peer::call`] without a deadline. The second says whether the request was sent before without
+    /// an answer to it: then it may have been carried out already, whatever this answer is.
+    ///
+    /// # Errors
+    ///
+    /// What repeating cannot help: `Refused`, `TooLong`, `Malformed`.
+    pub async fn call_noting_repeats(&self, call: &Call) -> Result<(Frame, bool), RpcError> {
+        let mut repeated = false;
         loop {
             let caller = self.lane().await?;
-            match caller.call(call).await {
+            let sent = match caller.send(call).await {
+                Ok(sent) => sent,
+                Err(RpcError::Disconnected) => continue,
+                Err(error) => return Err(error),
+            };
+            match sent.reply().await {
+                // Also of what was carried out, when the answer would not go over this connection.
                 Ok(reply) if reply.header.flags & flags::NOT_HERE != 0 => self.back_off().await,
                 Ok(reply) => {
                     self.failures.set(0);
-                    return Ok(reply);
+                    return Ok((reply, repeated));
                 }
                 Err(RpcError::Disconnected) => {}
                 Err(
@@ -159,6 +173,7 @@ impl Peer {
                     | RpcError::Deadline),
                 ) => return Err(error),
             }
+            repeated = true;
         }
     }
 
