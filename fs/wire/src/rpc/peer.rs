@@ -137,7 +137,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`RpcError::Refused`].
+    /// [`RpcError::Refused`], [`RpcError::TooLong`].
     pub async fn reach(&self) -> Result<(), RpcError> {
         self.lane().await.map(drop)
     }
@@ -180,7 +180,8 @@ impl Peer {
                     self.lanes.borrow_mut()[at] = Some(Rc::clone(&caller));
                     return Ok(caller);
                 }
-                Err(error @ RpcError::Refused(_)) => return Err(error),
+                // Nor will what comes first be shorter over another connection.
+                Err(error @ (RpcError::Refused(_) | RpcError::TooLong(_))) => return Err(error),
                 Err(error) => {
                     tracing::debug!(address = self.address, %error, "cannot connect");
                     self.back_off().await;
