@@ -291,6 +291,7 @@ impl Client {
                 PeerConfig { cluster, node: config.node, connections, ..PeerConfig::default() };
             Peer::new(Rc::clone(&config.transport), address, peer)
         };
+        // One connection: see `meta`.
         let meta_peer = peer(&config.meta_address, 1, config.cluster);
         let meta = Meta::new(config.meta_target, meta_peer, config.class, config.uuid);
         let fs = match config.deadline {

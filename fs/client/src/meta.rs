@@ -11,8 +11,9 @@
 //!   to a service that restarted before anything else is asked (note 0010).
 //! - A service of another cluster, or of another file system, is told nothing: whoever asks gets an error
 //!   until the right one is back.
-//! - `Reclaim` names the opens that the client holds, absolutely; one that came between the
-//!   two ends of an open or close is sent again, so that the counts agree in the end.
+//! - `Reclaim` names the opens that the client was told of, less the closes. A change whose answer is still
+//!   to come is in neither: it is sent again, and the service counts it then. So the counts agree in the
+//!   end. There is one connection at a time, so no answer of an earlier life comes after the reclaim.
 
 use crate::clock;
 use crate::directory::JustTold;
@@ -24,7 +25,7 @@ use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
 use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
-use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail};
+use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, RECLAIM_MAX, Tail};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -50,8 +51,6 @@ pub(crate) struct Meta {
     /// Made at the first registration.
     slots: RefCell<Option<Rc<Slots>>>,
     opens: RefCell<BTreeMap<Ino, u32>>,
-    /// Counts how often the service lost its volatile memory of this client.
-    losses: Cell<u64>,
     /// Requests sent, so that only a silent client renews its lease.
     sent: Cell<u64>,
     /// When the last request was sent that was answered to the client's number: the lease has run since then,
@@ -152,7 +151,6 @@ impl Meta {
             greeted: Cell::default(),
             slots: RefCell::default(),
             opens: RefCell::default(),
-            losses: Cell::default(),
             sent: Cell::default(),
             renewed: Cell::new(Moment::now()),
             tail: RefCell::default(),
@@ -391,12 +389,6 @@ impl Meta {
         }
         let slots = self.slots.borrow().clone().expect("registered");
         let slot = slots.take().await;
-        let losses = self.losses.get();
-        // Counted early and discounted late: a reclaim in between may say one too many for a
-        // moment, never one too few.
-        if let MetaRequest::Open { ino, .. } = &request {
-            self.count_open(*ino);
-        }
         let changing = changes_attributes(&request).then(|| self.just_told.begin());
         let held = self.last_held();
         let call = Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
@@ -433,24 +425,14 @@ impl Meta {
             MetaRequest::Close { ino } => Some(*ino),
             _ => None,
         });
-        let closed = closed.map(|ino| self.discount_open(ino)).count() > 0;
-        let counted = match (&request, &reply) {
-            (MetaRequest::Open { .. }, Ok(MetaReply::Attr(_))) => true,
-            (MetaRequest::Open { ino, .. }, _) => {
-                self.discount_open(*ino);
-                true
-            }
+        closed.for_each(|ino| self.discount_open(ino));
+        match (&request, &reply) {
+            (MetaRequest::Open { ino, .. }, Ok(MetaReply::Attr(_))) => self.count_open(*ino),
             (
                 MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
                 Ok(MetaReply::Entry(attr, _)),
-            ) => {
-                self.count_open(attr.ino);
-                true
-            }
-            _ => closed,
-        };
-        if counted && self.losses.get() != losses {
-            self.reclaim_again().await;
+            ) => self.count_open(attr.ino),
+            _ => {}
         }
         reply
     }
@@ -469,14 +451,22 @@ impl Meta {
         }
     }
 
-    fn reclaim(&self) -> MetaRequest {
-        let opens = self.opens.borrow();
-        MetaRequest::Reclaim { opens: opens.iter().map(|(ino, count)| (*ino, *count)).collect() }
-    }
-
-    async fn reclaim_again(&self) {
-        if let Err(error) = self.read(&self.reclaim()).await {
-            tracing::warn!(%error, "cannot reclaim open files");
+    /// Tells what this client holds open, in as many parts as it takes.
+    async fn reclaim(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
+        let opens: Vec<_> = self.opens.borrow().iter().map(|(ino, count)| (*ino, *count)).collect();
+        let mut parts = opens.chunks(RECLAIM_MAX).peekable();
+        loop {
+            let opens = parts.next().unwrap_or_default().to_vec();
+            let part = MetaRequest::Reclaim { opens, last: parts.peek().is_none() };
+            let call = Call { client, ..self.plain_call(&part) };
+            match self.ask_once(caller, &call).await? {
+                MetaReply::Done if parts.peek().is_none() => return Ok(()),
+                MetaReply::Done => {}
+                reply => {
+                    tracing::warn!(?reply, "open files were not reclaimed");
+                    return Ok(());
+                }
+            }
         }
     }
 
@@ -604,7 +594,6 @@ impl Meta {
         if known != Some((verifier, client)) {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
-                self.losses.set(self.losses.get() + 1);
                 self.just_told.forget();
             }
             if known.is_none_or(|(known, _)| known != verifier) {
@@ -612,11 +601,7 @@ impl Meta {
             }
             // At the start as well: the service may know this client from a former life, and
             // releases nothing until it has heard what of that is still open.
-            let call = Call { client, ..self.plain_call(&self.reclaim()) };
-            match self.ask_once(caller, &call).await? {
-                MetaReply::Done => {}
-                reply => tracing::warn!(?reply, "open files were not reclaimed"),
-            }
+            self.reclaim(caller, client).await?;
             self.greeted.set(Some((verifier, client)));
         }
         Ok(())
@@ -716,9 +701,7 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::Sync
         | R::Space
         | R::Chores { .. } => true,
-        // Opens end with the number that has them. Under the next one `Reclaim` says how many there are at least,
-        // once more after this: so no open is missing. One that is counted twice only keeps a deleted file for as
-        // long as this client lives.
+        // Opens end with the number that has them, and count under the next when they are done there.
         R::Open { mode, .. } => !mode.truncate,
         R::Close { .. } => true,
         // The session stays as it is when there is one.
@@ -755,5 +738,74 @@ impl OnConnect for Registrar {
                 None => Err(RpcError::Disconnected),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+    use levada_wire::channel::Listener;
+    use levada_wire::frame::encode_body;
+    use levada_wire::local::{LinkConfig, Network};
+    use levada_wire::rpc::{
+        ConnectionId, Handler, PeerConfig, Reply, Router, ServiceConfig, accept_all,
+    };
+
+    /// A service that knows nobody, and loses its first connections after a part each.
+    struct Forgetful {
+        network: Network,
+        losses: Cell<u32>,
+        parts: RefCell<BTreeMap<ConnectionId, Vec<(Ino, u32)>>>,
+        all: Cell<Option<ConnectionId>>,
+    }
+
+    impl Handler for Forgetful {
+        fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+            let reply = match decode_body(&request.body).expect("a request") {
+                MetaRequest::Register { .. } => MetaReply::Registered {
+                    client: 1,
+                    slots: 8,
+                    verifier: BootVerifier(1),
+                    used: Vec::new(),
+                    fs: FsInfo { id: 1, name: String::new(), objects: Vec::new(), lease_ms: 1000 },
+                },
+                MetaRequest::Reclaim { opens, last } => {
+                    self.parts.borrow_mut().entry(from).or_default().extend(opens);
+                    if self.losses.get() > 0 {
+                        self.losses.set(self.losses.get() - 1);
+                        self.network.disconnect("client", "meta");
+                    }
+                    if last {
+                        self.all.set(Some(from));
+                    }
+                    MetaReply::Done
+                }
+                _ => MetaReply::Done,
+            };
+            Box::pin(async move { Reply::new(encode_body(&reply)) })
+        }
+    }
+
+    #[test]
+    fn any_number_of_open_files_is_reclaimed() {
+        Reactor::simulated(1).block_on(async {
+            let network = Network::new(LinkConfig::default());
+            let (losses, parts, all) = (Cell::new(2), RefCell::default(), Cell::default());
+            let service = Rc::new(Forgetful { network: network.clone(), losses, parts, all });
+            let router = Rc::new(Router::default());
+            router.insert(TargetId(0), Rc::clone(&service) as _);
+            let listener: Rc<dyn Listener> = Rc::new(network.listen("meta"));
+            reactor::spawn(accept_all(listener, router, ServiceConfig::default()));
+            let peer = Peer::new(network.transport("client"), "meta", PeerConfig::default());
+            let meta = Meta::new(TargetId(0), peer, Class::Foreground, [1; 16]);
+            let opens: Vec<_> = (0..300_000).map(|n| (Ino(n << 40), 1 + n as u32 % 3)).collect();
+            *meta.opens.borrow_mut() = opens.iter().copied().collect();
+            let connected = reactor::timeout(Duration::from_secs(60), meta.connect()).await;
+            connected.expect("in time").expect("reclaimed");
+            let parts = service.parts.borrow();
+            assert_eq!(parts.len(), 3);
+            assert!(parts[&service.all.get().expect("came to its end")] == opens);
+        });
     }
 }

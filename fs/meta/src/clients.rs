@@ -5,13 +5,14 @@ use crate::key;
 use crate::ops::write;
 use crate::row::{ClientRow, Counters, Inode};
 use crate::service::{MetaService, Room, fault_of};
-use crate::table::Client;
+use crate::table::{Client, Reclaim, Table};
 use crate::tx::Tx;
 use levada_base::ids::{BootVerifier, Ino};
 use levada_base::reactor;
 use levada_kv::Batch;
 use levada_wire::attr::Attr;
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply};
+use levada_wire::rpc::ConnectionId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::Duration;
@@ -21,14 +22,20 @@ const TICK_MAX: Duration = Duration::from_secs(2);
 
 impl MetaService {
     /// Finds or makes the client's row.
-    pub(crate) async fn register(&self, uuid: [u8; 16]) -> Result<MetaReply, MetaFault> {
+    pub(crate) async fn register(
+        &self,
+        connection: ConnectionId,
+        uuid: [u8; 16],
+    ) -> Result<MetaReply, MetaFault> {
         // In a full store it may be the one that makes some room.
         self.wait_for_room(Room { frees: true }).await?;
         let (client, seq) = {
             let mut table = self.table.borrow_mut();
+            let reclaim = Some(Reclaim { connection, opens: BTreeMap::new() });
             if let Some(client) = table.by_uuid.get(&uuid).copied() {
                 let known = table.clients.get_mut(&client).expect("both maps agree");
                 known.seen = reactor::now();
+                known.reclaim = reclaim;
                 // The row may have been put a moment ago, for the same uuid on another connection.
                 (client, self.store.last_seq())
             } else {
@@ -44,7 +51,7 @@ impl MetaService {
                 table.counters = counters;
                 table.by_uuid.insert(uuid, client);
                 let known = Client::new(uuid, BootVerifier(0), self.config.slots);
-                table.clients.insert(client, known);
+                table.clients.insert(client, Client { reclaim, ..known });
                 (client, seq)
             }
         };
@@ -70,24 +77,34 @@ impl MetaService {
         })
     }
 
-    /// After a restart: what a client holds open.
+    /// After a restart: a part of what a client holds open.
     pub(crate) async fn reclaim(
         &self,
-        client: u64,
-        opens: Vec<(Ino, u32)>,
+        call: CallHeader,
+        part: Vec<(Ino, u32)>,
+        last: bool,
     ) -> Result<MetaReply, MetaFault> {
-        if client == 0 {
-            return Err(MetaFault::Invalid);
-        }
         {
             let mut table = self.table.borrow_mut();
-            let mut summed = BTreeMap::<Ino, u32>::new();
-            for (ino, count) in opens.into_iter().filter(|(_, count)| *count > 0) {
-                let sum = summed.entry(ino).or_default();
-                *sum = sum.saturating_add(count);
+            let client = table.clients.get_mut(&call.client).ok_or(MetaFault::Invalid)?;
+            let held = client.reclaim.take_if(|held| held.connection == call.connection);
+            // Of another connection, or after the last: whoever means it begins with `Register`.
+            let mut held = held.ok_or(MetaFault::Unavailable)?;
+            for (ino, count) in part.into_iter().filter(|(_, count)| *count > 0) {
+                let sum = held.opens.entry(ino).or_default();
+                // What it opens from now on comes on top.
+                *sum = sum.saturating_add(count).min(u32::MAX / 2);
             }
-            table.add_opens(client, summed);
-            table.awaited.remove(&client);
+            // No more than it could have opened one by one.
+            if held.opens.len() as u64 > self.env.superblock.inodes_max {
+                return Err(MetaFault::Invalid);
+            }
+            if !last {
+                client.reclaim = Some(held);
+                return Ok(MetaReply::Done);
+            }
+            table.set_opens(call.client, held.opens);
+            table.awaited.remove(&call.client);
         }
         self.reap_orphans().await?;
         Ok(MetaReply::Done)
@@ -131,8 +148,13 @@ impl MetaService {
         }
         if self.serving_for() > self.config.lease {
             let mut table = self.table.borrow_mut();
-            table.awaited.clear();
-            table.implied.clear();
+            let Table { awaited, clients, implied, .. } = &mut *table;
+            // Who came in time and has not said all yet has another lease for it.
+            let late = self.serving_for() > 2 * self.config.lease;
+            awaited.retain(|client| !late && clients[client].reclaim.is_some());
+            if awaited.is_empty() {
+                implied.clear();
+            }
         }
         self.reap_orphans().await
     }

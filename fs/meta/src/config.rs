@@ -1,6 +1,7 @@
 //! What a metadata target is told when it is made and when it starts.
 
 use levada_base::ids::TargetId;
+use levada_wire::rpc::ConnectionId;
 use std::time::Duration;
 
 /// Fixed when the file system is made, and kept in its superblock.
@@ -62,6 +63,8 @@ pub struct CallHeader {
     /// It may be answered before what it changes or sees is durable; the caller holds what
     /// the frames before the answers bring.
     pub unstable: bool,
+    /// Over which it came.
+    pub connection: ConnectionId,
 }
 
 impl CallHeader {
@@ -77,7 +80,8 @@ impl CallHeader {
     /// The header of a change that is answered when it is durable.
     #[must_use]
     pub fn changing(client: u64, slot: u32, sequence: u64) -> Self {
-        Self { client, slot, sequence, unstable: false }
+        let connection = ConnectionId::default();
+        Self { client, slot, sequence, unstable: false, connection }
     }
 }
 

@@ -136,6 +136,10 @@ impl MetaService {
         })?;
         let mut table = self.table.borrow_mut();
         fresh.chores = std::rc::Rc::clone(&table.chores);
+        // Who hands back its tail has registered.
+        for (number, client) in &mut fresh.clients {
+            client.reclaim = table.clients.get_mut(number).and_then(|known| known.reclaim.take());
+        }
         *table = fresh;
         Ok(())
     }

@@ -24,7 +24,7 @@ impl Handler for MetaService {
             };
             let (client, slot, sequence) = (header.client, header.slot, header.sequence);
             let unstable = header.flags & flags::UNSTABLE != 0;
-            let call = CallHeader { client, slot, sequence, unstable };
+            let call = CallHeader { client, slot, sequence, unstable, connection: from };
             let directory = match &body {
                 MetaRequest::Create { parent, .. } => Some(*parent),
                 _ => None,

@@ -77,8 +77,8 @@ pub(crate) struct Traced {
     pub call: CallHeader,
     /// The batch that it applied.
     pub wrote: Option<Seq>,
-    /// It was done before a restart; only its closes took effect, once more.
-    pub closes_again: bool,
+    /// It was done before a restart; only its opens and closes took effect, once more.
+    pub counts_again: bool,
 }
 
 /// How a request is treated.
@@ -263,7 +263,7 @@ impl MetaService {
             self.recovered(call.client, &request).await?;
         }
         if let MetaRequest::Register { uuid } = request {
-            return self.register(uuid).await;
+            return self.register(call.connection, uuid).await;
         }
         if call.client != 0 {
             let mut table = self.table.borrow_mut();
@@ -275,7 +275,7 @@ impl MetaService {
             MetaRequest::Replay { life, batches } => {
                 return self.replay(call.client, life, batches).await;
             }
-            MetaRequest::Reclaim { opens } => return self.reclaim(call.client, opens).await,
+            MetaRequest::Reclaim { opens, last } => return self.reclaim(call, opens, last).await,
             MetaRequest::Leave => return self.leave(call.client).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
@@ -292,7 +292,7 @@ impl MetaService {
             (Class::Change, _) => match self.enter(call).await? {
                 Entered::Run(ticket) => Some(ticket),
                 Entered::Answered(slot) => {
-                    self.closes_again(call, &slot, &request);
+                    self.counts_again(call, &slot, &request);
                     return self.repeat(call, slot).await;
                 }
             },
@@ -354,7 +354,7 @@ impl MetaService {
             self.trace.borrow_mut().push(Traced {
                 call,
                 wrote: (self.store.last_seq() > before).then_some(self.store.last_seq()),
-                closes_again: false,
+                counts_again: false,
             });
             let wrote = seq > outcome_saw;
             if planted!("meta-answered-before-durable") && wrote

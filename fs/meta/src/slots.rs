@@ -7,7 +7,7 @@ use crate::service::Traced;
 use crate::table::{Effect, Slot};
 use levada_base::ids::Seq;
 use levada_kv::Bytes;
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode};
 
 /// What to do with a change that has arrived.
 pub(crate) enum Entered<'a> {
@@ -77,21 +77,36 @@ impl MetaService {
         }
     }
 
-    /// An answer from before a restart: the opens that its closes took away were named again by a
-    /// client that had not heard of it yet.
-    pub(crate) fn closes_again(&self, call: CallHeader, slot: &Slot, request: &MetaRequest) {
-        let MetaRequest::Several { requests } = request else { return };
+    /// An answer from before a restart, to a client that reclaimed what it held without this change, of which
+    /// it had not heard yet: what it opens and closes is counted now, as if it were done now.
+    pub(crate) fn counts_again(&self, call: CallHeader, slot: &Slot, request: &MetaRequest) {
         if slot.seq != Seq(0) {
             return;
         }
-        let mut table = self.table.borrow_mut();
-        for request in requests {
-            if let MetaRequest::Close { ino } = request {
-                table.take_effect(call.client, Effect::Closed(*ino));
+        let closed = |request: &MetaRequest| match request {
+            MetaRequest::Close { ino } => Some(Effect::Closed(*ino)),
+            _ => None,
+        };
+        let effects: Vec<Effect> = match request {
+            MetaRequest::Several { requests } => requests.iter().filter_map(closed).collect(),
+            MetaRequest::Open { ino, .. } => vec![Effect::Opened(*ino)],
+            MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. } => {
+                match slot.reply.as_deref().map(postcard::from_bytes) {
+                    Some(Ok(MetaReply::Entry(attr, _))) => vec![Effect::Opened(attr.ino)],
+                    _ => Vec::new(),
+                }
             }
+            other => closed(other).into_iter().collect(),
+        };
+        if effects.is_empty() {
+            return;
+        }
+        let mut table = self.table.borrow_mut();
+        for effect in effects {
+            table.take_effect(call.client, effect);
         }
         #[cfg(test)]
-        let traced = Traced { call, wrote: None, closes_again: true };
+        let traced = Traced { call, wrote: None, counts_again: true };
         #[cfg(test)]
         self.trace.borrow_mut().push(traced);
         // Once.

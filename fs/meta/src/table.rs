@@ -13,6 +13,7 @@ use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_kv::{Bytes, KvError, Store};
 use levada_wire::meta::MetaReply;
+use levada_wire::rpc::ConnectionId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -42,13 +43,24 @@ pub struct Client {
     pub slots: Vec<Slot>,
     /// The last life of the target in which it held the tail and of which nothing is missing.
     pub settled: BootVerifier,
+    /// From its registration to the last part.
+    pub reclaim: Option<Reclaim>,
+}
+
+/// What a client that registered says that it holds open.
+pub struct Reclaim {
+    /// That it registered on. What comes late over an earlier one is of the past: it must take nothing away.
+    pub connection: ConnectionId,
+    /// The parts so far.
+    pub opens: BTreeMap<Ino, u32>,
 }
 
 impl Client {
     /// A client that holds nothing open, heard of now.
     pub fn new(uuid: [u8; 16], settled: BootVerifier, slots: u32) -> Self {
         let slots = vec![Slot::default(); slots as usize];
-        Self { uuid, seen: reactor::now(), opens: BTreeMap::new(), slots, settled }
+        let opens = BTreeMap::new();
+        Self { uuid, seen: reactor::now(), opens, slots, settled, reclaim: None }
     }
 
     /// The row that says: what it is told from now on is not settled, also when an earlier part of
@@ -189,17 +201,16 @@ impl Table {
         }
     }
 
-    /// Takes over what a client says that it holds open. What it has opened since the start
-    /// counts as well: the answer to a create may still be on its way to the client, so that its
-    /// list does not name the file yet. A count that is too high costs space until the lease ends;
-    /// one that is too low would destroy a file under its program.
-    pub fn add_opens(&mut self, client: u64, opens: BTreeMap<Ino, u32>) {
+    /// What a client says that it holds open takes the place of what was known. It says so before it changes
+    /// anything in this life, so nothing that it opened here is overlooked; and each change whose answer it
+    /// had not heard comes again, and is counted then. So the counts agree when all are answered.
+    pub fn set_opens(&mut self, client: u64, opens: BTreeMap<Ino, u32>) {
         let Some(entry) = self.clients.get_mut(&client) else { return };
-        for (ino, reclaimed) in opens {
-            let known = entry.opens.entry(ino).or_default();
-            let more = reclaimed.saturating_sub(*known);
-            *known += more;
-            *self.opens.entry(ino).or_default() += u64::from(more);
+        for (ino, count) in &opens {
+            *self.opens.entry(*ino).or_default() += u64::from(*count);
+        }
+        for (ino, count) in std::mem::replace(&mut entry.opens, opens) {
+            self.less_open(ino, u64::from(count));
         }
     }
 

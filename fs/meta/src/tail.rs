@@ -18,14 +18,23 @@ use levada_base::ids::{BootVerifier, Seq};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_kv::Batch;
-use levada_wire::frame::encode_body;
+use levada_wire::frame::{BODY_BYTES_MAX, encode_body};
 use levada_wire::meta::{self, MetaFault};
 use levada_wire::rpc::ConnectionId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// A longer tail makes its holder wait, so that it fits one message when it comes back.
+///
+/// The holder has no more of it than was carried: each frame brings what is not durable, and lets it forget the
+/// rest. Beside its bytes a batch in that message has its number and its length.
 const BYTES_MAX: usize = 256 << 10;
+const BATCH_BYTES_MIN: usize = 8;
+const BATCH_HEAD_MAX: usize = 10 + 5;
+const _: () = {
+    let batches = BYTES_MAX / BATCH_BYTES_MIN;
+    assert!(BYTES_MAX + batches * BATCH_HEAD_MAX + 64 <= BODY_BYTES_MAX);
+};
 /// Inode numbers are made ready so many at a time, and again when so many are left.
 const NUMBERS: u64 = 256;
 const NUMBERS_LEFT: u64 = 128;
@@ -117,6 +126,7 @@ impl Tail {
         match &mut self.holder {
             Some(holder) if holder.client == client => {
                 let bytes = batch.encode();
+                assert!(bytes.len() >= BATCH_BYTES_MIN, "it has a row at least");
                 holder.bytes += bytes.len();
                 holder.batches.push_back((seq, bytes));
                 holder.changed = reactor::now();

@@ -579,9 +579,21 @@ mod tests {
 
     #[test]
     fn a_vector_that_claims_a_huge_length_allocates_little() {
-        // ObjectRequest has no vectors; Reclaim is the second variant of MetaRequest.
-        let mut body = vec![1];
+        // ObjectRequest has no vectors; Reclaim is the third variant of MetaRequest.
+        let mut body = vec![2];
         body.extend([0xff; 9]);
+        body.push(1);
         assert_eq!(decode_body::<MetaRequest>(&body), Err(FrameError::Message));
+    }
+
+    #[test]
+    fn the_longest_part_of_a_reclaim_fits_a_frame() {
+        let opens = vec![(levada_base::ids::Ino(u64::MAX), u32::MAX); crate::meta::RECLAIM_MAX];
+        let part = MetaRequest::Reclaim { opens, last: true };
+        let body = encode_body(&part);
+        assert_eq!(decode_body::<MetaRequest>(&body), Ok(part));
+        // `last` is all that is missing.
+        assert_eq!(decode_body::<MetaRequest>(&body[..body.len() - 1]), Err(FrameError::Message));
+        assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
     }
 }

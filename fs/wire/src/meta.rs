@@ -4,6 +4,7 @@
 //! reply is stored in the same transaction as the change and sent again on retry.
 
 use crate::attr::{Attr, Kind, Time};
+use crate::frame::BODY_BYTES_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,6 +12,13 @@ use std::cell::Cell;
 
 /// Requests in a [`MetaRequest::Several`].
 pub const SEVERAL_MAX: usize = 64;
+
+/// Files in one part of a [`MetaRequest::Reclaim`]. However large its numbers are, a part fits a frame.
+pub const RECLAIM_MAX: usize = 1 << 16;
+const _: () = assert!(16 + RECLAIM_MAX * (VARINT_U64 + VARINT_U32) <= BODY_BYTES_MAX);
+/// The longest that postcard makes of a number.
+const VARINT_U64: usize = 10;
+const VARINT_U32: usize = 5;
 
 /// Reads what may hold no more of its own kind, and not too many: a message of two bytes a level could else
 /// exhaust the stack of whoever reads it, and a short one ask for a reply that no frame holds.
@@ -95,9 +103,13 @@ pub enum MetaRequest {
         life: BootVerifier,
         batches: Vec<(Seq, Vec<u8>)>,
     },
-    /// After a reconnect with another verifier: the files that this client holds open.
+    /// After `Register` with another verifier or number, and before anything that changes something: the files
+    /// that this client holds open, as far as it was told. In as many parts of [`RECLAIM_MAX`] as it
+    /// takes, one after the other on the connection that registered last; all of them together count, from
+    /// the `last` on: what none of them names is released. A connection that ends leaves nothing of its parts.
     Reclaim {
         opens: Vec<(Ino, u32)>,
+        last: bool,
     },
     Lookup {
         parent: Ino,

@@ -5,11 +5,11 @@ use levada_base::ids::TargetId;
 use levada_base::reactor::{self, Reactor};
 use levada_base::{Buf, IoVec};
 use levada_wire::channel::Listener;
-use levada_wire::frame::{Frame, Header, Kind};
+use levada_wire::frame::{BODY_BYTES_MAX, Frame, Header, Kind};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::rpc::{
-    Call, Caller, ConnectionId, Handler, Hello, Peer, PeerConfig, Refusal, Reply, Router, RpcError,
-    ServiceConfig, accept_all,
+    Call, Caller, ConnectionId, Handler, Hello, OnConnect, Peer, PeerConfig, Refusal, Reply,
+    Router, RpcError, ServiceConfig, accept_all,
 };
 use levada_wire::tcp::{TcpListener, TcpTransport};
 use std::cell::{Cell, RefCell};
@@ -194,6 +194,34 @@ fn a_deadline_ends_the_wait_for_a_service_that_is_down() {
         let deadline = reactor::now() + Duration::from_secs(4);
         let reply = peer.call(&call(1, 0), Some(deadline)).await;
         assert!(matches!(reply, Err(RpcError::Deadline)));
+    });
+}
+
+/// Says first what no frame holds.
+struct TooMuch;
+
+impl OnConnect for TooMuch {
+    fn connected<'a>(&'a self, caller: &'a Caller) -> LocalBoxFuture<'a, Result<(), RpcError>> {
+        let long = Call::new(TARGET, vec![0; BODY_BYTES_MAX + 1]);
+        Box::pin(async move { caller.call(&long).await.map(drop) })
+    }
+}
+
+#[test]
+fn what_fits_no_frame_is_not_tried_again() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let echo = Rc::new(Echo::default());
+        let _service = start(&network, &echo, ServiceConfig::default());
+        let peer = Peer::new(network.transport("client"), "service", PeerConfig::default());
+        let long = Call { body: vec![0; BODY_BYTES_MAX + 1], ..call(1, 0) };
+        let deadline = Some(reactor::now() + Duration::from_secs(9));
+        let too_long = |reply| matches!(reply, Err(RpcError::TooLong(_)));
+        assert!(too_long(peer.call(&long, deadline).await));
+        peer.disconnect();
+        peer.set_on_connect(Rc::new(TooMuch));
+        assert!(too_long(peer.call(&call(1, 0), deadline).await));
+        assert!(matches!(peer.reach().await, Err(RpcError::TooLong(_))));
     });
 }
 

@@ -17,7 +17,7 @@ use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{AttrChange, Caller, OpenMode};
 use levada_wire::rpc::{Handler, Router, ServiceConfig, accept_all};
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 pub const META: TargetId = TargetId(0);
@@ -41,6 +41,8 @@ pub struct World {
     /// Clients made from now on do not say which cluster they want.
     pub asks_for_any: Cell<bool>,
     meta: RefCell<Option<Group>>,
+    /// It goes with its group.
+    meta_service: RefCell<Weak<MetaService>>,
     servers: RefCell<Vec<Server>>,
     clients: Cell<u8>,
 }
@@ -60,6 +62,7 @@ impl World {
             cluster: Cell::default(),
             asks_for_any: Cell::default(),
             meta: RefCell::default(),
+            meta_service: RefCell::default(),
             servers: RefCell::default(),
             clients: Cell::new(0),
         });
@@ -121,9 +124,20 @@ impl World {
             Rc::new(MetaService::open(store, config).await.expect("a file system"))
         });
         let service = opening.await.expect("not killed");
+        *self.meta_service.borrow_mut() = Rc::downgrade(&service);
         self.listen(&group, "meta", META, Rc::clone(&service) as _);
         reactor::spawn_in(&group, async move { service.run().await });
         *self.meta.borrow_mut() = Some(group);
+    }
+
+    pub fn has_meta(&self) -> bool {
+        self.meta.borrow().is_some()
+    }
+
+    /// Files that the metadata service counts as open, for each client that has it open.
+    pub fn open_files(&self) -> u64 {
+        let service = self.meta_service.borrow().upgrade().expect("up");
+        service.clients().iter().map(|client| client.open_files).sum()
     }
 
     pub async fn restart_meta(&self) {

@@ -2,6 +2,7 @@
 
 mod model;
 mod random;
+mod reclaim;
 mod repeats;
 mod semantics;
 
@@ -229,6 +230,11 @@ impl Tester {
 pub fn create(parent: Ino, name: &str, new: NewInode) -> MetaRequest {
     let (caller, name) = (ROOT, name.as_bytes().to_vec());
     MetaRequest::Create { caller, parent, name, mode: 0o644, new, exclusive: true }
+}
+
+/// All of it in one part.
+pub fn reclaim(opens: Vec<(Ino, u32)>) -> MetaRequest {
+    MetaRequest::Reclaim { opens, last: true }
 }
 
 pub fn attr_of(reply: MetaReply) -> Result<Attr, MetaFault> {

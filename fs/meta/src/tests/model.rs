@@ -194,6 +194,22 @@ impl Model {
         }
     }
 
+    /// What was done before a restart opens and closes files for a client that had not heard of it.
+    pub fn count_again(&mut self, client: u64, request: &MetaRequest, outcome: &Outcome) {
+        match (request, outcome) {
+            (MetaRequest::Several { requests }, _) => {
+                requests.iter().for_each(|request| self.count_again(client, request, outcome));
+            }
+            (MetaRequest::Close { ino }, _) => self.close(client, *ino),
+            (MetaRequest::Open { .. }, Outcome::Attr(view))
+            | (
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                Outcome::Entry(view, _),
+            ) => *self.opens.entry((client, view.ino)).or_default() += 1,
+            _ => {}
+        }
+    }
+
     fn lose(&mut self, ino: u64) -> u32 {
         let node = self.node(ino);
         node.nlink = if node.kind == Kind::Directory { 0 } else { node.nlink - 1 };

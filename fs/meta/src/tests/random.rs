@@ -343,13 +343,9 @@ fn settle(
     for traced in trace.iter().filter(|traced| traced.call.client != 0) {
         let record = records.get_mut(&key_of(traced.call));
         let Some(record) = record else { panic!("{traced:?} is of no known request") };
-        if traced.closes_again {
-            let MetaRequest::Several { requests } = &record.request else { unreachable!() };
-            for request in requests {
-                if let MetaRequest::Close { ino } = request {
-                    model.close(traced.call.client, *ino);
-                }
-            }
+        if traced.counts_again {
+            let expected = record.expected.as_ref().expect("done before");
+            model.count_again(traced.call.client, &record.request, expected);
             continue;
         }
         let is_lost = traced.wrote.is_some_and(|wrote| wrote.0 > survived);
@@ -540,8 +536,18 @@ async fn reclaim(world: &Rc<World>, lanes: &[Rc<Lane>], opens: &Opens, model: &m
         if std::env::var("SIM_TRACE").is_ok() {
             println!("{client} reclaims {held:?}; implied {:?}", model.implied);
         }
-        let request = MetaRequest::Reclaim { opens: held };
-        assert_eq!(service.handle(CallHeader::reading(client), request).await, MetaReply::Done);
+        // In two parts; sometimes the connection breaks between them.
+        let uuid = lanes.iter().find(|lane| lane.client.get() == client).expect("its lane").uuid;
+        let (one, other) = held.split_at(random(held.len() as u64 + 1) as usize);
+        let part = |opens: &[_], last| MetaRequest::Reclaim { opens: opens.to_vec(), last };
+        let mut requests = vec![part(one, false), part(other, true)];
+        if random(2) == 0 {
+            requests.splice(0..0, [part(other, false), MetaRequest::Register { uuid }]);
+        }
+        for request in requests {
+            let reply = service.handle(CallHeader::reading(client), request).await;
+            assert!(!matches!(reply, MetaReply::Failed(_)), "{reply:?}");
+        }
     }
     let orphans: Vec<u64> = model.nodes.keys().copied().collect();
     for ino in orphans {

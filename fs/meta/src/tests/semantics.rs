@@ -138,7 +138,7 @@ fn an_open_file_outlives_its_name_and_a_crash() {
         // Both still count as open: the client has not said yet.
         assert_eq!(t.attr(lost).await.expect("open").nlink, 0);
         let opens = vec![(kept, 1)];
-        assert_eq!(t.read(MetaRequest::Reclaim { opens }).await, MetaReply::Done);
+        assert_eq!(t.read(reclaim(opens)).await, MetaReply::Done);
         reactor::sleep(LEASE / 2).await;
         t.read(MetaRequest::Space).await;
         reactor::sleep(LEASE / 2 + Duration::from_secs(1)).await;
@@ -175,7 +175,7 @@ fn a_repeat_gets_the_stored_answer_also_after_a_crash() {
         let unknown = MetaReply::Failed(MetaFault::NotRegistered);
         assert_eq!(world.service().handle(stranger, request).await, unknown);
         t.register().await;
-        t.read(MetaRequest::Reclaim { opens: Vec::new() }).await;
+        t.read(reclaim(Vec::new())).await;
     });
 }
 

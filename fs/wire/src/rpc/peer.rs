@@ -138,7 +138,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// [`RpcError::Refused`].
+    /// [`RpcError::Refused`], [`RpcError::TooLong`].
     pub async fn reach(&self) -> Result<(), RpcError> {
         self.lane().await.map(drop)
     }
@@ -195,7 +195,8 @@ impl Peer {
                     self.lanes.borrow_mut()[at] = Some(Rc::clone(&caller));
                     return Ok(caller);
                 }
-                Err(error @ RpcError::Refused(_)) => return Err(error),
+                // Nor will what comes first be shorter over another connection.
+                Err(error @ (RpcError::Refused(_) | RpcError::TooLong(_))) => return Err(error),
                 Err(error) => {
                     tracing::debug!(address = self.address, %error, "cannot connect");
                     self.back_off().await;
