@@ -233,12 +233,13 @@ fn is_served(record: &Path) -> bool {
 /// use stays, unless `lazy`.
 pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
     let dir = mounting::place(dir)?;
-    // Without the cluster file its state directory is unknown, and so is the mount's process.
-    let state = match place::find(file) {
-        Some(path) => Some(place::state(&place::load_at(&path)?)),
+    let known = match place::find(file) {
+        Some(path) => Some(record(&place::state(&place::load_at(&path)?), &dir)?),
         None => None,
     };
-    let record = state.as_ref().map(|state| record(state, &dir)).transpose()?;
+    // It may be the mount of another cluster than the one whose file is here, if any is.
+    let is_known = known.as_deref().is_some_and(is_served);
+    let record = if is_known { known } else { open_record(&dir).or(known) };
     if !mounted(&dir)? {
         match record.filter(|record| is_served(record)) {
             Some(record) => bail!("{}", leaving_text(&dir, &record)),
@@ -258,8 +259,8 @@ pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
         say!("{} ends with {}", dir.display(), users.join(", "));
         return Ok(());
     }
-    if let (Some(record), Some(state)) = (record, state) {
-        wait_for(&record, &state)?;
+    if let Some(record) = record {
+        wait_for(&record, &state_of(&record))?;
     }
     say!("unmounted {}", dir.display());
     Ok(())
@@ -423,8 +424,31 @@ const MOUNTS: &str = "mounts";
 fn record(state: &StateDir, dir: &Path) -> Result<PathBuf> {
     let notes = state.0.join(MOUNTS);
     std::fs::create_dir_all(&notes).with_context(|| format!("cannot make {}", notes.display()))?;
-    let name = dir.display().to_string().replace('%', "%25").replace('/', "%2F");
-    Ok(notes.join(name))
+    Ok(notes.join(name_of(dir)))
+}
+
+fn name_of(dir: &Path) -> String {
+    dir.display().to_string().replace('%', "%25").replace('/', "%2F")
+}
+
+/// The record of the mount on `dir`, whichever cluster's it is: its process has it open. `None` also
+/// where we may not look.
+fn open_record(dir: &Path) -> Option<PathBuf> {
+    let end = Path::new(MOUNTS).join(name_of(dir));
+    let mut processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.find_map(|process| {
+        let pid: u32 = process.file_name().to_str()?.parse().ok()?;
+        let open = std::fs::read_dir(process.path().join("fd")).ok()?.flatten();
+        let mut files = open.filter_map(|file| std::fs::read_link(file.path()).ok());
+        files.find(|file| {
+            file.ends_with(&end) && served(file).is_some_and(|served| served.pid == pid)
+        })
+    })
+}
+
+/// The state directory in which a record lies.
+fn state_of(record: &Path) -> StateDir {
+    StateDir(record.ancestors().nth(2).unwrap_or(record).to_owned())
 }
 
 /// What the process of a mount has noted of itself.
@@ -496,6 +520,24 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
+
+    #[test]
+    fn the_record_of_a_mount_is_found_through_its_process() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir(dir.path().canonicalize().expect("there"));
+        let place = Path::new("/somewhere/100%");
+        let ours = record(&state, place).expect("made");
+        std::fs::write(&ours, format!("{} 0:52\n", std::process::id())).expect("written");
+        assert_eq!(open_record(place), None, "nobody has it open");
+        let note = File::open(&ours).expect("there");
+        assert_eq!(open_record(place), Some(ours.clone()));
+        assert_eq!(open_record(Path::new("/somewhere")), None);
+        assert_eq!(state_of(&ours).0, state.0);
+        // Who else looks at it is not its process.
+        std::fs::write(&ours, "1 0:52\n").expect("written");
+        assert_eq!(open_record(place), None);
+        drop(note);
+    }
 
     #[test]
     fn a_number_left_in_a_record_belongs_to_nobody() {

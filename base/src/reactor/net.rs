@@ -156,6 +156,21 @@ fn unix_address(at: usize, name: &[u8]) -> io::Result<(libc::sockaddr_un, usize)
     Ok((raw, offset_of!(libc::sockaddr_un, sun_path) + at + name.len()))
 }
 
+/// What every TCP connection has: level, option, value.
+const TCP_OPTIONS: [(libc::c_int, libc::c_int, libc::c_int); 6] = [
+    // Small replies must not wait for earlier acknowledgements.
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    // A host that vanishes says nothing, and who only waits for its requests would do so for ever:
+    // after 60 s of silence the kernel asks, three times.
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
+    // It does not ask while a reply waits to be acknowledged, which is sent again for a quarter of an
+    // hour: the same limit for that, in ms.
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 90_000),
+];
+
 /// A connection. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -164,18 +179,18 @@ pub struct Stream {
 
 impl Stream {
     fn new(fd: OwnedFd) -> Self {
-        let on: libc::c_int = 1;
-        // Small replies must not wait for earlier acknowledgements. A Unix socket refuses the
-        // option and needs none.
-        // SAFETY: the value is an int that lives through the call.
-        unsafe {
-            libc::setsockopt(
-                fd.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_NODELAY,
-                (&raw const on).cast(),
-                size_of::<libc::c_int>() as u32,
-            );
+        // A Unix socket refuses what is TCP's and needs none of it.
+        for (level, option, value) in TCP_OPTIONS {
+            // SAFETY: the value is an int that lives through the call.
+            unsafe {
+                libc::setsockopt(
+                    fd.as_raw_fd(),
+                    level,
+                    option,
+                    (&raw const value).cast(),
+                    size_of::<libc::c_int>() as u32,
+                );
+            }
         }
         Self { fd: Rc::new(fd) }
     }
@@ -488,5 +503,39 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reactor::Reactor;
+
+    fn option(stream: &Stream, level: libc::c_int, option: libc::c_int) -> libc::c_int {
+        let mut value: libc::c_int = -1;
+        let mut len = size_of::<libc::c_int>() as u32;
+        // SAFETY: room for the answer, and its length.
+        let status = unsafe {
+            let fd = stream.fd.as_raw_fd();
+            libc::getsockopt(fd, level, option, (&raw mut value).cast(), &raw mut len)
+        };
+        assert_eq!(status, 0, "{}", io::Error::last_os_error());
+        value
+    }
+
+    #[test]
+    fn both_ends_ask_after_a_silent_other_end() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("bound");
+            let made = Stream::connect(listener.local_addr().expect("TCP")).await.expect("made");
+            let taken = listener.accept().await.expect("taken");
+            for (level, what, value) in TCP_OPTIONS {
+                for stream in [&made, &taken] {
+                    // What is only on or off is told as a bit.
+                    let found = option(stream, level, what);
+                    assert_eq!(if value == 1 { found.min(1) } else { found }, value, "{what}");
+                }
+            }
+        });
     }
 }

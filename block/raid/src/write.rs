@@ -263,9 +263,13 @@ impl Engine {
             engine.enter(stripes.clone()).await?;
             let guard = engine.locks.lock(at, at + bytes).await;
             work(Rc::clone(&engine)).await;
-            drop(guard);
+            // A copy that missed the change is on record as out before the stripes may count as clean,
+            // else a power cut leaves copies that differ and nothing that tells. The range is held
+            // until then: a discard takes a stripe that has been left for one that nobody is in.
+            let settled = engine.settle().await;
             engine.leave(stripes, durability);
-            engine.settle().await
+            drop(guard);
+            settled
         })
         .await
     }

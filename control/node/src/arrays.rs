@@ -5,7 +5,7 @@
 //! - An operator cannot fail a drive whose data is nowhere else, unless by force.
 
 use crate::drives::{ClusterDrive, Drives};
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::sync::Notify;
@@ -359,11 +359,13 @@ pub async fn fail_drive(
     if let Some(drive) = drive {
         drive.fail();
     }
+    // Out of all arrays in the step that looked whether they bear it, and only then recorded: of two
+    // orders at once, the second counts what the first takes.
+    let members = arrays.iter().filter_map(|array| Some((array, array.member_on(name)?)));
+    let failing = members.map(async |(array, index)| (array, array.array.fail(index).await));
     let mut refused = Vec::new();
-    for array in arrays {
-        if let Some(index) = array.member_on(name)
-            && let Err(error) = array.array.fail(index).await
-        {
+    for (array, failed) in join_all(failing).await {
+        if let Err(error) = failed {
             tracing::error!(array = array.spec.name, drive = name, %error, "taking the member out failed");
             let why = match error {
                 RaidError::Member { reason, .. } => reason.to_owned(),

@@ -14,6 +14,7 @@ use crate::recorded::{Difference, Differences, Labelled, OnDrives};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
+use levada_base::units::BLOCK_BYTES;
 use levada_device::{
     Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind, read_label,
 };
@@ -323,6 +324,17 @@ fn belongs_elsewhere(cluster: &ClusterFile, spec: &DriveSpec, label: &Label) -> 
 async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, DriveError> {
     let drive = Drive::open(device).await?;
     drive.fence(epoch).await?;
+    let (used_bytes, capacity_bytes) =
+        (drive.label().capacity_bytes, drive.device().info().capacity_bytes);
+    // Bytes that are no whole block were never used.
+    if capacity_bytes >= used_bytes + BLOCK_BYTES {
+        tracing::warn!(
+            drive = drive.label().drive_name,
+            used_bytes,
+            capacity_bytes,
+            "the drive has grown since it was formatted; what came after used_bytes is not used"
+        );
+    }
     Ok(drive)
 }
 

@@ -10,7 +10,7 @@ use crate::drives::{self, DriveSource, NoDevice};
 use crate::recorded::{Differences, OnDrives};
 use crate::targets::TargetKind;
 use levada_base::reactor::{self, Instant};
-use levada_base::sync::Notify;
+use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
 use levada_kv::KvError;
 use levada_log::ObjectLog;
@@ -41,6 +41,10 @@ pub struct Operator {
     /// Drives as they are now: those replaced or added since the start stand before the
     /// cluster's own.
     drives: RefCell<BTreeMap<String, KnownDrive>>,
+    /// Drives come in one after the other: an order to replace or add one looks at what is there, formats
+    /// the drive and gives it to array after array. Nothing waits to fail one, which is what helps
+    /// when a drive hangs.
+    admitting: Rc<Semaphore>,
     traffic: Cell<Traffic>,
     scrubbing: Cell<bool>,
     /// While objects are scrubbed: since when, and how many targets are done.
@@ -98,6 +102,7 @@ impl Operator {
             address,
             changed,
             start: reactor::now(),
+            admitting: Semaphore::new(1),
             traffic: Cell::default(),
             scrubbing: Cell::new(false),
             objects_scrubbed: Cell::new(None),
@@ -168,6 +173,7 @@ impl Operator {
     }
 
     async fn replace(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        let _turn = self.admitting.acquire(1).await;
         let (known, old) = self.drive(name)?;
         match &old {
             Ok(drive) if !drive.is_failed() && !self.is_out(name) => {
@@ -197,6 +203,7 @@ impl Operator {
     }
 
     async fn add(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        let _turn = self.admitting.acquire(1).await;
         if self.drives.borrow().contains_key(name) {
             return Err(Refusal::Known { drive: name.to_owned() });
         }

@@ -515,6 +515,59 @@ fn a_drive_that_is_out_gets_another_size_and_enclosure() {
     });
 }
 
+/// The first was out of the mirror alone when the second looked whether the other array bears it: that
+/// one lost both.
+#[test]
+fn drives_that_are_failed_at_once_stop_no_array() {
+    Reactor::simulated(30).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut file = cluster_file();
+        file.arrays[0].drives.truncate(6);
+        let (cluster, operator) = operator_of(file, &shelf, dir.path().join("levada.toml")).await;
+        fail(&operator, "d06", false).await.expect("bears it");
+        let orders = ["d00", "d07", "d08"].map(|drive| fail(&operator, drive, false));
+        let answers = futures_util::future::join_all(orders).await;
+        assert_eq!(answers[0], Ok(()));
+        for refused in &answers[1..] {
+            let why = refused.as_ref().expect_err("two are out");
+            assert!(why.contains("would stop it"), "{why}");
+        }
+        assert_eq!(status(&operator).await.stopped(), Vec::<String>::new());
+        cluster.stop().await;
+    });
+}
+
+/// The second formatted the drive when the first had given it to an array already.
+#[test]
+fn a_drive_that_is_replaced_twice_at_once_comes_in_once() {
+    Reactor::simulated(31).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, operator) = operator_with(&shelf, path).await;
+        fail(&operator, "d04", false).await.expect("bears it");
+        let replace = || {
+            let request = ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+            operator.answer(request)
+        };
+        let (first, second) = futures_util::future::join(replace(), replace()).await;
+        assert_eq!(first, ControlReply::Done);
+        let ControlReply::Failed { why } = second else { panic!("{second:?}") };
+        assert!(why.contains("d04 is in use"), "{why}");
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+            assert!(array.out().is_empty(), "{:?}", array.out());
+        }
+        cluster.stop().await;
+        served(&shelf, read_file).await;
+    });
+}
+
 #[test]
 fn a_dead_drive_leaves_the_file_when_a_spare_has_replaced_it() {
     Reactor::simulated(29).block_on(async {

@@ -3,8 +3,8 @@
 //! What always holds: extents do not overlap, none is empty, and each lies inside the bytes of
 //! its record. Newer writes cut older ones; the cut parts go on pointing into the old record.
 
-use crate::format::header_bytes;
-use crate::rows::Mark;
+use crate::format::{FOOTER_BYTES, header_bytes};
+use crate::rows::{LogRow, Mark};
 use levada_base::units::BLOCK_BYTES;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,6 +17,18 @@ pub(crate) struct Place {
     pub stripe: u32,
     /// Bytes from the start of the stripe.
     pub at: u32,
+}
+
+impl Place {
+    /// True when the log has such a stripe, and a record with `stored` bytes of data fits into it
+    /// from here on with its header.
+    pub fn is_in(self, log: &LogRow, stored: u32) -> bool {
+        let stored = u64::from(stored);
+        let end = u64::from(self.at) + stored + header_bytes(stored) + FOOTER_BYTES as u64;
+        log.has_segment(self.segment)
+            && self.stripe < log.segment_stripes
+            && end <= log.stripe_bytes
+    }
 }
 
 /// A record's data, as far as it was needed when it was read from the index.

@@ -10,7 +10,7 @@
 use crate::LogError;
 use crate::cuts::{Cut, Cuts};
 use crate::extents::{ExtentMap, Place, Record, Watch};
-use crate::rows::{self, Mark, ObjectRow};
+use crate::rows::{self, LOG_KEY, LogRow, Mark, ObjectRow};
 use levada_base::ids::ObjectId;
 use levada_base::sync::Notify;
 use levada_kv::Store;
@@ -151,12 +151,14 @@ pub(crate) struct Objects {
     extents_max: usize,
     /// Extents of the cached objects when they were last counted, roughly.
     extents: Cell<usize>,
+    /// The log's own row when it was last looked at: its geometry.
+    log: Cell<Option<LogRow>>,
 }
 
 impl Objects {
     pub fn new(store: Store, extents_max: usize) -> Self {
         let cache = RefCell::new(LruCache::unbounded());
-        Self { store, cache, extents_max, extents: Cell::new(0) }
+        Self { store, cache, extents_max, extents: Cell::new(0), log: Cell::new(None) }
     }
 
     /// The object by that name, with its whole map. [`LogError::Index`] when a row of it makes no
@@ -198,6 +200,11 @@ impl Objects {
             return Ok(View::default());
         };
         let ObjectRow { size, mark, cuts } = ObjectRow::decode(&row)?;
+        if let Some(segment) = mark.segment
+            && !self.log_fits(|log| log.has_segment(segment)).await?
+        {
+            return Err(LogError::Index { row: "object" });
+        }
         let mut view = View { exists: true, size, mark, cuts, extents: ExtentMap::default() };
         let end = rows::extent_key(id, u64::MAX);
         let mut from = Bound::Included(rows::extent_key(id, 0));
@@ -206,7 +213,10 @@ impl Objects {
             let found = self.store.scan(bound, Bound::Included(&end), ROWS_PER_SCAN).await?;
             for (key, value) in &found {
                 let (offset, extent) = rows::decode_extent(key, value)?;
-                if !view.extents.load(offset, extent) {
+                let (place, stored) = (extent.record.place, extent.record.stored);
+                if !self.log_fits(|log| place.is_in(log, stored)).await?
+                    || !view.extents.load(offset, extent)
+                {
                     return Err(LogError::Index { row: "extent" });
                 }
             }
@@ -217,6 +227,18 @@ impl Objects {
                 _ => return Ok(view),
             }
         }
+    }
+
+    /// Whether the log is as a row has it. Its own row comes with every batch, so it is never behind
+    /// the others; one that was read earlier may be, if the array has grown since.
+    async fn log_fits(&self, fits: impl Fn(&LogRow) -> bool) -> Result<bool, LogError> {
+        if self.log.get().as_ref().is_some_and(&fits) {
+            return Ok(true);
+        }
+        let row = self.store.get(LOG_KEY).await?.ok_or(LogError::Index { row: "log" })?;
+        let row = LogRow::decode(&row)?;
+        self.log.set(Some(row));
+        Ok(fits(&row))
     }
 
     /// Extents came to cached objects.

@@ -15,6 +15,9 @@
 //!   newest stripes are in question, and only their data is read. All that comes later was not
 //!   committed either, and without the missing one it would be a state that never was.
 //!
+//! All of that is about stripes that were read. One that cannot be read now may be any of them, so the
+//! rebuild fails with what the array said, and may succeed when the drives are back.
+//!
 //! The row of the log itself is written last: a rebuild that was cut off is no log, and is
 //! started again with an emptied store. Memory grows with the index.
 
@@ -29,7 +32,7 @@ use crate::read::Plan;
 use crate::rows::{Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::change_of;
-use levada_base::{Epoch, probe};
+use levada_base::{BufMut, Epoch, probe};
 use levada_kv::{Batch, Store};
 use levada_raid::{Array, IoClass};
 use std::collections::BTreeMap;
@@ -71,7 +74,8 @@ impl ObjectLog {
     ///
     /// # Errors
     ///
-    /// [`LogError::Stale`] when a later owner wrote segments, and as [`ObjectLog::create`].
+    /// [`LogError::Stale`] when a later owner wrote segments, [`LogError::Block`] when a stripe
+    /// cannot be read, and as [`ObjectLog::create`].
     pub async fn rebuild_index(
         array: Rc<dyn Array>,
         store: Store,
@@ -242,10 +246,12 @@ impl Inner {
         let mut found = Vec::new();
         for stripe in 0..stripes {
             let at = u64::from(segment) * u64::from(stripes) + u64::from(stripe);
-            if self.array.is_written(at)
-                && let Some((footer, records)) = self.summary_of(segment, stripe, None).await?
-            {
-                found.push(Stripe { footer, records });
+            if !self.array.is_written(at) {
+                continue;
+            }
+            match self.summary_of(segment, stripe, None).await? {
+                Some((footer, records)) => found.push(Stripe { footer, records }),
+                None => self.must_be_readable(segment, stripe).await?,
             }
         }
         let newest = found.iter().map(|stripe| stripe.footer.generation).max();
@@ -296,10 +302,25 @@ impl Inner {
             let plan = Plan::of_extent(self, header.offset, &extent);
             match self.fetch(plan, IoClass::Clean).await {
                 Ok(_) => {}
-                Err(LogError::Damaged { .. }) => return Ok(false),
+                Err(LogError::Damaged { .. }) => {
+                    self.must_be_readable(segment, place).await?;
+                    return Ok(false);
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
+    }
+
+    /// Fails when a stripe that does not fit its checksums cannot be read at all: the drives that hold
+    /// it may come back, and what an index passes over is given back when it is opened. An array
+    /// that stops while bytes are being repaired says so only here.
+    async fn must_be_readable(&self, segment: u32, stripe: u32) -> Result<(), LogError> {
+        let into = BufMut::for_overwrite(self.stripe_bytes as usize).into_vec();
+        if let Err(error) = self.array.read(self.array_offset(segment, stripe), into).await {
+            tracing::error!(segment, stripe, %error, "no index without what this stripe holds");
+            return Err(error.into());
+        }
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Keys are big-endian, values little-endian. The store checks its own bytes; a value that
-//! still makes no sense is [`LogError::Index`].
+//! still makes no sense, or tells of a place that the log does not have, is [`LogError::Index`].
 
 use crate::LogError;
 use crate::bytes::{Fields, PutFields};
@@ -99,6 +99,11 @@ impl LogRow {
             })
         })();
         row.ok_or(LogError::Index { row: "log" })
+    }
+
+    pub fn has_segment(&self, segment: u32) -> bool {
+        let stripes = u64::from(self.segment_stripes);
+        (u64::from(segment) + 1) * stripes <= self.stripes
     }
 }
 

@@ -133,3 +133,51 @@ fn a_bad_row_costs_its_object_and_no_other() {
         }
     });
 }
+
+/// They read as rows, and would have the log read elsewhere, or past the end of its tables.
+#[test]
+fn a_row_that_points_outside_the_log_is_bad() {
+    Reactor::simulated(3).block_on(async {
+        // Row, byte in it, number there: 24 segments of 4 stripes, 64 KiB each.
+        let wrong = [
+            (b'E', 4, 24, "segment"),
+            (b'E', 4, u32::MAX, "segment"),
+            (b'E', 8, 4, "stripe"),
+            (b'E', 12, (64 << 10) - 30_000, "place"),
+            (b'E', 12, u32::MAX, "place"),
+            (b'O', 4, 25, "segment of the mark, and one"),
+        ];
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        for n in 0..=wrong.len() as u64 {
+            log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
+            log.truncate(object(n), 29_000, Stability::Unstable).await.expect("room");
+        }
+        log.settle().await.expect("settled");
+        drop(log);
+
+        let store = Store::open(world.store.clone(), world.next_life().epoch, KV).await;
+        let store = store.expect("a store");
+        let mut batch = Batch::default();
+        for (n, (tag, at, number, _)) in (0..).zip(wrong) {
+            let key = key(tag, object(n));
+            let mut row = store.get(&key).await.expect("reads").expect("there").to_vec();
+            row[at..at + 4].copy_from_slice(&u32::to_le_bytes(number));
+            batch.put(&key, &row);
+        }
+        store.apply(batch).expect("room");
+        store.close().await.expect("closes");
+
+        let log = world.next_life().open(false).await;
+        for (n, (tag, .., what)) in (0..).zip(wrong) {
+            let row = if tag == b'E' { "extent" } else { "object" };
+            let refused = Some(LogError::Index { row });
+            assert_eq!(log.read(object(n), 0, 10).await.err(), refused, "{what}");
+            assert_eq!(log.delete(object(n)).await.err(), refused, "{what}");
+        }
+        let report = log.scrub().await.expect("scrubbed");
+        assert_eq!(report.damaged.len(), wrong.len());
+        let whole = object(wrong.len() as u64);
+        assert_eq!(flat(&log.read(whole, 0, 9).await.expect("another")), [wrong.len() as u8; 9]);
+    });
+}

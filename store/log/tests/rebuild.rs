@@ -5,12 +5,14 @@ mod support;
 
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
+use levada_base::units::BLOCK_BYTES;
+use levada_device::BlockError;
 use levada_log::{LogError, ObjectLog, Stability};
 use levada_raid::Array;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
-use support::model::{Model, TASKS, below, check_all, object, payload, put, work};
+use support::model::{Model, TASKS, below, check_all, flat, object, payload, put, work};
 use support::{World, seeds};
 
 const OBJECTS: u64 = 6;
@@ -154,6 +156,86 @@ fn a_segment_declared_anew_does_not_show_what_it_held() {
         assert_eq!(log.stat(kept).await.expect("it is there").size, 1_000_000);
         assert_eq!(log.stat(filler).await.expect("it is there").size, 50_000);
     });
+}
+
+/// Three stripes of one object, of which the last was not flushed when the others were closed.
+async fn three_stripes(world: &mut World) -> Vec<u8> {
+    let log = world.next_life().open(true).await;
+    let mut all = Vec::new();
+    for n in 0..3 {
+        let (data, flat) = payload(50_000);
+        log.write(object(1), n * 50_000, data, Stability::Unstable).await.expect("room");
+        log.settle().await.expect("settled");
+        all.extend(flat);
+    }
+    all
+}
+
+/// What is only out of reach is not passed over: an index without it would lack what was
+/// committed, and opening it would give that back for good.
+#[test]
+fn what_cannot_be_read_is_not_passed_over() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(40).await;
+        let all = three_stripes(&mut world).await;
+        let stripe_bytes = world.array.geometry().stripe_bytes;
+        // The footer of each stripe, and data of the newest, which alone is checked.
+        for stripe in 0..3 {
+            let at = (stripe + 1) * stripe_bytes - BLOCK_BYTES;
+            world.array.unreadable.borrow_mut().insert(at);
+            let lost = BlockError::Medium { at, bytes: BLOCK_BYTES };
+            assert_eq!(world.try_rebuild().await.err(), Some(LogError::Block(lost)));
+            world.array.unreadable.borrow_mut().clear();
+        }
+        let at = 2 * stripe_bytes;
+        world.array.unreadable.borrow_mut().insert(at);
+        let lost = BlockError::Medium { at, bytes: BLOCK_BYTES };
+        assert_eq!(world.try_rebuild().await.err(), Some(LogError::Block(lost)));
+        // When it is back, all of it is.
+        world.array.unreadable.borrow_mut().clear();
+        let log = world.rebuild().await;
+        assert!(flat(&log.read(object(1), 0, 150_000).await.expect("read")) == all);
+    });
+}
+
+/// Wherever the array stops, also between the attempts to repair what is rotten.
+#[test]
+fn an_array_that_stops_stops_the_rebuild() {
+    let rotten_world = || async {
+        let mut world = World::new(40).await;
+        let all = three_stripes(&mut world).await;
+        let stripe_bytes = world.array.geometry().stripe_bytes;
+        for at in [3 * stripe_bytes - BLOCK_BYTES, 2 * stripe_bytes] {
+            world.array.rot(at);
+        }
+        world.array.count_reads();
+        (world, all)
+    };
+    let mut stopped = 0;
+    for reads in 0.. {
+        let is_through = Reactor::simulated(1).block_on(async {
+            let (mut world, all) = rotten_world().await;
+            world.array.stops_after_reads.set(reads);
+            match world.try_rebuild().await {
+                Err(error) => {
+                    let lost = BlockError::TooManyLost { lost: 3, tolerated: 2 };
+                    assert_eq!(error, LogError::Block(lost), "after {reads} reads");
+                    false
+                }
+                Ok(log) => {
+                    world.array.stops_after_reads.set(u64::MAX);
+                    let read = log.read(object(1), 0, 150_000).await.expect("read");
+                    assert!(flat(&read) == all, "after {reads} reads");
+                    true
+                }
+            }
+        });
+        if is_through {
+            break;
+        }
+        stopped += 1;
+    }
+    assert!(stopped > 5, "it was repaired meanwhile");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use levada_device::{
     VolatileDevice, check_range,
 };
 use levada_kv::Store;
-use levada_log::{ObjectLog, Stability};
+use levada_log::{LogError, ObjectLog, Stability};
 use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -42,6 +42,10 @@ pub struct RamArray {
     writes: Cell<u64>,
     /// Blocks that read wrong, by the array's offset.
     rotten: RefCell<BTreeSet<u64>>,
+    /// Blocks that cannot be read, whoever is avoided.
+    pub unreadable: RefCell<BTreeSet<u64>>,
+    /// After so many reads more than the array bears are lost.
+    pub stops_after_reads: Cell<u64>,
     pub repairs: Cell<u64>,
     pub flushes: Cell<u64>,
     pub delay_us_max: Cell<u64>,
@@ -75,6 +79,8 @@ impl RamArray {
             stripes: RefCell::new((0..stripes).map(|_| Stripe::default()).collect()),
             writes: Cell::new(0),
             rotten: RefCell::default(),
+            unreadable: RefCell::default(),
+            stops_after_reads: Cell::new(u64::MAX),
             repairs: Cell::new(0),
             flushes: Cell::new(0),
             delay_us_max: Cell::new(100),
@@ -178,6 +184,12 @@ impl RamArray {
 
     fn fill(&self, at: u64, into: &mut IoVecMut, avoid: MemberSet) -> Result<(), BlockError> {
         check_range(&self.info, at, bytes_in(into))?;
+        if self.reads.get() > self.stops_after_reads.get() {
+            return Err(BlockError::TooManyLost { lost: 3, tolerated: 2 });
+        }
+        if let Some(at) = self.unreadable.borrow().range(at..at + bytes_in(into)).next() {
+            return Err(BlockError::Medium { at: *at, bytes: BLOCK_BYTES });
+        }
         let stripes = self.stripes.borrow();
         let bytes = self.geometry.stripe_bytes;
         let mut at = at;
@@ -410,11 +422,13 @@ impl World {
 
     /// Loses the index and makes it anew.
     pub async fn rebuild(&mut self) -> ObjectLog {
+        self.try_rebuild().await.expect("a log")
+    }
+
+    pub async fn try_rebuild(&mut self) -> Result<ObjectLog, LogError> {
         let parts = self.next_life();
         let store = Store::create(parts.store, parts.epoch, KV).await.expect("a store");
-        ObjectLog::rebuild_index(parts.array, store, model::config(), parts.epoch)
-            .await
-            .expect("a log")
+        ObjectLog::rebuild_index(parts.array, store, model::config(), parts.epoch).await
     }
 }
 
