@@ -201,7 +201,8 @@ fn what_is_sent_again_to_a_file_that_is_gone_takes_no_room() {
             let (client, other) = (world.client("client").await, world.client("other").await);
             let file = create(&client, "a").await;
             file.fsync().await.expect("durable");
-            file.write(0, data(&vec![1; 2 * UNIT as usize])).await.expect("written");
+            let bytes = vec![1; 2 * UNIT as usize];
+            file.write(0, data(&bytes)).await.expect("written");
             world.network.partition("client", "meta");
             reactor::sleep(LONG).await;
             other.unlink(ROOT, ROOT_DIR, b"a").await.expect("there");
@@ -211,6 +212,8 @@ fn what_is_sent_again_to_a_file_that_is_gone_takes_no_room() {
                 (0..TARGETS).flat_map(|number| world.objects(number).names()).collect()
             };
             assert_eq!(names(&world), []);
+            // Its session, too, is over, but it has not heard of that.
+            file.write(0, data(&bytes)).await.expect("written");
             (0..TARGETS).for_each(|number| world.restart_server(number));
             // It hears of that before it hears that the file is gone.
             let size = file.read(0, 10).await.map(|found| flat(&found).len());
