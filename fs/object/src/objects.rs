@@ -31,7 +31,7 @@ pub trait Objects {
     fn verifier(&self) -> BootVerifier;
 
     /// Up to where the changes that an earlier life acknowledged are still there, and no later one;
-    /// `None` when that is not known.
+    /// `None` when none are, or that is not known.
     fn survived(&self, life: BootVerifier) -> Option<Seq>;
 
     /// Writes; visible when it completes. Creates the object.

@@ -243,9 +243,11 @@ impl Inner {
             state.nothing_to_clean = false;
             state.died = true;
         }
-        state.indexed_seq = state.indexed_seq.max(cut.seq);
-        batch.put(rows::LOG_KEY, &self.log_row(&state).encode());
+        let indexed_seq = state.indexed_seq.max(cut.seq);
+        batch.put(rows::LOG_KEY, &LogRow { indexed_seq, ..self.log_row(&state) }.encode());
         let applied = self.store.apply(batch)?;
+        // Not before: another task may write the log's row when this batch was refused.
+        state.indexed_seq = indexed_seq;
         for segment in watch.segments.keys() {
             state.segments.get_mut(*segment).changed_by = applied;
         }

@@ -207,7 +207,7 @@ impl ObjectLog {
     }
 
     /// Up to where the changes that an earlier life acknowledged, the one with this verifier, are still there:
-    /// those up to here are, and no later one. `None` when that life is not known (any more).
+    /// those up to here are, and no later one. `None` when none are, or that life is not known any more.
     #[must_use]
     pub fn survived(&self, life: BootVerifier) -> Option<Seq> {
         self.0.lives.survived(life)

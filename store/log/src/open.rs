@@ -117,7 +117,6 @@ impl ObjectLog {
         lives.ended(row.verifier, Seq(row.indexed_seq));
         row.epoch = epoch;
         row.verifier = new_verifier();
-        row.indexed_seq = row.seq;
         write_log_row(&store, &row, &lives).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
         let mut unfinished = Vec::new();
@@ -258,7 +257,7 @@ impl Inner {
         let state = State {
             mark_bytes: marks * footprint(0),
             seq: row.seq,
-            indexed_seq: row.seq,
+            indexed_seq: row.indexed_seq,
             durable_seq: row.seq,
             wanted_seq: 0,
             wanted_number: 0,

@@ -116,14 +116,19 @@ pub(crate) struct Lives(Vec<(BootVerifier, Seq)>);
 const LIVES_MAX: usize = 64;
 
 impl Lives {
-    /// The life `verifier` ended, and everything up to `survived` is there.
+    /// The life `verifier` ended, and everything up to `survived` is there. One of which nothing is there need
+    /// not be known, as all of it is sent again: so a log that cannot be opened for a while forgets none.
     pub fn ended(&mut self, verifier: BootVerifier, survived: Seq) {
+        let before = self.0.last().map_or(Seq(0), |(_, survived)| *survived);
+        if survived <= before {
+            return;
+        }
         self.0.push((verifier, survived));
         let oldest = self.0.len().saturating_sub(LIVES_MAX);
         self.0.drain(..oldest);
     }
 
-    /// Up to where the changes of a life survived; `None` when that one is not known (any more).
+    /// Up to where the changes of a life survived; `None` when none did, or that one is not known any more.
     pub fn survived(&self, verifier: BootVerifier) -> Option<Seq> {
         let known = self.0.iter().rfind(|(life, _)| *life == verifier);
         known.map(|(_, survived)| *survived)

@@ -509,6 +509,7 @@ impl Inner {
         let declared = self.array.declare_fresh(first, stripes - u64::from(from));
         let recorded = async {
             self.store.room_to_free().await?;
+            self.check()?;
             let mut batch = Batch::default();
             {
                 let state = self.state.borrow();
@@ -516,7 +517,7 @@ impl Inner {
                 batch.put(crate::rows::LOG_KEY, &self.log_row(&state).encode());
             }
             let seq = self.store.apply(batch)?;
-            self.store.durable(seq).await
+            Ok::<_, LogError>(self.store.durable(seq).await?)
         };
         let (declared, recorded) = futures_util::future::join(declared, recorded).await;
         declared?;

@@ -5,7 +5,7 @@
 //! which the truncation was begun; under another it is asked first whose that is now. (A restart of the service
 //! takes no number and no pending cut away.) Two ways are left in which an object may be cut too late: a request that
 //! was given to a connection in time and arrives after more than a quarter of the lease, because the process, its
-//! machine or the network stood still just then; and a cut that was carried out, that its target lost in a restart, and
+//! machine or the network stood still just then, or its target found no room for it; and a cut that was carried out, that its target lost in a restart, and
 //! that is sent again, as everything that was lost.
 
 use super::{Inode, Session};
@@ -61,11 +61,16 @@ impl Inode {
         caller: Caller,
         change: AttrChange,
     ) -> Result<Attr, Error> {
+        let mut asked_as = None;
         loop {
             self.finish_cut().await?;
             let turn = self.ranges.write(0, u64::MAX).await;
             let size_turn = self.begin_cut().await;
             let begun = self.begun();
+            // "Unavailable" is also said of what was done and could not be made durable then.
+            if *asked_as.get_or_insert(begun.client) != begun.client {
+                return Err(Error::InDoubt);
+            }
             let request = MetaRequest::SetAttr { caller, ino: self.ino, change };
             let reply = self.core.meta.try_change(request).await;
             // Done perhaps, all the same.

@@ -193,6 +193,10 @@ impl Inode {
         self.closing.set(self.closing.get() + 1);
         let inode = Rc::clone(self);
         reactor::spawn(async move {
+            // Who holds the tail is told early that the name is gone, and it might come back with the node.
+            if inode.core.meta.make_durable().await.is_err() {
+                return Rc::clone(&inode.core).let_go(inode);
+            }
             let reached = inode.written.get() | inode.doubtful.get();
             let deleted = join_all(inode.components_in(reached).map(|component| {
                 let (target, object) = (inode.target(component), inode.object(component));
