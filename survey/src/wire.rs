@@ -126,6 +126,10 @@ impl Objects for NullObjects {
         BootVerifier(1)
     }
 
+    fn survived(&self, _: BootVerifier) -> Option<Seq> {
+        None
+    }
+
     fn write(&self, _: ObjectId, _: u64, _: IoVec, _: Stability) -> ObjectFuture<'_, Ack> {
         Box::pin(ready(Ok(NOTHING)))
     }
