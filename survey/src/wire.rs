@@ -14,7 +14,7 @@ use levada_base::units::{GIB, KIB, MIB};
 use levada_base::{Buf, BufMut, IoVec};
 use levada_object::{Ack, ObjectFuture, ObjectService, Objects, Space};
 use levada_wire::frame::encode_body;
-use levada_wire::object::{ObjectRequest, ObjectStat, Stability};
+use levada_wire::object::{DataRanges, Hole, ObjectRequest, ObjectStat, Stability};
 use levada_wire::rpc::{Call, Handler, Peer, PeerConfig, Router};
 use std::future::ready;
 use std::rc::Rc;
@@ -126,6 +126,10 @@ impl Objects for NullObjects {
         BootVerifier(1)
     }
 
+    fn survived(&self, _: BootVerifier) -> Option<Seq> {
+        None
+    }
+
     fn write(&self, _: ObjectId, _: u64, _: IoVec, _: Stability) -> ObjectFuture<'_, Ack> {
         Box::pin(ready(Ok(NOTHING)))
     }
@@ -140,6 +144,14 @@ impl Objects for NullObjects {
 
     fn truncate(&self, _: ObjectId, _: u64) -> ObjectFuture<'_, Ack> {
         Box::pin(ready(Ok(NOTHING)))
+    }
+
+    fn punch(&self, _: ObjectId, _: Hole, _: Stability) -> ObjectFuture<'_, Ack> {
+        Box::pin(ready(Ok(NOTHING)))
+    }
+
+    fn data_ranges(&self, _: ObjectId, _: u64, _: u32) -> ObjectFuture<'_, DataRanges> {
+        Box::pin(ready(Ok(DataRanges { ranges: Vec::new(), upto: u64::MAX })))
     }
 
     fn delete(&self, _: ObjectId) -> ObjectFuture<'_, Ack> {

@@ -2,10 +2,11 @@
 
 use crate::client::Core;
 use crate::error::Error;
-use crate::inode::Inode;
+use crate::inode::{Inode, Seek};
 use levada_base::IoVec;
 use levada_base::ids::Ino;
 use levada_wire::attr::Attr;
+use levada_wire::object::Hole;
 use std::rc::Rc;
 
 /// An open file. Cheap to clone for concurrent requests; [`File::close`] is called once.
@@ -53,6 +54,43 @@ impl File {
     /// [`Error::Full`], [`Error::Invalid`]; a part may have been written.
     pub async fn write(&self, offset: u64, data: IoVec) -> Result<(), Error> {
         self.core.in_time(self.inode.write(offset, data)).await
+    }
+
+    /// Makes `offset..offset + bytes` read as zeroes and take no room; the size stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`].
+    pub async fn punch(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+        self.core.in_time(self.inode.punch(Hole { offset, bytes, grows: false })).await
+    }
+
+    /// Writes zeroes, which take no room.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`].
+    pub async fn zero(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+        self.core.in_time(self.inode.punch(Hole { offset, bytes, grows: true })).await
+    }
+
+    /// Makes the file `size` bytes long if it is shorter, and changes nothing else.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`].
+    pub async fn grow(&self, size: u64) -> Result<(), Error> {
+        self.core.in_time(self.inode.grow(size)).await
+    }
+
+    /// The first byte of data, or of a hole, from `offset` on; behind the last one is a hole. `None` where the file
+    /// ends before. What is written counts as data, also zeroes, and what was never written or punched does not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`], [`Error::Missing`].
+    pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, Error> {
+        self.core.in_time(self.inode.seek(offset, what)).await
     }
 
     /// Makes durable what was written before this call, with size and times. Returns an error

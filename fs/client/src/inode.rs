@@ -2,7 +2,8 @@
 //!
 //! - this module: reads, writes, the session;
 //! - `record`: what the metadata service is told of it;
-//! - `cut`: truncations.
+//! - `cut`: truncations;
+//! - `holes`: zeroes that are not stored, and where there is data.
 //!
 //! What always holds:
 //! - A write session is open, durably, before the first write is sent: else a crash could leave bytes behind
@@ -17,12 +18,15 @@
 //! - The session ends when no handle is left and nothing written here is unknown there.
 
 mod cut;
+mod holes;
 mod record;
+
+pub use holes::Seek;
 
 use crate::client::Core;
 use crate::clock;
 use crate::error::Error;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, Writing};
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::ids::{Ino, ObjectId};
@@ -58,7 +62,8 @@ pub(crate) struct Inode {
     size: Cell<u64>,
     /// Components whose objects must exist.
     components: Cell<u64>,
-    /// Components written here, those that a write failed at, and how far the writes reach.
+    /// Components written here, those of which that is not certain (a write failed at them, a hole was made in
+    /// what another client may have made), and how far the writes reach.
     written: Cell<u64>,
     doubtful: Cell<u64>,
     written_end: Cell<u64>,
@@ -256,30 +261,44 @@ impl Inode {
             return Ok(());
         }
         let data = compact(data);
-        let _turn = loop {
-            self.finish_cut().await?;
-            let turn = self.ranges.write(offset, end).await;
-            self.begin_session().await?;
-            if !self.uncut.get() {
-                break turn;
-            }
-        };
+        let _turn = self.turn_to_write(offset, end).await?;
         let parts = pieces(&self.layout, offset, bytes).map(|piece| {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
                 let target = self.target(piece.component);
                 let done = target.write(self.object(piece.component), piece.offset, part).await;
-                let reached = if done.is_ok() { &self.written } else { &self.doubtful };
-                reached.set(reached.get() | 1 << piece.component);
+                self.reached(piece.component, done.is_ok());
                 done
             }
         });
-        let written = join_all(parts).await;
+        self.wrote(join_all(parts).await, end)
+    }
+
+    /// Waits for the turn to write `start..end`, with the session open and no truncation half-way.
+    async fn turn_to_write(self: &Rc<Self>, start: u64, end: u64) -> Result<Writing<'_>, Error> {
+        loop {
+            self.finish_cut().await?;
+            let turn = self.ranges.write(start, end).await;
+            self.begin_session().await?;
+            if !self.uncut.get() {
+                return Ok(turn);
+            }
+        }
+    }
+
+    /// A component was sent a change; its object is there now, or may be.
+    fn reached(&self, component: u32, is_there: bool) {
+        let reached = if is_there { &self.written } else { &self.doubtful };
+        reached.set(reached.get() | 1 << component);
+    }
+
+    /// A write, of this outcome in each of its components, is over; it reached up to `end`.
+    fn wrote(&self, parts: Vec<Result<(), Error>>, end: u64) -> Result<(), Error> {
         self.mtime.set(Some(clock::now()));
         self.writes.set(self.writes.get() + 1);
         self.changes.set(self.changes.get() + 1);
         self.written_end.set(self.written_end.get().max(end));
-        if let Err(error) = written.into_iter().collect::<Result<(), Error>>() {
+        if let Err(error) = parts.into_iter().collect::<Result<(), Error>>() {
             self.unsure.set(true);
             return Err(error);
         }
@@ -340,26 +359,18 @@ impl Inode {
             return Ok(IoVec::new());
         }
         self.ranges.passed(offset, wanted_end).await;
-        if wanted_end > self.size.get() {
-            // Somebody else may have made it larger.
-            self.core.attr(self.ino).await?;
-        }
-        let end = wanted_end.min(self.size.get());
+        let end = wanted_end.min(self.size_upto(wanted_end).await?);
         if end <= offset {
             return Ok(IoVec::new());
         }
         let parts = pieces(&self.layout, offset, end - offset).map(|piece| async move {
             let target = self.target(piece.component);
             // Before it is asked: its first write may be done meanwhile.
-            let must_exist = (self.components.get() | self.written.get()) >> piece.component & 1;
+            let must_exist = self.must_exist(piece.component);
             let data = target.read(self.object(piece.component), piece.offset, piece.bytes).await?;
             match data {
                 Some(data) => Ok(data),
-                None if must_exist == 1 => {
-                    let component = piece.component;
-                    tracing::error!(ino = self.ino.0, component, "an object is missing");
-                    Err(Error::Missing { component })
-                }
+                None if must_exist => Err(self.missing(piece.component)),
                 None => Ok(BufMut::zeroed(piece.bytes as usize).freeze().into_vec()),
             }
         });
@@ -368,6 +379,23 @@ impl Inode {
             whole.extend(part?);
         }
         Ok(whole)
+    }
+
+    /// The size; when less than `end` is known of, as the service says: somebody else may have made it larger.
+    async fn size_upto(&self, end: u64) -> Result<u64, Error> {
+        if end > self.size.get() {
+            self.core.attr(self.ino).await?;
+        }
+        Ok(self.size.get())
+    }
+
+    fn must_exist(&self, component: u32) -> bool {
+        (self.components.get() | self.written.get()) >> component & 1 == 1
+    }
+
+    fn missing(&self, component: u32) -> Error {
+        tracing::error!(ino = self.ino.0, component, "an object is missing");
+        Error::Missing { component }
     }
 
     /// Completes the attributes with what only the objects and this client know. They were

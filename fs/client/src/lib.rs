@@ -14,6 +14,7 @@
 
 mod client;
 mod clock;
+mod copy;
 mod directory;
 mod ends;
 mod error;
@@ -29,3 +30,4 @@ mod unstable;
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;
+pub use inode::Seek;

@@ -22,7 +22,9 @@ use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
-use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability};
+use levada_wire::object::{
+    DataRanges, Hole, ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability,
+};
 use levada_wire::rpc::{Call, Peer};
 use recovery::NewLife;
 use std::cell::{Cell, RefCell};
@@ -133,6 +135,32 @@ impl ObjectTarget {
         self.change(object, Change::Truncate { size }, None).await
     }
 
+    /// Makes a hole; unstable, and kept until it is durable. [`Error::Missing`] when there is no object and the hole
+    /// does not grow one.
+    pub(crate) async fn punch(self: &Rc<Self>, object: ObjectId, hole: Hole) -> Result<(), Error> {
+        self.change(object, Change::Punch(hole), None).await
+    }
+
+    /// Where there is data from `offset` on; `None` when there is no such object.
+    pub(crate) async fn data_ranges(
+        self: &Rc<Self>,
+        object: ObjectId,
+        offset: u64,
+        ranges_max: u32,
+    ) -> Result<Option<DataRanges>, Error> {
+        let request = ObjectRequest::DataRanges { object, offset, ranges_max };
+        match self.ask(self.call(&request)).await?.1 {
+            ObjectReply::DataRanges(found) if found.upto > offset => Ok(Some(found)),
+            ObjectReply::Failed(ObjectFault::NoSuchObject) => Ok(None),
+            ObjectReply::Failed(fault) => Err(fault.into()),
+            ObjectReply::DataRanges(_)
+            | ObjectReply::Data
+            | ObjectReply::Done { .. }
+            | ObjectReply::Stat { .. }
+            | ObjectReply::Space { .. } => Err(Error::Dialect),
+        }
+    }
+
     /// Reads `bytes` bytes; `None` when there is no such object.
     pub(crate) async fn read(
         self: &Rc<Self>,
@@ -150,7 +178,8 @@ impl ObjectTarget {
             ObjectReply::Data
             | ObjectReply::Done { .. }
             | ObjectReply::Stat { .. }
-            | ObjectReply::Space { .. } => Err(Error::Dialect),
+            | ObjectReply::Space { .. }
+            | ObjectReply::DataRanges(_) => Err(Error::Dialect),
         }
     }
 
@@ -161,9 +190,10 @@ impl ObjectTarget {
         match self.ask(self.call(&ObjectRequest::Stat { object })).await?.1 {
             ObjectReply::Stat { stat, .. } => Ok(stat),
             ObjectReply::Failed(fault) => Err(fault.into()),
-            ObjectReply::Data | ObjectReply::Done { .. } | ObjectReply::Space { .. } => {
-                Err(Error::Dialect)
-            }
+            ObjectReply::Data
+            | ObjectReply::Done { .. }
+            | ObjectReply::Space { .. }
+            | ObjectReply::DataRanges(_) => Err(Error::Dialect),
         }
     }
 
@@ -172,9 +202,10 @@ impl ObjectTarget {
         match self.ask(self.call(&ObjectRequest::Space)).await?.1 {
             ObjectReply::Space { total_bytes, free_bytes } => Ok((total_bytes, free_bytes)),
             ObjectReply::Failed(fault) => Err(fault.into()),
-            ObjectReply::Data | ObjectReply::Done { .. } | ObjectReply::Stat { .. } => {
-                Err(Error::Dialect)
-            }
+            ObjectReply::Data
+            | ObjectReply::Done { .. }
+            | ObjectReply::Stat { .. }
+            | ObjectReply::DataRanges(_) => Err(Error::Dialect),
         }
     }
 
@@ -185,9 +216,10 @@ impl ObjectTarget {
         match self.ask(call).await?.1 {
             ObjectReply::Done { .. } => Ok(()),
             ObjectReply::Failed(fault) => Err(fault.into()),
-            ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
-                Err(Error::Dialect)
-            }
+            ObjectReply::Data
+            | ObjectReply::Stat { .. }
+            | ObjectReply::Space { .. }
+            | ObjectReply::DataRanges(_) => Err(Error::Dialect),
         }
     }
 
@@ -239,6 +271,9 @@ impl ObjectTarget {
             Change::Truncate { size } => {
                 self.call_in(slot, &ObjectRequest::Truncate { object, size: *size })
             }
+            Change::Punch(hole) => {
+                self.call_in(slot, &ObjectRequest::Punch { object, hole: *hole, stability })
+            }
         }
     }
 
@@ -254,10 +289,14 @@ impl ObjectTarget {
             let (verifier, reply, _) = self.ask(call.clone()).await?;
             let (seq, durable) = match reply {
                 ObjectReply::Done { seq, durable, .. } => (seq, durable),
-                ObjectReply::Failed(fault) => return Err(fault.into()),
-                ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
-                    return Err(Error::Dialect);
+                ObjectReply::Failed(ObjectFault::NoSuchObject) => {
+                    return Err(Error::Missing { component: object.component });
                 }
+                ObjectReply::Failed(fault) => return Err(fault.into()),
+                ObjectReply::Data
+                | ObjectReply::Stat { .. }
+                | ObjectReply::Space { .. }
+                | ObjectReply::DataRanges(_) => return Err(Error::Dialect),
             };
             // An answer from an earlier life, overtaken by the news of its end: ask again.
             if self.verifier.get() != Some(verifier) {
@@ -362,9 +401,10 @@ impl ObjectTarget {
                     }
                 }
                 ObjectReply::Failed(fault) => return Err(fault.into()),
-                ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. } => {
-                    return Err(Error::Dialect);
-                }
+                ObjectReply::Data
+                | ObjectReply::Stat { .. }
+                | ObjectReply::Space { .. }
+                | ObjectReply::DataRanges(_) => return Err(Error::Dialect),
             }
         }
     }

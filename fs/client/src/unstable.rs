@@ -8,6 +8,7 @@ use levada_base::IoVec;
 use levada_base::buf::bytes_in;
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::sync::Permit;
+use levada_wire::object::Hole;
 use std::collections::BTreeMap;
 
 /// What was asked of an object.
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 pub(crate) enum Change {
     Write { offset: u64, data: IoVec },
     Truncate { size: u64 },
+    Punch(Hole),
 }
 
 /// A change that may have to be sent again.
@@ -29,7 +31,7 @@ impl Kept {
     fn bytes(&self) -> u64 {
         match &self.change {
             Change::Write { data, .. } => bytes_in(data),
-            Change::Truncate { .. } => 0,
+            Change::Truncate { .. } | Change::Punch(_) => 0,
         }
     }
 
@@ -38,6 +40,7 @@ impl Kept {
         let range = |kept: &Self| match &kept.change {
             Change::Write { offset, data } => (*offset, offset + bytes_in(data)),
             Change::Truncate { .. } => (0, u64::MAX),
+            Change::Punch(hole) => (hole.offset, hole.offset + hole.bytes),
         };
         let ((a, a_end), (b, b_end)) = (range(self), range(other));
         self.object == other.object && a < b_end && b < a_end
@@ -131,5 +134,12 @@ mod tests {
         assert!(!write(1, 0).conflicts_with(&write(2, 0)));
         let cut = Kept { change: Change::Truncate { size: 5 }, ..write(1, 0) };
         assert!(cut.conflicts_with(&write(1, 100)));
+        let punch = |offset, bytes| {
+            let change = Change::Punch(Hole { offset, bytes, grows: true });
+            Kept { change, ..write(1, 0) }
+        };
+        assert!(punch(9, 1).conflicts_with(&write(1, 0)) && cut.conflicts_with(&punch(9, 0)));
+        assert!(!punch(10, 9).conflicts_with(&write(1, 0)), "elsewhere");
+        assert!(!punch(5, 0).conflicts_with(&punch(4, 0)), "both grow");
     }
 }

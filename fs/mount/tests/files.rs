@@ -2,10 +2,12 @@
 //! `docs/SEMANTICS.md` names the test of each promise. Needs root and `/dev/fuse`.
 #![allow(unsafe_code)] // system calls that std does not have
 
+mod ranges;
 mod syscalls;
 mod world;
 
 use levada_base::BufMut;
+use ranges::{copy_range, fallocate, seek};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -392,6 +394,134 @@ fn shared_mappings_reach_the_file() {
     });
 }
 
+const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
+
+#[test]
+fn allocated_space_is_zeroes_and_must_be_there() {
+    with_world(1, |world| {
+        let path = world.dir().join("file");
+        let file = File::create_new(&path).unwrap();
+        file.write_all_at(b"some bytes", 0).unwrap();
+        let len = || file.metadata().unwrap().len();
+        fallocate(&file, KEEP_SIZE, 0, 1 << 20).unwrap();
+        assert_eq!(len(), 10);
+        // The targets have 16 GiB.
+        for mode in [0, KEEP_SIZE] {
+            assert_eq!(errno(fallocate(&file, mode, 0, 17 << 30)), Some(libc::ENOSPC));
+        }
+        assert_eq!(len(), 10);
+        fallocate(&file, 0, 5, 1_000_000).unwrap();
+        fallocate(&file, 0, 0, 1000).unwrap();
+        assert_eq!(len(), 1_000_005);
+        // SAFETY: an open descriptor.
+        assert_eq!(unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, 2_000_000) }, 0);
+        // What is there already needs no room, and none is reserved.
+        file.set_len(17 << 30).unwrap();
+        fallocate(&file, 0, 0, 17 << 30).unwrap();
+        file.set_len(2_000_000).unwrap();
+        let expected = [b"some bytes".to_vec(), vec![0; 1_999_990]].concat();
+        assert!(fs::read(&path).unwrap() == expected);
+        drop(file);
+        world.remount();
+        assert!(fs::read(&path).unwrap() == expected);
+    });
+}
+
+#[test]
+fn holes_are_zeroes_and_are_found() {
+    with_world(1, |world| {
+        let path = world.dir().join("file");
+        let mut bytes = pattern(4, 3 << 20);
+        fs::write(&path, &bytes).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut read = vec![0; 3 << 20];
+        file.read_exact_at(&mut read, 0).unwrap(); // now it is cached
+        let before = file.metadata().unwrap().modified().unwrap();
+        thread::sleep(Duration::from_millis(5));
+        fallocate(&file, PUNCH, 300_000, 1_000_000).unwrap();
+        fallocate(&file, ZERO, 2_000_000, 1).unwrap();
+        bytes[300_000..1_300_000].fill(0);
+        bytes[2_000_000] = 0;
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == bytes, "nothing of it is left in the cache");
+        assert!(file.metadata().unwrap().modified().unwrap() > before);
+        // Behind the end: a hole stays nothing, zeroes make the file longer.
+        fallocate(&file, PUNCH, 3 << 20, 1 << 20).unwrap();
+        fallocate(&file, ZERO | KEEP_SIZE, (3 << 20) - 10, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 3 << 20);
+        fallocate(&file, ZERO, (3 << 20) + 100, 100).unwrap();
+        bytes[(3 << 20) - 10..].fill(0);
+        bytes.resize((3 << 20) + 200, 0);
+        file.write_all_at(b"end", (4 << 20) - 3).unwrap();
+        bytes.resize((4 << 20) - 3, 0);
+        bytes.extend(b"end");
+        assert!(fs::read(&path).unwrap() == bytes);
+
+        let check = |file: &File| {
+            let data = |offset| seek(file, offset, libc::SEEK_DATA);
+            let hole = |offset| seek(file, offset, libc::SEEK_HOLE).unwrap();
+            let last = (3 << 20) - 10;
+            assert_eq!((data(0).unwrap(), hole(0)), (0, 300_000));
+            assert_eq!((data(300_000).unwrap(), hole(700_000)), (1_300_000, 700_000));
+            assert_eq!((data(2_000_000).unwrap(), hole(1_300_000)), (2_000_001, 2_000_000));
+            assert_eq!((data(last).unwrap(), hole(2_000_001)), ((4 << 20) - 3, last));
+            assert_eq!(hole((4 << 20) - 3), 4 << 20);
+            for whence in [libc::SEEK_DATA, libc::SEEK_HOLE] {
+                assert_eq!(errno(seek(file, 4 << 20, whence)), Some(libc::ENXIO));
+            }
+            assert_eq!(seek(file, 0, libc::SEEK_END).unwrap(), 4 << 20);
+        };
+        check(&file);
+        drop(file);
+        world.remount();
+        check(&File::open(&path).unwrap());
+        assert!(fs::read(&path).unwrap() == bytes);
+
+        let copy = world.dir().join("copy");
+        let mut cp = std::process::Command::new("cp");
+        let status = cp.arg("--reflink=auto").args([&path, &copy]).status();
+        assert!(status.unwrap().success());
+        assert!(fs::read(&copy).unwrap() == bytes);
+        check(&File::open(&copy).unwrap());
+    });
+}
+
+#[test]
+fn ranges_are_copied_within_the_file_system() {
+    with_world(1, |world| {
+        let (path, other) = (world.dir().join("from"), world.dir().join("to"));
+        let bytes = pattern(5, (20 << 20) + 77);
+        fs::write(&path, &bytes).unwrap();
+        fs::write(&other, vec![1; 1 << 20]).unwrap();
+        let open = |path, flags| {
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
+        };
+        let (from, to) = (open(&path, 0), open(&other, libc::O_DSYNC));
+        let mut read = vec![0; 1 << 20];
+        to.read_exact_at(&mut read, 0).unwrap(); // now it is cached
+        let mut copied = 0;
+        while copied < bytes.len() as u64 - 5 {
+            let more = copy_range((&from, copied + 5), (&to, copied + 10), u64::from(u32::MAX));
+            let more = more.unwrap();
+            assert!(more > 0);
+            copied += more;
+        }
+        assert_eq!(world.unstable_bytes(), 0, "synchronous");
+        let expected = [&[1; 10], &bytes[5..]].concat();
+        assert!(fs::read(&other).unwrap() == expected);
+        assert_eq!(copy_range((&from, 30 << 20), (&to, 0), 10).unwrap(), 0, "behind the end");
+        assert_eq!(copy_range((&to, 0), (&to, 21 << 20), 10).unwrap(), 10, "within one file");
+        assert_eq!(to.metadata().unwrap().len(), (21 << 20) + 10);
+        assert_eq!(errno(copy_range((&to, 0), (&to, 5), 10)), Some(libc::EINVAL), "overlaps");
+        let appends = OpenOptions::new().append(true).open(&other).unwrap();
+        assert_eq!(errno(copy_range((&from, 0), (&appends, 0), 10)), Some(libc::EBADF));
+        fs::copy(&path, &other).unwrap();
+        assert!(fs::read(&other).unwrap() == bytes);
+    });
+}
+
 #[test]
 fn attributes_are_kept() {
     with_world(1, |world| {
@@ -504,15 +634,15 @@ fn what_is_not_there_yet_says_so() {
             let set = libc::setxattr(c_path.as_ptr(), name.as_ptr(), name.as_ptr().cast(), 4, 0);
             assert_eq!(set, -1);
             assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-            assert_eq!(libc::fallocate(file.as_raw_fd(), 0, 0, 4096), -1);
-            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-            // These have a fallback.
-            assert_eq!(libc::posix_fallocate(file.as_raw_fd(), 0, 4096), 0);
-            assert_eq!(libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE), 4096);
         }
         file.lock().unwrap(); // within this machine
-        fs::copy(&path, world.dir().join("copy")).unwrap();
-        assert_eq!(fs::read(world.dir().join("copy")).unwrap().len(), 4096);
+        for mode in [
+            libc::FALLOC_FL_COLLAPSE_RANGE,
+            libc::FALLOC_FL_INSERT_RANGE,
+            libc::FALLOC_FL_UNSHARE_RANGE,
+        ] {
+            assert_eq!(errno(fallocate(&file, mode, 0, 4096)), Some(libc::EOPNOTSUPP));
+        }
         let unnamed =
             OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(world.dir());
         assert_eq!(errno(unnamed), Some(libc::EOPNOTSUPP));

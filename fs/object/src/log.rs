@@ -7,7 +7,7 @@ use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_device::BlockError;
 use levada_kv::KvError;
 use levada_log::{LogError, ObjectLog};
-use levada_wire::object::{ObjectFault, ObjectStat, Stability};
+use levada_wire::object::{DataRanges, Hole, ObjectFault, ObjectStat, Stability};
 
 /// What a client is told. The log itself says once, in full, why it stopped.
 fn fault(error: LogError) -> ObjectFault {
@@ -50,6 +50,14 @@ fn ack(ack: levada_log::Ack) -> Ack {
     Ack { seq: ack.seq, durable: ack.durable }
 }
 
+fn stability(stability: Stability) -> levada_log::Stability {
+    match stability {
+        Stability::Unstable => levada_log::Stability::Unstable,
+        Stability::Durable => levada_log::Stability::Durable,
+        Stability::Again => levada_log::Stability::Again,
+    }
+}
+
 impl Objects for ObjectLog {
     fn verifier(&self) -> BootVerifier {
         Self::verifier(self)
@@ -64,15 +72,10 @@ impl Objects for ObjectLog {
         object: ObjectId,
         offset: u64,
         data: IoVec,
-        stability: Stability,
+        when: Stability,
     ) -> ObjectFuture<'_, Ack> {
-        let stability = match stability {
-            Stability::Unstable => levada_log::Stability::Unstable,
-            Stability::Durable => levada_log::Stability::Durable,
-            Stability::Again => levada_log::Stability::Again,
-        };
         Box::pin(async move {
-            Self::write(self, object, offset, data, stability).await.map(ack).map_err(fault)
+            Self::write(self, object, offset, data, stability(when)).await.map(ack).map_err(fault)
         })
     }
 
@@ -88,6 +91,26 @@ impl Objects for ObjectLog {
         Box::pin(async move {
             let unstable = levada_log::Stability::Unstable;
             Self::truncate(self, object, size, unstable).await.map(ack).map_err(fault)
+        })
+    }
+
+    fn punch(&self, object: ObjectId, hole: Hole, when: Stability) -> ObjectFuture<'_, Ack> {
+        let Hole { offset, bytes, grows } = hole;
+        Box::pin(async move {
+            let punched = Self::punch(self, object, offset, bytes, grows, stability(when)).await;
+            punched.map(ack).map_err(fault)
+        })
+    }
+
+    fn data_ranges(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        ranges_max: u32,
+    ) -> ObjectFuture<'_, DataRanges> {
+        Box::pin(async move {
+            let found = Self::data_ranges(self, object, offset, ranges_max as usize).await;
+            found.map(|found| DataRanges { ranges: found.ranges, upto: found.upto }).map_err(fault)
         })
     }
 

@@ -6,17 +6,46 @@
 use crate::objects::{Ack, ObjectFuture, Objects, Space};
 use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_base::{Buf, BufMut, IoVec, reactor};
-use levada_wire::object::{ObjectFault, ObjectStat, Stability};
+use levada_wire::object::{DataRanges, Hole, ObjectFault, ObjectStat, Stability};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-type Files = BTreeMap<ObjectId, Vec<u8>>;
+type Files = BTreeMap<ObjectId, Content>;
+
+/// An object's bytes, and which of them are data.
+#[derive(Clone, Default)]
+struct Content {
+    bytes: Vec<u8>,
+    is_data: Vec<bool>,
+}
+
+impl Content {
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn resize(&mut self, len: usize) {
+        self.bytes.resize(len, 0);
+        self.is_data.resize(len, false);
+    }
+
+    fn grow(&mut self, len: usize) {
+        self.resize(self.len().max(len));
+    }
+
+    /// The next byte from `at` on that is data, or is not; the end if there is none.
+    fn next(&self, at: usize, data: bool) -> usize {
+        let rest = self.is_data.iter().skip(at).position(|is_data| *is_data == data);
+        rest.map_or(self.len(), |skip| at + skip)
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Change {
     Write { object: ObjectId, offset: u64, data: Vec<u8> },
     Truncate { object: ObjectId, size: u64 },
+    Punch { object: ObjectId, hole: Hole },
     Delete { object: ObjectId },
 }
 
@@ -26,13 +55,22 @@ impl Change {
             Self::Write { object, offset, data } => {
                 let file = files.entry(*object).or_default();
                 let (start, end) = (*offset as usize, *offset as usize + data.len());
-                if file.len() < end {
-                    file.resize(end, 0);
-                }
-                file[start..end].copy_from_slice(data);
+                file.grow(end);
+                file.bytes[start..end].copy_from_slice(data);
+                file.is_data[start..end].fill(true);
             }
             Self::Truncate { object, size } => {
-                files.entry(*object).or_default().resize(*size as usize, 0);
+                files.entry(*object).or_default().resize(*size as usize);
+            }
+            Self::Punch { object, hole } => {
+                let file = files.entry(*object).or_default();
+                let (start, end) = (hole.offset as usize, (hole.offset + hole.bytes) as usize);
+                if hole.grows {
+                    file.grow(end);
+                }
+                let end = end.min(file.len());
+                file.bytes[start.min(end)..end].fill(0);
+                file.is_data[start.min(end)..end].fill(false);
             }
             Self::Delete { object } => {
                 files.remove(object);
@@ -195,7 +233,7 @@ impl Objects for MemoryObjects {
             let mut data = BufMut::zeroed(bytes as usize);
             let start = (offset as usize).min(file.len());
             let end = (start + bytes as usize).min(file.len());
-            data[..end - start].copy_from_slice(&file[start..end]);
+            data[..end - start].copy_from_slice(&file.bytes[start..end]);
             Ok(Buf::into_vec(data.freeze()))
         })
     }
@@ -216,6 +254,45 @@ impl Objects for MemoryObjects {
                 return Err(ObjectFault::Damaged { offset: size, bytes: 1 });
             }
             Ok(self.ack(self.change(Change::Truncate { object, size })))
+        })
+    }
+
+    fn punch(&self, object: ObjectId, hole: Hole, stability: Stability) -> ObjectFuture<'_, Ack> {
+        Box::pin(async move {
+            self.delay().await;
+            if !hole.grows && !self.visible.borrow().contains_key(&object) {
+                return Err(ObjectFault::NoSuchObject);
+            }
+            let seq = self.change(Change::Punch { object, hole });
+            if stability == Stability::Durable {
+                self.make_durable(seq);
+            }
+            Ok(self.ack(seq))
+        })
+    }
+
+    fn data_ranges(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        ranges_max: u32,
+    ) -> ObjectFuture<'_, DataRanges> {
+        Box::pin(async move {
+            self.delay().await;
+            let visible = self.visible.borrow();
+            let file = visible.get(&object).ok_or(ObjectFault::NoSuchObject)?;
+            let mut found = DataRanges { ranges: Vec::new(), upto: u64::MAX };
+            let mut start = file.next(offset as usize, true);
+            while start < file.len() {
+                if found.ranges.len() == ranges_max as usize {
+                    found.upto = start as u64;
+                    break;
+                }
+                let end = file.next(start, false);
+                found.ranges.push(start as u64..end as u64);
+                start = file.next(end, true);
+            }
+            Ok(found)
         })
     }
 

@@ -67,7 +67,7 @@ pub struct Meters {
     pub write: OpMeter,
     pub read: OpMeter,
     pub commit: OpMeter,
-    /// Stat, truncate, delete, space.
+    /// All others.
     pub other: OpMeter,
     /// Changes that were repeated and not done again.
     pub repeated: u64,

@@ -2,7 +2,7 @@
 
 use levada_base::IoVec;
 use levada_base::ids::{BootVerifier, ObjectId, Seq};
-use levada_wire::object::{ObjectFault, ObjectStat, Stability};
+use levada_wire::object::{DataRanges, Hole, ObjectFault, ObjectStat, Stability};
 use std::future::Future;
 use std::pin::Pin;
 
@@ -52,6 +52,17 @@ pub trait Objects {
 
     /// Sets the size exactly. Creates the object. Unstable.
     fn truncate(&self, object: ObjectId, size: u64) -> ObjectFuture<'_, Ack>;
+
+    /// Makes a hole; visible when it completes.
+    fn punch(&self, object: ObjectId, hole: Hole, stability: Stability) -> ObjectFuture<'_, Ack>;
+
+    /// Where there is data from `offset` on: `ranges_max` ranges (not 0) at most.
+    fn data_ranges(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        ranges_max: u32,
+    ) -> ObjectFuture<'_, DataRanges>;
 
     /// Removes the object if there is one; durable when it completes.
     fn delete(&self, object: ObjectId) -> ObjectFuture<'_, Ack>;

@@ -16,7 +16,7 @@ use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{
     Frame, Header, NO_SLOT, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags,
 };
-use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, Restarted};
+use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, RANGES_MAX, Restarted};
 use levada_wire::rpc::{ConnectionId, Handler, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -108,7 +108,9 @@ impl ObjectService {
             ObjectRequest::Stat { .. }
             | ObjectRequest::Truncate { .. }
             | ObjectRequest::Delete { .. }
-            | ObjectRequest::Space => Op::Other,
+            | ObjectRequest::Space
+            | ObjectRequest::Punch { .. }
+            | ObjectRequest::DataRanges { .. } => Op::Other,
         };
         let written_bytes = bytes_in(&payload);
         let result = match check(header, &request, written_bytes) {
@@ -150,6 +152,12 @@ impl ObjectService {
                 let space = objects.space().await?;
                 ObjectReply::Space { total_bytes: space.total_bytes, free_bytes: space.free_bytes }
             }
+            ObjectRequest::Punch { object, hole, stability } => {
+                done(objects.punch(object, hole, stability).await?)
+            }
+            ObjectRequest::DataRanges { object, offset, ranges_max } => {
+                ObjectReply::DataRanges(objects.data_ranges(object, offset, ranges_max).await?)
+            }
         };
         Ok((reply, IoVec::new()))
     }
@@ -159,11 +167,13 @@ fn is_change(request: &ObjectRequest) -> bool {
     match request {
         ObjectRequest::Write { .. }
         | ObjectRequest::Truncate { .. }
+        | ObjectRequest::Punch { .. }
         | ObjectRequest::Delete { .. } => true,
         ObjectRequest::Read { .. }
         | ObjectRequest::Commit { .. }
         | ObjectRequest::Stat { .. }
-        | ObjectRequest::Space => false,
+        | ObjectRequest::Space
+        | ObjectRequest::DataRanges { .. } => false,
     }
 }
 
@@ -178,6 +188,12 @@ fn check(header: &Header, request: &ObjectRequest, payload: u64) -> Result<(), O
                 && fits(*offset, *bytes)
         }
         ObjectRequest::Truncate { size, .. } => *size <= OFFSET_MAX,
+        ObjectRequest::Punch { hole, .. } => {
+            (hole.bytes > 0 || hole.grows) && fits(hole.offset, hole.bytes)
+        }
+        ObjectRequest::DataRanges { offset, ranges_max, .. } => {
+            *offset <= OFFSET_MAX && (1..=RANGES_MAX).contains(ranges_max)
+        }
         ObjectRequest::Commit { .. }
         | ObjectRequest::Stat { .. }
         | ObjectRequest::Delete { .. }

@@ -8,7 +8,9 @@ use levada_object::{MemoryObjects, ObjectService};
 use levada_wire::channel::Listener;
 use levada_wire::frame::{decode_body, encode_body, flags};
 use levada_wire::local::{LinkConfig, Network};
-use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, Stability};
+use levada_wire::object::{
+    DataRanges, Hole, ObjectFault, ObjectReply, ObjectRequest, RANGES_MAX, Stability,
+};
 use levada_wire::rpc::{Call, Peer, PeerConfig, Router, ServiceConfig, accept_all};
 use std::rc::Rc;
 
@@ -99,6 +101,63 @@ fn a_restarted_target_does_nothing_for_those_who_do_not_know() {
         let reply = peer.call(&call, None).await.expect("served");
         assert_eq!(reply.header.flags, 0);
         assert_eq!(objects.writes.get(), 1);
+    });
+}
+
+#[test]
+fn a_hole_is_made_once_and_only_in_what_is_there() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let objects = Rc::new(MemoryObjects::new(1 << 30));
+        start(&network, &ObjectService::new(Rc::clone(&objects) as _));
+        let peer = Peer::new(network.transport("client"), "server", PeerConfig::default());
+        let punch = |offset, bytes, grows| ObjectRequest::Punch {
+            object: OBJECT,
+            hole: Hole { offset, bytes, grows },
+            stability: Stability::Unstable,
+        };
+        let ranges =
+            |offset, ranges_max| ObjectRequest::DataRanges { object: OBJECT, offset, ranges_max };
+        let missing = ObjectReply::Failed(ObjectFault::NoSuchObject);
+        assert_eq!(ask(&peer, punch(0, 10, false)).await, missing);
+        assert_eq!(ask(&peer, ranges(0, 1)).await, missing);
+        assert!(objects.names().is_empty());
+
+        // Of three writes of 10 bytes the one in the middle is punched, and written again.
+        for (sequence, offset) in [(1, 0), (2, 10), (3, 20)] {
+            peer.call(&write(0, sequence, offset, 7), None).await.expect("served");
+        }
+        let call = Call {
+            client: 9,
+            slot: 1,
+            sequence: 1,
+            ..Call::new(TARGET, encode_body(&punch(10, 10, false)))
+        };
+        let first = peer.call(&call, None).await.expect("served").body;
+        let found = |ranges: &[(u64, u64)], upto| {
+            let ranges = ranges.iter().map(|(start, end)| *start..*end).collect();
+            ObjectReply::DataRanges(DataRanges { ranges, upto })
+        };
+        assert_eq!(ask(&peer, ranges(5, 9)).await, found(&[(5, 10), (20, 30)], u64::MAX));
+        assert_eq!(ask(&peer, ranges(0, 1)).await, found(&[(0, 10)], 20));
+        peer.call(&write(0, 4, 10, 8), None).await.expect("served");
+        assert_eq!(peer.call(&call, None).await.expect("served").body, first, "a repetition");
+        assert_eq!(ask(&peer, ranges(0, 9)).await, found(&[(0, 30)], u64::MAX));
+
+        assert!(matches!(ask(&peer, punch(25, 10, true)).await, ObjectReply::Done { .. }));
+        let stat = ask(&peer, ObjectRequest::Stat { object: OBJECT }).await;
+        assert!(matches!(stat, ObjectReply::Stat { stat: Some(stat), .. } if stat.size == 35));
+        let invalid = ObjectReply::Failed(ObjectFault::Invalid);
+        for nonsense in [
+            punch(u64::MAX, 10, true),
+            punch(i64::MAX as u64, 1, false),
+            punch(10, 0, false),
+            ranges(u64::MAX, 1),
+            ranges(0, 0),
+            ranges(0, RANGES_MAX + 1),
+        ] {
+            assert_eq!(ask(&peer, nonsense).await, invalid);
+        }
     });
 }
 

@@ -2,6 +2,10 @@
 
 use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Ranges in the answer to a [`ObjectRequest::DataRanges`].
+pub const RANGES_MAX: u32 = 1024;
 
 /// When a write may be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +18,16 @@ pub enum Stability {
     /// As `Unstable`, and an earlier life of the target acknowledged it: it is sent again, and must not
     /// be refused because the target is full.
     Again,
+}
+
+/// A range of an object that reads as zeroes and takes no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hole {
+    pub offset: u64,
+    pub bytes: u64,
+    /// As zeroes that are written: the object is made if there is none, and reaches the end of the hole, which may
+    /// be empty. Else the size stays, and there must be an object.
+    pub grows: bool,
 }
 
 /// A request to an object target.
@@ -34,6 +48,10 @@ pub enum ObjectRequest {
     Delete { object: ObjectId },
     /// Space of the target.
     Space,
+    /// Makes a hole; `stability` as for Write.
+    Punch { object: ObjectId, hole: Hole, stability: Stability },
+    /// The first `ranges_max` (at most [`RANGES_MAX`], not 0) ranges that hold data, from `offset` on.
+    DataRanges { object: ObjectId, offset: u64, ranges_max: u32 },
 }
 
 impl ObjectRequest {
@@ -48,14 +66,16 @@ impl ObjectRequest {
             Self::Truncate { .. } => "Truncate",
             Self::Delete { .. } => "Delete",
             Self::Space => "Space",
+            Self::Punch { .. } => "Punch",
+            Self::DataRanges { .. } => "DataRanges",
         }
     }
 }
 
-/// Answers in the order of the requests above.
+/// What a target answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectReply {
-    /// For Write, Truncate, Delete and Commit.
+    /// For Write, Truncate, Punch, Delete and Commit.
     Done {
         verifier: BootVerifier,
         /// Of this change; for Commit the one that was asked for.
@@ -75,6 +95,7 @@ pub enum ObjectReply {
         free_bytes: u64,
     },
     Failed(ObjectFault),
+    DataRanges(DataRanges),
 }
 
 /// The body of an answer with the flag [`RESTARTED`](crate::frame::flags::RESTARTED).
@@ -94,10 +115,20 @@ pub struct ObjectStat {
     pub stored_bytes: u64,
 }
 
+/// Where an object has data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRanges {
+    /// In order, none empty; neighbours are one.
+    pub ranges: Vec<Range<u64>>,
+    /// All data between the offset asked for and here, which is behind it, is in `ranges`; `u64::MAX` when nothing
+    /// follows.
+    pub upto: u64,
+}
+
 /// Why an object target refused; the variants differ by what the client does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum ObjectFault {
-    /// ENOENT for Read: the inode decides whether that is a hole or EIO.
+    /// For Read, DataRanges and a Punch that does not grow: the inode decides whether that is a hole or EIO.
     #[error("no such object")]
     NoSuchObject,
     /// ENOSPC.

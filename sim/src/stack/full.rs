@@ -92,9 +92,22 @@ pub(super) struct Crowd(Vec<(Ino, Vec<u8>)>);
 impl Worker {
     /// Writes; what it wrote is the model's then, or what it finds when it was refused.
     pub(super) async fn put(&self, id: u64, file: &File, offset: usize, data: Vec<u8>) {
+        let written = file.write(offset as u64, Buf::copy_of(&data).into_vec());
+        self.put_by(id, file, offset, data, written).await;
+    }
+
+    /// The same, where something else writes those bytes.
+    pub(super) async fn put_by(
+        &self,
+        id: u64,
+        file: &File,
+        offset: usize,
+        data: Vec<u8>,
+        written: impl Future<Output = Result<(), Error>>,
+    ) {
         let change = Change::Write { offset, data: data.clone() };
         self.state.borrow_mut().tree.file(id).will(change);
-        let written = self.done(file.write(offset as u64, Buf::copy_of(&data).into_vec())).await;
+        let written = self.done(written).await;
         if written != Err(Error::Full) {
             self.expect(written, None);
             return self.state.borrow_mut().tree.file(id).write(offset, &data);

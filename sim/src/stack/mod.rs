@@ -7,6 +7,7 @@ mod expected;
 mod floors;
 mod full;
 mod heirs;
+mod holes;
 mod losses;
 mod mischief;
 mod model;

@@ -203,7 +203,7 @@ impl Worker {
             reactor::sleep(Duration::from_micros(self.rng.below(3000))).await;
         }
         let turns = if self.guest.is_some() { 3 } else { 0 };
-        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3, 2, 4];
+        let weights = [10, 7, 28, 16, 7, 6, 4, 6, 4, 2, 4, 9, 5, 2, 5, turns, 1, 3, 2, 4, 6, 3];
         match self.rng.weighted(&weights) {
             0 => self.create().await,
             1 => self.open().await,
@@ -224,7 +224,9 @@ impl Worker {
             16 => self.two_at_once().await,
             17 => self.set_attributes().await,
             18 => self.sync().await,
-            _ => self.open_to_read().await,
+            19 => self.open_to_read().await,
+            20 => self.make_hole().await,
+            _ => self.seek().await,
         }
         self.state.borrow_mut().pending = None;
     }

@@ -96,11 +96,11 @@ impl ExtentMap {
         self.0.iter().map(|(offset, extent)| (*offset, extent))
     }
 
-    /// The extents that touch `from..to`, whole.
+    /// The extents that touch `from..to`, whole; none when that is empty.
     pub fn overlapping(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Extent)> {
         let before = self.0.range(..=from).next_back();
         let first = match before {
-            Some((offset, extent)) if offset + extent.len > from => *offset,
+            Some((offset, extent)) if offset + extent.len > from && from < to => *offset,
             _ => from,
         };
         self.0.range(first..to.max(first)).map(|(offset, extent)| (*offset, extent))

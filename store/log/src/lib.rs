@@ -15,6 +15,7 @@ pub mod fuzz;
 mod log;
 mod object;
 mod open;
+mod ranges;
 mod read;
 mod rebuild;
 mod rows;
@@ -25,4 +26,5 @@ mod write;
 
 pub use error::LogError;
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
+pub use ranges::DataRanges;
 pub use scrub::{ScrubProgress, ScrubReport};

@@ -36,6 +36,29 @@ pub(crate) enum Need<'a> {
     Staged,
 }
 
+impl<'a> Need<'a> {
+    fn of_data(object: &'a Object, from: u64, to: u64, stability: Stability) -> Self {
+        match stability {
+            Stability::Unstable | Stability::Durable => Self::Data { object, from, to },
+            Stability::Again => Self::Again { object, from, to },
+        }
+    }
+
+    /// A hole needs no more than any mark, unless it adds to the index: an object, or one extent more than there
+    /// were. Then it needs what writing over those bytes would, so that holes cannot fill a full log.
+    fn of_hole(object: &'a Object, from: u64, to: u64, grows: bool, stability: Stability) -> Self {
+        let now = object.now.borrow();
+        let cut = now.extents.overlapping(from, to).next();
+        if !now.exists && grows {
+            Self::of_data(object, to, to, stability)
+        } else if cut.is_some_and(|(offset, extent)| offset < from && to < offset + extent.len) {
+            Self::of_data(object, from, to, stability)
+        } else {
+            Self::Mark
+        }
+    }
+}
+
 /// New stripes that putting one change in place may take.
 const STRIPES_PER_CHANGE: u64 = 3;
 
@@ -68,13 +91,7 @@ impl ObjectLog {
             let run = (bytes - done).min(log.stripe_bytes - BLOCK_BYTES);
             let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
             let (from, to) = (offset + done, offset + done + run);
-            let need = match stability {
-                Stability::Unstable | Stability::Durable => {
-                    Need::Data { object: &object, from, to }
-                }
-                Stability::Again => Need::Again { object: &object, from, to },
-            };
-            log.room(need).await?;
+            log.room(Need::of_data(&object, from, to, stability)).await?;
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
                 log.put_mark(&object, Change::Truncate { size: 0 })
@@ -114,32 +131,36 @@ impl ObjectLog {
         log.acknowledge(seq, stability).await
     }
 
-    /// Makes a hole; the size stays.
+    /// Makes a hole. The size stays; or, when it `grows`, zeroes are as good as written: the object is
+    /// made if there is none, and reaches the end of the hole, which may be empty.
     ///
     /// # Errors
     ///
-    /// [`LogError::NoSuchObject`], and as [`ObjectLog::write`].
+    /// [`LogError::NoSuchObject`] when it does not grow, and as [`ObjectLog::write`]: a hole in the middle of
+    /// an extent takes room for what describes the two halves.
     pub async fn punch(
         &self,
         object: ObjectId,
         offset: u64,
         bytes: u64,
+        grows: bool,
         stability: Stability,
     ) -> Result<Ack, LogError> {
-        let end = offset.checked_add(bytes).ok_or(LogError::OutOfRange { offset, bytes })?;
+        let end = offset.checked_add(bytes).filter(|end| *end <= i64::MAX as u64);
+        let end = end.ok_or(LogError::OutOfRange { offset, bytes })?;
         let log = &self.0;
         let object = log.objects.get(object).await?;
         let mut from = offset;
         let seq = loop {
-            log.room(Need::Mark).await?;
+            log.room(Need::of_hole(&object, from, end, grows, stability)).await?;
+            let to = log.step(&object, from, end);
             let size = {
                 let now = object.now.borrow();
-                if !now.exists {
+                if !now.exists && !grows {
                     return Err(LogError::NoSuchObject);
                 }
-                now.size
+                if grows { now.size.max(to) } else { now.size }
             };
-            let to = log.step(&object, from, end);
             let seq = log.put_mark(&object, Change::Punch { from, to, size });
             if to == end {
                 break seq;

@@ -22,7 +22,7 @@ fn an_old_truncation_keeps_no_deletions_alive() {
         let log = world.next_life().open(true).await;
         log.truncate(object(0), 12_345, Stability::Durable).await.expect("room");
         log.write(object(1 << 40), 0, bytes(3, 9000), Stability::Unstable).await.expect("room");
-        log.punch(object(1 << 40), 5000, 4000, Stability::Durable).await.expect("punched");
+        log.punch(object(1 << 40), 5000, 4000, false, Stability::Durable).await.expect("punched");
         churn_deletions(&log).await;
         let space = log.space();
         assert!(space.free_bytes > space.total_bytes / 4, "{space:?}");
@@ -123,7 +123,7 @@ async fn churn(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64) {
                 let from = (offset as usize).min(to);
                 next[from..to].fill(0);
                 model.borrow_mut().of(id).next = Some(Some(next));
-                log.punch(id, offset, len, stability).await
+                log.punch(id, offset, len, false, stability).await
             }
             7 | 8 => {
                 model.borrow_mut().of(id).next = Some(None);

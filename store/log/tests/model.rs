@@ -113,6 +113,37 @@ fn the_index_is_rebuilt_from_segments_alone() {
     seeds(12).for_each(rebuilds);
 }
 
+#[test]
+fn neighbours_are_one_range_of_data() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let (log, id) = (world.next_life().open(true).await, object(1));
+        for (offset, bytes) in [(1000, 5000), (6000, 100), (6100, 30_000), (100_000, 1)] {
+            log.write(id, offset, payload(bytes).0, Stability::Unstable).await.expect("room");
+        }
+        log.punch(id, 2000, 1, false, Stability::Unstable).await.expect("punched");
+        let asked = [
+            (0, 1, vec![(1000, 2000)], 2001),
+            (1999, 9, vec![(1999, 2000), (2001, 36_100), (100_000, 100_001)], u64::MAX),
+            (2000, 2, vec![(2001, 36_100), (100_000, 100_001)], u64::MAX),
+            (100_001, 1, vec![], u64::MAX),
+        ];
+        for (offset, ranges_max, ranges, upto) in asked {
+            let found = log.data_ranges(id, offset, ranges_max).await.expect("there");
+            let found_ranges: Vec<_> =
+                found.ranges.iter().map(|range| (range.start, range.end)).collect();
+            assert_eq!((found_ranges, found.upto), (ranges, upto), "from {offset} on");
+        }
+        // Zeroes that nobody stored: the size grows, also of nothing, and nothing is lost.
+        let grown = [(id, 100_000, 0, 100_001), (id, 200_000, 0, 200_000), (object(2), 50, 10, 60)];
+        for (id, offset, bytes, size) in grown {
+            log.punch(id, offset, bytes, true, Stability::Unstable).await.expect("room");
+            assert_eq!(log.stat(id).await.expect("there").size, size);
+        }
+        assert_eq!(log.stat(id).await.expect("there").stored_bytes, 35_100);
+    });
+}
+
 /// Rot that is read before anything else can notice it.
 fn rots(seed: u64) {
     Reactor::simulated(seed).block_on(async {

@@ -87,7 +87,7 @@ fn a_deletion_is_kept_as_long_as_older_records_behind_it_in_its_segment() {
         // Two segments of four stripes: old data and a hole, and a deletion. The rest dies.
         write(old, 0, 3000).await;
         write(gone, 0, 5000).await;
-        log.punch(gone, 1000, 2000, Stability::Unstable).await.expect("punched");
+        log.punch(gone, 1000, 2000, false, Stability::Unstable).await.expect("punched");
         for stripe in 0..8 {
             write(filler, 0, 50_000).await;
             log.settle().await.expect("settled");

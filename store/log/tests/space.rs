@@ -118,6 +118,37 @@ fn one_object_that_filled_the_log_can_be_replaced() {
     }
 }
 
+/// Each cuts an extent in two, which takes more room than it gives.
+#[test]
+fn small_holes_do_not_fill_a_full_log_and_large_ones_empty_it() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        let count = fill(&log).await;
+        let mut refused = 0;
+        for (n, at) in (0..count).flat_map(|n| (0..64).map(move |block| (n, block * KIB + 500))) {
+            match log.punch(object(n), at, 10, false, Stability::Unstable).await {
+                Ok(_) => {}
+                Err(LogError::Full) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(refused > 0);
+        log.commit(Seq(u64::MAX)).await.expect("a full log commits");
+        let new = log.punch(object(count + 1), 0, 10, true, Stability::Unstable).await;
+        assert_eq!(new.err(), Some(LogError::Full), "an object more");
+        let none = log.punch(object(count + 1), 0, 10, false, Stability::Unstable).await;
+        assert_eq!(none.err(), Some(LogError::NoSuchObject));
+        for n in 0..count {
+            let emptied = log.punch(object(n), 0, 64 * KIB, false, Stability::Unstable).await;
+            emptied.expect("nothing is cut in two");
+            assert_eq!(log.stat(object(n)).await.expect("there").stored_bytes, 0);
+        }
+        log.commit(Seq(u64::MAX)).await.expect("committed");
+        assert!(fill(&log).await > count / 2);
+    });
+}
+
 #[test]
 fn what_replaces_bytes_fits_a_full_log() {
     for seed in seeds(1) {
@@ -294,7 +325,7 @@ fn very_long_objects_are_cut_in_steps() {
         // One write covers them all but the ends.
         let middle = (count - 2000) * 512;
         log.write(id, 512_000, bytes(9, middle), Stability::Durable).await.expect("room");
-        log.punch(id, 0, 256_000, Stability::Durable).await.expect("punched");
+        log.punch(id, 0, 256_000, false, Stability::Durable).await.expect("punched");
         log.truncate(id, 300_000, Stability::Durable).await.expect("cut");
         let read = flat(&log.read(id, 0, 300_000).await.expect("read"));
         for (at, byte) in read.iter().enumerate() {

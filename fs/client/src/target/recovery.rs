@@ -67,7 +67,7 @@ impl Pending {
 /// What came of sending a change again.
 enum Again {
     Done(Seq, Seq),
-    /// There was nothing to send.
+    /// There was nothing to send, or nothing to do.
     Nothing,
     Restarted(NewLife),
     Lost(ObjectFault),
@@ -211,10 +211,15 @@ impl ObjectTarget {
                     }
                     reactor::sleep(FULL_WAIT).await;
                 }
+                // A hole in what is gone: deleted, or another client's that has not come back yet.
+                Ok(ObjectReply::Failed(ObjectFault::NoSuchObject)) => return Again::Nothing,
                 Ok(ObjectReply::Failed(fault)) => return Again::Lost(fault),
-                Ok(ObjectReply::Data | ObjectReply::Stat { .. } | ObjectReply::Space { .. }) => {
-                    return Again::Lost(ObjectFault::Invalid);
-                }
+                Ok(
+                    ObjectReply::Data
+                    | ObjectReply::Stat { .. }
+                    | ObjectReply::Space { .. }
+                    | ObjectReply::DataRanges(_),
+                ) => return Again::Lost(ObjectFault::Invalid),
             }
         }
     }

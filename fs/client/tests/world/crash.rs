@@ -77,7 +77,7 @@ impl Model {
 
 pub async fn work(client: Client, file: File, model: Rc<RefCell<Model>>, steps: usize) {
     for _ in 0..steps {
-        match below(10) {
+        match below(12) {
             0..5 => {
                 let offset = below(SIZE_MAX);
                 let bytes = random_bytes(1 + below(3 * UNIT) as usize);
@@ -96,6 +96,26 @@ pub async fn work(client: Client, file: File, model: Rc<RefCell<Model>>, steps: 
             8 => {
                 file.fsync().await.expect("no error");
                 model.borrow_mut().synced();
+            }
+            9 => {
+                // Zeroes to the model; those of a hole end with the file.
+                let size = model.borrow().now.len() as u64;
+                let (offset, bytes, grows) = (below(SIZE_MAX), 1 + below(3 * UNIT), below(2) == 0);
+                let end = if grows { offset + bytes } else { size.min(offset + bytes) };
+                let zeroes = vec![0; end.saturating_sub(offset) as usize];
+                model.borrow_mut().begin(Change::Write(offset.min(end), zeroes));
+                match grows {
+                    true => file.zero(offset, bytes).await.expect("no error reaches a program"),
+                    false => file.punch(offset, bytes).await.expect("no error reaches a program"),
+                }
+                model.borrow_mut().acknowledged();
+            }
+            10 => {
+                let (size, end) = (model.borrow().now.len() as u64, below(SIZE_MAX));
+                let zeroes = vec![0; end.saturating_sub(size) as usize];
+                model.borrow_mut().begin(Change::Write(size, zeroes));
+                file.grow(end).await.expect("no error reaches a program");
+                model.borrow_mut().acknowledged();
             }
             _ => {
                 let size = below(SIZE_MAX);

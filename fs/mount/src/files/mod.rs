@@ -2,6 +2,7 @@
 //!
 //! - this module: the handler, and the requests that are one call of the client;
 //! - `open`: open files and what they carry: data, sync, close;
+//! - `space`: holes and copies;
 //! - `dir`: listings;
 //! - `attrs`: attributes in the client's words and in the kernel's;
 //! - `names`: which names are absent, for as long as that is certain enough;
@@ -24,6 +25,7 @@ mod dir;
 mod interrupt;
 mod names;
 mod open;
+mod space;
 
 use crate::codec::{
     Caller, Entry, Errno, InitFlags, Limits, Negotiated, Operation, Reply, Request, SetAttr,
@@ -131,6 +133,7 @@ impl Files {
             | Operation::Read(_)
             | Operation::ReadDir(_)
             | Operation::ReadDirPlus(_)
+            | Operation::LSeek { .. }
             | Operation::StatFs
             | Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
@@ -141,6 +144,17 @@ impl Files {
             Operation::Write(write) => {
                 let data = write_data(message, &write);
                 Box::pin(self.write(ino, &write, data)).await
+            }
+            Operation::Fallocate { fh, offset, length, mode } => {
+                Box::pin(self.fallocate(caller, ino, fh, (offset, length), mode)).await
+            }
+            Operation::CopyFileRange(args) => {
+                let copied = Box::pin(self.copy(caller, ino, args)).await?;
+                // Far below 4 GiB.
+                Ok(Reply::Written(copied as u32))
+            }
+            Operation::CopyFileRange64(args) => {
+                Ok(Reply::Copied(Box::pin(self.copy(caller, ino, args)).await?))
             }
             Operation::SetAttr(set) => Box::pin(self.set_attr(caller, ino, set)).await,
             Operation::Open(args) => Box::pin(self.open(ino, args)).await,
@@ -167,8 +181,8 @@ impl Files {
             | Operation::RmDir { .. }
             | Operation::Rename { .. }
             | Operation::Link { .. } => Box::pin(self.change_names(caller, ino, operation)).await,
-            // Not there yet. The kernel remembers this answer: it does without (lseek, copies),
-            // keeps locks to itself, or tells programs EOPNOTSUPP, upon which they do without.
+            // Not there yet. The kernel remembers this answer: it keeps locks to itself, or tells
+            // programs EOPNOTSUPP, upon which they do without.
             Operation::SetXattr { .. }
             | Operation::GetXattr { .. }
             | Operation::ListXattr { .. }
@@ -177,10 +191,6 @@ impl Files {
             | Operation::SetLk(_)
             | Operation::SetLkW(_)
             | Operation::Access { .. }
-            | Operation::Fallocate { .. }
-            | Operation::LSeek { .. }
-            | Operation::CopyFileRange(_)
-            | Operation::CopyFileRange64(_)
             | Operation::TmpFile { .. } => Err(Errno::NOSYS),
             // The session answers these.
             Operation::Init(_) | Operation::Unknown { .. } => Err(Errno::IO),
@@ -220,6 +230,9 @@ impl Files {
             Operation::Read(args) => Box::pin(self.read(ino, args)).await,
             Operation::ReadDir(args) => Box::pin(self.read_dir(ino, args, false)).await,
             Operation::ReadDirPlus(args) => Box::pin(self.read_dir(ino, args, true)).await,
+            Operation::LSeek { fh, offset, whence } => {
+                Box::pin(self.seek(ino, fh, offset, whence)).await
+            }
             Operation::StatFs => Box::pin(self.space()).await,
             Operation::Fsync { fh, data_only: _ } => {
                 Box::pin(self.handles.file(ino, fh)?.fsync()).await?;

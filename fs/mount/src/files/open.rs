@@ -29,6 +29,8 @@ struct OpenFile {
     file: File,
     /// It may have set-id bits, which a write takes away.
     set_id: Cell<bool>,
+    /// Opened with `O_SYNC` or `O_DSYNC`.
+    sync: bool,
 }
 
 /// The open files of a mount, by the number that the kernel sends with every request.
@@ -36,9 +38,9 @@ struct OpenFile {
 pub(super) struct Handles(RefCell<Slab<OpenFile>>);
 
 impl Handles {
-    fn add(&self, file: File, attr: &Attr) -> u64 {
+    fn add(&self, file: File, attr: &Attr, sync: bool) -> u64 {
         let set_id = Cell::new(has_set_id(attr));
-        self.0.borrow_mut().insert(OpenFile { file, set_id }) as u64
+        self.0.borrow_mut().insert(OpenFile { file, set_id, sync }) as u64
     }
 
     /// The open file `fh`, which must be of inode `ino`.
@@ -61,6 +63,11 @@ impl Handles {
                 open.set_id.set(true);
             }
         }
+    }
+
+    /// Whether what is changed through `fh`, which is open, is to be durable at once.
+    pub(super) fn is_sync(&self, fh: u64) -> bool {
+        self.0.borrow().get(fh as usize).is_some_and(|open| open.sync)
     }
 
     fn take_set_id(&self, fh: u64) -> bool {
@@ -91,6 +98,11 @@ impl Pages {
     }
 }
 
+/// `O_SYNC` contains `O_DSYNC`.
+fn is_sync(open_flags: u32) -> bool {
+    open_flags & libc::O_DSYNC.cast_unsigned() != 0
+}
+
 impl Files {
     pub(super) async fn open(&self, ino: Ino, args: OpenArgs) -> Result<Reply, Errno> {
         let has = |flag: i32| args.flags & flag.cast_unsigned() != 0;
@@ -116,7 +128,7 @@ impl Files {
         // those that do not extend the file run at once. Shared mappings work all the same.
         let direct = open_flags & libc::O_DIRECT.cast_unsigned() != 0;
         flags.set(OpenReplyFlags::DIRECT_IO, direct && self.direct_io.get());
-        OpenReply { fh: self.handles.add(file, attr), flags }
+        OpenReply { fh: self.handles.add(file, attr, is_sync(open_flags)), flags }
     }
 
     pub(super) async fn create(
@@ -157,14 +169,25 @@ impl Files {
         let file = self.handles.file(ino, args.fh)?;
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
         file.write(args.offset, data.into_vec()).await?;
-        if args.kill_set_id && self.handles.take_set_id(args.fh) {
+        self.changed(&file, args.fh, args.kill_set_id, is_sync(args.flags)).await?;
+        Ok(Reply::Written(bytes))
+    }
+
+    /// The data of a file was changed through `fh`: what else the kernel leaves to the server.
+    pub(super) async fn changed(
+        &self,
+        file: &File,
+        fh: u64,
+        kill_set_id: bool,
+        sync: bool,
+    ) -> Result<(), Errno> {
+        if kill_set_id && self.handles.take_set_id(fh) {
             self.without_set_id(file.attr().await?, true).await?;
         }
-        // O_SYNC contains O_DSYNC. The kernel leaves both to the server.
-        if args.flags & libc::O_DSYNC.cast_unsigned() != 0 {
+        if sync {
             file.fsync().await?;
         }
-        Ok(Reply::Written(bytes))
+        Ok(())
     }
 
     /// What was written becomes durable in the background. Waits only while very many closed

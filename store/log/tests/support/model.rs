@@ -83,7 +83,27 @@ pub async fn contents(log: &ObjectLog, id: ObjectId) -> Result<Contents, LogErro
         Err(LogError::NoSuchObject) => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(Some(flat(&log.read(id, 0, size).await?)))
+    let bytes = flat(&log.read(id, 0, size).await?);
+    check_ranges(log, id, &bytes).await?;
+    Ok(Some(bytes))
+}
+
+/// What lies outside of an object's ranges of data is zeroes; few of them are asked for at a time.
+async fn check_ranges(log: &ObjectLog, id: ObjectId, bytes: &[u8]) -> Result<(), LogError> {
+    let (mut at, mut zeroes_from) = (0, 0);
+    while at != u64::MAX {
+        let found = log.data_ranges(id, at, 1 + below(3) as usize).await?;
+        for range in found.ranges {
+            assert!(range.start >= at.max(zeroes_from) && !range.is_empty(), "in order");
+            let gap = &bytes[zeroes_from as usize..range.start as usize];
+            assert!(gap.iter().all(|byte| *byte == 0), "{id:?}: data in {zeroes_from}..");
+            zeroes_from = range.end;
+        }
+        assert!(found.upto > at && found.upto >= zeroes_from);
+        at = found.upto;
+    }
+    assert!(bytes[zeroes_from as usize..].iter().all(|byte| *byte == 0), "{id:?}: data at the end");
+    Ok(())
 }
 
 pub fn flat(parts: &IoVec) -> Vec<u8> {
@@ -140,16 +160,21 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
             }
             12 => {
                 let (offset, bytes) = (below(OBJECT_BYTES_MAX), below(20_000));
-                let Some(mut next) = now else {
-                    let result = log.punch(id, offset, bytes, stability).await;
+                let grows = below(2) == 0;
+                if now.is_none() && !grows {
+                    let result = log.punch(id, offset, bytes, grows, stability).await;
                     assert_eq!(result, Err(LogError::NoSuchObject));
                     continue;
-                };
+                }
+                let mut next = now.unwrap_or_default();
+                if grows {
+                    next.resize(next.len().max((offset + bytes) as usize), 0);
+                }
                 let end = (offset + bytes).min(next.len() as u64) as usize;
                 let from = (offset as usize).min(end);
                 next[from..end].fill(0);
                 model.borrow_mut().of(id).next = Some(Some(next));
-                log.punch(id, offset, bytes, stability).await
+                log.punch(id, offset, bytes, grows, stability).await
             }
             13 => {
                 model.borrow_mut().of(id).next = Some(None);
