@@ -25,7 +25,9 @@ mod ranges;
 mod slots;
 mod target;
 mod unstable;
+mod xattrs;
 
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;
+pub use xattrs::XattrFlags;
