@@ -307,6 +307,23 @@ mod tests {
         Acl::decode(bytes.as_flattened()).expect("valid")
     }
 
+    #[test]
+    fn attributes_are_sections_behind_the_body() {
+        let mut inode = Inode::new(1, 0o010_640, 1, Time(0), Ino(1), Body::Special);
+        let bare = inode.encode();
+        assert_eq!((bare.len(), inode.attr(Ino(2)).extended), (104, false));
+        inode.xattrs = [b"user.b".to_vec(), b"user.a".to_vec()].into();
+        inode.access_acl = Some(acl());
+        let names = [&[4, 0, 14, 0][..], b"user.a\0user.b\0"].concat();
+        let list = [&[5, 0, 24, 0][..], &acl().encode()].concat();
+        assert_eq!(inode.encode()[104..], [&names[..], &list].concat());
+        assert!(inode.attr(Ino(2)).extended);
+        let bad: [&[u8]; 4] = [&[4, 0, 0, 0], &[4, 0, 1, 0, 7], &[4, 0, 1, 0, 0], &list[..12]];
+        for bad in bad {
+            assert!(Inode::decode(&[&bare[..], bad].concat()).is_err(), "{bad:?}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
