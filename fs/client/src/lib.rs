@@ -30,4 +30,3 @@ mod xattrs;
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;
-pub use xattrs::XattrFlags;

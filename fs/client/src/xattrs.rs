@@ -3,15 +3,7 @@
 use crate::client::Client;
 use crate::error::Error;
 use levada_base::ids::Ino;
-use levada_wire::meta::{Caller, MetaReply, MetaRequest};
-
-/// How an attribute is set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XattrFlags {
-    /// As in [`MetaRequest::SetXattr`].
-    pub flags: u32,
-    pub clear_set_gid: bool,
-}
+use levada_wire::meta::{Caller, MetaReply, MetaRequest, SetXattr};
 
 impl Client {
     /// The value of an attribute.
@@ -44,13 +36,10 @@ impl Client {
         ino: Ino,
         name: &[u8],
         value: &[u8],
-        XattrFlags { flags, clear_set_gid }: XattrFlags,
+        how: SetXattr,
     ) -> Result<(), Error> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        done(
-            self.change(MetaRequest::SetXattr { caller, ino, name, value, flags, clear_set_gid })
-                .await?,
-        )
+        done(self.change(MetaRequest::SetXattr { caller, ino, name, value, how }).await?)
     }
 
     /// Removes an attribute.

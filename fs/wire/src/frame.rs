@@ -593,8 +593,7 @@ mod tests {
             ino: levada_base::ids::Ino(u64::MAX),
             name: vec![b'x'; crate::xattr::NAME_BYTES_MAX],
             value: vec![255; crate::xattr::VALUE_BYTES_MAX],
-            flags: u32::MAX,
-            clear_set_gid: true,
+            how: crate::meta::SetXattr { flags: u32::MAX, clear_set_gid: true },
         };
         let body = encode_body(&set);
         assert_eq!(decode_body::<MetaRequest>(&body), Ok(set));

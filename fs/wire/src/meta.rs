@@ -97,6 +97,15 @@ impl From<u32> for NewMode {
     }
 }
 
+/// How an extended attribute is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetXattr {
+    /// XATTR_CREATE (1): it must not be there; XATTR_REPLACE (2): it must.
+    pub flags: u32,
+    /// With an access list set-group-id goes: the caller is not in the group, says whoever knows.
+    pub clear_set_gid: bool,
+}
+
 /// For what a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenMode {
@@ -256,10 +265,7 @@ pub enum MetaRequest {
         ino: Ino,
         name: Vec<u8>,
         value: Vec<u8>,
-        /// XATTR_CREATE (1): it must not be there; XATTR_REPLACE (2): it must.
-        flags: u32,
-        /// Together with the access control list set-group-id goes: the kernel says that the caller is not in the group.
-        clear_set_gid: bool,
+        how: SetXattr,
     },
     RemoveXattr {
         caller: Caller,

@@ -66,9 +66,8 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         }
         R::GetXattr { ino, name } => xattrs::get(tx, *ino, name),
         R::ListXattrs { ino } => xattrs::list(tx, *ino),
-        R::SetXattr { caller, ino, name, value, flags, clear_set_gid } => {
-            let set = xattrs::Set { value, flags: *flags, clear_set_gid: *clear_set_gid };
-            xattrs::set(tx, *caller, *ino, name, &set)
+        R::SetXattr { caller, ino, name, value, how } => {
+            xattrs::set(tx, *caller, *ino, (name, value), *how)
         }
         R::RemoveXattr { caller, ino, name } => xattrs::remove(tx, *caller, *ino, name),
         R::Register { .. }

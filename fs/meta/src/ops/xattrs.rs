@@ -10,7 +10,7 @@ use crate::row::{Inode, XattrRow};
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
-use levada_wire::meta::{Caller, MetaFault, MetaReply};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, SetXattr};
 use levada_wire::xattr::{
     ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES_BYTES_MAX, Sort, VALUE_BYTES_MAX,
 };
@@ -48,27 +48,26 @@ pub fn list(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     Ok(MetaReply::Xattr(names))
 }
 
-/// What to set.
-pub struct Set<'a> {
-    pub value: &'a [u8],
-    pub flags: u32,
-    pub clear_set_gid: bool,
-}
-
-pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, name: &[u8], set: &Set<'_>) -> Answer {
+pub fn set(
+    tx: &mut Tx<'_>,
+    caller: Caller,
+    ino: Ino,
+    (name, value): (&[u8], &[u8]),
+    how: SetXattr,
+) -> Answer {
     let mut inode = tx.live(ino)?;
     let sort = Sort::of(name)?;
     check_owner(caller, &inode, sort)?;
     let is_there = has(&inode, sort, name);
-    if is_there && set.flags & CREATE != 0 {
+    if is_there && how.flags & CREATE != 0 {
         return Err(MetaFault::Exists.into());
     }
-    if !is_there && set.flags & REPLACE != 0 {
+    if !is_there && how.flags & REPLACE != 0 {
         return Err(MetaFault::NoAttribute.into());
     }
     match sort {
         Sort::Plain => {
-            if set.value.len() > VALUE_BYTES_MAX {
+            if value.len() > VALUE_BYTES_MAX {
                 return Err(MetaFault::TooLarge.into());
             }
             if !is_there {
@@ -77,15 +76,15 @@ pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, name: &[u8], set: &Set<'_>
                 }
                 inode.xattrs.insert(name.to_vec());
             }
-            tx.put(&key::xattr(ino, name), &XattrRow::encode(set.value));
+            tx.put(&key::xattr(ino, name), &XattrRow::encode(value));
         }
         Sort::AccessAcl | Sort::DefaultAcl => {
-            let acl = Acl::from_value(set.value).map_err(|Malformed| MetaFault::Invalid)?;
+            let acl = Acl::from_value(value).map_err(|Malformed| MetaFault::Invalid)?;
             match (inode.kind(), sort, acl) {
                 (Kind::Symlink, ..) => return Err(MetaFault::NotSupported.into()),
                 (_, Sort::AccessAcl, Some(acl)) => {
                     set_access_acl(&mut inode, acl);
-                    if set.clear_set_gid {
+                    if how.clear_set_gid {
                         inode.mode &= !S_ISGID;
                     }
                 }

@@ -17,7 +17,7 @@ use levada_base::{Epoch, reactor::Reactor};
 use levada_device::{DriveModel, ModelDevice, RamDevice, VolatileDevice};
 use levada_kv::{Config, Store};
 use levada_wire::attr::Attr;
-use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode, SetXattr};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -263,7 +263,7 @@ pub fn acl(permissions: &[u8]) -> Vec<u8> {
 
 pub fn set_xattr(ino: Ino, name: &[u8], value: &[u8]) -> MetaRequest {
     let (name, value) = (name.to_vec(), value.to_vec());
-    MetaRequest::SetXattr { caller: ROOT, ino, name, value, flags: 0, clear_set_gid: false }
+    MetaRequest::SetXattr { caller: ROOT, ino, name, value, how: SetXattr::default() }
 }
 
 /// All of it in one part.

@@ -486,9 +486,9 @@ impl Model {
                 self.live(*ino)?;
                 self.xattr(ino.0, name).map(Outcome::Xattr)
             }
-            R::SetXattr { ino, name, value, flags, .. } => {
+            R::SetXattr { ino, name, value, how, .. } => {
                 let kind = self.live(*ino)?.kind;
-                match (self.xattr(ino.0, name).is_ok(), *flags) {
+                match (self.xattr(ino.0, name).is_ok(), how.flags) {
                     (true, 1) => return Err(MetaFault::Exists),
                     (false, 2) => return Err(MetaFault::NoAttribute),
                     _ => {}

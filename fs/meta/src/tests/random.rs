@@ -12,7 +12,7 @@ use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{
-    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, Tail,
+    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
 };
 use levada_wire::rpc::ConnectionId;
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
@@ -187,8 +187,8 @@ fn request(log: &Log) -> MetaRequest {
             } else {
                 (xattr_name(), vec![random(256) as u8; random(300) as usize])
             };
-            let flags = [0, 0, 1, 2][random(4) as usize];
-            MetaRequest::SetXattr { caller, ino: any(), name, value, flags, clear_set_gid: false }
+            let how = SetXattr { flags: [0, 0, 1, 2][random(4) as usize], clear_set_gid: false };
+            MetaRequest::SetXattr { caller, ino: any(), name, value, how }
         }
         24 if random(2) == 0 => MetaRequest::ListXattrs { ino: any() },
         24 => MetaRequest::GetXattr { ino: any(), name: xattr_name() },

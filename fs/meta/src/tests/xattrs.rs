@@ -96,11 +96,12 @@ fn attributes_are_set_read_listed_and_removed() {
         assert_eq!(t.get(ino, b"user.b").await, Err(MetaFault::NoAttribute));
         assert_eq!(t.list(ino).await, b"trusted.t\0user.a\0");
         // setxattr(2).
-        let with = |name: &[u8], flags| match set_xattr(ino, name, b"x") {
-            MetaRequest::SetXattr { caller, ino, name, value, clear_set_gid, .. } => {
-                MetaRequest::SetXattr { caller, ino, name, value, flags, clear_set_gid }
-            }
-            _ => unreachable!(),
+        let with = |name: &[u8], flags| MetaRequest::SetXattr {
+            caller: ROOT,
+            ino,
+            name: name.to_vec(),
+            value: b"x".to_vec(),
+            how: SetXattr { flags, clear_set_gid: false },
         };
         assert_eq!(t.change(with(b"user.a", 1)).await, failed(MetaFault::Exists));
         assert_eq!(t.change(with(b"user.c", 2)).await, failed(MetaFault::NoAttribute));
@@ -254,8 +255,7 @@ fn permission_bits_and_the_access_list_are_in_step() {
             ino,
             name: ACCESS_ACL.to_vec(),
             value: acl(FULL),
-            flags: 0,
-            clear_set_gid,
+            how: SetXattr { flags: 0, clear_set_gid },
         };
         assert_eq!(t.change(set(5, false)).await, failed(MetaFault::NotPermitted));
         t.chmod(ino, 0o2775).await;

@@ -10,8 +10,9 @@ use crate::codec::abi::SETXATTR_ACL_KILL_SGID;
 use crate::codec::{Caller, Errno, Reply};
 use levada_base::ids::Ino;
 use levada_base::reactor::{self, Instant};
-use levada_client::{Error, XattrFlags};
+use levada_client::Error;
 use levada_wire::attr::Attr;
+use levada_wire::meta::SetXattr;
 use levada_wire::xattr::Sort;
 use lru::LruCache;
 use std::cell::{Cell, RefCell};
@@ -117,9 +118,10 @@ impl Files {
         (flags, extra_flags): (u32, u32),
     ) -> Result<Reply, Errno> {
         let sort = sort_of(name)?;
-        let flags = XattrFlags { flags, clear_set_gid: extra_flags & SETXATTR_ACL_KILL_SGID != 0 };
+        let clear_set_gid = extra_flags & SETXATTR_ACL_KILL_SGID != 0;
+        let how = SetXattr { flags, clear_set_gid };
         let caller = caller_of(caller);
-        self.change_xattr(ino, self.client.set_xattr(caller, ino, name, value, flags)).await?;
+        self.change_xattr(ino, self.client.set_xattr(caller, ino, name, value, how)).await?;
         if sort == Sort::AccessAcl {
             // With the group's bits set-group-id may have come to mean something.
             self.handles.set_id_given(ino);
