@@ -17,7 +17,9 @@ use levada_base::units::MIB;
 use levada_wire::attr::{Attr, Kind};
 use levada_wire::channel::Transport;
 use levada_wire::frame::Class;
-use levada_wire::meta::{AttrChange, Caller, DirEntry, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::meta::{
+    AttrChange, Caller, DirEntry, MetaReply, MetaRequest, NewInode, NewMode, OpenMode,
+};
 use levada_wire::rpc::{Peer, PeerConfig};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -348,7 +350,7 @@ impl Client {
         self.0.targets().map(|target| target.unstable_bytes()).sum()
     }
 
-    async fn read(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+    pub(crate) async fn read(&self, request: MetaRequest) -> Result<MetaReply, Error> {
         let reply = self.0.in_time(self.0.meta.read(&request)).await?;
         match reply {
             MetaReply::Failed(fault) => Err(fault.into()),
@@ -356,7 +358,7 @@ impl Client {
         }
     }
 
-    async fn change(&self, request: MetaRequest) -> Result<MetaReply, Error> {
+    pub(crate) async fn change(&self, request: MetaRequest) -> Result<MetaReply, Error> {
         let reply = self.0.in_time(self.0.meta.change(request)).await?;
         match reply {
             MetaReply::Failed(fault) => Err(fault.into()),
@@ -449,14 +451,14 @@ impl Client {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        mode: impl Into<NewMode>,
         new: NewInode,
     ) -> Result<Attr, Error> {
         let new = match new {
             NewInode::File { .. } => NewInode::File { open: None },
             new => new,
         };
-        let name = name.to_vec();
+        let (name, mode) = (name.to_vec(), mode.into());
         let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive: true };
         self.0.attr_of(self.change(request).await?)
     }
@@ -472,12 +474,12 @@ impl Client {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        mode: impl Into<NewMode>,
         open: OpenMode,
         exclusive: bool,
     ) -> Result<(File, Attr, bool), Error> {
         let new = NewInode::File { open: Some(uncut(open)) };
-        let name = name.to_vec();
+        let (name, mode) = (name.to_vec(), mode.into());
         let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive };
         let MetaReply::Entry(attr, made) = self.change(request).await? else {
             return Err(Error::Dialect);

@@ -59,6 +59,9 @@ impl Error {
                 MetaFault::Invalid => libc::EINVAL,
                 MetaFault::Full => libc::ENOSPC,
                 MetaFault::Stale => libc::ESTALE,
+                MetaFault::NoAttribute => libc::ENODATA,
+                MetaFault::TooLarge => libc::E2BIG,
+                MetaFault::NotSupported => libc::EOPNOTSUPP,
                 // The client repeats the last two itself; here they mean that it gave up.
                 MetaFault::Damaged | MetaFault::NotRegistered | MetaFault::Unavailable => libc::EIO,
             },

@@ -26,6 +26,7 @@ mod ranges;
 mod slots;
 mod target;
 mod unstable;
+mod xattrs;
 
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;

@@ -662,7 +662,9 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Link { .. }
         | R::Unlink { .. }
         | R::RemoveDir { .. }
-        | R::Rename { .. } => true,
+        | R::Rename { .. }
+        | R::SetXattr { .. }
+        | R::RemoveXattr { .. } => true,
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }
@@ -681,7 +683,9 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Chores { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
-        | R::Leave => false,
+        | R::Leave
+        | R::GetXattr { .. }
+        | R::ListXattrs { .. } => false,
     }
 }
 
@@ -698,6 +702,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::GetAttr { .. }
         | R::ReadLink { .. }
         | R::ReadDir { .. }
+        | R::GetXattr { .. }
+        | R::ListXattrs { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => true,
@@ -716,14 +722,16 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         R::Destroyed { .. } | R::Settled { .. } => true,
         // Nothing is held under the new number but what it takes back.
         R::Leave => true,
-        // Done twice they undo what others did in between: a mode, a size, a name; or are refused because they
+        // Done twice they undo what others did in between: a mode, a size, a name, an attribute; or are refused because they
         // have been done.
         R::SetAttr { .. }
         | R::Create { .. }
         | R::Link { .. }
         | R::Unlink { .. }
         | R::RemoveDir { .. }
-        | R::Rename { .. } => false,
+        | R::Rename { .. }
+        | R::SetXattr { .. }
+        | R::RemoveXattr { .. } => false,
     }
 }
 

@@ -3,10 +3,11 @@
 //! For a store at rest, or one of which a copy is checked: it reads in several steps. Memory
 //! grows with the number of inodes and names.
 
+use crate::acl::{Acl, PERMISSIONS};
 use crate::key;
 use crate::row::{
     Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock,
-    TailRow,
+    TailRow, XattrRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -46,6 +47,10 @@ pub enum Problem {
     Leaked(Ino),
     #[error("{0:?} has a name or is not there, but is listed as orphan or to be destroyed")]
     FalselyListed(Ino),
+    #[error("{ino:?} lists no attribute {name:?}, or it has no row")]
+    Xattr { ino: Ino, name: Vec<u8> },
+    #[error("the access control lists of {0:?} do not fit its mode")]
+    Acl(Ino),
     #[error("a write session of client {client} on {ino:?} makes no sense")]
     Session { ino: Ino, client: u64 },
     #[error("the {what} counter stands at {says}, and should be {has}")]
@@ -64,6 +69,7 @@ struct Rows {
     orphans: BTreeSet<Ino>,
     destroy: BTreeSet<Ino>,
     sessions: BTreeMap<(Ino, u64), Session>,
+    xattrs: BTreeSet<(Ino, Vec<u8>)>,
     clients: BTreeSet<u64>,
     replies: BTreeMap<(u64, u32), bool>,
 }
@@ -91,6 +97,7 @@ pub async fn check(store: &Store) -> Result<Vec<Problem>, KvError> {
     }
     rows.check_entries(&mut problems);
     rows.check_inodes(&mut problems);
+    rows.check_xattrs(&mut problems);
     rows.check_tree(&mut problems);
     rows.check_beside(&mut problems);
     Ok(problems)
@@ -133,6 +140,10 @@ impl Rows {
             }
             key::SESSION => {
                 self.sessions.insert((ino, second()?), Session::decode(value)?);
+            }
+            key::XATTR if key.len() > 9 => {
+                XattrRow::decode(value)?;
+                self.xattrs.insert((ino, key[9..].to_vec()));
             }
             key::CLIENT if key.len() == 9 => {
                 ClientRow::decode(value)?;
@@ -226,6 +237,24 @@ impl Rows {
         let listed = self.orphans.union(&self.destroy);
         let gone = listed.filter(|ino| !self.inodes.contains_key(ino));
         problems.extend(gone.map(|ino| Problem::FalselyListed(*ino)));
+    }
+
+    fn check_xattrs(&self, problems: &mut Vec<Problem>) {
+        let listed = |(&ino, inode): (&Ino, &Inode)| {
+            let names: Vec<_> = inode.xattrs.iter().map(|name| (ino, name.clone())).collect();
+            names
+        };
+        let listed: BTreeSet<_> = self.inodes.iter().flat_map(listed).collect();
+        let differ = listed.symmetric_difference(&self.xattrs).cloned();
+        problems.extend(differ.map(|(ino, name)| Problem::Xattr { ino, name }));
+        for (&ino, inode) in &self.inodes {
+            let fits = |acl: &Acl| acl.mode() == inode.mode & PERMISSIONS && !acl.is_minimal();
+            let fits = inode.access_acl.as_ref().is_none_or(fits);
+            let has_default = inode.default_acl.is_some();
+            if !fits || has_default && inode.kind() != Kind::Directory {
+                problems.push(Problem::Acl(ino));
+            }
+        }
     }
 
     /// Every directory's parents lead to the root.

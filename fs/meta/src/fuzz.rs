@@ -1,7 +1,10 @@
-//! The rows of this crate for `fuzz/`.
+//! The rows of this crate, and the one value of a program that is looked into, for `fuzz/`.
 
+use crate::acl::Acl;
 use crate::key;
-use crate::row::{ClientRow, Counters, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock};
+use crate::row::{
+    ClientRow, Counters, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock, XattrRow,
+};
 
 /// Every row, and the numbers in every key. What is read and written again is read the same.
 pub fn rows(bytes: &[u8]) {
@@ -9,6 +12,9 @@ pub fn rows(bytes: &[u8]) {
     if let Ok(inode) = Inode::decode(bytes) {
         let again = Inode::decode(&inode.encode());
         assert_eq!(again.map(|inode| inode.encode()), Ok(inode.encode()));
+    }
+    if let Ok(Some(acl)) = Acl::from_value(bytes) {
+        assert_eq!(Acl::from_value(&acl.value()), Ok(Some(acl)));
     }
     if let Ok(row) = NameRow::decode(bytes) {
         assert_eq!(row.encode(), bytes);
@@ -24,6 +30,9 @@ pub fn rows(bytes: &[u8]) {
     }
     if let Ok(row) = ReplyRow::decode(bytes) {
         assert_eq!(ReplyRow::encode(row.sequence, &row.reply), bytes);
+    }
+    if let Ok(row) = XattrRow::decode(bytes) {
+        assert_eq!(XattrRow::encode(&row.value), bytes);
     }
     let _ = Session::decode(bytes);
     if let Ok(row) = Superblock::decode(bytes) {

@@ -16,6 +16,7 @@ pub const DESTROY: u8 = b'X';
 pub const SESSION: u8 = b'S';
 pub const CLIENT: u8 = b'C';
 pub const REPLY: u8 = b'R';
+pub const XATTR: u8 = b'A';
 
 /// The row that says what file system this is.
 pub const SUPERBLOCK: &[u8] = b"M\0";
@@ -72,6 +73,11 @@ pub fn client(client: u64) -> Key {
 /// `R|client|slot`: the last reply of a slot.
 pub fn reply(client: u64, slot: u32) -> Key {
     build(REPLY, &[&client.to_be_bytes(), &slot.to_be_bytes()])
+}
+
+/// `A|ino|name`: an extended attribute.
+pub fn xattr(ino: Ino, name: &[u8]) -> Key {
+    build(XATTR, &[&ino.0.to_be_bytes(), name])
 }
 
 /// The number behind a key's tag.

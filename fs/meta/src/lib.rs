@@ -4,6 +4,7 @@
 //! `tx` is what they see; `cache` and `table` hold it; `row` and `key` are how it is stored
 //! (`docs/design/0007-metadata.md`). Knows nothing of arrays, objects' contents or sockets.
 
+mod acl;
 mod cache;
 mod census;
 mod check;

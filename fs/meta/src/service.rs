@@ -99,10 +99,14 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::GetAttr { .. }
         | R::ReadLink { .. }
         | R::ReadDir { .. }
+        | R::GetXattr { .. }
+        | R::ListXattrs { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
+        | R::SetXattr { .. }
+        | R::RemoveXattr { .. }
         | R::Create { .. }
         | R::Link { .. }
         | R::Unlink { .. }

@@ -306,6 +306,9 @@ impl<'a> Tx<'a> {
         for (client, _) in &sessions {
             self.put_session(ino, *client, None);
         }
+        // In one go: nothing else in this transaction is about these rows.
+        let xattrs = std::mem::take(&mut inode.xattrs).into_iter();
+        self.writes.extend(xattrs.map(|name| (key::xattr(ino, &name).as_slice().into(), None)));
         if inode.components == 0 && sessions.is_empty() {
             self.delete(&key::inode(ino));
             self.counters.inodes -= 1;

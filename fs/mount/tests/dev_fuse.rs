@@ -207,6 +207,20 @@ fn extended_attributes_and_space() {
     });
 }
 
+/// Whoever takes set-id bits and capabilities away by himself (HANDLE_KILLPRIV_V2) is not asked before each write
+/// whether there are any.
+#[test]
+fn the_kernel_asks_for_capabilities_once() {
+    let toy = Toy::new();
+    with_mount(&toy, Transport::Reactor, 1, |dir| {
+        let file = File::create_new(dir.join("file")).unwrap();
+        for n in 0..100 {
+            file.write_all_at(b"some bytes", n * 10).unwrap();
+        }
+    });
+    assert_eq!(toy.lock().unwrap().xattr_reads, 1);
+}
+
 #[test]
 fn handles_outlive_the_mount() {
     let toy = Toy::new();

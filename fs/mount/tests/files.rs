@@ -628,13 +628,6 @@ fn what_is_not_there_yet_says_so() {
         let path = world.dir().join("file");
         let file = File::create_new(&path).unwrap();
         file.write_all_at(b"some bytes", 0).unwrap();
-        let (c_path, name) = (c_path(&path), c"user.colour");
-        // SAFETY: open descriptors, NUL-terminated names, buffers of the stated lengths.
-        unsafe {
-            let set = libc::setxattr(c_path.as_ptr(), name.as_ptr(), name.as_ptr().cast(), 4, 0);
-            assert_eq!(set, -1);
-            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-        }
         file.lock().unwrap(); // within this machine
         for mode in [
             libc::FALLOC_FL_COLLAPSE_RANGE,

@@ -84,6 +84,8 @@ pub struct Attr {
     pub parent: Ino,
     pub project: u32,
     pub tenant: u32,
+    /// It has extended attributes, access control lists included.
+    pub extended: bool,
     /// Files only.
     pub layout: Option<Layout>,
     /// Bit `i`: component `i` was written and committed, so its object must exist.

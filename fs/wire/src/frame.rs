@@ -587,6 +587,24 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_attribute_fits_a_frame() {
+        let set = MetaRequest::SetXattr {
+            caller: crate::meta::Caller { uid: u32::MAX, gid: u32::MAX },
+            ino: levada_base::ids::Ino(u64::MAX),
+            name: vec![b'x'; crate::xattr::NAME_BYTES_MAX],
+            value: vec![255; crate::xattr::VALUE_BYTES_MAX],
+            how: crate::meta::SetXattr { flags: u32::MAX, clear_set_gid: true },
+        };
+        let body = encode_body(&set);
+        assert_eq!(decode_body::<MetaRequest>(&body), Ok(set));
+        assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
+        let reply = MetaReply::Xattr(vec![255; crate::xattr::VALUE_BYTES_MAX]);
+        let body = encode_body(&reply);
+        assert_eq!(decode_body::<MetaReply>(&body), Ok(reply));
+        assert_eq!(Frame::new(Header::new(Kind::Reply), body).check(), Ok(()));
+    }
+
+    #[test]
     fn the_longest_part_of_a_reclaim_fits_a_frame() {
         let opens = vec![(levada_base::ids::Ino(u64::MAX), u32::MAX); crate::meta::RECLAIM_MAX];
         let part = MetaRequest::Reclaim { opens, last: true };

@@ -1,6 +1,6 @@
 //! Messages between clients and services, and how they travel.
 //!
-//! From the outside in: messages ([`meta`], [`object`], [`attr`]), requests and replies
+//! From the outside in: messages ([`meta`], [`object`], [`attr`], [`xattr`]), requests and replies
 //! ([`rpc`]), frames ([`frame`]), connections ([`channel`]) and what they are made of
 //! ([`tcp`], [`same_host`], [`local`]).
 
@@ -15,3 +15,4 @@ pub mod rpc;
 pub mod same_host;
 mod sharing;
 pub mod tcp;
+pub mod xattr;

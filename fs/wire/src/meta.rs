@@ -81,6 +81,31 @@ pub enum NewInode {
     },
 }
 
+/// The permissions of what is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewMode {
+    /// The permission bits and, for Special, the type.
+    pub bits: u32,
+    /// Bits that whoever asks wants to be taken away, where the directory has no default access control list.
+    pub umask: u32,
+}
+
+impl From<u32> for NewMode {
+    /// Of somebody without a umask.
+    fn from(bits: u32) -> Self {
+        Self { bits, umask: 0 }
+    }
+}
+
+/// How an extended attribute is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetXattr {
+    /// XATTR_CREATE (1): it must not be there; XATTR_REPLACE (2): it must.
+    pub flags: u32,
+    /// With an access list set-group-id goes: the caller is not in the group, says whoever knows.
+    pub clear_set_gid: bool,
+}
+
 /// For what a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenMode {
@@ -123,12 +148,11 @@ pub enum MetaRequest {
         ino: Ino,
         change: AttrChange,
     },
-    /// `mode` holds the permission bits (umask applied by the caller) and, for Special, the type.
     Create {
         caller: Caller,
         parent: Ino,
         name: Vec<u8>,
-        mode: u32,
+        mode: NewMode,
         new: NewInode,
         /// Fail when the name exists; else open what is there.
         exclusive: bool,
@@ -227,6 +251,27 @@ pub enum MetaRequest {
     /// service that restarts later waits for nothing of it. What it asks afterwards it asks as a new
     /// client.
     Leave,
+    /// The value of an extended attribute; names and limits are those of [`crate::xattr`].
+    GetXattr {
+        ino: Ino,
+        name: Vec<u8>,
+    },
+    /// The names of all extended attributes, each with a NUL behind it.
+    ListXattrs {
+        ino: Ino,
+    },
+    SetXattr {
+        caller: Caller,
+        ino: Ino,
+        name: Vec<u8>,
+        value: Vec<u8>,
+        how: SetXattr,
+    },
+    RemoveXattr {
+        caller: Caller,
+        ino: Ino,
+        name: Vec<u8>,
+    },
 }
 
 impl MetaRequest {
@@ -259,6 +304,10 @@ impl MetaRequest {
             Self::Destroyed { .. } => "Destroyed",
             Self::Settled { .. } => "Settled",
             Self::Leave => "Leave",
+            Self::GetXattr { .. } => "GetXattr",
+            Self::ListXattrs { .. } => "ListXattrs",
+            Self::SetXattr { .. } => "SetXattr",
+            Self::RemoveXattr { .. } => "RemoveXattr",
         }
     }
 }
@@ -318,6 +367,8 @@ pub enum MetaReply {
         attr: Box<Attr>,
         directory: Box<Attr>,
     },
+    /// The value, or the names, of extended attributes.
+    Xattr(Vec<u8>),
 }
 
 /// The body of a one-way frame: what the client must hold for the answers that follow
@@ -376,4 +427,11 @@ pub enum MetaFault {
     /// The target stops or recovers: try again.
     #[error("not available")]
     Unavailable,
+    #[error("no such attribute")]
+    NoAttribute,
+    /// A value beyond what an attribute may hold.
+    #[error("argument too long")]
+    TooLarge,
+    #[error("operation not supported")]
+    NotSupported,
 }

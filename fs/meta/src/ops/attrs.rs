@@ -1,6 +1,6 @@
 //! Attributes: stat, chmod, chown, truncate, utimens, readlink.
 
-use super::{Answer, S_IFMT, S_ISGID, S_ISUID, S_IXGRP, touch_inode, write};
+use super::{Answer, S_IFMT, S_ISGID, S_ISUID, S_IXGRP, touch_inode, write, xattrs};
 use crate::row::{Body, Inode};
 use crate::tx::Tx;
 use levada_base::ids::Ino;
@@ -33,9 +33,13 @@ pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, change: &AttrChange) -> An
         if !is_directory && change.mode.is_none() {
             clear_set_id(&mut inode);
         }
+        xattrs::drop_capability(tx, ino, &mut inode);
     }
     if let Some(mode) = change.mode {
         inode.mode = (inode.mode & S_IFMT) | (mode & !S_IFMT);
+        if let Some(acl) = &mut inode.access_acl {
+            acl.set_mode(mode);
+        }
     }
     if let Some(size) = change.size {
         write::set_size(tx, ino, &mut inode, size)?;

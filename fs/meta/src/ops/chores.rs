@@ -73,5 +73,6 @@ pub fn frees(request: &MetaRequest) -> bool {
             | R::Settled { .. }
             | R::SetAttr { .. }
             | R::Rename { .. }
+            | R::RemoveXattr { .. }
     )
 }

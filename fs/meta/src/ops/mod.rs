@@ -5,6 +5,7 @@ pub mod chores;
 pub mod names;
 pub mod rename;
 pub mod write;
+pub mod xattrs;
 
 use crate::row::{Body, Inode};
 use crate::tx::{Stop, Tx};
@@ -63,6 +64,12 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Settled { ino, size, components, change } => {
             chores::settled(tx, *ino, (*size, *components), *change)
         }
+        R::GetXattr { ino, name } => xattrs::get(tx, *ino, name),
+        R::ListXattrs { ino } => xattrs::list(tx, *ino),
+        R::SetXattr { caller, ino, name, value, how } => {
+            xattrs::set(tx, *caller, *ino, (name, value), *how)
+        }
+        R::RemoveXattr { caller, ino, name } => xattrs::remove(tx, *caller, *ino, name),
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }

@@ -3,7 +3,7 @@
 use super::{
     Answer, LINKS_MAX, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, S_ISGID, S_ISVTX, TARGET_BYTES_MAX,
     check_name, count_entry, is_empty, target_of, touch_directory, touch_inode, uncount_entry,
-    write,
+    write, xattrs,
 };
 use crate::key;
 use crate::row::{Body, Inode, NameRow, Session};
@@ -11,7 +11,7 @@ use crate::table::Effect;
 use crate::tx::{Env, Stop, Tx};
 use levada_base::ids::Ino;
 use levada_wire::attr::{Kind, Layout};
-use levada_wire::meta::{Caller, MetaFault, MetaReply, NewInode};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, NewInode, NewMode};
 
 /// Cookies below this stand for "before the first", "." and "..".
 pub const FIRST_COOKIE: u64 = 3;
@@ -19,7 +19,7 @@ pub const FIRST_COOKIE: u64 = 3;
 /// What to make, and for whom.
 pub struct Made<'a> {
     pub caller: Caller,
-    pub mode: u32,
+    pub mode: NewMode,
     pub new: &'a NewInode,
 }
 
@@ -128,14 +128,14 @@ fn new_inode(
             (S_IFLNK, Body::Symlink(target.clone()), target.len() as u64, 1, 0)
         }
         NewInode::Special { rdev } => {
-            let kind_bits = made.mode & S_IFMT;
+            let kind_bits = made.mode.bits & S_IFMT;
             if matches!(kind_bits, 0 | S_IFREG | S_IFDIR | S_IFLNK) {
                 return Err(MetaFault::Invalid.into());
             }
             (kind_bits, Body::Special, 0, 1, *rdev)
         }
     };
-    let mut mode = kind_bits | (made.mode & !S_IFMT);
+    let mut mode = kind_bits | (made.mode.bits & !S_IFMT);
     let mut gid = made.caller.gid;
     // inode_init_owner of Linux, and mkdir(2): a set-group-id directory hands its group on.
     if directory.mode & S_ISGID != 0 {
@@ -145,7 +145,7 @@ fn new_inode(
         }
     }
     let generation = tx.env.superblock.generation;
-    Ok(Inode {
+    let mut inode = Inode {
         uid: made.caller.uid,
         gid,
         rdev,
@@ -153,7 +153,9 @@ fn new_inode(
         project: directory.project,
         tenant: directory.tenant,
         ..Inode::new(generation, mode, nlink, tx.now, parent, body)
-    })
+    };
+    xattrs::inherit(&mut inode, directory, made.mode.umask);
+    Ok(inode)
 }
 
 /// The first target takes turns, so that small files spread evenly.

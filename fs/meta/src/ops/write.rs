@@ -5,7 +5,7 @@
 //! - At most one session has a cut pending, and then the inode's size is that cut.
 
 use super::attrs::clear_set_id;
-use super::{Answer, touch_inode};
+use super::{Answer, touch_inode, xattrs};
 use crate::row::{Inode, Session};
 use crate::table::Effect;
 use crate::tx::{Stop, Tx};
@@ -77,6 +77,7 @@ pub fn begin(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     if !session.writing {
         session.writing = true;
         clear_set_id(&mut inode);
+        xattrs::drop_capability(tx, ino, &mut inode);
         // Data changes from now on without a word to this service.
         inode.change += 1;
         tx.put_inode(ino, &inode);
@@ -114,6 +115,7 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
         tx.put_session(ino, tx.client, Some(session));
     }
     inode.size = size;
+    xattrs::drop_capability(tx, ino, inode);
     Ok(())
 }
 

@@ -1,16 +1,21 @@
 //! The inode: 104 fixed bytes, then sections.
 //!
 //! A section is a tag, a length and bytes; the ones that this version does not know are kept as
-//! they are. So access control lists and extended attributes need no new version.
+//! they are. So access control lists and extended attributes needed no new version.
 
 use super::entry::{kind_number, kind_of};
 use super::{Damaged, Fields, VERSION};
+use crate::acl::{Acl, Malformed};
 use levada_base::ids::{Ino, TargetId};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
+use std::collections::BTreeSet;
 
 const SECTION_LAYOUT: u8 = 1;
 const SECTION_DIRECTORY: u8 = 2;
 const SECTION_SYMLINK: u8 = 3;
+const SECTION_XATTRS: u8 = 4;
+const SECTION_ACCESS_ACL: u8 = 5;
+const SECTION_DEFAULT_ACL: u8 = 6;
 
 /// What only one kind of inode has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +51,12 @@ pub struct Inode {
     pub tenant: u32,
     pub components: u64,
     pub body: Body,
+    /// The names of its extended attributes, each of which has a row of its own.
+    pub xattrs: BTreeSet<Vec<u8>>,
+    /// Says more than `mode`, and the same where both speak.
+    pub access_acl: Option<Acl>,
+    /// Directories only.
+    pub default_acl: Option<Acl>,
     /// Sections that this version does not know, encoded.
     pub other: Vec<u8>,
 }
@@ -71,6 +82,9 @@ impl Inode {
             tenant: 0,
             components: 0,
             body,
+            xattrs: BTreeSet::new(),
+            access_acl: None,
+            default_acl: None,
             other: Vec::new(),
         }
     }
@@ -122,8 +136,25 @@ impl Inode {
             }
             Body::Special => {}
         }
+        if !self.xattrs.is_empty() {
+            let names = self.xattr_list();
+            section(&mut row, SECTION_XATTRS, names.len());
+            row.extend_from_slice(&names);
+        }
+        for (tag, acl) in
+            [(SECTION_ACCESS_ACL, &self.access_acl), (SECTION_DEFAULT_ACL, &self.default_acl)]
+        {
+            let Some(entries) = acl.as_ref().map(Acl::encode) else { continue };
+            section(&mut row, tag, entries.len());
+            row.extend_from_slice(&entries);
+        }
         row.extend_from_slice(&self.other);
         row
+    }
+
+    /// The names of the extended attributes, each with a NUL behind it.
+    pub fn xattr_list(&self) -> Vec<u8> {
+        self.xattrs.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
@@ -150,7 +181,14 @@ impl Inode {
             tenant: fields.u32()?,
             components: fields.u64()?,
             body: Body::Special,
+            xattrs: BTreeSet::new(),
+            access_acl: None,
+            default_acl: None,
             other: Vec::new(),
+        };
+        let decode_acl = |content| match Acl::decode(content) {
+            Ok(acl) => Ok(Some(acl)),
+            Err(Malformed) => Err(Damaged { what: "access control list" }),
         };
         while !fields.rest.is_empty() {
             let start = fields.rest;
@@ -162,6 +200,9 @@ impl Inode {
                 SECTION_LAYOUT => inode.body = Body::File(decode_layout(content)?),
                 SECTION_DIRECTORY => inode.body = decode_directory(content)?,
                 SECTION_SYMLINK => inode.body = Body::Symlink(content.to_vec()),
+                SECTION_XATTRS => inode.xattrs = decode_xattrs(content)?,
+                SECTION_ACCESS_ACL => inode.access_acl = decode_acl(content)?,
+                SECTION_DEFAULT_ACL => inode.default_acl = decode_acl(content)?,
                 _ => inode.other.extend_from_slice(&start[..start.len() - fields.rest.len()]),
             }
         }
@@ -177,6 +218,7 @@ impl Inode {
             Body::File(layout) => Some(layout.clone()),
             _ => None,
         };
+        let has_acl = self.access_acl.is_some() || self.default_acl.is_some();
         Attr {
             ino,
             generation: self.generation,
@@ -198,6 +240,7 @@ impl Inode {
             parent: self.parent,
             project: self.project,
             tenant: self.tenant,
+            extended: has_acl || !self.xattrs.is_empty(),
             layout,
             components: self.components,
         }
@@ -230,6 +273,13 @@ fn decode_directory(content: &[u8]) -> Result<Body, Damaged> {
     Ok(body)
 }
 
+fn decode_xattrs(content: &[u8]) -> Result<BTreeSet<Vec<u8>>, Damaged> {
+    let damaged = Damaged { what: "list of attributes" };
+    let names = content.strip_suffix(&[0]).ok_or(damaged)?;
+    let names = names.split(|byte| *byte == 0);
+    names.map(|name| if name.is_empty() { Err(damaged) } else { Ok(name.to_vec()) }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,12 +301,37 @@ mod tests {
         ]
     }
 
+    fn acl() -> Acl {
+        let entries = [[1, 6], [4, 4], [32, 0]];
+        let bytes = entries.map(|[tag, bits]| [tag, 0, bits, 0, 255, 255, 255, 255]);
+        Acl::decode(bytes.as_flattened()).expect("valid")
+    }
+
+    #[test]
+    fn attributes_are_sections_behind_the_body() {
+        let mut inode = Inode::new(1, 0o010_640, 1, Time(0), Ino(1), Body::Special);
+        let bare = inode.encode();
+        assert_eq!((bare.len(), inode.attr(Ino(2)).extended), (104, false));
+        inode.xattrs = [b"user.b".to_vec(), b"user.a".to_vec()].into();
+        inode.access_acl = Some(acl());
+        let names = [&[4, 0, 14, 0][..], b"user.a\0user.b\0"].concat();
+        let list = [&[5, 0, 24, 0][..], &acl().encode()].concat();
+        assert_eq!(inode.encode()[104..], [&names[..], &list].concat());
+        assert!(inode.attr(Ino(2)).extended);
+        let bad: [&[u8]; 4] = [&[4, 0, 0, 0], &[4, 0, 1, 0, 7], &[4, 0, 1, 0, 0], &list[..12]];
+        for bad in bad {
+            assert!(Inode::decode(&[&bare[..], bad].concat()).is_err(), "{bad:?}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
         fn an_inode_reads_back(body in body(), numbers in any::<[u64; 6]>(), times in any::<[i64; 4]>(),
-                               small in any::<[u32; 7]>(), other in prop::option::of(any::<[u8; 3]>())) {
+                               small in any::<[u32; 7]>(), acls in any::<(bool, bool)>(),
+                               xattrs in prop::collection::btree_set(prop::collection::vec(1..=255u8, 1..9), 0..4),
+                               other in prop::option::of(any::<[u8; 3]>())) {
             let inode = Inode {
                 generation: numbers[0], size: numbers[1], change: numbers[2],
                 parent: Ino(numbers[3]), components: numbers[4],
@@ -264,6 +339,9 @@ mod tests {
                 project: small[5], tenant: small[6],
                 atime: Time(times[0]), mtime: Time(times[1]), ctime: Time(times[2]), btime: Time(times[3]),
                 body,
+                xattrs,
+                access_acl: acls.0.then(acl),
+                default_acl: acls.1.then(acl),
                 other: other.map_or(Vec::new(), |bytes| [&[200, 0, 3, 0], &bytes[..]].concat()),
             };
             prop_assert_eq!(Inode::decode(&inode.encode()), Ok(inode));

@@ -6,10 +6,12 @@
 mod admin;
 mod entry;
 mod inode;
+mod xattr;
 
 pub use admin::{ClientRow, Counters, MARK, ReplyRow, Session, Superblock, TailRow, first_ino};
 pub use entry::{EntryRow, NameRow};
 pub use inode::{Body, Inode};
+pub use xattr::XattrRow;
 
 /// A row's bytes are not what the version byte promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

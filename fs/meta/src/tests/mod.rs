@@ -5,6 +5,7 @@ mod random;
 mod reclaim;
 mod repeats;
 mod semantics;
+mod xattrs;
 
 use crate::check::check;
 use crate::config::{CallHeader, FsConfig, ServeConfig};
@@ -16,7 +17,7 @@ use levada_base::{Epoch, reactor::Reactor};
 use levada_device::{DriveModel, ModelDevice, RamDevice, VolatileDevice};
 use levada_kv::{Config, Store};
 use levada_wire::attr::Attr;
-use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode, SetXattr};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -59,10 +60,20 @@ pub struct World {
     node: RefCell<Group>,
     service: RefCell<Option<Rc<MetaService>>>,
     config: ServeConfig,
+    store: Config,
 }
 
 impl World {
     pub async fn new(fs: FsConfig, config: ServeConfig, bytes: u64) -> Rc<Self> {
+        Self::with_store(fs, config, bytes, STORE).await
+    }
+
+    pub async fn with_store(
+        fs: FsConfig,
+        config: ServeConfig,
+        bytes: u64,
+        store: Config,
+    ) -> Rc<Self> {
         let ram = Rc::new(RamDevice::new("meta", bytes));
         let drive = Rc::new(ModelDevice::new(ram, DriveModel::nvme_flush_100us()));
         let device = Rc::new(VolatileDevice::new(drive));
@@ -70,7 +81,7 @@ impl World {
         let area = Rc::clone(&device);
         let serve = config.clone();
         let made = reactor::spawn_in(&node, async move {
-            let store = Store::create(area, Epoch(1), STORE).await.expect("made");
+            let store = Store::create(area, Epoch(1), store).await.expect("made");
             MetaService::create(store, fs, serve).await.expect("made")
         });
         let service = made.await.expect("alive");
@@ -80,6 +91,7 @@ impl World {
             node: RefCell::new(node),
             service: RefCell::new(Some(Rc::new(service))),
             config,
+            store,
         })
     }
 
@@ -103,10 +115,10 @@ impl World {
         self.device.power_on();
         self.epoch.set(self.epoch.get() + 1);
         let node = Group::new();
-        let (area, epoch, config) =
-            (Rc::clone(&self.device), Epoch(self.epoch.get()), self.config.clone());
+        let (area, epoch) = (Rc::clone(&self.device), Epoch(self.epoch.get()));
+        let (config, store) = (self.config.clone(), self.store);
         let opened = reactor::spawn_in(&node, async move {
-            let store = Store::open(area, epoch, STORE).await.expect("opens");
+            let store = Store::open(area, epoch, store).await.expect("opens");
             MetaService::open(store, config).await.expect("opens")
         });
         let service = opened.await.expect("alive");
@@ -229,7 +241,29 @@ impl Tester {
 
 pub fn create(parent: Ino, name: &str, new: NewInode) -> MetaRequest {
     let (caller, name) = (ROOT, name.as_bytes().to_vec());
-    MetaRequest::Create { caller, parent, name, mode: 0o644, new, exclusive: true }
+    let mode = 0o644.into();
+    MetaRequest::Create { caller, parent, name, mode, new, exclusive: true }
+}
+
+/// The value of an access control list: permissions of owner, group and others, or of owner, user 1000, group, mask
+/// and others.
+pub fn acl(permissions: &[u8]) -> Vec<u8> {
+    let nobody = u32::MAX;
+    let entries: &[(u8, u32)] = match permissions.len() {
+        3 => &[(1, nobody), (4, nobody), (32, nobody)],
+        _ => &[(1, nobody), (2, 1000), (4, nobody), (16, nobody), (32, nobody)],
+    };
+    let mut value = vec![2, 0, 0, 0];
+    for ((tag, id), permissions) in entries.iter().zip(permissions) {
+        value.extend([*tag, 0, *permissions, 0]);
+        value.extend(id.to_le_bytes());
+    }
+    value
+}
+
+pub fn set_xattr(ino: Ino, name: &[u8], value: &[u8]) -> MetaRequest {
+    let (name, value) = (name.to_vec(), value.to_vec());
+    MetaRequest::SetXattr { caller: ROOT, ino, name, value, how: SetXattr::default() }
 }
 
 /// All of it in one part.

@@ -1,8 +1,10 @@
 //! The model: a tree in memory, one request at a time.
 
+use super::acl;
 use levada_base::ids::Ino;
 use levada_wire::attr::{Attr, Kind};
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode, OpenMode};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode};
+use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -14,7 +16,13 @@ pub struct Node {
     pub parent: u64,
     pub components: u64,
     pub names: BTreeMap<Vec<u8>, u64>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub access: Option<List>,
+    pub default: Option<List>,
 }
+
+/// Permissions as [`acl`] takes them.
+pub type List = Vec<u8>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Session {
@@ -31,6 +39,7 @@ pub enum Outcome {
     Removed(Option<u64>, u32),
     Done,
     Link(Vec<u8>),
+    Xattr(Vec<u8>),
     Fault(MetaFault),
     Several(Vec<Outcome>),
 }
@@ -45,6 +54,7 @@ pub struct View {
     components: u64,
     writers: bool,
     cut: bool,
+    extended: bool,
     /// Directories only.
     parent: u64,
 }
@@ -72,6 +82,7 @@ impl Outcome {
             components: attr.components,
             writers: attr.writers,
             cut: attr.cut,
+            extended: attr.extended,
             parent: if attr.kind == Kind::Directory { attr.parent.0 } else { 0 },
         };
         match reply {
@@ -80,10 +91,35 @@ impl Outcome {
             MetaReply::Removed { ino, nlink } => Self::Removed(ino.map(|ino| ino.0), *nlink),
             MetaReply::Done => Self::Done,
             MetaReply::Link(target) => Self::Link(target.clone()),
+            MetaReply::Xattr(bytes) => Self::Xattr(bytes.clone()),
             MetaReply::Failed(fault) => Self::Fault(*fault),
             MetaReply::Several(replies) => Self::Several(replies.iter().map(Self::of).collect()),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Where the permissions of owner, group and others are in a list.
+fn classes(list: &[u8]) -> [usize; 3] {
+    if list.len() == 3 { [0, 1, 2] } else { [0, 3, 4] }
+}
+
+fn mode_of(list: &[u8]) -> u32 {
+    let [owner, group, others] = classes(list).map(|at| u32::from(list[at]));
+    owner * 0o100 + group * 0o10 + others
+}
+
+fn set_mode(list: &mut List, mode: u32) {
+    let digits = [mode / 0o100 % 8, mode / 0o10 % 8, mode % 8];
+    for (at, digit) in classes(list).into_iter().zip(digits) {
+        list[at] = digit as u8;
+    }
+}
+
+impl Node {
+    fn take_access(&mut self, list: List) {
+        self.mode = mode_of(&list);
+        self.access = Some(list).filter(|list| list.len() > 3);
     }
 }
 
@@ -97,6 +133,9 @@ impl Model {
             parent: 1,
             components: 0,
             names: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+            access: None,
+            default: None,
         };
         Self {
             nodes: BTreeMap::from([(1, root)]),
@@ -125,8 +164,28 @@ impl Model {
             components: node.components,
             writers: !cut && !sessions.is_empty(),
             cut,
+            extended: !self.xattrs(ino).is_empty(),
             parent: if node.kind == Kind::Directory { node.parent } else { 0 },
         }
+    }
+
+    /// All attributes in order, access control lists last.
+    pub fn xattrs(&self, ino: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let node = &self.nodes[&ino];
+        let lists = [(ACCESS_ACL, &node.access), (DEFAULT_ACL, &node.default)];
+        let lists = lists.into_iter().filter_map(|(name, list)| Some((name, list.as_deref()?)));
+        let lists = lists.map(|(name, list)| (name.to_vec(), acl(list)));
+        node.xattrs.clone().into_iter().chain(lists).collect()
+    }
+
+    pub fn xattr_names(&self, ino: u64) -> Outcome {
+        let names = self.xattrs(ino).into_iter();
+        Outcome::Xattr(names.flat_map(|(name, _)| name.into_iter().chain([0])).collect())
+    }
+
+    fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
+        let found = self.xattrs(ino).into_iter().find(|(held, _)| held == name);
+        found.map(|(_, value)| value).ok_or(MetaFault::NoAttribute)
     }
 
     fn sessions_of(&self, ino: u64) -> Vec<(u64, Session)> {
@@ -242,6 +301,7 @@ impl Model {
         let untouched = node.components == 0 && sessions.is_empty();
         let grows = sessions.is_empty() && size >= node.size;
         node.size = size;
+        node.xattrs.remove(CAPABILITY);
         if !untouched && !grows {
             for ((of, other), session) in &mut self.sessions {
                 session.overtaken |= *of == ino && *other != client;
@@ -305,7 +365,9 @@ impl Model {
                     return Ok(Outcome::Attr(self.view_to_cut(client, ino.0)));
                 }
                 if let Some(mode) = change.mode {
-                    self.node(ino.0).mode = mode;
+                    let node = self.node(ino.0);
+                    node.mode = mode;
+                    node.access.iter_mut().for_each(|list| set_mode(list, mode));
                 }
                 Ok(Outcome::Attr(self.view(ino.0)))
             }
@@ -377,7 +439,10 @@ impl Model {
             R::BeginWrite { ino } => {
                 self.file(*ino)?;
                 self.refuse_foreign_cut(client, ino.0)?;
-                self.sessions.entry((ino.0, client)).or_default().writing = true;
+                let session = self.sessions.entry((ino.0, client)).or_default();
+                if !std::mem::replace(&mut session.writing, true) {
+                    self.node(ino.0).xattrs.remove(CAPABILITY);
+                }
                 Ok(Outcome::Attr(self.view(ino.0)))
             }
             R::CommitWrite { ino, size, components, end, .. } => {
@@ -413,6 +478,49 @@ impl Model {
                 }
                 Ok(Outcome::Done)
             }
+            R::ListXattrs { ino } => {
+                self.live(*ino)?;
+                Ok(self.xattr_names(ino.0))
+            }
+            R::GetXattr { ino, name } => {
+                self.live(*ino)?;
+                self.xattr(ino.0, name).map(Outcome::Xattr)
+            }
+            R::SetXattr { ino, name, value, how, .. } => {
+                let kind = self.live(*ino)?.kind;
+                match (self.xattr(ino.0, name).is_ok(), how.flags) {
+                    (true, 1) => return Err(MetaFault::Exists),
+                    (false, 2) => return Err(MetaFault::NoAttribute),
+                    _ => {}
+                }
+                let list = || value[4..].chunks(8).map(|entry| entry[2]).collect::<List>();
+                let node = self.node(ino.0);
+                match &name[..] {
+                    ACCESS_ACL | DEFAULT_ACL if kind == Kind::Symlink => {
+                        return Err(MetaFault::NotSupported);
+                    }
+                    ACCESS_ACL => node.take_access(list()),
+                    DEFAULT_ACL if kind == Kind::Directory => node.default = Some(list()),
+                    DEFAULT_ACL => return Err(MetaFault::Invalid),
+                    _ => {
+                        node.xattrs.insert(name.clone(), value.clone());
+                    }
+                }
+                Ok(Outcome::Done)
+            }
+            R::RemoveXattr { ino, name, .. } => {
+                self.live(*ino)?;
+                self.xattr(ino.0, name)?;
+                let node = self.node(ino.0);
+                match &name[..] {
+                    ACCESS_ACL => node.access = None,
+                    DEFAULT_ACL => node.default = None,
+                    _ => {
+                        node.xattrs.remove(name);
+                    }
+                }
+                Ok(Outcome::Done)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -422,7 +530,7 @@ impl Model {
         client: u64,
         parent: u64,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         new: &NewInode,
     ) -> Outcome {
         let ino = self.next_ino;
@@ -434,8 +542,28 @@ impl Model {
             NewInode::Special { .. } => (Kind::Special, 1, 0),
         };
         let (components, names) = (0, BTreeMap::new());
-        let mode = mode & 0o7777;
-        self.nodes.insert(ino, Node { kind, mode, nlink, size, parent, components, names });
+        let default = self.nodes[&parent].default.clone().filter(|_| kind != Kind::Symlink);
+        let umask = if default.is_none() && kind != Kind::Symlink { mode.umask } else { 0 };
+        let mode = mode.bits & 0o7777 & !umask;
+        let (xattrs, access) = (BTreeMap::new(), None);
+        let mut node = Node {
+            kind,
+            mode,
+            nlink,
+            size,
+            parent,
+            components,
+            names,
+            xattrs,
+            access,
+            default: default.clone().filter(|_| kind == Kind::Directory),
+        };
+        if let Some(mut list) = default {
+            let mode = mode_of(&list) & mode;
+            set_mode(&mut list, mode);
+            node.take_access(list);
+        }
+        self.nodes.insert(ino, node);
         let directory = self.node(parent);
         directory.names.insert(name.to_vec(), ino);
         directory.nlink += u32::from(kind == Kind::Directory);

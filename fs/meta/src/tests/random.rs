@@ -4,15 +4,18 @@
 //! durable, and hands it back; or it dies with the service, and what it was told may be lost.
 
 use super::model::{Model, Outcome};
-use super::{ROOT, World, simulated};
+use super::{ROOT, World, acl, simulated};
 use crate::config::CallHeader;
 use crate::service::MetaService;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
-use levada_wire::meta::{AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, OpenMode, Tail};
+use levada_wire::meta::{
+    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
+};
 use levada_wire::rpc::ConnectionId;
+use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -132,7 +135,7 @@ fn request(log: &Log) -> MetaRequest {
     };
     let caller = ROOT;
     let mode = OpenMode { write: random(2) == 0, truncate: random(3) == 0 };
-    match random(22) {
+    match random(27) {
         0..5 => {
             let new = match random(6) {
                 0..2 => NewInode::Directory,
@@ -141,7 +144,8 @@ fn request(log: &Log) -> MetaRequest {
                 _ => NewInode::File { open: Some(mode) },
             };
             let exclusive = random(3) > 0;
-            MetaRequest::Create { caller, parent: any(), name: name(), mode: 0o640, new, exclusive }
+            let mode = NewMode { bits: 0o660, umask: [0, 0o022, 0o077][random(3) as usize] };
+            MetaRequest::Create { caller, parent: any(), name: name(), mode, new, exclusive }
         }
         5 => MetaRequest::Link { caller, ino: any(), parent: any(), name: name() },
         6..8 => MetaRequest::Unlink { caller, parent: any(), name: name() },
@@ -175,8 +179,33 @@ fn request(log: &Log) -> MetaRequest {
             MetaRequest::Several { requests: ends.collect() }
         }
         20 => commit(any()),
+        21..24 => {
+            let (name, value) = if random(2) == 0 {
+                let permissions = [0; 5].map(|_| random(8) as u8);
+                let length = if random(4) == 0 { 3 } else { 5 };
+                (acl_name(), acl(&permissions[..length]))
+            } else {
+                (xattr_name(), vec![random(256) as u8; random(300) as usize])
+            };
+            let how = SetXattr { flags: [0, 0, 1, 2][random(4) as usize], clear_set_gid: false };
+            MetaRequest::SetXattr { caller, ino: any(), name, value, how }
+        }
+        24 if random(2) == 0 => MetaRequest::ListXattrs { ino: any() },
+        24 => MetaRequest::GetXattr { ino: any(), name: xattr_name() },
+        25 => {
+            let name = if random(2) == 0 { acl_name() } else { xattr_name() };
+            MetaRequest::RemoveXattr { caller, ino: any(), name }
+        }
         _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
     }
+}
+
+fn acl_name() -> Vec<u8> {
+    [ACCESS_ACL, DEFAULT_ACL][random(2) as usize].to_vec()
+}
+
+fn xattr_name() -> Vec<u8> {
+    [&b"user.a"[..], b"user.b", b"trusted.c", CAPABILITY][random(4) as usize].to_vec()
 }
 
 fn commit(ino: Ino) -> MetaRequest {
@@ -190,7 +219,11 @@ fn commit(ino: Ino) -> MetaRequest {
 }
 
 fn is_read(request: &MetaRequest) -> bool {
-    matches!(request, MetaRequest::Lookup { .. } | MetaRequest::GetAttr { .. })
+    use MetaRequest as R;
+    matches!(
+        request,
+        R::Lookup { .. } | R::GetAttr { .. } | R::GetXattr { .. } | R::ListXattrs { .. }
+    )
 }
 
 impl Lane {
@@ -390,6 +423,12 @@ async fn compare_listings(world: &World, model: &Model, client: u64) {
             continue;
         }
         assert_eq!(Outcome::of(&reply), Outcome::Attr(model.view(ino)));
+        let listed = service.handle(call, MetaRequest::ListXattrs { ino: Ino(ino) }).await;
+        assert_eq!(Outcome::of(&listed), model.xattr_names(ino));
+        for (name, value) in model.xattrs(ino) {
+            let request = MetaRequest::GetXattr { ino: Ino(ino), name };
+            assert_eq!(service.handle(call, request).await, MetaReply::Xattr(value));
+        }
         if node.kind != Kind::Directory {
             continue;
         }

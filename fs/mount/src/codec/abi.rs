@@ -214,6 +214,8 @@ pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const RELEASE_FLUSH: u32 = 1 << 0;
 /// `FUSE_RELEASE_FLOCK_UNLOCK`: release drops the BSD lock.
 pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
+/// `FUSE_SETXATTR_ACL_KILL_SGID`: clear set-group-id with the access control list.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// `FUSE_LK_FLOCK`: a BSD lock, not a POSIX one.
 pub const LK_FLOCK: u32 = 1 << 0;
 

@@ -42,20 +42,20 @@ pub enum Operation<'a> {
     MkNod {
         /// Its name.
         name: &'a [u8],
-        /// Type and permissions, umask applied.
+        /// Type and permissions, umask applied (not after `DONT_MASK`).
         mode: u32,
         /// Device number, as the kernel encodes it in 32 bits.
         rdev: u32,
-        /// The caller's umask, for default ACLs.
+        /// The caller's umask.
         umask: u32,
     },
     /// Makes a directory.
     MkDir {
         /// Its name.
         name: &'a [u8],
-        /// Permissions, umask applied.
+        /// Permissions, umask applied (not after `DONT_MASK`).
         mode: u32,
-        /// The caller's umask, for default ACLs.
+        /// The caller's umask.
         umask: u32,
     },
     /// Removes a name that is not a directory.
@@ -170,9 +170,9 @@ pub enum Operation<'a> {
     Create {
         /// Its name.
         name: &'a [u8],
-        /// Type and permissions, umask applied.
+        /// Type and permissions, umask applied (not after `DONT_MASK`).
         mode: u32,
-        /// The caller's umask, for default ACLs.
+        /// The caller's umask.
         umask: u32,
         /// How it is opened.
         open: OpenArgs,
@@ -221,9 +221,9 @@ pub enum Operation<'a> {
     },
     /// Creates and opens a file without a name, in the request's directory.
     TmpFile {
-        /// Type and permissions, umask applied.
+        /// Type and permissions, umask applied (not after `DONT_MASK`).
         mode: u32,
-        /// The caller's umask, for default ACLs.
+        /// The caller's umask.
         umask: u32,
         /// How it is opened.
         open: OpenArgs,

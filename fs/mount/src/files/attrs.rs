@@ -73,8 +73,39 @@ pub(super) fn mode_without_set_id(mode: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use levada_base::ids::Ino;
+
+    /// A file.
+    pub(in crate::files) fn attr(ino: Ino) -> Attr {
+        let time = Time(0);
+        Attr {
+            ino,
+            generation: 1,
+            kind: Kind::File,
+            mode: libc::S_IFREG | 0o644,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            size: 1,
+            writers: false,
+            others: false,
+            cut: false,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            change: 1,
+            parent: Ino::ROOT,
+            project: 0,
+            tenant: 0,
+            extended: false,
+            layout: None,
+            components: 0,
+        }
+    }
 
     #[test]
     fn times_before_1970_keep_their_nanoseconds() {

@@ -32,7 +32,7 @@ impl Files {
         let size = args.size.min(BODY_BYTES_MAX);
         let entry_bytes = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
         let entries_max = (size / entry_bytes).clamp(1, ENTRIES_MAX);
-        let asking = self.names.ask();
+        let asking = self.ask();
         let listed = self.client.read_dir(ino, args.offset.max(AFTER_DOT_DOT), entries_max, plus);
         let dots = async {
             Ok::<_, Errno>(if args.offset < AFTER_DOT_DOT {
@@ -45,7 +45,7 @@ impl Files {
         let (entries, _) = listed?;
         self.names.listed(ino, entries.iter().map(|entry| &entry.name[..]));
         for attr in entries.iter().filter_map(|entry| entry.attr.as_deref()) {
-            self.names.told(attr.ino, attr.change, asking);
+            self.told(attr, asking);
         }
         let mut body = DirBuilder::new(size);
         if let Some(parent) = parent? {

@@ -5,6 +5,7 @@
 //! - `space`: holes and copies;
 //! - `dir`: listings;
 //! - `attrs`: attributes in the client's words and in the kernel's;
+//! - `xattrs`: extended attributes, and which inodes have none;
 //! - `names`: which names are absent, for as long as that is certain enough;
 //! - `interrupt`: a killed process need not wait for a service that is away.
 //!
@@ -26,6 +27,7 @@ mod interrupt;
 mod names;
 mod open;
 mod space;
+mod xattrs;
 
 use crate::codec::{
     Caller, Entry, Errno, InitFlags, Limits, Negotiated, Operation, Reply, Request, SetAttr,
@@ -39,11 +41,12 @@ use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_client::{Client, Error};
 use levada_wire::attr::Attr;
-use levada_wire::meta::{self, AttrChange, NewInode};
+use levada_wire::meta::{self, AttrChange, NewInode, NewMode};
 use names::Names;
 use open::{Handles, Pages};
 use std::cell::Cell;
 use std::time::Duration;
+use xattrs::Bare;
 
 /// How long the kernel trusts names and attributes. Its own changes it knows at once; one that
 /// another mount makes is seen after this long. Leases will make it longer where nobody else
@@ -61,9 +64,17 @@ pub struct Files {
     handles: Handles,
     pages: Pages,
     names: Names,
+    bare: Bare,
     interrupts: Interrupts,
     /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
     direct_io: Cell<bool>,
+}
+
+/// See [`Files::ask`].
+#[derive(Clone, Copy)]
+struct Asking {
+    names: names::Asking,
+    bare: xattrs::Asking,
 }
 
 impl From<Error> for Errno {
@@ -104,6 +115,7 @@ impl Files {
             handles: Handles::default(),
             pages: Pages::default(),
             names: Names::default(),
+            bare: Bare::default(),
             interrupts: Interrupts::default(),
             direct_io: Cell::new(false),
         }
@@ -116,6 +128,8 @@ impl Files {
         // A symbolic link never changes its target. Directories are opened, as one without an
         // open would be listed from the kernel's cache for ever.
         let wanted = limits.wanted | InitFlags::CACHE_SYMLINKS;
+        // Access control lists decide, so the umask waits until it is known whether a directory has a default one.
+        let wanted = wanted | InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
         Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
     }
 
@@ -135,10 +149,12 @@ impl Files {
             | Operation::ReadDirPlus(_)
             | Operation::LSeek { .. }
             | Operation::StatFs
+            | Operation::GetXattr { .. }
+            | Operation::ListXattr { .. }
             | Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
             | Operation::SyncFs => {
-                let answered = Box::pin(self.look(ino, operation));
+                let answered = Box::pin(self.look(caller, ino, operation));
                 self.interrupts.unless_killed(unique, caller.pid, answered).await
             }
             Operation::Write(write) => {
@@ -158,7 +174,13 @@ impl Files {
             }
             Operation::SetAttr(set) => Box::pin(self.set_attr(caller, ino, set)).await,
             Operation::Open(args) => Box::pin(self.open(ino, args)).await,
-            Operation::Create { name, mode, open, umask: _ } => {
+            Operation::SetXattr { name, value, flags, extra_flags } => {
+                let flags = (flags, extra_flags);
+                Box::pin(self.set_xattr(caller, ino, name, value, flags)).await
+            }
+            Operation::RemoveXattr { name } => Box::pin(self.remove_xattr(caller, ino, name)).await,
+            Operation::Create { name, mode, open, umask } => {
+                let mode = NewMode { bits: mode & !libc::S_IFMT, umask };
                 Box::pin(self.create(caller, ino, name_of(name)?, mode, open)).await
             }
             Operation::Release(args) => Box::pin(self.release(ino, args.fh)).await,
@@ -183,11 +205,7 @@ impl Files {
             | Operation::Link { .. } => Box::pin(self.change_names(caller, ino, operation)).await,
             // Not there yet. The kernel remembers this answer: it keeps locks to itself, or tells
             // programs EOPNOTSUPP, upon which they do without.
-            Operation::SetXattr { .. }
-            | Operation::GetXattr { .. }
-            | Operation::ListXattr { .. }
-            | Operation::RemoveXattr { .. }
-            | Operation::GetLk(_)
+            Operation::GetLk(_)
             | Operation::SetLk(_)
             | Operation::SetLkW(_)
             | Operation::Access { .. }
@@ -197,8 +215,24 @@ impl Files {
         }
     }
 
+    /// Something is about to be asked whose answer may bring attributes.
+    fn ask(&self) -> Asking {
+        Asking { names: self.names.ask(), bare: self.bare.ask() }
+    }
+
+    /// Attributes that the kernel is about to get.
+    fn told(&self, attr: &Attr, asking: Asking) {
+        self.names.told(attr.ino, attr.change, asking.names);
+        self.bare.told(attr, asking.bare, VALID);
+    }
+
     /// Requests that change nothing.
-    async fn look(&self, ino: Ino, operation: Operation<'_>) -> Result<Reply, Errno> {
+    async fn look(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        operation: Operation<'_>,
+    ) -> Result<Reply, Errno> {
         match operation {
             Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
@@ -207,17 +241,18 @@ impl Files {
                     && let Some(valid) = VALID.checked_sub(age)
                 {
                     self.names.told_by_change(ino, attr.change);
+                    self.bare.told(&attr, self.bare.ask(), valid);
                     return Ok(Reply::Attr { attr: attr_of(&attr), valid });
                 }
-                let asking = self.names.ask();
+                let asking = self.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
-                self.names.told(ino, attr.change, asking);
+                self.told(&attr, asking);
                 Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
             }
             Operation::Statx { .. } => {
-                let asking = self.names.ask();
+                let asking = self.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
-                self.names.told(ino, attr.change, asking);
+                self.told(&attr, asking);
                 let statx = Statx {
                     attr: attr_of(&attr),
                     mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
@@ -234,6 +269,8 @@ impl Files {
                 Box::pin(self.seek(ino, fh, offset, whence)).await
             }
             Operation::StatFs => Box::pin(self.space()).await,
+            Operation::GetXattr { name, size } => Box::pin(self.get_xattr(ino, name, size)).await,
+            Operation::ListXattr { size } => Box::pin(self.list_xattrs(caller, ino, size)).await,
             Operation::Fsync { fh, data_only: _ } => {
                 Box::pin(self.handles.file(ino, fh)?.fsync()).await?;
                 Ok(Reply::Done)
@@ -251,7 +288,7 @@ impl Files {
     }
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Reply, Errno> {
-        let asking = self.names.ask();
+        let asking = self.ask();
         let attr = match name_of(name)? {
             // From a file handle: any inode. One that never was is as stale as one that is gone.
             b"." => match self.client.attr(parent).await.map_err(Errno::from) {
@@ -266,7 +303,7 @@ impl Files {
             name => self.client.lookup(parent, name).await?,
         };
         // A directory on the way is looked up again each second; the kernel asks for nothing else of it then.
-        self.names.told(attr.ino, attr.change, asking);
+        self.told(&attr, asking);
         Ok(Reply::Entry(entry_of(&attr)))
     }
 
@@ -312,7 +349,7 @@ impl Files {
                 changing.done();
                 Ok(Reply::Entry(entry_of(&attr)))
             }
-            Operation::MkNod { name, mode, rdev, umask: _ } => {
+            Operation::MkNod { name, mode, rdev, umask } => {
                 let new = match mode & libc::S_IFMT {
                     libc::S_IFREG | 0 => NewInode::File { open: None },
                     libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK => {
@@ -320,12 +357,14 @@ impl Files {
                     }
                     _ => return Err(Errno::INVAL),
                 };
+                let mode = NewMode { bits: mode, umask };
                 let changing = self.names.change(directory, name_of(name)?);
                 let attr = client.create(caller, directory, name, mode, new).await?;
                 changing.done();
                 Ok(Reply::Entry(entry_of(&attr)))
             }
-            Operation::MkDir { name, mode, umask: _ } => {
+            Operation::MkDir { name, mode, umask } => {
+                let mode = NewMode { bits: mode, umask };
                 let changing = self.names.change(directory, name_of(name)?);
                 let asked = reactor::now();
                 let attr =

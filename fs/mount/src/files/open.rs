@@ -7,14 +7,14 @@
 //! a service that went on without what this mount had not synced (note 0010) gives its numbers again, but not its times.
 
 use super::attrs::has_set_id;
-use super::{Files, caller_of, entry_of};
+use super::{Files, VALID, caller_of, entry_of};
 use crate::codec::operation::OpenArgs;
 use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, WriteArgs};
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_client::File;
 use levada_wire::attr::{Attr, Time};
-use levada_wire::meta::OpenMode;
+use levada_wire::meta::{NewMode, OpenMode};
 use lru::LruCache;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
@@ -136,21 +136,21 @@ impl Files {
         caller: Caller,
         parent: Ino,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         open: OpenArgs,
     ) -> Result<Reply, Errno> {
         // Always exclusive: the kernel found no such name, and has checked nobody's right to open
         // one that another mount made since. ESTALE makes it look again, and then open that.
-        let mode_bits = mode & !libc::S_IFMT;
         let how = OpenMode { write: true, truncate: false };
         let changing = self.names.change(parent, name);
-        let made =
-            self.client.create_file(caller_of(caller), parent, name, mode_bits, how, true).await;
+        let asking = self.bare.ask();
+        let made = self.client.create_file(caller_of(caller), parent, name, mode, how, true).await;
         let (file, attr, _) = made.map_err(|error| match Errno::from(error) {
             Errno::EXIST if open.flags & libc::O_EXCL.cast_unsigned() == 0 => Errno::STALE,
             errno => errno,
         })?;
         changing.done();
+        self.bare.told(&attr, asking, VALID);
         Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
     }
 
@@ -201,38 +201,12 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use levada_wire::attr::Kind;
-
-    fn attr(change: u64, ctime: i64, writers: bool) -> Attr {
-        let time = Time(0);
-        Attr {
-            ino: Ino(7),
-            generation: 1,
-            kind: Kind::File,
-            mode: libc::S_IFREG | 0o644,
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            size: 1,
-            writers,
-            others: false,
-            cut: false,
-            rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: Time(ctime),
-            btime: time,
-            change,
-            parent: Ino::ROOT,
-            project: 0,
-            tenant: 0,
-            layout: None,
-            components: 0,
-        }
-    }
+    use crate::files::attrs::tests::attr;
 
     #[test]
     fn pages_are_kept_while_nothing_changed() {
+        let attr =
+            |change, ctime, writers| Attr { change, ctime: Time(ctime), writers, ..attr(Ino(7)) };
         let pages = Pages::default();
         assert!(!pages.keep(&attr(3, 30, false)), "never opened");
         assert!(pages.keep(&attr(3, 30, false)));

@@ -42,6 +42,7 @@ pub struct Toy {
     pub largest_read: usize,
     pub largest_write: usize,
     pub unaligned_writes: usize,
+    pub xattr_reads: usize,
     pub requests: usize,
 }
 
@@ -53,6 +54,7 @@ impl Toy {
             largest_read: 0,
             largest_write: 0,
             unaligned_writes: 0,
+            xattr_reads: 0,
             requests: 0,
         };
         let root = Content::Dir { names: BTreeMap::new(), next_cookie: 1, parent: ROOT_INODE };
@@ -316,6 +318,7 @@ impl Toy {
                 Reply::Done
             }
             Operation::GetXattr { name, size } => {
+                self.xattr_reads += 1;
                 let value = self.inode(inode)?.xattrs.get(*name).ok_or(Errno::NODATA)?;
                 sized(value, *size)
             }
