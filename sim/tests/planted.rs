@@ -42,7 +42,7 @@ fn planted_bugs_are_found() {
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder of the workspace") {
         let path = entry.expect("it can be listed").path();
-        if path.is_dir() && !path.ends_with("target") {
+        if path.is_dir() {
             sources(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
@@ -71,13 +71,15 @@ fn every_planted_bug_is_hunted() {
         hunted.extend(quoted_after(&text, "planted::choose(Some("));
     }
     hunted.extend(BUGS.iter().map(|bug| bug.name.to_owned()));
-    // Those that the random tests of the metadata service hunt.
-    let random = fs::read_to_string(root.join("fs/meta/src/tests/random.rs")).expect("they exist");
-    let list = random.split("let bugs = [").nth(1).and_then(|rest| rest.split("];").next());
-    let list = list.expect("its list of bugs");
-    let of_meta: Vec<String> = list.split('"').skip(1).step_by(2).map(str::to_owned).collect();
-    assert!(of_meta.len() >= 5, "{of_meta:?}");
-    hunted.extend(of_meta);
+    // Those that tests of the metadata service and of the client hunt.
+    for file in ["fs/meta/src/tests/random.rs", "fs/client/tests/planted.rs"] {
+        let text = fs::read_to_string(root.join(file)).expect("it exists");
+        let list = text.split("let bugs = [").nth(1).and_then(|rest| rest.split("];").next());
+        let list = list.expect("its list of bugs");
+        let bugs: Vec<String> = list.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        assert!(bugs.len() >= 5, "{bugs:?}");
+        hunted.extend(bugs);
+    }
     assert!(planted.len() > 30, "{planted:?}");
     let nobody: Vec<_> = planted.difference(&hunted).collect();
     assert!(nobody.is_empty(), "planted, and nobody hunts them: {nobody:?}");

@@ -20,8 +20,8 @@ impl File {
     ///
     /// # Errors
     ///
-    /// As [`File::read`] and [`File::write`], when nothing in front of the error was copied; something behind it may
-    /// have been.
+    /// [`Error::Invalid`] for ranges of one file that overlap. As [`File::read`] and [`File::write`], when nothing in
+    /// front of the error was copied; something behind it may have been.
     pub async fn copy(
         &self,
         offset: u64,
@@ -29,9 +29,15 @@ impl File {
         to_offset: u64,
         bytes: u64,
     ) -> Result<u64, Error> {
-        let Some(hole) = self.seek(offset, Seek::Hole).await? else { return Ok(0) };
+        let starts_within = |a: u64, b: u64| (b..b.saturating_add(bytes)).contains(&a);
+        let overlap = starts_within(offset, to_offset) || starts_within(to_offset, offset);
+        if overlap && self.ino() == to.ino() {
+            return Err(Error::Invalid);
+        }
+        let data_bytes = bytes.min(DATA_BYTES_MAX);
+        let Some(hole) = self.hole_or_enough(offset, data_bytes).await? else { return Ok(0) };
         if hole > offset {
-            let bytes = bytes.min(hole - offset).min(DATA_BYTES_MAX);
+            let bytes = data_bytes.min(hole - offset);
             return self.copy_data(offset, to, to_offset, bytes).await;
         }
         let end = match self.seek(offset, Seek::Data).await? {

@@ -90,7 +90,17 @@ impl File {
     ///
     /// [`Error::Damaged`], [`Error::Missing`].
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, Error> {
-        self.core.in_time(self.inode.seek(offset, what)).await
+        self.core.in_time(self.inode.seek(offset, what, u64::MAX)).await
+    }
+
+    /// As [`File::seek`] for a hole, but data that goes on for `bytes` is not followed further.
+    pub(crate) async fn hole_or_enough(
+        &self,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Option<u64>, Error> {
+        let enough = offset.saturating_add(bytes);
+        self.core.in_time(self.inode.seek(offset, Seek::Hole, enough)).await
     }
 
     /// Makes durable what was written before this call, with size and times. Returns an error

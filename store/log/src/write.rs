@@ -152,7 +152,13 @@ impl ObjectLog {
         let object = log.objects.get(object).await?;
         let mut from = offset;
         let seq = loop {
-            log.room(Need::of_hole(&object, from, end, grows, stability)).await?;
+            let need = || Need::of_hole(&object, from, end, grows, stability);
+            let asked = need();
+            log.room(asked).await?;
+            // While it waited another write may have made one extent of several.
+            if matches!(asked, Need::Mark) && !matches!(need(), Need::Mark) {
+                continue;
+            }
             let to = log.step(&object, from, end);
             let size = {
                 let now = object.now.borrow();

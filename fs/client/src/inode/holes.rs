@@ -75,11 +75,13 @@ impl Inode {
         units.fold(0, |bits, at| bits | 1 << self.layout.locate(at * unit).0)
     }
 
-    /// Finds data or a hole; what comes behind the end is neither.
+    /// Finds data or a hole; what comes behind the end is neither. Where data goes on past `enough`, it is not asked
+    /// to where, and some place behind that is told as the hole.
     pub(crate) async fn seek(
         self: &Rc<Self>,
         offset: u64,
         what: Seek,
+        enough: u64,
     ) -> Result<Option<u64>, Error> {
         if offset > OFFSET_MAX {
             return Ok(None);
@@ -90,7 +92,7 @@ impl Inode {
                 let found = self.data_ranges(offset, 1).await?;
                 found.ranges.first().map_or(u64::MAX, |first| first.start)
             }
-            Seek::Hole => self.next_hole(offset).await?,
+            Seek::Hole => self.next_hole(offset, enough).await?,
         };
         let size = self.size_upto(found.saturating_add(1)).await?;
         Ok(match what {
@@ -99,7 +101,7 @@ impl Inode {
         })
     }
 
-    async fn next_hole(self: &Rc<Self>, mut at: u64) -> Result<u64, Error> {
+    async fn next_hole(self: &Rc<Self>, mut at: u64, enough: u64) -> Result<u64, Error> {
         loop {
             let DataRanges { ranges, upto } = self.data_ranges(at, RANGES).await?;
             for range in ranges {
@@ -108,7 +110,7 @@ impl Inode {
                 }
                 at = range.end.max(at);
             }
-            if at < upto || at >= self.size.get() {
+            if at < upto || at >= self.size.get().min(enough) {
                 return Ok(at);
             }
         }

@@ -104,7 +104,8 @@ impl ObjectTarget {
                         pending.done = Some(seq);
                         durable = durable.max(upto);
                     }
-                    Again::Nothing => {}
+                    // Also should the target restart once more: others may have written there by then.
+                    Again::Nothing => pending.kept = None,
                     Again::Restarted(new) => another_life = Some(new),
                     Again::Lost(fault) => {
                         let lost = pending.kept.take().expect("was sent");

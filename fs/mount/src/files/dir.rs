@@ -75,8 +75,11 @@ impl Files {
             if !attr.writers {
                 return Some(entry_of(attr));
             }
+            let asking = self.ask();
             // One that is gone meanwhile is listed without.
-            self.client.attr(attr.ino).await.ok().as_ref().map(entry_of)
+            let attr = self.client.attr(attr.ino).await.ok()?;
+            self.told(&attr, asking);
+            Some(entry_of(&attr))
         });
         join_all(exact).await
     }

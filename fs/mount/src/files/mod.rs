@@ -311,10 +311,13 @@ impl Files {
         let change = change_of(&set)?;
         // Where nothing is to be changed the counter stays.
         let changing = (change != AttrChange::default()).then(|| self.names.change_attributes(ino));
+        let asking = self.bare.ask();
         let attr = self.client.set_attr(caller_of(caller), ino, change).await?;
         if let Some(changing) = changing {
             changing.done();
         }
+        // With a mode that an access list of another mount has set, the kernel must come to know of that list.
+        self.bare.told(&attr, asking, VALID);
         let attr = self.without_set_id(attr, set.kill_set_id).await?;
         if has_set_id(&attr) {
             self.handles.set_id_given(ino);
@@ -399,9 +402,12 @@ impl Files {
             }
             Operation::Link { inode, new_name } => {
                 let changing = self.names.change(directory, name_of(new_name)?);
+                let asking = self.bare.ask();
                 let attr = client.link(caller, Ino(inode), directory, new_name).await?;
                 changing.done();
-                Ok(Reply::Entry(entry_of(&attr)))
+                self.bare.told(&attr, asking, VALID);
+                // The kernel keeps the access list that it knows here, so it must ask for both soon.
+                Ok(Reply::Entry(Entry { attr_valid: Duration::ZERO, ..entry_of(&attr) }))
             }
             _ => Err(Errno::IO),
         }
