@@ -36,7 +36,7 @@ impl Worker {
         let attr = self.expect(attr, None).expect("success was expected");
         {
             let mut state = self.state.borrow_mut();
-            if mtime.is_some() {
+            if mtime.is_some() && !state.tree.file(id).is_untimed {
                 state.tree.file(id).mtime = mtime;
             }
             if let Some(mode) = mode {

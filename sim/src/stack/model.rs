@@ -24,6 +24,8 @@ pub(super) struct FileState {
     pub changes: Vec<Change>,
     /// Of modification, where a program has set it since the last change.
     pub mtime: Option<Time>,
+    /// A client that has not synced may yet record when it wrote, over times that another sets.
+    pub is_untimed: bool,
 }
 
 impl FileState {

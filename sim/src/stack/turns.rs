@@ -116,6 +116,7 @@ impl Worker {
         self.put(id, &file, 0, bytes).await;
         self.sync_file(id, &file).await;
         self.done(file.close()).await;
+        self.state.borrow_mut().tree.file(id).is_untimed = true;
         self.state.borrow().refused == refused
     }
 
