@@ -71,9 +71,10 @@ impl Filler {
     async fn verify(&self, seed: u64, when: &str) {
         let read = self.file.read(0, self.bytes.len() as u64).await;
         let read = read.unwrap_or_else(|error| panic!("seed {seed}: {when}: {error}"));
+        let read = worker::joined(&read);
         let mut expected = self.bytes.clone();
-        self.allow_refused(&mut expected, &worker::joined(&read));
-        if let Some(what) = worker::difference(&expected, &worker::joined(&read)) {
+        self.allow_refused(&mut expected, &read);
+        if let Some(what) = worker::difference(&expected, &read) {
             panic!("seed {seed}: {when}: {}: {what}", worker::text(&self.name));
         }
     }

@@ -3,6 +3,7 @@
 use levada_base::ids::Ino;
 use levada_wire::attr::Time;
 use levada_wire::meta::MetaFault;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 pub(super) const DIRECTORY_MODE: u32 = 0o755;
@@ -326,8 +327,8 @@ impl Tree {
 
     /// The names that there are, with the change under way done if given.
     pub fn names(&self, pending: Option<&Pending>) -> Names {
-        let mut tree = self.clone();
-        let made = pending.and_then(|pending| tree.apply(pending, Ino(u64::MAX)));
+        let mut tree = Cow::Borrowed(self);
+        let made = pending.and_then(|pending| tree.to_mut().apply(pending, Ino(u64::MAX)));
         let mut names = Names::new();
         let mut looked = vec![(0, Vec::new())];
         while let Some((id, path)) = looked.pop() {
