@@ -2,7 +2,7 @@
 
 use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
 use crate::{LOSSES_MAX, Rng};
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_node::assembly::{Cluster, Service};
 use levada_node::drives;
@@ -12,6 +12,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// After silent rot is gone, whoever has read it may still be putting back what it read.
+const AFTER_ROT: Duration = Duration::from_millis(200);
 /// A scrub of the few objects here that takes longer hangs.
 const SCRUB_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -25,6 +27,7 @@ pub(super) struct State {
     replacing: RefCell<BTreeSet<usize>>,
     /// The drive with silently wrong bytes, and which.
     rotten: RefCell<Option<Rot>>,
+    rot_ended: Cell<Option<Instant>>,
     scrubbing: Rc<Cell<bool>>,
 }
 
@@ -136,7 +139,9 @@ impl Stack {
 
     /// Drives that may be lost besides those that are not whole.
     fn bears(&self) -> usize {
-        if self.faults.rotten.borrow().is_some() {
+        let rot_ended = self.faults.rot_ended.get();
+        let was_rotten = rot_ended.is_some_and(|ended| reactor::now() < ended + AFTER_ROT);
+        if self.faults.rotten.borrow().is_some() || was_rotten {
             return 0;
         }
         // While the node starts, what was not whole counts as it did before.
@@ -254,6 +259,7 @@ impl Stack {
     pub fn end_rot(&self) {
         if let Some((at, _)) = self.faults.rotten.take() {
             self.heal(at);
+            self.faults.rot_ended.set(Some(reactor::now()));
         }
     }
 
