@@ -1,4 +1,4 @@
-//! `drive`: fail and replace.
+//! `drive`: fail, replace and add.
 
 use crate::{out::say, place};
 use anyhow::Result;

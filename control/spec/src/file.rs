@@ -141,7 +141,7 @@ pub struct FileSystemSpec {
     pub data: String,
     /// The mirror that holds names, indexes and intent logs.
     pub metadata: String,
-    /// Object targets, each pinned to a core.
+    /// Object targets; all on the node's one reactor.
     pub object_targets: u32,
     /// Metadata targets; 1 in this release.
     pub metadata_targets: u32,
