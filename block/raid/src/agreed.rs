@@ -15,7 +15,7 @@
 //! but it must choose where no majority does.
 
 use crate::array::MemberSet;
-use crate::engine::{Engine, detached};
+use crate::engine::Engine;
 use crate::layout::{Level, Place};
 use crate::map::Bit;
 use crate::member::Member;
@@ -99,7 +99,7 @@ impl Engine {
     ) -> Result<BufMut, BlockError> {
         let engine = Rc::clone(self);
         // Detached: a reader that is not polled for a while must not hold the stripe.
-        detached(async move {
+        self.detached(async move {
             let _busy = probe::busy("array copies differ");
             let (start, end) = engine.stripe_range(stripe, 1);
             let _guard = engine.locks.lock(start, end).await;

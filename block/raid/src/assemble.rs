@@ -22,7 +22,7 @@ use crate::superblock::{
 };
 use futures_util::future::join_all;
 use levada_base::ids::Uuid;
-use levada_base::reactor::Instant;
+use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB, round_down};
 use levada_base::{BufMut, Epoch, planted, probe};
@@ -243,6 +243,7 @@ fn build(
         last_foreground: Cell::new(Instant::default()),
         rebuild: Cell::new(None),
         rebuild_stuck: RefCell::default(),
+        group: reactor::current_group(),
         scrub: Cell::new(None),
         rebuild_turn: Semaphore::new(1),
     }))

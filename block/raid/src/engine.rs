@@ -8,7 +8,7 @@
 //!   that it comes back when the members do.
 //!
 //! Operations that leave members different if given up half-way (superblocks, map pages,
-//! overwrites) run as tasks of their own ([`detached`]): a caller that goes away does not stop
+//! overwrites) run as tasks of their own ([`Engine::detached`]): a caller that goes away does not stop
 //! them, only the end of the process does, and then open resyncs what is dirty.
 
 use crate::array::MemberSet;
@@ -21,7 +21,7 @@ use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
 use levada_base::buf::bytes_in;
 use levada_base::ids::Uuid;
-use levada_base::reactor::{self, Instant};
+use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Semaphore, queue};
 use levada_base::{Epoch, IoVec, IoVecMut, planted};
 use levada_device::{BlockError, DeviceInfo, Durability};
@@ -79,6 +79,8 @@ pub(crate) struct Engine {
     pub rebuild: Cell<Option<Progress>>,
     /// Stripes that stopped a rebuild, and how often each did.
     pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,
+    /// Of whoever opened the array: what must run to its end lives in it.
+    pub group: Group,
     pub scrub: Cell<Option<Progress>>,
     pub rebuild_turn: Rc<Semaphore>,
 }
@@ -100,16 +102,6 @@ pub(crate) enum Operation {
         at: u64,
     },
     Change,
-}
-
-/// Runs `work` to its end even if the caller goes away.
-pub(crate) async fn detached<T, F>(work: F) -> Result<T, BlockError>
-where
-    T: 'static,
-    F: Future<Output = Result<T, BlockError>> + 'static,
-{
-    // A task that was killed means that this process' node is gone.
-    reactor::spawn(work).await.unwrap_or(Err(BlockError::Gone))
 }
 
 /// Counts an operation as in flight until dropped.
@@ -146,6 +138,17 @@ impl Drop for Flushing<'_> {
 }
 
 impl Engine {
+    /// Runs `work` to its end even if the caller, or its whole group, goes away: half-way it would leave what others
+    /// wait for.
+    pub async fn detached<T, F>(&self, work: F) -> Result<T, BlockError>
+    where
+        T: 'static,
+        F: Future<Output = Result<T, BlockError>> + 'static,
+    {
+        // A task that was killed means that this process' node is gone.
+        reactor::spawn_in(&self.group, work).await.unwrap_or(Err(BlockError::Gone))
+    }
+
     /// Fails when the array has stopped.
     pub fn check_running(&self) -> Result<(), BlockError> {
         match &*self.stopped.borrow() {
@@ -188,6 +191,9 @@ impl Engine {
     ) -> Result<IoVecMut, BlockError> {
         let Some(device) = &member.device else { return Err(BlockError::Gone) };
         let bytes = bytes_in(&into);
+        if member.lacks(&(at..at + bytes)) {
+            return Err(BlockError::Medium { at, bytes });
+        }
         let begun = reactor::now();
         let in_flight = InFlight::begin(&member.in_flight);
         let result = device.read(at, into).await;
@@ -217,6 +223,7 @@ impl Engine {
         match &result {
             Ok(()) => {
                 add(&member.stats.bytes_written, bytes);
+                member.lacks_no_more(&(at..at + bytes));
                 if durability == Durability::Volatile {
                     add(&member.writes, 1);
                 }
@@ -235,10 +242,28 @@ impl Engine {
         let Some(device) = &member.device else { return Err(BlockError::Gone) };
         let result = device.write_zeroes(at, bytes).await;
         match &result {
-            Ok(()) => add(&member.writes, 1),
+            Ok(()) => {
+                member.lacks_no_more(&(at..at + bytes));
+                add(&member.writes, 1);
+            }
             Err(error) => self.judge(member, error, Operation::Change),
         }
         result
+    }
+
+    /// Stripes get other content, or none: what a rebuild left out of them does not matter any more.
+    pub fn forget_left_out(&self, stripes: &std::ops::Range<u64>) {
+        if !self.members.borrow().iter().any(|member| member.lacks(&(0..u64::MAX))) {
+            return;
+        }
+        for stripe in stripes.clone() {
+            for chunk in 0..self.layout.chunks() {
+                let place = self.layout.place(stripe, chunk);
+                let Some(member) = self.player(place.role) else { continue };
+                let at = self.member_offset(place.slot, 0);
+                member.lacks_no_more(&(at..at + self.layout.chunk_bytes));
+            }
+        }
     }
 
     /// Makes the volatile writes of a member durable that completed before this call. Callers

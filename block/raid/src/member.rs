@@ -8,6 +8,7 @@ use levada_base::sync::Notify;
 use levada_device::Device;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// One member's standing in its array.
@@ -88,6 +89,9 @@ pub(crate) struct Member {
     pub in_flight: Cell<u32>,
     /// Chunks in which something could not be read since open, until there are too many.
     unreadable: RefCell<BTreeSet<u64>>,
+    /// Blocks that a rebuild left out, by their offset: what the device holds there is not what the member should.
+    /// Seldom any, and forgotten when the array is closed.
+    left_out: RefCell<BTreeSet<u64>>,
     pub stats: Stats,
 }
 
@@ -138,6 +142,7 @@ impl Member {
             flush_ended: Notify::default(),
             in_flight: Cell::new(0),
             unreadable: RefCell::default(),
+            left_out: RefCell::default(),
             stats: Stats::default(),
         })
     }
@@ -178,6 +183,25 @@ impl Member {
             unreadable.insert(chunk);
         }
         unreadable.len() >= UNREADABLE_MAX
+    }
+
+    /// A rebuild could not make the block at this offset.
+    pub fn leave_out(&self, at: u64) {
+        self.left_out.borrow_mut().insert(at);
+    }
+
+    /// True when a block in this range was left out.
+    pub fn lacks(&self, range: &Range<u64>) -> bool {
+        let left_out = self.left_out.borrow();
+        !left_out.is_empty() && left_out.range(range.clone()).next().is_some()
+    }
+
+    /// This range was written, or has no content any more.
+    pub fn lacks_no_more(&self, range: &Range<u64>) {
+        let mut left_out = self.left_out.borrow_mut();
+        if !left_out.is_empty() {
+            left_out.retain(|at| !range.contains(at));
+        }
     }
 
     pub fn apply(&self, event: MemberEvent) {

@@ -13,7 +13,7 @@
 //! - Nothing here changes a stripe except read repair, which holds the stripe's lock.
 
 use crate::array::MemberSet;
-use crate::engine::{Engine, detached};
+use crate::engine::Engine;
 use crate::layout::{Level, Place};
 use crate::map::Bit;
 use crate::member::{Member, add};
@@ -454,7 +454,7 @@ impl Engine {
         for chunk in (0..self.layout.chunks()).filter(|chunk| bad >> chunk & 1 == 1) {
             // Detached: a reader that is not polled for a while must not hold the stripe.
             let (engine, within) = (Rc::clone(self), within.clone());
-            detached(async move {
+            self.detached(async move {
                 engine.rewrite(stripe, chunk, within).await;
                 Ok(())
             })

@@ -12,7 +12,8 @@
 //! - At most [`STRIPES_AT_ONCE`] stripes are in flight, so memory is bounded.
 //!
 //! Where bad places in several chunks leave too little to recompute from, a stripe is done block by block; blocks that
-//! are beyond repair stop a rebuild a few times, and are then left out, so that the rest gets its redundancy back.
+//! are beyond repair stop a rebuild a few times, and are then left out, so that the rest gets its redundancy back. The
+//! new member lacks them: they read as unreadable until they are written, and nothing is made from them.
 //!
 //! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
 
@@ -284,24 +285,34 @@ impl Engine {
         }
         // Bad places in several chunks are seldom at the same one.
         let block_bytes = self.info.block_bytes;
-        let mut blocks_lost = 0u64;
+        let mut blocks_lost = Vec::new();
         for block in (0..chunk_bytes).step_by(block_bytes as usize) {
             if !self.recompute(stripe, block..block + block_bytes, skip, &lost).await {
                 self.check_running()?;
-                blocks_lost += 1;
+                blocks_lost.push(block);
             }
         }
-        if blocks_lost == 0 {
+        self.leave_out(stripe, &blocks_lost, &lost)
+    }
+
+    /// Blocks of a stripe are beyond repair, by their offset in the chunk. They may come back: the rebuild fails a few
+    /// times before the rest of the array is put first, and the members that it rebuilds lack them.
+    fn leave_out(&self, stripe: u64, blocks: &[u64], lost: &[Lost]) -> Result<(), BlockError> {
+        if blocks.is_empty() {
             return Ok(());
         }
-        // They may come back: it is tried again a few times before the rest of the array is put first.
         let mut stuck = self.rebuild_stuck.borrow_mut();
         let tries = stuck.entry(stripe).or_default();
         *tries += 1;
         if *tries < TRIES_MAX {
+            let (start, end) = self.stripe_range(stripe, 1);
             return Err(BlockError::Medium { at: start, bytes: end - start });
         }
-        tracing::error!(array = %self.name, stripe, blocks = blocks_lost, "rebuild: too few chunks can be read; left out");
+        let count = blocks.len();
+        tracing::error!(array = %self.name, stripe, blocks = count, "rebuild: too few chunks can be read; left out");
+        for (_, member, at) in lost {
+            blocks.iter().for_each(|block| member.leave_out(at + block));
+        }
         Ok(())
     }
 
@@ -344,7 +355,7 @@ impl Engine {
     }
 
     /// Writes the copies in `lost` anew, as the others vote. Not where those disagree: the new copy would be the
-    /// second voice for what may be rot.
+    /// second voice for what may be rot. Nor where none of them can be read.
     async fn rebuild_copies(
         self: &Rc<Self>,
         stripe: u64,
@@ -354,12 +365,12 @@ impl Engine {
         let whole = 0..self.layout.chunk_bytes;
         let (_, vote) = self.ask_copies(stripe, &whole, skip).await;
         self.check_running()?;
-        let Some(vote) = vote.filter(|vote| vote.silent.is_empty()) else {
+        let Some(vote) = vote else {
             let at = stripe * self.layout.chunk_bytes;
             return Err(BlockError::Medium { at, bytes: self.layout.chunk_bytes });
         };
-        if !vote.is_decided() {
-            let blocks = vote.undecided.len();
+        let blocks = vote.undecided.len() - vote.silent.len();
+        if blocks > 0 {
             tracing::error!(array = %self.name, stripe, blocks, "rebuild: copies disagree; left undecided");
         }
         let work = lost.iter().map(async |(_, member, at)| {
@@ -377,7 +388,8 @@ impl Engine {
             }
         });
         join_all(work).await;
-        Ok(())
+        let silent: Vec<u64> = vote.silent.iter().map(|block| *block as u64).collect();
+        self.leave_out(stripe, &silent, lost)
     }
 
     /// Sees to it that a rebuilt member has no opinion about a block: what the drive held when it was away may be the right

@@ -7,7 +7,7 @@
 //! before may win at assembly.
 
 use crate::MemberSpec;
-use crate::engine::{Engine, detached};
+use crate::engine::Engine;
 use crate::error::RaidError;
 use crate::map::StripeMap;
 use crate::member::{Member, MemberState, add};
@@ -28,7 +28,7 @@ impl Engine {
         let unrecorded = self.standing_recorded.get() < self.standing_wanted.get();
         if unrecorded && !planted!("raid-standing-not-recorded") {
             let engine = Rc::clone(self);
-            detached(async move { engine.record_standing().await }).await?;
+            self.detached(async move { engine.record_standing().await }).await?;
         }
         self.check_running()
     }
@@ -134,7 +134,8 @@ impl Engine {
                 Some(version) => {
                     let engine = Rc::clone(self);
                     let image = image.freeze();
-                    detached(async move { engine.write_page(page, version, image).await }).await?;
+                    self.detached(async move { engine.write_page(page, version, image).await })
+                        .await?;
                 }
                 None => changed.await,
             }

@@ -9,7 +9,7 @@
 //! After a crash, open resyncs what is dirty (docs/design/0003-array-format.md, "Crash").
 
 use crate::array::MemberSet;
-use crate::engine::{Engine, Unclean, detached};
+use crate::engine::{Engine, Unclean};
 use crate::map::Bit;
 use crate::member::Member;
 use crate::redundancy::Redundancy;
@@ -96,11 +96,12 @@ impl Engine {
     pub async fn declare_fresh(self: &Rc<Self>, first: u64, count: u64) -> Result<(), BlockError> {
         let Some(range) = self.stripes_to_change(first, count)? else { return Ok(()) };
         let engine = Rc::clone(self);
-        detached(async move {
+        self.detached(async move {
             let _preparing = engine.preparing.lock(range.start, range.end).await;
             let (start, end) = engine.stripe_range(range.start, count);
             let _guard = engine.locks.lock(start, end).await;
             engine.forget_unclean(&range);
+            engine.forget_left_out(&range);
             engine.map.set(Bit::Dirty, range.clone(), true);
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
@@ -258,7 +259,7 @@ impl Engine {
             return Ok(());
         }
         let engine = Rc::clone(self);
-        detached(async move {
+        self.detached(async move {
             let stripes = engine.stripes_of(at, bytes);
             engine.enter(stripes.clone()).await?;
             let guard = engine.locks.lock(at, at + bytes).await;
@@ -416,7 +417,7 @@ impl Engine {
     ) -> Result<(), BlockError> {
         let Some(range) = self.stripes_to_change(first, count)? else { return Ok(()) };
         let engine = Rc::clone(self);
-        detached(async move {
+        self.detached(async move {
             let _busy = probe::busy("array discard");
             let _preparing = engine.preparing.lock(range.start, range.end).await;
             // Overwrites that come from here on wait for `preparing` and mark anew; those that
@@ -425,6 +426,7 @@ impl Engine {
             let (start, end) = engine.stripe_range(range.start, count);
             let _guard = engine.locks.lock(start, end).await;
             engine.forget_unclean(&range);
+            engine.forget_left_out(&range);
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
                 engine.map.set(bit, range.clone(), false);
             }

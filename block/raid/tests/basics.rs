@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ARRAY, BLOCK, Rig, pattern, read, write_stripe};
-use levada_base::reactor::{self, Reactor};
+use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{BufMut, Epoch};
 use levada_device::{BlockError, Device, Durability};
 use levada_raid::{
@@ -608,6 +608,113 @@ fn a_rebuild_leaves_out_what_is_beyond_repair() {
         }
         assert!(tries > 1, "nothing stopped it");
         assert!(!array.needs_rebuild());
+    });
+}
+
+/// What a rebuild left out of a stripe is not read, and nothing is made from it: the drives that could not be read then
+/// may still have the truth when they can.
+#[test]
+fn nothing_is_made_from_what_a_rebuild_left_out() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(15).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 1, CHUNK as u64, 40);
+        let array = rig.create().await;
+        let data = write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        let used: Vec<usize> =
+            (0..6).filter(|i| array.status().members[*i].state != MemberState::Spare).collect();
+        let at: Vec<u64> = (0..3).map(|chunk| chunk * CHUNK as u64).collect();
+        let holders: Vec<usize> = at
+            .iter()
+            .map(|at| used.iter().copied().find(|i| array.members_of(*at, 4096).contains(*i)))
+            .map(|holder| holder.expect("somebody has it"))
+            .collect();
+        rig.drives[holders[0]].pull();
+        array.fail(holders[0]).await.expect("failed");
+        for member in &holders[1..] {
+            let drive = &rig.drives[*member];
+            drive.make_unreadable(drive.data_at(), BLOCK as u64);
+        }
+        while array.rebuild(Limits::NONE).await.is_err() {}
+        for at in &at {
+            let unreadable = read(&array, *at, BLOCK).await;
+            assert!(matches!(unreadable, Err(BlockError::Medium { .. })), "{unreadable:?}");
+        }
+        assert!(read(&array, BLOCK as u64, BLOCK).await.as_deref() == Ok(&data[BLOCK..2 * BLOCK]));
+        for member in &holders[1..] {
+            rig.drives[*member].make_readable();
+        }
+        assert!(
+            read(&array, 0, data.len()).await.as_deref() == Ok(&data[..]),
+            "they have the truth"
+        );
+    });
+}
+
+/// A block that no copy is left of does not keep the rest of a mirror from its redundancy.
+#[test]
+fn a_mirror_rebuilds_around_a_block_that_nobody_has() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(16).block_on(async {
+        let rig = Rig::new(Level::Raid1 { copies: 2 }, 3, 1, CHUNK as u64, 12);
+        let array = rig.create().await;
+        let data = write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        let lost = (0..3).find(|i| array.status().members[*i].state != MemberState::Spare);
+        let lost = lost.expect("some play a role");
+        let left = (0..3).find(|i| *i != lost && array.members_of(0, 4096).contains(*i));
+        rig.drives[lost].pull();
+        let drive = &rig.drives[left.expect("there are two copies")];
+        // Whichever copy it holds.
+        for slot in 0..2 {
+            drive.make_unreadable(drive.data_at() + (slot * CHUNK + BLOCK) as u64, BLOCK as u64);
+        }
+        array.fail(lost).await.expect("failed");
+        let mut tries = 1;
+        while array.rebuild(Limits::NONE).await.is_err() {
+            tries += 1;
+            assert!(tries < 10, "the rebuild never ends");
+        }
+        assert!(tries > 1, "nothing stopped it");
+        assert!(!array.needs_rebuild());
+        for agreed in [false, true] {
+            let into = || BufMut::for_overwrite(BLOCK).into_vec();
+            let gone = match agreed {
+                true => array.read_agreed(BLOCK as u64, into()).await,
+                false => array.read(BLOCK as u64, into()).await,
+            };
+            assert!(matches!(gone, Err(BlockError::Medium { .. })), "agreed {agreed}: {gone:?}");
+        }
+        assert!(read(&array, 0, BLOCK).await.as_deref() == Ok(&data[..BLOCK]));
+        // The place is usable again once it is written.
+        let fresh = pattern(7, BLOCK, 2);
+        array
+            .write(BLOCK as u64, fresh.clone().into_vec(), Durability::Fua)
+            .await
+            .expect("written");
+        assert!(read(&array, BLOCK as u64, BLOCK).await.as_deref() == Ok(&fresh[..]));
+    });
+}
+
+/// Whoever asks for a change may be gone before it is on record; nobody else has to wait for ever then.
+#[test]
+fn a_caller_that_is_killed_leaves_nothing_half_way() {
+    Reactor::simulated(17).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, 8 << 10, 40);
+        for steps in 0..40 {
+            let array = Rc::new(rig.create().await);
+            let caller = Group::new();
+            let theirs = Rc::clone(&array);
+            let _change = reactor::spawn_in(&caller, async move {
+                theirs.declare_fresh(0, 4).await.expect("declared");
+            });
+            for _ in 0..steps {
+                reactor::sleep(Duration::from_micros(10)).await;
+            }
+            caller.kill();
+            let closed = reactor::timeout(Duration::from_secs(60), array.close()).await;
+            assert_eq!(closed, Ok(Ok(())), "killed after {steps} steps");
+        }
     });
 }
 
