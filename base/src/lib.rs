@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod ids;
 pub mod planted;
 pub mod probe;
+mod range_locks;
 pub mod reactor;
 pub mod shared;
 pub mod sync;
@@ -15,3 +16,4 @@ pub mod units;
 
 pub use buf::{Buf, BufMut, IoVec, IoVecMut};
 pub use ids::Epoch;
+pub use range_locks::{RangeGuard, RangeLocks};

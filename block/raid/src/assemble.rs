@@ -11,7 +11,6 @@
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, Finding, RaidError};
 use crate::layout::{Layout, Level};
-use crate::locks::RangeLocks;
 use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
 use crate::raid1;
@@ -25,7 +24,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB, round_down};
-use levada_base::{BufMut, Epoch, planted, probe};
+use levada_base::{BufMut, Epoch, RangeLocks, planted, probe};
 use levada_device::{BlockError, Device, DeviceInfo, Durability};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -13,7 +13,6 @@
 
 use crate::array::MemberSet;
 use crate::layout::{Layout, Place};
-use crate::locks::RangeLocks;
 use crate::map::StripeMap;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
@@ -23,7 +22,7 @@ use levada_base::buf::bytes_in;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Semaphore, queue};
-use levada_base::{Epoch, IoVec, IoVecMut, planted};
+use levada_base::{Epoch, IoVec, IoVecMut, RangeLocks, planted};
 use levada_device::{BlockError, DeviceInfo, Durability};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -17,7 +17,6 @@ mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod layout;
-mod locks;
 mod map;
 mod member;
 mod raid;

@@ -21,7 +21,7 @@ use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::reactor::Group;
 use levada_base::sync::Notify;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB};
-use levada_base::{Buf, BufMut, Epoch};
+use levada_base::{Buf, BufMut, Epoch, RangeLocks};
 use levada_kv::Store;
 use levada_raid::Array;
 use std::cell::{Cell, RefCell};
@@ -147,6 +147,8 @@ pub(crate) struct Inner {
     pub zeroes: Buf,
     /// What the scrub that runs has checked; footprints.
     pub scrubbed_bytes: Cell<u64>,
+    /// Places of the array that somebody repairs.
+    pub repairs: RangeLocks,
     /// Background work lives and dies with whoever opened the log, not with whoever asked last.
     pub group: Group,
 }

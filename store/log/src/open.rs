@@ -27,7 +27,7 @@ use levada_base::ids::{BootVerifier, Seq};
 use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, Epoch, planted, probe};
+use levada_base::{Buf, Epoch, RangeLocks, planted, probe};
 use levada_kv::{Batch, Bytes, Store};
 use levada_raid::Array;
 use std::cell::{Cell, RefCell};
@@ -300,6 +300,7 @@ impl Inner {
             changed: Notify::default(),
             zeroes: zeroes(),
             scrubbed_bytes: Cell::new(0),
+            repairs: RangeLocks::default(),
             group: reactor::current_group(),
         })
     }

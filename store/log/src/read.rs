@@ -321,6 +321,9 @@ impl Inner {
         let _busy = probe::busy("log read repair");
         let lo = round_down(from, BLOCK_BYTES);
         let hi = round_up(to, BLOCK_BYTES);
+        // A repair puts back what it cannot prove as it read it: what another one has put right
+        // meanwhile would be wrong again.
+        let _turn = self.repairs.lock(lo, hi).await;
         let members = |set: MemberSet| (0..64).filter(move |member| set.contains(*member));
         let holders = self.array.members_of(lo, hi - lo);
         let mut avoid = vec![MemberSet::NONE];

@@ -3,6 +3,7 @@
 
 mod support;
 
+use futures_util::future::join_all;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Reactor, random_u64};
@@ -281,6 +282,42 @@ fn a_repair_leaves_no_rot_beside_it() {
                 array.fail((rotten + at) % MEMBERS).await.expect("borne");
             }
             check_contents(&log, &expected, seed).await;
+        });
+    }
+}
+
+/// Many at once repair the records of one block, of which a repair proves its own bytes only: none undoes what another
+/// one has just put right.
+#[test]
+fn repairs_in_one_block_do_not_undo_each_other() {
+    const OBJECTS: u64 = 200;
+    const BYTES: u64 = 700;
+    for seed in seeds(20) {
+        Reactor::simulated(seed).block_on(async {
+            let mut cluster = Cluster::new();
+            let (array, log) = cluster.next_life().up().await;
+            cluster.fill(&log, OBJECTS, || BYTES).await;
+            // Rot in two chunks of a stripe: the rest of it is not of one mind about the neighbours.
+            let first = below(MEMBERS as u64) as usize;
+            for member in [first, (first + 1 + below(MEMBERS as u64 - 1) as usize) % MEMBERS] {
+                let data_at = cluster.data_at(member).await;
+                for _ in 0..200 {
+                    let at = data_at + below(4 * CHUNK_BYTES);
+                    cluster.drives[member].faults.rot(at, 1, 0x40);
+                }
+            }
+            // Every one at its own pace, so that they meet half-way.
+            for drive in &cluster.drives {
+                drive.faults.slow(Duration::from_micros(50 + below(500)));
+            }
+            let reads = (0..OBJECTS).map(|n| log.read(object(n), 0, BYTES));
+            for read in join_all(reads).await {
+                read.expect("repaired");
+            }
+            assert!(log.counters().repaired_blocks > 0, "seed {seed}");
+            let report = log.scrub().await.expect("scrubbed");
+            assert_eq!((report.repaired_blocks, report.damaged.len()), (0, 0), "seed {seed}");
+            drop(array);
         });
     }
 }

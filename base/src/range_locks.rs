@@ -1,9 +1,9 @@
-//! Byte ranges of an array that one task at a time may change.
+//! Byte ranges of a device that one task at a time may change.
 //!
 //! Served in order of arrival: a range waits for every earlier one that overlaps it, so rebuild
 //! is not starved by writers, nor a writer by rebuild. Nothing here is shared between threads.
 
-use levada_base::sync::Notify;
+use crate::sync::Notify;
 use std::cell::{Cell, RefCell};
 
 #[derive(Clone, Copy)]
@@ -15,14 +15,14 @@ struct Held {
 
 /// The ranges held or waited for, in order of arrival.
 #[derive(Default)]
-pub(crate) struct RangeLocks {
+pub struct RangeLocks {
     held: RefCell<Vec<Held>>,
     tickets: Cell<u64>,
     changed: Notify,
 }
 
 /// A range held; given back when dropped.
-pub(crate) struct RangeGuard<'a> {
+pub struct RangeGuard<'a> {
     of: &'a RangeLocks,
     ticket: u64,
 }
@@ -39,6 +39,7 @@ impl RangeLocks {
     }
 
     /// True when nobody holds or waits for any of `start..end`.
+    #[must_use]
     pub fn is_free(&self, start: u64, end: u64) -> bool {
         self.is_first(u64::MAX, start, end)
     }
@@ -60,7 +61,7 @@ impl Drop for RangeGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use levada_base::reactor::{self, Reactor};
+    use crate::reactor::{self, Reactor};
     use std::rc::Rc;
     use std::time::Duration;
 
