@@ -66,10 +66,15 @@ pub fn a_predecessors_cached_write_is_flushed(seed: u64) -> Outcome {
         array.flush().await.expect("healthy");
         write(2).await.expect("healthy");
         world.kill();
-        rack.open().await.flush().await.expect("healthy");
+        let open = async || {
+            let rack = Rc::clone(&rack);
+            let opened = reactor::spawn_in(&world.node(), async move { rack.open().await });
+            opened.await.expect("nobody kills the node meanwhile")
+        };
+        open().await.flush().await.expect("healthy");
         world.power_cut().await;
         let into = BufMut::zeroed(BLOCK).into_vec();
-        let read = rack.open().await.read(0, into).await.expect("healthy");
+        let read = open().await.read(0, into).await.expect("healthy");
         let seen = crate::recognise(&read[0], 0, &[1, 2]);
         assert_eq!(seen, Some(2), "seed {seed}: a flushed write is gone");
     });

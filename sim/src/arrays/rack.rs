@@ -76,7 +76,9 @@ impl Rack {
             members,
             spares,
         };
-        let array = RaidArray::create(spec, Epoch(1)).await.expect("healthy drives");
+        // What an array must bring to its end ends with the node that made it.
+        let made = reactor::spawn_in(&rack.world.node(), RaidArray::create(spec, Epoch(1))).await;
+        let array = made.expect("nobody kills the node").expect("healthy drives");
         *rack.array.borrow_mut() = Some(array);
         let into = BufMut::for_overwrite(Recorded::BYTES as usize).into_vec();
         let superblock = rack.world.drive(0).device().read(0, into).await.expect("healthy drives");
