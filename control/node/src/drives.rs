@@ -4,7 +4,7 @@
 //! - Nothing is formatted unless every drive of the cluster is new, or the operator gives the
 //!   cluster up by name, so a cluster with a missing drive is never mistaken for a new one.
 //! - Nor when a cluster was made here before and all its drives are away, as when their disk is not
-//!   mounted.
+//!   mounted, or when most of them are of another cluster with its name.
 //! - A drive is known by its label, not by its path: drives may change places.
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
@@ -111,6 +111,22 @@ pub enum DrivesError {
         /// The path of the first drive.
         place: String,
     },
+    /// The cluster is known here, and most drives with its name are of another: many boxes have one name.
+    #[error(
+        "these paths lead to drives of another cluster: {cluster} ({noted}) was up here before, and {drives} are of \
+         {found}, which has the same name; nothing was changed. Bring its drives back ({place}: is the right disk \
+         mounted there?), or write their paths. Where these are the drives to go on with, remove the file `cluster` \
+         in the state directory, which notes the other, and repeat the command"
+    )]
+    Namesake {
+        cluster: String,
+        noted: Uuid,
+        found: Uuid,
+        /// Those of the other one.
+        drives: String,
+        /// The path of the first of them.
+        place: String,
+    },
     /// A drive belongs to another cluster, and none to this one.
     #[error(
         "drive {drive} ({path}) belongs to another cluster, {other:?}, as its drive {label:?}; nothing was changed. \
@@ -214,8 +230,11 @@ pub async fn take(
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });
     }
+    if may_overwrite != MayOverwrite::Everything {
+        refuse_namesake(source, cluster, &found)?;
+    }
     match may_overwrite {
-        MayOverwrite::Nothing if !known.is_empty() => open(cluster, found).await,
+        MayOverwrite::Nothing if !known.is_empty() => open(source, cluster, found).await,
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
@@ -252,8 +271,39 @@ fn renamed(source: &dyn DriveSource, cluster: &ClusterFile, found: &[Found]) -> 
     })
 }
 
-async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, DrivesError> {
-    let uuid = cluster_of(cluster, &found);
+/// Another cluster with the name of the noted one is neither opened nor given up in its place.
+fn refuse_namesake(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: &[Found],
+) -> Result<(), DrivesError> {
+    let noted = source.cluster();
+    let (Some(noted), Some(other)) = (noted, cluster_of(cluster, noted, found)) else {
+        return Ok(());
+    };
+    if other == noted {
+        return Ok(());
+    }
+    let is_of_other =
+        |found: &Found| matches!(found, Found::Labelled(_, label) if label.cluster_uuid == other);
+    let theirs = cluster.drives.iter().zip(found).filter(|(_, found)| is_of_other(found));
+    let theirs: Vec<&DriveSpec> = theirs.map(|(spec, _)| spec).collect();
+    let names: Vec<&str> = theirs.iter().map(|spec| spec.name.as_str()).collect();
+    Err(DrivesError::Namesake {
+        cluster: cluster.name.clone(),
+        noted,
+        found: other,
+        drives: names.join(", "),
+        place: theirs.first().map_or(String::new(), |spec| spec.path.display().to_string()),
+    })
+}
+
+async fn open(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: Vec<Found>,
+) -> Result<Drives, DrivesError> {
+    let uuid = cluster_of(cluster, source.cluster(), &found);
     let mut by_name: BTreeMap<String, (String, Rc<dyn Device>, Label)> = BTreeMap::new();
     let mut absent: BTreeMap<&str, String> = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(found) {
@@ -338,8 +388,8 @@ async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, Dri
     Ok(drive)
 }
 
-/// The cluster that most labelled drives belong to.
-fn cluster_of(cluster: &ClusterFile, found: &[Found]) -> Option<Uuid> {
+/// The cluster that most labelled drives belong to; of two with as many, the noted one.
+fn cluster_of(cluster: &ClusterFile, noted: Option<Uuid>, found: &[Found]) -> Option<Uuid> {
     let mut votes: BTreeMap<Uuid, usize> = BTreeMap::new();
     for found in found {
         if let Found::Labelled(_, label) = found
@@ -348,7 +398,10 @@ fn cluster_of(cluster: &ClusterFile, found: &[Found]) -> Option<Uuid> {
             *votes.entry(label.cluster_uuid).or_default() += 1;
         }
     }
-    votes.into_iter().max_by_key(|(_, votes)| *votes).map(|(uuid, _)| uuid)
+    votes
+        .into_iter()
+        .max_by_key(|(uuid, votes)| (*votes, Some(*uuid) == noted))
+        .map(|(uuid, _)| uuid)
 }
 
 async fn format(
@@ -361,7 +414,7 @@ async fn format(
 ) -> Result<Drives, DrivesError> {
     let uuid = Uuid::from_u64_pair(random(), random());
     if matches!(may_overwrite, MayOverwrite::Nothing | MayOverwrite::Cluster) {
-        refuse_used(cluster, &found, may_overwrite).await?;
+        refuse_used(source, cluster, &found, may_overwrite).await?;
     }
     let slices = array_ids(cluster);
     // Before the first drive is made or written.
@@ -480,6 +533,7 @@ fn random() -> u64 {
 
 /// Looks for anything worth keeping before the first byte is written.
 async fn refuse_used(
+    source: &dyn DriveSource,
     cluster: &ClusterFile,
     found: &[Found],
     may_overwrite: MayOverwrite,
@@ -489,7 +543,8 @@ async fn refuse_used(
         _ => "levada up --force-format".to_owned(),
     };
     // By its identity: many boxes have one name.
-    let given_up = cluster_of(cluster, found).filter(|_| may_overwrite == MayOverwrite::Cluster);
+    let of_name = cluster_of(cluster, source.cluster(), found);
+    let given_up = of_name.filter(|_| may_overwrite == MayOverwrite::Cluster);
     for (spec, found) in cluster.drives.iter().zip(found) {
         let path = spec.path.display().to_string();
         match found {

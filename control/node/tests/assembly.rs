@@ -216,6 +216,51 @@ fn giving_a_cluster_up_spares_another_one_of_the_same_name() {
 }
 
 #[test]
+fn another_cluster_with_the_name_of_the_noted_one_is_neither_opened_nor_given_up() {
+    Reactor::simulated(35).block_on(async {
+        let (shelf, others) = (Shelf::default(), Shelf::default());
+        let made = start(cluster_file(), &shelf).await.expect("starts");
+        let noted = made.drives.cluster;
+        made.stop().await;
+        let made = start(cluster_file(), &others).await.expect("starts");
+        let other = made.drives.cluster;
+        made.stop().await;
+        // Paths that lead to the wrong disk; then all but one drive of it.
+        others.noted.set(Some(noted));
+        for place in ["drives/d00.img", "drives/d01.img"] {
+            if place == "drives/d01.img" {
+                let ours = Rc::clone(&shelf.drives.borrow()["d00"]);
+                others.drives.borrow_mut().insert("d00".into(), ours);
+            }
+            let before = heads(&others).await;
+            for over in [MayOverwrite::Nothing, MayOverwrite::Others, MayOverwrite::Cluster] {
+                let text = start_over(cluster_file(), &others, over).await.err().expect("refused");
+                let (text, noted, other) = (text.to_string(), noted.to_string(), other.to_string());
+                for part in [&*noted, &*other, "d01", place, "`cluster` in the state"] {
+                    assert!(text.contains(part), "{over:?}: {part}: {text}");
+                }
+            }
+            assert!(before == heads(&others).await, "not a byte was written");
+        }
+        // Without the note it is the cluster that most drives are of.
+        others.noted.set(None);
+        let made = start(cluster_file(), &others).await.expect("bears the loss of d00");
+        assert_eq!(made.drives.cluster, other);
+        made.stop().await;
+        // Of two with as many drives it is the noted one, and too much of it is absent.
+        for drive in ["d01", "d02", "d03", "d04", "d05"] {
+            let ours = Rc::clone(&shelf.drives.borrow()[drive]);
+            others.drives.borrow_mut().insert(drive.into(), ours);
+        }
+        for (cluster, absent) in [(noted, "d06"), (other, "d01")] {
+            others.noted.set(Some(cluster));
+            let text = start(cluster_file(), &others).await.err().expect("too few").to_string();
+            assert!(text.contains("array") && text.contains(absent), "{text}");
+        }
+    });
+}
+
+#[test]
 fn another_clusters_drive_among_ours_counts_as_absent_and_is_not_touched() {
     Reactor::simulated(18).block_on(async {
         let (shelf, others) = (Rc::new(Shelf::default()), Shelf::default());
