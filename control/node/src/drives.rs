@@ -6,6 +6,7 @@
 //! - Nor when a cluster was made here before and all its drives are away, as when their disk is not
 //!   mounted, or when most of them are of another cluster with its name.
 //! - A drive is known by its label, not by its path: drives may change places.
+//! - Of two drives with one name, the one that the arrays know counts, and the other is absent.
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
@@ -19,6 +20,7 @@ use levada_device::{
     Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind, read_label,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -156,6 +158,12 @@ pub enum DrivesError {
     /// Two paths lead to one drive.
     #[error("drives {first} and {second} are one and the same: both carry the label of {label:?}")]
     SameDrive { first: String, second: String, label: String },
+    /// Two drives were given one name, and neither stays behind the other.
+    #[error(
+        "drives {first} and {second} both carry the label of {label:?}, and the arrays do not tell which of them came \
+         later; nothing was changed: leave only the right one at the paths of the cluster file"
+    )]
+    Twins { first: String, second: String, label: String },
     /// A new drive's device cannot be had.
     #[error("drive {drive}: {source}")]
     NoDevice { drive: String, source: NoDevice },
@@ -304,20 +312,21 @@ async fn open(
     found: Vec<Found>,
 ) -> Result<Drives, DrivesError> {
     let uuid = cluster_of(cluster, source.cluster(), &found);
-    let mut by_name: BTreeMap<String, (String, Rc<dyn Device>, Label)> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, AtPath<'_>> = BTreeMap::new();
     let mut absent: BTreeMap<&str, String> = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(found) {
         match found {
             Found::Labelled(device, label) if Some(label.cluster_uuid) == uuid => {
                 let name = label.drive_name.clone();
-                if let Some((first, ..)) = by_name.get(&name) {
-                    return Err(DrivesError::SameDrive {
-                        first: first.clone(),
-                        second: spec.name.clone(),
-                        label: name,
-                    });
+                let mut later = (spec, Labelled { device, label });
+                if let Some(known) = by_name.remove(&name) {
+                    let earlier;
+                    (earlier, later) = in_turn(known, later).await?;
+                    let told = was_replaced(earlier.0, &name);
+                    tracing::warn!("{told}");
+                    absent.insert(&earlier.0.name, told);
                 }
-                by_name.insert(name, (spec.name.clone(), device, label));
+                by_name.insert(name, later);
             }
             Found::Labelled(_, label) => {
                 absent.insert(&spec.name, belongs_elsewhere(cluster, spec, &label));
@@ -330,23 +339,20 @@ async fn open(
             }
         }
     }
-    let labelled: Vec<Labelled> = by_name
-        .values()
-        .map(|(_, device, label)| Labelled { device: Rc::clone(device), label: label.clone() })
-        .collect();
+    let labelled: Vec<&Labelled> = by_name.values().map(|(_, drive)| drive).collect();
     let differences = OnDrives::read(&labelled).await.differences(cluster, None);
     if !differences.0.is_empty() {
         return Err(DrivesError::Changed { cluster: cluster.name.clone(), differences });
     }
-    let seen = by_name.values().flat_map(|(_, _, label)| {
+    let seen = labelled.iter().flat_map(|Labelled { label, .. }| {
         label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
     });
     let epoch = seen.max().unwrap_or_default().next();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
         let found = match by_name.remove(&spec.name) {
-            Some((_, device, _)) => {
-                take_one(device, epoch).await.map_err(|error| error.to_string())
+            Some((_, drive)) => {
+                take_one(drive.device, epoch).await.map_err(|error| error.to_string())
             }
             None => Err(absent
                 .remove(spec.name.as_str())
@@ -355,6 +361,39 @@ async fn open(
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
     }
     Ok(Drives { cluster: uuid.unwrap_or_default(), epoch, drives, fresh: false })
+}
+
+/// A drive and the entry of the file that leads to it.
+type AtPath<'a> = (&'a DriveSpec, Labelled);
+
+/// Of two drives with one name, the earlier one and the one that took its place.
+async fn in_turn<'a>(
+    first: AtPath<'a>,
+    second: AtPath<'a>,
+) -> Result<(AtPath<'a>, AtPath<'a>), DrivesError> {
+    let names = || (first.0.name.clone(), second.0.name.clone(), first.1.label.drive_name.clone());
+    if first.1.label.drive_uuid == second.1.label.drive_uuid {
+        let (first, second, label) = names();
+        return Err(DrivesError::SameDrive { first, second, label });
+    }
+    match first.1.compare(&second.1).await {
+        Ordering::Less => Ok((first, second)),
+        Ordering::Greater => Ok((second, first)),
+        Ordering::Equal => {
+            let (first, second, label) = names();
+            Err(DrivesError::Twins { first, second, label })
+        }
+    }
+}
+
+/// What is said of a drive that counts as absent since a later one has its name.
+fn was_replaced(spec: &DriveSpec, name: &str) -> String {
+    let path = spec.path.display();
+    format!(
+        "{path} is an earlier {name}, which was replaced; not touched: put the right drive back, or overwrite this \
+         one with `levada drive replace {} --force`",
+        spec.name
+    )
 }
 
 /// What is said of a drive of another cluster at a path of this one, which counts as absent.

@@ -614,6 +614,55 @@ fn a_drive_that_is_replaced_twice_at_once_comes_in_once() {
 }
 
 #[test]
+fn a_drive_that_was_replaced_and_comes_back_under_another_path_counts_as_absent() {
+    Reactor::simulated(36).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, asked) = operator_with(&shelf, path).await;
+        fail(&asked, "d04", false).await.expect("bears it");
+        let earlier = Rc::clone(&shelf.drives.borrow()["d04"]);
+        let later = Rc::new(RamDevice::new("d04", earlier.info().capacity_bytes));
+        shelf.drives.borrow_mut().insert("d04".into(), Rc::clone(&later));
+        let replace = ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+        assert_eq!(asked.answer(replace).await, ControlReply::Done);
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+        }
+        cluster.stop().await;
+        let d05 = Rc::clone(&shelf.drives.borrow()["d05"]);
+        let before = head_and_tail(&earlier).await;
+        // Behind the later one, and before it.
+        for (at_d04, at_d05) in [(&later, &earlier), (&earlier, &later)] {
+            shelf.drives.borrow_mut().insert("d04".into(), Rc::clone(at_d04));
+            shelf.drives.borrow_mut().insert("d05".into(), Rc::clone(at_d05));
+            let (cluster, asked) = operator(&shelf).await;
+            let found = |name: &str| {
+                let drive = cluster.drives.drives.iter().find(|drive| drive.spec.name == name);
+                drive.expect("in the file").found.as_ref().map(|_| ()).map_err(String::clone)
+            };
+            assert_eq!(found("d04"), Ok(()));
+            let told = found("d05").expect_err("its path leads to a d04");
+            if Rc::ptr_eq(at_d05, &earlier) {
+                for part in ["drives/d05.img", "an earlier d04", "replace d05 --force"] {
+                    assert!(told.contains(part), "{part}: {told}");
+                }
+            }
+            assert!(status(&asked).await.problems.join("\n").contains(&told), "{told}");
+            cluster.stop().await;
+            assert!(before == head_and_tail(&earlier).await, "not a byte was written");
+        }
+        shelf.drives.borrow_mut().insert("d04".into(), later);
+        shelf.drives.borrow_mut().insert("d05".into(), d05);
+        served(&shelf, read_file).await;
+    });
+}
+
+#[test]
 fn a_dead_drive_leaves_the_file_when_a_spare_has_replaced_it() {
     Reactor::simulated(29).block_on(async {
         let shelf = Rc::new(Shelf::default());
