@@ -419,12 +419,24 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
 
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
 const MOUNTS: &str = "mounts";
+/// What the name of a file may have on Linux. The names of notes are not cut: they tell what is mounted.
+const NAME_BYTES_MAX: usize = 255;
 
 /// The note of the mount on `dir`; its name is the path with `%` and `/` written in hex.
 fn record(state: &StateDir, dir: &Path) -> Result<PathBuf> {
     let notes = state.0.join(MOUNTS);
+    let name = name_of(dir);
+    if name.len() > NAME_BYTES_MAX {
+        bail!(
+            "{} is too long a path for a mount: its name among the notes in {} would have {} bytes, each `/` counted \
+             as three, and at most {NAME_BYTES_MAX} fit",
+            dir.display(),
+            notes.display(),
+            name.len()
+        );
+    }
     std::fs::create_dir_all(&notes).with_context(|| format!("cannot make {}", notes.display()))?;
-    Ok(notes.join(name_of(dir)))
+    Ok(notes.join(name))
 }
 
 fn name_of(dir: &Path) -> String {
@@ -537,6 +549,17 @@ mod tests {
         std::fs::write(&ours, "1 0:52\n").expect("written");
         assert_eq!(open_record(place), None);
         drop(note);
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_note_is_refused_before_anything_is_mounted() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir(dir.path().to_owned());
+        let fits = format!("/{}", "a".repeat(NAME_BYTES_MAX - 3));
+        let note = record(&state, Path::new(&fits)).expect("fits");
+        File::create(note).expect("the file system agrees");
+        let text = record(&state, Path::new(&(fits + "b"))).expect_err("too long").to_string();
+        assert!(text.contains("256 bytes") && text.contains("at most 255"), "{text}");
     }
 
     #[test]

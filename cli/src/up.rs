@@ -9,7 +9,7 @@ use levada_node::assembly::Tuning;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::fit;
-use levada_node::state::StateDir;
+use levada_node::state::{StateDir, replace};
 use levada_spec::ClusterFile;
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -161,7 +161,8 @@ fn make_box() -> Result<PathBuf> {
         .with_context(|| format!("cannot tell the free space of {}", dir.display()))?;
     let cluster = ClusterFile::box_default(dir, free_bytes)?;
     let path = dir.join(place::CLUSTER_FILE);
-    std::fs::write(&path, cluster.to_toml())
+    // The drives that follow are durable, and nothing else tells what they are.
+    replace(&path, &cluster.to_toml())
         .with_context(|| format!("cannot write {}", path.display()))?;
     say!("no cluster file here: wrote {} for a cluster in a box", path.display());
     Ok(path)

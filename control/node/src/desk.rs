@@ -9,8 +9,11 @@ use levada_base::{Buf, BufMut};
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 const LINE_BYTES_MAX: usize = 64 << 10;
+/// After an error that passes, programs are taken again after this.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Who answers.
 pub trait Clerk {
@@ -31,7 +34,7 @@ pub fn open(socket: &Path, clerk: Rc<dyn Clerk>, group: &Group) -> io::Result<()
     let listener = net::Listener::bind_unix(socket)?;
     reactor::spawn_in(group, async move {
         loop {
-            match listener.accept().await {
+            match next(async || listener.accept().await).await {
                 Ok(stream) => {
                     let clerk = Rc::clone(&clerk);
                     reactor::spawn(async move {
@@ -48,6 +51,24 @@ pub fn open(socket: &Path, clerk: Rc<dyn Clerk>, group: &Group) -> io::Result<()
         }
     });
     Ok(())
+}
+
+/// The next program. What passes, such as too many open files, is waited out: with the desk closed
+/// nobody could ask this node what it is short of, or tell it to stop.
+async fn next<T>(accept: impl AsyncFn() -> io::Result<T>) -> io::Result<T> {
+    let mut is_told = false;
+    loop {
+        match accept().await {
+            Err(error) if net::accept_error_passes(&error) => {
+                if !is_told {
+                    tracing::warn!(%error, "cannot take programs at the control socket now");
+                    is_told = true;
+                }
+                reactor::sleep(ACCEPT_AGAIN_AFTER).await;
+            }
+            taken => return taken,
+        }
+    }
 }
 
 async fn serve(stream: &net::Stream, clerk: &dyn Clerk) -> io::Result<()> {
@@ -71,5 +92,37 @@ async fn serve(stream: &net::Stream, clerk: &dyn Clerk) -> io::Result<()> {
         if pending.len() > LINE_BYTES_MAX {
             return Err(io::ErrorKind::InvalidData.into());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+    use std::cell::Cell;
+
+    const EBADF: i32 = 9;
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+
+    #[test]
+    fn the_desk_outlives_a_shortage_of_descriptors() {
+        Reactor::simulated(1).block_on(async {
+            let tries = Cell::new(0);
+            let accept = async || {
+                tries.set(tries.get() + 1);
+                match tries.get() {
+                    1 => Err(io::Error::from_raw_os_error(EMFILE)),
+                    2 => Err(io::Error::from_raw_os_error(ENFILE)),
+                    3 => Ok("a program"),
+                    _ => Err(io::Error::from_raw_os_error(EBADF)),
+                }
+            };
+            let begun = reactor::now();
+            assert_eq!(next(&accept).await.expect("waited out"), "a program");
+            assert!(reactor::now() - begun >= 2 * ACCEPT_AGAIN_AFTER, "it does not spin");
+            let error = next(&accept).await.expect_err("there is no such socket");
+            assert_eq!(error.raw_os_error(), Some(EBADF));
+        });
     }
 }

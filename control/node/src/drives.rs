@@ -4,8 +4,9 @@
 //! - Nothing is formatted unless every drive of the cluster is new, or the operator gives the
 //!   cluster up by name, so a cluster with a missing drive is never mistaken for a new one.
 //! - Nor when a cluster was made here before and all its drives are away, as when their disk is not
-//!   mounted.
+//!   mounted, or when most of them are of another cluster with its name.
 //! - A drive is known by its label, not by its path: drives may change places.
+//! - Of two drives with one name, the one that the arrays know counts, and the other is absent.
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 
@@ -19,6 +20,7 @@ use levada_device::{
     Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind, read_label,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -111,6 +113,22 @@ pub enum DrivesError {
         /// The path of the first drive.
         place: String,
     },
+    /// The cluster is known here, and most drives with its name are of another: many boxes have one name.
+    #[error(
+        "these paths lead to drives of another cluster: {cluster} ({noted}) was up here before, and {drives} are of \
+         {found}, which has the same name; nothing was changed. Bring its drives back ({place}: is the right disk \
+         mounted there?), or write their paths. Where these are the drives to go on with, remove the file `cluster` \
+         in the state directory, which notes the other, and repeat the command"
+    )]
+    Namesake {
+        cluster: String,
+        noted: Uuid,
+        found: Uuid,
+        /// Those of the other one.
+        drives: String,
+        /// The path of the first of them.
+        place: String,
+    },
     /// A drive belongs to another cluster, and none to this one.
     #[error(
         "drive {drive} ({path}) belongs to another cluster, {other:?}, as its drive {label:?}; nothing was changed. \
@@ -140,6 +158,12 @@ pub enum DrivesError {
     /// Two paths lead to one drive.
     #[error("drives {first} and {second} are one and the same: both carry the label of {label:?}")]
     SameDrive { first: String, second: String, label: String },
+    /// Two drives were given one name, and neither stays behind the other.
+    #[error(
+        "drives {first} and {second} both carry the label of {label:?}, and the arrays do not tell which of them came \
+         later; nothing was changed: leave only the right one at the paths of the cluster file"
+    )]
+    Twins { first: String, second: String, label: String },
     /// A new drive's device cannot be had.
     #[error("drive {drive}: {source}")]
     NoDevice { drive: String, source: NoDevice },
@@ -214,8 +238,11 @@ pub async fn take(
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });
     }
+    if may_overwrite != MayOverwrite::Everything {
+        refuse_namesake(source, cluster, &found)?;
+    }
     match may_overwrite {
-        MayOverwrite::Nothing if !known.is_empty() => open(cluster, found).await,
+        MayOverwrite::Nothing if !known.is_empty() => open(source, cluster, found).await,
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
@@ -252,22 +279,54 @@ fn renamed(source: &dyn DriveSource, cluster: &ClusterFile, found: &[Found]) -> 
     })
 }
 
-async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, DrivesError> {
-    let uuid = cluster_of(cluster, &found);
-    let mut by_name: BTreeMap<String, (String, Rc<dyn Device>, Label)> = BTreeMap::new();
+/// Another cluster with the name of the noted one is neither opened nor given up in its place.
+fn refuse_namesake(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: &[Found],
+) -> Result<(), DrivesError> {
+    let noted = source.cluster();
+    let (Some(noted), Some(other)) = (noted, cluster_of(cluster, noted, found)) else {
+        return Ok(());
+    };
+    if other == noted {
+        return Ok(());
+    }
+    let is_of_other =
+        |found: &Found| matches!(found, Found::Labelled(_, label) if label.cluster_uuid == other);
+    let theirs = cluster.drives.iter().zip(found).filter(|(_, found)| is_of_other(found));
+    let theirs: Vec<&DriveSpec> = theirs.map(|(spec, _)| spec).collect();
+    let names: Vec<&str> = theirs.iter().map(|spec| spec.name.as_str()).collect();
+    Err(DrivesError::Namesake {
+        cluster: cluster.name.clone(),
+        noted,
+        found: other,
+        drives: names.join(", "),
+        place: theirs.first().map_or(String::new(), |spec| spec.path.display().to_string()),
+    })
+}
+
+async fn open(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: Vec<Found>,
+) -> Result<Drives, DrivesError> {
+    let uuid = cluster_of(cluster, source.cluster(), &found);
+    let mut by_name: BTreeMap<String, AtPath<'_>> = BTreeMap::new();
     let mut absent: BTreeMap<&str, String> = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(found) {
         match found {
             Found::Labelled(device, label) if Some(label.cluster_uuid) == uuid => {
                 let name = label.drive_name.clone();
-                if let Some((first, ..)) = by_name.get(&name) {
-                    return Err(DrivesError::SameDrive {
-                        first: first.clone(),
-                        second: spec.name.clone(),
-                        label: name,
-                    });
+                let mut later = (spec, Labelled { device, label });
+                if let Some(known) = by_name.remove(&name) {
+                    let earlier;
+                    (earlier, later) = in_turn(known, later).await?;
+                    let told = was_replaced(earlier.0, &name);
+                    tracing::warn!("{told}");
+                    absent.insert(&earlier.0.name, told);
                 }
-                by_name.insert(name, (spec.name.clone(), device, label));
+                by_name.insert(name, later);
             }
             Found::Labelled(_, label) => {
                 absent.insert(&spec.name, belongs_elsewhere(cluster, spec, &label));
@@ -280,23 +339,20 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
             }
         }
     }
-    let labelled: Vec<Labelled> = by_name
-        .values()
-        .map(|(_, device, label)| Labelled { device: Rc::clone(device), label: label.clone() })
-        .collect();
+    let labelled: Vec<&Labelled> = by_name.values().map(|(_, drive)| drive).collect();
     let differences = OnDrives::read(&labelled).await.differences(cluster, None);
     if !differences.0.is_empty() {
         return Err(DrivesError::Changed { cluster: cluster.name.clone(), differences });
     }
-    let seen = by_name.values().flat_map(|(_, _, label)| {
+    let seen = labelled.iter().flat_map(|Labelled { label, .. }| {
         label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
     });
     let epoch = seen.max().unwrap_or_default().next();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
         let found = match by_name.remove(&spec.name) {
-            Some((_, device, _)) => {
-                take_one(device, epoch).await.map_err(|error| error.to_string())
+            Some((_, drive)) => {
+                take_one(drive.device, epoch).await.map_err(|error| error.to_string())
             }
             None => Err(absent
                 .remove(spec.name.as_str())
@@ -305,6 +361,39 @@ async fn open(cluster: &ClusterFile, found: Vec<Found>) -> Result<Drives, Drives
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
     }
     Ok(Drives { cluster: uuid.unwrap_or_default(), epoch, drives, fresh: false })
+}
+
+/// A drive and the entry of the file that leads to it.
+type AtPath<'a> = (&'a DriveSpec, Labelled);
+
+/// Of two drives with one name, the earlier one and the one that took its place.
+async fn in_turn<'a>(
+    first: AtPath<'a>,
+    second: AtPath<'a>,
+) -> Result<(AtPath<'a>, AtPath<'a>), DrivesError> {
+    let names = || (first.0.name.clone(), second.0.name.clone(), first.1.label.drive_name.clone());
+    if first.1.label.drive_uuid == second.1.label.drive_uuid {
+        let (first, second, label) = names();
+        return Err(DrivesError::SameDrive { first, second, label });
+    }
+    match first.1.compare(&second.1).await {
+        Ordering::Less => Ok((first, second)),
+        Ordering::Greater => Ok((second, first)),
+        Ordering::Equal => {
+            let (first, second, label) = names();
+            Err(DrivesError::Twins { first, second, label })
+        }
+    }
+}
+
+/// What is said of a drive that counts as absent since a later one has its name.
+fn was_replaced(spec: &DriveSpec, name: &str) -> String {
+    let path = spec.path.display();
+    format!(
+        "{path} is an earlier {name}, which was replaced; not touched: put the right drive back, or overwrite this \
+         one with `levada drive replace {} --force`",
+        spec.name
+    )
 }
 
 /// What is said of a drive of another cluster at a path of this one, which counts as absent.
@@ -338,8 +427,8 @@ async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, Dri
     Ok(drive)
 }
 
-/// The cluster that most labelled drives belong to.
-fn cluster_of(cluster: &ClusterFile, found: &[Found]) -> Option<Uuid> {
+/// The cluster that most labelled drives belong to; of two with as many, the noted one.
+fn cluster_of(cluster: &ClusterFile, noted: Option<Uuid>, found: &[Found]) -> Option<Uuid> {
     let mut votes: BTreeMap<Uuid, usize> = BTreeMap::new();
     for found in found {
         if let Found::Labelled(_, label) = found
@@ -348,7 +437,10 @@ fn cluster_of(cluster: &ClusterFile, found: &[Found]) -> Option<Uuid> {
             *votes.entry(label.cluster_uuid).or_default() += 1;
         }
     }
-    votes.into_iter().max_by_key(|(_, votes)| *votes).map(|(uuid, _)| uuid)
+    votes
+        .into_iter()
+        .max_by_key(|(uuid, votes)| (*votes, Some(*uuid) == noted))
+        .map(|(uuid, _)| uuid)
 }
 
 async fn format(
@@ -361,7 +453,7 @@ async fn format(
 ) -> Result<Drives, DrivesError> {
     let uuid = Uuid::from_u64_pair(random(), random());
     if matches!(may_overwrite, MayOverwrite::Nothing | MayOverwrite::Cluster) {
-        refuse_used(cluster, &found, may_overwrite).await?;
+        refuse_used(source, cluster, &found, may_overwrite).await?;
     }
     let slices = array_ids(cluster);
     // Before the first drive is made or written.
@@ -480,6 +572,7 @@ fn random() -> u64 {
 
 /// Looks for anything worth keeping before the first byte is written.
 async fn refuse_used(
+    source: &dyn DriveSource,
     cluster: &ClusterFile,
     found: &[Found],
     may_overwrite: MayOverwrite,
@@ -489,7 +582,8 @@ async fn refuse_used(
         _ => "levada up --force-format".to_owned(),
     };
     // By its identity: many boxes have one name.
-    let given_up = cluster_of(cluster, found).filter(|_| may_overwrite == MayOverwrite::Cluster);
+    let of_name = cluster_of(cluster, source.cluster(), found);
+    let given_up = of_name.filter(|_| may_overwrite == MayOverwrite::Cluster);
     for (spec, found) in cluster.drives.iter().zip(found) {
         let path = spec.path.display().to_string();
         match found {

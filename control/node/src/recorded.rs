@@ -15,6 +15,7 @@ use levada_raid::{
     ArrayStatus, Level as RaidLevel, MemberState, MemberStatus, Recorded, RecordedMember,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
@@ -56,6 +57,49 @@ impl fmt::Display for Differences {
 pub(crate) struct Labelled {
     pub device: Rc<dyn Device>,
     pub label: Label,
+}
+
+impl Labelled {
+    /// The newest superblock of each array on the drive.
+    async fn superblocks(&self) -> BTreeMap<&str, Recorded> {
+        let places = self.label.slices.iter().flat_map(|slice| {
+            let both = [0, Recorded::BYTES];
+            both.map(|at| (slice, slice.start + at))
+        });
+        let probes = places.map(|(slice, at)| async move {
+            let block = read_block(&self.device, at).await?;
+            let found = Recorded::decode(&block, slice.array_uuid)?;
+            Some((slice.array_name.as_str(), found))
+        });
+        newest(join_all(probes).await.into_iter().flatten())
+    }
+
+    /// Which of two drives with one name came later, as arrays have it: they write superblocks to
+    /// their members, so one that was replaced stays behind. Epochs tell nothing: whoever is opened
+    /// gets the next. `Equal` where each is ahead in as many arrays as the other.
+    pub async fn compare(&self, other: &Self) -> Ordering {
+        let (ours, theirs) = (self.superblocks().await, other.superblocks().await);
+        let ahead = |these: &BTreeMap<&str, Recorded>, those: &BTreeMap<&str, Recorded>| {
+            let is_ahead = |(array, found): &(&&str, &Recorded)| {
+                those.get(**array).is_none_or(|known| known.order < found.order)
+            };
+            these.iter().filter(is_ahead).count()
+        };
+        ahead(&ours, &theirs).cmp(&ahead(&theirs, &ours))
+    }
+}
+
+/// Of each array the superblock that counts.
+fn newest<'a>(
+    superblocks: impl IntoIterator<Item = (&'a str, Recorded)>,
+) -> BTreeMap<&'a str, Recorded> {
+    let mut newest: BTreeMap<&str, Recorded> = BTreeMap::new();
+    for (array, found) in superblocks {
+        if newest.get(array).is_none_or(|known| known.order < found.order) {
+            newest.insert(array, found);
+        }
+    }
+    newest
 }
 
 /// An array as it stands.
@@ -133,23 +177,12 @@ pub(crate) struct OnDrives {
 
 impl OnDrives {
     /// Reads it from drives that nobody serves.
-    pub async fn read(drives: &[Labelled]) -> Self {
-        let places = drives.iter().flat_map(|Labelled { device, label }| {
-            let both = move |slice| [(device, slice, 0), (device, slice, Recorded::BYTES)];
-            label.slices.iter().flat_map(both)
-        });
-        let probes = places.map(|(device, slice, at)| async move {
-            let block = read_block(device, slice.start + at).await?;
-            Some((&slice.array_name, Recorded::decode(&block, slice.array_uuid)?))
-        });
-        let mut superblocks: BTreeMap<String, Recorded> = BTreeMap::new();
-        for (array, found) in join_all(probes).await.into_iter().flatten() {
-            if superblocks.get(array).is_none_or(|known| known.order < found.order) {
-                superblocks.insert(array.clone(), found);
-            }
-        }
+    pub async fn read(drives: &[&Labelled]) -> Self {
+        let found = join_all(drives.iter().map(|drive| drive.superblocks())).await;
+        let superblocks = newest(found.into_iter().flatten());
         let table = find_table(drives, &superblocks).await;
-        let arrays = superblocks.into_iter().map(|(name, found)| (name, found.into())).collect();
+        let arrays =
+            superblocks.into_iter().map(|(name, found)| (name.to_owned(), found.into())).collect();
         Self { labels: drives.iter().map(|drive| drive.label.clone()).collect(), arrays, table }
     }
 
@@ -226,12 +259,12 @@ pub(crate) fn stripe_remark(row: &[u8], fs: &levada_spec::FileSystemSpec) -> Opt
 
 /// Reads the target table from a member that holds a copy of the first extent of a mirror.
 async fn find_table(
-    drives: &[Labelled],
-    superblocks: &BTreeMap<String, Recorded>,
+    drives: &[&Labelled],
+    superblocks: &BTreeMap<&str, Recorded>,
 ) -> Option<(String, TargetTable)> {
     for (array, recorded) in superblocks {
         let RaidLevel::Raid1 { copies } = recorded.level else { continue };
-        let holds = |drive: &&Labelled| {
+        let holds = |drive: &&&Labelled| {
             recorded.members.iter().any(|member| {
                 let first = member.role.is_some_and(|role| role < copies);
                 let whole = member.state == MemberState::InSync;
@@ -244,7 +277,7 @@ async fn find_table(
             if let Some(block) = read_block(&drive.device, slice.start + recorded.data_at).await
                 && let Ok(table) = TargetTable::decode(&block)
             {
-                return Some((array.clone(), table));
+                return Some(((*array).to_owned(), table));
             }
         }
     }

@@ -150,10 +150,23 @@ pub struct StateLock {
     _file: File,
 }
 
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    let fresh = path.with_extension("new");
-    std::fs::write(&fresh, text)?;
-    std::fs::rename(fresh, path)
+/// Writes a small file so that whoever looks finds all of it or what was there before, also after a
+/// power loss. Once this returns it is durable.
+///
+/// # Errors
+///
+/// What the file system says.
+pub fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(text.as_bytes())?;
+    // Before its name: a file system may keep the rename and lose what was written.
+    file.sync_all()?;
+    std::fs::rename(&fresh, path)?;
+    // A name alone has the empty path as its parent.
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
@@ -171,5 +184,25 @@ mod tests {
         drop(lock);
         assert_eq!(state.running(), None);
         state.lock().expect("free again");
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(
+            dir.path().join("levada.toml.new"),
+            "of a start that was killed, and longer",
+        )
+        .expect("written");
+        replace(&path, "first").expect("made");
+        // Whoever has it open reads on in what it was: it is never seen half written.
+        let mut reader = File::open(&path).expect("there");
+        replace(&path, "second").expect("replaced");
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "first");
+        assert_eq!(std::fs::read_to_string(&path).expect("there"), "second");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 1, "nothing is left");
     }
 }

@@ -216,6 +216,51 @@ fn giving_a_cluster_up_spares_another_one_of_the_same_name() {
 }
 
 #[test]
+fn another_cluster_with_the_name_of_the_noted_one_is_neither_opened_nor_given_up() {
+    Reactor::simulated(35).block_on(async {
+        let (shelf, others) = (Shelf::default(), Shelf::default());
+        let made = start(cluster_file(), &shelf).await.expect("starts");
+        let noted = made.drives.cluster;
+        made.stop().await;
+        let made = start(cluster_file(), &others).await.expect("starts");
+        let other = made.drives.cluster;
+        made.stop().await;
+        // Paths that lead to the wrong disk; then all but one drive of it.
+        others.noted.set(Some(noted));
+        for place in ["drives/d00.img", "drives/d01.img"] {
+            if place == "drives/d01.img" {
+                let ours = Rc::clone(&shelf.drives.borrow()["d00"]);
+                others.drives.borrow_mut().insert("d00".into(), ours);
+            }
+            let before = heads(&others).await;
+            for over in [MayOverwrite::Nothing, MayOverwrite::Others, MayOverwrite::Cluster] {
+                let text = start_over(cluster_file(), &others, over).await.err().expect("refused");
+                let (text, noted, other) = (text.to_string(), noted.to_string(), other.to_string());
+                for part in [&*noted, &*other, "d01", place, "`cluster` in the state"] {
+                    assert!(text.contains(part), "{over:?}: {part}: {text}");
+                }
+            }
+            assert!(before == heads(&others).await, "not a byte was written");
+        }
+        // Without the note it is the cluster that most drives are of.
+        others.noted.set(None);
+        let made = start(cluster_file(), &others).await.expect("bears the loss of d00");
+        assert_eq!(made.drives.cluster, other);
+        made.stop().await;
+        // Of two with as many drives it is the noted one, and too much of it is absent.
+        for drive in ["d01", "d02", "d03", "d04", "d05"] {
+            let ours = Rc::clone(&shelf.drives.borrow()[drive]);
+            others.drives.borrow_mut().insert(drive.into(), ours);
+        }
+        for (cluster, absent) in [(noted, "d06"), (other, "d01")] {
+            others.noted.set(Some(cluster));
+            let text = start(cluster_file(), &others).await.err().expect("too few").to_string();
+            assert!(text.contains("array") && text.contains(absent), "{text}");
+        }
+    });
+}
+
+#[test]
 fn another_clusters_drive_among_ours_counts_as_absent_and_is_not_touched() {
     Reactor::simulated(18).block_on(async {
         let (shelf, others) = (Rc::new(Shelf::default()), Shelf::default());
@@ -564,6 +609,55 @@ fn a_drive_that_is_replaced_twice_at_once_comes_in_once() {
             assert!(array.out().is_empty(), "{:?}", array.out());
         }
         cluster.stop().await;
+        served(&shelf, read_file).await;
+    });
+}
+
+#[test]
+fn a_drive_that_was_replaced_and_comes_back_under_another_path_counts_as_absent() {
+    Reactor::simulated(36).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, asked) = operator_with(&shelf, path).await;
+        fail(&asked, "d04", false).await.expect("bears it");
+        let earlier = Rc::clone(&shelf.drives.borrow()["d04"]);
+        let later = Rc::new(RamDevice::new("d04", earlier.info().capacity_bytes));
+        shelf.drives.borrow_mut().insert("d04".into(), Rc::clone(&later));
+        let replace = ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+        assert_eq!(asked.answer(replace).await, ControlReply::Done);
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+        }
+        cluster.stop().await;
+        let d05 = Rc::clone(&shelf.drives.borrow()["d05"]);
+        let before = head_and_tail(&earlier).await;
+        // Behind the later one, and before it.
+        for (at_d04, at_d05) in [(&later, &earlier), (&earlier, &later)] {
+            shelf.drives.borrow_mut().insert("d04".into(), Rc::clone(at_d04));
+            shelf.drives.borrow_mut().insert("d05".into(), Rc::clone(at_d05));
+            let (cluster, asked) = operator(&shelf).await;
+            let found = |name: &str| {
+                let drive = cluster.drives.drives.iter().find(|drive| drive.spec.name == name);
+                drive.expect("in the file").found.as_ref().map(|_| ()).map_err(String::clone)
+            };
+            assert_eq!(found("d04"), Ok(()));
+            let told = found("d05").expect_err("its path leads to a d04");
+            if Rc::ptr_eq(at_d05, &earlier) {
+                for part in ["drives/d05.img", "an earlier d04", "replace d05 --force"] {
+                    assert!(told.contains(part), "{part}: {told}");
+                }
+            }
+            assert!(status(&asked).await.problems.join("\n").contains(&told), "{told}");
+            cluster.stop().await;
+            assert!(before == head_and_tail(&earlier).await, "not a byte was written");
+        }
+        shelf.drives.borrow_mut().insert("d04".into(), later);
+        shelf.drives.borrow_mut().insert("d05".into(), d05);
         served(&shelf, read_file).await;
     });
 }
