@@ -44,6 +44,17 @@ fn without_a_cluster_it_says_what_to_do() {
 }
 
 #[test]
+fn a_state_directory_too_deep_for_a_socket_is_told_before_a_drive_is_made() {
+    let state = "s".repeat(100);
+    let text = TINY.replacen("[drives]", &format!("state_dir = \"{state}\"\n[drives]"), 1);
+    let cluster = Cluster::new("deep", &text);
+    for command in ["up", "node"] {
+        cluster.refused(&[command], &[&state, "at most 107", "state_dir"]);
+    }
+    assert!(!cluster.path("d0.img").exists() && !cluster.path(&state).exists(), "nothing was made");
+}
+
+#[test]
 fn a_reader_that_went_away_is_not_worth_a_word() {
     let cluster = Cluster::new("pipe", TINY);
     let shell = format!("{LEVADA} check | true; echo ${{PIPESTATUS[0]}}");
