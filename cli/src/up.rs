@@ -81,6 +81,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     };
     let loaded = place::load_at(&path)?;
     let state = place::state(&loaded);
+    state.check()?;
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
     if let Some(pid) = answering(&state) {
         if may_overwrite != MayOverwrite::Nothing {

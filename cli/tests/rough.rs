@@ -5,6 +5,7 @@
 
 mod support;
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -41,6 +42,17 @@ fn without_a_cluster_it_says_what_to_do() {
     nowhere.refused(&["-f", "missing.toml", "status"], &["missing.toml", "No such file"]);
     let said = nowhere.refused(&["-f", ".", "status"], &["cannot read"]);
     assert_eq!(said.matches("os error").count(), 1, "said once: {said}");
+}
+
+#[test]
+fn a_state_directory_too_deep_for_a_socket_is_told_before_a_drive_is_made() {
+    let state = "s".repeat(100);
+    let text = TINY.replacen("[drives]", &format!("state_dir = \"{state}\"\n[drives]"), 1);
+    let cluster = Cluster::new("deep", &text);
+    for command in ["up", "node"] {
+        cluster.refused(&[command], &[&state, "at most 107", "state_dir"]);
+    }
+    assert!(!cluster.path("d0.img").exists() && !cluster.path(&state).exists(), "nothing was made");
 }
 
 #[test]
@@ -227,6 +239,31 @@ fn of_two_who_mount_at_once_the_second_waits_for_the_first() {
     bystander.kill().and_then(|()| bystander.wait()).expect("ended");
     cluster.ok(&["umount", "mnt"]);
     assert!(first.wait().expect("a child").success());
+    cluster.ok(&["down"]);
+}
+
+#[test]
+fn a_node_short_of_descriptors_takes_programs_again_when_it_has_some() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("short", TINY);
+    cluster.ok(&["up"]);
+    let node = Pid::from_raw(cluster.node().expect("it runs").cast_signed());
+    let many = getrlimit(Resource::Nofile);
+    let few = Rlimit { current: Some(3), ..many };
+    prlimit(node, Resource::Nofile, few).expect("lowered");
+    let connect = || UnixStream::connect(cluster.path("state/control.sock")).expect("listens");
+    // The first is taken by the old limit, which the kernel has noted for it; the second waits.
+    let (_first, mut second) = (connect(), connect());
+    second.write_all(b"{\"do\":\"dance\"}\n").expect("written");
+    let mut answer = [0; 256];
+    second.set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+    second.read(&mut answer).expect_err("nobody can take it");
+    prlimit(node, Resource::Nofile, many).expect("raised");
+    second.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+    let got = second.read(&mut answer).expect("answered");
+    assert!(String::from_utf8_lossy(&answer[..got]).contains("not a request"));
     cluster.ok(&["down"]);
 }
 

@@ -16,12 +16,22 @@ use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+/// What Linux takes as the path of a Unix socket, beside the zero that ends it: unix(7).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// Why a state directory could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// Another node holds it.
     #[error("a node (process {pid}) already runs on {}; stop it with `levada down`", .dir.display())]
     AlreadyRunning { dir: PathBuf, pid: String },
+    /// No socket can have this path.
+    #[error(
+        "the path of the control socket, {}, has {} bytes, and at most {SOCKET_PATH_BYTES_MAX} are possible; nothing \
+         was made: write a shorter `state_dir` into the cluster file; it may lie anywhere",
+        .socket.display(), .socket.as_os_str().len()
+    )]
+    TooLong { socket: PathBuf },
     /// The directory cannot be made or written.
     #[error("cannot use the state directory {}", .dir.display())]
     Unusable {
@@ -99,12 +109,28 @@ impl StateDir {
         StateError::Unusable { dir: self.0.clone(), source }
     }
 
+    /// Looks whether a node could be reached here, before anything is made: it names its directory from
+    /// the root, wherever the one who starts it stands.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::TooLong`].
+    pub fn check(&self) -> Result<(), StateError> {
+        let socket =
+            std::path::absolute(self.control_socket()).map_err(|source| self.unusable(source))?;
+        match socket.as_os_str().len() {
+            ..=SOCKET_PATH_BYTES_MAX => Ok(()),
+            _ => Err(StateError::TooLong { socket }),
+        }
+    }
+
     /// Makes the directory and takes its lock, for as long as the result lives.
     ///
     /// # Errors
     ///
     /// [`StateError::AlreadyRunning`] when another process holds the lock.
     pub fn lock(&self) -> Result<StateLock, StateError> {
+        self.check()?;
         make_private(&self.0).map_err(|source| self.unusable(source))?;
         let path = self.0.join("node.lock");
         let mut file = File::options()
@@ -184,6 +210,22 @@ mod tests {
         drop(lock);
         assert_eq!(state.running(), None);
         state.lock().expect("free again");
+    }
+
+    #[test]
+    fn a_directory_too_deep_for_a_socket_is_refused_before_it_is_made() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let room = SOCKET_PATH_BYTES_MAX - "/control.sock".len() - dir.path().as_os_str().len();
+        let named = |bytes| StateDir(dir.path().join("s".repeat(bytes)));
+        let fits = named(room - 1);
+        let _lock = fits.lock().expect("just fits");
+        std::os::unix::net::UnixListener::bind(fits.control_socket()).expect("the kernel agrees");
+        let deep = named(room);
+        let text = deep.lock().err().expect("too long").to_string();
+        for part in ["108 bytes", "at most 107", "state_dir"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!deep.0.exists(), "nothing was made");
     }
 
     #[test]
