@@ -32,7 +32,7 @@ pub const BUGS: &[Bug] = &[
     bug("kv-replay-skipped", stores::kv, 20),
     bug("kv-checkpoint-not-flushed", stores::kv, 200),
     bug("kv-checkpoint-too-early", stores::kv, 600),
-    bug("kv-tail-too-early", stores::kv, 400),
+    bug("kv-tail-too-early", stores::kv, 1500),
     bug("kv-acknowledged-out-of-order", stores::kv, 100),
     bug("kv-epoch-ignored", stores::kv, 20),
     bug("log-commit-not-durable", stores::log, 60),
