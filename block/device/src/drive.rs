@@ -188,6 +188,8 @@ impl Drive {
         let label = match ends {
             Ok(ends) => ends.head.or(ends.tail).ok(),
             Err(DriveError::Shrunk { .. }) => read_label_at(device, 0).await?.ok(),
+            // Nobody can format it, by force or not: who tries is told so, not that it is in use.
+            Err(DriveError::Invalid(LabelError::Capacity { .. })) => return Ok(()),
             Err(error) => return Err(error),
         };
         if let Some(label) = label {

@@ -96,7 +96,10 @@ pub enum LabelError {
     SliceOutside { slice: usize },
     #[error("slices {first} and {second} overlap")]
     SlicesOverlap { first: usize, second: usize },
-    #[error("a capacity of {bytes} bytes is too small, or not whole blocks")]
+    #[error(
+        "{bytes} bytes are too few, or not whole blocks: a drive has {} bytes at least",
+        2 * RESERVED_BYTES
+    )]
     Capacity { bytes: u64 },
 }
 

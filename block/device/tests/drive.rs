@@ -259,6 +259,24 @@ fn formatting_that_was_cut_short_can_be_done_again() {
     }
 }
 
+/// Force does not make it larger, so that nobody is told to try.
+#[test]
+fn a_drive_too_small_for_its_labels_is_not_called_used() {
+    Reactor::simulated(1).block_on(async {
+        for bytes in [4096, 2 * MIB - 4096] {
+            let device: Rc<dyn Device> = Rc::new(RamDevice::new("small", bytes));
+            scribble(&device, 0).await;
+            Drive::refuse_used(&*device).await.unwrap();
+            for overwrite in [Overwrite::Nothing, Overwrite::Anything] {
+                let refused = format(&device, overwrite).await.err().unwrap();
+                assert_eq!(refused, DriveError::Invalid(LabelError::Capacity { bytes }));
+                assert!(refused.to_string().contains("2097152 bytes at least"), "{refused}");
+            }
+            assert_eq!(first_byte(&*device, 0).await, Ok(0xa5));
+        }
+    });
+}
+
 #[test]
 fn slices_are_windows_that_fail_together() {
     Reactor::simulated(1).block_on(async {

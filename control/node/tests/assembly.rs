@@ -321,6 +321,7 @@ fn a_drive_too_small_is_told_before_anything_is_written() {
             let text = error.to_string();
             let size = [Bytes(bytes).to_string(), format!("{bytes} bytes")];
             assert!(text.contains("d05") && size.iter().any(|size| text.contains(size)), "{text}");
+            assert!(text.contains("too small") && !text.contains("--force-format"), "{text}");
             assert_eq!(shelf.drives.borrow().len(), 1, "no other drive was made");
         }
     });
