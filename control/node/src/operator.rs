@@ -58,6 +58,12 @@ enum Refusal {
     NoSuchDrive { drive: String, known: String },
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
     InUse { drive: String },
+    #[error(
+        "drive {drive} serves from what is not at {} any more, and its rebuild would be lost with it at the next start: \
+         put that back, or take it out with `levada drive fail {drive}` and replace it by what is there now",
+        path.display()
+    )]
+    NotInPlace { drive: String, path: PathBuf },
     #[error("drive {drive} is in use already")]
     Known { drive: String },
     #[error("a scrub is running already")]
@@ -193,6 +199,9 @@ impl Operator {
         if without.is_empty() || spec != *known {
             return Err(Refusal::InUse { drive: name.clone() });
         }
+        if !self.source.in_place(known) {
+            return Err(Refusal::NotInPlace { drive: name.clone(), path: known.path.clone() });
+        }
         for array in without {
             let admitted = array.admit(&file, name, drive).await;
             admitted
@@ -223,14 +232,16 @@ impl Operator {
     async fn admit(&self, name: &str, old: Option<Rc<Drive>>, force: bool) -> Result<(), Refusal> {
         let (file, spec) = self.reread(name)?;
         let known = self.drives.borrow().get(name).map(|(known, _)| known.path.clone());
-        let is_same_place = known.is_some_and(|path| path == spec.path);
+        let is_same_place =
+            known.is_some_and(|path| path == spec.path) && self.source.in_place(&spec);
         let failed = |source| Refusal::NoDevice { drive: name.to_owned(), source };
         let device = match self.source.open(&spec).await {
             Ok(device) => device,
             Err(NoDevice::Absent { .. }) if spec.size.is_some() => {
                 self.source.create(&spec).await.map_err(failed)?
             }
-            // Still open here: the drive that failed comes back. Not when another was named.
+            // Still open here: the drive that failed comes back. Not when another was named, or
+            // is there, which alone would be found at the next start.
             Err(error) => match old.filter(|_| is_same_place) {
                 Some(old) => Rc::clone(old.device()),
                 None => return Err(failed(error)),
@@ -408,7 +419,9 @@ impl Operator {
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
                 )),
                 Ok(_) if !self.source.in_place(spec) => problems.push(format!(
-                    "drive {drive} is not at {} any more; it serves while the node runs, and is missing at the next start",
+                    "drive {drive} is not at {} any more, which was removed or replaced: put it back, or \
+                     `levada drive fail {drive}` and `levada drive replace {drive}`; \
+                     it serves while the node runs, and is missing at the next start",
                     spec.path.display()
                 )),
                 // An array that is the worse for it says so itself.

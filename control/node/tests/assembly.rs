@@ -28,6 +28,8 @@ const CALLER: Caller = Caller { uid: 0, gid: 0 };
 struct Shelf {
     drives: RefCell<BTreeMap<String, Rc<RamDevice>>>,
     pulled: RefCell<Vec<String>>,
+    /// Drives at whose place there is something else, which cannot be used.
+    hidden: RefCell<Vec<String>>,
     /// The cluster that was up with them last, as a state directory notes it.
     noted: Cell<Option<Uuid>>,
 }
@@ -43,8 +45,12 @@ impl DriveSource for Shelf {
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
         let found = self.drives.borrow().get(&drive.name).cloned();
         let found = found.filter(|_| !self.pulled.borrow().contains(&drive.name));
-        let absent = NoDevice::Absent { path: drive.path.display().to_string() };
-        Box::pin(async move { found.map(|drive| drive as Rc<dyn Device>).ok_or(absent) })
+        let none = match self.hidden.borrow().contains(&drive.name) {
+            true => NoDevice::Unusable { why: "it is a directory".into() },
+            false => NoDevice::Absent { path: drive.path.display().to_string() },
+        };
+        let found = found.filter(|_| matches!(none, NoDevice::Absent { .. }));
+        Box::pin(async move { found.map(|drive| drive as Rc<dyn Device>).ok_or(none) })
     }
 
     fn create<'a>(
@@ -55,6 +61,10 @@ impl DriveSource for Shelf {
         let made = Rc::new(RamDevice::new(&drive.name, bytes));
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
         Box::pin(async move { Ok(made as Rc<dyn Device>) })
+    }
+
+    fn in_place(&self, drive: &DriveSpec) -> bool {
+        !self.hidden.borrow().contains(&drive.name)
     }
 }
 
@@ -797,6 +807,49 @@ fn a_drive_out_of_one_array_goes_back_by_the_command_that_status_names() {
         mirror.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
         assert!(mirror.out().is_empty() && data.out().is_empty());
         assert_eq!(uuid(data), before, "the other array kept it");
+        assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+        cluster.stop().await;
+        served(&shelf, read_file).await;
+    });
+}
+
+/// It was rebuilt onto the file that was removed, and blank at the next start.
+#[test]
+fn nothing_is_rebuilt_onto_a_drive_that_is_not_in_its_place() {
+    Reactor::simulated(32).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, operator) = operator_with(&shelf, path).await;
+        let mirror = &cluster.arrays[0];
+        mirror.array.fail(mirror.member_on("d04").expect("a member")).await.expect("out");
+        shelf.hidden.borrow_mut().push("d04".into());
+        let now = status(&operator).await;
+        let gone = now.gone_next_time();
+        assert!(gone.len() == 1 && gone[0].contains("`levada drive fail d04`"), "{gone:?}");
+        let replace = async || {
+            let request = ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+            operator.answer(request).await
+        };
+        let ControlReply::Failed { why } = replace().await else { panic!("it is not there") };
+        assert!(why.contains("drives/d04.img") && why.contains("`levada drive fail d04`"), "{why}");
+        fail(&operator, "d04", false).await.expect("bears it");
+        let ControlReply::Failed { why } = replace().await else { panic!("nothing is there") };
+        assert!(why.contains("it is a directory"), "{why}");
+        assert!(cluster.arrays.iter().all(|array| array.is_without("d04")));
+        // Another one is put there.
+        shelf.hidden.take();
+        let old = shelf.drives.borrow_mut().remove("d04").expect("there was one");
+        let before = head_and_tail(&old).await;
+        assert_eq!(replace().await, ControlReply::Done);
+        assert!(before == head_and_tail(&old).await, "the old one is left alone");
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+        }
         assert_eq!(status(&operator).await.problems, Vec::<String>::new());
         cluster.stop().await;
         served(&shelf, read_file).await;
