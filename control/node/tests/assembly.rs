@@ -9,7 +9,7 @@ use levada_client::{Client, ClientConfig};
 use levada_device::{Device, Durability, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
+use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice, format_one};
 use levada_node::operator::Operator;
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
@@ -689,6 +689,117 @@ fn a_drive_is_added_when_the_file_says_what_there_will_be() {
         assert_eq!(operator.answer(add()).await, ControlReply::Done);
         cluster.stop().await;
         start(file, &shelf).await.expect("starts with the same file").stop().await;
+    });
+}
+
+/// A cluster file with one drive more, a spare of both arrays.
+fn with_d12() -> ClusterFile {
+    let mut file = cluster_file();
+    let mut added = file.drives[11].clone();
+    (added.name, added.path) = ("d12".into(), "drives/d12.img".into());
+    file.drives.push(added);
+    for array in &mut file.arrays {
+        array.drives.push("d12".into());
+        array.spares += 1;
+    }
+    file
+}
+
+/// Neither `add` nor `replace` would have it again, and nobody was told that arrays are without it.
+#[test]
+fn a_drive_that_was_not_taken_to_the_end_is_told_and_completed() {
+    for (seed, taken_by) in [(33, 0), (34, 1)] {
+        for order in ["add", "replace"] {
+            Reactor::simulated(seed).block_on(async {
+                let shelf = Rc::new(Shelf::default());
+                served(&shelf, write_file).await;
+                let dir = tempfile::tempdir().expect("a temporary directory");
+                let path = dir.path().join("levada.toml");
+                let file = with_d12();
+                std::fs::write(&path, file.to_toml()).expect("written");
+                let cluster = start(cluster_file(), &shelf).await.expect("starts");
+                // What an order does before it is killed.
+                let spec = &file.drives[12];
+                let device = shelf.create(spec).await.expect("made");
+                let drive = format_one(&file, spec, device, &cluster.drives, false).await;
+                let drive = drive.expect("blank");
+                for array in &cluster.arrays[..taken_by] {
+                    array.admit(&file, "d12", &drive).await.expect("room enough");
+                }
+                cluster.stop().await;
+                let (cluster, operator) = operator_of(file.clone(), &shelf, path).await;
+                let told = status(&operator).await.problems.join("\n");
+                for part in ["drive d12", "data", "`levada drive add d12`"] {
+                    assert!(told.contains(part), "{part}: {told}");
+                }
+                let (drive, force) = ("d12".to_owned(), false);
+                let request = match order {
+                    "add" => ControlRequest::DriveAdd { drive, force },
+                    _ => ControlRequest::DriveReplace { drive, force },
+                };
+                assert_eq!(operator.answer(request.clone()).await, ControlReply::Done);
+                assert!(cluster.arrays.iter().all(|array| array.member_on("d12").is_some()));
+                assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+                let again = operator.answer(request).await;
+                assert!(matches!(again, ControlReply::Failed { .. }), "{again:?}");
+                cluster.stop().await;
+                start(file, &shelf).await.expect("starts").stop().await;
+            });
+        }
+    }
+}
+
+/// It was called in use, because the file that the node started with had it.
+#[test]
+fn a_drive_that_was_written_into_the_file_before_a_start_is_added() {
+    Reactor::simulated(36).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        start(cluster_file(), &shelf).await.expect("starts").stop().await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, with_d12().to_toml()).expect("written");
+        let (cluster, operator) = operator_of(with_d12(), &shelf, path).await;
+        let add = |drive: &str| {
+            operator.answer(ControlRequest::DriveAdd { drive: drive.into(), force: false })
+        };
+        let ControlReply::Failed { why } = add("d03").await else { panic!("it serves") };
+        assert!(why.contains("d03 is in use"), "{why}");
+        assert_eq!(add("d12").await, ControlReply::Done);
+        assert!(cluster.arrays.iter().all(|array| array.member_on("d12").is_some()));
+        cluster.stop().await;
+    });
+}
+
+/// It came into one array, was too small for the next, and was then in its own way.
+#[test]
+fn a_drive_too_small_for_one_array_comes_into_none() {
+    Reactor::simulated(35).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        let (cluster, operator) = operator_with(&shelf, path.clone()).await;
+        let add = async |file: &ClusterFile| {
+            std::fs::write(&path, file.to_toml()).expect("written");
+            operator.answer(ControlRequest::DriveAdd { drive: "d12".into(), force: false }).await
+        };
+        let members = || cluster.arrays.iter().map(|array| array.array.status().members.len());
+        let before: Vec<_> = members().collect();
+        let size = cluster_file().drives[0].size.expect("files");
+        let mut file = with_d12();
+        // The mirror's slice has a fixed size, and the other array gets the rest.
+        for bytes in [Bytes(size.0 / 2), Bytes(size.0 - MIB)] {
+            file.drives[12].size = Some(bytes);
+            let ControlReply::Failed { why } = add(&file).await else { panic!("{bytes} will do") };
+            for part in ["drive d12", "array", "needed", "nothing was changed"] {
+                assert!(why.contains(part), "{part}: {why}");
+            }
+            assert!(!shelf.drives.borrow().contains_key("d12"), "nothing was made");
+            assert!(members().eq(before.iter().copied()), "no array took it");
+        }
+        file.drives[12].size = Some(size);
+        assert_eq!(add(&file).await, ControlReply::Done);
+        cluster.stop().await;
+        start(file, &shelf).await.expect("starts").stop().await;
     });
 }
 
