@@ -59,8 +59,8 @@ enum Refusal {
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
     InUse { drive: String },
     #[error(
-        "drive {drive} serves from what is not at {} any more, and its rebuild would be lost with it at the next start: \
-         put that back, or take it out with `levada drive fail {drive}` and replace it by what is there now",
+        "drive {drive} serves from what is not at {} any more, and its rebuild would be lost with it at the next \
+         start: put that back, or take it out with `levada drive fail {drive}` and replace it by what is there now",
         path.display()
     )]
     NotInPlace { drive: String, path: PathBuf },
@@ -495,7 +495,8 @@ impl Operator {
                     // An order that is under way now gets there by itself.
                     if !names.is_empty() && self.admitting.available() > 0 {
                         problems.push(format!(
-                            "drive {drive} has not come into {} yet, taking it was cut short; `levada drive add {drive}` completes it",
+                            "drive {drive} has not come into {} yet, taking it was cut short; \
+                             `levada drive add {drive}` completes it",
                             names.join(", ")
                         ));
                     }
