@@ -8,7 +8,7 @@
 //! After a crash in a change of the label, `open` finds one end a generation ahead and writes it
 //! to the other. Bytes and reasons: `docs/design/0002-drive-label.md`.
 
-use crate::foreign::find_foreign;
+use crate::foreign::{Foreign, find_foreign};
 use crate::label::{LABEL_BYTES, Label, LabelError, RESERVED_BYTES, SliceEntry};
 use crate::slice::Slice;
 use crate::{BlockError, Device, Durability};
@@ -33,7 +33,7 @@ pub enum DriveError {
     Invalid(LabelError),
     /// The drive carries somebody else's data.
     #[error("the drive carries {found}; nothing was changed")]
-    Foreign { found: &'static str },
+    Foreign { found: Foreign },
     /// The drive has been formatted by Levada before.
     #[error("the drive is {drive_name:?} of cluster {cluster_name:?} already; nothing was changed")]
     Labelled { cluster_uuid: Uuid, cluster_name: String, drive_uuid: Uuid, drive_name: String },
@@ -59,7 +59,7 @@ pub struct DriveIdentity {
 /// What formatting may overwrite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overwrite {
-    /// Only a drive on which nothing known is found.
+    /// Only a drive that is blank.
     #[default]
     Nothing,
     /// Whatever is there.
@@ -188,6 +188,8 @@ impl Drive {
         let label = match ends {
             Ok(ends) => ends.head.or(ends.tail).ok(),
             Err(DriveError::Shrunk { .. }) => read_label_at(device, 0).await?.ok(),
+            // Nobody can format it, by force or not: who tries is told so, not that it is in use.
+            Err(DriveError::Invalid(LabelError::Capacity { .. })) => return Ok(()),
             Err(error) => return Err(error),
         };
         if let Some(label) = label {

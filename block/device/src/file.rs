@@ -15,8 +15,10 @@ use levada_base::reactor::fs::{File, OpenOptions};
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
 use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
 use std::cell::Cell;
+use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Zeroes are written by requests of this size, and ranges up to it by plain writes.
@@ -55,11 +57,39 @@ pub enum Prepare {
     Zero,
 }
 
+/// What tells a file or block device from every other one while it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Identity {
+    File {
+        file_system: u64,
+        inode: u64,
+    },
+    /// Many paths lead to one, each a file of its own.
+    BlockDevice {
+        number: u64,
+    },
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        match metadata.file_type().is_block_device() {
+            true => Self::BlockDevice { number: metadata.rdev() },
+            false => Self::File { file_system: metadata.dev(), inode: metadata.ino() },
+        }
+    }
+
+    fn of_open(file: &File) -> io::Result<Self> {
+        let file = std::fs::File::from(file.as_fd().try_clone_to_owned()?);
+        Ok(Self::of(&file.metadata()?))
+    }
+}
+
 /// A file or block device as a device.
 #[derive(Debug)]
 pub struct FileDevice {
     info: DeviceInfo,
     file: File,
+    identity: Identity,
     is_block_device: bool,
     is_direct: bool,
     epoch: Cell<Epoch>,
@@ -152,6 +182,7 @@ impl FileDevice {
                 atomic_write_bytes: BLOCK_BYTES,
                 io_bytes_best: MIB,
             },
+            identity: Identity::of_open(&file).map_err(failed)?,
             file,
             is_block_device,
             is_direct,
@@ -164,6 +195,13 @@ impl FileDevice {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// True while `path` leads to this very file or block device: not when that was removed there,
+    /// nor when another was put in its place.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|there| Identity::of(&there) == self.identity)
     }
 
     async fn zero(&self, at: u64, bytes: u64) -> io::Result<()> {

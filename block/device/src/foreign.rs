@@ -1,22 +1,32 @@
-//! Recognises what others have written on a drive, so that formatting does not destroy it.
+//! Tells a drive that nobody uses from one that holds somebody's data, so that formatting does not
+//! destroy it.
+//!
+//! What always holds: a drive is nobody's only when both its ends read as one that was never
+//! written or was discarded. Signatures give what is there a name; without one it is kept as well.
 
-use crate::{BlockError, Device};
+use crate::{BlockError, Device, label};
 use levada_base::BufMut;
-use levada_base::units::{BLOCK_BYTES, KIB, round_down};
+use levada_base::units::{BLOCK_BYTES, MIB, round_down};
+use std::fmt;
 
-/// Bytes looked at from the start of a drive: up to the ZFS uberblocks.
-const HEAD_BYTES: u64 = 256 * KIB;
-/// Bytes looked at before its end: up to the md superblock of version 0.90.
-const TAIL_BYTES: u64 = 128 * KIB;
+/// Bytes looked at from either end: whatever is put on a drive leaves something there, and what
+/// formatting overwrites at once lies there.
+const END_BYTES: u64 = MIB;
 
 /// The magic of an md superblock, little-endian.
 const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
+
+/// A good label never gets here: who asks has read it.
+const BAD_LABEL: &str = "a label of Levada, damaged or of another version";
+/// The first bytes of the magic of DRBD's metadata, big-endian; the last one is its version.
+const DRBD_MAGIC: [u8; 3] = [0x83, 0x74, 0x02];
 
 /// Name, offset from the start of the drive, and the bytes found there.
 const AT_START: &[(&str, usize, &[u8])] = &[
     ("an XFS file system", 0, b"XFSB"),
     ("a btrfs file system", 65_600, b"_BHRfS_M"),
     ("an F2FS file system", 1024, &0xf2f5_2010_u32.to_le_bytes()),
+    ("a ReFS file system", 0, b"\0\0\0ReFS\0"),
     ("an NTFS file system", 3, b"NTFS    "),
     ("an exFAT file system", 3, b"EXFAT   "),
     ("a FAT file system", 54, b"FAT"),
@@ -29,6 +39,8 @@ const AT_START: &[(&str, usize, &[u8])] = &[
     ("an LVM physical volume", 512, b"LABELONE"),
     ("an LVM physical volume", 1024, b"LABELONE"),
     ("an LVM physical volume", 1536, b"LABELONE"),
+    ("a Stratis pool member", 516, b"!Stra0tis\x86\xff\x02^\x41rh"),
+    ("a VDO volume", 0, b"dmvdo001"),
     ("an md RAID member (1.1)", 0, &MD_MAGIC),
     ("an md RAID member (1.2)", 4096, &MD_MAGIC),
     ("a bcache device", 4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
@@ -44,29 +56,72 @@ const AT_START: &[(&str, usize, &[u8])] = &[
     ("a JFS file system", 32_768, b"JFS1"),
     ("a ReiserFS file system", 65_588, b"ReIsEr"),
     ("an ISO 9660 file system", 32_769, b"CD001"),
+    // Without an ISO bridge the volume recognition sequence begins so (ECMA-167 2/9.2).
+    ("a UDF file system", 32_769, b"BEA01"),
+    ("a GFS2 file system", 65_536, &0x0116_1970_u32.to_be_bytes()),
+    ("an OCFS2 file system", 1024, b"OCFSV2"),
+    ("an OCFS2 file system", 2048, b"OCFSV2"),
+    ("an OCFS2 file system", 4096, b"OCFSV2"),
+    ("an OCFS2 file system", 8192, b"OCFSV2"),
+    ("an EROFS file system", 1024, &0xe0f5_e1e2_u32.to_le_bytes()),
+    ("a UFS1 file system", 9564, &0x0001_1954_u32.to_le_bytes()),
+    ("a UFS2 file system", 66_908, &0x1954_0119_u32.to_le_bytes()),
     ("an Oracle ASM disk", 32, b"ORCLDISK"),
     ("a GPT partition table", 512, b"EFI PART"),
     ("a GPT partition table", 4096, b"EFI PART"),
+    (BAD_LABEL, 0, &label::MAGIC),
+    ("a NILFS2 file system", 1030, &[0x34, 0x34]),
     // Last: the longer names above say more, and several of them also end a boot sector so.
     ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
 ];
 
-/// Names what a drive carries, or `None` when nothing known is there.
+/// What formatting a drive would destroy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Named by its signature.
+    Known(&'static str),
+    /// Nobody knows whose; `at` is where the first byte of it lies.
+    Unknown { at: u64 },
+}
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Foreign::Known(name) => f.write_str(name),
+            Foreign::Unknown { at } => write!(f, "data of an unknown kind, from byte {at} on"),
+        }
+    }
+}
+
+/// Says what a drive carries, or `None` when both its ends are blank.
 ///
 /// # Errors
 ///
 /// When the drive cannot be read.
-pub async fn find_foreign(device: &dyn Device) -> Result<Option<&'static str>, BlockError> {
+pub async fn find_foreign(device: &dyn Device) -> Result<Option<Foreign>, BlockError> {
     let capacity = round_down(device.info().capacity_bytes, BLOCK_BYTES);
-    let head_bytes = capacity.min(HEAD_BYTES);
-    let head = device.read(0, BufMut::zeroed(head_bytes as usize).into_vec()).await?;
-    let tail_bytes = capacity.min(TAIL_BYTES);
-    let tail_at = capacity - tail_bytes;
-    let tail = device.read(tail_at, BufMut::zeroed(tail_bytes as usize).into_vec()).await?;
-    Ok(recognise(&head[0], &tail[0], device.info().capacity_bytes - tail_at))
+    let end_bytes = capacity.min(END_BYTES);
+    let tail_at = capacity - end_bytes;
+    let head = device.read(0, BufMut::zeroed(end_bytes as usize).into_vec()).await?;
+    let tail = device.read(tail_at, BufMut::zeroed(end_bytes as usize).into_vec()).await?;
+    if let Some(name) = recognise(&head[0], &tail[0], device.info().capacity_bytes - tail_at) {
+        return Ok(Some(Foreign::Known(name)));
+    }
+    let in_head = first_written(&head[0]);
+    let in_tail = || Some(tail_at + first_written(&tail[0])?);
+    Ok(in_head.or_else(in_tail).map(|at| Foreign::Unknown { at }))
 }
 
-/// `tail` starts `to_end` bytes before the end of the drive.
+/// The first byte that somebody has written. What was never written, or was discarded, reads as
+/// zeroes; on some flash drives and after an erase as ones throughout.
+fn first_written(bytes: &[u8]) -> Option<u64> {
+    if bytes.iter().all(|byte| *byte == 0xff) {
+        return None;
+    }
+    bytes.iter().position(|byte| *byte != 0).map(|at| at as u64)
+}
+
+/// Names what has a signature. `tail` starts `to_end` bytes before the end of the drive.
 fn recognise(head: &[u8], tail: &[u8], to_end: u64) -> Option<&'static str> {
     let holds = |bytes: &[u8], at: usize, magic: &[u8]| {
         bytes.get(at..).is_some_and(|rest| rest.starts_with(magic))
@@ -96,6 +151,13 @@ fn recognise(head: &[u8], tail: &[u8], to_end: u64) -> Option<&'static str> {
     if backup.into_iter().any(|at| holds(tail, at, b"EFI PART")) {
         return Some("a GPT partition table");
     }
+    // DRBD's internal metadata: its last block, after sizes, generations and flags.
+    if before_end(4096).is_some_and(|at| holds(tail, at + 60, &DRBD_MAGIC)) {
+        return Some("a DRBD device");
+    }
+    if before_end(4096).is_some_and(|at| holds(tail, at, &label::MAGIC)) {
+        return Some(BAD_LABEL);
+    }
     // A master boot record: the signature, and at least one partition of a type.
     if holds(head, 510, &[0x55, 0xaa]) {
         let partition_types = [450, 466, 482, 498];
@@ -110,15 +172,28 @@ mod tests {
     use super::*;
 
     fn with(at: usize, bytes: &[u8]) -> Option<&'static str> {
-        let mut head = vec![0; HEAD_BYTES as usize];
+        let mut head = vec![0; END_BYTES as usize];
         head[at..at + bytes.len()].copy_from_slice(bytes);
-        recognise(&head, &vec![0; TAIL_BYTES as usize], TAIL_BYTES)
+        recognise(&head, &vec![0; END_BYTES as usize], END_BYTES)
     }
 
     #[test]
     fn an_empty_drive_is_nobodys() {
         assert_eq!(with(0, &[]), None);
         assert_eq!(recognise(&[], &[], 0), None);
+    }
+
+    #[test]
+    fn a_discarded_end_is_blank_and_a_single_byte_is_not() {
+        let mut end = vec![0xff; 4096];
+        assert_eq!(first_written(&end), None);
+        end[4095] = 0xfe;
+        assert_eq!(first_written(&end), Some(0));
+        end.fill(0);
+        assert_eq!(first_written(&end), None);
+        end[4095] = 1;
+        assert_eq!(first_written(&end), Some(4095));
+        assert_eq!(first_written(&[]), None);
     }
 
     #[test]
@@ -136,18 +211,24 @@ mod tests {
 
     #[test]
     fn superblocks_at_the_end_are_found() {
-        let head = vec![0; HEAD_BYTES as usize];
+        let head = vec![0; END_BYTES as usize];
         for (before_end, name) in
             [(8 << 10, "an md RAID member (1.0)"), (64 << 10, "an md RAID member (0.90)")]
         {
-            let mut tail = vec![0; TAIL_BYTES as usize];
+            let mut tail = vec![0; END_BYTES as usize];
             let at = tail.len() - before_end;
             tail[at..at + 4].copy_from_slice(&MD_MAGIC);
-            assert_eq!(recognise(&head, &tail, TAIL_BYTES), Some(name));
+            assert_eq!(recognise(&head, &tail, END_BYTES), Some(name));
         }
-        let mut tail = vec![0; TAIL_BYTES as usize];
-        let at = tail.len() - 512;
-        tail[at..at + 8].copy_from_slice(b"EFI PART");
-        assert_eq!(recognise(&head, &tail, TAIL_BYTES), Some("a GPT partition table"));
+        for (before_end, magic, name) in [
+            (512, &b"EFI PART"[..], "a GPT partition table"),
+            (4096 - 60, &DRBD_MAGIC, "a DRBD device"),
+            (4096, &label::MAGIC, BAD_LABEL),
+        ] {
+            let mut tail = vec![0; END_BYTES as usize];
+            let at = tail.len() - before_end;
+            tail[at..at + magic.len()].copy_from_slice(magic);
+            assert_eq!(recognise(&head, &tail, END_BYTES), Some(name));
+        }
     }
 }

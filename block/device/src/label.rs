@@ -22,7 +22,8 @@ pub const SLICES_MAX: usize = 16;
 /// UTF-8 bytes of a name.
 pub const NAME_BYTES_MAX: usize = 63;
 
-const MAGIC: [u8; 8] = *b"LEVDRIVE";
+/// The first bytes of every version.
+pub(crate) const MAGIC: [u8; 8] = *b"LEVDRIVE";
 const VERSION: u32 = 1;
 const CRC_AT: usize = 12;
 const SLICES_AT: usize = 512;
@@ -95,7 +96,10 @@ pub enum LabelError {
     SliceOutside { slice: usize },
     #[error("slices {first} and {second} overlap")]
     SlicesOverlap { first: usize, second: usize },
-    #[error("a capacity of {bytes} bytes is too small, or not whole blocks")]
+    #[error(
+        "{bytes} bytes are too few, or not whole blocks: a drive has {} bytes at least",
+        2 * RESERVED_BYTES
+    )]
     Capacity { bytes: u64 },
 }
 

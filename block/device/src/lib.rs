@@ -24,7 +24,7 @@ pub use drive::{Drive, DriveError, DriveIdentity, Overwrite, read_label};
 pub use error::BlockError;
 pub use fault::{FaultDevice, Faults};
 pub use file::{FileDevice, FileDeviceError, Prepare};
-pub use foreign::find_foreign;
+pub use foreign::{Foreign, find_foreign};
 pub use label::{
     LABEL_BYTES, Label, LabelError, NAME_BYTES_MAX, RESERVED_BYTES, SLICE_ALIGN_BYTES, SLICES_MAX,
     SliceEntry, SliceKind,

@@ -40,6 +40,28 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
+#[test]
+fn a_file_that_was_removed_or_replaced_is_not_in_its_place() {
+    let dir = directory();
+    let path = dir.path().join("drive");
+    Reactor::new().unwrap().block_on(async {
+        let device = FileDevice::create(&path, MIB, Prepare::Reserve).await.unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(device.is_at(&path) && device.is_at(&link));
+        let away = dir.path().join("away");
+        std::fs::rename(&path, &away).unwrap();
+        assert!(!device.is_at(&path) && device.is_at(&away));
+        std::fs::copy(&away, &path).unwrap();
+        assert!(!device.is_at(&path), "a copy is another file");
+        std::fs::remove_file(&away).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // The inode is not given to another file while it is open.
+        let next = FileDevice::create(&path, MIB, Prepare::Reserve).await.unwrap();
+        assert!(next.is_at(&path) && !device.is_at(&path));
+    });
+}
+
 async fn a_file_device(prepare: Prepare) {
     let dir = directory();
     let path = dir.path().join("drive");

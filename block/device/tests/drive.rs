@@ -1,14 +1,16 @@
 //! Labelled drives: formatting, repair, fencing, and the fate that slices share.
 
 use levada_base::ids::Uuid;
-use levada_base::reactor::Reactor;
+use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
 use levada_base::{Buf, BufMut, Epoch};
 use levada_device::{
-    BlockError, Device, Drive, DriveError, DriveIdentity, Durability, FaultDevice, Faults,
-    LabelError, Overwrite, RamDevice, SliceEntry, SliceKind, VolatileDevice, read_label,
+    BlockError, Device, Drive, DriveError, DriveIdentity, DriveModel, Durability, FaultDevice,
+    Faults, Foreign, LabelError, ModelDevice, Overwrite, RamDevice, SliceEntry, SliceKind,
+    VolatileDevice, read_label,
 };
 use std::rc::Rc;
+use std::time::Duration;
 
 const CAPACITY: u64 = 32 * MIB;
 
@@ -184,11 +186,94 @@ fn other_peoples_data_is_refused_unless_forced() {
         xfs[..4].copy_from_slice(b"XFSB");
         device.write(0, xfs.freeze().into_vec(), Durability::Fua).await.unwrap();
         let refused = format(&device, Overwrite::Nothing).await.err().unwrap();
-        assert_eq!(refused, DriveError::Foreign { found: "an XFS file system" });
+        let found = Foreign::Known("an XFS file system");
+        assert_eq!(refused, DriveError::Foreign { found });
         assert!(refused.to_string().contains("XFS"), "{refused}");
         assert_eq!(first_byte(&*device, 0).await, Ok(b'X'));
         format(&device, Overwrite::Anything).await.unwrap();
-        assert_eq!(levada_device::find_foreign(&*device).await, Ok(None));
+        assert_eq!(read_label(&*device).await.unwrap().drive_name, "d0");
+    });
+}
+
+/// Without a signature that is known the drive was formatted.
+#[test]
+fn data_of_an_unknown_kind_is_refused_wherever_formatting_would_meet_it() {
+    Reactor::simulated(1).block_on(async {
+        for at in [0, 512 * 1024, MIB - 4096, CAPACITY - MIB, CAPACITY - 4096] {
+            let device = ram();
+            scribble(&device, at).await;
+            let refused = format(&device, Overwrite::Nothing).await.err().unwrap();
+            assert_eq!(refused, DriveError::Foreign { found: Foreign::Unknown { at } });
+            assert!(refused.to_string().contains(&format!("from byte {at}")), "{refused}");
+            assert_eq!(first_byte(&*device, at).await, Ok(0xa5));
+            format(&device, Overwrite::Anything).await.unwrap();
+        }
+        // A discarded drive may read as ones.
+        let device = ram();
+        for at in [0, CAPACITY - MIB] {
+            let ones = Buf::copy_of(&vec![0xff; MIB as usize]).into_vec();
+            device.write(at, ones, Durability::Fua).await.unwrap();
+        }
+        format(&device, Overwrite::Nothing).await.unwrap();
+    });
+}
+
+#[test]
+fn a_label_that_cannot_be_read_is_not_taken_for_a_blank_drive() {
+    Reactor::simulated(1).block_on(async {
+        let device = ram();
+        format(&device, Overwrite::Nothing).await.unwrap();
+        for at in [0, CAPACITY - 4096] {
+            let mut label = device.read(at, BufMut::zeroed(4096).into_vec()).await.unwrap();
+            label[0][8] = 9; // its version
+            let newer = Buf::copy_of(&label[0]).into_vec();
+            device.write(at, newer, Durability::Fua).await.unwrap();
+        }
+        let refused = format(&device, Overwrite::Nothing).await.err().unwrap();
+        assert!(matches!(refused, DriveError::Foreign { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("label of Levada"), "{refused}");
+    });
+}
+
+/// However far it came: the drive is ours or blank, and in nobody's way.
+#[test]
+fn formatting_that_was_cut_short_can_be_done_again() {
+    let ms = Duration::from_millis(1);
+    for (seed, old) in (0..60).flat_map(|seed| [(seed, false), (seed, true)]) {
+        Reactor::simulated(seed).block_on(async {
+            let cache = Rc::new(VolatileDevice::new(ram()));
+            let model = DriveModel { bytes_per_s: 1 << 30, iops: 1000, latency: ms, flush: ms };
+            let device: Rc<dyn Device> = Rc::new(ModelDevice::new(Rc::clone(&cache) as _, model));
+            if old {
+                format(&device, Overwrite::Nothing).await.unwrap();
+            }
+            let cut = std::pin::pin!(format(&device, Overwrite::Anything));
+            let power = std::pin::pin!(reactor::sleep(ms * seed as u32 / 5));
+            futures_util::future::select(cut, power).await;
+            cache.power_cut(seed).await.unwrap();
+            cache.power_on();
+            let again = Drive::refuse_used(&*device).await;
+            let is_ours = matches!(again, Err(DriveError::Labelled { .. }));
+            assert!(again.is_ok() || is_ours, "seed {seed}: {again:?}");
+        });
+    }
+}
+
+/// Force does not make it larger, so that nobody is told to try.
+#[test]
+fn a_drive_too_small_for_its_labels_is_not_called_used() {
+    Reactor::simulated(1).block_on(async {
+        for bytes in [4096, 2 * MIB - 4096] {
+            let device: Rc<dyn Device> = Rc::new(RamDevice::new("small", bytes));
+            scribble(&device, 0).await;
+            Drive::refuse_used(&*device).await.unwrap();
+            for overwrite in [Overwrite::Nothing, Overwrite::Anything] {
+                let refused = format(&device, overwrite).await.err().unwrap();
+                assert_eq!(refused, DriveError::Invalid(LabelError::Capacity { bytes }));
+                assert!(refused.to_string().contains("2097152 bytes at least"), "{refused}");
+            }
+            assert_eq!(first_byte(&*device, 0).await, Ok(0xa5));
+        }
     });
 }
 

@@ -22,7 +22,8 @@ pub enum ControlRequest {
     /// one, to be rebuilt. A drive that only some arrays are without goes back to those. `force`
     /// overwrites what is on it.
     DriveReplace { drive: String, force: bool },
-    /// Reads the cluster file again and takes a drive that is new in it as a spare.
+    /// Reads the cluster file again and takes a drive that is new in it as a spare, also where
+    /// that was begun before and cut short.
     DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,

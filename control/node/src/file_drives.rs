@@ -9,8 +9,9 @@ use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, ModelDevice, Prepare, VolatileDevice,
 };
 use levada_spec::{DriveSpec, Loaded, TestingSpec, Wrapper};
-use std::path::PathBuf;
-use std::rc::Rc;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// How often a volatile drive writes a random part of its cache back.
@@ -26,21 +27,28 @@ pub struct FileDrives {
     cluster: Option<Uuid>,
     /// Until then, a drive in use may be one that a dead process still holds.
     patient_until: Instant,
+    /// What was opened, and where, as long as somebody uses it; the latest comes last.
+    opened: RefCell<Vec<(PathBuf, Weak<FileDevice>)>>,
 }
 
 impl FileDrives {
     /// Drives as `loaded` names them, with which `cluster` was up last.
     #[must_use]
     pub fn new(loaded: Loaded, cluster: Option<Uuid>) -> Self {
-        Self { loaded, cluster, patient_until: reactor::now() + LET_GO_LIMIT }
+        let patient_until = reactor::now() + LET_GO_LIMIT;
+        Self { loaded, cluster, patient_until, opened: RefCell::default() }
     }
 
     fn path(&self, drive: &DriveSpec) -> PathBuf {
         self.loaded.path(&drive.path)
     }
 
-    fn wrap(&self, device: FileDevice) -> Rc<dyn Device> {
-        let mut device: Rc<dyn Device> = Rc::new(device);
+    fn wrap(&self, path: &Path, device: FileDevice) -> Rc<dyn Device> {
+        let device = Rc::new(device);
+        let mut opened = self.opened.borrow_mut();
+        opened.retain(|(_, device)| device.strong_count() > 0);
+        opened.push((path.to_owned(), Rc::downgrade(&device)));
+        let mut device: Rc<dyn Device> = device;
         if let Some(TestingSpec { wrapper, model, .. }) = &self.loaded.cluster.testing {
             if let Some(model) = model {
                 let model = DriveModel {
@@ -91,7 +99,7 @@ impl DriveSource for FileDrives {
                     }
                     opened => {
                         return opened
-                            .map(|device| self.wrap(device))
+                            .map(|device| self.wrap(&path, device))
                             .map_err(|error| unusable(&error));
                     }
                 }
@@ -114,11 +122,55 @@ impl DriveSource for FileDrives {
                 })?;
             }
             let made = FileDevice::create(&path, size.0, Prepare::Reserve).await;
-            made.map(|device| self.wrap(device)).map_err(|error| unusable(&error))
+            made.map(|device| self.wrap(&path, device)).map_err(|error| unusable(&error))
         })
     }
 
     fn in_place(&self, drive: &DriveSpec) -> bool {
-        self.path(drive).exists()
+        let path = self.path(drive);
+        let opened = self.opened.borrow();
+        let mut there = opened.iter().rev().filter(|(at, _)| *at == path);
+        match there.find_map(|(_, device)| device.upgrade()) {
+            Some(device) => device.is_at(&path),
+            // It was found at another drive's path: drives may change places.
+            None => path.exists(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+    use levada_base::units::MIB;
+    use levada_spec::{Bytes, ClusterFile};
+
+    /// A file that is there is not enough: it may be another one than the node uses.
+    #[test]
+    fn a_drive_is_in_place_as_long_as_its_path_leads_to_what_is_in_use() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("levada.toml");
+        let cluster = ClusterFile::box_default(dir.path(), 40 << 30).expect("room");
+        std::fs::write(&file, cluster.to_toml()).expect("written");
+        let loaded = ClusterFile::load(&file).expect("reads");
+        let mut drive = loaded.cluster.drives[0].clone();
+        drive.size = Some(Bytes::mib(2));
+        let path = loaded.path(&drive.path);
+        Reactor::new().expect("io_uring").block_on(async {
+            let drives = FileDrives::new(loaded, None);
+            assert!(!drives.in_place(&drive));
+            let old = drives.create(&drive).await.expect("made");
+            assert!(drives.in_place(&drive));
+            std::fs::remove_file(&path).expect("removed");
+            assert!(!drives.in_place(&drive));
+            // One that was looked at and not taken changes nothing.
+            std::fs::write(&path, vec![0; 2 * MIB as usize]).expect("written");
+            drop(drives.open(&drive).await.expect("another file"));
+            assert!(!drives.in_place(&drive), "another file is there");
+            // The old one is still open when the new one has come in.
+            let new = drives.open(&drive).await.expect("opens");
+            assert!(drives.in_place(&drive));
+            drop((old, new));
+        });
     }
 }

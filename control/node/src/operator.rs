@@ -7,7 +7,7 @@ use crate::control::{
     ScrubResult, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, NoDevice};
-use crate::recorded::{Differences, OnDrives};
+use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
@@ -15,7 +15,7 @@ use levada_device::Drive;
 use levada_kv::KvError;
 use levada_log::ObjectLog;
 use levada_raid::{Level, Limits, MemberState};
-use levada_spec::{ClusterFile, DriveSpec};
+use levada_spec::{Bytes, ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -58,8 +58,18 @@ enum Refusal {
     NoSuchDrive { drive: String, known: String },
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
     InUse { drive: String },
+    #[error(
+        "drive {drive} serves from what is not at {} any more, and its rebuild would be lost with it at the next \
+         start: put that back, or take it out with `levada drive fail {drive}` and replace it by what is there now",
+        path.display()
+    )]
+    NotInPlace { drive: String, path: PathBuf },
     #[error("drive {drive} is in use already")]
     Known { drive: String },
+    #[error(
+        "drive {drive} gives array {array} a slice of {slice}, and {needed} are needed; nothing was changed"
+    )]
+    TooSmall { drive: String, array: String, slice: Bytes, needed: Bytes },
     #[error("a scrub is running already")]
     Scrubbing,
     #[error(transparent)]
@@ -183,15 +193,20 @@ impl Operator {
         }
     }
 
-    /// Gives a drive that some arrays use back to those that are without it.
+    /// Gives a drive that is ours already to the arrays that are without it: some lost it, or an
+    /// order to take it was cut short.
     async fn readmit(&self, known: &DriveSpec, drive: &Rc<Drive>) -> Result<(), Refusal> {
         let name = &known.name;
         let (file, spec) = self.reread(name)?;
-        let without: Vec<_> =
-            self.cluster.arrays.iter().filter(|array| array.is_without(name)).collect();
+        let is_without =
+            |array: &&Rc<ClusterArray>| array.is_without(name) || is_promised(array, drive);
+        let without: Vec<_> = self.cluster.arrays.iter().filter(is_without).collect();
         // Another drive in its place would take it from the arrays that it serves.
         if without.is_empty() || spec != *known {
             return Err(Refusal::InUse { drive: name.clone() });
+        }
+        if !self.source.in_place(known) {
+            return Err(Refusal::NotInPlace { drive: name.clone(), path: known.path.clone() });
         }
         for array in without {
             let admitted = array.admit(&file, name, drive).await;
@@ -204,10 +219,20 @@ impl Operator {
 
     async fn add(&self, name: &str, force: bool) -> Result<(), Refusal> {
         let _turn = self.admitting.acquire(1).await;
-        if self.drives.borrow().contains_key(name) {
-            return Err(Refusal::Known { drive: name.to_owned() });
+        let known = self.drives.borrow().get(name).cloned();
+        let arrays = &self.cluster.arrays;
+        match known {
+            None => self.admit(name, None, force).await,
+            // Taken before, and not to the end.
+            Some((spec, Ok(drive))) if arrays.iter().any(|array| is_promised(array, &drive)) => {
+                self.readmit(&spec, &drive).await
+            }
+            // The file had it before it was there.
+            Some((_, Err(_))) if arrays.iter().all(|array| array.member_on(name).is_none()) => {
+                self.admit(name, None, force).await
+            }
+            Some(_) => Err(Refusal::Known { drive: name.to_owned() }),
         }
-        self.admit(name, None, force).await
     }
 
     /// True when no array uses the drive any more.
@@ -223,28 +248,77 @@ impl Operator {
     async fn admit(&self, name: &str, old: Option<Rc<Drive>>, force: bool) -> Result<(), Refusal> {
         let (file, spec) = self.reread(name)?;
         let known = self.drives.borrow().get(name).map(|(known, _)| known.path.clone());
-        let is_same_place = known.is_some_and(|path| path == spec.path);
+        let is_same_place =
+            known.is_some_and(|path| path == spec.path) && self.source.in_place(&spec);
         let failed = |source| Refusal::NoDevice { drive: name.to_owned(), source };
+        if let Some(size) = spec.size {
+            // Before its file is made.
+            self.refuse_small(&file, name, size).await?;
+        }
         let device = match self.source.open(&spec).await {
             Ok(device) => device,
             Err(NoDevice::Absent { .. }) if spec.size.is_some() => {
                 self.source.create(&spec).await.map_err(failed)?
             }
-            // Still open here: the drive that failed comes back. Not when another was named.
+            // Still open here: the drive that failed comes back. Not when another was named, or
+            // is there, which alone would be found at the next start.
             Err(error) => match old.filter(|_| is_same_place) {
                 Some(old) => Rc::clone(old.device()),
                 None => return Err(failed(error)),
             },
         };
+        self.refuse_small(&file, name, Bytes(device.info().capacity_bytes)).await?;
         let drive = drives::format_one(&file, &spec, device, &self.cluster.drives, force).await?;
+        // It is ours from here on: where an array does not take it, the same order completes it.
+        let known = (spec, Ok(Rc::clone(&drive)));
+        self.drives.borrow_mut().insert(name.to_owned(), known);
         for array in &self.cluster.arrays {
             let admitted = array.admit(&file, name, &drive).await;
             admitted
                 .map_err(|source| arrays::ArrayError { array: array.spec.name.clone(), source })?;
         }
-        self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(drive)));
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Looks whether every array that lists the drive could take it, before any of them does.
+    async fn refuse_small(
+        &self,
+        file: &ClusterFile,
+        name: &str,
+        capacity: Bytes,
+    ) -> Result<(), Refusal> {
+        let listing = self.cluster.arrays.iter().filter_map(|array| {
+            let spec = file.array(&array.spec.name)?;
+            spec.drives.iter().any(|drive| drive == name).then_some((array, spec))
+        });
+        for (array, spec) in listing {
+            let slice = file.slice_bytes(spec, name, capacity).unwrap_or_default();
+            match self.needed_bytes(array).await {
+                Some(needed) if slice < needed => {
+                    let (drive, array) = (name.to_owned(), spec.name.clone());
+                    return Err(Refusal::TooSmall { drive, array, slice, needed });
+                }
+                // Where no member can be read, the array finds out when it takes the drive.
+                Some(_) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that an array uses of each member, by the first that can be read.
+    async fn needed_bytes(&self, array: &ClusterArray) -> Option<Bytes> {
+        let status = array.array.status();
+        let live = status.members.iter().filter(|member| member.state != MemberState::Faulty);
+        for member in live {
+            let known = self.drives.borrow().get(&member.name).cloned();
+            let Some((_, Ok(drive))) = known else { continue };
+            let Some(slice) = drive.slice_of(status.uuid) else { continue };
+            if let Some(bytes) = recorded::member_bytes(slice, &status).await {
+                return Some(Bytes(bytes));
+            }
+        }
+        None
     }
 
     fn scrub(self: &Rc<Self>) -> Result<(), Refusal> {
@@ -408,11 +482,24 @@ impl Operator {
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
                 )),
                 Ok(_) if !self.source.in_place(spec) => problems.push(format!(
-                    "drive {drive} is not at {} any more; it serves while the node runs, and is missing at the next start",
+                    "drive {drive} is not at {} any more, which was removed or replaced: put it back, or \
+                     `levada drive fail {drive}` and `levada drive replace {drive}`; \
+                     it serves while the node runs, and is missing at the next start",
                     spec.path.display()
                 )),
                 // An array that is the worse for it says so itself.
-                Ok(_) => {
+                Ok(open) => {
+                    let arrays = self.cluster.arrays.iter();
+                    let promised = arrays.filter(|array| is_promised(array, open));
+                    let names: Vec<_> = promised.map(|array| &*array.spec.name).collect();
+                    // An order that is under way now gets there by itself.
+                    if !names.is_empty() && self.admitting.available() > 0 {
+                        problems.push(format!(
+                            "drive {drive} has not come into {} yet, taking it was cut short; \
+                             `levada drive add {drive}` completes it",
+                            names.join(", ")
+                        ));
+                    }
                     let is_out = |array: &&Rc<ClusterArray>| {
                         array.is_without(drive) && !array.out().contains(drive)
                     };
@@ -624,6 +711,13 @@ impl Operator {
             last_scrub: array.last_scrub.borrow().clone().filter(|_| !self.scrubbing.get()),
         }
     }
+}
+
+/// True when the drive has room for the array, and the array never took it: taking a drive goes from
+/// array to array, and was cut short.
+fn is_promised(array: &ClusterArray, drive: &Rc<Drive>) -> bool {
+    let name = drive.label().drive_name.clone();
+    array.member_on(&name).is_none() && drive.slice_of(array.array.status().uuid).is_some()
 }
 
 async fn scrub_array(array: &ClusterArray) -> ScrubResult {

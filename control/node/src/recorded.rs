@@ -10,7 +10,7 @@ use crate::targets::{TargetKind, TargetTable};
 use futures_util::future::join_all;
 use levada_base::BufMut;
 use levada_base::units::BLOCK_BYTES;
-use levada_device::{Device, Label};
+use levada_device::{Device, Label, Slice};
 use levada_raid::{
     ArrayStatus, Level as RaidLevel, MemberState, MemberStatus, Recorded, RecordedMember,
 };
@@ -233,6 +233,25 @@ impl OnDrives {
         let there: Vec<&Label> = self.labels.iter().filter(given).collect();
         !there.is_empty() && !there.iter().any(has_slice)
     }
+}
+
+/// Bytes that an array uses of each member, by the superblock of the member on `slice`. `None` when
+/// that cannot be read.
+pub(crate) async fn member_bytes(slice: Slice, status: &ArrayStatus) -> Option<u64> {
+    let slice: Rc<dyn Device> = Rc::new(slice);
+    for at in [0, Recorded::BYTES] {
+        let Some(block) = read_block(&slice, at).await else { continue };
+        let Some(recorded) = Recorded::decode(&block, status.uuid) else { continue };
+        let chunks = match recorded.level {
+            RaidLevel::Raid0 | RaidLevel::Raid6 => status.stripes,
+            // As many stripes as there are members lie on them in as many rows as there are copies.
+            RaidLevel::Raid1 { copies } => {
+                status.stripes.div_ceil(recorded.width as u64) * copies as u64
+            }
+        };
+        return Some(recorded.data_at + chunks * recorded.chunk_bytes);
+    }
+    None
 }
 
 /// What new files get, by the row `M|0` of the metadata store (docs/design/0007-metadata.md), where

@@ -9,7 +9,7 @@ use levada_client::{Client, ClientConfig};
 use levada_device::{Device, Durability, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
+use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice, format_one};
 use levada_node::operator::Operator;
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
@@ -28,6 +28,8 @@ const CALLER: Caller = Caller { uid: 0, gid: 0 };
 struct Shelf {
     drives: RefCell<BTreeMap<String, Rc<RamDevice>>>,
     pulled: RefCell<Vec<String>>,
+    /// Drives at whose place there is something else, which cannot be used.
+    hidden: RefCell<Vec<String>>,
     /// The cluster that was up with them last, as a state directory notes it.
     noted: Cell<Option<Uuid>>,
 }
@@ -43,8 +45,12 @@ impl DriveSource for Shelf {
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
         let found = self.drives.borrow().get(&drive.name).cloned();
         let found = found.filter(|_| !self.pulled.borrow().contains(&drive.name));
-        let absent = NoDevice::Absent { path: drive.path.display().to_string() };
-        Box::pin(async move { found.map(|drive| drive as Rc<dyn Device>).ok_or(absent) })
+        let none = match self.hidden.borrow().contains(&drive.name) {
+            true => NoDevice::Unusable { why: "it is a directory".into() },
+            false => NoDevice::Absent { path: drive.path.display().to_string() },
+        };
+        let found = found.filter(|_| matches!(none, NoDevice::Absent { .. }));
+        Box::pin(async move { found.map(|drive| drive as Rc<dyn Device>).ok_or(none) })
     }
 
     fn create<'a>(
@@ -55,6 +61,10 @@ impl DriveSource for Shelf {
         let made = Rc::new(RamDevice::new(&drive.name, bytes));
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
         Box::pin(async move { Ok(made as Rc<dyn Device>) })
+    }
+
+    fn in_place(&self, drive: &DriveSpec) -> bool {
+        !self.hidden.borrow().contains(&drive.name)
     }
 }
 
@@ -366,6 +376,7 @@ fn a_drive_too_small_is_told_before_anything_is_written() {
             let text = error.to_string();
             let size = [Bytes(bytes).to_string(), format!("{bytes} bytes")];
             assert!(text.contains("d05") && size.iter().any(|size| text.contains(size)), "{text}");
+            assert!(text.contains("too small") && !text.contains("--force-format"), "{text}");
             assert_eq!(shelf.drives.borrow().len(), 1, "no other drive was made");
         }
     });
@@ -775,6 +786,117 @@ fn a_drive_is_added_when_the_file_says_what_there_will_be() {
     });
 }
 
+/// A cluster file with one drive more, a spare of both arrays.
+fn with_d12() -> ClusterFile {
+    let mut file = cluster_file();
+    let mut added = file.drives[11].clone();
+    (added.name, added.path) = ("d12".into(), "drives/d12.img".into());
+    file.drives.push(added);
+    for array in &mut file.arrays {
+        array.drives.push("d12".into());
+        array.spares += 1;
+    }
+    file
+}
+
+/// Neither `add` nor `replace` would have it again, and nobody was told that arrays are without it.
+#[test]
+fn a_drive_that_was_not_taken_to_the_end_is_told_and_completed() {
+    for (seed, taken_by) in [(33, 0), (34, 1)] {
+        for order in ["add", "replace"] {
+            Reactor::simulated(seed).block_on(async {
+                let shelf = Rc::new(Shelf::default());
+                served(&shelf, write_file).await;
+                let dir = tempfile::tempdir().expect("a temporary directory");
+                let path = dir.path().join("levada.toml");
+                let file = with_d12();
+                std::fs::write(&path, file.to_toml()).expect("written");
+                let cluster = start(cluster_file(), &shelf).await.expect("starts");
+                // What an order does before it is killed.
+                let spec = &file.drives[12];
+                let device = shelf.create(spec).await.expect("made");
+                let drive = format_one(&file, spec, device, &cluster.drives, false).await;
+                let drive = drive.expect("blank");
+                for array in &cluster.arrays[..taken_by] {
+                    array.admit(&file, "d12", &drive).await.expect("room enough");
+                }
+                cluster.stop().await;
+                let (cluster, operator) = operator_of(file.clone(), &shelf, path).await;
+                let told = status(&operator).await.problems.join("\n");
+                for part in ["drive d12", "data", "`levada drive add d12`"] {
+                    assert!(told.contains(part), "{part}: {told}");
+                }
+                let (drive, force) = ("d12".to_owned(), false);
+                let request = match order {
+                    "add" => ControlRequest::DriveAdd { drive, force },
+                    _ => ControlRequest::DriveReplace { drive, force },
+                };
+                assert_eq!(operator.answer(request.clone()).await, ControlReply::Done);
+                assert!(cluster.arrays.iter().all(|array| array.member_on("d12").is_some()));
+                assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+                let again = operator.answer(request).await;
+                assert!(matches!(again, ControlReply::Failed { .. }), "{again:?}");
+                cluster.stop().await;
+                start(file, &shelf).await.expect("starts").stop().await;
+            });
+        }
+    }
+}
+
+/// It was called in use, because the file that the node started with had it.
+#[test]
+fn a_drive_that_was_written_into_the_file_before_a_start_is_added() {
+    Reactor::simulated(36).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        start(cluster_file(), &shelf).await.expect("starts").stop().await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, with_d12().to_toml()).expect("written");
+        let (cluster, operator) = operator_of(with_d12(), &shelf, path).await;
+        let add = |drive: &str| {
+            operator.answer(ControlRequest::DriveAdd { drive: drive.into(), force: false })
+        };
+        let ControlReply::Failed { why } = add("d03").await else { panic!("it serves") };
+        assert!(why.contains("d03 is in use"), "{why}");
+        assert_eq!(add("d12").await, ControlReply::Done);
+        assert!(cluster.arrays.iter().all(|array| array.member_on("d12").is_some()));
+        cluster.stop().await;
+    });
+}
+
+/// It came into one array, was too small for the next, and was then in its own way.
+#[test]
+fn a_drive_too_small_for_one_array_comes_into_none() {
+    Reactor::simulated(35).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        let (cluster, operator) = operator_with(&shelf, path.clone()).await;
+        let add = async |file: &ClusterFile| {
+            std::fs::write(&path, file.to_toml()).expect("written");
+            operator.answer(ControlRequest::DriveAdd { drive: "d12".into(), force: false }).await
+        };
+        let members = || cluster.arrays.iter().map(|array| array.array.status().members.len());
+        let before: Vec<_> = members().collect();
+        let size = cluster_file().drives[0].size.expect("files");
+        let mut file = with_d12();
+        // The mirror's slice has a fixed size, and the other array gets the rest.
+        for bytes in [Bytes(size.0 / 2), Bytes(size.0 - MIB)] {
+            file.drives[12].size = Some(bytes);
+            let ControlReply::Failed { why } = add(&file).await else { panic!("{bytes} will do") };
+            for part in ["drive d12", "array", "needed", "nothing was changed"] {
+                assert!(why.contains(part), "{part}: {why}");
+            }
+            assert!(!shelf.drives.borrow().contains_key("d12"), "nothing was made");
+            assert!(members().eq(before.iter().copied()), "no array took it");
+        }
+        file.drives[12].size = Some(size);
+        assert_eq!(add(&file).await, ControlReply::Done);
+        cluster.stop().await;
+        start(file, &shelf).await.expect("starts").stop().await;
+    });
+}
+
 /// An operator of a running cluster.
 async fn operator(shelf: &Rc<Shelf>) -> (Rc<Cluster>, Rc<Operator>) {
     operator_with(shelf, std::path::PathBuf::from("box/levada.toml")).await
@@ -890,6 +1012,49 @@ fn a_drive_out_of_one_array_goes_back_by_the_command_that_status_names() {
         mirror.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
         assert!(mirror.out().is_empty() && data.out().is_empty());
         assert_eq!(uuid(data), before, "the other array kept it");
+        assert_eq!(status(&operator).await.problems, Vec::<String>::new());
+        cluster.stop().await;
+        served(&shelf, read_file).await;
+    });
+}
+
+/// It was rebuilt onto the file that was removed, and blank at the next start.
+#[test]
+fn nothing_is_rebuilt_onto_a_drive_that_is_not_in_its_place() {
+    Reactor::simulated(32).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("levada.toml");
+        std::fs::write(&path, cluster_file().to_toml()).expect("written");
+        let (cluster, operator) = operator_with(&shelf, path).await;
+        let mirror = &cluster.arrays[0];
+        mirror.array.fail(mirror.member_on("d04").expect("a member")).await.expect("out");
+        shelf.hidden.borrow_mut().push("d04".into());
+        let now = status(&operator).await;
+        let gone = now.gone_next_time();
+        assert!(gone.len() == 1 && gone[0].contains("`levada drive fail d04`"), "{gone:?}");
+        let replace = async || {
+            let request = ControlRequest::DriveReplace { drive: "d04".into(), force: false };
+            operator.answer(request).await
+        };
+        let ControlReply::Failed { why } = replace().await else { panic!("it is not there") };
+        assert!(why.contains("drives/d04.img") && why.contains("`levada drive fail d04`"), "{why}");
+        fail(&operator, "d04", false).await.expect("bears it");
+        let ControlReply::Failed { why } = replace().await else { panic!("nothing is there") };
+        assert!(why.contains("it is a directory"), "{why}");
+        assert!(cluster.arrays.iter().all(|array| array.is_without("d04")));
+        // Another one is put there.
+        shelf.hidden.take();
+        let old = shelf.drives.borrow_mut().remove("d04").expect("there was one");
+        let before = head_and_tail(&old).await;
+        assert_eq!(replace().await, ControlReply::Done);
+        assert!(before == head_and_tail(&old).await, "the old one is left alone");
+        for array in &cluster.arrays {
+            while array.array.needs_rebuild() {
+                array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
+            }
+        }
         assert_eq!(status(&operator).await.problems, Vec::<String>::new());
         cluster.stop().await;
         served(&shelf, read_file).await;
