@@ -22,7 +22,7 @@ use levada_wire::meta::{
 };
 use levada_wire::rpc::{Peer, PeerConfig};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
@@ -111,6 +111,8 @@ pub(crate) struct Core {
     inodes: RefCell<BTreeMap<Ino, Rc<Inode>>>,
     closing: Rc<Semaphore>,
     pub(crate) ends: Rc<Ends>,
+    /// Files that the housekeeper is cutting, also those for which it does not wait any more.
+    pub(crate) being_cut: RefCell<BTreeSet<Ino>>,
     deadline: Option<Duration>,
 }
 
@@ -328,6 +330,7 @@ impl Client {
             inodes: RefCell::default(),
             closing: Semaphore::new(CLOSING_MAX),
             ends: Rc::default(),
+            being_cut: RefCell::default(),
             deadline: config.deadline,
         })))
     }
