@@ -144,7 +144,7 @@ impl ObjectTarget {
         }
         tracing::warn!(
             target_id = self.id.0,
-            "an object target does not answer; what is deleted there goes later"
+            "an object target does not answer; `df` leaves it out, and what is deleted there goes later"
         );
         let target = Rc::clone(self);
         reactor::spawn(async move {

@@ -4,9 +4,9 @@ mod world;
 
 use futures_util::future::join_all;
 use levada_base::ids::{Ino, TargetId};
-use levada_base::reactor::{self, Group, Reactor};
-use levada_client::Client;
+use levada_base::reactor::{self, Group, Instant, Reactor};
 use levada_client::housekeeper::{self, Swept};
+use levada_client::{Client, Error};
 use levada_wire::attr::Attr;
 use levada_wire::meta::AttrChange;
 use std::rc::Rc;
@@ -105,6 +105,47 @@ fn a_session_ends_when_every_target_of_its_file_has_answered() {
         for attr in listed(&background).await {
             assert_eq!((attr.writers, attr.size), (false, 200_000));
         }
+    });
+}
+
+/// The space that is told, and how long that took.
+async fn told(client: &Client) -> (Result<u64, Error>, Duration) {
+    let asked: Instant = reactor::now();
+    let space = reactor::timeout(PATIENCE, client.space()).await.expect("in time");
+    (space.map(|space| space.total_bytes), asked.elapsed())
+}
+
+#[test]
+fn space_is_told_of_the_targets_that_answer() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::with_capacity(2, 1 << 40).await;
+        let client = world.client("client").await;
+        assert_eq!(told(&client).await.0, Ok(2 << 40));
+        world.stop_target(0);
+        assert_eq!(told(&client).await.0, Ok(1 << 40));
+        let (space, took) = told(&client).await;
+        assert!(space == Ok(1 << 40) && took < AT_ONCE, "waited {took:?} for what is silent");
+        world.stop_target(1);
+        assert_eq!(told(&client).await.0, Err(Error::Deadline), "not a full file system");
+        (0..2).for_each(|number| world.restart_server(number));
+        reactor::sleep(Duration::from_secs(3)).await;
+        assert_eq!(told(&client).await.0, Ok(2 << 40));
+    });
+}
+
+#[test]
+fn a_restart_of_all_services_is_a_pause_for_those_who_ask_for_space() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::with_capacity(2, 1 << 40).await;
+        let client = world.client("client").await;
+        world.kill_meta();
+        (0..2).for_each(|number| world.kill_server(number));
+        let asking = reactor::spawn(async move { client.space().await });
+        reactor::sleep(LONG).await;
+        world.start_meta().await;
+        (0..2).for_each(|number| world.restart_server(number));
+        let space = asking.await.expect("alive").expect("told");
+        assert_eq!(space.total_bytes, 2 << 40);
     });
 }
 
