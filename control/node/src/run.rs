@@ -258,11 +258,16 @@ async fn keep_house(cluster: Rc<Cluster>, address: String) {
     match Client::connect(config).await {
         Ok(client) => loop {
             let told = std::pin::pin!(chores.changed());
-            if let Err(error) = housekeeper::do_chores(&client).await {
+            let begun = reactor::now();
+            let swept = housekeeper::do_chores(&client).await;
+            let took = begun.elapsed();
+            if let Err(error) = &swept {
                 tracing::warn!(%error, "chores failed");
             }
             select(told, std::pin::pin!(reactor::sleep(LOOK_FOR_CHORES_EVERY))).await;
-            reactor::sleep(GATHER_CHORES).await;
+            // Very many may be left until a target is back; going through them at each delete is no use.
+            let is_left = swept.is_ok_and(|swept| swept.left > 0);
+            reactor::sleep(if is_left { GATHER_CHORES.max(took) } else { GATHER_CHORES }).await;
         },
         Err(error) => tracing::error!(%error, "no housekeeping"),
     }

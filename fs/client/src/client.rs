@@ -22,7 +22,7 @@ use levada_wire::meta::{
 };
 use levada_wire::rpc::{Peer, PeerConfig};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
@@ -111,6 +111,8 @@ pub(crate) struct Core {
     inodes: RefCell<BTreeMap<Ino, Rc<Inode>>>,
     closing: Rc<Semaphore>,
     pub(crate) ends: Rc<Ends>,
+    /// Files that the housekeeper is cutting, also those for which it does not wait any more.
+    pub(crate) being_cut: RefCell<BTreeSet<Ino>>,
     deadline: Option<Duration>,
 }
 
@@ -328,6 +330,7 @@ impl Client {
             inodes: RefCell::default(),
             closing: Semaphore::new(CLOSING_MAX),
             ends: Rc::default(),
+            being_cut: RefCell::default(),
             deadline: config.deadline,
         })))
     }
@@ -628,24 +631,28 @@ impl Client {
         }
     }
 
-    /// Space of all object targets and of the metadata target.
+    /// Space of the metadata target, and of all object targets that answer: one that is silent is left out, so
+    /// that it does not hold up those who ask for the rest.
     ///
     /// # Errors
     ///
-    /// What the services say.
+    /// What the services say; [`Error::Deadline`] when all object targets are silent.
     pub async fn space(&self) -> Result<Space, Error> {
         let asked = async {
-            let objects = join_all(self.0.targets().map(|target| target.space()));
-            let meta = self.0.meta.read(&MetaRequest::Space);
-            let (objects, meta) = futures_util::future::join(objects, meta).await;
-            let (inodes, inodes_free) = match meta? {
+            // First: while the whole node is away no target is silent, and everybody waits.
+            let (inodes, inodes_free) = match self.0.meta.read(&MetaRequest::Space).await? {
                 MetaReply::Space { inodes, inodes_free } => (inodes, inodes_free),
                 MetaReply::Failed(fault) => return Err(fault.into()),
                 _ => return Err(Error::Dialect),
             };
+            let objects = self.0.targets().map(|target| target.unless_silent(target.space()));
+            let mut answers = join_all(objects).await;
+            if answers.iter().any(Result::is_ok) {
+                answers.retain(|answer| *answer != Err(Error::Deadline));
+            }
             let (mut total_bytes, mut free_bytes) = (0, 0);
-            for object in objects {
-                let (total, free) = object?;
+            for answer in answers {
+                let (total, free) = answer?;
                 total_bytes += total;
                 free_bytes += free;
             }

@@ -25,10 +25,11 @@ use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::object::{
     DataRanges, Hole, ObjectFault, ObjectReply, ObjectRequest, ObjectStat, Stability,
 };
-use levada_wire::rpc::{Call, Peer};
+use levada_wire::rpc::{Call, Peer, SILENCE_MAX};
 use recovery::NewLife;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -40,6 +41,9 @@ const SLOTS: u32 = 256;
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
 /// A target that cannot serve now is asked again after this.
 const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
+/// A target that has not answered after this is silent. By then a connection that died unnoticed has been given up
+/// ([`SILENCE_MAX`]) and another one made.
+const ANSWER_WITHIN: Duration = SILENCE_MAX.saturating_add(Duration::from_secs(5));
 
 pub(crate) struct ObjectTarget {
     id: TargetId,
@@ -65,6 +69,8 @@ pub(crate) struct ObjectTarget {
     draining: Cell<bool>,
     /// Any of the above changed.
     changed: Notify,
+    /// It has let somebody wait for too long, and has not answered since.
+    silent: Cell<bool>,
 }
 
 /// Rounds of COMMIT.
@@ -108,7 +114,46 @@ impl ObjectTarget {
             commits: Commits::default(),
             draining: Cell::new(false),
             changed: Notify::default(),
+            silent: Cell::new(false),
         })
+    }
+
+    /// Runs `call`, a request to this target, for somebody who can do without it for now. The request may still be
+    /// carried out afterwards: not for one that does harm when it comes late.
+    ///
+    /// # Errors
+    ///
+    /// What the call says; [`Error::Deadline`] when the target is silent. Only the first to find that out wait for it.
+    pub(crate) async fn unless_silent<T>(
+        self: &Rc<Self>,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        if self.silent.get() {
+            return Err(Error::Deadline);
+        }
+        let answer = reactor::timeout(ANSWER_WITHIN, call).await;
+        answer.unwrap_or_else(|_| {
+            self.fell_silent();
+            Err(Error::Deadline)
+        })
+    }
+
+    fn fell_silent(self: &Rc<Self>) {
+        if self.silent.replace(true) {
+            return;
+        }
+        tracing::warn!(
+            target_id = self.id.0,
+            "an object target does not answer; `df` leaves it out, and what is deleted there goes later"
+        );
+        let target = Rc::clone(self);
+        reactor::spawn(async move {
+            // One request, however long it takes: each that is given up holds its place on the connection, which
+            // other targets share. A COMMIT, because a log that stopped still knows its space.
+            let answer = target.commit_everything().await;
+            target.silent.set(false);
+            tracing::info!(target_id = target.id.0, ?answer, "the object target answers again");
+        });
     }
 
     pub(crate) fn unstable_bytes(&self) -> u64 {

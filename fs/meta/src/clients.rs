@@ -229,30 +229,48 @@ impl MetaService {
         Ok(())
     }
 
-    /// What the housekeeper has to do.
-    pub(crate) async fn chores(&self, limit: u32) -> Result<MetaReply, MetaFault> {
-        let limit = limit.min(1024) as usize;
-        let (from, to) = ([key::DESTROY], [key::DESTROY + 1]);
+    /// What the housekeeper has to do, of the inodes after `after`.
+    pub(crate) async fn chores(&self, limit: u32, after: Ino) -> Result<MetaReply, MetaFault> {
+        let limit = limit.clamp(1, 1024) as usize;
+        let (from, to) = (key::destroy(after), [key::DESTROY + 1]);
         let rows = self
             .store
-            .scan(Bound::Included(&from), Bound::Excluded(&to), limit)
+            .scan(Bound::Excluded(&from), Bound::Excluded(&to), limit)
             .await
             .map_err(fault_of)?;
-        let destroy: Vec<Ino> =
+        let mut destroy: Vec<Ino> =
             rows.iter().filter_map(|(key, _)| key::first_number(key)).map(Ino).collect();
-        let settle: BTreeSet<Ino> = {
+        let mut settle: BTreeSet<Ino> = {
             let table = self.table.borrow();
             let gone = |client: &u64| !table.clients.contains_key(client);
-            let inos = table.sessions.keys().filter(|(_, client)| gone(client));
+            let behind = (Bound::Excluded((after, u64::MAX)), Bound::Unbounded);
+            let behind = table.sessions.range(behind).map(|(session, _)| session);
+            let inos = behind.filter(|(_, client)| gone(client));
             // An orphan's size matters to nobody; but who holds it waits for the end of a cut.
             let cut = |ino: &Ino| {
                 table.sessions(*ino).any(|(client, held)| held.cut.is_some() && gone(&client))
             };
-            inos.map(|(ino, _)| *ino)
-                .filter(|ino| !table.orphans.contains(ino) || cut(ino))
-                .take(limit)
-                .collect()
+            let mut settle = BTreeSet::new();
+            for ino in inos.map(|(ino, _)| ino) {
+                if settle.len() == limit {
+                    break;
+                }
+                if !table.orphans.contains(ino) || cut(ino) {
+                    settle.insert(*ino);
+                }
+            }
+            settle
         };
+        // Behind the last one of a list that was cut short there may be more of it.
+        let ends = [
+            destroy.last().filter(|_| destroy.len() == limit),
+            settle.last().filter(|_| settle.len() == limit),
+        ];
+        let upto = ends.into_iter().flatten().min().copied();
+        if let Some(upto) = upto {
+            destroy.retain(|ino| *ino <= upto);
+            settle.retain(|ino| *ino <= upto);
+        }
         let destroy = self.attrs_of(&destroy, |_, _, inode| inode.nlink == 0).await?;
         let settle: Vec<Ino> = settle.into_iter().collect();
         // A live client that truncates cuts the objects itself. Looked at together with the attributes: the one
@@ -266,7 +284,7 @@ impl MetaService {
         let settle = self.attrs_of(&settle, is_settled_here).await?;
         // What the rows say must outlast a crash before objects go for good.
         self.durable(self.store.last_seq()).await?;
-        Ok(MetaReply::Chores { destroy, settle })
+        Ok(MetaReply::Chores { destroy, settle, upto })
     }
 
     /// The attributes of those inodes that are there and wanted.

@@ -288,7 +288,7 @@ impl MetaService {
             MetaRequest::ReadDir { ino, cookie, entries_max, attrs } => {
                 return self.read_dir(call, ino, cookie, entries_max, attrs).await;
             }
-            MetaRequest::Chores { limit } => return self.chores(limit).await,
+            MetaRequest::Chores { limit, after } => return self.chores(limit, after).await,
             _ => {}
         }
         let ticket = match (class, call.slot) {

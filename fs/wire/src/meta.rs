@@ -231,9 +231,11 @@ pub enum MetaRequest {
     Space,
     /// Files whose objects are to be destroyed, and sessions whose client is gone: for the
     /// housekeeper that runs beside the services. Of the latter, one without
-    /// [`Attr::writers`] was being truncated: its objects must be cut to its size.
+    /// [`Attr::writers`] was being truncated: its objects must be cut to its size. Those of inodes
+    /// after `after`, in order, so that what cannot be done now holds up nothing behind it.
     Chores {
         limit: u32,
+        after: Ino,
     },
     /// A chore is done: the objects of this inode are gone.
     Destroyed {
@@ -359,6 +361,8 @@ pub enum MetaReply {
     Chores {
         destroy: Vec<Attr>,
         settle: Vec<Attr>,
+        /// These are all up to here, and there may be more behind; `None`: there are no more.
+        upto: Option<Ino>,
     },
     Failed(MetaFault),
     /// As `Entry`, of something made now, with the directory as it was then or later: for a caller that

@@ -34,6 +34,8 @@ struct Server {
 pub struct World {
     pub network: Network,
     pub targets: u32,
+    /// Targets that each file lies on.
+    pub stripe_count: u32,
     pub lease: Duration,
     device: RefCell<Rc<dyn Device>>,
     /// The cluster that services started from now on say they belong to.
@@ -53,10 +55,15 @@ impl World {
     }
 
     pub async fn with_capacity(targets: u32, target_bytes: u64) -> Rc<Self> {
+        Self::with_stripes(targets, targets, target_bytes).await
+    }
+
+    pub async fn with_stripes(targets: u32, stripe_count: u32, target_bytes: u64) -> Rc<Self> {
         let network = Network::new(LinkConfig { codec: false, ..LinkConfig::default() });
         let world = Rc::new(Self {
             network,
             targets,
+            stripe_count,
             lease: Duration::from_secs(30),
             device: RefCell::new(disk()),
             cluster: Cell::default(),
@@ -85,7 +92,7 @@ impl World {
             uuid,
             name: "test".to_owned(),
             target: 0,
-            stripe_count: self.targets,
+            stripe_count: self.stripe_count,
             stripe_unit: UNIT,
             inodes_max: 1 << 20,
             root_mode: 0o755,
@@ -160,6 +167,16 @@ impl World {
 
     pub fn kill_server(&self, number: u32) {
         self.servers.borrow()[number as usize].group.kill();
+    }
+
+    /// The node is there, and does not serve the target: it could not be opened, say.
+    pub fn stop_target(&self, number: u32) {
+        self.kill_server(number);
+        let server = &mut self.servers.borrow_mut()[number as usize];
+        server.group = Group::new();
+        let listener: Rc<dyn Listener> = Rc::new(self.network.listen(&format!("object-{number}")));
+        let nothing = Rc::new(Router::default());
+        reactor::spawn_in(&server.group, accept_all(listener, nothing, ServiceConfig::default()));
     }
 
     /// Ends a server's connections with all that is under way on them and in it; it loses nothing else.

@@ -224,15 +224,18 @@ impl Tester {
     }
 
     pub async fn chores(&self) -> (Vec<Ino>, Vec<Ino>) {
-        match self
-            .world
-            .service()
-            .handle(MetaService::housekeeper(), MetaRequest::Chores { limit: 100 })
-            .await
-        {
-            MetaReply::Chores { destroy, settle } => {
+        let (destroy, settle, upto) = self.some_chores(100, Ino(0)).await;
+        assert_eq!(upto, None, "all of them");
+        (destroy, settle)
+    }
+
+    pub async fn some_chores(&self, limit: u32, after: Ino) -> (Vec<Ino>, Vec<Ino>, Option<Ino>) {
+        let service = self.world.service();
+        let request = MetaRequest::Chores { limit, after };
+        match service.handle(MetaService::housekeeper(), request).await {
+            MetaReply::Chores { destroy, settle, upto } => {
                 let inos = |attrs: Vec<Attr>| attrs.iter().map(|attr| attr.ino).collect();
-                (inos(destroy), inos(settle))
+                (inos(destroy), inos(settle), upto)
             }
             reply => panic!("{reply:?}"),
         }

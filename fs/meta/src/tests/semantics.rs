@@ -336,6 +336,44 @@ fn a_cut_counts_until_the_objects_follow() {
 }
 
 #[test]
+fn chores_are_listed_in_parts_that_leave_none_out() {
+    with_client(|world, t| async move {
+        let other = Tester::new(&world, 2).await;
+        let mut wanted = (Vec::new(), Vec::new());
+        for n in 0..30 {
+            let name = format!("{n}");
+            let ino = t.make(Ino::ROOT, &name, OPENED).await.expect("made").ino;
+            for writer in [&t, &other] {
+                attr_of(writer.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+            }
+            // Three in a row to be destroyed, then three to be settled.
+            if n / 3 % 2 == 0 {
+                t.unlink(&name).await;
+                wanted.0.push(ino);
+            } else {
+                wanted.1.push(ino);
+            }
+        }
+        for client in [&t, &other] {
+            assert_eq!(client.read(MetaRequest::Leave).await, MetaReply::Done);
+        }
+        world.service().tick().await.expect("ticks");
+        for limit in 1..40 {
+            let (mut found, mut after) = ((vec![], vec![]), Some(Ino(0)));
+            while let Some(from) = after {
+                let (destroy, settle, upto) = t.some_chores(limit, from).await;
+                assert!(destroy.len().max(settle.len()) <= limit as usize);
+                assert!(upto.is_none_or(|upto| upto > from), "goes on");
+                found.0.extend(destroy);
+                found.1.extend(settle);
+                after = upto;
+            }
+            assert_eq!(found, wanted, "limit {limit}");
+        }
+    });
+}
+
+#[test]
 fn a_silent_client_leaves_chores() {
     with_client(|world, t| async move {
         let other = Tester::new(&world, 2).await;

@@ -11,7 +11,7 @@ mod hello;
 mod peer;
 mod serve;
 
-pub use caller::{Call, Caller, OnOneWay};
+pub use caller::{Call, Caller, OnOneWay, SILENCE_MAX};
 pub(crate) use hello::Answer;
 pub use hello::{Hello, Refusal, Welcome};
 pub use peer::{OnConnect, Peer, PeerConfig};
