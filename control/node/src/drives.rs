@@ -530,11 +530,13 @@ pub async fn format_one(
     let own = label
         .is_some_and(|label| label.cluster_uuid == drives.cluster && label.drive_name == spec.name);
     if !force && !own {
+        let is_known = drives.drives.iter().any(|drive| drive.spec.name == spec.name);
+        let taken = if is_known { "replace" } else { "add" };
         Drive::refuse_used(&*device).await.map_err(|source| DrivesError::InUse {
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
             source: Box::new(source),
-            overwrite: format!("levada drive replace {} --force", spec.name),
+            overwrite: format!("levada drive {taken} {} --force", spec.name),
         })?;
     }
     let index = cluster.drives.iter().position(|known| known.name == spec.name);
