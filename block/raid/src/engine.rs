@@ -14,6 +14,7 @@
 use crate::array::MemberSet;
 use crate::layout::{Layout, Place};
 use crate::map::StripeMap;
+use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
@@ -199,7 +200,16 @@ impl Engine {
         drop(in_flight);
         member.stats.latency.borrow_mut().add(begun.elapsed());
         match &result {
-            Ok(_) => add(&member.stats.bytes_read, bytes),
+            Ok(parts) => {
+                add(&member.stats.bytes_read, bytes);
+                let is_data = at >= self.areas.data_at;
+                if is_data && matches!(self.redundancy, Redundancy::Copies) {
+                    mark::find(member, at, parts).into_iter().for_each(|at| member.leave_out(at));
+                    if member.lacks(&(at..at + bytes)) {
+                        return Err(BlockError::Medium { at, bytes });
+                    }
+                }
+            }
             Err(error) => self.judge(member, error, Operation::Read { at }),
         }
         result

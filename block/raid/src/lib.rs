@@ -18,6 +18,7 @@ mod error;
 pub mod fuzz;
 mod layout;
 mod map;
+mod mark;
 mod member;
 mod raid;
 mod raid0;

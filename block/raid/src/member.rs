@@ -90,7 +90,7 @@ pub(crate) struct Member {
     /// Chunks in which something could not be read since open, until there are too many.
     unreadable: RefCell<BTreeSet<u64>>,
     /// Blocks that a rebuild left out, by their offset: what the device holds there is not what the member should.
-    /// Seldom any, and forgotten when the array is closed.
+    /// Seldom any. Forgotten when the array is closed; on mirrors [`crate::mark`]s tell of them again.
     left_out: RefCell<BTreeSet<u64>>,
     pub stats: Stats,
 }
@@ -188,6 +188,11 @@ impl Member {
     /// A rebuild could not make the block at this offset.
     pub fn leave_out(&self, at: u64) {
         self.left_out.borrow_mut().insert(at);
+    }
+
+    /// How many blocks were left out, as far as is known.
+    pub fn lacks_blocks(&self) -> u64 {
+        self.left_out.borrow().len() as u64
     }
 
     /// True when a block in this range was left out.

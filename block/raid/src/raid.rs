@@ -157,6 +157,7 @@ impl RaidArray {
                 medium_errors: member.stats.medium_errors.get(),
                 io_errors: member.stats.io_errors.get(),
                 repairs: member.stats.repairs.get(),
+                lacks_blocks: member.lacks_blocks(),
                 latency_p50: latency.quantile(0.5),
                 latency_p99: latency.quantile(0.99),
             }

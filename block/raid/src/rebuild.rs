@@ -21,6 +21,7 @@ use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::layout::Place;
 use crate::map::Bit;
+use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
@@ -292,15 +293,18 @@ impl Engine {
                 blocks_lost.push(block);
             }
         }
-        self.leave_out(stripe, &blocks_lost, &lost)
+        if !blocks_lost.is_empty() {
+            self.give_up(stripe, blocks_lost.len())?;
+        }
+        for (_, member, at) in &lost {
+            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
+        }
+        Ok(())
     }
 
-    /// Blocks of a stripe are beyond repair, by their offset in the chunk. They may come back: the rebuild fails a few
-    /// times before the rest of the array is put first, and the members that it rebuilds lack them.
-    fn leave_out(&self, stripe: u64, blocks: &[u64], lost: &[Lost]) -> Result<(), BlockError> {
-        if blocks.is_empty() {
-            return Ok(());
-        }
+    /// Blocks of a stripe are beyond repair. They may come back: fails a few times, with which the rebuild ends, before
+    /// the rest of the array is put first.
+    fn give_up(&self, stripe: u64, blocks: usize) -> Result<(), BlockError> {
         let mut stuck = self.rebuild_stuck.borrow_mut();
         let tries = stuck.entry(stripe).or_default();
         *tries += 1;
@@ -308,11 +312,7 @@ impl Engine {
             let (start, end) = self.stripe_range(stripe, 1);
             return Err(BlockError::Medium { at: start, bytes: end - start });
         }
-        let count = blocks.len();
-        tracing::error!(array = %self.name, stripe, blocks = count, "rebuild: too few chunks can be read; left out");
-        for (_, member, at) in lost {
-            blocks.iter().for_each(|block| member.leave_out(at + block));
-        }
+        tracing::error!(array = %self.name, stripe, blocks, "rebuild: too few chunks can be read; left out");
         Ok(())
     }
 
@@ -369,7 +369,8 @@ impl Engine {
             let at = stripe * self.layout.chunk_bytes;
             return Err(BlockError::Medium { at, bytes: self.layout.chunk_bytes });
         };
-        let blocks = vote.undecided.len() - vote.silent.len();
+        let disputed = vote.undecided.iter().filter(|block| !vote.silent.contains(block));
+        let blocks = disputed.clone().count();
         if blocks > 0 {
             tracing::error!(array = %self.name, stripe, blocks, "rebuild: copies disagree; left undecided");
         }
@@ -383,13 +384,23 @@ impl Engine {
                 self.member_write(member, at + run.start as u64, bytes, Durability::Volatile)
             });
             join_all(decided).await;
-            for block in &vote.undecided {
+            for block in disputed.clone() {
                 self.abstain(member, at + *block as u64).await;
             }
         });
         join_all(work).await;
-        let silent: Vec<u64> = vote.silent.iter().map(|block| *block as u64).collect();
-        self.leave_out(stripe, &silent, lost)
+        if !vote.silent.is_empty() {
+            self.give_up(stripe, vote.silent.len())?;
+        }
+        for (_, member, at) in lost {
+            for at in vote.silent.iter().map(|block| at + *block as u64) {
+                let mark = mark::mark(member, at).freeze().into_vec();
+                // One that does not take it is out.
+                let _ = self.member_write(member, at, mark, Durability::Volatile).await;
+                member.leave_out(at);
+            }
+        }
+        Ok(())
     }
 
     /// Sees to it that a rebuilt member has no opinion about a block: what the drive held when it was away may be the right

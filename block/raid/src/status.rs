@@ -86,6 +86,8 @@ pub struct MemberStatus {
     pub medium_errors: u64,
     pub io_errors: u64,
     pub repairs: u64,
+    /// Blocks that a rebuild could not make, as far as is known since open. They cannot be read until they are written.
+    pub lacks_blocks: u64,
     /// Of reads and writes.
     pub latency_p50: Duration,
     pub latency_p99: Duration,

@@ -696,6 +696,55 @@ fn a_mirror_rebuilds_around_a_block_that_nobody_has() {
     });
 }
 
+/// Two drives come back with what they held before, and the third cannot read what was written meanwhile: the two
+/// agree, now and after the next open, and must not be believed.
+#[test]
+fn old_copies_that_agree_are_not_believed_after_the_next_open() {
+    const CHUNK: usize = 16 << 10;
+    Reactor::simulated(18).block_on(async {
+        let rig = Rig::new(MIRROR, 3, 0, CHUNK as u64, 12);
+        let array = rig.create().await;
+        let write = async |array: &RaidArray, version| {
+            let data = pattern(0, CHUNK, version);
+            array.write(0, data.clone().into_vec(), Durability::Fua).await.expect("written");
+            data
+        };
+        write(&array, 1).await;
+        for away in [0, 1] {
+            array.fail(away).await.expect("failed");
+        }
+        let data = write(&array, 2).await;
+        let left = &rig.drives[2];
+        for slot in 0..3 {
+            let at = left.data_at() + (slot * CHUNK + BLOCK) as u64;
+            left.make_unreadable(at, BLOCK as u64);
+        }
+        for back in [0, 1] {
+            array.replace(back, rig.member(back)).await.expect("replaced");
+        }
+        while array.rebuild(Limits::NONE).await.is_err() {}
+        assert!(!array.needs_rebuild());
+        let lacks: Vec<u64> = array.status().members.iter().map(|m| m.lacks_blocks).collect();
+        assert!(lacks[0] > 0 && lacks[1] == lacks[0] && lacks[2] == 0, "{lacks:?}");
+        array.close().await.expect("closed");
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        let into = |bytes| BufMut::for_overwrite(bytes).into_vec();
+        for agreed in [false, true] {
+            let gone = match agreed {
+                true => array.read_agreed(BLOCK as u64, into(BLOCK)).await,
+                false => array.read(BLOCK as u64, into(BLOCK)).await,
+            };
+            assert!(matches!(gone, Err(BlockError::Medium { .. })), "agreed {agreed}: {gone:?}");
+        }
+        left.make_readable();
+        let there = array.read_agreed(0, into(CHUNK)).await.expect("one drive has the truth");
+        assert!(there[0][..] == data[..]);
+        array.fail(2).await.expect("the others have it from that drive now");
+        assert!(read(&array, 0, CHUNK).await.as_deref() == Ok(&data[..]));
+    });
+}
+
 /// Whoever asks for a change may be gone before it is on record; nobody else has to wait for ever then.
 #[test]
 fn a_caller_that_is_killed_leaves_nothing_half_way() {

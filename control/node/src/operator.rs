@@ -516,6 +516,15 @@ impl Operator {
         }
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
+            let lacks: u64 =
+                array.array.status().members.iter().map(|member| member.lacks_blocks).sum();
+            if lacks > 0 {
+                problems.push(format!(
+                    "array {} was rebuilt around {lacks} blocks of 4 KiB that too few drives could read: they stay \
+                     unreadable until they are written, or those drives can be read again; `levada scrub` names the files",
+                    array.spec.name
+                ));
+            }
             problems.extend(shown.last_scrub.as_ref().and_then(|found| {
                 let name = &array.spec.name;
                 (found.unrepairable > 0).then(|| {
