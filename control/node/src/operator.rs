@@ -521,7 +521,7 @@ impl Operator {
             if lacks > 0 {
                 problems.push(format!(
                     "array {} was rebuilt around {lacks} blocks of 4 KiB that too few drives could read: they stay \
-                     unreadable until they are written, or those drives can be read again; `levada scrub` names the files",
+                     unreadable until they are written, or those drives can be read again; the log of `levada scrub` names what lies there",
                     array.spec.name
                 ));
             }

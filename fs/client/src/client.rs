@@ -639,16 +639,19 @@ impl Client {
     /// What the services say; [`Error::Deadline`] when all object targets are silent.
     pub async fn space(&self) -> Result<Space, Error> {
         let asked = async {
-            // First: while the whole node is away no target is silent, and everybody waits.
-            let (inodes, inodes_free) = match self.0.meta.read(&MetaRequest::Space).await? {
-                MetaReply::Space { inodes, inodes_free } => (inodes, inodes_free),
-                MetaReply::Failed(fault) => return Err(fault.into()),
-                _ => return Err(Error::Dialect),
-            };
+            let is_silent = |answer: &Result<_, Error>| *answer == Err(Error::Deadline);
+            // Metadata first: while the whole node is away no target is silent, and everybody waits.
+            let (mut inodes, mut inodes_free) = self.inodes_free().await?;
             let objects = self.0.targets().map(|target| target.unless_silent(target.space()));
             let mut answers = join_all(objects).await;
-            if answers.iter().any(Result::is_ok) {
-                answers.retain(|answer| *answer != Err(Error::Deadline));
+            if answers.iter().all(is_silent) {
+                // Perhaps the node went between the two, and they have been waited for while it was away.
+                (inodes, inodes_free) = self.inodes_free().await?;
+                let objects = self.0.targets().map(|target| target.in_time(target.space()));
+                answers = join_all(objects).await;
+            }
+            if !answers.iter().all(is_silent) {
+                answers.retain(|answer| !is_silent(answer));
             }
             let (mut total_bytes, mut free_bytes) = (0, 0);
             for answer in answers {
@@ -659,6 +662,15 @@ impl Client {
             Ok(Space { total_bytes, free_bytes, inodes, inodes_free })
         };
         self.0.in_time(asked).await
+    }
+
+    /// Inodes of the metadata target, and those that are free.
+    async fn inodes_free(&self) -> Result<(u64, u64), Error> {
+        match self.0.meta.read(&MetaRequest::Space).await? {
+            MetaReply::Space { inodes, inodes_free } => Ok((inodes, inodes_free)),
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
+        }
     }
 
     /// Makes durable every change of names and attributes that was acknowledged here.

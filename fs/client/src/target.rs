@@ -131,6 +131,14 @@ impl ObjectTarget {
         if self.silent.get() {
             return Err(Error::Deadline);
         }
+        self.in_time(call).await
+    }
+
+    /// As [`Self::unless_silent`], but asks again who has been silent.
+    pub(crate) async fn in_time<T>(
+        self: &Rc<Self>,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
         let answer = reactor::timeout(ANSWER_WITHIN, call).await;
         answer.unwrap_or_else(|_| {
             self.fell_silent();
