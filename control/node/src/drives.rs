@@ -15,9 +15,10 @@ use crate::recorded::{Difference, Differences, Labelled, OnDrives};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_base::units::BLOCK_BYTES;
+use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_device::{
-    Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind, read_label,
+    BlockError, Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind,
+    read_label,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
 use std::cmp::Ordering;
@@ -49,6 +50,15 @@ pub trait DriveSource {
     /// The cluster whose drives these were when they were last there.
     fn cluster(&self) -> Option<Uuid> {
         None
+    }
+
+    /// Forgets that cluster, which is given up; durable once this returns.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the note of it from being removed.
+    fn forget_cluster(&self) -> std::io::Result<()> {
+        Ok(())
     }
 
     /// False when a drive that is open cannot be found any more by its path.
@@ -118,7 +128,8 @@ pub enum DrivesError {
         "these paths lead to drives of another cluster: {cluster} ({noted}) was up here before, and {drives} are of \
          {found}, which has the same name; nothing was changed. Bring its drives back ({place}: is the right disk \
          mounted there?), or write their paths. Where these are the drives to go on with, remove the file `cluster` \
-         in the state directory, which notes the other, and repeat the command"
+         in the state directory, which notes the other, and repeat the command. To give up both: \
+         `levada up --destroy {cluster} --force-format`"
     )]
     Namesake {
         cluster: String,
@@ -129,6 +140,12 @@ pub enum DrivesError {
         /// The path of the first of them.
         place: String,
     },
+    /// The note of a cluster that is given up stays.
+    #[error(
+        "the file `cluster` in the state directory, which notes the cluster that is given up, \
+         cannot be removed: {why}; no drive was changed"
+    )]
+    Noted { why: String },
     /// A drive belongs to another cluster, and none to this one.
     #[error(
         "drive {drive} ({path}) belongs to another cluster, {other:?}, as its drive {label:?}; nothing was changed. \
@@ -471,9 +488,9 @@ async fn format(
     fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
         .await?;
     let mut devices = Vec::new();
-    for (index, (spec, found)) in cluster.drives.iter().zip(found).enumerate() {
+    for (index, (spec, found)) in cluster.drives.iter().zip(&found).enumerate() {
         let device = match found {
-            Found::Labelled(device, _) | Found::Blank(device, _) => device,
+            Found::Labelled(device, _) | Found::Blank(device, _) => Rc::clone(device),
             Found::Nothing(NoDevice::Absent { .. }) if spec.size.is_some() => {
                 progress(&format!(
                     "preparing drive {} of {}: {}",
@@ -485,11 +502,13 @@ async fn format(
                 made.map_err(|source| DrivesError::NoDevice { drive: spec.name.clone(), source })?
             }
             Found::Nothing(source) => {
-                return Err(DrivesError::NoDevice { drive: spec.name.clone(), source });
+                let (drive, source) = (spec.name.clone(), source.clone());
+                return Err(DrivesError::NoDevice { drive, source });
             }
         };
         devices.push(device);
     }
+    give_up(source, cluster, &found).await?;
     let mut drives = Vec::new();
     for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
         let identity = DriveIdentity {
@@ -509,6 +528,35 @@ async fn format(
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found: Ok(drive) });
     }
     Ok(Drives { cluster: uuid, epoch: Epoch(1), drives, fresh: true })
+}
+
+/// Forgets what is overwritten, all of it before the first new label is there. Where this or what
+/// follows is cut short, the labels that are left name one cluster, and no note another: the same
+/// order completes it.
+async fn give_up(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: &[Found],
+) -> Result<(), DrivesError> {
+    let failed = |error: std::io::Error| DrivesError::Noted { why: error.to_string() };
+    source.forget_cluster().map_err(failed)?;
+    for (spec, found) in cluster.drives.iter().zip(found) {
+        let Found::Labelled(device, _) = found else { continue };
+        erase_labels(&**device).await.map_err(|error| DrivesError::Drive {
+            drive: spec.name.clone(),
+            source: Box::new(error.into()),
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes a drive blank where its labels are, at both ends.
+async fn erase_labels(device: &dyn Device) -> Result<(), BlockError> {
+    let end_bytes = DRIVE_RESERVED_BYTES / 2;
+    let capacity_bytes = round_down(device.info().capacity_bytes, BLOCK_BYTES);
+    device.write_zeroes(0, end_bytes).await?;
+    device.write_zeroes(capacity_bytes - end_bytes, end_bytes).await?;
+    device.flush().await
 }
 
 /// Formats one drive of a cluster that is up: a replacement, or a new one. Its arrays' UUIDs are

@@ -2,6 +2,7 @@
 //! asks for.
 
 use crate::drives::{DriveSource, NoDevice};
+use crate::state::StateDir;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
@@ -23,8 +24,8 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// The drives of a cluster file on this machine.
 pub struct FileDrives {
     loaded: Loaded,
-    /// The cluster that was up with them last.
-    cluster: Option<Uuid>,
+    /// Notes the cluster that was up with them last.
+    state: StateDir,
     /// Until then, a drive in use may be one that a dead process still holds.
     patient_until: Instant,
     /// What was opened, and where, as long as somebody uses it; the latest comes last.
@@ -32,11 +33,11 @@ pub struct FileDrives {
 }
 
 impl FileDrives {
-    /// Drives as `loaded` names them, with which `cluster` was up last.
+    /// Drives as `loaded` names them; `state` notes which cluster was up with them last.
     #[must_use]
-    pub fn new(loaded: Loaded, cluster: Option<Uuid>) -> Self {
+    pub fn new(loaded: Loaded, state: StateDir) -> Self {
         let patient_until = reactor::now() + LET_GO_LIMIT;
-        Self { loaded, cluster, patient_until, opened: RefCell::default() }
+        Self { loaded, state, patient_until, opened: RefCell::default() }
     }
 
     fn path(&self, drive: &DriveSpec) -> PathBuf {
@@ -79,7 +80,11 @@ fn unusable(error: &FileDeviceError) -> NoDevice {
 
 impl DriveSource for FileDrives {
     fn cluster(&self) -> Option<Uuid> {
-        self.cluster
+        self.state.cluster()
+    }
+
+    fn forget_cluster(&self) -> std::io::Result<()> {
+        self.state.forget_cluster()
     }
 
     fn open<'a>(
@@ -157,7 +162,7 @@ mod tests {
         drive.size = Some(Bytes::mib(2));
         let path = loaded.path(&drive.path);
         Reactor::new().expect("io_uring").block_on(async {
-            let drives = FileDrives::new(loaded, None);
+            let drives = FileDrives::new(loaded, StateDir(dir.path().join("state")));
             assert!(!drives.in_place(&drive));
             let old = drives.create(&drive).await.expect("made");
             assert!(drives.in_place(&drive));

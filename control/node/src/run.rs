@@ -148,7 +148,7 @@ async fn serve(
     if state.cluster().is_none() {
         remove_unmade(&loaded)?;
     }
-    let source = Rc::new(FileDrives::new(loaded.clone(), state.cluster()));
+    let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let start = StartOptions {
         may_overwrite,
         tuning: Tuning::default(),

@@ -12,7 +12,7 @@
 
 use levada_base::ids::Uuid;
 use std::fs::{DirBuilder, File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +105,19 @@ impl StateDir {
         replace(&path, &format!("{cluster}\n")).map_err(|source| self.unusable(source))
     }
 
+    /// Removes the note of the cluster, which is given up. Once this returns that is durable.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says.
+    pub fn forget_cluster(&self) -> std::io::Result<()> {
+        let path = self.0.join("cluster");
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| sync_dir_of(&path)),
+        }
+    }
+
     fn unusable(&self, source: std::io::Error) -> StateError {
         StateError::Unusable { dir: self.0.clone(), source }
     }
@@ -190,6 +203,11 @@ pub fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     // Before its name: a file system may keep the rename and lose what was written.
     file.sync_all()?;
     std::fs::rename(&fresh, path)?;
+    sync_dir_of(path)
+}
+
+/// Makes durable which names there are beside `path`.
+fn sync_dir_of(path: &Path) -> std::io::Result<()> {
     // A name alone has the empty path as its parent.
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
@@ -226,6 +244,17 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!deep.0.exists(), "nothing was made");
+    }
+
+    #[test]
+    fn a_cluster_that_is_forgotten_is_not_noted() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir(dir.path().to_owned());
+        state.forget_cluster().expect("there is none");
+        state.set_cluster(Uuid::from_u64_pair(1, 2)).expect("noted");
+        assert_eq!(state.cluster(), Some(Uuid::from_u64_pair(1, 2)));
+        state.forget_cluster().expect("removed");
+        assert_eq!(state.cluster(), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig};
-use levada_device::{Device, Durability, RamDevice};
+use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice, format_one};
@@ -32,11 +32,18 @@ struct Shelf {
     hidden: RefCell<Vec<String>>,
     /// The cluster that was up with them last, as a state directory notes it.
     noted: Cell<Option<Uuid>>,
+    /// What befalls drives, by name.
+    faults: RefCell<BTreeMap<String, Faults>>,
 }
 
 impl DriveSource for Shelf {
     fn cluster(&self) -> Option<Uuid> {
         self.noted.get()
+    }
+
+    fn forget_cluster(&self) -> std::io::Result<()> {
+        self.noted.take();
+        Ok(())
     }
 
     fn open<'a>(
@@ -50,7 +57,11 @@ impl DriveSource for Shelf {
             false => NoDevice::Absent { path: drive.path.display().to_string() },
         };
         let found = found.filter(|_| matches!(none, NoDevice::Absent { .. }));
-        Box::pin(async move { found.map(|drive| drive as Rc<dyn Device>).ok_or(none) })
+        let found = found.map(|found| match self.faults.borrow().get(&drive.name) {
+            Some(faults) => Rc::new(FaultDevice::new(found, faults.clone())) as Rc<dyn Device>,
+            None => found,
+        });
+        Box::pin(async move { found.ok_or(none) })
     }
 
     fn create<'a>(
@@ -225,6 +236,32 @@ fn giving_a_cluster_up_spares_another_one_of_the_same_name() {
     });
 }
 
+/// The new labels were another cluster's to the old note, and the old ones to the new majority.
+#[test]
+fn a_cluster_given_up_half_way_is_given_up_by_the_same_order() {
+    Reactor::simulated(37).block_on(async {
+        let shelf = Shelf::default();
+        let over = || start_over(cluster_file(), &shelf, MayOverwrite::Cluster);
+        let mut made = start(cluster_file(), &shelf).await.expect("starts");
+        // In its middle, one drive goes while labels are erased, or new ones written.
+        for (requests, drive) in [(2, "d00"), (4, "d03"), (5, "d03"), (6, "d06"), (9, "d09")] {
+            let given_up = made.drives.cluster;
+            shelf.noted.set(Some(given_up));
+            made.stop().await;
+            let faults = Faults::none();
+            shelf.faults.borrow_mut().insert(drive.into(), faults.clone());
+            faults.fail_after(requests);
+            let text = over().await.err().expect("a drive is gone").to_string();
+            assert!(text.contains(drive), "{text}");
+            assert_eq!(shelf.noted.get(), None, "it is given up");
+            shelf.faults.take();
+            made = over().await.expect("made anew");
+            assert_ne!(made.drives.cluster, given_up);
+        }
+        made.stop().await;
+    });
+}
+
 #[test]
 fn another_cluster_with_the_name_of_the_noted_one_is_neither_opened_nor_given_up() {
     Reactor::simulated(35).block_on(async {
@@ -246,7 +283,14 @@ fn another_cluster_with_the_name_of_the_noted_one_is_neither_opened_nor_given_up
             for over in [MayOverwrite::Nothing, MayOverwrite::Others, MayOverwrite::Cluster] {
                 let text = start_over(cluster_file(), &others, over).await.err().expect("refused");
                 let (text, noted, other) = (text.to_string(), noted.to_string(), other.to_string());
-                for part in [&*noted, &*other, "d01", place, "`cluster` in the state"] {
+                for part in [
+                    &*noted,
+                    &*other,
+                    "d01",
+                    place,
+                    "`cluster` in the state",
+                    "both: `levada up --destroy box --force",
+                ] {
                     assert!(text.contains(part), "{over:?}: {part}: {text}");
                 }
             }
