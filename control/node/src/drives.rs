@@ -81,6 +81,26 @@ pub enum MayOverwrite {
     Everything,
 }
 
+/// What the operator has a single drive formatted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intake {
+    /// It is new to the cluster.
+    Add,
+    /// It takes the place of one that is out.
+    Replace,
+}
+
+impl Intake {
+    /// The command that does it whatever the drive carries.
+    fn by_force(self, drive: &str) -> String {
+        let intake = match self {
+            Self::Add => "add",
+            Self::Replace => "replace",
+        };
+        format!("levada drive {intake} {drive} --force")
+    }
+}
+
 /// Why there is no device for a drive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDevice {
@@ -570,6 +590,7 @@ pub async fn format_one(
     spec: &DriveSpec,
     device: Rc<dyn Device>,
     drives: &Drives,
+    intake: Intake,
     force: bool,
 ) -> Result<Rc<Drive>, DrivesError> {
     let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source: Box::new(source) };
@@ -578,13 +599,11 @@ pub async fn format_one(
     let own = label
         .is_some_and(|label| label.cluster_uuid == drives.cluster && label.drive_name == spec.name);
     if !force && !own {
-        let is_known = drives.drives.iter().any(|drive| drive.spec.name == spec.name);
-        let taken = if is_known { "replace" } else { "add" };
         Drive::refuse_used(&*device).await.map_err(|source| DrivesError::InUse {
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
             source: Box::new(source),
-            overwrite: format!("levada drive {taken} {} --force", spec.name),
+            overwrite: intake.by_force(&spec.name),
         })?;
     }
     let index = cluster.drives.iter().position(|known| known.name == spec.name);

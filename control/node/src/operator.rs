@@ -6,7 +6,7 @@ use crate::control::{
     ArrayStatus, ClientStatus, ControlReply, ControlRequest, DriveStatus, MemberStatus, Progress,
     ScrubResult, Status, TargetStatus, Traffic,
 };
-use crate::drives::{self, DriveSource, NoDevice};
+use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
 use levada_base::reactor::{self, Instant};
@@ -189,7 +189,7 @@ impl Operator {
             Ok(drive) if !drive.is_failed() && !self.is_out(name) => {
                 self.readmit(&known, drive).await
             }
-            _ => self.admit(name, old.ok(), force).await,
+            _ => self.admit(name, old.ok(), Intake::Replace, force).await,
         }
     }
 
@@ -222,14 +222,14 @@ impl Operator {
         let known = self.drives.borrow().get(name).cloned();
         let arrays = &self.cluster.arrays;
         match known {
-            None => self.admit(name, None, force).await,
+            None => self.admit(name, None, Intake::Add, force).await,
             // Taken before, and not to the end.
             Some((spec, Ok(drive))) if arrays.iter().any(|array| is_promised(array, &drive)) => {
                 self.readmit(&spec, &drive).await
             }
             // The file had it before it was there.
             Some((_, Err(_))) if arrays.iter().all(|array| array.member_on(name).is_none()) => {
-                self.admit(name, None, force).await
+                self.admit(name, None, Intake::Add, force).await
             }
             Some(_) => Err(Refusal::Known { drive: name.to_owned() }),
         }
@@ -245,7 +245,13 @@ impl Operator {
     }
 
     /// Formats the drive and gives it to every array that lists it.
-    async fn admit(&self, name: &str, old: Option<Rc<Drive>>, force: bool) -> Result<(), Refusal> {
+    async fn admit(
+        &self,
+        name: &str,
+        old: Option<Rc<Drive>>,
+        intake: Intake,
+        force: bool,
+    ) -> Result<(), Refusal> {
         let (file, spec) = self.reread(name)?;
         let known = self.drives.borrow().get(name).map(|(known, _)| known.path.clone());
         let is_same_place =
@@ -268,7 +274,8 @@ impl Operator {
             },
         };
         self.refuse_small(&file, name, Bytes(device.info().capacity_bytes)).await?;
-        let drive = drives::format_one(&file, &spec, device, &self.cluster.drives, force).await?;
+        let drive =
+            drives::format_one(&file, &spec, device, &self.cluster.drives, intake, force).await?;
         // It is ours from here on: where an array does not take it, the same order completes it.
         let known = (spec, Ok(Rc::clone(&drive)));
         self.drives.borrow_mut().insert(name.to_owned(), known);

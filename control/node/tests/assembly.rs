@@ -9,7 +9,7 @@ use levada_client::{Client, ClientConfig};
 use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice, format_one};
+use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
 use levada_node::operator::Operator;
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
@@ -824,7 +824,25 @@ fn a_drive_is_added_when_the_file_says_what_there_will_be() {
         assert!(why.contains("[[array]] data: spares: 2 in the file, 3 on"), "{why}");
         file.arrays[1].spares = 3;
         std::fs::write(&path, file.to_toml()).expect("written");
+        // What is not blank is refused, and the refusal names the command that was given.
+        let foreign = Rc::new(RamDevice::new("d12", file.drives[12].size.expect("a file").0));
+        let put_foreign = async || {
+            let bytes = Buf::copy_of(&[7; 4096]).into_vec();
+            foreign.write(0, bytes, Durability::Fua).await.expect("written");
+            shelf.drives.borrow_mut().insert("d12".into(), Rc::clone(&foreign));
+        };
+        put_foreign().await;
+        let ControlReply::Failed { why } = operator.answer(add()).await else { panic!("in use") };
+        assert!(why.contains("`levada drive add d12 --force`"), "{why}");
+        shelf.drives.borrow_mut().remove("d12");
         assert_eq!(operator.answer(add()).await, ControlReply::Done);
+        fail(&operator, "d12", false).await.expect("a spare");
+        put_foreign().await;
+        let replace =
+            |force| operator.answer(ControlRequest::DriveReplace { drive: "d12".into(), force });
+        let ControlReply::Failed { why } = replace(false).await else { panic!("in use") };
+        assert!(why.contains("`levada drive replace d12 --force`"), "{why}");
+        assert_eq!(replace(true).await, ControlReply::Done);
         cluster.stop().await;
         start(file, &shelf).await.expect("starts with the same file").stop().await;
     });
@@ -859,7 +877,8 @@ fn a_drive_that_was_not_taken_to_the_end_is_told_and_completed() {
                 // What an order does before it is killed.
                 let spec = &file.drives[12];
                 let device = shelf.create(spec).await.expect("made");
-                let drive = format_one(&file, spec, device, &cluster.drives, false).await;
+                let drive =
+                    format_one(&file, spec, device, &cluster.drives, Intake::Add, false).await;
                 let drive = drive.expect("blank");
                 for array in &cluster.arrays[..taken_by] {
                     array.admit(&file, "d12", &drive).await.expect("room enough");
