@@ -37,7 +37,7 @@ pub trait DriveSource {
         drive: &'a DriveSpec,
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>>;
 
-    /// Makes the file of a file-backed drive that is not there, and opens it.
+    /// Makes the file of a file-backed drive that is not there or empty, and opens it.
     ///
     /// # Errors
     ///
@@ -107,9 +107,19 @@ pub enum NoDevice {
     /// Nothing is at its path.
     #[error("there is nothing at {path}")]
     Absent { path: String },
+    /// A file without a byte is: a node was killed before the drive that it made had room.
+    #[error("the file {path} is empty")]
+    Empty { path: String },
     /// Something is, but it cannot be used.
     #[error("{why}")]
     Unusable { why: String },
+}
+
+impl NoDevice {
+    /// True when the drive is a file that can be made.
+    pub(crate) fn can_be_made(&self, drive: &DriveSpec) -> bool {
+        matches!(self, Self::Absent { .. } | Self::Empty { .. }) && drive.size.is_some()
+    }
 }
 
 /// Why the drives do not make a cluster.
@@ -511,7 +521,7 @@ async fn format(
     for (index, (spec, found)) in cluster.drives.iter().zip(&found).enumerate() {
         let device = match found {
             Found::Labelled(device, _) | Found::Blank(device, _) => Rc::clone(device),
-            Found::Nothing(NoDevice::Absent { .. }) if spec.size.is_some() => {
+            Found::Nothing(none) if none.can_be_made(spec) => {
                 progress(&format!(
                     "preparing drive {} of {}: {}",
                     index + 1,

@@ -74,6 +74,11 @@ impl FileDrives {
     }
 }
 
+/// True for a file without a byte. What a link leads to is somebody else's.
+fn is_empty(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|there| there.is_file() && there.len() == 0)
+}
+
 fn unusable(error: &FileDeviceError) -> NoDevice {
     NoDevice::Unusable { why: error.to_string() }
 }
@@ -102,6 +107,10 @@ impl DriveSource for FileDrives {
                     Err(FileDeviceError::InUse { .. }) if reactor::now() < self.patient_until => {
                         reactor::sleep(LOOK_AGAIN_AFTER).await;
                     }
+                    // Nobody uses it.
+                    Err(FileDeviceError::TooSmall { .. }) if is_empty(&path) => {
+                        return Err(NoDevice::Empty { path: path.display().to_string() });
+                    }
                     opened => {
                         return opened
                             .map(|device| self.wrap(&path, device))
@@ -125,6 +134,12 @@ impl DriveSource for FileDrives {
                 std::fs::create_dir_all(dir).map_err(|error| NoDevice::Unusable {
                     why: format!("{}: {error}", dir.display()),
                 })?;
+            }
+            if let Err(NoDevice::Empty { .. }) = self.open(drive).await {
+                std::fs::remove_file(&path).map_err(|error| NoDevice::Unusable {
+                    why: format!("the empty file {}: {error}", path.display()),
+                })?;
+                tracing::info!(drive = drive.name, "removed an empty file, to make it anew");
             }
             let made = FileDevice::create(&path, size.0, Prepare::Reserve).await;
             made.map(|device| self.wrap(&path, device)).map_err(|error| unusable(&error))
@@ -177,5 +192,37 @@ mod tests {
             assert!(drives.in_place(&drive));
             drop((old, new));
         });
+    }
+
+    #[test]
+    fn a_drive_file_without_a_byte_is_not_yet_made() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("levada.toml");
+        let cluster = ClusterFile::box_default(dir.path(), 40 << 30).expect("room enough");
+        std::fs::write(&file, cluster.to_toml()).expect("written");
+        let loaded = ClusterFile::load(&file).expect("as written");
+        let mut specs = loaded.cluster.drives.clone();
+        specs.iter_mut().for_each(|spec| spec.size = Some(Bytes::mib(2)));
+        let path = |at: usize| loaded.path(&specs[at].path);
+        std::fs::create_dir_all(path(0).parent().expect("a directory")).expect("made");
+        std::fs::write(path(0), "").expect("written");
+        std::fs::write(path(1), "data").expect("written");
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::write(&elsewhere, "").expect("written");
+        std::os::unix::fs::symlink(&elsewhere, path(2)).expect("linked");
+        Reactor::new().expect("io_uring").block_on(async {
+            let drives = FileDrives::new(loaded.clone(), StateDir(dir.path().join("state")));
+            let none = drives.open(&specs[0]).await.err().expect("it has no room");
+            assert!(matches!(none, NoDevice::Empty { .. }) && none.can_be_made(&specs[0]));
+            let made = drives.create(&specs[0]).await.expect("made anew");
+            assert_eq!(made.info().capacity_bytes, 2 * MIB);
+            for spec in &specs[1..3] {
+                let none = drives.open(spec).await.err().expect("too small");
+                assert!(matches!(none, NoDevice::Unusable { .. }), "{none}");
+                assert!(drives.create(spec).await.is_err(), "somebody else's");
+            }
+        });
+        assert_eq!(std::fs::read_to_string(path(1)).expect("there"), "data");
+        assert!(path(2).is_symlink() && elsewhere.exists());
     }
 }

@@ -263,7 +263,7 @@ impl Operator {
         }
         let device = match self.source.open(&spec).await {
             Ok(device) => device,
-            Err(NoDevice::Absent { .. }) if spec.size.is_some() => {
+            Err(none) if none.can_be_made(&spec) => {
                 self.source.create(&spec).await.map_err(failed)?
             }
             // Still open here: the drive that failed comes back. Not when another was named, or

@@ -121,22 +121,6 @@ async fn listen(loaded: &Loaded, state: &StateDir) -> Result<(HostListener, Stri
     Ok((listener, bound))
 }
 
-/// Removes the drive files that a first start left empty, which was killed before they had room: they
-/// are made again. Without a cluster there is nothing else that an empty file could be a trace of.
-fn remove_unmade(loaded: &Loaded) -> Result<()> {
-    for drive in loaded.cluster.drives.iter().filter(|drive| drive.size.is_some()) {
-        let path = loaded.path(&drive.path);
-        // What a link leads to is somebody else's.
-        let there = std::fs::symlink_metadata(&path);
-        if there.is_ok_and(|there| there.is_file() && there.len() == 0) {
-            std::fs::remove_file(&path)
-                .with_context(|| format!("cannot remove the empty file {}", path.display()))?;
-            tracing::info!(drive = drive.name, "removed an empty file, to make it anew");
-        }
-    }
-    Ok(())
-}
-
 async fn serve(
     options: NodeOptions,
     signals: &Signals,
@@ -145,9 +129,6 @@ async fn serve(
 ) -> Result<Ended> {
     let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
     let (listener, address) = listen(&loaded, &state).await?;
-    if state.cluster().is_none() {
-        remove_unmade(&loaded)?;
-    }
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let start = StartOptions {
         may_overwrite,
@@ -292,31 +273,5 @@ impl Clerk for FrontDesk {
                 other => self.operator.answer(other).await,
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use levada_spec::ClusterFile;
-
-    #[test]
-    fn a_drive_file_without_a_byte_is_not_yet_made() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let file = dir.path().join("levada.toml");
-        let cluster = ClusterFile::box_default(dir.path(), 40 << 30).expect("room enough");
-        std::fs::write(&file, cluster.to_toml()).expect("written");
-        let loaded = ClusterFile::load(&file).expect("as written");
-        let path = |at: usize| loaded.path(&loaded.cluster.drives[at].path);
-        std::fs::create_dir_all(path(0).parent().expect("a directory")).expect("made");
-        std::fs::write(path(0), "").expect("written");
-        std::fs::write(path(1), "data").expect("written");
-        let elsewhere = dir.path().join("elsewhere");
-        std::fs::write(&elsewhere, "").expect("written");
-        std::os::unix::fs::symlink(&elsewhere, path(2)).expect("linked");
-        remove_unmade(&loaded).expect("removed");
-        assert!(!path(0).exists());
-        assert_eq!(std::fs::read_to_string(path(1)).expect("there"), "data");
-        assert!(path(2).is_symlink() && elsewhere.exists());
     }
 }

@@ -32,6 +32,8 @@ struct Shelf {
     hidden: RefCell<Vec<String>>,
     /// The cluster that was up with them last, as a state directory notes it.
     noted: Cell<Option<Uuid>>,
+    /// Drives whose files a node left empty, which was killed while it made them.
+    empty: RefCell<Vec<String>>,
     /// What befalls drives, by name.
     faults: RefCell<BTreeMap<String, Faults>>,
 }
@@ -52,9 +54,13 @@ impl DriveSource for Shelf {
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
         let found = self.drives.borrow().get(&drive.name).cloned();
         let found = found.filter(|_| !self.pulled.borrow().contains(&drive.name));
-        let none = match self.hidden.borrow().contains(&drive.name) {
-            true => NoDevice::Unusable { why: "it is a directory".into() },
-            false => NoDevice::Absent { path: drive.path.display().to_string() },
+        let path = drive.path.display().to_string();
+        let none = if self.hidden.borrow().contains(&drive.name) {
+            NoDevice::Unusable { why: "it is a directory".into() }
+        } else if self.empty.borrow().contains(&drive.name) {
+            NoDevice::Empty { path }
+        } else {
+            NoDevice::Absent { path }
         };
         let found = found.filter(|_| matches!(none, NoDevice::Absent { .. }));
         let found = found.map(|found| match self.faults.borrow().get(&drive.name) {
@@ -70,6 +76,7 @@ impl DriveSource for Shelf {
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
         let bytes = drive.size.expect("a file-backed drive").0;
         let made = Rc::new(RamDevice::new(&drive.name, bytes));
+        self.empty.borrow_mut().retain(|empty| *empty != drive.name);
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
         Box::pin(async move { Ok(made as Rc<dyn Device>) })
     }
@@ -834,7 +841,8 @@ fn a_drive_is_added_when_the_file_says_what_there_will_be() {
         put_foreign().await;
         let ControlReply::Failed { why } = operator.answer(add()).await else { panic!("in use") };
         assert!(why.contains("`levada drive add d12 --force`"), "{why}");
-        shelf.drives.borrow_mut().remove("d12");
+        // Of an order that was killed while it made the file.
+        shelf.empty.borrow_mut().push("d12".into());
         assert_eq!(operator.answer(add()).await, ControlReply::Done);
         fail(&operator, "d12", false).await.expect("a spare");
         put_foreign().await;
@@ -843,6 +851,9 @@ fn a_drive_is_added_when_the_file_says_what_there_will_be() {
         let ControlReply::Failed { why } = replace(false).await else { panic!("in use") };
         assert!(why.contains("`levada drive replace d12 --force`"), "{why}");
         assert_eq!(replace(true).await, ControlReply::Done);
+        fail(&operator, "d12", false).await.expect("a spare");
+        shelf.empty.borrow_mut().push("d12".into());
+        assert_eq!(replace(false).await, ControlReply::Done);
         cluster.stop().await;
         start(file, &shelf).await.expect("starts with the same file").stop().await;
     });
