@@ -5,7 +5,7 @@ use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_node::assembly::{Cluster, Service};
-use levada_node::drives;
+use levada_node::drives::{self, Intake};
 use levada_raid::MemberState;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -336,7 +336,16 @@ impl Stack {
             Ok(drive) if !gone && !drive.is_failed() => Rc::clone(drive),
             Ok(_) | Err(_) => {
                 let device = self.world.drive(at).device();
-                match drives::format_one(&self.file, spec, device, &cluster.drives, true).await {
+                match drives::format_one(
+                    &self.file,
+                    spec,
+                    device,
+                    &cluster.drives,
+                    Intake::Replace,
+                    true,
+                )
+                .await
+                {
                     Ok(drive) => drive,
                     Err(_) if self.world.drive(at).faults.is_gone() => return,
                     Err(error) => {
