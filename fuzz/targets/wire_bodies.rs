@@ -2,7 +2,7 @@
 #![no_main]
 
 use levada_wire::frame::{decode_body, encode_body};
-use levada_wire::meta::{MetaReply, MetaRequest, Tail};
+use levada_wire::meta::{MetaReply, MetaRequest, ToClient};
 use levada_wire::object::{ObjectReply, ObjectRequest, Restarted};
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         1 => read::<MetaReply>(body),
         2 => read::<ObjectRequest>(body),
         3 => read::<ObjectReply>(body),
-        4 => read::<Tail>(body),
+        4 => read::<ToClient>(body),
         5 => read::<Restarted>(body),
         _ => levada_wire::fuzz::handshake(body),
     }

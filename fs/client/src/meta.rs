@@ -25,7 +25,9 @@ use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
 use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
-use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, RECLAIM_MAX, Tail};
+use levada_wire::meta::{
+    FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, RECLAIM_MAX, Tail, ToClient,
+};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -166,7 +168,6 @@ impl Meta {
         peer.set_on_one_way(Rc::new(move |frame| {
             if let Some(meta) = holder.upgrade() {
                 meta.take_in(frame);
-                meta.drain_soon();
             }
         }));
         meta
@@ -333,20 +334,26 @@ impl Meta {
         tail.batches = tail.batches.split_off(&Seq(upto.0 + 1));
     }
 
-    /// A part of the tail arrives, before the answers that rest on it.
-    fn take_in(&self, frame: &Frame) {
+    /// The service says something by itself.
+    fn take_in(self: &Rc<Self>, frame: &Frame) {
         let life = frame.header.verifier;
         let known = self.registration().is_some_and(|known| known.verifier == life);
-        let Ok(Tail { durable, batches }) = decode_body(&frame.body) else {
-            tracing::error!("a part of the tail makes no sense");
-            return;
-        };
-        if known && !planted!("client-tail-not-held") {
+        match decode_body(&frame.body) {
+            Ok(ToClient::Tail(tail)) if known => self.take_in_tail(life, tail),
+            Ok(ToClient::Tail(_)) => {}
+            Err(_) => tracing::error!("what the metadata service says by itself makes no sense"),
+        }
+    }
+
+    /// A part of the tail arrives, before the answers that rest on it.
+    fn take_in_tail(self: &Rc<Self>, life: BootVerifier, Tail { durable, batches }: Tail) {
+        if !planted!("client-tail-not-held") {
             self.forget_tail((life, durable));
             let mut tail = self.tail.borrow_mut();
             tail.life = life;
             tail.batches.extend(batches);
         }
+        self.drain_soon();
     }
 
     /// A client that falls silent must not go on holding a tail: it would notice too late that the
@@ -757,7 +764,7 @@ mod tests {
     use levada_wire::frame::encode_body;
     use levada_wire::local::{LinkConfig, Network};
     use levada_wire::rpc::{
-        ConnectionId, Handler, PeerConfig, Reply, Router, ServiceConfig, accept_all,
+        ConnectionId, Handler, PeerConfig, Pusher, Reply, Router, ServiceConfig, accept_all,
     };
 
     /// A service that knows nobody, and loses its first connections after a part each.
@@ -769,7 +776,7 @@ mod tests {
     }
 
     impl Handler for Forgetful {
-        fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+        fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
             let reply = match decode_body(&request.body).expect("a request") {
                 MetaRequest::Register { .. } => MetaReply::Registered {
                     client: 1,
@@ -779,13 +786,13 @@ mod tests {
                     fs: FsInfo { id: 1, name: String::new(), objects: Vec::new(), lease_ms: 1000 },
                 },
                 MetaRequest::Reclaim { opens, last } => {
-                    self.parts.borrow_mut().entry(from).or_default().extend(opens);
+                    self.parts.borrow_mut().entry(from.connection()).or_default().extend(opens);
                     if self.losses.get() > 0 {
                         self.losses.set(self.losses.get() - 1);
                         self.network.disconnect("client", "meta");
                     }
                     if last {
-                        self.all.set(Some(from));
+                        self.all.set(Some(from.connection()));
                     }
                     MetaReply::Done
                 }

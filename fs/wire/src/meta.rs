@@ -375,8 +375,13 @@ pub enum MetaReply {
     Xattr(Vec<u8>),
 }
 
-/// The body of a one-way frame: what the client must hold for the answers that follow
-/// (`docs/design/0010-metadata-tail.md`). The header's verifier says of which life.
+/// The body of a one-way frame to a client. The header's verifier says which life of the target speaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToClient {
+    Tail(Tail),
+}
+
+/// What the client must hold for the answers that follow (`docs/design/0010-metadata-tail.md`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tail {
     /// Everything up to here is durable and need not be held.

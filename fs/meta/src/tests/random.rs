@@ -13,6 +13,7 @@ use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{
     AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
+    ToClient,
 };
 use levada_wire::rpc::ConnectionId;
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
@@ -75,7 +76,7 @@ impl Holding {
     }
 
     fn take_in(&self, frame: &[u8]) {
-        let Tail { durable, batches } = decode_body(frame).expect("a tail");
+        let ToClient::Tail(Tail { durable, batches }) = decode_body(frame).expect("a tail");
         let mut held = self.batches.borrow_mut();
         held.retain(|seq, _| *seq > durable);
         held.extend(batches);
