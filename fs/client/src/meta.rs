@@ -18,19 +18,22 @@
 use crate::clock;
 use crate::directory::JustTold;
 use crate::error::Error;
+use crate::locks::Locks;
 use crate::slots::Slots;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, select};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
 use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{
-    FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, RECLAIM_MAX, Tail, ToClient,
+    FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, RECLAIM_MAX, Tail, ToClient,
+    ToService,
 };
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -70,6 +73,11 @@ pub(crate) struct Meta {
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
     pub(crate) just_told: Rc<JustTold>,
+    pub(crate) locks: Rc<Locks>,
+    /// A task keeps the connection up, as somebody waits for a notice.
+    watching: Cell<bool>,
+    /// Notices that were taken in, to be acknowledged over the next connection.
+    acks: RefCell<Vec<u64>>,
 }
 
 /// What this client was told although it was not durable.
@@ -162,6 +170,9 @@ impl Meta {
             elsewhere: Cell::default(),
             left: Cell::default(),
             just_told: Rc::default(),
+            locks: Rc::default(),
+            watching: Cell::default(),
+            acks: RefCell::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
         let holder = Rc::downgrade(&meta);
@@ -340,9 +351,55 @@ impl Meta {
         let known = self.registration().is_some_and(|known| known.verifier == life);
         match decode_body(&frame.body) {
             Ok(ToClient::Tail(tail)) if known => self.take_in_tail(life, tail),
-            Ok(ToClient::Tail(_)) => {}
+            Ok(ToClient::Notices(notices)) if known && frame.header.client == self.client() => {
+                for (number, notice) in notices {
+                    self.locks.heard(notice);
+                    self.acks.borrow_mut().push(number);
+                }
+                self.acknowledge(None);
+            }
+            Ok(ToClient::Tail(_) | ToClient::Notices(_)) => {}
             Err(_) => tracing::error!("what the metadata service says by itself makes no sense"),
         }
+    }
+
+    /// Acknowledges over `caller`, or over the connection that stands.
+    fn acknowledge(&self, caller: Option<&Caller>) {
+        let Some(known) = self.registration() else { return };
+        let mut acks = self.acks.borrow_mut();
+        while !acks.is_empty() {
+            let part = acks.len().min(NOTICES_MAX);
+            let body = encode_body(&ToService::Acks(acks[..part].to_vec()));
+            match caller {
+                Some(caller) => caller.push(self.target, known.client, known.verifier, body),
+                None if self.peer.push(self.target, known.client, known.verifier, body) => {}
+                // While a new connection registers, which acknowledges them then.
+                None => return,
+            }
+            acks.drain(..part);
+        }
+    }
+
+    /// Reaches the service again whenever the connection ends, for as long as somebody waits to be told
+    /// something: else only the next request would.
+    pub(crate) fn stay_connected(self: &Rc<Self>) {
+        if self.watching.replace(true) {
+            return;
+        }
+        let meta = Rc::clone(self);
+        reactor::spawn(async move {
+            let connected = async {
+                loop {
+                    if let Err(error) = meta.heard(meta.peer.reach().await) {
+                        tracing::debug!(%error, "the metadata service does not take this client");
+                        reactor::sleep(UNAVAILABLE_WAIT).await;
+                    }
+                    meta.peer.ended().await;
+                }
+            };
+            select(pin!(connected), pin!(meta.locks.idle())).await;
+            meta.watching.set(false);
+        });
     }
 
     /// A part of the tail arrives, before the answers that rest on it.
@@ -373,15 +430,50 @@ impl Meta {
         });
     }
 
+    /// As [`Meta::change`]; `taken_in` sees the answer before anything else happens with this client, also when
+    /// the caller has stopped waiting.
+    pub(crate) async fn change_seen(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        self.change_seen_told(request, Told::Early, Patience::Endless, taken_in).await
+    }
+
+    /// As [`Meta::change_seen`], but returns the reply `Unavailable`.
+    pub(crate) async fn try_change_seen(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        self.change_seen_told(request, Told::Early, Patience::None, taken_in).await
+    }
+
+    async fn change_seen_told(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        told: Told,
+        patience: Patience,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        let meta = Rc::clone(self);
+        let task = reactor::spawn(async move {
+            let reply = meta.change_here(request, told, patience).await;
+            if let Ok(reply) = &reply {
+                taken_in(reply);
+            }
+            reply
+        });
+        task.await.unwrap_or(Err(Error::Closed))
+    }
+
     async fn change_told(
         self: &Rc<Self>,
         request: MetaRequest,
         told: Told,
         patience: Patience,
     ) -> Result<MetaReply, Error> {
-        let meta = Rc::clone(self);
-        let task = reactor::spawn(async move { meta.change_here(request, told, patience).await });
-        task.await.unwrap_or(Err(Error::Closed))
+        self.change_seen_told(request, told, patience, |_| {}).await
     }
 
     async fn change_here(
@@ -602,6 +694,7 @@ impl Meta {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
                 self.just_told.forget();
+                self.acks.borrow_mut().clear();
             }
             if known.is_none_or(|(known, _)| known != verifier) {
                 self.hand_back(caller, client).await?;
@@ -610,7 +703,9 @@ impl Meta {
             // releases nothing until it has heard what of that is still open.
             self.reclaim(caller, client).await?;
             self.greeted.set(Some((verifier, client)));
+            self.locks.forgotten();
         }
+        self.acknowledge(Some(caller));
         Ok(())
     }
 
@@ -692,7 +787,11 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Settled { .. }
         | R::Leave
         | R::GetXattr { .. }
-        | R::ListXattrs { .. } => false,
+        | R::ListXattrs { .. }
+        | R::Lock { .. }
+        | R::Unlock { .. }
+        | R::CancelWait { .. }
+        | R::TestLock { .. } => false,
     }
 }
 
@@ -711,6 +810,7 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::ReadDir { .. }
         | R::GetXattr { .. }
         | R::ListXattrs { .. }
+        | R::TestLock { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => true,
@@ -729,6 +829,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         R::Destroyed { .. } | R::Settled { .. } => true,
         // Nothing is held under the new number but what it takes back.
         R::Leave => true,
+        // Locks end with the number that has them.
+        R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. } => true,
         // Done twice they undo what others did in between: a mode, a size, a name, an attribute; or are refused because they
         // have been done.
         R::SetAttr { .. }

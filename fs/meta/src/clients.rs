@@ -106,6 +106,7 @@ impl MetaService {
             table.set_opens(call.client, held.opens);
             table.awaited.remove(&call.client);
         }
+        self.push_notices();
         self.reap_orphans().await?;
         Ok(MetaReply::Done)
     }
@@ -206,6 +207,8 @@ impl MetaService {
             self.tail.borrow_mut().end();
         }
         table.forget(client);
+        drop(table);
+        self.push_notices();
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! The service on the wire: frames in, replies out.
+//! The service on the wire: frames in, replies and notices out.
 
 use crate::config::CallHeader;
 use crate::service::MetaService;
@@ -6,8 +6,8 @@ use crate::tail::Superseded;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::BootVerifier;
 use levada_wire::frame::{Frame, NO_SLOT, decode_body, encode_body, flags};
-use levada_wire::meta::{MetaReply, MetaRequest};
-use levada_wire::rpc::{Handler, Pusher, Reply};
+use levada_wire::meta::{MetaReply, MetaRequest, ToService};
+use levada_wire::rpc::{ConnectionId, Handler, Pusher, Reply};
 
 const _: () = assert!(CallHeader::NO_SLOT == NO_SLOT);
 
@@ -32,6 +32,9 @@ impl Handler for MetaService {
             };
             let directory = directory.filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
             let mut reply = self.handle(call, body).await;
+            if let MetaReply::Registered { client, .. } = reply {
+                self.reached(client, from.clone());
+            }
             if !unstable {
                 return Reply { verifier, ..Reply::new(encode_body(&reply)) };
             }
@@ -52,5 +55,15 @@ impl Handler for MetaService {
             }
             Reply { verifier, ..Reply::new(encode_body(&reply)) }
         })
+    }
+
+    fn one_way(&self, frame: Frame, _from: ConnectionId) {
+        let Ok(ToService::Acks(numbers)) = decode_body(&frame.body) else {
+            tracing::warn!("what a client says by itself makes no sense");
+            return;
+        };
+        if frame.header.verifier == self.verifier() {
+            self.acknowledged(frame.header.client, &numbers);
+        }
     }
 }

@@ -1,19 +1,21 @@
 //! What a metadata target knows beside the rows: clients, what they hold open, and copies of the
 //! few rows that every request asks for (sessions, orphans, reply slots).
 //!
-//! Opens and leases are volatile: after a restart, clients say again what they hold open, and
+//! Opens, locks and leases are volatile: after a restart, clients say again what they hold, and
 //! until all that were known have done so or have fallen silent, nothing counts as closed.
 
 use crate::config::MetaError;
 use crate::key;
+use crate::locks::{Locks, Owner};
 use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_kv::{Bytes, KvError, Store};
+use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::MetaReply;
-use levada_wire::rpc::ConnectionId;
+use levada_wire::rpc::{ConnectionId, Pusher};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -45,6 +47,8 @@ pub struct Client {
     pub settled: BootVerifier,
     /// From its registration to the last part.
     pub reclaim: Option<Reclaim>,
+    /// The way back, over the connection that it registered on last.
+    pub pusher: Option<Pusher>,
 }
 
 /// What a client that registered says that it holds open.
@@ -60,7 +64,7 @@ impl Client {
     pub fn new(uuid: [u8; 16], settled: BootVerifier, slots: u32) -> Self {
         let slots = vec![Slot::default(); slots as usize];
         let opens = BTreeMap::new();
-        Self { uuid, seen: reactor::now(), opens, slots, settled, reclaim: None }
+        Self { uuid, seen: reactor::now(), opens, slots, settled, reclaim: None, pusher: None }
     }
 
     /// The row that says: what it is told from now on is not settled, also when an earlier part of
@@ -79,6 +83,7 @@ pub struct Table {
     opens: HashMap<Ino, u64>,
     pub sessions: BTreeMap<(Ino, u64), Session>,
     pub orphans: BTreeSet<Ino>,
+    pub locks: Locks,
     pub counters: Counters,
     /// Clients of the time before the restart that have not said yet what they hold open.
     pub awaited: BTreeSet<u64>,
@@ -100,6 +105,10 @@ pub enum Effect {
     Orphan(Ino, bool),
     /// The objects of a file are to be destroyed.
     Destroy,
+    Lock(Ino, Lock, Option<u64>),
+    Unlock(Ino, LockOwner, LockRange),
+    /// By its ticket.
+    CancelWait(u64),
 }
 
 impl Table {
@@ -110,6 +119,7 @@ impl Table {
             opens: HashMap::new(),
             sessions: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            locks: Locks::default(),
             counters,
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
@@ -180,15 +190,21 @@ impl Table {
             Effect::Orphan(ino, false) => {
                 self.orphans.remove(&ino);
             }
+            Effect::Lock(ino, lock, ticket) => self.locks.lock(client, ino, &lock, ticket),
+            Effect::Unlock(ino, owner, range) => {
+                self.locks.unlock(Owner { client, owner }, ino, range);
+            }
+            Effect::CancelWait(ticket) => self.locks.cancel(client, ticket),
         }
     }
 
     fn closed(&mut self, client: u64, ino: Ino) {
-        let Some(client) = self.clients.get_mut(&client) else { return };
-        let Some(count) = client.opens.get_mut(&ino) else { return };
+        let Some(entry) = self.clients.get_mut(&client) else { return };
+        let Some(count) = entry.opens.get_mut(&ino) else { return };
         *count -= 1;
         if *count == 0 {
-            client.opens.remove(&ino);
+            entry.opens.remove(&ino);
+            self.locks.close(client, ino);
         }
         self.less_open(ino, 1);
     }
@@ -217,6 +233,7 @@ impl Table {
     /// Forgets a client; its sessions stay until they are settled.
     pub fn forget(&mut self, client: u64) {
         self.awaited.remove(&client);
+        self.locks.forget(client);
         let Some(gone) = self.clients.remove(&client) else { return };
         self.by_uuid.remove(&gone.uuid);
         for (ino, count) in gone.opens {

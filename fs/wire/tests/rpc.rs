@@ -314,10 +314,10 @@ fn both_sides_speak_first_and_in_order() {
         }));
         // To nobody: there is no connection yet.
         peer.ended().await;
-        peer.push(TARGET, 1, BootVerifier(0), vec![9]);
+        assert!(!peer.push(TARGET, 1, BootVerifier(0), vec![9]));
         peer.reach().await.expect("listens");
         for n in 0..100 {
-            peer.push(TARGET, 1, BootVerifier(0), vec![n]);
+            assert!(peer.push(TARGET, 1, BootVerifier(0), vec![n]));
             peer.call(&call(n.into(), 0), None).await.expect("served");
             assert_eq!(heard.borrow().last(), Some(&(n + 1)), "before the answer");
         }

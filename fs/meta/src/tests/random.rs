@@ -76,7 +76,9 @@ impl Holding {
     }
 
     fn take_in(&self, frame: &[u8]) {
-        let ToClient::Tail(Tail { durable, batches }) = decode_body(frame).expect("a tail");
+        let Ok(ToClient::Tail(Tail { durable, batches })) = decode_body(frame) else {
+            panic!("no tail")
+        };
         let mut held = self.batches.borrow_mut();
         held.retain(|seq, _| *seq > durable);
         held.extend(batches);

@@ -506,7 +506,7 @@ fn nothing_is_carried_before_the_row_is_durable() {
             let frame = service.tail.borrow_mut().frame_for(client, ConnectionId(1), durable);
             let frame = frame.unwrap_or_else(|_| panic!("there is one connection"));
             let Some(frame) = frame else { return vec![] };
-            let ToClient::Tail(tail) = decode_body(&frame).expect("a tail");
+            let Ok(ToClient::Tail(tail)) = decode_body(&frame) else { panic!("no tail") };
             tail.batches
         };
         let made = |reply| assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");

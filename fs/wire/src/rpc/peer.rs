@@ -151,15 +151,24 @@ impl Peer {
         }
     }
 
-    /// Sends a one-way frame over a connection that stands; without one it is not sent.
+    /// Sends a one-way frame over a connection that stands; false: there is none.
     ///
     /// # Panics
     ///
     /// When no frame holds it.
-    pub fn push(&self, target: TargetId, client: u64, verifier: BootVerifier, body: Vec<u8>) {
-        if let Some(caller) = self.standing() {
+    #[must_use]
+    pub fn push(
+        &self,
+        target: TargetId,
+        client: u64,
+        verifier: BootVerifier,
+        body: Vec<u8>,
+    ) -> bool {
+        let standing = self.standing();
+        if let Some(caller) = &standing {
             caller.push(target, client, verifier, body);
         }
+        standing.is_some()
     }
 
     /// As [`Peer::call`] without a deadline. The second says whether the request was sent before without
