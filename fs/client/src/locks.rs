@@ -120,7 +120,8 @@ struct Holding {
 pub(crate) struct Locks {
     held: RefCell<BTreeMap<(Ino, LockOwner), Holding>>,
     waits: RefCell<BTreeMap<u64, Rc<Wait>>>,
-    wait_ended: Notify,
+    /// A wait or a lock has ended.
+    ended: Notify,
     last_ticket: Cell<u64>,
     /// Unlocks under way.
     unlocking: RefCell<BTreeMap<(Ino, LockOwner), u32>>,
@@ -194,6 +195,8 @@ impl Locks {
                 held.remove(&key);
             }
         }
+        drop(held);
+        self.ended.notify_all();
         Unlocking { locks: self, key, before }
     }
 
@@ -211,7 +214,7 @@ impl Locks {
 
     pub(crate) fn end_wait(&self, wait: &Wait) {
         self.waits.borrow_mut().remove(&wait.ticket);
-        self.wait_ended.notify_all();
+        self.ended.notify_all();
     }
 
     /// The service answered `Lock` or `CancelWait`. There is one such request of a file at a time, so no unlock is
@@ -248,14 +251,14 @@ impl Locks {
         }
     }
 
-    /// Whether somebody waits to be told something, so that the connection matters.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.waits.borrow().is_empty()
+    /// Whether anything is held or waited for, so that the connection matters.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.waits.borrow().is_empty() || !self.held.borrow().is_empty()
     }
 
-    /// Waits until nobody does.
-    pub(crate) async fn idle(&self) {
-        self.wait_ended.until(|| (!self.is_waiting()).then_some(())).await;
+    /// Waits until nothing is.
+    pub(crate) async fn unused(&self) {
+        self.ended.until(|| (!self.is_used()).then_some(())).await;
     }
 
     /// What this client holds, for a service that restarted.
@@ -324,7 +327,7 @@ mod tests {
         locks.heard(granted);
         assert_eq!(locks.all_held(), []);
         locks.end_wait(&wait);
-        assert!(!locks.is_waiting());
+        assert!(!locks.is_used());
     }
 
     #[test]

@@ -27,8 +27,8 @@ use levada_base::{planted, probe, reactor};
 use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{
-    FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, RECLAIM_MAX, Tail, ToClient,
-    ToService,
+    FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, RECLAIM_LOCKS_MAX,
+    RECLAIM_MAX, Tail, ToClient, ToService,
 };
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
@@ -41,6 +41,8 @@ use std::time::Duration;
 pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// What was told early is durable after this, whatever the client does.
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
+/// By how much the service may be late to note that a client has no locks.
+const UNUSED_MARGIN: Duration = Duration::from_secs(5);
 /// How long a client that goes waits for the service to take note. There is nothing left to lose by then.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -381,7 +383,7 @@ impl Meta {
     }
 
     /// Reaches the service again whenever the connection ends, for as long as somebody waits to be told
-    /// something: else only the next request would.
+    /// something, and for as long as others wait for this client after a restart: else only the next request would.
     pub(crate) fn stay_connected(self: &Rc<Self>) {
         if self.watching.replace(true) {
             return;
@@ -397,7 +399,18 @@ impl Meta {
                     meta.peer.ended().await;
                 }
             };
-            select(pin!(connected), pin!(meta.locks.idle())).await;
+            let unused = async {
+                loop {
+                    meta.locks.unused().await;
+                    // The service goes by a lease, and looks every few seconds.
+                    let lease_ms = meta.registration().map_or(0, |known| known.fs.lease_ms);
+                    reactor::sleep(Duration::from_millis(lease_ms) + UNUSED_MARGIN).await;
+                    if !meta.locks.is_used() {
+                        break;
+                    }
+                }
+            };
+            select(pin!(connected), pin!(unused)).await;
             meta.watching.set(false);
         });
     }
@@ -550,17 +563,24 @@ impl Meta {
         }
     }
 
-    /// Tells what this client holds open, in as many parts as it takes.
+    /// Tells what this client holds open and has locked, in as many parts as it takes.
     async fn reclaim(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
         let opens: Vec<_> = self.opens.borrow().iter().map(|(ino, count)| (*ino, *count)).collect();
-        let mut parts = opens.chunks(RECLAIM_MAX).peekable();
+        let locks = self.locks.all_held();
+        let opens = opens.chunks(RECLAIM_MAX).map(|opens| (opens.to_vec(), Vec::new()));
+        let locks = locks.chunks(RECLAIM_LOCKS_MAX).map(|locks| (Vec::new(), locks.to_vec()));
+        let mut parts = opens.chain(locks).peekable();
         loop {
-            let opens = parts.next().unwrap_or_default().to_vec();
-            let part = MetaRequest::Reclaim { opens, last: parts.peek().is_none() };
+            let (opens, locks) = parts.next().unwrap_or_default();
+            let part = MetaRequest::Reclaim { opens, locks, last: parts.peek().is_none() };
             let call = Call { client, ..self.plain_call(&part) };
             match self.ask_once(caller, &call).await? {
                 MetaReply::Done if parts.peek().is_none() => return Ok(()),
                 MetaReply::Done => {}
+                MetaReply::Failed(MetaFault::Stale) => {
+                    self.locks.lose_all();
+                    return Ok(());
+                }
                 reply => {
                     tracing::warn!(?reply, "open files were not reclaimed");
                     return Ok(());
@@ -694,6 +714,9 @@ impl Meta {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
                 self.just_told.forget();
+                if known.is_some_and(|(_, number)| number != client) {
+                    self.locks.lose_all();
+                }
                 self.acks.borrow_mut().clear();
             }
             if known.is_none_or(|(known, _)| known != verifier) {
@@ -887,7 +910,7 @@ mod tests {
                     used: Vec::new(),
                     fs: FsInfo { id: 1, name: String::new(), objects: Vec::new(), lease_ms: 1000 },
                 },
-                MetaRequest::Reclaim { opens, last } => {
+                MetaRequest::Reclaim { opens, last, .. } => {
                     self.parts.borrow_mut().entry(from.connection()).or_default().extend(opens);
                     if self.losses.get() > 0 {
                         self.losses.set(self.losses.get() - 1);

@@ -20,7 +20,7 @@ use levada_wire::meta::{LOCKS_MAX, MetaFault, Notice};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a client may say that it held: grants may have split what it had.
-const RECLAIMED_MAX: usize = 4 * LOCKS_MAX;
+pub const RECLAIMED_MAX: usize = 4 * LOCKS_MAX;
 /// A search for a deadlock that has looked at so many owners gives up, and the wait begins: some 5 ms.
 const STEPS_MAX: usize = 100_000;
 

@@ -290,7 +290,10 @@ impl MetaService {
             MetaRequest::Replay { life, batches } => {
                 return self.replay(call.client, life, batches).await;
             }
-            MetaRequest::Reclaim { opens, last } => return self.reclaim(call, opens, last).await,
+            MetaRequest::Reclaim { opens, locks, last } => {
+                return self.reclaim(call, opens, locks, last).await;
+            }
+            MetaRequest::Lock { .. } => self.let_lock(call.client).await?,
             MetaRequest::Leave => return self.leave(call.client).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;

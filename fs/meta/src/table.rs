@@ -10,6 +10,7 @@ use crate::locks::{Locks, Owner};
 use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_kv::{Bytes, KvError, Store};
@@ -47,6 +48,10 @@ pub struct Client {
     pub settled: BootVerifier,
     /// From its registration to the last part.
     pub reclaim: Option<Reclaim>,
+    /// Its row says that it may hold locks, from this batch on.
+    pub may_lock: Option<Seq>,
+    /// It has had none since, as far as has been looked.
+    pub lockless_since: Instant,
     /// The way back, over the connection that it registered on last.
     pub pusher: Option<Pusher>,
 }
@@ -57,21 +62,35 @@ pub struct Reclaim {
     pub connection: ConnectionId,
     /// The parts so far.
     pub opens: BTreeMap<Ino, u32>,
+    pub locks: Vec<(Ino, Lock)>,
 }
 
 impl Client {
     /// A client that holds nothing open, heard of now.
     pub fn new(uuid: [u8; 16], settled: BootVerifier, slots: u32) -> Self {
         let slots = vec![Slot::default(); slots as usize];
-        let opens = BTreeMap::new();
-        Self { uuid, seen: reactor::now(), opens, slots, settled, reclaim: None, pusher: None }
+        Self {
+            uuid,
+            seen: reactor::now(),
+            opens: BTreeMap::new(),
+            slots,
+            settled,
+            reclaim: None,
+            may_lock: None,
+            lockless_since: reactor::now(),
+            pusher: None,
+        }
+    }
+
+    pub fn row(&self) -> ClientRow {
+        ClientRow { uuid: self.uuid, settled: self.settled, may_lock: self.may_lock.is_some() }
     }
 
     /// The row that says: what it is told from now on is not settled, also when an earlier part of
     /// this life was. None when it says so already.
     pub fn unsettled_row(&self) -> Option<ClientRow> {
         let settled = BootVerifier(0);
-        (self.settled != settled).then_some(ClientRow { uuid: self.uuid, settled })
+        (self.settled != settled).then_some(ClientRow { settled, ..self.row() })
     }
 }
 
@@ -132,9 +151,10 @@ impl Table {
         let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
         let mut table = Table::new(Counters::decode(&counters)?);
         for (key, value) in scan_tag(store, key::CLIENT).await? {
-            let ClientRow { uuid, settled } = ClientRow::decode(&value)?;
+            let ClientRow { uuid, settled, may_lock } = ClientRow::decode(&value)?;
             let client = key::first_number(&key).unwrap_or(0);
-            table.clients.insert(client, Client::new(uuid, settled, slots));
+            let may_lock = may_lock.then_some(Seq(0));
+            table.clients.insert(client, Client { may_lock, ..Client::new(uuid, settled, slots) });
             table.by_uuid.insert(uuid, client);
             table.awaited.insert(client);
         }
@@ -228,6 +248,30 @@ impl Table {
         for (ino, count) in std::mem::replace(&mut entry.opens, opens) {
             self.less_open(ino, u64::from(count));
         }
+    }
+
+    /// What a client says that it has locked takes the place of what was known. False: it has none.
+    pub fn set_locks(&mut self, client: u64, locks: &[(Ino, Lock)]) -> bool {
+        let is_sound = self.clients.get(&client).is_some_and(|client| {
+            let is_open = |(ino, _): &(Ino, Lock)| client.opens.contains_key(ino);
+            locks.is_empty() || client.may_lock.is_some() && locks.iter().all(is_open)
+        });
+        let taken = self.locks.reclaim(client, if is_sound { locks } else { &[] });
+        if !is_sound || !taken {
+            tracing::error!(
+                client,
+                locks = locks.len(),
+                "what a client says of its locks cannot be"
+            );
+        }
+        is_sound && taken
+    }
+
+    /// After a restart: somebody may hold a lock and has not said so yet.
+    pub fn in_grace(&self) -> bool {
+        let may_lock =
+            |client| self.clients.get(client).is_some_and(|c: &Client| c.may_lock.is_some());
+        self.awaited.iter().any(may_lock) && !planted!("meta-lock-granted-in-grace")
     }
 
     /// Forgets a client; its sessions stay until they are settled.

@@ -254,7 +254,7 @@ impl MetaService {
         let mut table = self.table.borrow_mut();
         let client = table.clients.get_mut(&row.client);
         if let Some(client) = &client {
-            let client_row = ClientRow { uuid: client.uuid, settled: row.life };
+            let client_row = ClientRow { settled: row.life, ..client.row() };
             batch.put(&key::client(row.client), &client_row.encode());
         }
         self.apply_own(batch)?;

@@ -462,6 +462,7 @@ pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::{Lock, LockOwner, LockRange, LockSort};
     use crate::meta::{MetaReply, MetaRequest};
     use crate::object::{ObjectReply, ObjectRequest};
     use proptest::prelude::*;
@@ -625,11 +626,19 @@ mod tests {
     #[test]
     fn the_longest_part_of_a_reclaim_fits_a_frame() {
         let opens = vec![(levada_base::ids::Ino(u64::MAX), u32::MAX); crate::meta::RECLAIM_MAX];
-        let part = MetaRequest::Reclaim { opens, last: true };
+        let part = MetaRequest::Reclaim { opens, locks: Vec::new(), last: true };
         let body = encode_body(&part);
         assert_eq!(decode_body::<MetaRequest>(&body), Ok(part));
         // `last` is all that is missing.
         assert_eq!(decode_body::<MetaRequest>(&body[..body.len() - 1]), Err(FrameError::Message));
+        assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
+        let owner = LockOwner { sort: LockSort::Flock, id: u64::MAX };
+        let range = LockRange { start: u64::MAX, end: u64::MAX };
+        let lock = Lock { owner, range, exclusive: true, pid: u32::MAX };
+        let locks = vec![(levada_base::ids::Ino(u64::MAX), lock); crate::meta::RECLAIM_LOCKS_MAX];
+        let part = MetaRequest::Reclaim { opens: Vec::new(), locks, last: true };
+        let body = encode_body(&part);
+        assert_eq!(decode_body::<MetaRequest>(&body), Ok(part));
         assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
     }
 }

@@ -27,6 +27,13 @@ pub const LOCKS_MAX: usize = 1 << 16;
 pub const NOTICES_MAX: usize = 1 << 15;
 const _: () = assert!(16 + NOTICES_MAX * (2 * VARINT_U64 + 1) <= BODY_BYTES_MAX);
 
+/// Locks in one part of a [`MetaRequest::Reclaim`].
+pub const RECLAIM_LOCKS_MAX: usize = 1 << 14;
+const _: () = {
+    let lock = 3 * VARINT_U64 + 2 + VARINT_U64 + VARINT_U32;
+    assert!(16 + RECLAIM_LOCKS_MAX * lock <= BODY_BYTES_MAX);
+};
+
 /// Reads what may hold no more of its own kind, and not too many: a message of two bytes a level could else
 /// exhaust the stack of whoever reads it, and a short one ask for a reply that no frame holds.
 fn flat<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
@@ -136,11 +143,13 @@ pub enum MetaRequest {
         batches: Vec<(Seq, Vec<u8>)>,
     },
     /// After `Register` with another verifier or number, and before anything that changes something: the files
-    /// that this client holds open, as far as it was told. In as many parts of [`RECLAIM_MAX`] as it
-    /// takes, one after the other on the connection that registered last; all of them together count, from
+    /// that this client holds open, as far as it was told, and its locks of them. In as many parts of [`RECLAIM_MAX`]
+    /// files or [`RECLAIM_LOCKS_MAX`] locks as it takes, one after the other on the connection that registered last; all of them together count, from
     /// the `last` on: what none of them names is released. A connection that ends leaves nothing of its parts.
+    /// `Stale`: the opens count, but the client has no lock.
     Reclaim {
         opens: Vec<(Ino, u32)>,
+        locks: Vec<(Ino, Lock)>,
         last: bool,
     },
     Lookup {

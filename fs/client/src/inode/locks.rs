@@ -175,9 +175,7 @@ impl Inode {
         }
         let asked_at = self.changes();
         let ticket = ends.asked.is_some().then_some(wait.ticket);
-        if ticket.is_some() {
-            meta.stay_connected();
-        }
+        meta.stay_connected();
         let request = MetaRequest::Lock { ino: self.ino, lock: *lock, ticket };
         let reply = meta.try_change_seen(request, self.sees_for(wait)).await?;
         drop(turn);
@@ -248,8 +246,11 @@ impl Inode {
     /// What others wrote before they released the lock must be seen under it. Where the objects cannot be asked
     /// the lock is held all the same, and the attributes say that others write.
     async fn attr_under_lock(self: &Rc<Self>, attr: Attr, asked_at: u64) -> Attr {
-        let uncertain = Attr { writers: true, ..attr.clone() };
-        self.complete(attr, asked_at).await.unwrap_or(uncertain)
+        let ctime = attr.ctime;
+        let uncertain = Attr { writers: true, others: true, ..attr.clone() };
+        // The service's time, without what was written here since: it goes with the counter.
+        let attr = self.complete(attr, asked_at).await.unwrap_or(uncertain);
+        Attr { ctime, ..attr }
     }
 
     /// Releases a range. A task, carried to its end also when the caller gives up.

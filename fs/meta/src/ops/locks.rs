@@ -9,6 +9,10 @@ use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::{MetaFault, MetaReply};
 
 pub fn lock(tx: &mut Tx<'_>, ino: Ino, lock: &Lock, ticket: Option<u64>) -> Answer {
+    let may_lock = tx.table.clients.get(&tx.client).is_some_and(|known| known.may_lock.is_some());
+    if tx.table.in_grace() || !may_lock {
+        return Err(MetaFault::Unavailable.into());
+    }
     if tx.table.opens_of(tx.client, ino) == 0 {
         return Err(MetaFault::NotOpen.into());
     }
@@ -44,6 +48,9 @@ pub fn cancel(tx: &mut Tx<'_>, ino: Ino, ticket: u64) -> Answer {
 pub fn test(tx: &mut Tx<'_>, ino: Ino, lock: &Lock) -> Answer {
     if !lock.range.is_sound() {
         return Err(MetaFault::Invalid.into());
+    }
+    if tx.table.in_grace() {
+        return Err(MetaFault::Unavailable.into());
     }
     Ok(MetaReply::Tested(tx.table.locks.in_the_way(tx.client, ino, lock)))
 }

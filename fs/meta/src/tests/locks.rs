@@ -191,3 +191,119 @@ fn a_full_store_locks_and_unlocks() {
         world.stop();
     });
 }
+
+fn reclaim_locks(opens: Vec<(Ino, u32)>, locks: Vec<(Ino, Lock)>, last: bool) -> MetaRequest {
+    MetaRequest::Reclaim { opens, locks, last }
+}
+
+const AWAY: MetaReply = MetaReply::Failed(MetaFault::Unavailable);
+
+#[test]
+fn nobody_is_given_a_lock_before_those_who_may_hold_one_have_spoken() {
+    simulated(1, async {
+        let world = World::small().await;
+        let (a, b, ino) = two(&world).await;
+        assert!(is_locked(&a.change(request(ino, flock(1, true), None)).await, ino));
+        world.power_cut().await;
+        let test = || MetaRequest::TestLock { ino, lock: flock(1, true) };
+        b.register().await;
+        assert_eq!(b.read(reclaim(vec![(ino, 1)])).await, MetaReply::Done);
+        for _ in 0..2 {
+            assert_eq!(b.change(request(ino, flock(1, true), Some(1))).await, AWAY);
+            assert_eq!(b.read(test()).await, AWAY);
+        }
+        assert_eq!(b.change(unlock(ino, flock(1, true))).await, MetaReply::Done);
+        // In three parts, of which a connection loses some.
+        let (opens, locks) = (vec![(ino, 1)], vec![(ino, flock(1, true))]);
+        a.register().await;
+        assert_eq!(a.read(reclaim_locks(opens.clone(), vec![], false)).await, MetaReply::Done);
+        assert_eq!(a.read(reclaim_locks(vec![], locks.clone(), false)).await, MetaReply::Done);
+        a.register().await;
+        assert_eq!(a.read(reclaim_locks(opens.clone(), vec![], false)).await, MetaReply::Done);
+        assert_eq!(a.read(reclaim_locks(vec![], locks.clone(), false)).await, MetaReply::Done);
+        assert_eq!(b.change(request(ino, flock(1, true), Some(1))).await, AWAY);
+        let other = Lock { owner: LockOwner { sort: LockSort::Posix, id: 1 }, ..flock(1, true) };
+        assert_eq!(a.read(reclaim_locks(vec![], vec![(ino, other)], true)).await, MetaReply::Done);
+        assert_eq!(b.change(request(ino, flock(1, true), Some(1))).await, MetaReply::Waiting);
+        assert_eq!(b.change(request(ino, other, None)).await, HELD);
+        // The answer was lost, and all is said again.
+        a.register().await;
+        assert_eq!(a.read(reclaim_locks(opens, locks, true)).await, MetaReply::Done);
+        assert!(world.notices(&b).is_empty());
+        assert!(is_locked(&b.change(request(ino, other, None)).await, ino), "not said this time");
+        assert_eq!(a.change(unlock(ino, flock(1, true))).await, MetaReply::Done);
+        assert_eq!(world.notices(&b), [(1, Notice::Granted { ticket: 1 })]);
+        world.stop();
+    });
+}
+
+#[test]
+fn what_cannot_have_been_held_is_not_reclaimed() {
+    simulated(1, async {
+        let world = World::small().await;
+        let (a, b, ino) = two(&world).await;
+        for t in [&a, &b] {
+            assert!(is_locked(&t.change(request(ino, flock(1, false), None)).await, ino));
+        }
+        world.power_cut().await;
+        let stale = MetaReply::Failed(MetaFault::Stale);
+        a.register().await;
+        let not_open = reclaim_locks(vec![], vec![(ino, flock(1, true))], true);
+        assert_eq!(a.read(not_open).await, stale);
+        a.register().await;
+        let all = || reclaim_locks(vec![(ino, 1)], vec![(ino, flock(1, true))], true);
+        assert_eq!(a.read(all()).await, MetaReply::Done);
+        // In the way of the first: all of it is refused, but what it has open counts.
+        b.register().await;
+        assert_eq!(b.read(all()).await, stale);
+        assert_eq!(b.change(request(ino, flock(1, true), Some(1))).await, MetaReply::Waiting);
+        // Of one that never had a lock nothing can be true.
+        let c = Tester::new(&world, 3).await;
+        assert_eq!(c.read(all()).await, stale);
+        world.stop();
+    });
+}
+
+#[test]
+fn grace_is_for_those_who_had_locks_lately() {
+    simulated(1, async {
+        let world = World::small().await;
+        let (a, b, ino) = two(&world).await;
+        assert!(is_locked(&a.change(request(ino, flock(1, true), None)).await, ino));
+        assert_eq!(a.change(unlock(ino, flock(1, true))).await, MetaReply::Done);
+        let back = async || {
+            b.register().await;
+            assert_eq!(b.read(reclaim(vec![(ino, 1)])).await, MetaReply::Done);
+            b.change(request(ino, flock(1, true), None)).await
+        };
+        // It has none, but nobody noted that.
+        world.power_cut().await;
+        assert_eq!(back().await, AWAY);
+        a.register().await;
+        assert_eq!(a.read(reclaim(vec![(ino, 1)])).await, MetaReply::Done);
+        assert!(is_locked(&back().await, ino));
+        assert_eq!(b.change(unlock(ino, flock(1, true))).await, MetaReply::Done);
+        for _ in 0..6 {
+            reactor::sleep(LEASE / 4).await;
+            a.attr(ino).await.expect("there");
+            b.attr(ino).await.expect("there");
+            world.service().tick().await.expect("ticks");
+        }
+        world.service().durable(world.service().store().last_seq()).await.expect("durable");
+        world.power_cut().await;
+        assert!(is_locked(&back().await, ino), "nobody is waited for");
+        // One that never comes back: one lease.
+        world.power_cut().await;
+        let c = Tester::new(&world, 3).await;
+        assert_eq!(c.read(reclaim(Vec::new())).await, MetaReply::Done);
+        c.open(ino, true, false).await.expect("opens");
+        assert_eq!(c.change(request(ino, flock(1, true), None)).await, AWAY);
+        for _ in 0..5 {
+            reactor::sleep(LEASE / 4).await;
+            c.attr(ino).await.expect("there");
+            world.service().tick().await.expect("ticks");
+        }
+        assert!(is_locked(&c.change(request(ino, flock(1, true), None)).await, ino));
+        world.stop();
+    });
+}

@@ -581,7 +581,11 @@ async fn reclaim(world: &Rc<World>, lanes: &[Rc<Lane>], opens: &Opens, model: &m
         // In two parts; sometimes the connection breaks between them.
         let uuid = lanes.iter().find(|lane| lane.client.get() == client).expect("its lane").uuid;
         let (one, other) = held.split_at(random(held.len() as u64 + 1) as usize);
-        let part = |opens: &[_], last| MetaRequest::Reclaim { opens: opens.to_vec(), last };
+        let part = |opens: &[_], last| MetaRequest::Reclaim {
+            opens: opens.to_vec(),
+            locks: Vec::new(),
+            last,
+        };
         let mut requests = vec![part(one, false), part(other, true)];
         if random(2) == 0 {
             requests.splice(0..0, [part(other, false), MetaRequest::Register { uuid }]);
