@@ -43,6 +43,8 @@ pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
 /// By how much the service may be late to note that a client has no locks.
 const UNUSED_MARGIN: Duration = Duration::from_secs(5);
+/// How often a client that had locks lately looks after its connection.
+const UNUSED_LOOK: Duration = Duration::from_secs(1);
 /// How long a client that goes waits for the service to take note. There is nothing left to lose by then.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -388,31 +390,39 @@ impl Meta {
         if self.watching.replace(true) {
             return;
         }
-        let meta = Rc::clone(self);
+        let meta = Rc::downgrade(self);
         reactor::spawn(async move {
-            let connected = async {
-                loop {
-                    if let Err(error) = meta.heard(meta.peer.reach().await) {
-                        tracing::debug!(%error, "the metadata service does not take this client");
-                        reactor::sleep(UNAVAILABLE_WAIT).await;
-                    }
-                    meta.peer.ended().await;
+            let mut unused_since = None;
+            while let Some(meta) = meta.upgrade().filter(|meta| !meta.left.get()) {
+                if meta.locks.is_used() {
+                    unused_since = None;
+                    select(pin!(meta.reconnect()), pin!(meta.locks.unused())).await;
+                    continue;
                 }
-            };
-            let unused = async {
-                loop {
-                    meta.locks.unused().await;
-                    // The service goes by a lease, and looks every few seconds.
-                    let lease_ms = meta.registration().map_or(0, |known| known.fs.lease_ms);
-                    reactor::sleep(Duration::from_millis(lease_ms) + UNUSED_MARGIN).await;
-                    if !meta.locks.is_used() {
-                        break;
-                    }
+                // The service goes by a lease, and looks every few seconds.
+                let since = *unused_since.get_or_insert_with(reactor::now);
+                let lease_ms = meta.registration().map_or(0, |known| known.fs.lease_ms);
+                if since.elapsed() > Duration::from_millis(lease_ms) + UNUSED_MARGIN {
+                    break;
                 }
-            };
-            select(pin!(connected), pin!(unused)).await;
-            meta.watching.set(false);
+                let _ = meta.peer.reach().await;
+                drop(meta);
+                reactor::sleep(UNUSED_LOOK).await;
+            }
+            if let Some(meta) = meta.upgrade() {
+                meta.watching.set(false);
+            }
         });
+    }
+
+    async fn reconnect(&self) {
+        while !self.left.get() {
+            if let Err(error) = self.heard(self.peer.reach().await) {
+                tracing::debug!(%error, "the metadata service does not take this client");
+                reactor::sleep(UNAVAILABLE_WAIT).await;
+            }
+            self.peer.ended().await;
+        }
     }
 
     /// A part of the tail arrives, before the answers that rest on it.
