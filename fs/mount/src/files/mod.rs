@@ -138,7 +138,7 @@ impl Files {
         // Access control lists decide, so the umask waits until it is known whether a directory has a default one.
         let wanted = wanted | InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
         // Programs on all mounts see each other's locks.
-        let wanted = wanted | InitFlags::FLOCK_LOCKS;
+        let wanted = wanted | InitFlags::FLOCK_LOCKS | InitFlags::POSIX_LOCKS;
         Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
     }
 

@@ -200,7 +200,8 @@ impl Files {
     }
 
     fn opened(&self, file: File, attr: &Attr, open_flags: u32) -> OpenReply {
-        let mut flags = OpenReplyFlags::NOFLUSH | OpenReplyFlags::PARALLEL_DIRECT_WRITES;
+        // With NOFLUSH neither a close nor the end of a process would free its POSIX locks.
+        let mut flags = OpenReplyFlags::PARALLEL_DIRECT_WRITES;
         flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
         // Without it the kernel takes the inode's lock for the whole of each direct write; with it
         // those that do not extend the file run at once. Shared mappings work all the same.

@@ -34,6 +34,16 @@ const META: TargetId = TargetId(0);
 const OBJECT_TARGETS: u32 = 4;
 const STRIPE_UNIT: u64 = 256 << 10;
 
+/// Whether this machine can mount; says so when not.
+#[allow(dead_code)] // Not every test asks.
+pub fn there_is_fuse() -> bool {
+    let there = Path::new("/dev/fuse").exists();
+    if !there {
+        eprintln!("skipped: there is no /dev/fuse");
+    }
+    there
+}
+
 /// What a test holds: its mounts, and the power switch of the node.
 pub struct World {
     pub dirs: Vec<PathBuf>,
