@@ -152,7 +152,6 @@ impl MetaService {
             self.wait_for_room(Room { frees: true }).await?;
             self.expire(client)?;
         }
-        self.end_lockless()?;
         if self.serving_for() > self.config.lease {
             let mut table = self.table.borrow_mut();
             let Table { awaited, clients, implied, .. } = &mut *table;
@@ -163,7 +162,9 @@ impl MetaService {
                 implied.clear();
             }
         }
-        self.reap_orphans().await
+        self.reap_orphans().await?;
+        // Last: a full store must not keep the rest from being done.
+        self.end_lockless().await
     }
 
     /// Notes, durably, that a client may hold locks, before it is given the first.
@@ -195,24 +196,32 @@ impl MetaService {
     }
 
     /// Who has had no lock for a lease is not waited for after a restart.
-    fn end_lockless(&self) -> Result<(), MetaFault> {
-        let ended: Vec<u64> = {
+    async fn end_lockless(&self) -> Result<(), MetaFault> {
+        let lockless: Vec<u64> = {
             let mut table = self.table.borrow_mut();
             let Table { clients, locks, awaited, .. } = &mut *table;
-            let mut ended = Vec::new();
-            for (number, client) in
-                clients.iter_mut().filter(|(_, client)| client.may_lock.is_some())
-            {
+            for (number, client) in clients.iter_mut() {
                 // What it holds is not known before it has said so.
                 if locks.has_any(*number) || awaited.contains(number) {
                     client.lockless_since = reactor::now();
-                } else if client.lockless_since.elapsed() > self.config.lease {
-                    ended.push(*number);
                 }
             }
-            ended
+            let lockless = clients.iter().filter(|(_, client)| self.is_lockless(client));
+            lockless.map(|(number, _)| *number).collect()
         };
-        ended.into_iter().try_for_each(|client| self.note_locks(client, false).map(drop))
+        for number in lockless {
+            self.wait_for_room(Room { frees: true }).await?;
+            // It may have asked for one while we waited for room.
+            let client = self.table.borrow().clients.get(&number).map(|c| self.is_lockless(c));
+            if client == Some(true) {
+                self.note_locks(number, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_lockless(&self, client: &Client) -> bool {
+        client.may_lock.is_some() && client.lockless_since.elapsed() > self.config.lease
     }
 
     /// Calls [`MetaService::tick`] for as long as the target serves.
