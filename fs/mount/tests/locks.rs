@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use world::{World, with_world};
 
 const AGAIN: &str = "EAGAIN";
@@ -175,6 +175,36 @@ fn a_signal_ends_a_wait_or_begins_it_anew() {
             // Who gave up holds nothing.
             assert_eq!(waiter.ask(&format!("{kind} u")), "ok");
             assert_eq!(holder.ask(&format!("{kind} w")), "ok");
+        }
+    });
+}
+
+#[test]
+fn locks_outlive_a_restart_of_the_node() {
+    if !world::there_is_fuse() {
+        return;
+    }
+    with_world(2, |world| {
+        let [here, there] = both(world);
+        for kind in ["flock", "posix", "ofd"] {
+            let (mut holder, mut waiter) = (Program::start(&here), Program::start(&there));
+            assert_eq!(holder.ask(&format!("{kind} w")), "ok");
+            waiter.tell(&format!("{kind} w wait"));
+            assert_eq!(waiter.answer_within(A_WHILE), None);
+            let mut killed = Program::start(&there);
+            world.node_down();
+            killed.tell(&format!("{kind} w wait"));
+            assert_eq!(killed.answer_within(A_WHILE), None);
+            // Who dies while the node is away need not wait for it.
+            let since = Instant::now();
+            killed.kill();
+            assert!(since.elapsed() < SOON);
+            world.node_up();
+            assert_eq!(waiter.answer_within(Duration::from_secs(1)), None);
+            let mut other = Program::start(&there);
+            assert_eq!(other.ask(&format!("{kind} w")), AGAIN);
+            assert_eq!(holder.ask(&format!("{kind} u")), "ok");
+            assert_eq!(waiter.answer_within(SOON).as_deref(), Some("ok"), "{kind}");
         }
     });
 }
