@@ -251,6 +251,11 @@ fn a_lock_that_ended_with_the_lease_fails_the_files_it_was_taken_through() {
     });
 }
 
+#[test]
+fn nobody_but_the_holder_is_inside() {
+    (0..40).for_each(world::contest::locks_exclude);
+}
+
 /// A number in a file, read and written under a lock, counts every turn, over all that can happen but the end of a
 /// lease.
 #[test]
