@@ -2,7 +2,7 @@
 
 use futures_util::future::LocalBoxFuture;
 use levada_wire::frame::Frame;
-use levada_wire::rpc::{ConnectionId, Handler, Reply};
+use levada_wire::rpc::{ConnectionId, Handler, Pusher, Reply};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -27,8 +27,12 @@ impl Counted {
 }
 
 impl Handler for Counted {
-    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
         self.requests.set(self.requests.get() + 1);
         self.inner.handle(request, from)
+    }
+
+    fn one_way(&self, frame: Frame, from: ConnectionId) {
+        self.inner.one_way(frame, from);
     }
 }

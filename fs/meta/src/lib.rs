@@ -14,6 +14,8 @@ mod config;
 pub mod fuzz;
 mod key;
 mod listing;
+mod locks;
+mod notices;
 mod ops;
 mod recovery;
 mod row;

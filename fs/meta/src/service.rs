@@ -101,6 +101,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::ReadDir { .. }
         | R::GetXattr { .. }
         | R::ListXattrs { .. }
+        | R::TestLock { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => Class::Read,
@@ -117,7 +118,10 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::BeginWrite { .. }
         | R::CommitWrite { .. }
         | R::Several { .. }
-        | R::Truncated { .. } => Class::Change,
+        | R::Truncated { .. }
+        | R::Lock { .. }
+        | R::Unlock { .. }
+        | R::CancelWait { .. } => Class::Change,
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }
@@ -125,6 +129,13 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Settled { .. }
         | R::Leave => Class::Repeatable,
     }
+}
+
+/// Whether it may need room in the store. A full one must not keep locks from being released.
+fn writes_rows(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    let is_lock = matches!(request, R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. });
+    class_of(request) != Class::Read && !is_lock
 }
 
 impl MetaService {
@@ -279,7 +290,10 @@ impl MetaService {
             MetaRequest::Replay { life, batches } => {
                 return self.replay(call.client, life, batches).await;
             }
-            MetaRequest::Reclaim { opens, last } => return self.reclaim(call, opens, last).await,
+            MetaRequest::Reclaim { opens, locks, last } => {
+                return self.reclaim(call, opens, locks, last).await;
+            }
+            MetaRequest::Lock { .. } => self.let_lock(call.client).await?,
             MetaRequest::Leave => return self.leave(call.client).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
@@ -303,7 +317,7 @@ impl MetaService {
             (Class::Read | Class::Repeatable, _) => None,
         };
         let frees = chores::frees(&request);
-        let room = (class != Class::Read).then_some(Room { frees });
+        let room = writes_rows(&request).then_some(Room { frees });
         self.transact(call, ticket, room, |tx| ops::run(tx, &request)).await
     }
 
@@ -352,6 +366,7 @@ impl MetaService {
                 }
             };
             drop(ticket);
+            self.push_notices();
             // Also what was only read: between transactions, so that none loses what it waits for.
             self.cache.borrow_mut().trim(self.store.durable_seq());
             #[cfg(test)]

@@ -17,7 +17,7 @@ use levada_wire::frame::{
     Frame, Header, NO_SLOT, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags,
 };
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, RANGES_MAX, Restarted};
-use levada_wire::rpc::{ConnectionId, Handler, Reply};
+use levada_wire::rpc::{Handler, Pusher, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -203,7 +203,7 @@ fn check(header: &Header, request: &ObjectRequest, payload: u64) -> Result<(), O
 }
 
 impl Handler for ObjectService {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(self.answer(request))
     }
 }

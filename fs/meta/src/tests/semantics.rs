@@ -4,7 +4,7 @@ use super::*;
 use levada_kv::Batch;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
-use levada_wire::meta::{AttrChange, Tail};
+use levada_wire::meta::{AttrChange, ToClient};
 use levada_wire::rpc::ConnectionId;
 use std::collections::BTreeMap;
 
@@ -505,7 +505,9 @@ fn nothing_is_carried_before_the_row_is_durable() {
             let durable = service.store().durable_seq();
             let frame = service.tail.borrow_mut().frame_for(client, ConnectionId(1), durable);
             let frame = frame.unwrap_or_else(|_| panic!("there is one connection"));
-            frame.map_or(vec![], |frame| decode_body::<Tail>(&frame).expect("a tail").batches)
+            let Some(frame) = frame else { return vec![] };
+            let Ok(ToClient::Tail(tail)) = decode_body(&frame) else { panic!("no tail") };
+            tail.batches
         };
         let made = |reply| assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");
         let (first, serving) = (early(CallHeader::changing(client, 0, 2)), Rc::clone(&service));
