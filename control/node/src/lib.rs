@@ -5,7 +5,7 @@
 //! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
 //!   on the drives, and the cluster that is on them.
 //! - [`mod@run`]: the process around it. [`mounting`]: the process of a mount.
-//! - [`control`]: what may be asked of a node; [`state`]: where it is found.
+//! - [`control`]: what may be asked of a node; [`meters`]: what it has counted; [`state`]: where it is found.
 
 pub mod arrays;
 pub mod assembly;
@@ -16,6 +16,7 @@ mod desk;
 pub mod drives;
 mod file_drives;
 pub mod fit;
+pub mod meters;
 pub mod mounting;
 pub mod operator;
 pub mod recorded;

@@ -1019,7 +1019,7 @@ async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(), S
     match operator.answer(ControlRequest::DriveFail { drive: drive.into(), force }).await {
         ControlReply::Done => Ok(()),
         ControlReply::Failed { why } => Err(why),
-        other @ ControlReply::Status(_) => panic!("{other:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
