@@ -4,6 +4,7 @@
 //! else the cluster in a box under `./levada-data`.
 
 mod drive;
+mod fsck;
 mod mount;
 mod out;
 mod place;
@@ -57,6 +58,8 @@ enum Command {
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
     Scrub(work::WatchArgs),
+    /// Read all metadata and say what does not fit together
+    Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
     Check,
     /// The node itself, in the foreground (`up` starts it in the background)
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Command::Drive(command) => drive::drive(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
+        Command::Fsck(args) => return fsck::fsck(file, args),
         Command::Check => up::check(file),
         Command::Node(args) => up::node(file, args),
     };

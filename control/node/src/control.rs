@@ -3,6 +3,7 @@
 //!
 //! A REST API will carry the same values. Nothing on the data path passes here.
 
+use crate::fsck::FsckState;
 use crate::meters::Meters;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -30,6 +31,17 @@ pub enum ControlRequest {
     DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
+    /// Starts a check of the metadata, unless one runs. Answered by [`ControlReply::FsckStarted`].
+    Fsck {
+        /// For what grows with the number of directories.
+        memory_bytes: u64,
+        /// Without leaving half of the time to others.
+        fast: bool,
+    },
+    /// Answered by [`ControlReply::Fsck`], with findings from this number on.
+    FsckState { from: u64 },
+    /// Ends the check that runs.
+    FsckStop,
     /// Everything durable, then ends the node.
     Down,
 }
@@ -41,6 +53,10 @@ pub enum ControlReply {
     Done,
     Status(Box<Status>),
     Meters(Box<Meters>),
+    FsckStarted {
+        number: u64,
+    },
+    Fsck(Box<FsckState>),
     /// It could not be done; the text says what, where, and what to do.
     Failed {
         why: String,

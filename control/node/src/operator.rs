@@ -7,6 +7,7 @@ use crate::control::{
     ScrubResult, Segments, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, Intake, NoDevice};
+use crate::fsck::{self, Checks};
 use crate::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
 use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
@@ -16,6 +17,7 @@ use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
 use levada_kv::KvError;
 use levada_log::ObjectLog;
+use levada_meta::FsckConfig;
 use levada_raid::{Level, Limits, MemberState};
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
@@ -50,6 +52,7 @@ pub struct Operator {
     /// when a drive hangs.
     admitting: Rc<Semaphore>,
     traffic: Cell<Traffic>,
+    checks: Checks,
     scrubbing: Cell<bool>,
     /// While objects are scrubbed: since when, and how many targets are done.
     objects_scrubbed: Cell<Option<(Instant, usize)>>,
@@ -76,6 +79,10 @@ enum Refusal {
     TooSmall { drive: String, array: String, slice: Bytes, needed: Bytes },
     #[error("a scrub is running already")]
     Scrubbing,
+    #[error(transparent)]
+    Checking(#[from] fsck::Running),
+    #[error("no check is running")]
+    NoCheck,
     #[error(transparent)]
     Spec(#[from] levada_spec::SpecError),
     #[error("drive {drive}: {source}")]
@@ -120,6 +127,7 @@ impl Operator {
             life: reactor::random_u64() >> 11,
             admitting: Semaphore::new(1),
             traffic: Cell::default(),
+            checks: Checks::default(),
             scrubbing: Cell::new(false),
             objects_scrubbed: Cell::new(None),
             cluster,
@@ -135,6 +143,19 @@ impl Operator {
             ControlRequest::DriveReplace { drive, force } => self.replace(&drive, force).await,
             ControlRequest::DriveAdd { drive, force } => self.add(&drive, force).await,
             ControlRequest::Scrub => self.scrub(),
+            ControlRequest::Fsck { memory_bytes, fast } => {
+                let config = FsckConfig { memory_bytes, yields: !fast };
+                match self.checks.start(&self.cluster, config) {
+                    Ok(number) => return ControlReply::FsckStarted { number },
+                    Err(running) => Err(running.into()),
+                }
+            }
+            ControlRequest::FsckState { from } => match self.checks.state(from) {
+                Some(state) => return ControlReply::Fsck(Box::new(state)),
+                None => Err(Refusal::NoCheck),
+            },
+            ControlRequest::FsckStop if self.checks.stop() => Ok(()),
+            ControlRequest::FsckStop => Err(Refusal::NoCheck),
             // The process's main loop carries this one out.
             ControlRequest::Down => Ok(()),
         };
