@@ -10,6 +10,7 @@ mod out;
 mod place;
 mod process;
 mod status;
+mod top;
 mod up;
 mod work;
 
@@ -41,6 +42,8 @@ enum Command {
     },
     /// Arrays, members, targets, clients, health, throughput now
     Status(status::StatusArgs),
+    /// Watch targets, kinds of requests and drives: rates and latencies, as they are now
+    Top(top::TopArgs),
     /// Mount the file system on a directory
     Mount(mount::MountArgs),
     /// Unmount a directory
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::up(file, args),
         Command::Down { force } => up::down(file, *force),
         Command::Status(args) => status::status(file, args),
+        Command::Top(args) => top::top(file, args),
         Command::Mount(args) => mount::mount(file, args),
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
