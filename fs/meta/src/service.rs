@@ -17,6 +17,7 @@
 use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
+use crate::observe::Observer;
 use crate::ops::{self, Answer, chores};
 use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
@@ -62,6 +63,8 @@ pub struct MetaService {
     cache: RefCell<Cache>,
     /// A slot's running change has ended.
     pub(crate) slot_free: Notify,
+    /// Told of changed rows, while there is one.
+    pub(crate) observer: RefCell<Option<Rc<dyn Observer>>>,
     /// When the first request, or the first tick, came.
     pub(crate) serving_since: Cell<Option<Instant>>,
     last_time: Cell<Time>,
@@ -217,6 +220,7 @@ impl MetaService {
             tail: RefCell::new(Tail::new(tail)),
             cache: RefCell::new(Cache::new(config.cache_bytes)),
             slot_free: Notify::default(),
+            observer: RefCell::default(),
             serving_since: Cell::new(None),
             last_time: Cell::new(Time(i64::MIN)),
             config,
@@ -361,6 +365,11 @@ impl MetaService {
                     (reply, outcome.saw)
                 }
                 Ok(reply) => {
+                    let unread = self.unread(&mut self.cache.borrow_mut(), &outcome.writes);
+                    if !unread.is_empty() {
+                        self.fetch(unread).await?;
+                        continue;
+                    }
                     let seq = self.commit(call, ticket.as_ref(), &reply, outcome)?;
                     (reply, seq)
                 }
@@ -459,6 +468,7 @@ impl MetaService {
                 client.settled = BootVerifier(0);
             }
             let mut cache = self.cache.borrow_mut();
+            self.tell(&mut cache, &writes);
             for (key, value) in writes {
                 cache.changed(key, value, seq);
             }
