@@ -115,6 +115,9 @@ struct Holding {
     taken_through: Vec<Weak<Cell<bool>>>,
 }
 
+/// Called with a file whose lock is lost.
+pub(crate) type OnLost = Rc<dyn Fn(Ino)>;
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Locks {
@@ -125,8 +128,7 @@ pub(crate) struct Locks {
     last_ticket: Cell<u64>,
     /// Unlocks under way.
     unlocking: RefCell<BTreeMap<(Ino, LockOwner), u32>>,
-    /// Called with each file whose lock is lost.
-    on_lost: RefCell<Option<Rc<dyn Fn(Ino)>>>,
+    on_lost: RefCell<Option<OnLost>>,
 }
 
 /// An `Unlock` under way.
@@ -162,7 +164,7 @@ impl Drop for Unlocking<'_> {
 }
 
 impl Locks {
-    pub(crate) fn set_on_lost(&self, on_lost: Rc<dyn Fn(Ino)>) {
+    pub(crate) fn set_on_lost(&self, on_lost: OnLost) {
         *self.on_lost.borrow_mut() = Some(on_lost);
     }
 
