@@ -6,6 +6,7 @@
 pub mod buf;
 pub mod checksum;
 pub mod ids;
+pub mod meter;
 pub mod planted;
 pub mod probe;
 mod range_locks;

@@ -4,11 +4,13 @@
 //! else the cluster in a box under `./levada-data`.
 
 mod drive;
+mod fsck;
 mod mount;
 mod out;
 mod place;
 mod process;
 mod status;
+mod top;
 mod up;
 mod work;
 
@@ -40,6 +42,8 @@ enum Command {
     },
     /// Arrays, members, targets, clients, health, throughput now
     Status(status::StatusArgs),
+    /// Watch targets, kinds of requests and drives: rates and latencies, as they are now
+    Top(top::TopArgs),
     /// Mount the file system on a directory
     Mount(mount::MountArgs),
     /// Unmount a directory
@@ -57,6 +61,8 @@ enum Command {
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
     Scrub(work::WatchArgs),
+    /// Read all metadata and say what does not fit together
+    Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
     Check,
     /// The node itself, in the foreground (`up` starts it in the background)
@@ -70,11 +76,13 @@ fn main() -> ExitCode {
         Command::Up(args) => up::up(file, args),
         Command::Down { force } => up::down(file, *force),
         Command::Status(args) => status::status(file, args),
+        Command::Top(args) => top::top(file, args),
         Command::Mount(args) => mount::mount(file, args),
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
+        Command::Fsck(args) => return fsck::fsck(file, args),
         Command::Check => up::check(file),
         Command::Node(args) => up::node(file, args),
     };

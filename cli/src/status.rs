@@ -107,15 +107,23 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
     }
     writeln!(out, "\ntargets")?;
     for target in &status.targets {
-        writeln!(
+        write!(
             out,
-            "  {:<8} {:<12} {} free of {}; {} requests",
+            "  {:<8} {:<12} {} free of {}; {} requests, latency p50 {} us, p99 {} us",
             target.name,
             target.state,
             bytes(target.free_bytes),
             bytes(target.total_bytes),
-            target.requests
+            target.requests,
+            target.p50_us,
+            target.p99_us
         )?;
+        match target.segments {
+            Some(segments) => {
+                writeln!(out, "; {} of {} segments free", segments.free, segments.total)?
+            }
+            None => writeln!(out)?,
+        }
     }
     writeln!(out, "\nmounts")?;
     if status.mounts.is_empty() && leaving.is_empty() {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use levada_wire::frame::{decode_body, encode_body};
-use levada_wire::meta::{MetaReply, MetaRequest, Tail};
+use levada_wire::meta::{MetaReply, MetaRequest, ToClient, ToService};
 use levada_wire::object::{ObjectReply, ObjectRequest, Restarted};
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
@@ -17,13 +17,14 @@ fn read<T: Serialize + DeserializeOwned + PartialEq + Debug>(body: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, body)) = bytes.split_first() else { return };
-    match which % 7 {
+    match which % 8 {
         0 => read::<MetaRequest>(body),
         1 => read::<MetaReply>(body),
         2 => read::<ObjectRequest>(body),
         3 => read::<ObjectReply>(body),
-        4 => read::<Tail>(body),
+        4 => read::<ToClient>(body),
         5 => read::<Restarted>(body),
+        6 => read::<ToService>(body),
         _ => levada_wire::fuzz::handshake(body),
     }
 });

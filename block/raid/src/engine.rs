@@ -198,7 +198,7 @@ impl Engine {
         let in_flight = InFlight::begin(&member.in_flight);
         let result = device.read(at, into).await;
         drop(in_flight);
-        member.stats.latency.borrow_mut().add(begun.elapsed());
+        member.stats.latency.add(begun.elapsed());
         match &result {
             Ok(parts) => {
                 add(&member.stats.bytes_read, bytes);
@@ -228,7 +228,7 @@ impl Engine {
         let in_flight = InFlight::begin(&member.in_flight);
         let result = device.write(at, from, durability).await;
         drop(in_flight);
-        member.stats.latency.borrow_mut().add(begun.elapsed());
+        member.stats.latency.add(begun.elapsed());
         match &result {
             Ok(()) => {
                 add(&member.stats.bytes_written, bytes);

@@ -46,6 +46,6 @@ pub use raid::RaidArray;
 pub use rebuild::Limits;
 pub use recorded::{Recorded, RecordedMember};
 pub use scrub::ScrubReport;
-pub use status::{ArrayEvent, ArrayStatus, Latency, MemberStatus, Progress};
+pub use status::{ArrayEvent, ArrayStatus, MemberStatus, Progress};
 pub use superblock::{ARRAY_NAME_BYTES, MEMBER_NAME_BYTES, MEMBERS_MAX};
 pub use views::{ByteRange, StripeRange};

@@ -1,8 +1,8 @@
 //! One member: its device, its standing, and what it has done so far.
 
 use crate::engine::UNREADABLE_MAX;
-use crate::status::Latency;
 use levada_base::ids::Uuid;
+use levada_base::meter::Latency;
 use levada_base::planted;
 use levada_base::sync::Notify;
 use levada_device::Device;
@@ -104,7 +104,7 @@ pub(crate) struct Stats {
     pub io_errors: Cell<u64>,
     /// Chunks rewritten from redundancy, by read repair and scrub.
     pub repairs: Cell<u64>,
-    pub latency: RefCell<Latency>,
+    pub latency: Latency,
 }
 
 pub(crate) fn add(counter: &Cell<u64>, amount: u64) {

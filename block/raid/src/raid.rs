@@ -143,24 +143,20 @@ impl RaidArray {
     #[must_use]
     pub fn status(&self) -> ArrayStatus {
         let engine = &self.engine;
-        let member = |member: &Rc<Member>| {
-            let latency = member.stats.latency.borrow();
-            MemberStatus {
-                index: member.index,
-                uuid: member.uuid,
-                name: member.name.clone(),
-                enclosure: member.enclosure,
-                role: member.role.get(),
-                state: member.state.get(),
-                bytes_read: member.stats.bytes_read.get(),
-                bytes_written: member.stats.bytes_written.get(),
-                medium_errors: member.stats.medium_errors.get(),
-                io_errors: member.stats.io_errors.get(),
-                repairs: member.stats.repairs.get(),
-                lacks_blocks: member.lacks_blocks(),
-                latency_p50: latency.quantile(0.5),
-                latency_p99: latency.quantile(0.99),
-            }
+        let member = |member: &Rc<Member>| MemberStatus {
+            index: member.index,
+            uuid: member.uuid,
+            name: member.name.clone(),
+            enclosure: member.enclosure,
+            role: member.role.get(),
+            state: member.state.get(),
+            bytes_read: member.stats.bytes_read.get(),
+            bytes_written: member.stats.bytes_written.get(),
+            medium_errors: member.stats.medium_errors.get(),
+            io_errors: member.stats.io_errors.get(),
+            repairs: member.stats.repairs.get(),
+            lacks_blocks: member.lacks_blocks(),
+            latency: member.stats.latency.clone(),
         };
         ArrayStatus {
             uuid: engine.uuid,

@@ -94,6 +94,11 @@ impl Cluster {
         said
     }
 
+    /// Whether it succeeds.
+    pub fn ok_or_not(&self, arguments: &[&str]) -> bool {
+        self.run(arguments).status.success()
+    }
+
     /// What it said; it must fail, saying all of `parts` and never panicking.
     pub fn refused(&self, arguments: &[&str], parts: &[&str]) -> String {
         let output = self.run(arguments);

@@ -205,8 +205,11 @@ pub async fn start(
     };
     let metadata = find(&arrays, &fs.metadata);
     let data = find(&arrays, &fs.data);
-    let table =
-        if drives.fresh { None } else { Some(find_table(&metadata.array, &options).await?) };
+    let table = if drives.fresh {
+        None
+    } else {
+        Some(find_table(&metadata.array, options.progress).await?)
+    };
     let (table, fresh) = match table {
         Some(table) => (table, false),
         None => (new_table(&file, fs, &drives, metadata, data, options.tuning)?, true),
@@ -258,19 +261,19 @@ async fn remarks(targets: &[Target], fs: &FileSystemSpec) -> Vec<String> {
     remarks
 }
 
-fn find<'a>(arrays: &'a [Rc<ClusterArray>], name: &str) -> &'a ClusterArray {
+pub(crate) fn find<'a>(arrays: &'a [Rc<ClusterArray>], name: &str) -> &'a ClusterArray {
     let found = arrays.iter().find(|array| array.spec.name == name);
     found.expect("a checked cluster file names its arrays")
 }
 
 /// Reads the table, after repair if need be.
-async fn find_table(
+pub(crate) async fn find_table(
     mirror: &RaidArray,
-    options: &StartOptions<'_>,
+    progress: &dyn Fn(&str),
 ) -> Result<TargetTable, AssemblyError> {
     match read_table(mirror).await {
         Err(AssemblyError::Table(error)) => {
-            compare_copies(mirror, &error.to_string(), options).await;
+            compare_copies(mirror, &error.to_string(), progress).await;
             read_table(mirror).await
         }
         read => read,
@@ -278,9 +281,9 @@ async fn find_table(
 }
 
 /// One wrong copy is outvoted by two others; but whoever reads a mirror gets just one of them.
-async fn compare_copies(mirror: &RaidArray, why: &str, options: &StartOptions<'_>) {
+async fn compare_copies(mirror: &RaidArray, why: &str, progress: &dyn Fn(&str)) {
     tracing::error!(why, "comparing all copies to repair it");
-    (options.progress)(&format!("{why}; comparing all copies to repair it"));
+    progress(&format!("{why}; comparing all copies to repair it"));
     compare(mirror).await;
 }
 
@@ -351,6 +354,34 @@ fn new_table(
     })
 }
 
+/// The part of the metadata array that holds a target's store.
+fn store_area(metadata: &RaidArray, entry: &TargetEntry) -> Result<Rc<dyn Device>, BlockError> {
+    let mirror: Rc<dyn Device> = Rc::new(metadata.clone());
+    let area = ByteRange::new(&entry.name(), mirror, entry.store_at, entry.store_bytes)?;
+    Ok(Rc::new(area))
+}
+
+/// Opens a target's store and not its service; after repair, if need be.
+///
+/// # Errors
+///
+/// When it cannot be opened.
+pub(crate) async fn open_store(
+    metadata: &RaidArray,
+    entry: &TargetEntry,
+    epoch: Epoch,
+    progress: &dyn Fn(&str),
+) -> Result<Store, TargetError> {
+    let config = Tuning::default().store(entry);
+    match Store::open(store_area(metadata, entry)?, epoch, config).await {
+        Err(error @ KvError::Damaged { .. }) => {
+            compare_copies(metadata, &format!("target {}: {error}", entry.name()), progress).await;
+            Ok(Store::open(store_area(metadata, entry)?, epoch, config).await?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
 /// What opening a target needs.
 struct Opener<'a> {
     fs: &'a FileSystemSpec,
@@ -372,7 +403,7 @@ impl Opener<'_> {
             && !self.fresh
         {
             let why = format!("target {}: {error}", entry.name());
-            compare_copies(&self.metadata, &why, self.options).await;
+            compare_copies(&self.metadata, &why, self.options.progress).await;
             opened = self.try_open(entry).await;
         }
         match opened {
@@ -389,10 +420,7 @@ impl Opener<'_> {
     }
 
     async fn try_open(&self, entry: TargetEntry) -> Result<(Store, Service), TargetError> {
-        let name = entry.name();
-        let mirror: Rc<dyn Device> = Rc::new(self.metadata.clone());
-        let area = ByteRange::new(&name, mirror, entry.store_at, entry.store_bytes)?;
-        let area: Rc<dyn Device> = Rc::new(area);
+        let area = store_area(&self.metadata, &entry)?;
         let config = self.options.tuning.store(&entry);
         let store = if self.fresh {
             Store::create(area, self.epoch, config).await?

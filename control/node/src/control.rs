@@ -3,6 +3,8 @@
 //!
 //! A REST API will carry the same values. Nothing on the data path passes here.
 
+use crate::fsck::FsckState;
+use crate::meters::Meters;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,6 +17,8 @@ use std::time::Duration;
 pub enum ControlRequest {
     /// Answered by [`ControlReply::Status`].
     Status,
+    /// Answered by [`ControlReply::Meters`].
+    Meters,
     /// Stops using a drive at once, as if it had been pulled. With `force`, also when its data
     /// is nowhere else.
     DriveFail { drive: String, force: bool },
@@ -27,6 +31,17 @@ pub enum ControlRequest {
     DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
+    /// Starts a check of the metadata, unless one runs. Answered by [`ControlReply::FsckStarted`].
+    Fsck {
+        /// For what grows with the number of directories.
+        memory_bytes: u64,
+        /// Without leaving half of the time to others.
+        fast: bool,
+    },
+    /// Answered by [`ControlReply::Fsck`], with findings from this number on.
+    FsckState { from: u64 },
+    /// Ends the check that runs.
+    FsckStop,
     /// Everything durable, then ends the node.
     Down,
 }
@@ -37,6 +52,11 @@ pub enum ControlRequest {
 pub enum ControlReply {
     Done,
     Status(Box<Status>),
+    Meters(Box<Meters>),
+    FsckStarted {
+        number: u64,
+    },
+    Fsck(Box<FsckState>),
     /// It could not be done; the text says what, where, and what to do.
     Failed {
         why: String,
@@ -172,6 +192,29 @@ pub struct TargetStatus {
     pub total_bytes: u64,
     pub free_bytes: u64,
     pub requests: u64,
+    /// Requests that have begun and not ended.
+    #[serde(default)]
+    pub in_flight: u64,
+    /// Latency of its requests since the start, microseconds.
+    #[serde(default)]
+    pub p50_us: u64,
+    #[serde(default)]
+    pub p99_us: u64,
+    /// Of the intent log, what a restart would replay, percent.
+    #[serde(default)]
+    pub log_percent: u64,
+    /// Segments of an object log, and those that are free.
+    #[serde(default)]
+    pub segments: Option<Segments>,
+}
+
+/// The segments of an object log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segments {
+    pub free: u64,
+    pub total: u64,
+    /// Bytes that the cleaner copied since the start.
+    pub cleaned_bytes: u64,
 }
 
 /// A client with a lease: a mount or a program.

@@ -170,6 +170,11 @@ pub enum DrivesError {
         /// The path of the first of them.
         place: String,
     },
+    /// The cluster was never made, or not here.
+    #[error(
+        "no drive here carries cluster {cluster}, and none was up here before; nothing was changed. `levada up` makes it"
+    )]
+    NotMade { cluster: String },
     /// The note of a cluster that is given up stays.
     #[error(
         "the file `cluster` in the state directory, which notes the cluster that is given up, \
@@ -275,11 +280,7 @@ pub async fn take(
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
-    let known = |(spec, found): (&DriveSpec, &Found)| match found {
-        Found::Labelled(_, label) if label.cluster_name == cluster.name => Some(spec.name.clone()),
-        Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
-    };
-    let known: Vec<String> = cluster.drives.iter().zip(&found).filter_map(known).collect();
+    let known = named_like(cluster, &found);
     let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
     if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
@@ -294,14 +295,7 @@ pub async fn take(
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
         MayOverwrite::Nothing | MayOverwrite::Others if source.cluster().is_some() => {
-            Err(DrivesError::Away {
-                cluster: cluster.name.clone(),
-                uuid: source.cluster().unwrap_or_default(),
-                place: cluster
-                    .drives
-                    .first()
-                    .map_or(String::new(), |drive| drive.path.display().to_string()),
-            })
+            Err(away(source, cluster))
         }
         MayOverwrite::Nothing
         | MayOverwrite::Others
@@ -309,6 +303,47 @@ pub async fn take(
         | MayOverwrite::Everything => {
             format(source, cluster, found, may_overwrite, segment_stripes, progress).await
         }
+    }
+}
+
+/// As [`take`], for a cluster that was made: nothing is formatted.
+///
+/// # Errors
+///
+/// [`DrivesError`]; nothing was changed unless it is `Drive`.
+pub async fn take_existing(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+) -> Result<Drives, DrivesError> {
+    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    if let Some(name) = renamed(source, cluster, &found) {
+        let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
+        return Err(DrivesError::Changed { cluster: name, differences });
+    }
+    refuse_namesake(source, cluster, &found)?;
+    match source.cluster() {
+        _ if !named_like(cluster, &found).is_empty() => open(source, cluster, found).await,
+        Some(_) => Err(away(source, cluster)),
+        None => Err(DrivesError::NotMade { cluster: cluster.name.clone() }),
+    }
+}
+
+/// The drives whose label has the name of the cluster.
+fn named_like(cluster: &ClusterFile, found: &[Found]) -> Vec<String> {
+    let known = |(spec, found): (&DriveSpec, &Found)| match found {
+        Found::Labelled(_, label) if label.cluster_name == cluster.name => Some(spec.name.clone()),
+        Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
+    };
+    cluster.drives.iter().zip(found).filter_map(known).collect()
+}
+
+/// None of the drives of the cluster that was up here is there.
+fn away(source: &dyn DriveSource, cluster: &ClusterFile) -> DrivesError {
+    let first = cluster.drives.first();
+    DrivesError::Away {
+        cluster: cluster.name.clone(),
+        uuid: source.cluster().unwrap_or_default(),
+        place: first.map_or(String::new(), |drive| drive.path.display().to_string()),
     }
 }
 

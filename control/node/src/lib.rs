@@ -4,8 +4,9 @@
 //! - [`assembly`]: drives, arrays and targets, from a cluster file; also what the simulator runs.
 //! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
 //!   on the drives, and the cluster that is on them.
+//! - [`fsck`]: reads a file system and says what does not fit together.
 //! - [`mod@run`]: the process around it. [`mounting`]: the process of a mount.
-//! - [`control`]: what may be asked of a node; [`state`]: where it is found.
+//! - [`control`]: what may be asked of a node; [`meters`]: what it has counted; [`state`]: where it is found.
 
 pub mod arrays;
 pub mod assembly;
@@ -16,6 +17,8 @@ mod desk;
 pub mod drives;
 mod file_drives;
 pub mod fit;
+pub mod fsck;
+pub mod meters;
 pub mod mounting;
 pub mod operator;
 pub mod recorded;

@@ -4,16 +4,20 @@ use crate::arrays::{self, ClusterArray};
 use crate::assembly::{Cluster, Service};
 use crate::control::{
     ArrayStatus, ClientStatus, ControlReply, ControlRequest, DriveStatus, MemberStatus, Progress,
-    ScrubResult, Status, TargetStatus, Traffic,
+    ScrubResult, Segments, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, Intake, NoDevice};
+use crate::fsck::{self, Checks};
+use crate::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
 use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
+use levada_base::meter::quantile;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
 use levada_kv::KvError;
 use levada_log::ObjectLog;
+use levada_meta::FsckConfig;
 use levada_raid::{Level, Limits, MemberState};
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
@@ -38,6 +42,8 @@ pub struct Operator {
     /// Wakes whoever looks after the arrays.
     changed: Rc<Notify>,
     start: Instant,
+    /// Tells this start from others.
+    life: u64,
     /// Drives as they are now: those replaced or added since the start stand before the
     /// cluster's own.
     drives: RefCell<BTreeMap<String, KnownDrive>>,
@@ -46,6 +52,7 @@ pub struct Operator {
     /// when a drive hangs.
     admitting: Rc<Semaphore>,
     traffic: Cell<Traffic>,
+    checks: Checks,
     scrubbing: Cell<bool>,
     /// While objects are scrubbed: since when, and how many targets are done.
     objects_scrubbed: Cell<Option<(Instant, usize)>>,
@@ -72,6 +79,10 @@ enum Refusal {
     TooSmall { drive: String, array: String, slice: Bytes, needed: Bytes },
     #[error("a scrub is running already")]
     Scrubbing,
+    #[error(transparent)]
+    Checking(#[from] fsck::Running),
+    #[error("no check is running")]
+    NoCheck,
     #[error(transparent)]
     Spec(#[from] levada_spec::SpecError),
     #[error("drive {drive}: {source}")]
@@ -112,8 +123,11 @@ impl Operator {
             address,
             changed,
             start: reactor::now(),
+            // As much as a program that takes JSON's numbers for floating ones keeps.
+            life: reactor::random_u64() >> 11,
             admitting: Semaphore::new(1),
             traffic: Cell::default(),
+            checks: Checks::default(),
             scrubbing: Cell::new(false),
             objects_scrubbed: Cell::new(None),
             cluster,
@@ -124,10 +138,24 @@ impl Operator {
     pub async fn answer(self: &Rc<Self>, request: ControlRequest) -> ControlReply {
         let done = match request {
             ControlRequest::Status => return ControlReply::Status(Box::new(self.status())),
+            ControlRequest::Meters => return ControlReply::Meters(Box::new(self.meters())),
             ControlRequest::DriveFail { drive, force } => self.fail(&drive, force).await,
             ControlRequest::DriveReplace { drive, force } => self.replace(&drive, force).await,
             ControlRequest::DriveAdd { drive, force } => self.add(&drive, force).await,
             ControlRequest::Scrub => self.scrub(),
+            ControlRequest::Fsck { memory_bytes, fast } => {
+                let config = FsckConfig { memory_bytes, yields: !fast };
+                match self.checks.start(&self.cluster, config) {
+                    Ok(number) => return ControlReply::FsckStarted { number },
+                    Err(running) => Err(running.into()),
+                }
+            }
+            ControlRequest::FsckState { from } => match self.checks.state(from) {
+                Some(state) => return ControlReply::Fsck(Box::new(state)),
+                None => Err(Refusal::NoCheck),
+            },
+            ControlRequest::FsckStop if self.checks.stop() => Ok(()),
+            ControlRequest::FsckStop => Err(Refusal::NoCheck),
             // The process's main loop carries this one out.
             ControlRequest::Down => Ok(()),
         };
@@ -465,14 +493,38 @@ impl Operator {
             match &target.service {
                 Service::Objects { service, .. } => {
                     let meters = service.meters();
-                    totals.0 += meters.read.bytes;
-                    totals.1 += meters.write.bytes;
+                    totals.0 += meters.bytes_read();
+                    totals.1 += meters.bytes_written();
                 }
                 Service::Metadata { counted, .. } => totals.2 += counted.requests(),
                 Service::Stopped { .. } => {}
             }
         }
         totals
+    }
+
+    /// Everything that was counted since the start.
+    fn meters(&self) -> Meters {
+        let drives = self.cluster.arrays.iter().flat_map(|array| {
+            let members = array.array.status().members.into_iter();
+            members.map(|member| DriveMeters {
+                drive: member.name,
+                array: array.spec.name.clone(),
+                bytes_read: member.bytes_read,
+                bytes_written: member.bytes_written,
+                latency: member.latency.buckets(),
+            })
+        });
+        let status = self.status();
+        Meters {
+            cluster: status.cluster,
+            at_us: self.start.elapsed().as_micros() as u64,
+            life: self.life,
+            problems: status.problems.len() as u64,
+            clients: status.clients.len() as u64,
+            targets: self.cluster.targets.iter().map(target_meters).collect(),
+            drives: drives.collect(),
+        }
     }
 
     fn status(&self) -> Status {
@@ -702,8 +754,8 @@ impl Operator {
                     medium_errors: member.medium_errors,
                     io_errors: member.io_errors,
                     repairs: member.repairs,
-                    p50_us: member.latency_p50.as_micros() as u64,
-                    p99_us: member.latency_p99.as_micros() as u64,
+                    p50_us: member.latency.quantile(0.5).as_micros() as u64,
+                    p99_us: member.latency.quantile(0.99).as_micros() as u64,
                 })
                 .collect(),
             rebuild: status.rebuild.map(progress).or_else(|| {
@@ -798,37 +850,72 @@ fn what_helps(error: &KvError, is_beyond_repair: bool) -> &'static str {
 }
 
 fn target_status(target: &crate::assembly::Target) -> TargetStatus {
-    let name = target.entry.name();
-    if target.failure().is_some() {
-        return TargetStatus { name, state: "stopped".into(), ..TargetStatus::default() };
-    }
+    let stopped =
+        TargetStatus { name: target.entry.name(), state: "stopped".into(), ..Default::default() };
+    let Some(store) = target.store.as_ref().filter(|_| target.failure().is_none()) else {
+        return stopped;
+    };
+    let usage = store.usage();
+    let ops = ops_of(target);
+    let (p50_us, p99_us) = percentiles(&ops);
+    let both = TargetStatus {
+        state: "serving".into(),
+        requests: ops.iter().map(|op| op.count).sum(),
+        p50_us,
+        p99_us,
+        log_percent: usage.log_bytes_used * 100 / usage.log_bytes_max.max(1),
+        ..stopped.clone()
+    };
     match &target.service {
         Service::Objects { log, service } => {
             let space = log.space();
-            let meters = service.meters();
-            let ops = [meters.read, meters.write, meters.commit, meters.other];
+            let (free, total) = log.segments();
+            let cleaned_bytes = log.counters().cleaned_bytes;
             TargetStatus {
-                name,
-                state: "serving".into(),
                 total_bytes: space.total_bytes,
                 free_bytes: space.free_bytes,
-                requests: ops.iter().map(|op| op.count).sum(),
+                in_flight: service.meters().in_flight.get(),
+                segments: Some(Segments { free: free.into(), total: total.into(), cleaned_bytes }),
+                ..both
             }
         }
-        Service::Metadata { counted, service } => {
-            let usage = target.store.as_ref().map(levada_kv::Store::usage);
-            let total_bytes = usage.map_or(0, |usage| usage.bytes_max);
-            TargetStatus {
-                name,
-                state: if service.is_recovering() { "recovering" } else { "serving" }.into(),
-                total_bytes,
-                free_bytes: total_bytes
-                    - usage.map_or(0, |usage| usage.bytes_used.min(total_bytes)),
-                requests: counted.requests(),
-            }
-        }
-        Service::Stopped { .. } => {
-            TargetStatus { name, state: "stopped".into(), ..TargetStatus::default() }
-        }
+        Service::Metadata { counted, service } => TargetStatus {
+            state: if service.is_recovering() { "recovering" } else { "serving" }.into(),
+            total_bytes: usage.bytes_max,
+            free_bytes: usage.bytes_max - usage.bytes_used.min(usage.bytes_max),
+            in_flight: counted.in_flight(),
+            ..both
+        },
+        Service::Stopped { .. } => stopped,
     }
+}
+
+/// What a target counted, by the kind of request.
+fn ops_of(target: &crate::assembly::Target) -> Vec<OpMeters> {
+    match &target.service {
+        Service::Objects { service, .. } => {
+            let all = service.meters().all();
+            all.map(|(kind, size, meter)| OpMeters::of(kind, size, meter)).collect()
+        }
+        Service::Metadata { counted, .. } => {
+            let all = counted.meters();
+            all.iter().map(|(kind, meter)| OpMeters::of(kind, "", meter)).collect()
+        }
+        Service::Stopped { .. } => Vec::new(),
+    }
+}
+
+fn target_meters(target: &crate::assembly::Target) -> TargetMeters {
+    TargetMeters { status: target_status(target), ops: ops_of(target) }
+}
+
+/// The median and the 99th percentile of all kinds together, in microseconds.
+fn percentiles(ops: &[OpMeters]) -> (u64, u64) {
+    let mut buckets: BTreeMap<u16, u64> = BTreeMap::new();
+    for (bucket, count) in ops.iter().flat_map(|op| &op.latency) {
+        *buckets.entry(*bucket).or_default() += count;
+    }
+    let buckets: Vec<(u16, u64)> = buckets.into_iter().collect();
+    let at = |fraction| quantile(&buckets, fraction).as_micros() as u64;
+    (at(0.5), at(0.99))
 }

@@ -7,9 +7,11 @@ use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig};
 use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
+use levada_kv::Batch;
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
+use levada_node::fsck::{self, FsckOptions, Sum, TargetReport};
 use levada_node::operator::Operator;
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
 use levada_wire::local::{LinkConfig, Network};
@@ -1019,7 +1021,7 @@ async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(), S
     match operator.answer(ControlRequest::DriveFail { drive: drive.into(), force }).await {
         ControlReply::Done => Ok(()),
         ControlReply::Failed { why } => Err(why),
-        other @ ControlReply::Status(_) => panic!("{other:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -1228,5 +1230,117 @@ fn a_scrub_says_what_it_did_not_check() {
         }
         let told: Vec<_> = scrubbed().await.flat_map(|result| result.not_checked).collect();
         assert!(told.iter().any(|line| line.starts_with("array ")), "{told:?}");
+    });
+}
+
+/// Takes a directory's name away: its row and the entry of the listing.
+async fn lose_a_name(shelf: &Shelf) {
+    let cluster = start(cluster_file(), shelf).await.expect("starts");
+    let store = cluster.targets[0].store.clone().expect("it serves");
+    let key = [&b"N"[..], &1u64.to_be_bytes(), b"data"].concat();
+    assert!(store.get(&key).await.expect("reads").is_some());
+    let mut batch = Batch::default();
+    batch.delete(&key);
+    store.durable(store.apply(batch).expect("room")).await.expect("durable");
+    cluster.stop().await;
+}
+
+async fn checked(shelf: &Shelf) -> Result<Vec<TargetReport>, AssemblyError> {
+    let options = FsckOptions { memory_bytes: MIB, says: &|_| {}, progress: &|_, _| {} };
+    fsck::offline(&cluster_file(), shelf, &options).await
+}
+
+#[test]
+fn a_check_of_a_cluster_that_is_down_finds_what_is_wrong_and_leaves_it() {
+    Reactor::simulated(25).block_on(async {
+        let shelf = Shelf::default();
+        served(&shelf, write_file).await;
+        let reports = checked(&shelf).await.expect("checked");
+        let [clean] = &reports[..] else { panic!("{reports:?}") };
+        assert_eq!((clean.target.as_str(), clean.inodes, clean.names), ("mdt0", 2, 1));
+        assert_eq!((clean.found, Sum::of(&reports).exit_code()), (0, 0), "{clean:?}");
+        lose_a_name(&shelf).await;
+        for _ in 0..2 {
+            let reports = checked(&shelf).await.expect("checked");
+            let [item] = &reports[0].items[..] else { panic!("{reports:?}") };
+            assert_eq!((item.find.as_str(), item.path.as_deref()), ("entry", Some("/data")));
+            assert_eq!(Sum::of(&reports).exit_code(), 4);
+        }
+        // With an enclosure away it finds the same; with all of them there is nothing to check.
+        for drive in ["d00", "d01"] {
+            shelf.pulled.borrow_mut().push(drive.into());
+        }
+        assert_eq!(checked(&shelf).await.expect("checked")[0].found, 1);
+        for n in 2..12 {
+            shelf.pulled.borrow_mut().push(format!("d{n:02}"));
+        }
+        let error = checked(&shelf).await.expect_err("no drive is there").to_string();
+        assert!(error.contains("levada up"), "{error}");
+    });
+}
+
+#[test]
+fn a_check_makes_no_cluster() {
+    Reactor::simulated(26).block_on(async {
+        let shelf = Shelf::default();
+        let error = checked(&shelf).await.expect_err("there is none").to_string();
+        assert!(error.contains("nothing was changed") && error.contains("levada up"), "{error}");
+        assert!(shelf.drives.borrow().is_empty(), "no drive was made");
+        let source: &dyn DriveSource = &shelf;
+        for spec in &cluster_file().drives {
+            source.create(spec).await.expect("made");
+        }
+        let before = heads(&shelf).await;
+        checked(&shelf).await.expect_err("blank drives are no cluster");
+        assert!(heads(&shelf).await == before, "nothing was written");
+    });
+}
+
+#[test]
+fn a_running_node_is_checked_and_metered() {
+    Reactor::simulated(27).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        served(&shelf, write_file).await;
+        lose_a_name(&shelf).await;
+        let (cluster, operator) = operator(&shelf).await;
+        let state = async |from| match operator.answer(ControlRequest::FsckState { from }).await {
+            ControlReply::Fsck(state) => *state,
+            other => panic!("{other:?}"),
+        };
+        let refused = operator.answer(ControlRequest::FsckStop).await;
+        assert!(matches!(refused, ControlReply::Failed { .. }), "none runs");
+        let order = ControlRequest::Fsck { memory_bytes: MIB, fast: false };
+        assert_eq!(operator.answer(order.clone()).await, ControlReply::FsckStarted { number: 1 });
+        let again = operator.answer(order.clone()).await;
+        assert!(
+            matches!(&again, ControlReply::Failed { why } if why.contains("--stop")),
+            "{again:?}"
+        );
+        while !state(0).await.ended {
+            reactor::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let told = state(0).await;
+        let [item] = &told.items[..] else { panic!("{told:?}") };
+        assert_eq!((item.find.as_str(), item.path.as_deref()), ("entry", Some("/data")));
+        assert_eq!((told.reports.len(), told.reports[0].found), (1, 1));
+        assert_eq!(state(1).await.items, []);
+        assert_eq!(operator.answer(order).await, ControlReply::FsckStarted { number: 2 });
+        assert_eq!(operator.answer(ControlRequest::FsckStop).await, ControlReply::Done);
+        let stopped = state(0).await;
+        assert!(stopped.ended, "{stopped:?}");
+
+        let meters = match operator.answer(ControlRequest::Meters).await {
+            ControlReply::Meters(meters) => *meters,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(meters.targets.len(), cluster.targets.len());
+        assert_eq!(meters.targets[0].status.name, "mdt0");
+        assert!(
+            meters.drives.iter().any(|drive| drive.bytes_read > 0 && !drive.latency.is_empty())
+        );
+        let text = serde_json::to_string(&meters).expect("plain data");
+        let back: levada_node::meters::Meters = serde_json::from_str(&text).expect("own text");
+        assert_eq!(back, meters);
+        cluster.stop().await;
     });
 }

@@ -347,6 +347,11 @@ impl Client {
         self.0.fs_id
     }
 
+    /// Sets who hears of each file whose lock ended with the lease.
+    pub fn on_lock_lost(&self, lost: Rc<dyn Fn(Ino)>) {
+        self.0.meta.locks.set_on_lost(lost);
+    }
+
     /// Written bytes that are kept until they are durable.
     #[must_use]
     pub fn unstable_bytes(&self) -> u64 {

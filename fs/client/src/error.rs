@@ -25,6 +25,12 @@ pub enum Error {
     /// The lease ended while it was under way, and with it the memory of whether it was carried out.
     #[error("the lease ended meanwhile; whether it was carried out is not known")]
     InDoubt,
+    /// A wait for a lock was ended before it was granted.
+    #[error("interrupted")]
+    Interrupted,
+    /// A lock that was taken through this open file ended with the lease; others may have had it since.
+    #[error("a lock of this open file was lost")]
+    LockLost,
     /// The request makes no sense (an offset beyond what a file can hold, not a file).
     #[error("invalid argument")]
     Invalid,
@@ -62,6 +68,10 @@ impl Error {
                 MetaFault::NoAttribute => libc::ENODATA,
                 MetaFault::TooLarge => libc::E2BIG,
                 MetaFault::NotSupported => libc::EOPNOTSUPP,
+                MetaFault::LockHeld => libc::EAGAIN,
+                MetaFault::Deadlock => libc::EDEADLK,
+                MetaFault::TooManyLocks => libc::ENOLCK,
+                MetaFault::NotOpen => libc::EBADF,
                 // The client repeats the last two itself; here they mean that it gave up.
                 MetaFault::Damaged | MetaFault::NotRegistered | MetaFault::Unavailable => libc::EIO,
             },
@@ -70,10 +80,12 @@ impl Error {
             | Self::Missing { .. }
             | Self::Lost
             | Self::InDoubt
+            | Self::LockLost
             | Self::Dialect
             | Self::Refused(Refusal::Version { .. }) => libc::EIO,
             // Whatever a program holds here is of another file system.
             Self::Refused(Refusal::Cluster) => libc::ESTALE,
+            Self::Interrupted => libc::EINTR,
             Self::Invalid => libc::EINVAL,
             Self::Deadline => libc::ETIMEDOUT,
             Self::Closed => libc::ENOTCONN,

@@ -2,10 +2,12 @@
 
 use crate::client::Core;
 use crate::error::Error;
-use crate::inode::{Inode, Seek};
+use crate::inode::{Cancel, Inode, Seek};
+use crate::locks::LostMark;
 use levada_base::IoVec;
 use levada_base::ids::Ino;
 use levada_wire::attr::Attr;
+use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::object::Hole;
 use std::rc::Rc;
 
@@ -19,11 +21,13 @@ use std::rc::Rc;
 pub struct File {
     core: Rc<Core>,
     inode: Rc<Inode>,
+    /// A lock that was taken through it is lost: what is done under its cover must not go on.
+    lost: LostMark,
 }
 
 impl File {
     pub(crate) fn new(core: Rc<Core>, inode: Rc<Inode>) -> Self {
-        Self { core, inode }
+        Self { core, inode, lost: LostMark::default() }
     }
 
     /// The service has opened the write session together with the file.
@@ -44,6 +48,7 @@ impl File {
     ///
     /// [`Error::Damaged`], [`Error::Missing`].
     pub async fn read(&self, offset: u64, bytes: u64) -> Result<IoVec, Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.read(offset, bytes)).await
     }
 
@@ -53,6 +58,7 @@ impl File {
     ///
     /// [`Error::Full`], [`Error::Invalid`]; a part may have been written.
     pub async fn write(&self, offset: u64, data: IoVec) -> Result<(), Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.write(offset, data)).await
     }
 
@@ -62,6 +68,7 @@ impl File {
     ///
     /// As [`File::write`].
     pub async fn punch(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.punch(Hole { offset, bytes, grows: false })).await
     }
 
@@ -71,6 +78,7 @@ impl File {
     ///
     /// As [`File::write`].
     pub async fn zero(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.punch(Hole { offset, bytes, grows: true })).await
     }
 
@@ -80,6 +88,7 @@ impl File {
     ///
     /// As [`File::write`].
     pub async fn grow(&self, size: u64) -> Result<(), Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.grow(size)).await
     }
 
@@ -90,6 +99,7 @@ impl File {
     ///
     /// [`Error::Damaged`], [`Error::Missing`].
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.seek(offset, what, u64::MAX)).await
     }
 
@@ -110,7 +120,48 @@ impl File {
     ///
     /// [`Error::Full`] and others, when data was lost.
     pub async fn fsync(&self) -> Result<(), Error> {
+        self.check_locks()?;
         self.core.in_time(self.inode.sync()).await
+    }
+
+    /// Takes a lock, in place of what its owner held of that range; with `wait` when it is free. The owner is drawn by
+    /// the caller. The attributes are those of the file from then on or later: what others wrote before they released
+    /// it is seen. A caller that drops the future gets no lock.
+    ///
+    /// # Errors
+    ///
+    /// `LockHeld`, `Deadlock`, `TooManyLocks`; [`Error::Interrupted`] when `wait` was cancelled.
+    pub async fn lock(&self, lock: Lock, wait: Option<Cancel>) -> Result<Attr, Error> {
+        self.check_locks()?;
+        self.core.in_time(self.inode.lock(lock, &self.lost, wait)).await
+    }
+
+    /// Releases what the owner holds of a range; carried to its end also when the caller gives up.
+    ///
+    /// # Errors
+    ///
+    /// `TooManyLocks` when that would split a range too many.
+    pub async fn unlock(&self, owner: LockOwner, range: LockRange) -> Result<(), Error> {
+        self.core.in_time(self.inode.unlock(owner, range)).await
+    }
+
+    /// True when the owner holds something of this file, or waits for it.
+    #[must_use]
+    pub fn has_locks(&self, owner: LockOwner) -> bool {
+        self.inode.has_locks(owner)
+    }
+
+    /// A lock that would be in the way of this one; its pid is 0 when another client holds it.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn test_lock(&self, lock: Lock) -> Result<Option<Lock>, Error> {
+        self.core.in_time(self.inode.test_lock(lock)).await
+    }
+
+    fn check_locks(&self) -> Result<(), Error> {
+        if self.lost.get() { Err(Error::LockLost) } else { Ok(()) }
     }
 
     /// Exact attributes.

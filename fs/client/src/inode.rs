@@ -3,7 +3,8 @@
 //! - this module: reads, writes, the session;
 //! - `record`: what the metadata service is told of it;
 //! - `cut`: truncations;
-//! - `holes`: zeroes that are not stored, and where there is data.
+//! - `holes`: zeroes that are not stored, and where there is data;
+//! - `locks`: locks, asked for one after the other.
 //!
 //! What always holds:
 //! - A write session is open, durably, before the first write is sent: else a crash could leave bytes behind
@@ -19,9 +20,11 @@
 
 mod cut;
 mod holes;
+mod locks;
 mod record;
 
 pub use holes::Seek;
+pub use locks::Cancel;
 
 use crate::client::Core;
 use crate::clock;
@@ -90,6 +93,8 @@ pub(crate) struct Inode {
     uncut: Cell<bool>,
     /// A task sees to that.
     finishing: Cell<bool>,
+    /// Requests about locks go out one by one, so that the service sees them in the order in which they were made.
+    lock_turn: Rc<Semaphore>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -194,6 +199,7 @@ impl Inode {
             cuts: Cell::default(),
             uncut: Cell::default(),
             finishing: Cell::default(),
+            lock_turn: Semaphore::new(1),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),

@@ -18,17 +18,22 @@
 use crate::clock;
 use crate::directory::JustTold;
 use crate::error::Error;
+use crate::locks::Locks;
 use crate::slots::Slots;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, select};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
 use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
-use levada_wire::meta::{FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, RECLAIM_MAX, Tail};
+use levada_wire::meta::{
+    FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, RECLAIM_LOCKS_MAX,
+    RECLAIM_MAX, Tail, ToClient, ToService,
+};
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -36,6 +41,10 @@ use std::time::Duration;
 pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// What was told early is durable after this, whatever the client does.
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
+/// By how much the service may be late to note that a client has no locks.
+const UNUSED_MARGIN: Duration = Duration::from_secs(5);
+/// How often a client that had locks lately looks after its connection.
+const UNUSED_LOOK: Duration = Duration::from_secs(1);
 /// How long a client that goes waits for the service to take note. There is nothing left to lose by then.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -68,6 +77,11 @@ pub(crate) struct Meta {
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
     pub(crate) just_told: Rc<JustTold>,
+    pub(crate) locks: Rc<Locks>,
+    /// A task keeps the connection up, as somebody waits for a notice.
+    watching: Cell<bool>,
+    /// Notices that were taken in, to be acknowledged over the next connection.
+    acks: RefCell<Vec<u64>>,
 }
 
 /// What this client was told although it was not durable.
@@ -160,13 +174,15 @@ impl Meta {
             elsewhere: Cell::default(),
             left: Cell::default(),
             just_told: Rc::default(),
+            locks: Rc::default(),
+            watching: Cell::default(),
+            acks: RefCell::default(),
         });
         peer.set_on_connect(Rc::new(Registrar(Rc::downgrade(&meta))));
         let holder = Rc::downgrade(&meta);
         peer.set_on_one_way(Rc::new(move |frame| {
             if let Some(meta) = holder.upgrade() {
                 meta.take_in(frame);
-                meta.drain_soon();
             }
         }));
         meta
@@ -333,20 +349,91 @@ impl Meta {
         tail.batches = tail.batches.split_off(&Seq(upto.0 + 1));
     }
 
-    /// A part of the tail arrives, before the answers that rest on it.
-    fn take_in(&self, frame: &Frame) {
+    /// The service says something by itself.
+    fn take_in(self: &Rc<Self>, frame: &Frame) {
         let life = frame.header.verifier;
         let known = self.registration().is_some_and(|known| known.verifier == life);
-        let Ok(Tail { durable, batches }) = decode_body(&frame.body) else {
-            tracing::error!("a part of the tail makes no sense");
+        match decode_body(&frame.body) {
+            Ok(ToClient::Tail(tail)) if known => self.take_in_tail(life, tail),
+            Ok(ToClient::Notices(notices)) if known && frame.header.client == self.client() => {
+                for (number, notice) in notices {
+                    self.locks.heard(notice);
+                    self.acks.borrow_mut().push(number);
+                }
+                self.acknowledge(None);
+            }
+            Ok(ToClient::Tail(_) | ToClient::Notices(_)) => {}
+            Err(_) => tracing::error!("what the metadata service says by itself makes no sense"),
+        }
+    }
+
+    /// Acknowledges over `caller`, or over the connection that stands.
+    fn acknowledge(&self, caller: Option<&Caller>) {
+        let Some(known) = self.registration() else { return };
+        let mut acks = self.acks.borrow_mut();
+        while !acks.is_empty() {
+            let part = acks.len().min(NOTICES_MAX);
+            let body = encode_body(&ToService::Acks(acks[..part].to_vec()));
+            match caller {
+                Some(caller) => caller.push(self.target, known.client, known.verifier, body),
+                None if self.peer.push(self.target, known.client, known.verifier, body) => {}
+                // While a new connection registers, which acknowledges them then.
+                None => return,
+            }
+            acks.drain(..part);
+        }
+    }
+
+    /// Reaches the service again whenever the connection ends, for as long as somebody waits to be told
+    /// something, and for as long as others wait for this client after a restart: else only the next request would.
+    pub(crate) fn stay_connected(self: &Rc<Self>) {
+        if self.watching.replace(true) {
             return;
-        };
-        if known && !planted!("client-tail-not-held") {
+        }
+        let meta = Rc::downgrade(self);
+        reactor::spawn(async move {
+            let mut unused_since = None;
+            while let Some(meta) = meta.upgrade().filter(|meta| !meta.left.get()) {
+                if meta.locks.is_used() {
+                    unused_since = None;
+                    select(pin!(meta.reconnect()), pin!(meta.locks.unused())).await;
+                    continue;
+                }
+                // The service goes by a lease, and looks every few seconds.
+                let since = *unused_since.get_or_insert_with(reactor::now);
+                let lease_ms = meta.registration().map_or(0, |known| known.fs.lease_ms);
+                if since.elapsed() > Duration::from_millis(lease_ms) + UNUSED_MARGIN {
+                    break;
+                }
+                let _ = meta.peer.reach().await;
+                drop(meta);
+                reactor::sleep(UNUSED_LOOK).await;
+            }
+            if let Some(meta) = meta.upgrade() {
+                meta.watching.set(false);
+            }
+        });
+    }
+
+    async fn reconnect(&self) {
+        while !self.left.get() {
+            if let Err(error) = self.heard(self.peer.reach().await) {
+                tracing::debug!(%error, "the metadata service does not take this client");
+                reactor::sleep(UNAVAILABLE_WAIT).await;
+            }
+            self.peer.ended().await;
+        }
+    }
+
+    /// A part of the tail arrives, before the answers that rest on it.
+    fn take_in_tail(self: &Rc<Self>, life: BootVerifier, Tail { durable, batches }: Tail) {
+        if !planted!("client-tail-not-held") {
             self.forget_tail((life, durable));
             let mut tail = self.tail.borrow_mut();
             tail.life = life;
             tail.batches.extend(batches);
         }
+        self.drain_soon();
     }
 
     /// A client that falls silent must not go on holding a tail: it would notice too late that the
@@ -366,15 +453,50 @@ impl Meta {
         });
     }
 
+    /// As [`Meta::change`]; `taken_in` sees the answer before anything else happens with this client, also when
+    /// the caller has stopped waiting.
+    pub(crate) async fn change_seen(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        self.change_seen_told(request, Told::Early, Patience::Endless, taken_in).await
+    }
+
+    /// As [`Meta::change_seen`], but returns the reply `Unavailable`.
+    pub(crate) async fn try_change_seen(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        self.change_seen_told(request, Told::Early, Patience::None, taken_in).await
+    }
+
+    async fn change_seen_told(
+        self: &Rc<Self>,
+        request: MetaRequest,
+        told: Told,
+        patience: Patience,
+        taken_in: impl FnOnce(&MetaReply) + 'static,
+    ) -> Result<MetaReply, Error> {
+        let meta = Rc::clone(self);
+        let task = reactor::spawn(async move {
+            let reply = meta.change_here(request, told, patience).await;
+            if let Ok(reply) = &reply {
+                taken_in(reply);
+            }
+            reply
+        });
+        task.await.unwrap_or(Err(Error::Closed))
+    }
+
     async fn change_told(
         self: &Rc<Self>,
         request: MetaRequest,
         told: Told,
         patience: Patience,
     ) -> Result<MetaReply, Error> {
-        let meta = Rc::clone(self);
-        let task = reactor::spawn(async move { meta.change_here(request, told, patience).await });
-        task.await.unwrap_or(Err(Error::Closed))
+        self.change_seen_told(request, told, patience, |_| {}).await
     }
 
     async fn change_here(
@@ -451,17 +573,24 @@ impl Meta {
         }
     }
 
-    /// Tells what this client holds open, in as many parts as it takes.
+    /// Tells what this client holds open and has locked, in as many parts as it takes.
     async fn reclaim(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
         let opens: Vec<_> = self.opens.borrow().iter().map(|(ino, count)| (*ino, *count)).collect();
-        let mut parts = opens.chunks(RECLAIM_MAX).peekable();
+        let locks = self.locks.all_held();
+        let opens = opens.chunks(RECLAIM_MAX).map(|opens| (opens.to_vec(), Vec::new()));
+        let locks = locks.chunks(RECLAIM_LOCKS_MAX).map(|locks| (Vec::new(), locks.to_vec()));
+        let mut parts = opens.chain(locks).peekable();
         loop {
-            let opens = parts.next().unwrap_or_default().to_vec();
-            let part = MetaRequest::Reclaim { opens, last: parts.peek().is_none() };
+            let (opens, locks) = parts.next().unwrap_or_default();
+            let part = MetaRequest::Reclaim { opens, locks, last: parts.peek().is_none() };
             let call = Call { client, ..self.plain_call(&part) };
             match self.ask_once(caller, &call).await? {
                 MetaReply::Done if parts.peek().is_none() => return Ok(()),
                 MetaReply::Done => {}
+                MetaReply::Failed(MetaFault::Stale) => {
+                    self.locks.lose_all();
+                    return Ok(());
+                }
                 reply => {
                     tracing::warn!(?reply, "open files were not reclaimed");
                     return Ok(());
@@ -595,6 +724,10 @@ impl Meta {
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
                 self.just_told.forget();
+                if known.is_some_and(|(_, number)| number != client) {
+                    self.locks.lose_all();
+                }
+                self.acks.borrow_mut().clear();
             }
             if known.is_none_or(|(known, _)| known != verifier) {
                 self.hand_back(caller, client).await?;
@@ -603,7 +736,9 @@ impl Meta {
             // releases nothing until it has heard what of that is still open.
             self.reclaim(caller, client).await?;
             self.greeted.set(Some((verifier, client)));
+            self.locks.forgotten();
         }
+        self.acknowledge(Some(caller));
         Ok(())
     }
 
@@ -685,7 +820,11 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Settled { .. }
         | R::Leave
         | R::GetXattr { .. }
-        | R::ListXattrs { .. } => false,
+        | R::ListXattrs { .. }
+        | R::Lock { .. }
+        | R::Unlock { .. }
+        | R::CancelWait { .. }
+        | R::TestLock { .. } => false,
     }
 }
 
@@ -704,6 +843,7 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::ReadDir { .. }
         | R::GetXattr { .. }
         | R::ListXattrs { .. }
+        | R::TestLock { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => true,
@@ -722,6 +862,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         R::Destroyed { .. } | R::Settled { .. } => true,
         // Nothing is held under the new number but what it takes back.
         R::Leave => true,
+        // Locks end with the number that has them.
+        R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. } => true,
         // Done twice they undo what others did in between: a mode, a size, a name, an attribute; or are refused because they
         // have been done.
         R::SetAttr { .. }
@@ -757,7 +899,7 @@ mod tests {
     use levada_wire::frame::encode_body;
     use levada_wire::local::{LinkConfig, Network};
     use levada_wire::rpc::{
-        ConnectionId, Handler, PeerConfig, Reply, Router, ServiceConfig, accept_all,
+        ConnectionId, Handler, PeerConfig, Pusher, Reply, Router, ServiceConfig, accept_all,
     };
 
     /// A service that knows nobody, and loses its first connections after a part each.
@@ -769,7 +911,7 @@ mod tests {
     }
 
     impl Handler for Forgetful {
-        fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+        fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
             let reply = match decode_body(&request.body).expect("a request") {
                 MetaRequest::Register { .. } => MetaReply::Registered {
                     client: 1,
@@ -778,14 +920,14 @@ mod tests {
                     used: Vec::new(),
                     fs: FsInfo { id: 1, name: String::new(), objects: Vec::new(), lease_ms: 1000 },
                 },
-                MetaRequest::Reclaim { opens, last } => {
-                    self.parts.borrow_mut().entry(from).or_default().extend(opens);
+                MetaRequest::Reclaim { opens, last, .. } => {
+                    self.parts.borrow_mut().entry(from.connection()).or_default().extend(opens);
                     if self.losses.get() > 0 {
                         self.losses.set(self.losses.get() - 1);
                         self.network.disconnect("client", "meta");
                     }
                     if last {
-                        self.all.set(Some(from));
+                        self.all.set(Some(from.connection()));
                     }
                     MetaReply::Done
                 }

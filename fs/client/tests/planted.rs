@@ -1,9 +1,10 @@
-//! The crash tests prove something: bugs planted in client and object service are found by them. A
+//! The crash tests prove something, and the contest for locks: bugs planted in client and services are found by them. A
 //! file, and so a process, of its own, because it silences the panics that it provokes.
 
 mod world;
 
 use levada_base::planted;
+use world::contest::locks_exclude;
 use world::crash::{nothing_is_lost, others_stay, synced_survives};
 
 #[test]
@@ -15,6 +16,10 @@ fn planted_bugs_are_found() {
         "client-size-before-commit",
         "client-objects-not-cut",
         "object-verifier-ignored",
+        "meta-lock-granted-in-grace",
+        "meta-lock-kept-after-close",
+        "meta-notice-not-resent",
+        "client-lock-not-reclaimed",
     ];
     std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<_> = bugs
@@ -26,6 +31,7 @@ fn planted_bugs_are_found() {
                     nothing_is_lost(seed, 30);
                     synced_survives(seed);
                     others_stay(seed);
+                    locks_exclude(seed);
                 });
                 planted::choose(None);
                 outcome.is_ok()

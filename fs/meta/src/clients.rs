@@ -2,15 +2,17 @@
 
 use crate::config::CallHeader;
 use crate::key;
+use crate::locks::RECLAIMED_MAX;
 use crate::ops::write;
 use crate::row::{ClientRow, Counters, Inode};
 use crate::service::{MetaService, Room, fault_of};
 use crate::table::{Client, Reclaim, Table};
 use crate::tx::Tx;
-use levada_base::ids::{BootVerifier, Ino};
+use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::reactor;
 use levada_kv::Batch;
 use levada_wire::attr::Attr;
+use levada_wire::lock::Lock;
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply};
 use levada_wire::rpc::ConnectionId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +33,8 @@ impl MetaService {
         self.wait_for_room(Room { frees: true }).await?;
         let (client, seq) = {
             let mut table = self.table.borrow_mut();
-            let reclaim = Some(Reclaim { connection, opens: BTreeMap::new() });
+            let (opens, locks) = (BTreeMap::new(), Vec::new());
+            let reclaim = Some(Reclaim { connection, opens, locks });
             if let Some(client) = table.by_uuid.get(&uuid).copied() {
                 let known = table.clients.get_mut(&client).expect("both maps agree");
                 known.seen = reactor::now();
@@ -41,16 +44,13 @@ impl MetaService {
             } else {
                 let client = table.counters.next_client;
                 let counters = Counters { next_client: client + 1, ..table.counters };
+                let known = Client::new(uuid, BootVerifier(0), self.config.slots);
                 let mut batch = Batch::default();
-                batch.put(
-                    &key::client(client),
-                    &ClientRow { uuid, settled: BootVerifier(0) }.encode(),
-                );
+                batch.put(&key::client(client), &known.row().encode());
                 batch.put(key::COUNTERS, &counters.encode());
                 let seq = self.apply_own(batch)?;
                 table.counters = counters;
                 table.by_uuid.insert(uuid, client);
-                let known = Client::new(uuid, BootVerifier(0), self.config.slots);
                 table.clients.insert(client, Client { reclaim, ..known });
                 (client, seq)
             }
@@ -77,14 +77,15 @@ impl MetaService {
         })
     }
 
-    /// After a restart: a part of what a client holds open.
+    /// After a restart: a part of what a client holds open, and has locked.
     pub(crate) async fn reclaim(
         &self,
         call: CallHeader,
         part: Vec<(Ino, u32)>,
+        locks: Vec<(Ino, Lock)>,
         last: bool,
     ) -> Result<MetaReply, MetaFault> {
-        {
+        let has_locks = {
             let mut table = self.table.borrow_mut();
             let client = table.clients.get_mut(&call.client).ok_or(MetaFault::Invalid)?;
             let held = client.reclaim.take_if(|held| held.connection == call.connection);
@@ -96,7 +97,9 @@ impl MetaService {
                 *sum = sum.saturating_add(count).min(u32::MAX / 2);
             }
             // No more than it could have opened one by one.
-            if held.opens.len() as u64 > self.env.superblock.inodes_max {
+            held.locks.extend(locks);
+            let too_many = held.locks.len() > RECLAIMED_MAX;
+            if too_many || held.opens.len() as u64 > self.env.superblock.inodes_max {
                 return Err(MetaFault::Invalid);
             }
             if !last {
@@ -104,10 +107,13 @@ impl MetaService {
                 return Ok(MetaReply::Done);
             }
             table.set_opens(call.client, held.opens);
+            let has_locks = table.set_locks(call.client, &held.locks);
             table.awaited.remove(&call.client);
-        }
+            has_locks
+        };
+        self.push_notices();
         self.reap_orphans().await?;
-        Ok(MetaReply::Done)
+        if has_locks { Ok(MetaReply::Done) } else { Err(MetaFault::Stale) }
     }
 
     /// The client goes, and says so: what a silent one loses after its lease is taken back at once.
@@ -156,7 +162,66 @@ impl MetaService {
                 implied.clear();
             }
         }
-        self.reap_orphans().await
+        self.reap_orphans().await?;
+        // Last: a full store must not keep the rest from being done.
+        self.end_lockless().await
+    }
+
+    /// Notes, durably, that a client may hold locks, before it is given the first.
+    pub(crate) async fn let_lock(&self, client: u64) -> Result<(), MetaFault> {
+        let known = |table: &Table| table.clients.get(&client).and_then(|known| known.may_lock);
+        let mut noted = known(&self.table.borrow());
+        if noted.is_none() {
+            self.wait_for_room(Room { frees: true }).await?;
+            noted = known(&self.table.borrow());
+        }
+        let seq = match noted {
+            Some(seq) => seq,
+            None => self.note_locks(client, true)?,
+        };
+        if let Some(known) = self.table.borrow_mut().clients.get_mut(&client) {
+            known.lockless_since = reactor::now();
+        }
+        self.durable(seq).await
+    }
+
+    fn note_locks(&self, client: u64, may_lock: bool) -> Result<Seq, MetaFault> {
+        let mut table = self.table.borrow_mut();
+        let known = table.clients.get_mut(&client).ok_or(MetaFault::NotRegistered)?;
+        let mut batch = Batch::default();
+        batch.put(&key::client(client), &ClientRow { may_lock, ..known.row() }.encode());
+        let seq = self.apply_own(batch)?;
+        known.may_lock = may_lock.then_some(seq);
+        Ok(seq)
+    }
+
+    /// Who has had no lock for a lease is not waited for after a restart.
+    async fn end_lockless(&self) -> Result<(), MetaFault> {
+        let lockless: Vec<u64> = {
+            let mut table = self.table.borrow_mut();
+            let Table { clients, locks, awaited, .. } = &mut *table;
+            for (number, client) in clients.iter_mut() {
+                // What it holds is not known before it has said so.
+                if locks.has_any(*number) || awaited.contains(number) {
+                    client.lockless_since = reactor::now();
+                }
+            }
+            let lockless = clients.iter().filter(|(_, client)| self.is_lockless(client));
+            lockless.map(|(number, _)| *number).collect()
+        };
+        for number in lockless {
+            self.wait_for_room(Room { frees: true }).await?;
+            // It may have asked for one while we waited for room.
+            let client = self.table.borrow().clients.get(&number).map(|c| self.is_lockless(c));
+            if client == Some(true) {
+                self.note_locks(number, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_lockless(&self, client: &Client) -> bool {
+        client.may_lock.is_some() && client.lockless_since.elapsed() > self.config.lease
     }
 
     /// Calls [`MetaService::tick`] for as long as the target serves.
@@ -206,6 +271,8 @@ impl MetaService {
             self.tail.borrow_mut().end();
         }
         table.forget(client);
+        drop(table);
+        self.push_notices();
         Ok(())
     }
 

@@ -26,7 +26,7 @@ pub fn rows(bytes: &[u8]) {
         assert_eq!(row.encode(), bytes);
     }
     if let Ok(row) = ClientRow::decode(bytes) {
-        assert_eq!(row.encode(), bytes);
+        assert_eq!(ClientRow::decode(&row.encode()), Ok(row));
     }
     if let Ok(row) = ReplyRow::decode(bytes) {
         assert_eq!(ReplyRow::encode(row.sequence, &row.reply), bytes);

@@ -94,3 +94,19 @@ pub fn second_number(key: &[u8]) -> Option<u64> {
 pub fn second_u32(key: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(key.get(9..13)?.try_into().ok()?))
 }
+
+/// The inode that a row belongs to, if it belongs to one.
+pub fn ino_of(key: &[u8]) -> Option<Ino> {
+    match key.first()? {
+        &(INODE | ENTRY | NAME | ORPHAN | DESTROY | SESSION | XATTR) => first_number(key).map(Ino),
+        _ => None,
+    }
+}
+
+/// Behind all rows with this tag of an inode, and before those of the next one.
+pub fn behind(tag: u8, ino: Ino) -> Key {
+    match ino.0.checked_add(1) {
+        Some(next) => build(tag, &[&next.to_be_bytes()]),
+        None => build(tag + 1, &[]),
+    }
+}

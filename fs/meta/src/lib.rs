@@ -10,10 +10,14 @@ mod census;
 mod check;
 mod clients;
 mod config;
+mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
 mod key;
 mod listing;
+mod locks;
+mod notices;
+mod observe;
 mod ops;
 mod recovery;
 mod row;
@@ -29,5 +33,8 @@ mod tx;
 pub use census::{Census, FileNote, census};
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
+pub use fsck::{
+    EntryFault, Finding, Fsck, FsckConfig, FsckProgress, FsckReport, Known, List, Paths,
+};
 pub use row::Damaged;
 pub use service::{ClientNote, MetaService};

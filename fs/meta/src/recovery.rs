@@ -138,7 +138,8 @@ impl MetaService {
         fresh.chores = std::rc::Rc::clone(&table.chores);
         // Who hands back its tail has registered.
         for (number, client) in &mut fresh.clients {
-            client.reclaim = table.clients.get_mut(number).and_then(|known| known.reclaim.take());
+            let Some(known) = table.clients.get_mut(number) else { continue };
+            (client.reclaim, client.pusher) = (known.reclaim.take(), known.pusher.take());
         }
         *table = fresh;
         Ok(())

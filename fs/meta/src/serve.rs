@@ -1,4 +1,4 @@
-//! The service on the wire: frames in, replies out.
+//! The service on the wire: frames in, replies and notices out.
 
 use crate::config::CallHeader;
 use crate::service::MetaService;
@@ -6,13 +6,13 @@ use crate::tail::Superseded;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::BootVerifier;
 use levada_wire::frame::{Frame, NO_SLOT, decode_body, encode_body, flags};
-use levada_wire::meta::{MetaReply, MetaRequest};
-use levada_wire::rpc::{ConnectionId, Handler, Reply};
+use levada_wire::meta::{MetaReply, MetaRequest, ToService};
+use levada_wire::rpc::{ConnectionId, Handler, Pusher, Reply};
 
 const _: () = assert!(CallHeader::NO_SLOT == NO_SLOT);
 
 impl Handler for MetaService {
-    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async move {
             let verifier = self.verifier();
             let header = request.header;
@@ -24,17 +24,21 @@ impl Handler for MetaService {
             };
             let (client, slot, sequence) = (header.client, header.slot, header.sequence);
             let unstable = header.flags & flags::UNSTABLE != 0;
-            let call = CallHeader { client, slot, sequence, unstable, connection: from };
+            let call =
+                CallHeader { client, slot, sequence, unstable, connection: from.connection() };
             let directory = match &body {
                 MetaRequest::Create { parent, .. } => Some(*parent),
                 _ => None,
             };
             let directory = directory.filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
             let mut reply = self.handle(call, body).await;
+            if let MetaReply::Registered { client, .. } = reply {
+                self.reached(client, from.clone());
+            }
             if !unstable {
                 return Reply { verifier, ..Reply::new(encode_body(&reply)) };
             }
-            // Nothing comes between this and the sending of both frames.
+            // Nothing comes between this and the sending of the reply.
             if let (Some(directory), MetaReply::Entry(attr, true)) = (directory, &mut reply)
                 && let Some(directory) = self.directory_now(call, directory)
             {
@@ -42,10 +46,24 @@ impl Handler for MetaService {
                 reply = MetaReply::Made { attr, directory };
             }
             let durable = self.store().durable_seq();
-            match self.tail.borrow_mut().frame_for(client, from, durable) {
-                Ok(first) => Reply { verifier, first, ..Reply::new(encode_body(&reply)) },
-                Err(Superseded) => Reply { verifier, ..Reply::flagged(flags::NOT_HERE) },
+            match self.tail.borrow_mut().frame_for(client, from.connection(), durable) {
+                Ok(Some(tail)) => from.push(client, verifier, tail),
+                Ok(None) => {}
+                Err(Superseded) => {
+                    return Reply { verifier, ..Reply::flagged(flags::NOT_HERE) };
+                }
             }
+            Reply { verifier, ..Reply::new(encode_body(&reply)) }
         })
+    }
+
+    fn one_way(&self, frame: Frame, _from: ConnectionId) {
+        let Ok(ToService::Acks(numbers)) = decode_body(&frame.body) else {
+            tracing::warn!("what a client says by itself makes no sense");
+            return;
+        };
+        if frame.header.verifier == self.verifier() {
+            self.acknowledged(frame.header.client, &numbers);
+        }
     }
 }

@@ -17,6 +17,7 @@
 use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
+use crate::observe::Observer;
 use crate::ops::{self, Answer, chores};
 use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
@@ -62,6 +63,8 @@ pub struct MetaService {
     cache: RefCell<Cache>,
     /// A slot's running change has ended.
     pub(crate) slot_free: Notify,
+    /// Told of changed rows, while there is one.
+    pub(crate) observer: RefCell<Option<Rc<dyn Observer>>>,
     /// When the first request, or the first tick, came.
     pub(crate) serving_since: Cell<Option<Instant>>,
     last_time: Cell<Time>,
@@ -101,6 +104,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::ReadDir { .. }
         | R::GetXattr { .. }
         | R::ListXattrs { .. }
+        | R::TestLock { .. }
         | R::Sync
         | R::Space
         | R::Chores { .. } => Class::Read,
@@ -117,7 +121,10 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::BeginWrite { .. }
         | R::CommitWrite { .. }
         | R::Several { .. }
-        | R::Truncated { .. } => Class::Change,
+        | R::Truncated { .. }
+        | R::Lock { .. }
+        | R::Unlock { .. }
+        | R::CancelWait { .. } => Class::Change,
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }
@@ -125,6 +132,13 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Settled { .. }
         | R::Leave => Class::Repeatable,
     }
+}
+
+/// Whether it may need room in the store. A full one must not keep locks from being released.
+fn writes_rows(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    let is_lock = matches!(request, R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. });
+    class_of(request) != Class::Read && !is_lock
 }
 
 impl MetaService {
@@ -206,6 +220,7 @@ impl MetaService {
             tail: RefCell::new(Tail::new(tail)),
             cache: RefCell::new(Cache::new(config.cache_bytes)),
             slot_free: Notify::default(),
+            observer: RefCell::default(),
             serving_since: Cell::new(None),
             last_time: Cell::new(Time(i64::MIN)),
             config,
@@ -279,7 +294,10 @@ impl MetaService {
             MetaRequest::Replay { life, batches } => {
                 return self.replay(call.client, life, batches).await;
             }
-            MetaRequest::Reclaim { opens, last } => return self.reclaim(call, opens, last).await,
+            MetaRequest::Reclaim { opens, locks, last } => {
+                return self.reclaim(call, opens, locks, last).await;
+            }
+            MetaRequest::Lock { .. } => self.let_lock(call.client).await?,
             MetaRequest::Leave => return self.leave(call.client).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
@@ -303,7 +321,7 @@ impl MetaService {
             (Class::Read | Class::Repeatable, _) => None,
         };
         let frees = chores::frees(&request);
-        let room = (class != Class::Read).then_some(Room { frees });
+        let room = writes_rows(&request).then_some(Room { frees });
         self.transact(call, ticket, room, |tx| ops::run(tx, &request)).await
     }
 
@@ -347,11 +365,17 @@ impl MetaService {
                     (reply, outcome.saw)
                 }
                 Ok(reply) => {
+                    let unread = self.unread(&mut self.cache.borrow_mut(), &outcome.writes);
+                    if !unread.is_empty() {
+                        self.fetch(unread).await?;
+                        continue;
+                    }
                     let seq = self.commit(call, ticket.as_ref(), &reply, outcome)?;
                     (reply, seq)
                 }
             };
             drop(ticket);
+            self.push_notices();
             // Also what was only read: between transactions, so that none loses what it waits for.
             self.cache.borrow_mut().trim(self.store.durable_seq());
             #[cfg(test)]
@@ -444,6 +468,7 @@ impl MetaService {
                 client.settled = BootVerifier(0);
             }
             let mut cache = self.cache.borrow_mut();
+            self.tell(&mut cache, &writes);
             for (key, value) in writes {
                 cache.changed(key, value, seq);
             }

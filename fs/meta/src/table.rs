@@ -1,19 +1,22 @@
 //! What a metadata target knows beside the rows: clients, what they hold open, and copies of the
 //! few rows that every request asks for (sessions, orphans, reply slots).
 //!
-//! Opens and leases are volatile: after a restart, clients say again what they hold open, and
+//! Opens, locks and leases are volatile: after a restart, clients say again what they hold, and
 //! until all that were known have done so or have fallen silent, nothing counts as closed.
 
 use crate::config::MetaError;
 use crate::key;
+use crate::locks::{Locks, Owner};
 use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_kv::{Bytes, KvError, Store};
+use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::MetaReply;
-use levada_wire::rpc::ConnectionId;
+use levada_wire::rpc::{ConnectionId, Pusher};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -45,6 +48,12 @@ pub struct Client {
     pub settled: BootVerifier,
     /// From its registration to the last part.
     pub reclaim: Option<Reclaim>,
+    /// Its row says that it may hold locks, from this batch on.
+    pub may_lock: Option<Seq>,
+    /// It has had none since, as far as has been looked.
+    pub lockless_since: Instant,
+    /// The way back, over the connection that it registered on last.
+    pub pusher: Option<Pusher>,
 }
 
 /// What a client that registered says that it holds open.
@@ -53,21 +62,35 @@ pub struct Reclaim {
     pub connection: ConnectionId,
     /// The parts so far.
     pub opens: BTreeMap<Ino, u32>,
+    pub locks: Vec<(Ino, Lock)>,
 }
 
 impl Client {
     /// A client that holds nothing open, heard of now.
     pub fn new(uuid: [u8; 16], settled: BootVerifier, slots: u32) -> Self {
         let slots = vec![Slot::default(); slots as usize];
-        let opens = BTreeMap::new();
-        Self { uuid, seen: reactor::now(), opens, slots, settled, reclaim: None }
+        Self {
+            uuid,
+            seen: reactor::now(),
+            opens: BTreeMap::new(),
+            slots,
+            settled,
+            reclaim: None,
+            may_lock: None,
+            lockless_since: reactor::now(),
+            pusher: None,
+        }
+    }
+
+    pub fn row(&self) -> ClientRow {
+        ClientRow { uuid: self.uuid, settled: self.settled, may_lock: self.may_lock.is_some() }
     }
 
     /// The row that says: what it is told from now on is not settled, also when an earlier part of
     /// this life was. None when it says so already.
     pub fn unsettled_row(&self) -> Option<ClientRow> {
         let settled = BootVerifier(0);
-        (self.settled != settled).then_some(ClientRow { uuid: self.uuid, settled })
+        (self.settled != settled).then_some(ClientRow { settled, ..self.row() })
     }
 }
 
@@ -79,6 +102,7 @@ pub struct Table {
     opens: HashMap<Ino, u64>,
     pub sessions: BTreeMap<(Ino, u64), Session>,
     pub orphans: BTreeSet<Ino>,
+    pub locks: Locks,
     pub counters: Counters,
     /// Clients of the time before the restart that have not said yet what they hold open.
     pub awaited: BTreeSet<u64>,
@@ -100,6 +124,10 @@ pub enum Effect {
     Orphan(Ino, bool),
     /// The objects of a file are to be destroyed.
     Destroy,
+    Lock(Ino, Lock, Option<u64>),
+    Unlock(Ino, LockOwner, LockRange),
+    /// By its ticket.
+    CancelWait(u64),
 }
 
 impl Table {
@@ -110,6 +138,7 @@ impl Table {
             opens: HashMap::new(),
             sessions: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            locks: Locks::default(),
             counters,
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
@@ -122,9 +151,10 @@ impl Table {
         let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
         let mut table = Table::new(Counters::decode(&counters)?);
         for (key, value) in scan_tag(store, key::CLIENT).await? {
-            let ClientRow { uuid, settled } = ClientRow::decode(&value)?;
+            let ClientRow { uuid, settled, may_lock } = ClientRow::decode(&value)?;
             let client = key::first_number(&key).unwrap_or(0);
-            table.clients.insert(client, Client::new(uuid, settled, slots));
+            let may_lock = may_lock.then_some(Seq(0));
+            table.clients.insert(client, Client { may_lock, ..Client::new(uuid, settled, slots) });
             table.by_uuid.insert(uuid, client);
             table.awaited.insert(client);
         }
@@ -180,15 +210,21 @@ impl Table {
             Effect::Orphan(ino, false) => {
                 self.orphans.remove(&ino);
             }
+            Effect::Lock(ino, lock, ticket) => self.locks.lock(client, ino, &lock, ticket),
+            Effect::Unlock(ino, owner, range) => {
+                self.locks.unlock(Owner { client, owner }, ino, range);
+            }
+            Effect::CancelWait(ticket) => self.locks.cancel(client, ticket),
         }
     }
 
     fn closed(&mut self, client: u64, ino: Ino) {
-        let Some(client) = self.clients.get_mut(&client) else { return };
-        let Some(count) = client.opens.get_mut(&ino) else { return };
+        let Some(entry) = self.clients.get_mut(&client) else { return };
+        let Some(count) = entry.opens.get_mut(&ino) else { return };
         *count -= 1;
         if *count == 0 {
-            client.opens.remove(&ino);
+            entry.opens.remove(&ino);
+            self.locks.close(client, ino);
         }
         self.less_open(ino, 1);
     }
@@ -214,9 +250,34 @@ impl Table {
         }
     }
 
+    /// What a client says that it has locked takes the place of what was known. False: it has none.
+    pub fn set_locks(&mut self, client: u64, locks: &[(Ino, Lock)]) -> bool {
+        let is_sound = self.clients.get(&client).is_some_and(|client| {
+            let is_open = |(ino, _): &(Ino, Lock)| client.opens.contains_key(ino);
+            locks.is_empty() || client.may_lock.is_some() && locks.iter().all(is_open)
+        });
+        let taken = self.locks.reclaim(client, if is_sound { locks } else { &[] });
+        if !is_sound || !taken {
+            tracing::error!(
+                client,
+                locks = locks.len(),
+                "what a client says of its locks cannot be"
+            );
+        }
+        is_sound && taken
+    }
+
+    /// After a restart: somebody may hold a lock and has not said so yet.
+    pub fn in_grace(&self) -> bool {
+        let may_lock =
+            |client| self.clients.get(client).is_some_and(|c: &Client| c.may_lock.is_some());
+        self.awaited.iter().any(may_lock) && !planted!("meta-lock-granted-in-grace")
+    }
+
     /// Forgets a client; its sessions stay until they are settled.
     pub fn forget(&mut self, client: u64) {
         self.awaited.remove(&client);
+        self.locks.forget(client);
         let Some(gone) = self.clients.remove(&client) else { return };
         self.by_uuid.remove(&gone.uuid);
         for (ino, count) in gone.opens {

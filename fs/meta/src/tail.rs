@@ -19,7 +19,7 @@ use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_kv::Batch;
 use levada_wire::frame::{BODY_BYTES_MAX, encode_body};
-use levada_wire::meta::{self, MetaFault};
+use levada_wire::meta::{self, MetaFault, ToClient};
 use levada_wire::rpc::ConnectionId;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -199,7 +199,7 @@ impl Tail {
         if planted!("meta-tail-not-carried") {
             return Ok(None);
         }
-        Ok(Some(encode_body(&meta::Tail { durable, batches })))
+        Ok(Some(encode_body(&ToClient::Tail(meta::Tail { durable, batches }))))
     }
 
     fn is_idle(&self) -> bool {
@@ -254,7 +254,7 @@ impl MetaService {
         let mut table = self.table.borrow_mut();
         let client = table.clients.get_mut(&row.client);
         if let Some(client) = &client {
-            let client_row = ClientRow { uuid: client.uuid, settled: row.life };
+            let client_row = ClientRow { settled: row.life, ..client.row() };
             batch.put(&key::client(row.client), &client_row.encode());
         }
         self.apply_own(batch)?;

@@ -1,10 +1,12 @@
 //! What answers requests: the file system behind a mount.
 
 use std::future::Future;
+use std::rc::Weak;
 
 use levada_base::Buf;
 
 use crate::codec::{Negotiated, Reply, Request, WRITE_DATA_OFFSET, WriteArgs};
+use crate::transport::Notifier;
 
 /// Answers one request at a time, many at once.
 ///
@@ -20,6 +22,9 @@ pub trait Handler {
     /// `message` holds the bytes that `request` borrows from, so that the data
     /// of a WRITE can travel on without a copy ([`write_data`]).
     fn handle(&self, request: Request<'_>, message: &Buf) -> impl Future<Output = Reply>;
+
+    /// The transport can tell the kernel something, for as long as it serves.
+    fn reaches(&self, _notifier: Weak<Notifier>) {}
 
     /// INIT is done: the mount is about to be used under these terms.
     fn mounted(&self, _terms: &Negotiated) {}

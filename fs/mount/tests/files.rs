@@ -560,6 +560,37 @@ fn attributes_are_kept() {
 }
 
 #[test]
+fn times_stand_still_once_a_file_is_closed() {
+    with_world(1, |world| {
+        let old = fs::FileTimes::new().set_modified(UNIX_EPOCH + Duration::from_secs(5));
+        let restrict = |file: &File| file.set_permissions(fs::Permissions::from_mode(0o600));
+        let date = |file: &File| file.set_times(old);
+        // As cp, then as chmod, touch, cp -p and tar leave them.
+        let changes: [&dyn Fn(&File); 4] =
+            [&|_| {}, &|file| restrict(file).unwrap(), &|file| date(file).unwrap(), &|file| {
+                date(file).and_then(|()| restrict(file)).unwrap()
+            }];
+        let paths: Vec<_> = (0..changes.len()).map(|n| world.dir().join(n.to_string())).collect();
+        for (path, change) in paths.iter().zip(changes) {
+            let mut file = File::create(path).unwrap();
+            file.write_all(&[7; 300_000]).unwrap();
+            change(&file);
+        }
+        let times = || -> Vec<_> {
+            let meta = paths.iter().map(|path| fs::metadata(path).unwrap());
+            meta.map(|meta| [(meta.ctime(), meta.ctime_nsec()), (meta.mtime(), meta.mtime_nsec())])
+                .collect()
+        };
+        let closed = times();
+        // What was written has been recorded by then, and the kernel's attributes have run out.
+        std::thread::sleep(Duration::from_secs(4));
+        assert_eq!(times(), closed);
+        world.remount();
+        assert_eq!(times(), closed);
+    });
+}
+
+#[test]
 fn df_counts() {
     with_world(1, |world| {
         let path = c_path(world.dir());

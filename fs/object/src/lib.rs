@@ -11,6 +11,6 @@ mod repeats;
 mod service;
 
 pub use memory::MemoryObjects;
-pub use meters::{Meters, OpMeter};
+pub use meters::Meters;
 pub use objects::{Ack, ObjectFuture, Objects, Space};
 pub use service::ObjectService;

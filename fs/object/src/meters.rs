@@ -1,120 +1,143 @@
-//! What a target did and how long it took, for status and survey.
+//! What a target did and how long it took, for status, `top` and survey.
 
+use levada_base::meter::Meter;
+use levada_base::units::KIB;
+use levada_wire::object::ObjectRequest;
 use std::cell::Cell;
-use std::time::Duration;
 
-/// Buckets of the latency histogram: bucket `i` counts operations below `2^i` microseconds.
-pub const LATENCY_BUCKETS: usize = 32;
+/// Payloads up to these bytes are told apart, and larger ones.
+pub const SIZES: [(&str, u64); 4] = [
+    ("<= 4 KiB", 4 * KIB),
+    ("<= 64 KiB", 64 * KIB),
+    ("<= 512 KiB", 512 * KIB),
+    ("<= 2 MiB", 2048 * KIB),
+];
+const LARGER: &str = "> 2 MiB";
 
-/// One kind of operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpMeter {
-    pub count: u64,
-    /// Ended with a fault.
-    pub failed: u64,
-    /// Payload bytes.
-    pub bytes: u64,
-    pub total_ns: u64,
-    pub max_ns: u64,
-    pub latency: [u64; LATENCY_BUCKETS],
+/// All meters of a target since its start.
+#[derive(Debug, Default)]
+pub struct Meters {
+    writes: [Meter; SIZES.len() + 1],
+    reads: [Meter; SIZES.len() + 1],
+    commit: Meter,
+    stat: Meter,
+    truncate: Meter,
+    delete: Meter,
+    other: Meter,
+    /// Requests that have begun and not ended.
+    pub in_flight: Cell<u64>,
+    /// Changes that were repeated and not done again.
+    pub repeated: Cell<u64>,
+    /// Requests refused because they named an earlier life of the target.
+    pub restarted: Cell<u64>,
 }
 
-impl OpMeter {
-    fn add(&mut self, bytes: u64, took: Duration, failed: bool) {
-        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.count += 1;
-        self.failed += u64::from(failed);
-        self.bytes += bytes;
-        self.total_ns = self.total_ns.saturating_add(ns);
-        self.max_ns = self.max_ns.max(ns);
-        let bucket = (64 - (ns / 1000).leading_zeros()) as usize;
-        self.latency[bucket.min(LATENCY_BUCKETS - 1)] += 1;
-    }
-
-    /// The mean latency.
-    #[must_use]
-    pub fn mean(&self) -> Duration {
-        Duration::from_nanos(self.total_ns.checked_div(self.count).unwrap_or(0))
-    }
-
-    /// An upper bound of the latency that `percent` of the operations stayed below.
-    #[must_use]
-    pub fn percentile(&self, percent: u64) -> Duration {
-        let wanted = (self.count * percent).div_ceil(100);
-        let mut seen = 0;
-        for (bucket, count) in self.latency.iter().enumerate() {
-            seen += count;
-            if seen >= wanted {
-                return Duration::from_micros(1 << bucket);
-            }
-        }
-        Duration::from_nanos(self.max_ns)
-    }
-}
-
-/// The kinds told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a request is counted as.
+#[derive(Clone, Copy)]
 pub(crate) enum Op {
     Write,
     Read,
     Commit,
+    Stat,
+    Truncate,
+    Delete,
     Other,
 }
 
-/// All meters of a target since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Meters {
-    pub write: OpMeter,
-    pub read: OpMeter,
-    pub commit: OpMeter,
-    /// All others.
-    pub other: OpMeter,
-    /// Changes that were repeated and not done again.
-    pub repeated: u64,
-    /// Requests refused because they named an earlier life of the target.
-    pub restarted: u64,
+impl Op {
+    pub(crate) fn of(request: &ObjectRequest) -> Self {
+        match request {
+            ObjectRequest::Write { .. } => Self::Write,
+            ObjectRequest::Read { .. } => Self::Read,
+            ObjectRequest::Commit { .. } => Self::Commit,
+            ObjectRequest::Stat { .. } => Self::Stat,
+            ObjectRequest::Truncate { .. } => Self::Truncate,
+            ObjectRequest::Delete { .. } => Self::Delete,
+            ObjectRequest::Space
+            | ObjectRequest::Punch { .. }
+            | ObjectRequest::DataRanges { .. } => Self::Other,
+        }
+    }
 }
 
-#[derive(Default)]
-pub(crate) struct Metering(Cell<Meters>);
+fn size_class(bytes: u64) -> usize {
+    SIZES.iter().position(|(_, most)| bytes <= *most).unwrap_or(SIZES.len())
+}
 
-impl Metering {
-    pub(crate) fn get(&self) -> Meters {
-        self.0.get()
+impl Meters {
+    /// The meter of an operation with so many bytes of payload.
+    pub(crate) fn of(&self, op: Op, bytes: u64) -> &Meter {
+        match op {
+            Op::Write => &self.writes[size_class(bytes)],
+            Op::Read => &self.reads[size_class(bytes)],
+            Op::Commit => &self.commit,
+            Op::Stat => &self.stat,
+            Op::Truncate => &self.truncate,
+            Op::Delete => &self.delete,
+            Op::Other => &self.other,
+        }
     }
 
-    pub(crate) fn change(&self, change: impl FnOnce(&mut Meters)) {
-        let mut meters = self.0.get();
-        change(&mut meters);
-        self.0.set(meters);
+    /// Every meter with its kind and, of reads and writes, the size of their payload.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, &Meter)> {
+        let sizes = || SIZES.iter().map(|(size, _)| *size).chain([LARGER]);
+        let sized =
+            |kind, meters| sizes().zip(meters).map(move |(size, meter)| (kind, size, meter));
+        let others = [
+            ("Commit", &self.commit),
+            ("Stat", &self.stat),
+            ("Truncate", &self.truncate),
+            ("Delete", &self.delete),
+            ("Other", &self.other),
+        ];
+        let others = others.into_iter().map(|(kind, meter)| (kind, "", meter));
+        sized("Write", &self.writes).chain(sized("Read", &self.reads)).chain(others)
     }
 
-    pub(crate) fn add(&self, op: Op, bytes: u64, took: Duration, failed: bool) {
-        self.change(|meters| {
-            let meter = match op {
-                Op::Write => &mut meters.write,
-                Op::Read => &mut meters.read,
-                Op::Commit => &mut meters.commit,
-                Op::Other => &mut meters.other,
-            };
-            meter.add(bytes, took, failed);
-        });
+    /// Bytes read.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.reads.iter().map(|meter| meter.bytes.get()).sum()
+    }
+
+    /// Bytes written.
+    #[must_use]
+    pub fn bytes_written(&self) -> u64 {
+        self.writes.iter().map(|meter| meter.bytes.get()).sum()
+    }
+
+    /// Requests that ended.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.all().map(|(_, _, meter)| meter.count.get()).sum()
+    }
+
+    /// Of these, those that ended with a fault.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.all().map(|(_, _, meter)| meter.failed.get()).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
-    fn percentiles_are_upper_bounds() {
-        let mut meter = OpMeter::default();
-        for us in 1..=100 {
-            meter.add(1, Duration::from_micros(us), false);
+    fn payloads_are_told_apart_by_size() {
+        let meters = Meters::default();
+        let took = Duration::from_micros(3);
+        for bytes in [1, 4096, 4097, 1 << 20, 3 << 20] {
+            meters.of(Op::Write, bytes).add(bytes, took, false);
         }
-        assert_eq!(meter.bytes, 100);
-        assert_eq!(meter.percentile(50), Duration::from_micros(64));
-        assert_eq!(meter.percentile(99), Duration::from_micros(128));
-        assert_eq!(meter.mean(), Duration::from_nanos(50_500));
+        meters.of(Op::Read, 0).add(0, took, true);
+        let counts: Vec<_> =
+            meters.all().map(|(_, size, meter)| (size, meter.count.get())).take(5).collect();
+        let expected =
+            [("<= 4 KiB", 2), ("<= 64 KiB", 1), ("<= 512 KiB", 0), ("<= 2 MiB", 1), ("> 2 MiB", 1)];
+        assert_eq!(counts, expected);
+        assert_eq!((meters.requests(), meters.failed(), meters.bytes_read()), (6, 1, 0));
+        assert_eq!(meters.bytes_written(), 1 + 4096 + 4097 + (4 << 20));
     }
 }

@@ -6,18 +6,19 @@
 //! - A change with the slot and sequence of one that was done is not done again.
 //! - A change that ended with `Unavailable` is not remembered: its repetition is carried out.
 
-use crate::meters::{Metering, Meters, Op};
+use crate::meters::{Meters, Op};
 use crate::objects::{Ack, Objects};
 use crate::repeats::{Claim, Repeats};
 use futures_util::future::LocalBoxFuture;
 use levada_base::buf::bytes_in;
 use levada_base::ids::{BootVerifier, Seq};
+use levada_base::meter::{InFlight, raise};
 use levada_base::{IoVec, planted, reactor};
 use levada_wire::frame::{
     Frame, Header, NO_SLOT, PAYLOAD_BYTES_MAX, decode_body, encode_body, flags,
 };
 use levada_wire::object::{ObjectFault, ObjectReply, ObjectRequest, RANGES_MAX, Restarted};
-use levada_wire::rpc::{ConnectionId, Handler, Reply};
+use levada_wire::rpc::{Handler, Pusher, Reply};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -28,20 +29,20 @@ pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 pub struct ObjectService {
     objects: Rc<dyn Objects>,
     repeats: RefCell<Repeats>,
-    metering: Metering,
+    meters: Meters,
 }
 
 impl ObjectService {
     /// Serves `objects`.
     #[must_use]
     pub fn new(objects: Rc<dyn Objects>) -> Rc<Self> {
-        Rc::new(Self { objects, repeats: RefCell::default(), metering: Metering::default() })
+        Rc::new(Self { objects, repeats: RefCell::default(), meters: Meters::default() })
     }
 
     /// What was done since the start.
     #[must_use]
-    pub fn meters(&self) -> Meters {
-        self.metering.get()
+    pub fn meters(&self) -> &Meters {
+        &self.meters
     }
 
     async fn answer(&self, frame: Frame) -> Reply {
@@ -52,7 +53,7 @@ impl ObjectService {
         };
         let another_life = header.verifier != BootVerifier(0) && header.verifier != verifier;
         if another_life && !planted!("object-verifier-ignored") {
-            self.metering.change(|meters| meters.restarted += 1);
+            raise(&self.meters.restarted, 1);
             let survived = self.objects.survived(header.verifier).unwrap_or(Seq(0));
             let body = encode_body(&Restarted { survived });
             return Reply { verifier, body, ..Reply::flagged(flags::RESTARTED) };
@@ -80,7 +81,7 @@ impl ObjectService {
                 // Nothing runs between the claim and this wait, so the end is not missed.
                 Claim::Wait(ended) => ended.changed().await,
                 Claim::Done(reply) => {
-                    self.metering.change(|meters| meters.repeated += 1);
+                    raise(&self.meters.repeated, 1);
                     return reply;
                 }
                 Claim::Straggler | Claim::TooMany => {
@@ -101,24 +102,15 @@ impl ObjectService {
         payload: IoVec,
     ) -> (ObjectReply, IoVec) {
         let start = reactor::now();
-        let op = match request {
-            ObjectRequest::Write { .. } => Op::Write,
-            ObjectRequest::Read { .. } => Op::Read,
-            ObjectRequest::Commit { .. } => Op::Commit,
-            ObjectRequest::Stat { .. }
-            | ObjectRequest::Truncate { .. }
-            | ObjectRequest::Delete { .. }
-            | ObjectRequest::Space
-            | ObjectRequest::Punch { .. }
-            | ObjectRequest::DataRanges { .. } => Op::Other,
-        };
+        let _in_flight = InFlight::begin(&self.meters.in_flight);
+        let op = Op::of(&request);
         let written_bytes = bytes_in(&payload);
         let result = match check(header, &request, written_bytes) {
             Ok(()) => self.ask(request, payload).await,
             Err(fault) => Err(fault),
         };
         let bytes = result.as_ref().map_or(0, |(_, read)| written_bytes + bytes_in(read));
-        self.metering.add(op, bytes, start.elapsed(), result.is_err());
+        self.meters.of(op, bytes).add(bytes, start.elapsed(), result.is_err());
         result.unwrap_or_else(|fault| (ObjectReply::Failed(fault), IoVec::new()))
     }
 
@@ -203,7 +195,7 @@ fn check(header: &Header, request: &ObjectRequest, payload: u64) -> Result<(), O
 }
 
 impl Handler for ObjectService {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(self.answer(request))
     }
 }

@@ -20,11 +20,15 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// The longest payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 8 << 20;
 /// The version of the frame and of the messages in it.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+/// The version that a frame of [`Kind::Hello`] is written in for ever, so that whoever speaks another can be told so.
+const HELLO_VERSION: u16 = 1;
 /// In [`Header::slot`]: the request changes nothing and needs no slot.
 pub const NO_SLOT: u32 = u32::MAX;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"LVDW");
+/// [`Kind::Hello`] in a header.
+const HELLO: u8 = 4;
 const CRC_AT: usize = HEADER_BYTES - 4;
 
 /// What a frame is.
@@ -51,7 +55,7 @@ pub enum Class {
     Background,
 }
 
-/// Flags of a reply; no other bit is set in version 1.
+/// Flags of a reply; no other bit is set in version 2.
 pub mod flags {
     /// The target is not served here (now): nothing was done, try again later or elsewhere.
     pub const NOT_HERE: u32 = 1;
@@ -66,7 +70,7 @@ pub mod flags {
     /// Of a request: the caller knows what to do with a directory's attributes beside the answer
     /// ([`MetaReply::Made`](crate::meta::MetaReply::Made)).
     pub const WITH_DIRECTORY: u32 = 16;
-    /// Every flag that version 1 knows.
+    /// Every flag that version 2 knows.
     pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY;
 }
 
@@ -155,7 +159,7 @@ pub enum FrameError {
     Version { found: u16 },
     #[error("the header's checksum does not match")]
     HeaderChecksum,
-    #[error("header field at byte {at} has a value that version 1 does not know")]
+    #[error("header field at byte {at} has a value that version 2 does not know")]
     Field { at: usize },
     #[error("a body of {bytes} bytes is too long")]
     BodyTooLong { bytes: usize },
@@ -199,7 +203,7 @@ impl Announced {
             return Err(FrameError::Magic { found: u32_at(0) });
         }
         // Before the checksum: another version may place it elsewhere.
-        if u16_at(4) != VERSION {
+        if u16_at(4) != version_of(bytes[6]) {
             return Err(FrameError::Version { found: u16_at(4) });
         }
         if u32_at(CRC_AT) != crc32c(&bytes[..CRC_AT]) {
@@ -209,7 +213,7 @@ impl Announced {
             1 => Kind::Request,
             2 => Kind::Reply,
             3 => Kind::OneWay,
-            4 => Kind::Hello,
+            HELLO => Kind::Hello,
             5 => Kind::Ping,
             6 => Kind::Pong,
             _ => return Err(FrameError::Field { at: 6 }),
@@ -360,18 +364,16 @@ impl Frame {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC.to_le_bytes());
-        put(4, &VERSION.to_le_bytes());
-        put(
-            6,
-            &[match header.kind {
-                Kind::Request => 1,
-                Kind::Reply => 2,
-                Kind::OneWay => 3,
-                Kind::Hello => 4,
-                Kind::Ping => 5,
-                Kind::Pong => 6,
-            }],
-        );
+        let kind = match header.kind {
+            Kind::Request => 1,
+            Kind::Reply => 2,
+            Kind::OneWay => 3,
+            Kind::Hello => HELLO,
+            Kind::Ping => 5,
+            Kind::Pong => 6,
+        };
+        put(4, &version_of(kind).to_le_bytes());
+        put(6, &[kind]);
         put(
             7,
             &[match header.class {
@@ -420,6 +422,11 @@ impl Frame {
     }
 }
 
+/// The version of frames of this kind.
+fn version_of(kind: u8) -> u16 {
+    if kind == HELLO { HELLO_VERSION } else { VERSION }
+}
+
 fn join(parts: &[Buf]) -> Buf {
     let mut whole = BufMut::for_overwrite(bytes_in(parts) as usize);
     let mut at = 0;
@@ -455,6 +462,7 @@ pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::{Lock, LockOwner, LockRange, LockSort};
     use crate::meta::{MetaReply, MetaRequest};
     use crate::object::{ObjectReply, ObjectRequest};
     use proptest::prelude::*;
@@ -536,7 +544,8 @@ mod tests {
         ) {
             if disguised && bytes.len() >= HEADER_BYTES {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-                bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+                let version = version_of(bytes[6]);
+                bytes[4..6].copy_from_slice(&version.to_le_bytes());
                 let crc = crc32c(&bytes[..CRC_AT]);
                 bytes[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
             }
@@ -556,6 +565,16 @@ mod tests {
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         let refused = Announced::decode(&bytes).expect_err("too long");
         assert_eq!(refused, FrameError::BodyTooLong { bytes: u32::MAX as usize });
+    }
+
+    /// Whoever speaks another version can say so, and be told so.
+    #[test]
+    fn a_hello_is_written_as_in_version_1() {
+        let version = |kind| flat(&Frame::new(Header::new(kind), Vec::new()))[4];
+        assert_eq!((version(Kind::Hello), version(Kind::Request)), (1, 2));
+        let mut old = flat(&Frame::new(Header::new(Kind::Request), Vec::new()));
+        old[4] = 1;
+        assert_eq!(Frame::parse(&old).expect_err("old"), FrameError::Version { found: 1 });
     }
 
     #[test]
@@ -607,11 +626,19 @@ mod tests {
     #[test]
     fn the_longest_part_of_a_reclaim_fits_a_frame() {
         let opens = vec![(levada_base::ids::Ino(u64::MAX), u32::MAX); crate::meta::RECLAIM_MAX];
-        let part = MetaRequest::Reclaim { opens, last: true };
+        let part = MetaRequest::Reclaim { opens, locks: Vec::new(), last: true };
         let body = encode_body(&part);
         assert_eq!(decode_body::<MetaRequest>(&body), Ok(part));
         // `last` is all that is missing.
         assert_eq!(decode_body::<MetaRequest>(&body[..body.len() - 1]), Err(FrameError::Message));
+        assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
+        let owner = LockOwner { sort: LockSort::Flock, id: u64::MAX };
+        let range = LockRange { start: u64::MAX, end: u64::MAX };
+        let lock = Lock { owner, range, exclusive: true, pid: u32::MAX };
+        let locks = vec![(levada_base::ids::Ino(u64::MAX), lock); crate::meta::RECLAIM_LOCKS_MAX];
+        let part = MetaRequest::Reclaim { opens: Vec::new(), locks, last: true };
+        let body = encode_body(&part);
+        assert_eq!(decode_body::<MetaRequest>(&body), Ok(part));
         assert_eq!(Frame::new(Header::new(Kind::Request), body).check(), Ok(()));
     }
 }

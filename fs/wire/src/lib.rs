@@ -1,6 +1,6 @@
 //! Messages between clients and services, and how they travel.
 //!
-//! From the outside in: messages ([`meta`], [`object`], [`attr`], [`xattr`]), requests and replies
+//! From the outside in: messages ([`meta`], [`object`], [`attr`], [`lock`], [`xattr`]), requests and replies
 //! ([`rpc`]), frames ([`frame`]), connections ([`channel`]) and what they are made of
 //! ([`tcp`], [`same_host`], [`local`]).
 
@@ -9,6 +9,7 @@ pub mod channel;
 pub mod frame;
 pub mod fuzz;
 pub mod local;
+pub mod lock;
 pub mod meta;
 pub mod object;
 pub mod rpc;

@@ -5,6 +5,7 @@
 
 use crate::attr::{Attr, Kind, Time};
 use crate::frame::BODY_BYTES_MAX;
+use crate::lock::{Lock, LockOwner, LockRange};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -19,6 +20,19 @@ const _: () = assert!(16 + RECLAIM_MAX * (VARINT_U64 + VARINT_U32) <= BODY_BYTES
 /// The longest that postcard makes of a number.
 const VARINT_U64: usize = 10;
 const VARINT_U32: usize = 5;
+
+/// Locks, waits and notices of one client at a metadata target.
+pub const LOCKS_MAX: usize = 1 << 16;
+/// Notices in one [`ToClient::Notices`], and numbers in one [`ToService::Acks`].
+pub const NOTICES_MAX: usize = 1 << 15;
+const _: () = assert!(16 + NOTICES_MAX * (2 * VARINT_U64 + 1) <= BODY_BYTES_MAX);
+
+/// Locks in one part of a [`MetaRequest::Reclaim`].
+pub const RECLAIM_LOCKS_MAX: usize = 1 << 14;
+const _: () = {
+    let lock = 3 * VARINT_U64 + 2 + VARINT_U64 + VARINT_U32;
+    assert!(16 + RECLAIM_LOCKS_MAX * lock <= BODY_BYTES_MAX);
+};
 
 /// Reads what may hold no more of its own kind, and not too many: a message of two bytes a level could else
 /// exhaust the stack of whoever reads it, and a short one ask for a reply that no frame holds.
@@ -129,11 +143,13 @@ pub enum MetaRequest {
         batches: Vec<(Seq, Vec<u8>)>,
     },
     /// After `Register` with another verifier or number, and before anything that changes something: the files
-    /// that this client holds open, as far as it was told. In as many parts of [`RECLAIM_MAX`] as it
-    /// takes, one after the other on the connection that registered last; all of them together count, from
+    /// that this client holds open, as far as it was told, and its locks of them. In as many parts of [`RECLAIM_MAX`]
+    /// files or [`RECLAIM_LOCKS_MAX`] locks as it takes, one after the other on the connection that registered last; all of them together count, from
     /// the `last` on: what none of them names is released. A connection that ends leaves nothing of its parts.
+    /// `Stale`: the opens count, but the client has no lock.
     Reclaim {
         opens: Vec<(Ino, u32)>,
+        locks: Vec<(Ino, Lock)>,
         last: bool,
     },
     Lookup {
@@ -274,6 +290,30 @@ pub enum MetaRequest {
         ino: Ino,
         name: Vec<u8>,
     },
+    /// Takes a lock on a file that the client has open, at once or not at all. With a ticket, which the client draws, it
+    /// may be answered `Waiting`: then a [`Notice`] tells how that ends. A ticket that is known already is told
+    /// what came of it, and nothing else happens.
+    Lock {
+        ino: Ino,
+        lock: Lock,
+        ticket: Option<u64>,
+    },
+    /// Releases what the owner holds of a range; `Done` also when that is nothing.
+    Unlock {
+        ino: Ino,
+        owner: LockOwner,
+        range: LockRange,
+    },
+    /// Ends a wait. `Done`: there is no lock; `Locked`: it had been granted before.
+    CancelWait {
+        ino: Ino,
+        ticket: u64,
+    },
+    /// Which lock would be in the way of this one?
+    TestLock {
+        ino: Ino,
+        lock: Lock,
+    },
 }
 
 impl MetaRequest {
@@ -310,6 +350,10 @@ impl MetaRequest {
             Self::ListXattrs { .. } => "ListXattrs",
             Self::SetXattr { .. } => "SetXattr",
             Self::RemoveXattr { .. } => "RemoveXattr",
+            Self::Lock { .. } => "Lock",
+            Self::Unlock { .. } => "Unlock",
+            Self::CancelWait { .. } => "CancelWait",
+            Self::TestLock { .. } => "TestLock",
         }
     }
 }
@@ -373,10 +417,40 @@ pub enum MetaReply {
     },
     /// The value, or the names, of extended attributes.
     Xattr(Vec<u8>),
+    /// The lock is held; the attributes tell whether what is known of the file is still so.
+    Locked(Box<Attr>),
+    /// The ticket is queued.
+    Waiting,
+    /// A lock in the way; its pid is 0 where another client holds it.
+    Tested(Option<Lock>),
 }
 
-/// The body of a one-way frame: what the client must hold for the answers that follow
-/// (`docs/design/0010-metadata-tail.md`). The header's verifier says of which life.
+/// The body of a one-way frame to a client. The header's verifier says which life of the target speaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToClient {
+    Tail(Tail),
+    /// With their numbers, which count up for each client. Each is said again over every new connection until it is
+    /// acknowledged, or until what it is about has ended. At most [`NOTICES_MAX`].
+    Notices(Vec<(u64, Notice)>),
+}
+
+/// What a client waits to hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Notice {
+    /// The wait has ended with the lock.
+    Granted { ticket: u64 },
+    /// The wait has ended without: it had come to wait for itself (EDEADLK).
+    Refused { ticket: u64 },
+}
+
+/// The body of a one-way frame to a service; the header names the client and the life of the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToService {
+    /// These notices were taken in. At most [`NOTICES_MAX`].
+    Acks(Vec<u64>),
+}
+
+/// What the client must hold for the answers that follow (`docs/design/0010-metadata-tail.md`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tail {
     /// Everything up to here is durable and need not be held.
@@ -438,4 +512,16 @@ pub enum MetaFault {
     TooLarge,
     #[error("operation not supported")]
     NotSupported,
+    /// Somebody else has a lock that is in the way.
+    #[error("locked by somebody else")]
+    LockHeld,
+    /// To wait for this lock would be to wait for oneself.
+    #[error("deadlock")]
+    Deadlock,
+    /// The client has as many locks and waits as it may.
+    #[error("too many locks")]
+    TooManyLocks,
+    /// The client does not have the file open.
+    #[error("the file is not open")]
+    NotOpen,
 }

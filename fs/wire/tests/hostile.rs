@@ -8,7 +8,7 @@ use levada_base::shared::share_buffers;
 use levada_base::{Buf, BufMut};
 use levada_wire::frame::{Announced, Frame, HEADER_BYTES, Header, Kind, VERSION, encode_body};
 use levada_wire::rpc::{
-    Call, ConnectionId, Handler, Hello, Peer, PeerConfig, Reply, ServiceConfig, accept_all,
+    Call, Handler, Hello, Peer, PeerConfig, Pusher, Reply, ServiceConfig, accept_all,
 };
 use levada_wire::same_host::{HostListener, HostTransport};
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ struct Answering {
 }
 
 impl Handler for Answering {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         let payload = filled(7).slice(0, request.header.reply_bytes_max as usize);
         self.places.borrow_mut().push(payload.shared_offset().expect("shared"));
         Box::pin(async move { Reply { payload: payload.into_vec(), ..Reply::new(Vec::new()) } })

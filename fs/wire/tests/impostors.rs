@@ -4,9 +4,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::ids::TargetId;
 use levada_base::reactor::{self, Instant, Reactor, net};
 use levada_wire::frame::Frame;
-use levada_wire::rpc::{
-    Call, ConnectionId, Handler, Peer, PeerConfig, Reply, ServiceConfig, accept_all,
-};
+use levada_wire::rpc::{Call, Handler, Peer, PeerConfig, Pusher, Reply, ServiceConfig, accept_all};
 use levada_wire::same_host::{HostListener, HostTransport};
 use levada_wire::tcp::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -17,7 +15,7 @@ use std::time::Duration;
 struct Nothing;
 
 impl Handler for Nothing {
-    fn handle(&self, _request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, _request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async { Reply::new(Vec::new()) })
     }
 }

@@ -9,9 +9,7 @@ use levada_base::ids::TargetId;
 use levada_base::reactor::{self, Instant, Reactor};
 use levada_base::{Buf, BufMut, IoVec};
 use levada_wire::frame::Frame;
-use levada_wire::rpc::{
-    Call, ConnectionId, Handler, Peer, PeerConfig, Reply, ServiceConfig, accept_all,
-};
+use levada_wire::rpc::{Call, Handler, Peer, PeerConfig, Pusher, Reply, ServiceConfig, accept_all};
 use levada_wire::same_host::{HostListener, HostTransport};
 use std::cell::{Cell, RefCell};
 use std::process::{Child, Command};
@@ -53,7 +51,7 @@ fn sum(parts: &[Buf]) -> u32 {
 struct Checking;
 
 impl Handler for Checking {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async move {
             let told = u32::from_le_bytes(request.body[..4].try_into().expect("a sum"));
             let check = move |payload: &[Buf], when: &str| {

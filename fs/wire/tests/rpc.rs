@@ -1,15 +1,15 @@
 //! Requests and replies over connections that delay, break and stall.
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use levada_base::ids::TargetId;
+use levada_base::ids::{BootVerifier, TargetId};
 use levada_base::reactor::{self, Reactor};
 use levada_base::{Buf, IoVec};
 use levada_wire::channel::Listener;
-use levada_wire::frame::{BODY_BYTES_MAX, Frame, Header, Kind};
+use levada_wire::frame::{BODY_BYTES_MAX, Frame, Header, Kind, VERSION};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::rpc::{
-    Call, Caller, ConnectionId, Handler, Hello, OnConnect, Peer, PeerConfig, Refusal, Reply,
-    Router, RpcError, ServiceConfig, accept_all,
+    Call, Caller, ConnectionId, Handler, Hello, OnConnect, Peer, PeerConfig, Pusher, Refusal,
+    Reply, Router, RpcError, ServiceConfig, accept_all,
 };
 use levada_wire::tcp::{TcpListener, TcpTransport};
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ struct Echo {
 }
 
 impl Handler for Echo {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async move {
             self.running.set(self.running.get() + 1);
             self.running_max.set(self.running_max.get().max(self.running.get()));
@@ -61,7 +61,7 @@ fn check(n: u64, payload_bytes: usize, reply: &Frame) {
 }
 
 fn hello() -> Hello {
-    Hello { version_min: 1, version_max: 1, cluster: [0; 16], node: 1 }
+    Hello { version_min: VERSION, version_max: VERSION, cluster: [0; 16], node: 1 }
 }
 
 fn router(echo: &Rc<Echo>) -> Rc<Router> {
@@ -241,8 +241,11 @@ fn strangers_and_other_versions_are_refused() {
         };
         let refused = shake(Hello { cluster: [2; 16], ..hello() }).await;
         assert_eq!(refused, Err(RpcError::Refused(Refusal::Cluster)));
-        let refused = shake(Hello { version_min: 2, version_max: 9, ..hello() }).await;
-        assert_eq!(refused, Err(RpcError::Refused(Refusal::Version { min: 1, max: 1 })));
+        let refused = shake(Hello { version_min: 1, version_max: 1, ..hello() }).await;
+        assert_eq!(
+            refused,
+            Err(RpcError::Refused(Refusal::Version { min: VERSION, max: VERSION }))
+        );
         assert!(shake(Hello { cluster: [1; 16], ..hello() }).await.is_ok());
     });
 }
@@ -263,6 +266,78 @@ fn a_caller_that_ignores_its_credits_is_disconnected() {
             let _ = connection.sink.send(Frame::new(header, Vec::new()));
         }
         while connection.source.recv().await.is_ok() {}
+    });
+}
+
+/// Says by itself, before and after each answer, how many one-way frames it has taken in; keeps the way back.
+#[derive(Default)]
+struct Talker {
+    taken: RefCell<Vec<(ConnectionId, Vec<u8>)>>,
+    back: RefCell<Option<Pusher>>,
+}
+
+impl Handler for Talker {
+    fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
+        Box::pin(async move {
+            from.push(
+                request.header.client,
+                BootVerifier(3),
+                vec![self.taken.borrow().len() as u8],
+            );
+            *self.back.borrow_mut() = Some(from);
+            Reply::new(request.body)
+        })
+    }
+
+    fn one_way(&self, frame: Frame, from: ConnectionId) {
+        self.taken.borrow_mut().push((from, frame.body));
+    }
+}
+
+#[test]
+fn both_sides_speak_first_and_in_order() {
+    Reactor::simulated(1).block_on(async {
+        let network = Network::new(LinkConfig::default());
+        let talker = Rc::new(Talker::default());
+        let router = Rc::new(Router::default());
+        router.insert(TARGET, Rc::clone(&talker) as Rc<dyn Handler>);
+        let listener: Rc<dyn Listener> = Rc::new(network.listen("service"));
+        // Neither takes credits, so one request is enough.
+        let config = ServiceConfig { requests_max: 1, ..ServiceConfig::default() };
+        reactor::spawn(accept_all(listener, router, config));
+        let peer = Peer::new(network.transport("client"), "service", PeerConfig::default());
+        let heard: Rc<RefCell<Vec<u8>>> = Rc::default();
+        let hearing = Rc::clone(&heard);
+        peer.set_on_one_way(Rc::new(move |frame: &Frame| {
+            assert_eq!((frame.header.verifier, frame.header.target), (BootVerifier(3), TARGET));
+            hearing.borrow_mut().extend(&frame.body);
+        }));
+        // To nobody: there is no connection yet.
+        peer.ended().await;
+        assert!(!peer.push(TARGET, 1, BootVerifier(0), vec![9]));
+        peer.reach().await.expect("listens");
+        for n in 0..100 {
+            assert!(peer.push(TARGET, 1, BootVerifier(0), vec![n]));
+            peer.call(&call(n.into(), 0), None).await.expect("served");
+            assert_eq!(heard.borrow().last(), Some(&(n + 1)), "before the answer");
+        }
+        let bodies: Vec<u8> =
+            talker.taken.borrow().iter().flat_map(|(_, body)| body.clone()).collect();
+        assert_eq!(bodies, (0..100).collect::<Vec<u8>>());
+        // Also while nothing is asked.
+        let back = talker.back.borrow().clone().expect("asked");
+        back.push(1, BootVerifier(3), vec![200]);
+        reactor::sleep(Duration::from_millis(10)).await;
+        assert_eq!(heard.borrow().last(), Some(&200));
+        let (ended, ()) =
+            futures_util::join!(reactor::timeout(Duration::from_secs(1), peer.ended()), async {
+                network.disconnect("client", "service")
+            });
+        ended.expect("noticed by an idle peer");
+        // Of a connection that ended.
+        back.push(1, BootVerifier(3), vec![201]);
+        reactor::sleep(Duration::from_millis(10)).await;
+        assert_eq!(heard.borrow().last(), Some(&200));
     });
 }
 

@@ -6,9 +6,7 @@ use levada_base::reactor::{self, Reactor};
 use levada_base::sync::Notify;
 use levada_base::{Buf, BufMut, IoVec};
 use levada_wire::frame::Frame;
-use levada_wire::rpc::{
-    Call, ConnectionId, Handler, Peer, PeerConfig, Reply, ServiceConfig, accept_all,
-};
+use levada_wire::rpc::{Call, Handler, Peer, PeerConfig, Pusher, Reply, ServiceConfig, accept_all};
 use levada_wire::same_host::{HostListener, HostTransport};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -38,7 +36,7 @@ fn filled(byte: u8) -> Buf {
 }
 
 impl Handler for Keeper {
-    fn handle(&self, request: Frame, _from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, _from: Pusher) -> LocalBoxFuture<'_, Reply> {
         Box::pin(async move {
             let byte = request.payload[0][0];
             self.kept.borrow_mut().push(request.payload);

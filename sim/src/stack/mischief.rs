@@ -4,6 +4,7 @@ use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
 use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_meta::{Fsck, FsckConfig};
 use levada_node::assembly::{Cluster, Service};
 use levada_node::drives::{self, Intake};
 use levada_raid::MemberState;
@@ -16,6 +17,8 @@ use std::time::Duration;
 const AFTER_ROT: Duration = Duration::from_millis(200);
 /// A scrub of the few objects here that takes longer hangs.
 const SCRUB_TIME_MAX: Duration = Duration::from_secs(60);
+/// As long for a check of the few rows.
+const CHECK_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Drives that are not whole.
 #[derive(Default)]
@@ -52,7 +55,7 @@ impl Stack {
     /// One fault or one repair, as the stated distribution deals them.
     pub fn fault(self: &Rc<Self>) {
         let mut rng = self.world.rng(Rng::fork);
-        match rng.weighted(&[5, 1, 4, 2, 3, 3, 2, 3, 10]) {
+        match rng.weighted(&[5, 1, 4, 2, 3, 3, 2, 3, 2, 10]) {
             0 if self.bears() > 0 => self.lose_one(&mut rng),
             1 if self.bears() == LOSSES_MAX => {
                 let enclosure = rng.below(self.world.shape.enclosures as u64) as usize;
@@ -85,6 +88,7 @@ impl Stack {
                 });
             }
             7 => self.scrub_objects(&mut rng),
+            8 => self.check_metadata(&mut rng),
             _ => self.mend(&mut rng),
         }
     }
@@ -128,6 +132,35 @@ impl Stack {
             coverage.count("scrubs beside faults", 1);
             coverage.count("blocks repaired by them", report.repaired_blocks);
         });
+    }
+
+    /// The check of the metadata, beside everything else, as the operator starts it. Whatever befalls drives
+    /// and clients meanwhile, all rows fit together.
+    fn check_metadata(self: &Rc<Self>, rng: &mut Rng) {
+        let Some(cluster) = self.cluster() else { return };
+        let services = cluster.targets.iter().filter_map(|target| match &target.service {
+            Service::Metadata { service, .. } => Some(Rc::clone(service)),
+            Service::Objects { .. } | Service::Stopped { .. } => None,
+        });
+        let config = FsckConfig { yields: rng.one_in(2), ..FsckConfig::default() };
+        for service in services {
+            let world = Rc::clone(&self.world);
+            world.tell(|| "check of the metadata".to_owned());
+            let seed = world.seed;
+            reactor::spawn_in(&self.world.node(), async move {
+                let fsck = Fsck::of_service(service, config);
+                let report = reactor::timeout(CHECK_TIME_MAX, fsck.run()).await;
+                let report = report.unwrap_or_else(|_| panic!("seed {seed}: the check hangs"));
+                let report = report.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                assert!(report.findings.is_empty(), "seed {seed}: {report:?}");
+                // Another one is running, or a client is awaited.
+                if report.not_checked.is_empty() {
+                    let mut coverage = world.coverage.borrow_mut();
+                    coverage.count("metadata checked beside faults", 1);
+                    coverage.count("rows checked so", report.rows);
+                }
+            });
+        }
     }
 
     /// Waits for the scrub that runs.

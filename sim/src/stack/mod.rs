@@ -3,6 +3,7 @@
 mod attrs;
 mod calm;
 mod cluster;
+mod contests;
 mod expected;
 mod floors;
 mod full;

@@ -20,7 +20,7 @@ use levada_base::ids::Ino;
 use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::{Client, Error};
-use levada_meta::Census;
+use levada_meta::{Census, Fsck, FsckConfig};
 use levada_node::assembly::Service;
 use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
@@ -430,6 +430,11 @@ impl Run {
                     let problems = levada_meta::check(service.store()).await;
                     let problems = problems.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(problems.is_empty(), "seed {seed}: {name}: {problems:?}");
+                    let fsck = Fsck::of_service(Rc::clone(service), FsckConfig::default());
+                    let report = fsck.run().await;
+                    let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
+                    let is_clean = report.findings.is_empty() && report.not_checked.is_empty();
+                    assert!(is_clean, "seed {seed}: {name}: {report:?}");
                     let counted = levada_meta::census(service.store()).await;
                     census = counted.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                 }

@@ -24,6 +24,9 @@ impl Worker {
     pub(super) async fn take_turns(&mut self) {
         let (Some(guest), Some(id)) = (self.guest.clone(), self.file()) else { return };
         self.leave(id).await;
+        if self.rng.one_in(2) {
+            self.contend(&guest, id).await;
+        }
         let unsynced = if self.rng.one_in(2) { self.calm.begin() } else { None };
         let mut clients = [("the other client", guest), ("the first client", self.client.clone())];
         for _ in 0..self.rng.between(1, VISITS_MAX) {

@@ -14,5 +14,7 @@ mod open;
 mod overlay;
 mod service;
 mod store;
+mod walk;
 
-pub use store::{BATCH_KEY_BYTES_MAX, Batch, Bytes, Config, KvError, Store, Usage};
+pub use store::{BATCH_KEY_BYTES_MAX, Batch, Bytes, Config, KvError, Page, Store, Usage};
+pub use walk::Walk;

@@ -80,6 +80,22 @@ pub struct Usage {
     pub memory_bytes: usize,
 }
 
+/// What [`Store::scan_page`] found.
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub rows: Vec<(Bytes, Bytes)>,
+    /// The range was looked through up to here, inclusive; `None`: to its end.
+    pub upto: Option<Bytes>,
+}
+
+impl Page {
+    /// A page of rows that were looked for up to `upto`, or until there were `limit`.
+    fn cut(rows: Vec<(Bytes, Bytes)>, limit: usize, upto: Option<Bytes>) -> Self {
+        let last = rows.last().filter(|_| rows.len() >= limit).map(|(key, _)| Rc::clone(key));
+        Self { upto: last.or(upto), rows }
+    }
+}
+
 /// Changes that happen together or not at all.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -189,41 +205,58 @@ impl Store {
         to: Bound<&[u8]>,
         limit: usize,
     ) -> Result<Vec<(Bytes, Bytes)>, KvError> {
-        let service = self.service();
-        service.check()?;
-        if limit == 0 || is_empty_range(from, to) {
-            return Ok(Vec::new());
-        }
-        if service.is_checkpoint_empty() {
-            return Ok(merge(&service.overlay.stack(), from, to, &[], limit));
-        }
         let mut rows = Vec::new();
         let mut from = from.map(<[u8]>::to_vec);
         loop {
-            let (answer, page) = oneshot::channel();
-            service.miss(Miss::Scan {
-                from: from.clone(),
-                to: to.map(<[u8]>::to_vec),
-                // Some of them may have been removed since.
-                rows: (limit - rows.len()).saturating_add(24).min(SCAN_ROWS_MAX),
-                answer,
-            });
-            let page = page.await.map_err(|_| self.reason())?;
-            // What was not in the checkpoint when it was read, and what came after that.
-            let mut stack = page.stack;
-            let seen = stack.last().map_or(0, |segment| segment.id);
-            let newer = service.overlay.stack();
-            stack.extend(newer.into_iter().filter(|segment| segment.id > seen));
-            let last = page.rows.last().filter(|_| page.more).map(|(key, _)| Rc::clone(key));
-            let upto = last.as_ref().map_or(to, |last| Bound::Included(&**last));
-            let left = limit - rows.len();
-            let bound = from.as_ref().map(Vec::as_slice);
-            rows.extend(merge(&stack, bound, upto, &page.rows, left));
-            match last {
-                Some(last) if rows.len() < limit => from = Bound::Excluded(last.to_vec()),
+            let start = from.as_ref().map(Vec::as_slice);
+            let page = self.scan_page(start, to, limit - rows.len()).await?;
+            rows.extend(page.rows);
+            match page.upto {
+                Some(upto) if rows.len() < limit => from = Bound::Excluded(upto.to_vec()),
                 _ => return Ok(rows),
             }
         }
+    }
+
+    /// The first of the rows between the bounds, up to `limit`, in key order, as they are at the moment in
+    /// which this returns. There may be fewer although more follow, also none at all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn scan_page(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Page, KvError> {
+        let service = self.service();
+        service.check()?;
+        if limit == 0 || is_empty_range(from, to) {
+            return Ok(Page { rows: Vec::new(), upto: None });
+        }
+        if service.is_checkpoint_empty() {
+            let rows = merge(&service.overlay.stack(), from, to, &[], limit);
+            return Ok(Page::cut(rows, limit, None));
+        }
+        let (answer, page) = oneshot::channel();
+        service.miss(Miss::Scan {
+            from: from.map(<[u8]>::to_vec),
+            to: to.map(<[u8]>::to_vec),
+            // Some of them may have been removed since.
+            rows: limit.saturating_add(24).min(SCAN_ROWS_MAX),
+            answer,
+        });
+        let page = page.await.map_err(|_| self.reason())?;
+        // What was not in the checkpoint when it was read, and what came after that.
+        let mut stack = page.stack;
+        let seen = stack.last().map_or(0, |segment| segment.id);
+        let newer = service.overlay.stack();
+        stack.extend(newer.into_iter().filter(|segment| segment.id > seen));
+        let last = page.rows.last().filter(|_| page.more).map(|(key, _)| Rc::clone(key));
+        let upto = last.as_ref().map_or(to, |last| Bound::Included(&**last));
+        let rows = merge(&stack, from, upto, &page.rows, limit);
+        Ok(Page::cut(rows, limit, last))
     }
 
     /// Waits until the intent log has room for another batch (the checkpoint may have to catch

@@ -233,6 +233,13 @@ impl ObjectLog {
         self.0.state.borrow().counters
     }
 
+    /// The segments that are free, and all.
+    #[must_use]
+    pub fn segments(&self) -> (u32, u32) {
+        let state = self.0.state.borrow();
+        (state.segments.free_count(), state.segments.count())
+    }
+
     /// Size of an object.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! Services can be killed and started again; object targets lose unstable data then.
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod contest;
 pub mod crash;
 
 use levada_base::ids::{Ino, TargetId};

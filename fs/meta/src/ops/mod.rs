@@ -2,6 +2,7 @@
 
 pub mod attrs;
 pub mod chores;
+pub mod locks;
 pub mod names;
 pub mod rename;
 pub mod write;
@@ -70,6 +71,10 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
             xattrs::set(tx, *caller, *ino, (name, value), *how)
         }
         R::RemoveXattr { caller, ino, name } => xattrs::remove(tx, *caller, *ino, name),
+        R::Lock { ino, lock, ticket } => locks::lock(tx, *ino, lock, *ticket),
+        R::Unlock { ino, owner, range } => locks::unlock(tx, *ino, *owner, *range),
+        R::CancelWait { ino, ticket } => locks::cancel(tx, *ino, *ticket),
+        R::TestLock { ino, lock } => locks::test(tx, *ino, lock),
         R::Register { .. }
         | R::Replay { .. }
         | R::Reclaim { .. }

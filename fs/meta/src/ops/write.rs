@@ -13,6 +13,8 @@ use levada_base::ids::Ino;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::meta::{MetaFault, MetaReply, OpenMode};
 
+/// Clocks of two machines that somebody looks after are not so far apart, nor is the commit from its writes.
+const CLOCKS_APART_MAX_NS: u64 = 60_000_000_000;
 /// The largest file (off_t).
 const SIZE_MAX: u64 = i64::MAX as u64;
 
@@ -130,6 +132,13 @@ pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64) -> Answer {
     Ok(MetaReply::Done)
 }
 
+/// When the inode changed, for a client that says when it wrote and is believed: it has shown that time since, and a time
+/// that moves by itself looks like a change (`tar`, git's index). Not if that is so far off that its clock must be wrong: a
+/// backup finds by this time what it has to copy.
+fn dated(written: Time, now: Time) -> Time {
+    if written.0.abs_diff(now.0) > CLOCKS_APART_MAX_NS { now } else { written }
+}
+
 pub fn commit(
     tx: &mut Tx<'_>,
     ino: Ino,
@@ -155,8 +164,12 @@ pub fn commit(
     }
     inode.components |= components;
     if mtime.is_some() || (inode.size, inode.components) != recorded {
-        inode.mtime = mtime.unwrap_or(inode.mtime);
-        touch_inode(tx, &mut inode);
+        inode.change += 1;
+    }
+    // Without a time of the writes they are from before the last change of the attributes, which has dated them.
+    if let Some(mtime) = mtime {
+        inode.mtime = mtime;
+        inode.ctime = inode.ctime.max(dated(mtime, tx.now));
     }
     let before = session;
     if overtaken {

@@ -48,6 +48,8 @@ pub struct ClientRow {
     /// The last life of the target in which the client held the tail and of which nothing is
     /// missing; 0: none.
     pub settled: BootVerifier,
+    /// It may hold locks: after a restart nobody is given one before it has come back, or fallen silent.
+    pub may_lock: bool,
 }
 
 /// The value of `R|client|slot`.
@@ -139,20 +141,29 @@ impl TailRow {
     }
 }
 
+/// Version 1 had no flags.
+const CLIENT_VERSION: u8 = 2;
+const MAY_LOCK: u8 = 1;
+
 impl ClientRow {
-    pub fn encode(&self) -> [u8; 25] {
-        let mut row = [VERSION; 25];
+    pub fn encode(&self) -> [u8; 26] {
+        let mut row = [CLIENT_VERSION; 26];
         row[1..17].copy_from_slice(&self.uuid);
-        row[17..].copy_from_slice(&self.settled.0.to_le_bytes());
+        row[17..25].copy_from_slice(&self.settled.0.to_le_bytes());
+        row[25] = u8::from(self.may_lock) * MAY_LOCK;
         row
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
-        let mut fields = Fields::new("client", bytes)?;
+        let (mut fields, version) = Fields::upto("client", CLIENT_VERSION, bytes)?;
         let uuid = fields.bytes(16)?.try_into().expect("16 bytes");
         let settled = BootVerifier(fields.u64()?);
+        let flags = if version == 1 { 0 } else { fields.u8()? };
         fields.end()?;
-        Ok(Self { uuid, settled })
+        if flags & !MAY_LOCK != 0 {
+            return Err(fields.damaged());
+        }
+        Ok(Self { uuid, settled, may_lock: flags & MAY_LOCK != 0 })
     }
 }
 
@@ -210,4 +221,28 @@ pub const MARK: &[u8] = &[VERSION];
 /// The first inode number of a metadata target, after the root.
 pub fn first_ino(target: u16) -> u64 {
     (u64::from(target) << 48) | (Ino::ROOT.0 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_row_of_version_1_reads_as_one_without_flags() {
+        let mut old = vec![1];
+        old.extend([7; 16]);
+        old.extend(9_u64.to_le_bytes());
+        let row = ClientRow { uuid: [7; 16], settled: BootVerifier(9), may_lock: false };
+        assert_eq!(ClientRow::decode(&old), Ok(row));
+        for may_lock in [false, true] {
+            let row = ClientRow { may_lock, ..row };
+            assert_eq!(ClientRow::decode(&row.encode()), Ok(row));
+        }
+        let mut unknown = row.encode();
+        unknown[25] = 2;
+        assert!(ClientRow::decode(&unknown).is_err());
+        assert!(ClientRow::decode(&row.encode()[..25]).is_err());
+        old.push(0);
+        assert!(ClientRow::decode(&old).is_err());
+    }
 }

@@ -36,6 +36,14 @@ impl<'a> Fields<'a> {
         Ok(fields)
     }
 
+    /// A row that has had several versions, the last of them `newest`.
+    fn upto(what: &'static str, newest: u8, bytes: &'a [u8]) -> Result<(Self, u8), Damaged> {
+        let mut fields = Self { rest: bytes, what };
+        let version = fields.u8()?;
+        let is_known = (VERSION..=newest).contains(&version);
+        if is_known { Ok((fields, version)) } else { Err(Damaged { what }) }
+    }
+
     fn bytes(&mut self, count: usize) -> Result<&'a [u8], Damaged> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or(Damaged { what: self.what })?;
         self.rest = rest;
@@ -71,5 +79,5 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The version of every row so far.
+/// The version of every row so far but a client's.
 const VERSION: u8 = 1;

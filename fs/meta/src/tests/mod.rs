@@ -1,5 +1,6 @@
 //! Tests of the whole service, on the key-value store on a device that loses power.
 
+mod locks;
 mod model;
 mod random;
 mod reclaim;
@@ -271,7 +272,7 @@ pub fn set_xattr(ino: Ino, name: &[u8], value: &[u8]) -> MetaRequest {
 
 /// All of it in one part.
 pub fn reclaim(opens: Vec<(Ino, u32)>) -> MetaRequest {
-    MetaRequest::Reclaim { opens, last: true }
+    MetaRequest::Reclaim { opens, locks: Vec::new(), last: true }
 }
 
 pub fn attr_of(reply: MetaReply) -> Result<Attr, MetaFault> {

@@ -13,6 +13,7 @@ use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{
     AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
+    ToClient,
 };
 use levada_wire::rpc::ConnectionId;
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
@@ -75,7 +76,9 @@ impl Holding {
     }
 
     fn take_in(&self, frame: &[u8]) {
-        let Tail { durable, batches } = decode_body(frame).expect("a tail");
+        let Ok(ToClient::Tail(Tail { durable, batches })) = decode_body(frame) else {
+            panic!("no tail")
+        };
         let mut held = self.batches.borrow_mut();
         held.retain(|seq, _| *seq > durable);
         held.extend(batches);
@@ -578,7 +581,11 @@ async fn reclaim(world: &Rc<World>, lanes: &[Rc<Lane>], opens: &Opens, model: &m
         // In two parts; sometimes the connection breaks between them.
         let uuid = lanes.iter().find(|lane| lane.client.get() == client).expect("its lane").uuid;
         let (one, other) = held.split_at(random(held.len() as u64 + 1) as usize);
-        let part = |opens: &[_], last| MetaRequest::Reclaim { opens: opens.to_vec(), last };
+        let part = |opens: &[_], last| MetaRequest::Reclaim {
+            opens: opens.to_vec(),
+            locks: Vec::new(),
+            last,
+        };
         let mut requests = vec![part(one, false), part(other, true)];
         if random(2) == 0 {
             requests.splice(0..0, [part(other, false), MetaRequest::Register { uuid }]);

@@ -41,7 +41,7 @@ fn all_parts_together_say_what_is_open() {
         assert!(parts.len() > 4);
         let part = |n: usize| {
             let (opens, last) = (parts[n].to_vec(), n == parts.len() - 1);
-            MetaRequest::Reclaim { opens, last }
+            MetaRequest::Reclaim { opens, locks: Vec::new(), last }
         };
         let register = || MetaRequest::Register { uuid: t.uuid };
         // The connection ends half-way.
@@ -85,7 +85,11 @@ fn a_client_that_does_not_say_all_is_not_waited_for_for_ever() {
         world.power_cut().await;
         t.register().await;
         for n in 0..10 {
-            let part = MetaRequest::Reclaim { opens: vec![(Ino(1000 + n), 1)], last: false };
+            let part = MetaRequest::Reclaim {
+                opens: vec![(Ino(1000 + n), 1)],
+                locks: Vec::new(),
+                last: false,
+            };
             assert_eq!(t.read(part).await, MetaReply::Done);
             reactor::sleep(LEASE / 4).await;
             world.service().tick().await.expect("ticks");
@@ -103,6 +107,7 @@ fn nobody_holds_more_files_than_there_can_be() {
         let t = Tester::new(&world, 1).await;
         let part = |from, last| MetaRequest::Reclaim {
             opens: (from..from + 60).map(|n| (Ino(n), u32::MAX)).collect(),
+            locks: Vec::new(),
             last,
         };
         assert_eq!(t.read(part(2, false)).await, MetaReply::Done);

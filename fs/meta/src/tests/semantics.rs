@@ -4,7 +4,7 @@ use super::*;
 use levada_kv::Batch;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
-use levada_wire::meta::{AttrChange, Tail};
+use levada_wire::meta::{AttrChange, ToClient};
 use levada_wire::rpc::ConnectionId;
 use std::collections::BTreeMap;
 
@@ -153,6 +153,43 @@ fn an_open_file_outlives_its_name_and_a_crash() {
             t.change(MetaRequest::Destroyed { ino }).await;
         }
         assert_eq!(t.chores().await.0, []);
+    });
+}
+
+#[test]
+fn writes_are_dated_by_who_made_them_unless_their_clock_is_wrong() {
+    with_client(|world, t| async move {
+        let commit = |ino, size, mtime, end| MetaRequest::CommitWrite {
+            ino,
+            size,
+            mtime,
+            components: 1,
+            end,
+        };
+        for since in [-100, -2, 3, 100] {
+            let name = format!("{since}");
+            let ino = t.make(Ino::ROOT, &name, OPENED).await.expect("made").ino;
+            let begun = attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+            let mtime = Time(begun.ctime.0 + since * 1_000_000_000);
+            let request = commit(ino, 10, Some(mtime), false);
+            let written = attr_of(t.change(request).await).expect("committed");
+            assert_eq!(written.mtime, mtime);
+            assert!(written.change > begun.change);
+            match since {
+                -2 => assert_eq!(written.ctime, begun.ctime),
+                3 => assert_eq!(written.ctime, mtime),
+                // By the service's own clock.
+                _ => assert!(
+                    begun.ctime < written.ctime && written.ctime.0 - begun.ctime.0 < 60_000_000_000
+                ),
+            }
+            // What has no time of its own was dated by a change of the attributes.
+            let request = commit(ino, 20, None, true);
+            let ended = attr_of(t.change(request).await).expect("committed");
+            assert_eq!((ended.mtime, ended.ctime), (written.mtime, written.ctime));
+            assert!(ended.change > written.change);
+        }
+        world.assert_sound().await;
     });
 }
 
@@ -505,7 +542,9 @@ fn nothing_is_carried_before_the_row_is_durable() {
             let durable = service.store().durable_seq();
             let frame = service.tail.borrow_mut().frame_for(client, ConnectionId(1), durable);
             let frame = frame.unwrap_or_else(|_| panic!("there is one connection"));
-            frame.map_or(vec![], |frame| decode_body::<Tail>(&frame).expect("a tail").batches)
+            let Some(frame) = frame else { return vec![] };
+            let Ok(ToClient::Tail(tail)) = decode_body(&frame) else { panic!("no tail") };
+            tail.batches
         };
         let made = |reply| assert!(matches!(reply, MetaReply::Entry(..)), "{reply:?}");
         let (first, serving) = (early(CallHeader::changing(client, 0, 2)), Rc::clone(&service));

@@ -6,9 +6,9 @@
 //! is done, whether its caller has SIGKILL pending (as it has after any signal that ends it), and only
 //! then answers EINTR.
 //!
-//! Only requests that change nothing are given up.
+//! Only requests that change nothing are given up, and those for locks (`locks`).
 
-use crate::codec::{Errno, Reply};
+use crate::codec::Errno;
 use futures_util::future::{Either, select};
 use levada_base::reactor;
 use levada_base::sync::oneshot;
@@ -50,12 +50,12 @@ impl Interrupts {
     }
 
     /// Answers `work`, or EINTR when the thread `pid` that asked is being killed.
-    pub(super) async fn unless_killed(
+    pub(super) async fn unless_killed<T>(
         &self,
         unique: u64,
         pid: u32,
-        work: impl Future<Output = Result<Reply, Errno>>,
-    ) -> Result<Reply, Errno> {
+        work: impl Future<Output = Result<T, Errno>>,
+    ) -> Result<T, Errno> {
         // Requests of the kernel itself (read-ahead) are not interrupted.
         if pid == 0 {
             return work.await;
@@ -67,17 +67,27 @@ impl Interrupts {
     }
 
     async fn killed(&self, unique: u64, pid: u32) {
+        self.interrupted(unique).await;
+        being_killed(pid).await;
+    }
+
+    /// Waits for INTERRUPT of this request. It is known from the first poll on, so it must be polled before the next
+    /// message is taken.
+    pub(super) async fn interrupted(&self, unique: u64) {
         let (sender, interrupted) = oneshot::channel();
         self.waiting.borrow_mut().insert(unique, sender);
-        let waiting = Waiting { interrupts: self, unique };
+        let _waiting = Waiting { interrupts: self, unique };
         if interrupted.await.is_err() {
             // A request of the same number took its place, which no kernel sends.
             std::future::pending::<()>().await;
         }
-        while !is_being_killed(pid) {
-            reactor::sleep(LOOK_EVERY).await;
-        }
-        drop(waiting);
+    }
+}
+
+/// Waits until the thread `pid` is being killed.
+pub(super) async fn being_killed(pid: u32) {
+    while !is_being_killed(pid) {
+        reactor::sleep(LOOK_EVERY).await;
     }
 }
 

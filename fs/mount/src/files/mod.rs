@@ -6,6 +6,7 @@
 //! - `dir`: listings;
 //! - `attrs`: attributes in the client's words and in the kernel's;
 //! - `xattrs`: extended attributes, and which inodes have none;
+//! - `locks`: locks, which meet those of other mounts;
 //! - `names`: which names are absent, for as long as that is certain enough;
 //! - `interrupt`: a killed process need not wait for a service that is away.
 //!
@@ -24,6 +25,7 @@
 mod attrs;
 mod dir;
 mod interrupt;
+mod locks;
 mod names;
 mod open;
 mod space;
@@ -34,6 +36,7 @@ use crate::codec::{
     StatFs, Statx,
 };
 use crate::handler::{Handler, write_data};
+use crate::transport::Notifier;
 use attrs::{attr_of, change_of, has_set_id, time_of};
 use interrupt::Interrupts;
 use levada_base::Buf;
@@ -42,9 +45,11 @@ use levada_base::reactor;
 use levada_client::{Client, Error};
 use levada_wire::attr::Attr;
 use levada_wire::meta::{self, AttrChange, NewInode, NewMode};
+use locks::Kernel;
 use names::Names;
 use open::{Handles, Pages};
 use std::cell::Cell;
+use std::rc::Weak;
 use std::time::Duration;
 use xattrs::Bare;
 
@@ -66,6 +71,7 @@ pub struct Files {
     names: Names,
     bare: Bare,
     interrupts: Interrupts,
+    kernel: Kernel,
     /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
     direct_io: Cell<bool>,
 }
@@ -111,6 +117,7 @@ impl Files {
     #[must_use]
     pub fn new(client: Client) -> Self {
         Files {
+            kernel: Kernel::of(&client),
             client,
             handles: Handles::default(),
             pages: Pages::default(),
@@ -130,6 +137,8 @@ impl Files {
         let wanted = limits.wanted | InitFlags::CACHE_SYMLINKS;
         // Access control lists decide, so the umask waits until it is known whether a directory has a default one.
         let wanted = wanted | InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
+        // Programs on all mounts see each other's locks.
+        let wanted = wanted | InitFlags::FLOCK_LOCKS | InitFlags::POSIX_LOCKS;
         Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
     }
 
@@ -151,6 +160,7 @@ impl Files {
             | Operation::StatFs
             | Operation::GetXattr { .. }
             | Operation::ListXattr { .. }
+            | Operation::GetLk(_)
             | Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
             | Operation::SyncFs => {
@@ -192,10 +202,8 @@ impl Files {
             Operation::Forget { .. } | Operation::BatchForget(_) => Ok(Reply::Silent),
             // The kernel keeps no state of an open directory here.
             Operation::OpenDir(_) => Ok(Reply::Open(crate::codec::OpenReply::default())),
-            // A close does not wait; an error of the writes before it is what fsync reports.
-            Operation::ReleaseDir(_) | Operation::Flush { .. } | Operation::Destroy => {
-                Ok(Reply::Done)
-            }
+            Operation::Flush { fh, lock_owner } => Box::pin(self.flush(ino, fh, lock_owner)).await,
+            Operation::ReleaseDir(_) | Operation::Destroy => Ok(Reply::Done),
             Operation::Symlink { .. }
             | Operation::MkNod { .. }
             | Operation::MkDir { .. }
@@ -203,13 +211,15 @@ impl Files {
             | Operation::RmDir { .. }
             | Operation::Rename { .. }
             | Operation::Link { .. } => Box::pin(self.change_names(caller, ino, operation)).await,
-            // Not there yet. The kernel remembers this answer: it keeps locks to itself, or tells
-            // programs EOPNOTSUPP, upon which they do without.
-            Operation::GetLk(_)
-            | Operation::SetLk(_)
-            | Operation::SetLkW(_)
-            | Operation::Access { .. }
-            | Operation::TmpFile { .. } => Err(Errno::NOSYS),
+            Operation::SetLk(args) => {
+                Box::pin(self.set_lock((unique, caller.pid), ino, args, false)).await
+            }
+            Operation::SetLkW(args) => {
+                Box::pin(self.set_lock((unique, caller.pid), ino, args, true)).await
+            }
+            // Not there yet. The kernel remembers this answer: it tells programs EOPNOTSUPP, upon which they do
+            // without.
+            Operation::Access { .. } | Operation::TmpFile { .. } => Err(Errno::NOSYS),
             // The session answers these.
             Operation::Init(_) | Operation::Unknown { .. } => Err(Errno::IO),
         }
@@ -269,6 +279,7 @@ impl Files {
                 Box::pin(self.seek(ino, fh, offset, whence)).await
             }
             Operation::StatFs => Box::pin(self.space()).await,
+            Operation::GetLk(args) => Box::pin(self.get_lock(ino, args)).await,
             Operation::GetXattr { name, size } => Box::pin(self.get_xattr(ino, name, size)).await,
             Operation::ListXattr { size } => Box::pin(self.list_xattrs(caller, ino, size)).await,
             Operation::Fsync { fh, data_only: _ } => {
@@ -433,6 +444,10 @@ impl Files {
 impl Handler for Files {
     async fn handle(&self, request: Request<'_>, message: &Buf) -> Reply {
         self.answer(request, message).await.unwrap_or_else(Reply::from)
+    }
+
+    fn reaches(&self, notifier: Weak<Notifier>) {
+        self.kernel.set(notifier);
     }
 
     fn mounted(&self, terms: &Negotiated) {

@@ -18,6 +18,7 @@ use levada_wire::meta::{NewMode, OpenMode};
 use lru::LruCache;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 
 /// Files of which is known what state their cached pages show.
@@ -31,21 +32,86 @@ struct OpenFile {
     set_id: Cell<bool>,
     /// Opened with `O_SYNC` or `O_DSYNC`.
     sync: bool,
+    /// Opened with `O_APPEND`.
+    appends: bool,
+    /// Tells it from every other open file of this mount, also past ones.
+    serial: u64,
+    /// It holds the lock of flock(2), exclusive or not.
+    flock: Cell<Option<bool>>,
+    /// The kernel's numbers of those who asked for POSIX locks through it.
+    lockers: BTreeSet<u64>,
 }
 
 /// The open files of a mount, by the number that the kernel sends with every request.
 #[derive(Default)]
-pub(super) struct Handles(RefCell<Slab<OpenFile>>);
+pub(super) struct Handles {
+    open: RefCell<Slab<OpenFile>>,
+    last_serial: Cell<u64>,
+}
 
 impl Handles {
-    fn add(&self, file: File, attr: &Attr, sync: bool) -> u64 {
+    fn add(&self, file: File, attr: &Attr, open_flags: u32) -> u64 {
         let set_id = Cell::new(has_set_id(attr));
-        self.0.borrow_mut().insert(OpenFile { file, set_id, sync }) as u64
+        let serial = self.last_serial.get() + 1;
+        self.last_serial.set(serial);
+        let (flock, lockers) = (Cell::new(None), BTreeSet::new());
+        let sync = is_sync(open_flags);
+        let appends = open_flags & libc::O_APPEND.cast_unsigned() != 0;
+        let open = OpenFile { file, set_id, sync, appends, serial, flock, lockers };
+        self.open.borrow_mut().insert(open) as u64
+    }
+
+    /// See [`OpenFile::serial`]; `fh` is open.
+    pub(super) fn serial(&self, fh: u64) -> u64 {
+        self.open.borrow().get(fh as usize).map_or(0, |open| open.serial)
+    }
+
+    pub(super) fn flock(&self, fh: u64) -> Option<bool> {
+        self.open.borrow().get(fh as usize).and_then(|open| open.flock.get())
+    }
+
+    pub(super) fn set_flock(&self, fh: u64, is_flock: bool, held: Option<bool>) {
+        if let Some(open) = self.open.borrow().get(fh as usize).filter(|_| is_flock) {
+            open.flock.set(held);
+        }
+    }
+
+    /// Whether an open file of this inode appends.
+    pub(super) fn appends(&self, ino: Ino) -> bool {
+        self.open.borrow().iter().any(|(_, open)| open.appends && open.file.ino() == ino)
+    }
+
+    /// Somebody asks for POSIX locks through `fh`.
+    pub(super) fn locks_for(&self, fh: u64, locker: u64) {
+        if let Some(open) = self.open.borrow_mut().get_mut(fh as usize) {
+            open.lockers.insert(locker);
+        }
+    }
+
+    /// A process has given up its locks of this inode, through whatever open file it took them.
+    pub(super) fn process_flushed(&self, ino: Ino, locker: u64) {
+        for (_, open) in &mut *self.open.borrow_mut() {
+            if open.file.ino() == ino {
+                open.lockers.remove(&locker);
+            }
+        }
+    }
+
+    /// Those whose locks nobody but `fh` can end: it goes, and they asked through no other open file of this inode.
+    pub(super) fn left_to(&self, ino: Ino, fh: u64) -> BTreeSet<u64> {
+        let handles = self.open.borrow();
+        let mut left =
+            handles.get(fh as usize).map(|open| open.lockers.clone()).unwrap_or_default();
+        let others = handles.iter().filter(|(at, open)| *at as u64 != fh && open.file.ino() == ino);
+        for (_, other) in others {
+            left.retain(|locker| !other.lockers.contains(locker));
+        }
+        left
     }
 
     /// The open file `fh`, which must be of inode `ino`.
     pub(super) fn file(&self, ino: Ino, fh: u64) -> Result<File, Errno> {
-        let handles = self.0.borrow();
+        let handles = self.open.borrow();
         let open = usize::try_from(fh).ok().and_then(|fh| handles.get(fh));
         let open = open.filter(|open| open.file.ino() == ino).ok_or(Errno::BADF)?;
         Ok(open.file.clone())
@@ -53,12 +119,12 @@ impl Handles {
 
     fn remove(&self, ino: Ino, fh: u64) -> Result<File, Errno> {
         self.file(ino, fh)?;
-        Ok(self.0.borrow_mut().remove(fh as usize).file)
+        Ok(self.open.borrow_mut().remove(fh as usize).file)
     }
 
     /// An inode has set-id bits now.
     pub(super) fn set_id_given(&self, ino: Ino) {
-        for (_, open) in &*self.0.borrow() {
+        for (_, open) in &*self.open.borrow() {
             if open.file.ino() == ino {
                 open.set_id.set(true);
             }
@@ -67,11 +133,11 @@ impl Handles {
 
     /// Whether what is changed through `fh`, which is open, is to be durable at once.
     pub(super) fn is_sync(&self, fh: u64) -> bool {
-        self.0.borrow().get(fh as usize).is_some_and(|open| open.sync)
+        self.open.borrow().get(fh as usize).is_some_and(|open| open.sync)
     }
 
     fn take_set_id(&self, fh: u64) -> bool {
-        self.0.borrow().get(fh as usize).is_some_and(|open| open.set_id.replace(false))
+        self.open.borrow().get(fh as usize).is_some_and(|open| open.set_id.replace(false))
     }
 }
 
@@ -90,6 +156,18 @@ impl Pages {
         let mut known = self.0.borrow_mut();
         if attr.writers || attr.cut {
             // Data changes without a word to the metadata service.
+            known.pop(&attr.ino);
+            return false;
+        }
+        let state = (attr.change, attr.ctime);
+        known.put(attr.ino, state) == Some(state)
+    }
+
+    /// A lock has been taken, and the file has these attributes since: whether its cached pages are still good. Writes
+    /// of this mount itself, which `writers` may mean, are in them.
+    pub(super) fn good_under_lock(&self, attr: &Attr) -> bool {
+        let mut known = self.0.borrow_mut();
+        if attr.others || attr.cut {
             known.pop(&attr.ino);
             return false;
         }
@@ -122,13 +200,14 @@ impl Files {
     }
 
     fn opened(&self, file: File, attr: &Attr, open_flags: u32) -> OpenReply {
-        let mut flags = OpenReplyFlags::NOFLUSH | OpenReplyFlags::PARALLEL_DIRECT_WRITES;
+        // With NOFLUSH neither a close nor the end of a process would free its POSIX locks.
+        let mut flags = OpenReplyFlags::PARALLEL_DIRECT_WRITES;
         flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
         // Without it the kernel takes the inode's lock for the whole of each direct write; with it
         // those that do not extend the file run at once. Shared mappings work all the same.
         let direct = open_flags & libc::O_DIRECT.cast_unsigned() != 0;
         flags.set(OpenReplyFlags::DIRECT_IO, direct && self.direct_io.get());
-        OpenReply { fh: self.handles.add(file, attr, is_sync(open_flags)), flags }
+        OpenReply { fh: self.handles.add(file, attr, open_flags), flags }
     }
 
     pub(super) async fn create(
@@ -193,6 +272,7 @@ impl Files {
     /// What was written becomes durable in the background. Waits only while very many closed
     /// files are on their way, which holds the kernel's next background requests back.
     pub(super) async fn release(&self, ino: Ino, fh: u64) -> Result<Reply, Errno> {
+        self.release_locks(ino, fh)?;
         self.handles.remove(ino, fh)?.close().await;
         Ok(Reply::Done)
     }

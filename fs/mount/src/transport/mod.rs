@@ -9,7 +9,10 @@
 pub mod blocking;
 pub mod dev_fuse;
 mod mount_table;
+mod notifier;
 pub mod reactor;
+
+pub use notifier::Notifier;
 
 use levada_base::BufMut;
 use levada_base::units::BLOCK_BYTES;

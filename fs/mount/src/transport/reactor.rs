@@ -21,7 +21,7 @@ use levada_base::sync::Semaphore;
 use levada_base::{Buf, BufMut};
 
 use super::dev_fuse::{Channel, Received};
-use super::message_buffer;
+use super::{Notifier, message_buffer};
 use crate::handler::Handler;
 use crate::session::Session;
 
@@ -45,6 +45,8 @@ pub async fn serve<H>(channel: Channel, session: Rc<Session<H>>) -> io::Result<(
 where
     H: Handler + 'static,
 {
+    let notifier = Notifier::start(&channel)?;
+    session.handler().reaches(Rc::downgrade(&notifier));
     let device = Fd::new(channel.duplicate()?)?;
     let channel = Rc::new(channel);
     let data_bytes = Semaphore::new(DATA_BYTES_MAX);

@@ -15,6 +15,7 @@ use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, unmount};
 use levada_object::{MemoryObjects, ObjectService};
 use levada_wire::channel::Listener;
+use levada_wire::frame::Class;
 use levada_wire::rpc::{Router, ServiceConfig, accept_all};
 use levada_wire::tcp::{TcpListener, TcpTransport};
 use std::any::Any;
@@ -33,6 +34,16 @@ const LIMIT: Duration = Duration::from_secs(240);
 const META: TargetId = TargetId(0);
 const OBJECT_TARGETS: u32 = 4;
 const STRIPE_UNIT: u64 = 256 << 10;
+
+/// Whether this machine can mount; says so when not.
+#[allow(dead_code)] // Not every test asks.
+pub fn there_is_fuse() -> bool {
+    let there = Path::new("/dev/fuse").exists();
+    if !there {
+        eprintln!("skipped: there is no /dev/fuse");
+    }
+    there
+}
 
 /// What a test holds: its mounts, and the power switch of the node.
 pub struct World {
@@ -143,7 +154,7 @@ async fn run(dirs: &[PathBuf], told: &Arc<Told>, mounted: &mpsc::Sender<()>, add
     while !told.ended.load(Ordering::Relaxed) {
         let mut serving = Vec::new();
         for dir in dirs {
-            let client = client(address).await;
+            let client = client(address, Class::Foreground).await;
             let (mount, channel) = FuseMount::new(dir, &MountOptions::default()).expect("mounts");
             let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
             let serve = levada_mount::transport::reactor::serve(channel, Rc::clone(&session));
@@ -174,10 +185,11 @@ async fn run(dirs: &[PathBuf], told: &Arc<Told>, mounted: &mpsc::Sender<()>, add
     node.group.borrow().kill();
 }
 
-async fn client(address: &str) -> Client {
+async fn client(address: &str, class: Class) -> Client {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&reactor::random_u64().to_le_bytes());
     let config = ClientConfig::new(Rc::new(TcpTransport), address, META, uuid);
+    let config = ClientConfig { class, ..config };
     Client::connect(config).await.expect("the services are there")
 }
 
@@ -249,7 +261,8 @@ impl Node {
         reactor::spawn_in(&group, accept_all(listener, router, config));
         let address = self.address.clone();
         reactor::spawn_in(&group, async move {
-            housekeeper::keep_house(client(&address).await).await;
+            // Told early it would be waited for when it has died with the node.
+            housekeeper::keep_house(client(&address, Class::Background).await).await;
         });
         *self.group.borrow_mut() = group;
     }

@@ -119,7 +119,7 @@ struct Shared {
     credits: Rc<Credits>,
     closed: Cell<bool>,
     heard: Cell<Instant>,
-    /// `pending` is no longer empty.
+    /// `pending` is no longer empty, or the connection has ended.
     busy: Notify,
 }
 
@@ -267,6 +267,30 @@ impl Sent {
 }
 
 impl Caller {
+    /// Sends a one-way frame to `target`, in order with the requests. Whether it arrives is not known.
+    ///
+    /// # Panics
+    ///
+    /// When no frame holds it.
+    pub fn push(&self, target: TargetId, client: u64, verifier: BootVerifier, body: Vec<u8>) {
+        let header = Header {
+            source: self.node,
+            destination: self.welcome.node,
+            target,
+            client,
+            verifier,
+            ..Header::new(Kind::OneWay)
+        };
+        if self.shared.sink.send(Frame::new(header, body)).is_err() {
+            self.shared.close();
+        }
+    }
+
+    /// Waits for the end of the connection.
+    pub async fn ended(&self) {
+        self.shared.busy.until(|| self.shared.closed.get().then_some(())).await;
+    }
+
     /// Ends the connection; requests in flight fail.
     pub fn close(&self) {
         self.shared.close();

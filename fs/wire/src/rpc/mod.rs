@@ -15,7 +15,7 @@ pub use caller::{Call, Caller, OnOneWay, SILENCE_MAX};
 pub(crate) use hello::Answer;
 pub use hello::{Hello, Refusal, Welcome};
 pub use peer::{OnConnect, Peer, PeerConfig};
-pub use serve::{ConnectionId, Handler, Reply, Router, ServiceConfig, accept_all, serve};
+pub use serve::{ConnectionId, Handler, Pusher, Reply, Router, ServiceConfig, accept_all, serve};
 
 use crate::channel::ChannelError;
 use crate::frame::FrameError;

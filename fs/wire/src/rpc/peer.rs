@@ -10,6 +10,7 @@ use super::hello::Hello;
 use crate::channel::Transport;
 use crate::frame::{Frame, VERSION, flags};
 use futures_util::future::LocalBoxFuture;
+use levada_base::ids::{BootVerifier, TargetId};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
 use std::cell::{Cell, RefCell};
@@ -143,6 +144,33 @@ impl Peer {
         self.lane().await.map(drop)
     }
 
+    /// Waits until a connection that stands has ended; returns at once when there is none.
+    pub async fn ended(&self) {
+        if let Some(caller) = self.standing() {
+            caller.ended().await;
+        }
+    }
+
+    /// Sends a one-way frame over a connection that stands; false: there is none.
+    ///
+    /// # Panics
+    ///
+    /// When no frame holds it.
+    #[must_use]
+    pub fn push(
+        &self,
+        target: TargetId,
+        client: u64,
+        verifier: BootVerifier,
+        body: Vec<u8>,
+    ) -> bool {
+        let standing = self.standing();
+        if let Some(caller) = &standing {
+            caller.push(target, client, verifier, body);
+        }
+        standing.is_some()
+    }
+
     /// As [`Peer::call`] without a deadline. The second says whether the request was sent before without
     /// an answer to it: then it may have been carried out already, whatever this answer is.
     ///
@@ -203,6 +231,10 @@ impl Peer {
                 }
             }
         }
+    }
+
+    fn standing(&self) -> Option<Rc<Caller>> {
+        self.lanes.borrow().iter().flatten().find(|caller| !caller.is_closed()).cloned()
     }
 
     fn live(&self, at: usize) -> Option<Rc<Caller>> {

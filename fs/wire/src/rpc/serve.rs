@@ -16,7 +16,7 @@ use levada_base::reactor;
 use levada_base::units::MIB;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
@@ -30,8 +30,6 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// At most the request's `reply_bytes_max`.
     pub payload: IoVec,
-    /// The body of a one-way frame that goes over the same connection right before the reply.
-    pub first: Option<Vec<u8>>,
 }
 
 impl Reply {
@@ -60,11 +58,65 @@ impl ConnectionId {
     }
 }
 
+/// The way back to whoever sent a request, for what is no reply: one-way frames at any time, in order with
+/// the replies. They take no credits, so whoever pushes bounds what it pushes.
+#[derive(Clone)]
+pub struct Pusher {
+    id: ConnectionId,
+    /// Gone with the connection.
+    sink: Weak<dyn FrameSink>,
+    tenant: u32,
+    source: u32,
+    destination: u32,
+    target: TargetId,
+}
+
+impl Pusher {
+    fn new(line: &Line, request: &Header) -> Self {
+        Self {
+            id: line.id,
+            sink: Rc::downgrade(&line.sink),
+            tenant: request.tenant,
+            source: request.destination,
+            destination: request.source,
+            target: request.target,
+        }
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn connection(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// Sends a body to `client`, from the life `verifier` of the target. Whether it arrives is not known.
+    ///
+    /// # Panics
+    ///
+    /// When no frame holds it.
+    pub fn push(&self, client: u64, verifier: BootVerifier, body: Vec<u8>) {
+        let Some(sink) = self.sink.upgrade() else { return };
+        let header = Header {
+            tenant: self.tenant,
+            verifier,
+            source: self.source,
+            destination: self.destination,
+            target: self.target,
+            client,
+            ..Header::new(Kind::OneWay)
+        };
+        let _ = sink.send(Frame::new(header, body));
+    }
+}
+
 /// Carries requests out.
 pub trait Handler {
     /// Carries out one request; many run side by side. Replies to one connection are sent in the
     /// order in which their futures end.
-    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply>;
+    fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply>;
+
+    /// Takes in a one-way frame, in order with the requests of that connection.
+    fn one_way(&self, _frame: Frame, _from: ConnectionId) {}
 }
 
 /// Hands requests to the target that they name; targets come and go while it serves.
@@ -87,7 +139,7 @@ impl Router {
 }
 
 impl Handler for Router {
-    fn handle(&self, request: Frame, from: ConnectionId) -> LocalBoxFuture<'_, Reply> {
+    fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
         let handler = self.targets.borrow().get(&request.header.target).cloned();
         Box::pin(async move {
             match handler {
@@ -95,6 +147,13 @@ impl Handler for Router {
                 None => Reply::flagged(flags::NOT_HERE),
             }
         })
+    }
+
+    fn one_way(&self, frame: Frame, from: ConnectionId) {
+        let handler = self.targets.borrow().get(&frame.header.target).cloned();
+        if let Some(handler) = handler {
+            handler.one_way(frame, from);
+        }
     }
 }
 
@@ -205,7 +264,10 @@ pub async fn serve(
             }
             Kind::Ping if !pongs.is_due() => {}
             Kind::Ping => line.sink.send(Frame::new(Header::new(Kind::Pong), Vec::new()))?,
-            Kind::OneWay | Kind::Pong => {}
+            // Only carries what a connection says to itself: returned memory.
+            Kind::OneWay if frame.body.is_empty() => {}
+            Kind::OneWay => handler.one_way(frame, line.id),
+            Kind::Pong => {}
             Kind::Reply | Kind::Hello => {
                 line.sink.close();
                 return Err(RpcError::Malformed);
@@ -219,7 +281,7 @@ pub async fn serve(
 async fn carry_out(line: Rc<Line>, handler: Rc<dyn Handler>, request: Frame, share: Share) {
     let asked = request.header;
     let charge = share.bytes;
-    let reply = handler.handle(request, line.id).await;
+    let reply = handler.handle(request, Pusher::new(&line, &asked)).await;
     let header = Header {
         class: asked.class,
         flags: reply.flags,
@@ -236,11 +298,6 @@ async fn carry_out(line: Rc<Line>, handler: Rc<dyn Handler>, request: Frame, sha
         credit_bytes: charge as u32,
         ..Header::new(Kind::Reply)
     };
-    if let Some(first) = reply.first {
-        let header =
-            Header { request: 0, credits: 0, credit_bytes: 0, kind: Kind::OneWay, ..header };
-        let _ = line.sink.send(Frame::new(header, first));
-    }
     let frame = Frame { header, body: reply.body, payload: reply.payload };
     if let Err(error) = frame.check() {
         // Whoever asked waits for the end of its connection; others go on.

@@ -63,7 +63,7 @@ impl Ground {
     }
 
     /// Makes or opens the store in `node`.
-    fn start(&self, node: &Group, epoch: u64, create: bool) -> JoinHandle<Store> {
+    pub fn start(&self, node: &Group, epoch: u64, create: bool) -> JoinHandle<Store> {
         let (drives, mirrored) = (self.drives.clone(), self.mirrored);
         reactor::spawn_in(node, async move {
             let epoch = Epoch(epoch);

@@ -1,0 +1,290 @@
+//! `fsck`: reads a file system's metadata and says what does not fit together.
+
+use crate::out::{print, say};
+use crate::place;
+use crate::status::bytes;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use levada_base::reactor::Reactor;
+use levada_node::FileDrives;
+use levada_node::control::{self, ControlReply, ControlRequest};
+use levada_node::fsck::{self, FoundItem, FsckOptions, Sum, TargetReport};
+use levada_node::state::StateDir;
+use levada_spec::{Bytes, Loaded};
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Nothing could be checked.
+const NOT_CHECKED: u8 = 8;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Off a terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Args)]
+#[command(
+    after_help = "A cluster that is up is checked beside everything else, by its node; one that is down, here. \
+    Nothing is repaired.\n\nExit code: 0 when all was checked and is right; else the sum of 4 (something is wrong) and 8 (not \
+    all was checked, or nothing could be)."
+)]
+pub struct FsckArgs {
+    /// A line of JSON for each finding, and a last one with the sums
+    #[arg(long)]
+    json: bool,
+    /// At most so much memory for what grows with the number of directories; what does not fit is told as not checked
+    #[arg(long, value_name = "SIZE", default_value = "1 GiB")]
+    memory: Bytes,
+    /// Of a cluster that is up: do not leave half of the time to others
+    #[arg(long)]
+    fast: bool,
+    /// Refuse to check a cluster that is up
+    #[arg(long)]
+    offline: bool,
+    /// End the check that a node is at
+    #[arg(long, conflicts_with_all = ["json", "fast", "offline"])]
+    stop: bool,
+}
+
+/// Checks, and says how it ended; an error is a check that did not come to anything.
+pub fn fsck(file: Option<&Path>, args: &FsckArgs) -> ExitCode {
+    let ended = if args.stop { stop(file).map(|()| 0) } else { check(file, args) };
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("levada: {}", crate::out::chain(&error));
+            ExitCode::from(NOT_CHECKED)
+        }
+    }
+}
+
+fn stop(file: Option<&Path>) -> Result<()> {
+    let state = place::state(&place::load(file)?);
+    control::ask(&state.control_socket(), &ControlRequest::FsckStop)?;
+    say!("the check was stopped");
+    Ok(())
+}
+
+fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
+    let loaded = place::load(file)?;
+    let state = place::state(&loaded);
+    let reports = match state.running() {
+        Some(pid) if args.offline => bail!(
+            "{} is up (node process {pid}): `levada down` first, or check it without --offline",
+            loaded.cluster.name
+        ),
+        Some(_) => online(&state, args)?,
+        None => offline(loaded, state, args)?,
+    };
+    let sum = Sum::of(&reports);
+    if args.json {
+        for item in reports.iter().flat_map(|report| &report.items) {
+            say!("{}", serde_json::to_string(item)?);
+        }
+        say!("{}", serde_json::json!({ "sum": sum }));
+    } else {
+        print(&render(&reports, &sum));
+    }
+    Ok(sum.exit_code())
+}
+
+/// Has the node check, and waits for it.
+fn online(state: &StateDir, args: &FsckArgs) -> Result<Vec<TargetReport>> {
+    let socket = state.control_socket();
+    let order = ControlRequest::Fsck { memory_bytes: args.memory.0, fast: args.fast };
+    let ControlReply::FsckStarted { number } = control::ask(&socket, &order)? else {
+        bail!("the node gave another answer than that a check was started");
+    };
+    let meter = Meter::new();
+    let mut items: Vec<FoundItem> = Vec::new();
+    loop {
+        let from = items.len() as u64;
+        let reply = control::ask(&socket, &ControlRequest::FsckState { from });
+        let ControlReply::Fsck(now) = reply.context("the check was cut off")? else {
+            bail!("the node gave another answer than how the check goes");
+        };
+        if now.number != number {
+            bail!("the check was cut off: the node is at another one");
+        }
+        let came = now.items.len();
+        items.extend(now.items);
+        if now.ended && came == 0 {
+            meter.end();
+            return Ok(gather(now.reports, items));
+        }
+        if came == 0 {
+            meter.tell(&now.target, &now.phase, now.done_rows, now.total_rows);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Puts findings where they belong.
+fn gather(mut reports: Vec<TargetReport>, items: Vec<FoundItem>) -> Vec<TargetReport> {
+    for item in items {
+        if let Some(report) = reports.iter_mut().find(|report| report.target == item.target) {
+            report.items.push(item);
+        }
+    }
+    reports
+}
+
+fn offline(loaded: Loaded, state: StateDir, args: &FsckArgs) -> Result<Vec<TargetReport>> {
+    let name = loaded.cluster.name.clone();
+    // A cluster that was never up has no state directory, and none is made for it.
+    if !state.0.exists() {
+        bail!("{name} was never up here: there is nothing to check");
+    }
+    let _lock = state.lock()?;
+    let meter = Meter::new();
+    let options = FsckOptions {
+        memory_bytes: args.memory.0,
+        says: &|line| eprintln!("levada: {line}"),
+        progress: &|target, now| meter.tell(target, now.phase, now.done_rows, now.total_rows),
+    };
+    let source = FileDrives::new(loaded.clone(), state);
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    let reports = reactor.block_on(fsck::offline(&loaded.cluster, &source, &options));
+    meter.end();
+    reports.with_context(|| format!("cannot check {name}"))
+}
+
+/// Tells progress on standard error: a bar on a terminal, else a line now and then.
+struct Meter {
+    bar: Option<ProgressBar>,
+    shown: RefCell<String>,
+    line_at: Cell<Instant>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = "{prefix} {bar:40} {percent:>3} %  {msg}  {elapsed}";
+            let style = ProgressStyle::with_template(style).expect("a template");
+            ProgressBar::new(0).with_style(style)
+        });
+        let line_at = Cell::new(Instant::now() + LINE_EVERY);
+        Self { bar, shown: RefCell::default(), line_at }
+    }
+
+    fn tell(&self, target: &str, phase: &str, done: u64, total: u64) {
+        let what = format!("{target}: {phase}");
+        match &self.bar {
+            Some(bar) => {
+                if *self.shown.borrow() != what {
+                    bar.set_prefix(what.clone());
+                    self.shown.replace(what);
+                }
+                bar.set_length(total);
+                bar.set_position(done);
+                bar.set_message(format!("{done} of {total} rows"));
+            }
+            None if Instant::now() >= self.line_at.get() => {
+                eprintln!("levada: {what}: {done} of {total} rows");
+                self.line_at.set(Instant::now() + LINE_EVERY);
+            }
+            None => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn render(reports: &[TargetReport], sum: &Sum) -> String {
+    let mut out = String::new();
+    // Writing into a String cannot fail.
+    let _ = draw(reports, sum, &mut out);
+    out
+}
+
+fn draw(reports: &[TargetReport], sum: &Sum, out: &mut String) -> std::fmt::Result {
+    for report in reports {
+        writeln!(
+            out,
+            "{}: {} inodes, {} names, {} rows checked in {:.1} s, {}",
+            report.target,
+            report.inodes,
+            report.names,
+            report.rows,
+            report.seconds,
+            bytes(report.memory_bytes)
+        )?;
+        for item in &report.items {
+            writeln!(out, "  {}: {:<60} {}", place_of(item), item.text, item.done)?;
+        }
+        let untold = report.found.saturating_sub(report.items.len() as u64);
+        if untold > 0 {
+            writeln!(out, "  and {untold} more")?;
+        }
+    }
+    for what in &sum.not_checked {
+        writeln!(out, "not checked: {what}")?;
+    }
+    match (sum.left, sum.not_checked.len()) {
+        (0, 0) => writeln!(out, "everything fits together"),
+        (left, 0) => writeln!(out, "{left} left"),
+        (left, not_checked) => writeln!(out, "{left} left, {not_checked} not checked"),
+    }
+}
+
+/// Where a finding is, for people.
+fn place_of(item: &FoundItem) -> String {
+    let path = item.path.as_ref().or(item.path_b64.as_ref());
+    match (path, item.ino) {
+        (Some(path), Some(ino)) => format!("{} (inode {ino:#x})", path.escape_debug()),
+        (Some(path), None) => path.escape_debug().to_string(),
+        (None, Some(ino)) => format!("inode {ino:#x}"),
+        (None, None) => item.find.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_reads_well() {
+        let item = FoundItem {
+            target: "mdt0".into(),
+            find: "links".into(),
+            ino: Some(0x2a41),
+            path: Some("/home/ann/x".into()),
+            text: "says it has 2 links, and has 1".into(),
+            done: "left".into(),
+            ..FoundItem::default()
+        };
+        let hidden = FoundItem { path: Some("/a\u{1b}[2J\nb".into()), ino: None, ..item.clone() };
+        let report = TargetReport {
+            target: "mdt0".into(),
+            inodes: 5,
+            names: 4,
+            rows: 30,
+            seconds: 0.25,
+            memory_bytes: 4 << 20,
+            items: vec![item, hidden],
+            found: 5,
+            not_checked: vec!["the rest".into()],
+        };
+        let reports = [report];
+        let text = render(&reports, &Sum::of(&reports));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "mdt0: 5 inodes, 4 names, 30 rows checked in 0.2 s, 4.0 MiB");
+        assert!(
+            lines[1].starts_with("  /home/ann/x (inode 0x2a41): says it has 2 links"),
+            "{text}"
+        );
+        assert!(lines[2].starts_with(r"  /a\u{1b}[2J\nb: says"), "a name moves no cursor: {text}");
+        let end = ["  and 3 more", "not checked: mdt0: the rest", "5 left, 1 not checked"];
+        assert_eq!(lines[3..], end);
+        let clean = [TargetReport { target: "mdt0".into(), ..TargetReport::default() }];
+        let text = render(&clean, &Sum::of(&clean));
+        assert!(text.ends_with("everything fits together\n"), "{text}");
+    }
+}

@@ -1,0 +1,257 @@
+//! What happened between two looks at a node's meters.
+
+use levada_base::meter::quantile;
+use levada_node::control::TargetStatus;
+use levada_node::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    pub cluster: String,
+    pub seconds: f64,
+    pub problems: u64,
+    pub clients: u64,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub targets: Vec<TargetRates>,
+    pub kinds: Vec<KindRates>,
+    pub drives: Vec<DriveRates>,
+}
+
+/// Of some operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Pace {
+    pub per_s: f64,
+    pub bytes_per_s: f64,
+    pub failed_per_s: f64,
+    pub p50_us: u64,
+    pub p99_us: u64,
+    pub max_us: u64,
+}
+
+/// Of a target.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TargetRates {
+    /// As of the second look.
+    #[serde(flatten)]
+    pub status: TargetStatus,
+    pub now: Pace,
+    pub read_bytes_per_s: f64,
+    pub written_bytes_per_s: f64,
+}
+
+/// Of a kind of request, on all targets.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct KindRates {
+    pub kind: String,
+    pub size: String,
+    pub now: Pace,
+}
+
+/// Of a drive, in all arrays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DriveRates {
+    pub drive: String,
+    pub read_bytes_per_s: f64,
+    pub written_bytes_per_s: f64,
+    pub p50_us: u64,
+    pub p99_us: u64,
+}
+
+/// What rose, summed up.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    count: u64,
+    bytes: u64,
+    failed: u64,
+    latency: BTreeMap<u16, u64>,
+}
+
+impl Sum {
+    fn add(&mut self, before: Option<&OpMeters>, now: &OpMeters) {
+        let rose = |of: fn(&OpMeters) -> u64| of(now).saturating_sub(before.map_or(0, of));
+        self.count += rose(|op| op.count);
+        self.bytes += rose(|op| op.bytes);
+        self.failed += rose(|op| op.failed);
+        self.add_latency(before.map_or(&[], |op| &op.latency), &now.latency);
+    }
+
+    fn add_latency(&mut self, before: &[(u16, u64)], now: &[(u16, u64)]) {
+        let before: BTreeMap<u16, u64> = before.iter().copied().collect();
+        for (bucket, count) in now {
+            let rose = count.saturating_sub(before.get(bucket).copied().unwrap_or(0));
+            if rose > 0 {
+                *self.latency.entry(*bucket).or_default() += rose;
+            }
+        }
+    }
+
+    fn quantile_us(&self, fraction: f64) -> u64 {
+        let buckets: Vec<(u16, u64)> = self.latency.iter().map(|(b, c)| (*b, *c)).collect();
+        quantile(&buckets, fraction).as_micros() as u64
+    }
+
+    fn pace(&self, seconds: f64) -> Pace {
+        Pace {
+            per_s: self.count as f64 / seconds,
+            bytes_per_s: self.bytes as f64 / seconds,
+            failed_per_s: self.failed as f64 / seconds,
+            p50_us: self.quantile_us(0.5),
+            p99_us: self.quantile_us(0.99),
+            max_us: self.quantile_us(1.0),
+        }
+    }
+}
+
+impl Rates {
+    /// What happened between two looks; `None` when the node was started anew in between, or no time passed.
+    pub fn between(before: &Meters, now: &Meters) -> Option<Self> {
+        let seconds = now.at_us.checked_sub(before.at_us)? as f64 / 1e6;
+        if before.life != now.life || seconds <= 0.0 {
+            return None;
+        }
+        let mut kinds: Vec<(String, String, Sum)> = Vec::new();
+        let targets = now.targets.iter().map(|target| {
+            let name = &target.status.name;
+            let before = before.targets.iter().find(|known| known.status.name == *name);
+            target_rates(before, target, seconds, &mut kinds)
+        });
+        let targets: Vec<_> = targets.collect();
+        let kinds = kinds.into_iter().map(|(kind, size, sum)| {
+            let now = sum.pace(seconds);
+            KindRates { kind, size, now }
+        });
+        // Space is that of objects; a metadata target's is of names.
+        let objects = || targets.iter().filter(|target| target.status.segments.is_some());
+        Some(Self {
+            cluster: now.cluster.clone(),
+            seconds,
+            problems: now.problems,
+            clients: now.clients,
+            total_bytes: objects().map(|target| target.status.total_bytes).sum(),
+            free_bytes: objects().map(|target| target.status.free_bytes).sum(),
+            kinds: kinds.collect(),
+            drives: drives(&before.drives, &now.drives, seconds),
+            targets,
+        })
+    }
+
+    /// Of all targets together, by what they sum.
+    pub fn sum(&self, of: impl Fn(&TargetRates) -> f64) -> f64 {
+        self.targets.iter().map(of).sum()
+    }
+}
+
+fn target_rates(
+    before: Option<&TargetMeters>,
+    now: &TargetMeters,
+    seconds: f64,
+    kinds: &mut Vec<(String, String, Sum)>,
+) -> TargetRates {
+    let (mut all, mut read, mut written) = (Sum::default(), 0, 0);
+    for op in &now.ops {
+        let is_same = |known: &&OpMeters| known.kind == op.kind && known.size == op.size;
+        let before = before.and_then(|before| before.ops.iter().find(is_same));
+        let mut own = Sum::default();
+        own.add(before, op);
+        match op.kind.as_str() {
+            "Read" => read += own.bytes,
+            "Write" => written += own.bytes,
+            _ => {}
+        }
+        all.add(before, op);
+        let at = kinds.iter().position(|(kind, size, _)| *kind == op.kind && *size == op.size);
+        let at = at.unwrap_or_else(|| {
+            kinds.push((op.kind.clone(), op.size.clone(), Sum::default()));
+            kinds.len() - 1
+        });
+        kinds[at].2.add(before, op);
+    }
+    TargetRates {
+        status: now.status.clone(),
+        now: all.pace(seconds),
+        read_bytes_per_s: read as f64 / seconds,
+        written_bytes_per_s: written as f64 / seconds,
+    }
+}
+
+fn drives(before: &[DriveMeters], now: &[DriveMeters], seconds: f64) -> Vec<DriveRates> {
+    let mut sums: BTreeMap<&str, (u64, u64, Sum)> = BTreeMap::new();
+    for part in now {
+        let is_same = |known: &&DriveMeters| known.drive == part.drive && known.array == part.array;
+        let before = before.iter().find(is_same);
+        let rose = |of: fn(&DriveMeters) -> u64| of(part).saturating_sub(before.map_or(0, of));
+        let (read, written, latency) = sums.entry(&part.drive).or_default();
+        *read += rose(|part| part.bytes_read);
+        *written += rose(|part| part.bytes_written);
+        latency.add_latency(before.map_or(&[], |part| &part.latency), &part.latency);
+    }
+    let rates = sums.into_iter().map(|(drive, (read, written, latency))| DriveRates {
+        drive: drive.to_owned(),
+        read_bytes_per_s: read as f64 / seconds,
+        written_bytes_per_s: written as f64 / seconds,
+        p50_us: latency.quantile_us(0.5),
+        p99_us: latency.quantile_us(0.99),
+    });
+    rates.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_node::control::Segments;
+
+    fn op(kind: &str, count: u64, bytes: u64, latency: &[(u16, u64)]) -> OpMeters {
+        let (kind, latency) = (kind.to_owned(), latency.to_vec());
+        OpMeters { kind, count, bytes, latency, ..OpMeters::default() }
+    }
+
+    fn look(at_us: u64, life: u64, ops: Vec<OpMeters>) -> Meters {
+        let segments = Some(Segments::default());
+        let status = TargetStatus {
+            name: "ost0".into(),
+            total_bytes: 100,
+            free_bytes: 40,
+            segments,
+            ..TargetStatus::default()
+        };
+        let targets = vec![TargetMeters { status, ops }];
+        let drives = ["meta", "data"].map(|array| DriveMeters {
+            drive: "d01".into(),
+            array: array.into(),
+            bytes_read: at_us / 1000,
+            latency: vec![(80, at_us / 1000)],
+            ..DriveMeters::default()
+        });
+        Meters { at_us, life, targets, drives: drives.into(), ..Meters::default() }
+    }
+
+    #[test]
+    fn rates_are_of_what_rose() {
+        let before = look(1_000_000, 7, vec![op("Read", 100, 5000, &[(40, 100)])]);
+        let after =
+            vec![op("Read", 300, 9000, &[(40, 110), (60, 190)]), op("Commit", 10, 0, &[(80, 10)])];
+        let rates = Rates::between(&before, &look(3_000_000, 7, after)).expect("one life");
+        let [target] = &rates.targets[..] else { panic!("{rates:?}") };
+        assert_eq!((target.now.per_s, target.read_bytes_per_s), (105.0, 2000.0));
+        // 10 of bucket 40, 190 of bucket 60, 10 of bucket 80.
+        let ends = |bucket| quantile(&[(bucket, 1)], 1.0).as_micros() as u64;
+        let told = (target.now.p50_us, target.now.p99_us, target.now.max_us);
+        assert_eq!(told, (ends(60), ends(80), ends(80)));
+        let kinds: Vec<_> = rates.kinds.iter().map(|k| (k.kind.as_str(), k.now.per_s)).collect();
+        assert_eq!(kinds, [("Read", 100.0), ("Commit", 5.0)]);
+        assert_eq!((rates.total_bytes, rates.free_bytes), (100, 40));
+        let [drive] = &rates.drives[..] else { panic!("{rates:?}") };
+        assert_eq!((drive.read_bytes_per_s, drive.p99_us), (2000.0, ends(80)));
+    }
+
+    #[test]
+    fn another_start_of_the_node_begins_anew() {
+        let (before, now) = (look(9_000_000, 7, vec![]), look(1_000_000, 8, vec![]));
+        assert_eq!(Rates::between(&before, &now), None);
+        assert_eq!(Rates::between(&look(1, 7, vec![]), &look(2_000_000, 8, vec![])), None);
+        assert_eq!(Rates::between(&now, &now), None, "no time passed");
+    }
+}

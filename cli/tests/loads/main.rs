@@ -1,0 +1,120 @@
+//! Loads that nobody here wrote, on a mount, while drives fail and the node is killed: `stress-ng`'s file system class,
+//! `dbench`, and `fio` that reads back and checks what it wrote. No program may see an error.
+//!
+//! `make test` installs them (`scripts/suites`). `LEVADA_LOAD_SECONDS=n`: how long each load takes, 10 unless told;
+//! `make soak` takes an hour. Needs root, io_uring and /dev/fuse.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use support::{Cluster, TINY, can_run, said, signal};
+
+/// Of the class, what is about no file system (binderfs), and what FUSE does not carry (FIEMAP, fs-verity).
+const NOT_STRESSED: &str = "binderfs,fiemap,verity";
+/// Stressors that are left.
+const STRESSORS: u64 = 44;
+/// Between two kills of the node.
+const KILLED_EVERY: Duration = Duration::from_secs(7);
+/// What a load may take beyond its time: it lays out files before, and checks them after.
+const GRACE: Duration = Duration::from_secs(120);
+
+fn seconds() -> u64 {
+    std::env::var("LEVADA_LOAD_SECONDS")
+        .map_or(10, |text| text.parse().expect("a whole number of seconds"))
+}
+
+/// `None`, and says so, where the programs are not known to be installed.
+fn mounted(name: &str) -> Option<Cluster> {
+    if !can_run() || std::env::var_os("LEVADA_TOOLS").is_none() {
+        eprintln!("skipped: not run by scripts/test, which installs the programs");
+        return None;
+    }
+    let cluster = Cluster::new(name, &TINY.replace("72MiB", "384MiB").replace("25MiB", "60MiB"));
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    Some(cluster)
+}
+
+fn start(dir: &Path, program: &str, arguments: &[&str]) -> Child {
+    let mut program = Command::new(program);
+    program.args(arguments).current_dir(dir).stdin(Stdio::null());
+    program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+}
+
+/// Waits for `load`; meanwhile the node is killed again and again, and two drives fail.
+fn disturbed(cluster: &Cluster, mut load: Child) -> Output {
+    let (begun, limit) = (Instant::now(), Duration::from_secs(seconds()) + GRACE);
+    let mut next = KILLED_EVERY;
+    let mut fail = ["d1", "d4"].into_iter();
+    while load.try_wait().expect("a child").is_none() {
+        if begun.elapsed() > limit {
+            let _ = load.kill();
+            panic!("it does not end: {}", said(&load.wait_with_output().expect("its output")));
+        }
+        if begun.elapsed() > next {
+            next = begun.elapsed() + KILLED_EVERY;
+            signal("-KILL", cluster.node().expect("it runs"));
+            cluster.ok(&["up"]);
+            if let Some(drive) = fail.next() {
+                cluster.ok(&["drive", "fail", drive]);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    load.wait_with_output().expect("its output")
+}
+
+fn must_pass(what: &str, output: &Output) {
+    assert!(output.status.success(), "{what}: {}", said(output));
+}
+
+fn scrubbed(cluster: &Cluster) {
+    let scrub = cluster.ok(&["scrub", "--watch"]);
+    assert!(scrub.matches(" 0 beyond repair").count() == 2, "{scrub}");
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn stress_ng_passes() {
+    let Some(cluster) = mounted("stress-ng") else { return };
+    let each = (seconds() / STRESSORS).max(1).to_string();
+    let arguments = ["--class", "filesystem", "--sequential", "2", "--exclude", NOT_STRESSED];
+    let how = ["--verify", "--timeout", &each, "--temp-path", "."];
+    let load = start(&cluster.mnt(), "stress-ng", &[&arguments[..], &how[..]].concat());
+    let output = load.wait_with_output().expect("its output");
+    must_pass("stress-ng", &output);
+    scrubbed(&cluster);
+}
+
+#[test]
+fn dbench_passes() {
+    let Some(cluster) = mounted("dbench") else { return };
+    let load = start(
+        &cluster.mnt(),
+        "dbench",
+        &["-c", "/usr/share/dbench/client.txt", "-t", &seconds().to_string(), "4"],
+    );
+    let output = disturbed(&cluster, load);
+    must_pass("dbench", &output);
+    let said = said(&output);
+    println!("{}", said.lines().last().unwrap_or_default());
+    assert!(!said.contains("failed"), "{said}");
+    scrubbed(&cluster);
+}
+
+#[test]
+fn fio_reads_what_it_wrote() {
+    let Some(cluster) = mounted("fio") else { return };
+    let again_and_again = format!(
+        "while ((SECONDS < {})); do fio --randseed=$RANDOM$RANDOM {}; done",
+        seconds(),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/loads/verify.fio")
+    );
+    let load = start(&cluster.mnt(), "bash", &["-euc", &again_and_again]);
+    let output = disturbed(&cluster, load);
+    must_pass("fio", &output);
+    scrubbed(&cluster);
+}

@@ -1,0 +1,82 @@
+//! The rows that belong to no inode: what file system this is, counters, clients and their replies,
+//! and what should not be there at all.
+
+use super::finding::Finding;
+use crate::key;
+use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Superblock, TailRow};
+use crate::service::SLOTS_MAX;
+use levada_wire::meta::MetaReply;
+use std::collections::BTreeSet;
+
+/// What was met of such rows.
+#[derive(Default)]
+pub struct Beside {
+    has_superblock: bool,
+    clients: BTreeSet<u64>,
+}
+
+impl Beside {
+    /// Takes in a row; clients come before replies, as they do in the order of keys.
+    pub fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), Finding> {
+        let unknown = || Finding::UnknownRow(key.to_vec());
+        let damaged = |damaged: Damaged| Finding::Damaged { key: key.to_vec(), damaged };
+        match key {
+            key::SUPERBLOCK => {
+                self.has_superblock = true;
+                return Superblock::decode(value).map(drop).map_err(damaged);
+            }
+            key::COUNTERS => {
+                return Counters::decode(value).map(drop).map_err(damaged);
+            }
+            key::TAIL => return TailRow::decode(value).map(drop).map_err(damaged),
+            _ => {}
+        }
+        let client = key::first_number(key).ok_or_else(unknown)?;
+        match key[0] {
+            key::CLIENT if key.len() == 9 => {
+                // It is known, whatever its row says.
+                self.clients.insert(client);
+                ClientRow::decode(value).map(drop).map_err(damaged)
+            }
+            key::REPLY if key.len() == 13 => {
+                let slot = key::second_u32(key).ok_or_else(unknown)?;
+                let row = ReplyRow::decode(value).map_err(damaged)?;
+                let is_sound =
+                    slot < SLOTS_MAX && postcard::from_bytes::<MetaReply>(&row.reply).is_ok();
+                if is_sound && self.clients.contains(&client) {
+                    return Ok(());
+                }
+                Err(Finding::Reply { client, slot, is_sound })
+            }
+            _ => Err(unknown()),
+        }
+    }
+
+    /// What is missing, and the counters as they are now against what was counted.
+    pub fn findings(&self, counters: Option<&[u8]>, inodes: u64, last_ino: u64) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        if !self.has_superblock {
+            findings.push(Finding::Missing("superblock"));
+        }
+        if counters.is_none() {
+            findings.push(Finding::Missing("counters"));
+        }
+        // One that cannot be decoded has been told.
+        let Some(counters) = counters.and_then(|row| Counters::decode(row).ok()) else {
+            return findings;
+        };
+        let last_client = self.clients.last().copied().unwrap_or(0);
+        let mut at_least = |what, says, has| {
+            if says < has {
+                findings.push(Finding::Counter { what, says, has });
+            }
+        };
+        at_least("inode numbers", counters.next_ino, last_ino.saturating_add(1));
+        at_least("client numbers", counters.next_client, last_client.saturating_add(1));
+        if counters.inodes != inodes {
+            let (what, says) = ("inodes", counters.inodes);
+            findings.push(Finding::Counter { what, says, has: inodes });
+        }
+        findings
+    }
+}
