@@ -4,11 +4,12 @@
 //! takes longer than it may, the mount and the node are killed by their process ids, the mount
 //! point is released, and the files are removed.
 
-use anyhow::{Context, Result, bail, ensure};
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use crate::launcher::{Launcher, Started, Told};
+use anyhow::{Context, Result, ensure};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -41,7 +42,8 @@ fn cluster_file(seed: u64) -> String {
 
 pub struct BoxUnderTest {
     dir: PathBuf,
-    mount: Option<Child>,
+    launcher: Launcher,
+    mount: Option<Started>,
     /// The moment by which all must be over; none when it is.
     deadline: Arc<(Mutex<Option<Instant>>, Condvar)>,
 }
@@ -53,6 +55,7 @@ impl BoxUnderTest {
         fs::create_dir_all(dir.join("mnt"))?;
         let rig = Self {
             dir: dir.clone(),
+            launcher: Launcher::new(&dir)?,
             mount: None,
             deadline: Arc::new((Mutex::new(Some(Instant::now() + COMMAND_LIMIT)), Condvar::new())),
         };
@@ -75,37 +78,45 @@ impl BoxUnderTest {
         *self.deadline.0.lock().expect("not poisoned") = Some(Instant::now() + time);
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(LEVADA);
-        command.arg("-f").arg(self.cluster()).args(arguments).stdin(Stdio::null());
-        command
+    fn start(&mut self, arguments: &[&str]) -> Result<Started> {
+        let cluster = self.cluster();
+        let words = [&[LEVADA, "-f", cluster.to_str().context("an odd path")?], arguments].concat();
+        self.launcher.start(&words)
+    }
+
+    /// Waits for a command, but not for ever.
+    fn finish(&mut self, started: &Started) -> Result<Told> {
+        let told = self.launcher.finish(started, COMMAND_LIMIT);
+        if told.is_err() {
+            let _ = kill(started.pid);
+        }
+        told
     }
 
     /// Runs a command of `levada` to its end; what it printed.
-    pub fn levada(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = self.command(arguments);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let told = finish(child).with_context(|| format!("levada {}", arguments.join(" ")))?;
+    pub fn levada(&mut self, arguments: &[&str]) -> Result<String> {
+        let started = self.start(arguments)?;
+        let told =
+            self.finish(&started).with_context(|| format!("levada {}", arguments.join(" ")))?;
         ensure!(told.success, "levada {}: {}", arguments.join(" "), told.errors.trim());
         Ok(told.output)
     }
 
-    pub fn up(&self) -> Result<()> {
+    pub fn up(&mut self) -> Result<()> {
         let told = self.levada(&["up", "--no-mounts"])?;
         ensure!(!told.contains("already"), "a dead node passed for a running one: {told}");
         Ok(())
     }
 
     /// Starts the node and kills it so much later, wherever it is then.
-    pub fn up_killed_after(&self, delay: Duration) -> Result<()> {
-        let mut command = self.command(&["up", "--no-mounts"]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    pub fn up_killed_after(&mut self, delay: Duration) -> Result<()> {
+        let started = self.start(&["up", "--no-mounts"])?;
         sleep(delay);
         if let Some(pid) = node_pid(&self.dir) {
             kill(pid)?;
         }
         // It fails when its node was killed early; looked for too early, the node came up.
-        finish(child)?;
+        self.finish(&started)?;
         match node_pid(&self.dir) {
             Some(pid) => kill(pid),
             None => Ok(()),
@@ -119,41 +130,39 @@ impl BoxUnderTest {
     }
 
     pub fn mount(&mut self) -> Result<()> {
-        let log = File::options().create(true).append(true).open(self.dir.join("mount.log"))?;
-        let mut command = self.command(&["mount", "--foreground"]);
-        let mut child = command.arg(self.mnt()).stdout(Stdio::piped()).stderr(log).spawn()?;
-        let output = child.stdout.take().context("no output")?;
-        self.mount = Some(child);
-        fs::write(self.dir.join("mount.pid"), self.mount_pid().to_string())?;
-        let ready = BufReader::new(output).lines().any(|line| line.is_ok_and(|l| l == "ready"));
-        ensure!(ready, "the mount ended before it served");
+        let mnt = self.mnt();
+        let mnt = mnt.to_str().context("an odd path")?;
+        let mount = self.start(&["mount", "--foreground", mnt])?;
+        fs::write(self.dir.join("mount.pid"), mount.pid.to_string())?;
+        let (pid, output) = (mount.pid, mount.output.clone());
+        self.mount = Some(mount);
+        let is_ready = || fs::read_to_string(&output).is_ok_and(|said| said.contains("ready\n"));
+        while !is_ready() {
+            ensure!(is_ours(pid, &self.dir), "the mount ended before it served");
+            sleep(Duration::from_millis(5));
+        }
         Ok(())
-    }
-
-    fn mount_pid(&self) -> u32 {
-        self.mount.as_ref().map_or(0, Child::id)
     }
 
     /// The end of the whole machine: node and mount die with all that was not synced.
     pub fn kill_node_and_mount(&mut self, mount_first: bool) -> Result<()> {
-        let mut mount = self.mount.take().context("never mounted")?;
+        let mount = self.mount.take().context("never mounted")?;
         if mount_first {
-            mount.kill()?;
+            kill(mount.pid)?;
         }
         self.kill_node()?;
-        mount.kill()?;
-        mount.wait()?;
+        if !mount_first {
+            kill(mount.pid)?;
+        }
+        self.finish(&mount)?;
         fs::remove_file(self.dir.join("mount.pid"))?;
-        let status = Command::new("umount").arg("-l").arg(self.mnt()).status()?;
-        ensure!(status.success(), "the dead mount could not be taken away");
-        Ok(())
+        unmount(self.mnt(), UnmountFlags::DETACH).context("the dead mount cannot be taken away")
     }
 
     /// The mount's process must outlive every kill of the node.
-    pub fn still_mounted(&mut self) -> Result<()> {
-        let mount = self.mount.as_mut().context("never mounted")?;
-        let ended = mount.try_wait()?;
-        ensure!(ended.is_none(), "the mount's process ended: {ended:?}");
+    pub fn still_mounted(&self) -> Result<()> {
+        let mount = self.mount.as_ref().context("never mounted")?;
+        ensure!(is_ours(mount.pid, &self.dir), "the mount's process ended");
         Ok(())
     }
 
@@ -161,8 +170,8 @@ impl BoxUnderTest {
         let mnt = self.mnt();
         self.levada(&["umount", mnt.to_str().context("an odd path")?])?;
         let mount = self.mount.take().context("never mounted")?;
-        let told = finish(mount)?;
-        ensure!(told.success, "the mount's process failed at the end");
+        let told = self.finish(&mount)?;
+        ensure!(told.success, "the mount's process failed at the end: {}", told.errors.trim());
         fs::remove_file(self.dir.join("mount.pid"))?;
         Ok(())
     }
@@ -174,10 +183,11 @@ impl BoxUnderTest {
     }
 
     /// The ends of the logs, for people.
-    pub fn tell_logs(&self) {
+    pub fn tell_logs(&mut self) {
         let status = self.levada(&["status"]).unwrap_or_else(|error| format!("{error:#}"));
         println!("--- levada status\n{status}");
-        tell_logs(&self.dir);
+        let mount = self.mount.as_ref().map(|mount| mount.errors.as_path());
+        tell_logs(&self.dir, mount);
     }
 }
 
@@ -188,9 +198,6 @@ impl Drop for BoxUnderTest {
             self.deadline.1.notify_all();
         }
         clean_up(&self.dir);
-        if let Some(mount) = &mut self.mount {
-            let _ = mount.wait();
-        }
     }
 }
 
@@ -201,7 +208,7 @@ fn watch(deadline: &(Mutex<Option<Instant>>, Condvar), dir: &Path) {
         let left = at.saturating_duration_since(Instant::now());
         if left.is_zero() {
             eprintln!("kill_rounds: out of time; everything is killed");
-            tell_logs(dir);
+            tell_logs(dir, None);
             clean_up(dir);
             std::process::exit(1);
         }
@@ -220,7 +227,7 @@ fn clean_up(dir: &Path) {
     {
         let _ = kill(pid);
     }
-    let _ = Command::new("umount").arg("-l").arg(dir.join("mnt")).stderr(Stdio::null()).status();
+    let _ = unmount(dir.join("mnt"), UnmountFlags::DETACH);
     if let Some(pid) = node_pid(dir) {
         let _ = kill(pid);
     }
@@ -229,11 +236,11 @@ fn clean_up(dir: &Path) {
     }
 }
 
-fn tell_logs(dir: &Path) {
-    for log in ["state/node.log", "mount.log"] {
-        let text = fs::read_to_string(dir.join(log)).unwrap_or_default();
+fn tell_logs(dir: &Path, mount: Option<&Path>) {
+    for log in [Some(dir.join("state/node.log").as_path()), mount].into_iter().flatten() {
+        let text = fs::read_to_string(log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
-        println!("--- the end of {log}");
+        println!("--- the end of {}", log.display());
         for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
             println!("{line}");
         }
@@ -255,37 +262,6 @@ fn is_ours(pid: u32, dir: &Path) -> bool {
 }
 
 fn kill(pid: u32) -> Result<()> {
-    let status = Command::new("kill").args(["-9", &pid.to_string()]).status()?;
-    ensure!(status.success(), "process {pid} could not be killed");
-    Ok(())
-}
-
-struct Told {
-    success: bool,
-    output: String,
-    errors: String,
-}
-
-/// Waits for a process, but not for ever.
-fn finish(mut child: Child) -> Result<Told> {
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if start.elapsed() > COMMAND_LIMIT {
-            child.kill()?;
-            child.wait()?;
-            bail!("no end after {COMMAND_LIMIT:?}");
-        }
-        sleep(Duration::from_millis(5));
-    };
-    let (mut output, mut errors) = (String::new(), String::new());
-    if let Some(mut pipe) = child.stdout.take() {
-        pipe.read_to_string(&mut output)?;
-    }
-    if let Some(mut pipe) = child.stderr.take() {
-        pipe.read_to_string(&mut errors)?;
-    }
-    Ok(Told { success: status.success(), output, errors })
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("no process id")?;
+    kill_process(pid, Signal::KILL).with_context(|| format!("process {pid:?} cannot be killed"))
 }

@@ -11,6 +11,7 @@
 //! interleaving), `LEVADA_KILL_DIR=dir` for the drives (a temporary directory of the build).
 
 mod box_under_test;
+mod launcher;
 mod programs;
 mod random;
 mod running;

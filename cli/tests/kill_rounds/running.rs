@@ -67,7 +67,7 @@ impl Running {
             programs.push(thread.join().map_err(|_| anyhow!("{name} panicked"))?);
             match answers.try_recv() {
                 // What a mount that is gone answers.
-                Ok(Err(error)) if error.root_cause().is::<std::io::Error>() => {}
+                Ok(Err(error)) if is_of_the_system(&error) => {}
                 Ok(Err(error)) => return Err(error.context(name)),
                 _ => {}
             }
@@ -96,6 +96,11 @@ impl Running {
         }
         bail!("{}", problems.join("\n  "))
     }
+}
+
+fn is_of_the_system(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause();
+    cause.is::<std::io::Error>() || cause.is::<rustix::io::Errno>()
 }
 
 fn start(mut program: Box<dyn Program>, seed: u64) -> Worker {

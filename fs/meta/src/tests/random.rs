@@ -4,7 +4,7 @@
 //! durable, and hands it back; or it dies with the service, and what it was told may be lost.
 
 use super::model::{Model, Outcome};
-use super::{ROOT, World, acl, simulated};
+use super::{ROOT, Tester, World, acl, simulated};
 use crate::config::CallHeader;
 use crate::service::MetaService;
 use levada_base::ids::{BootVerifier, Ino, Seq};
@@ -619,27 +619,91 @@ fn clients_are_told_what_a_tree_in_memory_says() {
     println!("{done} requests were answered");
 }
 
+/// True when one of the first seeds shows the bug.
+fn is_found<F: Future>(bug: &'static str, seeds: u64, run: impl Fn() -> F) -> bool {
+    let found = (0..seeds).find(|seed| {
+        planted::choose(Some(bug));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            simulated(*seed, run());
+        }));
+        planted::choose(None);
+        outcome.is_err()
+    });
+    eprintln!("{bug}: seed {found:?}");
+    found.is_some()
+}
+
 #[test]
 fn planted_bugs_are_found() {
     let bugs = [
         "meta-reply-not-stored",
         "meta-answered-before-durable",
-        "meta-read-of-undurable-answered",
         "meta-cookie-given-twice",
         "meta-complete-after-trim",
         "meta-tail-not-carried",
         "meta-tail-with-foreign-batches",
         "meta-served-before-recovery",
+        "meta-read-of-undurable-answered",
         "meta-lost-numbers-given-again",
     ];
     for bug in bugs {
-        let found = (0..1000).find(|seed| {
-            planted::choose(Some(bug));
-            let outcome = std::panic::catch_unwind(|| simulated(*seed, world_with_cuts(3)));
-            planted::choose(None);
-            outcome.is_err()
-        });
-        assert!(found.is_some(), "{bug} was not found");
-        eprintln!("{bug}: seed {found:?}");
+        let found = match bug {
+            // A random tree meets these two too seldom.
+            "meta-read-of-undurable-answered" => is_found(bug, 20, finds_while_another_makes),
+            "meta-lost-numbers-given-again" => is_found(bug, 20, dies_with_the_service),
+            _ => is_found(bug, 500, || world_with_cuts(3)),
+        };
+        assert!(found, "{bug} was not found");
     }
+}
+
+/// What somebody finds stays found, also when who made it was not answered yet.
+async fn finds_while_another_makes() {
+    let world = World::small().await;
+    let (maker, finder) = (Tester::new(&world, 1).await, Tester::new(&world, 2).await);
+    reactor::spawn_in(&world.node(), async move { maker.file("new").await });
+    let found = loop {
+        match finder.lookup(Ino::ROOT, "new").await {
+            Ok(attr) => break attr.ino,
+            Err(MetaFault::NotFound) => reactor::sleep(Duration::from_micros(random(20))).await,
+            Err(fault) => panic!("{fault:?}"),
+        }
+    };
+    world.power_cut().await;
+    let kept = finder.lookup(Ino::ROOT, "new").await.map(|attr| attr.ino);
+    assert_eq!(kept, Ok(found));
+    world.stop();
+}
+
+#[test]
+fn what_is_found_is_durable() {
+    (0..20).for_each(|seed| simulated(seed, finds_while_another_makes()));
+}
+
+/// The holder of the tail is told of files that are not durable and dies with the service: others' files get
+/// other numbers, as the lost ones may have objects.
+async fn dies_with_the_service() {
+    let world = World::small().await;
+    let (holder, other) = (Tester::new(&world, 1).await, Tester::new(&world, 2).await);
+    let mut told = BTreeSet::new();
+    // The first makes it the holder; those after it are told early.
+    for sequence in 1..=4 {
+        let new = NewInode::File { open: None };
+        let call = CallHeader::changing(holder.client.get(), 0, sequence);
+        let call = CallHeader { unstable: true, ..call };
+        let request = super::create(Ino::ROOT, &format!("told {sequence}"), new);
+        let reply = world.service().handle(call, request).await;
+        told.insert(super::attr_of(reply).expect("made").ino);
+    }
+    world.power_cut().await;
+    // Answered when the holder was awaited in vain.
+    let new = other.file("new").await.ino;
+    assert!(!told.contains(&new), "{new:?} was given to two files");
+    world.assert_sound().await;
+    world.stop();
+}
+
+#[test]
+fn lost_numbers_are_not_given_again() {
+    (0..20).for_each(|seed| simulated(seed, dies_with_the_service()));
 }
