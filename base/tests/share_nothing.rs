@@ -21,7 +21,7 @@ const IO_PATH: [&str; 11] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 8] = [
+const MEETING_PLACES: [&str; 9] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
@@ -35,6 +35,8 @@ const MEETING_PLACES: [&str; 8] = [
     "store/kv/src/checkpoint/space.rs",
     // Serving a mount from a plain thread, for tests and tools.
     "fs/mount/src/transport/blocking.rs",
+    // The thread that writes notifications, for which the kernel may let it wait.
+    "fs/mount/src/transport/notifier.rs",
 ];
 
 const SHARED: [&str; 8] =

@@ -134,11 +134,11 @@ impl BoxUnderTest {
         let mnt = mnt.to_str().context("an odd path")?;
         let mount = self.start(&["mount", "--foreground", mnt])?;
         fs::write(self.dir.join("mount.pid"), mount.pid.to_string())?;
-        let (pid, output) = (mount.pid, mount.output.clone());
-        self.mount = Some(mount);
-        let is_ready = || fs::read_to_string(&output).is_ok_and(|said| said.contains("ready\n"));
+        let mount = self.mount.insert(mount);
+        let is_ready =
+            || fs::read_to_string(&mount.output).is_ok_and(|said| said.contains("ready\n"));
         while !is_ready() {
-            ensure!(is_ours(pid, &self.dir), "the mount ended before it served");
+            ensure!(mount.is_alive(), "the mount ended before it served");
             sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -162,7 +162,7 @@ impl BoxUnderTest {
     /// The mount's process must outlive every kill of the node.
     pub fn still_mounted(&self) -> Result<()> {
         let mount = self.mount.as_ref().context("never mounted")?;
-        ensure!(is_ours(mount.pid, &self.dir), "the mount's process ended");
+        ensure!(mount.is_alive(), "the mount's process ended");
         Ok(())
     }
 

@@ -11,8 +11,10 @@
 //! interleaving), `LEVADA_KILL_DIR=dir` for the drives (a temporary directory of the build).
 
 mod box_under_test;
+#[path = "../support/launcher.rs"]
 mod launcher;
 mod programs;
+#[path = "../support/random.rs"]
 mod random;
 mod running;
 

@@ -49,11 +49,13 @@ fn archives_and_copies_are_exact() {
     }
 }
 
-const FOLDERS: usize = 200;
 const FILES_EACH: usize = 1000;
 
+/// `LEVADA_TREE_FOLDERS=n` folders of them, 30 unless told; `make soak` makes 200.
 #[test]
-fn two_hundred_thousand_files_are_found_and_counted() {
+fn very_many_files_are_found_and_counted() {
+    let folders = std::env::var("LEVADA_TREE_FOLDERS")
+        .map_or(30, |text| text.parse::<usize>().expect("a whole number of folders"));
     // Rows of the files need more room than a tiny cluster has.
     let roomy = TINY.replace("72MiB", "512MiB").replace("25MiB", "200MiB");
     let Some(cluster) = mounted_on("many", &roomy) else { return };
@@ -63,7 +65,7 @@ fn two_hundred_thousand_files_are_found_and_counted() {
         used.trim().parse::<usize>().expect("a number")
     };
     let before = inodes_used();
-    for folder in 0..FOLDERS {
+    for folder in 0..folders {
         let folder = mnt.join(format!("many/{folder}"));
         fs::create_dir_all(&folder).expect("made");
         for file in 0..FILES_EACH {
@@ -72,13 +74,13 @@ fn two_hundred_thousand_files_are_found_and_counted() {
             fs::write(folder.join(format!("file-{file}")), contents).expect("written");
         }
     }
-    let files = FOLDERS * FILES_EACH;
+    let files = folders * FILES_EACH;
     let count = |line: &str| shell(&mnt, line).trim().parse::<usize>().expect("a number");
-    assert_eq!(inodes_used(), before + files + FOLDERS + 1);
+    assert_eq!(inodes_used(), before + files + folders + 1);
     assert_eq!(count("find many -type f | wc -l"), files);
     assert_eq!(count("find many -type f | sort -u | wc -l"), files);
     assert_eq!(count("find many -size -6c -size +0 -name 'file-*7' | wc -l"), files / 100);
-    assert_eq!(count("du --inodes -s many | cut -f1"), files + FOLDERS + 1);
+    assert_eq!(count("du --inodes -s many | cut -f1"), files + folders + 1);
     let bytes =
         shell(&mnt, "find many -type f -printf '%s\\n' | awk '{ sum += $1 } END { print sum }'");
     assert_eq!(bytes.trim(), (files / 100 * 5).to_string());

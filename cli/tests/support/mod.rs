@@ -1,6 +1,8 @@
 //! A cluster for tests of the program: its files in a directory of its own, all gone at the end.
 #![allow(dead_code)] // Each test uses a part of it.
 
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -116,27 +118,40 @@ impl Cluster {
 
     /// The process of the mount, by its command line, which names its directory.
     pub fn mount_process(&self) -> Option<u32> {
-        let dir = self.mnt();
-        let dir = dir.to_str().expect("plain text");
-        fs::read_dir("/proc").expect("readable").flatten().find_map(|process| {
-            let line = fs::read(process.path().join("cmdline")).ok()?;
-            let line = String::from_utf8_lossy(&line).into_owned();
-            (line.contains("--foreground") && line.contains(dir))
-                .then(|| process.file_name().to_str()?.parse().ok())?
-        })
+        mount_processes(&self.mnt()).next()
     }
 }
 
 impl Drop for Cluster {
+    /// Starts no program: this process may have files open in a mount whose node is away, and whoever closes them, as a
+    /// child does when it begins, may wait for it.
     fn drop(&mut self) {
-        if let Some(pid) = self.mount_process() {
-            signal("-KILL", pid);
+        mount_processes(self.dir.path()).for_each(kill);
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for target in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
+            if Path::new(target).starts_with(self.dir.path()) {
+                let _ = unmount(target, UnmountFlags::DETACH);
+            }
         }
-        let _ = Command::new("umount").arg("-l").arg(self.mnt()).stderr(Stdio::null()).status();
-        if let Some(pid) = self.node() {
-            signal("-KILL", pid);
-        }
+        self.node().into_iter().for_each(kill);
     }
+}
+
+/// Of mounts on `dir` or below it.
+fn mount_processes(dir: &Path) -> impl Iterator<Item = u32> {
+    let dir = dir.to_str().expect("plain text").to_owned();
+    fs::read_dir("/proc").expect("readable").flatten().filter_map(move |process| {
+        let line = fs::read(process.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        (line.contains("--foreground") && line.contains(&dir))
+            .then(|| process.file_name().to_str()?.parse().ok())?
+    })
+}
+
+/// At once, and without a program that does it.
+pub fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
 }
 
 pub fn said(output: &Output) -> String {

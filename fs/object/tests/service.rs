@@ -181,7 +181,7 @@ fn nonsense_is_refused() {
         assert!(peer.call(&garbage, None).await.is_err());
         let missing = ObjectRequest::Read { object: OBJECT, offset: 0, bytes: 10 };
         assert_eq!(ask(&peer, missing).await, ObjectReply::Failed(ObjectFault::NoSuchObject));
-        assert_eq!(service.meters().failed(), 3);
+        assert_eq!(service.meters().failed(), 4);
         let stat = ask(&peer, ObjectRequest::Stat { object: OBJECT }).await;
         assert!(matches!(stat, ObjectReply::Stat { verifier, stat: None } if verifier != BootVerifier(0)));
     });

@@ -1,8 +1,9 @@
 //! Starts commands from a process that has nothing open in the mount.
 //!
-//! The programs of this test live in this process. A child of its own would begin with copies of what they have open,
+//! The programs of such a test live in its process. A child of its own would begin with copies of what they have open,
 //! and close them, and whoever closes a file waits until its pages are written: the command that is to
 //! start the node again would wait for that node.
+#![allow(dead_code)] // Each test uses a part of it.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
@@ -32,6 +33,14 @@ pub struct Told {
     pub success: bool,
     pub output: String,
     pub errors: String,
+}
+
+impl Started {
+    /// False also when nobody has waited for its end yet.
+    pub fn is_alive(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+    }
 }
 
 impl Launcher {
