@@ -501,6 +501,30 @@ impl Client {
         Ok((file, attr, made))
     }
 
+    /// Makes and opens a file without a name in a directory, which stays as it is. With `may_link` [`Client::link`] gives
+    /// it its first name; without a name it goes with its last close.
+    ///
+    /// # Errors
+    ///
+    /// What the metadata service says.
+    pub async fn create_unnamed(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        mode: impl Into<NewMode>,
+        open: OpenMode,
+        may_link: bool,
+    ) -> Result<(File, Attr), Error> {
+        let (mode, open) = (mode.into(), uncut(open));
+        let request = MetaRequest::CreateUnnamed { caller, parent, mode, open, may_link };
+        let attr = self.0.attr_of(self.change(request).await?)?;
+        let (file, attr) = self.opened(attr, Some(0), false).await?;
+        if open.write {
+            file.session_began();
+        }
+        Ok((file, attr))
+    }
+
     /// Opens a file by its number; every open needs a [`File::close`].
     ///
     /// # Errors

@@ -551,7 +551,8 @@ impl Meta {
         match (&request, &reply) {
             (MetaRequest::Open { ino, .. }, Ok(MetaReply::Attr(_))) => self.count_open(*ino),
             (
-                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. }
+                | MetaRequest::CreateUnnamed { .. },
                 Ok(MetaReply::Entry(attr, _)),
             ) => self.count_open(attr.ino),
             _ => {}
@@ -824,7 +825,8 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Lock { .. }
         | R::Unlock { .. }
         | R::CancelWait { .. }
-        | R::TestLock { .. } => false,
+        | R::TestLock { .. }
+        | R::CreateUnnamed { .. } => false,
     }
 }
 
@@ -862,6 +864,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         R::Destroyed { .. } | R::Settled { .. } => true,
         // Nothing is held under the new number but what it takes back.
         R::Leave => true,
+        // Nobody was told of the file that was made first; it goes with the number that has it open.
+        R::CreateUnnamed { .. } => true,
         // Locks end with the number that has them.
         R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. } => true,
         // Done twice they undo what others did in between: a mode, a size, a name, an attribute; or are refused because they

@@ -6,8 +6,8 @@
 use crate::acl::{Acl, PERMISSIONS};
 use crate::key;
 use crate::row::{
-    Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock,
-    TailRow, XattrRow,
+    Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, OrphanRow, ReplyRow, Session,
+    Superblock, TailRow, XattrRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -133,7 +133,9 @@ impl Rows {
                 self.names.insert((ino, key[9..].to_vec()), NameRow::decode(value)?);
             }
             key::ORPHAN if key.len() == 9 => {
+                // It is listed, whatever its row says.
                 self.orphans.insert(ino);
+                OrphanRow::decode(value)?;
             }
             key::DESTROY if key.len() == 9 => {
                 self.destroy.insert(ino);

@@ -282,7 +282,7 @@ impl MetaService {
             if !table.awaited.is_empty() {
                 return Ok(());
             }
-            table.orphans.iter().copied().filter(|ino| table.opens(*ino) == 0).collect()
+            table.orphans.keys().copied().filter(|ino| table.opens(*ino) == 0).collect()
         };
         for ino in orphans {
             self.transact(Self::housekeeper(), None, Some(Room { frees: true }), |tx| {
@@ -322,7 +322,7 @@ impl MetaService {
                 if settle.len() == limit {
                     break;
                 }
-                if !table.orphans.contains(ino) || cut(ino) {
+                if !table.orphans.contains_key(ino) || cut(ino) {
                     settle.insert(*ino);
                 }
             }

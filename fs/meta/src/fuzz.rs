@@ -3,7 +3,8 @@
 use crate::acl::Acl;
 use crate::key;
 use crate::row::{
-    ClientRow, Counters, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock, XattrRow,
+    ClientRow, Counters, EntryRow, Inode, NameRow, OrphanRow, ReplyRow, Session, Superblock,
+    XattrRow,
 };
 
 /// Every row, and the numbers in every key. What is read and written again is read the same.
@@ -25,6 +26,9 @@ pub fn rows(bytes: &[u8]) {
     if let Ok(row) = Counters::decode(bytes) {
         assert_eq!(row.encode(), bytes);
     }
+    if let Ok(row) = OrphanRow::decode(bytes) {
+        assert_eq!(row.encode(), bytes);
+    }
     if let Ok(row) = ClientRow::decode(bytes) {
         assert_eq!(ClientRow::decode(&row.encode()), Ok(row));
     }
@@ -44,7 +48,7 @@ pub fn rows(bytes: &[u8]) {
 mod tests {
     #[test]
     fn odd_bytes_do_no_harm() {
-        for input in [&[][..], &[0; 5000], &[255; 4096], &[1; 25], &[1; 17], &[1; 10]] {
+        for input in [&[][..], &[0; 5000], &[255; 4096], &[1; 25], &[1; 17], &[1; 10], &[1; 2]] {
             super::rows(input);
         }
     }

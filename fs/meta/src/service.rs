@@ -112,6 +112,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::SetXattr { .. }
         | R::RemoveXattr { .. }
         | R::Create { .. }
+        | R::CreateUnnamed { .. }
         | R::Link { .. }
         | R::Unlink { .. }
         | R::RemoveDir { .. }

@@ -90,7 +90,8 @@ impl MetaService {
         let effects: Vec<Effect> = match request {
             MetaRequest::Several { requests } => requests.iter().filter_map(closed).collect(),
             MetaRequest::Open { ino, .. } => vec![Effect::Opened(*ino)],
-            MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. } => {
+            MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. }
+            | MetaRequest::CreateUnnamed { .. } => {
                 match slot.reply.as_deref().map(postcard::from_bytes) {
                     Some(Ok(MetaReply::Entry(attr, _))) => vec![Effect::Opened(attr.ino)],
                     _ => Vec::new(),

@@ -7,7 +7,7 @@
 use crate::config::MetaError;
 use crate::key;
 use crate::locks::{Locks, Owner};
-use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
+use crate::row::{ClientRow, Counters, Damaged, OrphanRow, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::planted;
@@ -101,7 +101,7 @@ pub struct Table {
     /// Opens of all clients.
     opens: HashMap<Ino, u64>,
     pub sessions: BTreeMap<(Ino, u64), Session>,
-    pub orphans: BTreeSet<Ino>,
+    pub orphans: BTreeMap<Ino, OrphanRow>,
     pub locks: Locks,
     pub counters: Counters,
     /// Clients of the time before the restart that have not said yet what they hold open.
@@ -121,7 +121,8 @@ pub enum Effect {
     Closed(Ino),
     /// `None`: it has ended.
     Session(Ino, u64, Option<Session>),
-    Orphan(Ino, bool),
+    /// `None`: it has got a name, or goes.
+    Orphan(Ino, Option<OrphanRow>),
     /// The objects of a file are to be destroyed.
     Destroy,
     Lock(Ino, Lock, Option<u64>),
@@ -137,7 +138,7 @@ impl Table {
             by_uuid: HashMap::new(),
             opens: HashMap::new(),
             sessions: BTreeMap::new(),
-            orphans: BTreeSet::new(),
+            orphans: BTreeMap::new(),
             locks: Locks::default(),
             counters,
             awaited: BTreeSet::new(),
@@ -181,8 +182,14 @@ impl Table {
             let client = key::second_number(&key).unwrap_or(0);
             table.sessions.insert((ino, client), Session::decode(&value)?);
         }
-        for (key, _) in scan_tag(store, key::ORPHAN).await? {
-            table.orphans.insert(Ino(key::first_number(&key).unwrap_or(0)));
+        for (key, value) in scan_tag(store, key::ORPHAN).await? {
+            let ino = Ino(key::first_number(&key).unwrap_or(0));
+            let row = OrphanRow::decode(&value).unwrap_or_else(|damaged| {
+                // It is listed, and stays for as long as it is held; only a name it is not given.
+                tracing::error!(ino = ino.0, %damaged, "metadata cannot be decoded");
+                OrphanRow::default()
+            });
+            table.orphans.insert(ino, row);
         }
         Ok(table)
     }
@@ -203,11 +210,11 @@ impl Table {
             Effect::Session(ino, client, None) => {
                 self.sessions.remove(&(ino, client));
             }
-            Effect::Orphan(ino, true) => {
-                self.orphans.insert(ino);
+            Effect::Orphan(ino, Some(row)) => {
+                self.orphans.insert(ino, row);
             }
             Effect::Destroy => self.chores.notify_all(),
-            Effect::Orphan(ino, false) => {
+            Effect::Orphan(ino, None) => {
                 self.orphans.remove(&ino);
             }
             Effect::Lock(ino, lock, ticket) => self.locks.lock(client, ino, &lock, ticket),

@@ -6,7 +6,9 @@
 
 use crate::cache::Cache;
 use crate::key::{self, Key};
-use crate::row::{Counters, Damaged, EntryRow, Inode, MARK, NameRow, Session, Superblock};
+use crate::row::{
+    Counters, Damaged, EntryRow, Inode, MARK, NameRow, OrphanRow, Session, Superblock,
+};
 use crate::table::{Effect, Table};
 use levada_base::ids::{Ino, Seq, TargetId};
 use levada_kv::Bytes;
@@ -167,14 +169,27 @@ impl<'a> Tx<'a> {
         Ok(inode)
     }
 
-    /// True for an inode without a name that stays because it is held, with the changes of this
+    /// What is noted of an inode without a name that stays because it is held, with the changes of this
     /// transaction.
-    pub fn is_orphan(&self, ino: Ino) -> bool {
+    pub fn orphan(&self, ino: Ino) -> Option<OrphanRow> {
         let changed = self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Orphan(of, is_orphan) if *of == ino => Some(*is_orphan),
+            Effect::Orphan(of, row) if *of == ino => Some(*row),
             _ => None,
         });
-        changed.unwrap_or_else(|| self.table.orphans.contains(&ino))
+        changed.unwrap_or_else(|| self.table.orphans.get(&ino).copied())
+    }
+
+    pub fn is_orphan(&self, ino: Ino) -> bool {
+        self.orphan(ino).is_some()
+    }
+
+    /// An inode has no name and stays, or that is over. Its row must be written too, as for a session.
+    pub fn put_orphan(&mut self, ino: Ino, row: Option<OrphanRow>) {
+        match row {
+            Some(row) => self.put(&key::orphan(ino), row.encode()),
+            None => self.delete(&key::orphan(ino)),
+        }
+        self.effect(Effect::Orphan(ino, row));
     }
 
     /// A directory that can hold names.
@@ -292,15 +307,13 @@ impl<'a> Tx<'a> {
         let orphan = self.is_orphan(ino);
         if self.held(ino) {
             if !orphan {
-                self.put(&key::orphan(ino), MARK);
-                self.effect(Effect::Orphan(ino, true));
+                self.put_orphan(ino, Some(OrphanRow::default()));
             }
             self.put_inode(ino, inode);
             return;
         }
         if orphan {
-            self.delete(&key::orphan(ino));
-            self.effect(Effect::Orphan(ino, false));
+            self.put_orphan(ino, None);
         }
         let sessions = self.sessions(ino);
         for (client, _) in &sessions {

@@ -667,9 +667,6 @@ fn what_is_not_there_yet_says_so() {
         ] {
             assert_eq!(errno(fallocate(&file, mode, 0, 4096)), Some(libc::EOPNOTSUPP));
         }
-        let unnamed =
-            OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(world.dir());
-        assert_eq!(errno(unnamed), Some(libc::EOPNOTSUPP));
     });
 }
 

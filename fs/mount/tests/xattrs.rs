@@ -4,6 +4,7 @@
 
 #[allow(dead_code)] // shared with the other tests
 mod syscalls;
+mod unnamed;
 #[allow(dead_code)]
 mod world;
 
@@ -16,6 +17,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use syscalls::c_path;
+use unnamed::{name_by_proc, unnamed};
 use world::{World, with_world};
 
 const ACCESS: &str = "system.posix_acl_access";
@@ -247,6 +249,9 @@ fn what_is_made_takes_the_directorys_default_list() {
         let plain = dir.join("plain");
         File::create_new(&plain).unwrap();
         assert_eq!(mode(&plain), 0o666 & !umask);
+        let named = dir.join("plain, later");
+        name_by_proc(&unnamed(&dir, 0o666, 0), &named).unwrap();
+        assert_eq!((mode(&named), list(&named)), (0o666 & !umask, vec![]));
         set(&dir, DEFAULT, &acl([7, 7, 5, 7, 4])).unwrap();
         assert_eq!(list(&dir), [DEFAULT]);
         // The umask does not count.
@@ -254,6 +259,9 @@ fn what_is_made_takes_the_directorys_default_list() {
         File::create_new(&file).unwrap();
         assert_eq!((mode(&file), get(&file, ACCESS).unwrap()), (0o664, acl([6, 7, 5, 6, 4])));
         assert_eq!(get(&file, DEFAULT), Err(libc::ENODATA));
+        let named = dir.join("file, later");
+        name_by_proc(&unnamed(&dir, 0o666, 0), &named).unwrap();
+        assert_eq!((mode(&named), get(&named, ACCESS).unwrap()), (0o664, acl([6, 7, 5, 6, 4])));
         fs::create_dir(&below).unwrap();
         assert_eq!((mode(&below), get(&below, ACCESS).unwrap()), (0o774, acl([7, 7, 5, 7, 4])));
         assert_eq!(get(&below, DEFAULT).unwrap(), acl([7, 7, 5, 7, 4]));

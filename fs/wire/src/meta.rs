@@ -314,6 +314,16 @@ pub enum MetaRequest {
         ino: Ino,
         lock: Lock,
     },
+    /// Makes and opens a file that has no name (O_TMPFILE), for `parent` to hand on what it hands on to what is made in it;
+    /// `parent` itself stays as it is. The answer is `Entry`.
+    CreateUnnamed {
+        caller: Caller,
+        parent: Ino,
+        mode: NewMode,
+        open: OpenMode,
+        /// `Link` gives it its first name, if it is still there; else that is `NotFound` (O_EXCL).
+        may_link: bool,
+    },
 }
 
 impl MetaRequest {
@@ -354,6 +364,7 @@ impl MetaRequest {
             Self::Unlock { .. } => "Unlock",
             Self::CancelWait { .. } => "CancelWait",
             Self::TestLock { .. } => "TestLock",
+            Self::CreateUnnamed { .. } => "CreateUnnamed",
         }
     }
 }

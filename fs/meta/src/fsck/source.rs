@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Known};
 use crate::key::{self, Key};
-use crate::row::{ClientRow, ReplyRow, Session};
+use crate::row::{ClientRow, OrphanRow, ReplyRow, Session};
 use crate::service::MetaService;
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -87,7 +87,10 @@ impl Source {
                 let session = table.sessions.get(&(Ino(first), key::second_number(key)?));
                 (Known::Session, session == Some(&row))
             }
-            key::ORPHAN => (Known::Orphan, table.orphans.contains(&Ino(first))),
+            key::ORPHAN => {
+                let row = OrphanRow::decode(value).ok()?;
+                (Known::Orphan, table.orphans.get(&Ino(first)) == Some(&row))
+            }
             _ => return None,
         };
         (!is_same).then(|| Finding::Known { what, key: key.to_vec() })

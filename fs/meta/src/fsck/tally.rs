@@ -9,7 +9,7 @@ use super::links::{Exact, Said, Sign, Sums};
 use super::slot::{Slot, Suspect};
 use super::tree::Tree;
 use crate::key;
-use crate::row::{Damaged, EntryRow, Inode, NameRow, Session, XattrRow};
+use crate::row::{Damaged, EntryRow, Inode, NameRow, OrphanRow, Session, XattrRow};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
 use std::collections::BTreeMap;
@@ -89,7 +89,10 @@ impl Tally {
                 if let Some((slot, _)) = self.slot(ino) {
                     slot.list(sign, list);
                 }
-                Ok(())
+                match list {
+                    List::Orphans => OrphanRow::decode(value).map(drop).map_err(damaged),
+                    List::Destroy => Ok(()),
+                }
             }
             key::SESSION => {
                 let client = second()?;

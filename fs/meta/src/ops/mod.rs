@@ -12,7 +12,7 @@ use crate::row::{Body, Inode};
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
 use levada_base::planted;
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode};
 
 /// What an operation answers.
 pub type Answer = Result<MetaReply, Stop>;
@@ -43,6 +43,11 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Create { caller, parent, name, mode, new, exclusive } => {
             let made = names::Made { caller: *caller, mode: *mode, new };
             names::create(tx, *parent, name, &made, *exclusive)
+        }
+        R::CreateUnnamed { caller, parent, mode, open, may_link } => {
+            let new = &NewInode::File { open: Some(*open) };
+            let made = names::Made { caller: *caller, mode: *mode, new };
+            names::create_unnamed(tx, *parent, &made, *may_link)
         }
         R::Link { caller: _, ino, parent, name } => names::link(tx, *ino, *parent, name),
         R::Unlink { caller, parent, name } => names::unlink(tx, *caller, *parent, name),

@@ -6,7 +6,7 @@ use super::{
     write, xattrs,
 };
 use crate::key;
-use crate::row::{Body, Inode, NameRow, Session};
+use crate::row::{Body, Inode, NameRow, OrphanRow, Session};
 use crate::table::Effect;
 use crate::tx::{Env, Stop, Tx};
 use levada_base::ids::Ino;
@@ -53,10 +53,7 @@ pub fn create(
     if let Some(found) = tx.name(parent, name)? {
         return open_found(tx, found, made.new, exclusive);
     }
-    if tx.counters.inodes >= tx.env.superblock.inodes_max {
-        return Err(MetaFault::Full.into());
-    }
-    let ino = Ino(tx.counters.next_ino);
+    let ino = new_number(tx)?;
     let inode = new_inode(tx, ino, parent, &directory, made)?;
     let kind = inode.kind();
     if kind == Kind::Directory {
@@ -66,22 +63,45 @@ pub fn create(
         directory.nlink += 1;
         tx.made_directory(ino);
     }
-    tx.counters.next_ino += 1;
-    tx.counters.inodes += 1;
     let cookie = count_entry(&mut directory);
     touch_directory(tx, &mut directory);
-    tx.put_inode(ino, &inode);
     tx.put_inode(parent, &directory);
     tx.put_entry(parent, name, NameRow { cookie, ino, kind });
+    Ok(put_new(tx, ino, &inode, made))
+}
+
+/// Makes and opens a file without a name. Its directory does not change.
+pub fn create_unnamed(tx: &mut Tx<'_>, parent: Ino, made: &Made<'_>, may_link: bool) -> Answer {
+    let directory = tx.directory(parent)?;
+    let ino = new_number(tx)?;
+    let inode = Inode { nlink: 0, ..new_inode(tx, ino, parent, &directory, made)? };
+    tx.put_orphan(ino, Some(OrphanRow { may_get_name: may_link }));
+    Ok(put_new(tx, ino, &inode, made))
+}
+
+/// Counts an inode more.
+fn new_number(tx: &mut Tx<'_>) -> Result<Ino, MetaFault> {
+    if tx.counters.inodes >= tx.env.superblock.inodes_max {
+        return Err(MetaFault::Full);
+    }
+    let ino = Ino(tx.counters.next_ino);
+    tx.counters.next_ino += 1;
+    tx.counters.inodes += 1;
+    Ok(ino)
+}
+
+/// Writes an inode that is made now, opened for its maker if that is asked for.
+fn put_new(tx: &mut Tx<'_>, ino: Ino, inode: &Inode, made: &Made<'_>) -> MetaReply {
+    tx.put_inode(ino, inode);
     // As yet nobody has written; the maker knows of the session.
-    let attr = tx.attr(ino, &inode);
+    let attr = tx.attr(ino, inode);
     if let NewInode::File { open: Some(mode) } = made.new {
         tx.effect(Effect::Opened(ino));
         if mode.write {
             tx.put_session(ino, tx.client, Some(Session { writing: true, ..Session::default() }));
         }
     }
-    Ok(MetaReply::Entry(attr, true))
+    MetaReply::Entry(attr, true)
 }
 
 /// The name is taken.
@@ -182,7 +202,12 @@ pub fn link(tx: &mut Tx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer {
         return Err(MetaFault::Exists.into());
     }
     if inode.nlink == 0 {
-        return Err(MetaFault::NotFound.into());
+        // Only what never had a name may get one: what has lost its last one is on its way out for everybody else.
+        if !tx.orphan(ino).is_some_and(|orphan| orphan.may_get_name) {
+            return Err(MetaFault::NotFound.into());
+        }
+        tx.put_orphan(ino, None);
+        inode.parent = parent;
     }
     if inode.nlink >= LINKS_MAX {
         return Err(MetaFault::TooManyLinks.into());

@@ -215,7 +215,31 @@ impl Session {
     }
 }
 
-/// The value of `O|ino` and `X|ino`: nothing but the version.
+/// The value of `O|ino`: an inode without a name stays, because it is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OrphanRow {
+    /// It never had a name, and may be given one.
+    pub may_get_name: bool,
+}
+
+const MAY_GET_NAME: u8 = 1;
+
+impl OrphanRow {
+    pub fn encode(self) -> &'static [u8] {
+        if self.may_get_name { &[VERSION, MAY_GET_NAME] } else { &[VERSION] }
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let fields = Fields::new("orphan", bytes)?;
+        match fields.rest {
+            [] => Ok(Self { may_get_name: false }),
+            [MAY_GET_NAME] => Ok(Self { may_get_name: true }),
+            _ => Err(fields.damaged()),
+        }
+    }
+}
+
+/// The value of `X|ino`: nothing but the version.
 pub const MARK: &[u8] = &[VERSION];
 
 /// The first inode number of a metadata target, after the root.
@@ -226,6 +250,17 @@ pub fn first_ino(target: u16) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_orphans_row_is_as_long_as_what_it_says() {
+        for (may_get_name, bytes) in [(false, &[1][..]), (true, &[1, 1])] {
+            let row = OrphanRow { may_get_name };
+            assert_eq!((row.encode(), OrphanRow::decode(bytes)), (bytes, Ok(row)));
+        }
+        for bad in [&[][..], &[2], &[1, 0], &[1, 2], &[1, 1, 1]] {
+            assert!(OrphanRow::decode(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn a_clients_row_of_version_1_reads_as_one_without_flags() {

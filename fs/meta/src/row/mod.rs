@@ -8,7 +8,9 @@ mod entry;
 mod inode;
 mod xattr;
 
-pub use admin::{ClientRow, Counters, MARK, ReplyRow, Session, Superblock, TailRow, first_ino};
+pub use admin::{
+    ClientRow, Counters, MARK, OrphanRow, ReplyRow, Session, Superblock, TailRow, first_ino,
+};
 pub use entry::{EntryRow, NameRow};
 pub use inode::{Body, Inode};
 pub use xattr::XattrRow;

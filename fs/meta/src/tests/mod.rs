@@ -6,6 +6,7 @@ mod random;
 mod reclaim;
 mod repeats;
 mod semantics;
+mod unnamed;
 mod xattrs;
 
 use crate::check::check;

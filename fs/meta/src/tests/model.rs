@@ -12,6 +12,8 @@ pub struct Node {
     pub kind: Kind,
     pub mode: u32,
     pub nlink: u32,
+    /// It has had no name yet, and `Link` gives it one.
+    pub may_get_name: bool,
     pub size: u64,
     pub parent: u64,
     pub components: u64,
@@ -116,6 +118,10 @@ fn set_mode(list: &mut List, mode: u32) {
     }
 }
 
+fn file(open: OpenMode) -> NewInode {
+    NewInode::File { open: Some(open) }
+}
+
 impl Node {
     fn take_access(&mut self, list: List) {
         self.mode = mode_of(&list);
@@ -129,6 +135,7 @@ impl Model {
             kind: Kind::Directory,
             mode: 0o755,
             nlink: 2,
+            may_get_name: false,
             size: 0,
             parent: 1,
             components: 0,
@@ -262,7 +269,8 @@ impl Model {
             (MetaRequest::Close { ino }, _) => self.close(client, *ino),
             (MetaRequest::Open { .. }, Outcome::Attr(view))
             | (
-                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. }
+                | MetaRequest::CreateUnnamed { .. },
                 Outcome::Entry(view, _),
             ) => *self.opens.entry((client, view.ino)).or_default() += 1,
             _ => {}
@@ -385,7 +393,14 @@ impl Model {
                         _ => Ok(Outcome::Entry(self.view(found), false)),
                     };
                 }
-                Ok(self.make(client, parent.0, name, *mode, new))
+                Ok(self.make(client, parent.0, Some(name), *mode, new))
+            }
+            R::CreateUnnamed { parent, mode, open, may_link, .. } => {
+                self.directory(*parent)?;
+                let ino = self.next_ino;
+                let made = self.make(client, parent.0, None, *mode, &file(*open));
+                self.node(ino).may_get_name = *may_link;
+                Ok(made)
             }
             R::Link { ino, parent, name, .. } => {
                 let (kind, nlink) = (self.live(*ino)?.kind, self.live(*ino)?.nlink);
@@ -396,7 +411,8 @@ impl Model {
                 if found.is_some() {
                     return Err(MetaFault::Exists);
                 }
-                if nlink == 0 {
+                let may_get_name = std::mem::take(&mut self.node(ino.0).may_get_name);
+                if nlink == 0 && !may_get_name {
                     return Err(MetaFault::NotFound);
                 }
                 self.node(ino.0).nlink += 1;
@@ -529,14 +545,14 @@ impl Model {
         &mut self,
         client: u64,
         parent: u64,
-        name: &[u8],
+        name: Option<&[u8]>,
         mode: NewMode,
         new: &NewInode,
     ) -> Outcome {
         let ino = self.next_ino;
         self.next_ino += 1;
         let (kind, nlink, size) = match new {
-            NewInode::File { .. } => (Kind::File, 1, 0),
+            NewInode::File { .. } => (Kind::File, u32::from(name.is_some()), 0),
             NewInode::Directory => (Kind::Directory, 2, 0),
             NewInode::Symlink { target } => (Kind::Symlink, 1, target.len() as u64),
             NewInode::Special { .. } => (Kind::Special, 1, 0),
@@ -550,6 +566,7 @@ impl Model {
             kind,
             mode,
             nlink,
+            may_get_name: false,
             size,
             parent,
             components,
@@ -565,7 +582,7 @@ impl Model {
         }
         self.nodes.insert(ino, node);
         let directory = self.node(parent);
-        directory.names.insert(name.to_vec(), ino);
+        directory.names.extend(name.map(|name| (name.to_vec(), ino)));
         directory.nlink += u32::from(kind == Kind::Directory);
         if matches!(new, NewInode::File { open: Some(_) }) {
             *self.opens.entry((client, ino)).or_default() += 1;

@@ -137,14 +137,14 @@ fn request(log: &Log) -> MetaRequest {
         }
     };
     let caller = ROOT;
-    let mode = OpenMode { write: random(2) == 0, truncate: random(3) == 0 };
-    match random(27) {
+    let open = OpenMode { write: random(2) == 0, truncate: random(3) == 0 };
+    match random(28) {
         0..5 => {
             let new = match random(6) {
                 0..2 => NewInode::Directory,
                 2 => NewInode::Symlink { target: name() },
                 3 => NewInode::File { open: None },
-                _ => NewInode::File { open: Some(mode) },
+                _ => NewInode::File { open: Some(open) },
             };
             let exclusive = random(3) > 0;
             let mode = NewMode { bits: 0o660, umask: [0, 0o022, 0o077][random(3) as usize] };
@@ -171,7 +171,7 @@ fn request(log: &Log) -> MetaRequest {
             let change = AttrChange { size: Some(random(3) * 1000), ..Default::default() };
             MetaRequest::SetAttr { caller, ino: any(), change }
         }
-        16 => MetaRequest::Open { ino: any(), mode },
+        16 => MetaRequest::Open { ino: any(), mode: open },
         17 => MetaRequest::Close { ino: any() },
         18 => MetaRequest::BeginWrite { ino: any() },
         19 => {
@@ -198,6 +198,11 @@ fn request(log: &Log) -> MetaRequest {
         25 => {
             let name = if random(2) == 0 { acl_name() } else { xattr_name() };
             MetaRequest::RemoveXattr { caller, ino: any(), name }
+        }
+        26 => {
+            let mode = NewMode { bits: 0o660, umask: 0o022 };
+            let may_link = random(4) > 0;
+            MetaRequest::CreateUnnamed { caller, parent: any(), mode, open, may_link }
         }
         _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
     }
@@ -333,7 +338,8 @@ impl Lane {
         let opened = match (request, &reply) {
             (MetaRequest::Open { .. }, MetaReply::Attr(_)) => ino,
             (
-                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. },
+                MetaRequest::Create { new: NewInode::File { open: Some(_) }, .. }
+                | MetaRequest::CreateUnnamed { .. },
                 MetaReply::Entry(attr, _),
             ) if attr.kind == Kind::File => ino,
             _ => None,

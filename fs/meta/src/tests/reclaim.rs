@@ -135,11 +135,19 @@ fn what_was_not_answered_before_a_restart_is_counted_once() {
             MetaRequest::CommitWrite { ino, size: 10, mtime: None, components: 1, end: true };
         let close = || MetaRequest::Close { ino };
         let new = NewInode::File { open: Some(mode(false)) };
+        let unnamed = MetaRequest::CreateUnnamed {
+            caller: ROOT,
+            parent: Ino::ROOT,
+            mode: 0o644.into(),
+            open: mode(false),
+            may_link: true,
+        };
         // Of the first and the last nothing was written down, so they are done once more.
         let requests = [
             (MetaRequest::Open { ino, mode: mode(false) }, 1),
             (MetaRequest::Open { ino, mode: mode(true) }, 1),
             (create(Ino::ROOT, "new", new), 1),
+            (unnamed, 1),
             (MetaRequest::Several { requests: vec![commit, close()] }, -1),
             (close(), -1),
         ];

@@ -193,6 +193,10 @@ impl Files {
                 let mode = NewMode { bits: mode & !libc::S_IFMT, umask };
                 Box::pin(self.create(caller, ino, name_of(name)?, mode, open)).await
             }
+            Operation::TmpFile { mode, open, umask } => {
+                let mode = NewMode { bits: mode & !libc::S_IFMT, umask };
+                Box::pin(self.create_unnamed(caller, ino, mode, open)).await
+            }
             Operation::Release(args) => Box::pin(self.release(ino, args.fh)).await,
             Operation::Interrupt { unique } => {
                 self.interrupts.interrupt(unique);
@@ -217,9 +221,8 @@ impl Files {
             Operation::SetLkW(args) => {
                 Box::pin(self.set_lock((unique, caller.pid), ino, args, true)).await
             }
-            // Not there yet. The kernel remembers this answer: it tells programs EOPNOTSUPP, upon which they do
-            // without.
-            Operation::Access { .. } | Operation::TmpFile { .. } => Err(Errno::NOSYS),
+            // The kernel checks access by itself (`default_permissions`), and remembers this answer.
+            Operation::Access { .. } => Err(Errno::NOSYS),
             // The session answers these.
             Operation::Init(_) | Operation::Unknown { .. } => Err(Errno::IO),
         }

@@ -233,6 +233,23 @@ impl Files {
         Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
     }
 
+    /// O_TMPFILE. The kernel lets a file be linked that was made without O_EXCL, and no other.
+    pub(super) async fn create_unnamed(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        mode: NewMode,
+        open: OpenArgs,
+    ) -> Result<Reply, Errno> {
+        let how = OpenMode { write: true, truncate: false };
+        let may_link = open.flags & libc::O_EXCL.cast_unsigned() == 0;
+        let asking = self.bare.ask();
+        let made = self.client.create_unnamed(caller_of(caller), parent, mode, how, may_link).await;
+        let (file, attr) = made?;
+        self.bare.told(&attr, asking, VALID);
+        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
+    }
+
     pub(super) async fn read(&self, ino: Ino, args: ReadArgs) -> Result<Reply, Errno> {
         let file = self.handles.file(ino, args.fh)?;
         let bytes = args.size.min(READ_BYTES_MAX);

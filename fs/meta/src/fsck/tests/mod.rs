@@ -7,7 +7,7 @@ mod random;
 use super::{Finding, Fsck, FsckConfig, FsckReport};
 use crate::key;
 use crate::row::{EntryRow, Inode, NameRow};
-use crate::tests::{ROOT, Tester, World, acl, set_xattr, simulated};
+use crate::tests::{ROOT, Tester, World, acl, attr_of, set_xattr, simulated};
 use levada_base::ids::Ino;
 use levada_kv::{Batch, Bytes, Store};
 use levada_wire::meta::{MetaReply, MetaRequest, NewInode, OpenMode};
@@ -36,6 +36,8 @@ pub struct Planter {
     pub note: Ino,
     /// Open, without a name.
     pub orphan: Ino,
+    /// Open too; it never had one, and may be given one.
+    pub unnamed: Ino,
     /// Its objects are to be destroyed.
     pub doomed: Ino,
 }
@@ -69,13 +71,14 @@ impl Planter {
         let open = NewInode::File { open: Some(OpenMode { write: true, truncate: false }) };
         let orphan = tester.make(Ino::ROOT, "orphan", open.clone()).await.expect("made").ino;
         tester.unlink("orphan").await;
+        let unnamed = attr_of(tester.change(create_unnamed(home)).await).expect("made").ino;
         // Its maker goes, and may have left objects.
         let other = Tester::new(&world, 2).await;
         let doomed = other.make(Ino::ROOT, "doomed", open).await.expect("made").ino;
         other.unlink("doomed").await;
         assert_eq!(other.read(MetaRequest::Leave).await, MetaReply::Done);
-        let planter =
-            Self { client: tester.client.get(), world, home, ann, deep, x, note, orphan, doomed };
+        let client = tester.client.get();
+        let planter = Self { client, world, home, ann, deep, x, note, orphan, unnamed, doomed };
         planter.world.assert_sound().await;
         planter
     }
@@ -132,6 +135,13 @@ impl Planter {
     pub fn stop(&self) {
         self.world.stop();
     }
+}
+
+/// A file without a name that may be given one.
+pub fn create_unnamed(parent: Ino) -> MetaRequest {
+    let open = OpenMode { write: true, truncate: false };
+    let mode = 0o600.into();
+    MetaRequest::CreateUnnamed { caller: ROOT, parent, mode, open, may_link: true }
 }
 
 /// What a check finds after a damage.

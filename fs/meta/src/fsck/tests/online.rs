@@ -1,9 +1,10 @@
 //! A check of a service that goes on finds what is wrong, and nothing else.
 
 use super::super::{Finding, Fsck, FsckConfig};
-use super::Planter;
+use super::{Planter, create_unnamed};
 use crate::fsck::FsckReport;
 use crate::key;
+use crate::row::OrphanRow;
 use crate::tests::{ROOT, Tester, World, create, set_xattr, simulated};
 use levada_base::ids::Ino;
 use levada_base::planted;
@@ -45,7 +46,7 @@ impl Shared {
         let (parent, name) = (Self::any(&self.directories), Self::name().into_bytes());
         let ino = Self::any(&self.files);
         let caller = ROOT;
-        match random(12) {
+        match random(13) {
             0..3 => {
                 let open = (random(3) == 0).then_some(OpenMode { write: true, truncate: false });
                 create(parent, &Self::name(), NewInode::File { open })
@@ -68,6 +69,7 @@ impl Shared {
                 ino,
                 name: format!("user.{}", random(3)).into_bytes(),
             },
+            11 => create_unnamed(parent),
             _ => MetaRequest::BeginWrite { ino },
         }
     }
@@ -178,13 +180,14 @@ fn a_row_that_the_service_knows_otherwise_is_found() {
         let planter = Planter::new().await;
         assert_eq!(checked(&planter.world).await.findings, []);
         planter.set(&key::orphan(planter.orphan), None);
+        planter.set(&key::orphan(planter.unnamed), Some(OrphanRow::default().encode()));
         planter.set(&key::client(planter.client), Some(&[1; 25]));
         let findings = checked(&planter.world).await.findings;
         planter.stop();
         findings
     });
     let sorts: Vec<_> = findings.iter().map(Finding::sort).collect();
-    assert_eq!(sorts, ["unlisted", "memory"], "{findings:?}");
+    assert_eq!(sorts, ["memory", "unlisted", "memory"], "{findings:?}");
 }
 
 #[test]

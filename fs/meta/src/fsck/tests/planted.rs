@@ -13,8 +13,8 @@ fn a_sound_tree_is_clean_and_counted() {
     crate::tests::simulated(1, async {
         let planter = Planter::new().await;
         let report = checked(&planter.store()).await;
-        // Root, home, ann, deep, er, x, link, note, and two without a name.
-        assert_eq!((report.inodes, report.names, report.found()), (10, 8, 0), "{report:?}");
+        // Root, home, ann, deep, er, x, link, note, and three without a name.
+        assert_eq!((report.inodes, report.names, report.found()), (11, 8, 0), "{report:?}");
         assert!(report.rows > 30 && report.memory_bytes >= 4 << 20, "{report:?}");
         planter.stop();
     });
@@ -22,9 +22,16 @@ fn a_sound_tree_is_clean_and_counted() {
 
 #[test]
 fn a_row_that_cannot_be_decoded_is_told_once() {
-    for tag in
-        [key::INODE, key::ENTRY, key::NAME, key::SESSION, key::XATTR, key::CLIENT, key::REPLY]
-    {
+    for tag in [
+        key::INODE,
+        key::ENTRY,
+        key::NAME,
+        key::ORPHAN,
+        key::SESSION,
+        key::XATTR,
+        key::CLIENT,
+        key::REPLY,
+    ] {
         let (_, findings) = found(async |p: &Planter| {
             let (from, to) = ([tag], [tag + 1]);
             let (from, to) = (Bound::Included(&from[..]), Bound::Excluded(&to[..]));
