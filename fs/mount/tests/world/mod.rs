@@ -129,6 +129,7 @@ pub fn with_world(mounts: usize, test: impl FnOnce(&World) + Send + 'static) {
             reactor.block_on(run(&dirs, &told, &mounted, &address));
         })
     };
+    let ended = Arc::clone(&told);
     let (done, result) = mpsc::channel::<Result<(), Box<dyn Any + Send>>>();
     thread::spawn(move || {
         ready.recv_timeout(LIMIT).expect("mounted");
@@ -140,7 +141,10 @@ pub fn with_world(mounts: usize, test: impl FnOnce(&World) + Send + 'static) {
         }));
         let _ = done.send(result);
     });
-    match result.recv_timeout(LIMIT) {
+    let result = result.recv_timeout(LIMIT);
+    // What is cut off is not to be mounted again.
+    ended.ended.store(true, Ordering::Relaxed);
+    match result {
         Ok(Ok(())) => server.join().expect("the server panicked"),
         Ok(Err(panic)) => resume_unwind(panic),
         Err(_) => panic!("the test hangs"),
