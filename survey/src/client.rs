@@ -24,7 +24,7 @@ pub(crate) const FILE_BYTES: u64 = 768 * MIB;
 const SEQWRITE_BAR: f64 = 0.85;
 /// Of raw.
 const SEQREAD_BAR: f64 = 0.95;
-const ROOT: Caller = Caller { uid: 0, gid: 0 };
+pub(crate) const ROOT: Caller = Caller { uid: 0, gid: 0 };
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![

@@ -14,6 +14,7 @@ use levada_node::assembly::{self, StartOptions, Tuning};
 use levada_node::drives::MayOverwrite;
 use levada_node::drives::{DriveSource, NoDevice};
 use levada_spec::{BOX_DRIVES, ClusterFile, DriveSpec};
+use levada_wire::frame::Class;
 use levada_wire::rpc::Handler;
 use std::cell::RefCell;
 use std::path::Path;
@@ -48,8 +49,18 @@ pub(crate) fn start(drives: Drives) -> Result<Service> {
 
 /// A client of the box at `address`.
 pub(crate) async fn connect(address: &str, way: Way) -> Result<Client> {
+    connect_as(address, way, Class::Foreground).await
+}
+
+/// A client that is told of no change before it is durable.
+pub(crate) async fn connect_strict(address: &str, way: Way) -> Result<Client> {
+    connect_as(address, way, Class::Background).await
+}
+
+async fn connect_as(address: &str, way: Way, class: Class) -> Result<Client> {
     let uuid = u128::from(reactor::random_u64()).to_le_bytes();
     let config = ClientConfig::new(way.transport(), address, TargetId(0), uuid);
+    let config = ClientConfig { class, ..config };
     Client::connect(config).await.context("connecting to the box")
 }
 

@@ -4,6 +4,7 @@
 //! on every layer (`load`), two sides of a ratio in interleaved pairs (`harness`). Then one file
 //! per layer, from the bottom up; `suite` names all figures, `table` shows them.
 
+pub mod disk;
 pub mod figure;
 pub mod harness;
 pub mod ladder;
@@ -17,7 +18,9 @@ mod array;
 mod client;
 mod cluster;
 mod log;
+mod meta;
 mod node;
 mod parity;
+mod running_box;
 mod service;
 mod wire;

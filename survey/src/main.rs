@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use levada_base::units::{KIB, MIB};
+use levada_survey::disk::{self, NamesWork};
 use levada_survey::figure::{self, Bar, Figure, Outcome};
 use levada_survey::harness::Effort;
 use levada_survey::load::Load;
@@ -62,6 +63,14 @@ enum Command {
         #[arg(long, default_value_t = 7)]
         seed: u64,
     },
+    /// Makes, looks at or removes so many files of a directory: one process of the figures on names.
+    #[command(hide = true)]
+    Names {
+        #[arg(value_enum)]
+        work: NamesWork,
+        dir: PathBuf,
+        count: u64,
+    },
     /// Prints how many percent of the raw drives reach each layer.
     Ladder {
         /// Where drives are made as files, and removed again; without it they are modelled in
@@ -111,6 +120,10 @@ fn main() -> Result<ExitCode> {
             };
             let run = mount::drive(&file, access, &load)?;
             println!("{:.0} {:.0}", run.gb_per_s() * 1e9, run.kiops() * 1e3);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Names { work, dir, count } => {
+            disk::do_names(work, &dir, count)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Ladder { dir, rounds } => {

@@ -2,7 +2,7 @@
 
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
-use crate::{array, client, log, mount, node, parity, wire};
+use crate::{array, client, disk, log, meta, mount, node, parity, wire};
 use anyhow::Result;
 
 /// One figure of the suite.
@@ -25,7 +25,9 @@ pub fn specs() -> Vec<Spec> {
         log::specs(),
         wire::specs(),
         client::specs(),
+        meta::specs(),
         mount::specs(),
+        disk::specs(),
         node::specs(),
     ]
     .concat()
