@@ -314,6 +314,12 @@ pub enum MetaRequest {
         ino: Ino,
         lock: Lock,
     },
+    /// The client that registered as `uuid` is dead, says somebody who knows: it ends now, as it would with its lease.
+    /// `Done` also when there is none, and then it is durable. `NotPermitted`: it has a connection, was heard of
+    /// meanwhile, or died within a truncation; its lease decides.
+    Bury {
+        uuid: [u8; 16],
+    },
 }
 
 impl MetaRequest {
@@ -354,6 +360,7 @@ impl MetaRequest {
             Self::Unlock { .. } => "Unlock",
             Self::CancelWait { .. } => "CancelWait",
             Self::TestLock { .. } => "TestLock",
+            Self::Bury { .. } => "Bury",
         }
     }
 }
