@@ -261,9 +261,14 @@ impl Core {
     pub(crate) async fn close(self: &Rc<Self>, inode: Rc<Inode>) {
         inode.closing.set(inode.closing.get() + 1);
         inode.handles.set(inode.handles.get() - 1);
+        let is_last = inode.handles.get() == 0;
+        let unlocking = is_last.then(|| inode.unlock_all()).flatten();
         let permit = self.closing.acquire(1).await;
         let core = Rc::clone(self);
         reactor::spawn(async move {
+            if let Some(unlocking) = unlocking {
+                let _ = unlocking.await;
+            }
             if !inode.settle_after_close().await {
                 // Afterwards, so that the objects of an unlinked file are not destroyed under us.
                 let close = MetaRequest::Close { ino: inode.ino };
