@@ -511,6 +511,7 @@ fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
     }
     // One that was made since belongs to another process.
     if mounting::is_at(&note, record) {
+        bury(&note, state);
         // Said once; there is nobody left to wait for.
         std::fs::remove_file(record)
             .with_context(|| format!("cannot remove {}", record.display()))?;
@@ -520,6 +521,20 @@ fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Lets others have what a mount whose process is gone had locked, where the node is up; else, and where that fails, its
+/// lease ends it.
+fn bury(note: &File, state: &StateDir) {
+    let Some((address, cluster)) = state.running().and(state.address()).zip(state.cluster()) else {
+        return;
+    };
+    let buried = mounting::dead_in(note).map_err(anyhow::Error::from).and_then(|dead| {
+        if dead.is_empty() { Ok(()) } else { mounting::bury(&address, cluster, &dead) }
+    });
+    if let Err(error) = buried {
+        eprintln!("levada: what it had locked is free in a minute: {}", crate::out::chain(&error));
+    }
 }
 
 /// True when a mount of levada lies on `dir`.

@@ -5,6 +5,7 @@
 
 mod support;
 
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs;
 use std::io::{Read, Write};
@@ -146,6 +147,48 @@ fn a_cluster_bears_rough_hands() {
     wait_until("the mount is dead", || fs::read_dir(&mnt).is_err());
     assert!(cluster.ok(&["down"]).contains("before everything was durable"));
     assert!(cluster.ok(&["down"]).contains("not up"));
+}
+
+#[test]
+fn the_locks_of_a_killed_mount_are_free_in_the_next() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("buried", TINY);
+    let path = cluster.mnt().join("file");
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    fs::write(&path, "kept").expect("written");
+    fs::File::open(&path).and_then(|file| file.sync_all()).expect("durable");
+    let open = || fs::File::options().read(true).write(true).open(&path).expect("there");
+    // flock(2) and fcntl(2), neither of which waits.
+    let lock = |file: &fs::File| {
+        file.try_lock().expect("free");
+        fcntl_lock(file, FlockOperation::NonBlockingLockExclusive).expect("free");
+    };
+    for unmounts in [false, true, false] {
+        let mut held = open();
+        lock(&held);
+        // So that its write session is open.
+        held.write_all(b"mine").expect("written");
+        signal("-KILL", cluster.mount_process().expect("it runs"));
+        wait_until("the mount is dead", || fs::read_dir(cluster.mnt()).is_err());
+        let died = Instant::now();
+        if unmounts {
+            drop(held);
+            cluster.refused(&["umount", "mnt"], &["before everything was durable"]);
+            cluster.ok(&["mount", "mnt"]);
+        } else {
+            cluster.ok(&["mount", "mnt"]);
+            held.write_all(b"late").expect_err("its mount is gone");
+        }
+        let file = open();
+        lock(&file);
+        assert!(died.elapsed() < Duration::from_secs(20), "after {:?}", died.elapsed());
+        let read = fs::read_to_string(&path).expect("read");
+        assert!(["kept", "mine"].contains(&&*read), "{read}");
+    }
+    cluster.ok(&["down"]);
 }
 
 #[test]

@@ -2,14 +2,19 @@
 //!
 //! It lives on while the node is away: requests wait until the node is back. After a crash of
 //! this process programs see ENOTCONN until the directory is mounted again; what they had
-//! synced is safe, and the node settles the rest when the client's lease has run out.
+//! synced is safe. Whoever mounts there again, or unmounts what is left, tells the metadata service that the client
+//! is dead; where nobody does, the node settles the rest when the client's lease has run out.
 //!
 //! What always holds: programs never get to another cluster through it, whoever has its address: their
 //! calls fail with ESTALE. And one process at a time serves a directory, also after its mount has left the
 //! tree, and holds the directory's record locked meanwhile.
 
+mod note;
+
+pub use note::{Life, Served, dead_in, is_at};
+
 use anyhow::{Context, Result, bail};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use levada_base::ids::{TargetId, Uuid};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
@@ -18,19 +23,17 @@ use levada_mount::files::Files;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
 use levada_wire::same_host::HostTransport;
-use std::fs::{File, TryLockError};
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// A killed process holds its lock until the kernel has ended its I/O.
-const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 /// Time for a node that is up to answer a new mount: after a crash it first waits 30 s for mounts that held what was
 /// not durable (docs/design/0010-metadata-tail.md).
 const CONNECT_LIMIT: Duration = Duration::from_secs(50);
+/// Time for the metadata service to bury dead clients. What takes longer their leases may see to.
+const BURY_LIMIT: Duration = Duration::from_secs(10);
 /// What the kernel reads ahead of a sequential reader.
 const READ_AHEAD_BYTES: u32 = 8 << 20;
 /// The one metadata target of this release.
@@ -58,87 +61,16 @@ pub struct MountPlan {
 /// When the service refuses, or the directory cannot be mounted on.
 pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     crate::log_to_stderr();
-    let record = take(plan)?;
+    let (record, dead) = note::take(plan)?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);
-    let result = reactor.block_on(serve(plan, &record, &signals, ready));
+    let result = reactor.block_on(serve(plan, (&record, &dead), &signals, ready));
     // The note is only removed when nothing is left to be made durable.
     if result.is_ok() {
         std::fs::remove_file(&plan.record).context("cannot remove the note of the mount")?;
     }
     result
-}
-
-/// Makes the record of a mount and locks it. It tells nothing until the mount is made: what an earlier
-/// process noted of itself is true no longer.
-fn take(plan: &MountPlan) -> Result<File> {
-    let record = &plan.record;
-    let begun = Instant::now();
-    loop {
-        let note = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(record)
-            .with_context(|| format!("cannot note the mount in {}", record.display()))?;
-        match note.try_lock() {
-            // The process that held it may have removed it meanwhile: then another may have made
-            // and locked its own.
-            Ok(()) if is_at(&note, record) => {
-                note.set_len(0).context("cannot clear the note of an earlier mount")?;
-                return Ok(note);
-            }
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) if begun.elapsed() > LET_GO_LIMIT => {
-                bail!("another process serves {} still", plan.target.display())
-            }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
-            Err(TryLockError::Error(error)) => {
-                return Err(error).context("cannot lock the note of the mount");
-            }
-        }
-    }
-}
-
-/// True when `file` is what `path` leads to.
-#[must_use]
-pub fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), std::fs::metadata(path)) {
-        (Ok(open), Ok(there)) => (open.dev(), open.ino()) == (there.dev(), there.ino()),
-        _ => false,
-    }
-}
-
-/// What a record tells: the process that serves, the device number of the mount's files, and the
-/// cluster that they are of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
-    /// The process.
-    pub pid: u32,
-    /// Major and minor.
-    pub device: (u32, u32),
-    /// `None` in a record of an earlier release.
-    pub cluster: Option<Uuid>,
-}
-
-impl Served {
-    fn to_text(self) -> String {
-        let (major, minor) = self.device;
-        let cluster = self.cluster.map_or(String::new(), |cluster| format!(" {cluster}"));
-        format!("{} {major}:{minor}{cluster}\n", self.pid)
-    }
-
-    /// Reads the text of a record; `None` for one of a mount that is not made yet.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace();
-        let (pid, device) = (words.next()?, words.next()?);
-        let (major, minor) = device.split_once(':')?;
-        let device = (major.parse().ok()?, minor.parse().ok()?);
-        let cluster = words.next().and_then(|word| word.parse().ok());
-        Some(Self { pid: pid.parse().ok()?, device, cluster })
-    }
 }
 
 /// Connects, unless told to stop. The client's own retries would wait for a node for ever, and be
@@ -154,21 +86,57 @@ async fn connect(config: ClientConfig, signals: &Signals, address: &str) -> Resu
     }
 }
 
+/// Names a client that there was never before.
+fn draw_uuid() -> Uuid {
+    Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64())
+}
+
+fn client_config(address: &str, cluster: Uuid, uuid: Uuid) -> ClientConfig {
+    let transport = Rc::new(HostTransport::new());
+    ClientConfig {
+        cluster: *cluster.as_bytes(),
+        ..ClientConfig::new(transport, address, METADATA_TARGET, *uuid.as_bytes())
+    }
+}
+
+async fn bury_with(client: &Client, dead: &[Uuid]) -> Result<()> {
+    let buried = join_all(dead.iter().map(|dead| client.bury(*dead.as_bytes())));
+    let buried = reactor::timeout(BURY_LIMIT, buried).await;
+    let buried = buried.context("the metadata service does not answer")?;
+    Ok(buried.into_iter().collect::<Result<(), _>>()?)
+}
+
+/// Tells the metadata service at `address` that the clients of mounts whose processes are gone are dead, so that nobody
+/// meets their locks any more.
+///
+/// # Errors
+///
+/// When it does not answer, or leaves them to their leases.
+pub fn bury(address: &str, cluster: Uuid, dead: &[Uuid]) -> Result<()> {
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    reactor.block_on(async {
+        let config = client_config(address, cluster, draw_uuid());
+        let client = reactor::timeout(BURY_LIMIT, Client::connect(config)).await;
+        let client = client.context("the metadata service does not answer")??;
+        let buried = bury_with(&client, dead).await;
+        client.shutdown().await?;
+        buried
+    })
+}
+
 async fn serve(
     plan: &MountPlan,
-    record: &File,
+    (record, dead): (&File, &[Uuid]),
     signals: &Signals,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    let uuid = [reactor::random_u64().to_le_bytes(), reactor::random_u64().to_le_bytes()];
-    let mut client_uuid = [0; 16];
-    client_uuid.copy_from_slice(&uuid.concat());
-    let transport = Rc::new(HostTransport::new());
-    let config = ClientConfig {
-        cluster: *plan.cluster_uuid.as_bytes(),
-        ..ClientConfig::new(transport, &plan.address, METADATA_TARGET, client_uuid)
-    };
+    let client_uuid = draw_uuid();
+    let config = client_config(&plan.address, plan.cluster_uuid, client_uuid);
     let client = connect(config, signals, &plan.address).await?;
+    // Before any program can meet their locks.
+    if let Err(error) = bury_with(&client, dead).await {
+        tracing::warn!(%error, "locks of the mount before stay until its lease ends");
+    }
     let options = MountOptions {
         source: plan.cluster.clone(),
         // Whoever reaches the services says who a caller is (note 0006): that must not make them root here.
@@ -179,11 +147,9 @@ async fn serve(
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;
     if let Some(device) = mount.device() {
         let cluster = Some(plan.cluster_uuid);
-        let served = Served { pid: std::process::id(), device, cluster }.to_text();
-        record
-            .set_len(0)
-            .and_then(|()| { record }.write_all(served.as_bytes()))
-            .context("cannot write the note of the mount")?;
+        let life = Life::own(client_uuid);
+        let served = Served { pid: std::process::id(), device, cluster, life };
+        note::write(record, &served.to_text()).context("cannot write the note of the mount")?;
     }
     let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
     let serving = levada_mount::transport::reactor::serve(channel, Rc::clone(&session));
@@ -256,38 +222,4 @@ pub fn mounted_at(dir: &Path) -> Result<Option<String>> {
 pub fn unmount(dir: &Path, lazy: bool) -> Result<()> {
     levada_mount::transport::dev_fuse::unmount(dir, lazy)
         .with_context(|| format!("cannot unmount {}", dir.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_says_nothing_of_an_earlier_process() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let plan = MountPlan {
-            address: String::new(),
-            cluster: String::new(),
-            cluster_uuid: Uuid::from_u128(7),
-            target: dir.path().join("mnt"),
-            record: dir.path().join("record"),
-        };
-        let served = Served { pid: 4711, device: (0, 52), cluster: None };
-        std::fs::write(&plan.record, served.to_text()).expect("written");
-        let note = take(&plan).expect("nobody holds it");
-        assert_eq!(std::fs::read(&plan.record).expect("read"), b"");
-        (&note).write_all(b"4712").expect("written");
-        assert_eq!(std::fs::read(&plan.record).expect("read"), b"4712");
-    }
-
-    #[test]
-    fn a_record_reads_as_written() {
-        for cluster in [None, Some(Uuid::from_u128(7))] {
-            let served = Served { pid: 4711, device: (0, 52), cluster };
-            assert_eq!(Served::parse(&served.to_text()), Some(served));
-        }
-        for text in ["", "4711", "4711 0", "x 0:52", "4711 0:"] {
-            assert_eq!(Served::parse(text), None, "{text:?}");
-        }
-    }
 }

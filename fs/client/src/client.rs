@@ -261,9 +261,14 @@ impl Core {
     pub(crate) async fn close(self: &Rc<Self>, inode: Rc<Inode>) {
         inode.closing.set(inode.closing.get() + 1);
         inode.handles.set(inode.handles.get() - 1);
+        let is_last = inode.handles.get() == 0;
+        let unlocking = is_last.then(|| inode.unlock_all()).flatten();
         let permit = self.closing.acquire(1).await;
         let core = Rc::clone(self);
         reactor::spawn(async move {
+            if let Some(unlocking) = unlocking {
+                let _ = unlocking.await;
+            }
             if !inode.settle_after_close().await {
                 // Afterwards, so that the objects of an unlinked file are not destroyed under us.
                 let close = MetaRequest::Close { ino: inode.ino };
@@ -758,6 +763,18 @@ impl Client {
         let told = self.sync_meta().await;
         self.0.meta.leave().await;
         settled.and(told).and(synced)
+    }
+
+    /// Ends the client that connected with `uuid` ([`ClientConfig::uuid`]) now instead of with its lease: for whoever
+    /// knows that its process is dead. What it had locked and open is released, as it would be by the lease; done also
+    /// when there is no such client. One that lives all the same is in for what follows the end of a lease.
+    ///
+    /// # Errors
+    ///
+    /// `NotPermitted`: the service has a connection of it, or has heard of it, or it died within a truncation; then its
+    /// lease decides.
+    pub async fn bury(&self, uuid: [u8; 16]) -> Result<(), Error> {
+        self.0.in_time(self.0.meta.bury(uuid)).await
     }
 
     pub(crate) fn object(

@@ -174,7 +174,8 @@ impl File {
     }
 
     /// Gives the handle back. Returns at once, unless very many closed files are on their way;
-    /// what was written becomes durable in the background.
+    /// what was written becomes durable in the background. The last one of a file releases what this client had locked of
+    /// it, and ends what is waited for (`NotOpen`).
     pub async fn close(self) {
         self.core.close(self.inode).await;
     }

@@ -38,8 +38,8 @@ use levada_base::{Buf, BufMut, IoVec, reactor};
 use levada_wire::attr::{Attr, Kind, Layout, Time};
 use levada_wire::frame::PAYLOAD_BYTES_MAX;
 use levada_wire::meta::MetaRequest;
-use std::cell::Cell;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 /// No byte of a file lies beyond this.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -95,6 +95,8 @@ pub(crate) struct Inode {
     finishing: Cell<bool>,
     /// Requests about locks go out one by one, so that the service sees them in the order in which they were made.
     lock_turn: Rc<Semaphore>,
+    /// Locks that somebody asked for, also those whose answer has come.
+    takings: RefCell<Vec<Weak<locks::Taking>>>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -200,6 +202,7 @@ impl Inode {
             uncut: Cell::default(),
             finishing: Cell::default(),
             lock_turn: Semaphore::new(1),
+            takings: RefCell::default(),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),

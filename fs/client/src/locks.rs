@@ -15,7 +15,7 @@ use levada_base::sync::Notify;
 use levada_wire::lock::{Held, Lock, LockOwner, LockRange, Span};
 use levada_wire::meta::{MetaReply, Notice};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
 /// An open file lost a lock that was taken through it: true from then on.
@@ -182,6 +182,18 @@ impl Locks {
     pub(crate) fn has_any(&self, ino: Ino, owner: LockOwner) -> bool {
         self.held.borrow().contains_key(&(ino, owner))
             || self.waits.borrow().values().any(|wait| (wait.ino, wait.lock.owner) == (ino, owner))
+    }
+
+    /// Who holds something of a file.
+    pub(crate) fn owners(&self, ino: Ino) -> BTreeSet<LockOwner> {
+        let held = self.held.borrow();
+        let from = held.range((ino, LockOwner::FIRST)..=(ino, LockOwner::LAST));
+        from.map(|((_, owner), _)| *owner).collect()
+    }
+
+    /// What is waited for of a file.
+    pub(crate) fn waits(&self, ino: Ino) -> Vec<Rc<Wait>> {
+        self.waits.borrow().values().filter(|wait| wait.ino == ino).cloned().collect()
     }
 
     /// `Unlock` begins.

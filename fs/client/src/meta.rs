@@ -314,6 +314,15 @@ impl Meta {
         }
     }
 
+    /// A client that is known to be dead ends now. See [`MetaRequest::Bury`].
+    pub(crate) async fn bury(&self, uuid: [u8; 16]) -> Result<(), Error> {
+        match self.ask(self.asked(&MetaRequest::Bury { uuid }, Told::Durable)).await? {
+            MetaReply::Done => Ok(()),
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
+        }
+    }
+
     fn plain_call(&self, request: &MetaRequest) -> Call {
         let kind = request.kind();
         Call { kind, class: self.class, ..Call::new(self.target, encode_body(request)) }
@@ -820,6 +829,7 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Destroyed { .. }
         | R::Settled { .. }
         | R::Leave
+        | R::Bury { .. }
         | R::GetXattr { .. }
         | R::ListXattrs { .. }
         | R::Lock { .. }
@@ -866,6 +876,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         R::Leave => true,
         // Nobody was told of the file that was made first; it goes with the number that has it open.
         R::CreateUnnamed { .. } => true,
+        // Nobody comes back to life, and no uuid is drawn twice.
+        R::Bury { .. } => true,
         // Locks end with the number that has them.
         R::Lock { .. } | R::Unlock { .. } | R::CancelWait { .. } => true,
         // Done twice they undo what others did in between: a mode, a size, a name, an attribute; or are refused because they

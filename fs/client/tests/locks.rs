@@ -74,6 +74,86 @@ fn a_wait_ends_when_the_lock_is_released() {
     });
 }
 
+/// The service drops the locks of a file with its last close, and others may have them before it restarts.
+#[test]
+fn what_was_locked_in_a_closed_file_is_not_reclaimed() {
+    for seed in 0..20 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            let (a, mine, b, theirs) = two(&world).await;
+            let (ino, kept) = (mine.ino(), create(&a, "kept").await);
+            for file in [&mine, &kept] {
+                file.lock(flock(1), None).await.expect("free");
+            }
+            let wait = waiting(&theirs, flock(1), &Cancel::default());
+            reactor::sleep(Duration::from_millis(below(3))).await;
+            mine.close().await;
+            soon(wait).await.expect("granted");
+            reactor::sleep(Duration::from_millis(below(3))).await;
+            world.restart_meta().await;
+            reactor::sleep(SOON).await;
+            let mine = open(&a, ino).await;
+            assert_eq!(mine.lock(flock(1), None).await.map(drop), Err(HELD));
+            theirs.write(0, data(b"text")).await.expect("its lock is not lost");
+            kept.write(0, data(b"text")).await.expect("nor is that of another file");
+            let other = open(&b, kept.ino()).await;
+            assert_eq!(other.lock(flock(1), None).await.map(drop), Err(HELD));
+        });
+    }
+}
+
+/// Of what was asked for through a closed file nothing is left, whenever it is granted; and what is locked through one
+/// that is opened at once, by the same owner, stays.
+#[test]
+fn a_close_ends_waits_and_takes_nothing_from_the_next_open() {
+    let mut granted = 0;
+    for seed in 0..60 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            let (a, mine, _b, theirs) = two(&world).await;
+            let ino = mine.ino();
+            if seed % 2 == 0 {
+                world.network.break_one_in(30);
+            }
+            theirs.lock(posix(1, 10, 19), None).await.expect("free");
+            mine.lock(posix(1, 0, 9), None).await.expect("free");
+            let wait = waiting(&mine, posix(1, 0, 19), &Cancel::default());
+            reactor::sleep(Duration::from_micros(below(500))).await;
+            let unlocking = {
+                let theirs = theirs.clone();
+                reactor::spawn(async move {
+                    reactor::sleep(Duration::from_micros(below(500))).await;
+                    theirs.unlock(posix(1, 0, 0).owner, LockRange::WHOLE).await
+                })
+            };
+            reactor::sleep(Duration::from_micros(below(800))).await;
+            mine.close().await;
+            match soon(wait).await {
+                Ok(_) => granted += 1,
+                Err(error) => assert_eq!(error, Error::Meta(MetaFault::NotOpen), "seed {seed}"),
+            }
+            let mine = open(&a, ino).await;
+            let again = waiting(&mine, posix(1, 4, 5), &Cancel::default());
+            soon(again).await.expect("free");
+            soon(unlocking).await.expect("held");
+            reactor::sleep(SOON).await;
+            for _ in 0..2 {
+                for (start, end, is_free) in [(0, 3, true), (4, 4, false), (6, 30, true)] {
+                    let got = theirs.lock(posix(1, start, end), None).await.map(drop);
+                    assert_eq!(
+                        got,
+                        if is_free { Ok(()) } else { Err(HELD) },
+                        "seed {seed}: {start}"
+                    );
+                }
+                world.restart_meta().await;
+            }
+            mine.read(0, 1).await.expect("its lock is not lost");
+        });
+    }
+    assert!((5..55).contains(&granted), "{granted}");
+}
+
 #[test]
 fn any_number_of_waits_leaves_room_for_the_unlock() {
     Reactor::simulated(1).block_on(async {

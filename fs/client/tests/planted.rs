@@ -17,7 +17,6 @@ fn planted_bugs_are_found() {
         "client-objects-not-cut",
         "object-verifier-ignored",
         "meta-lock-granted-in-grace",
-        "meta-lock-kept-after-close",
         "meta-notice-not-resent",
         "client-lock-not-reclaimed",
     ];

@@ -14,13 +14,18 @@ use levada_kv::Batch;
 use levada_wire::attr::Attr;
 use levada_wire::lock::Lock;
 use levada_wire::meta::{FsInfo, MetaFault, MetaReply};
-use levada_wire::rpc::ConnectionId;
+use levada_wire::rpc::{ConnectionId, Pusher};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::Duration;
 
 /// How often, at least, somebody looks after clients that are silent or rest.
 const TICK_MAX: Duration = Duration::from_secs(2);
+/// The connection of a process that died ends within this, or it is not dead.
+const END_OF_CONNECTION_MAX: Duration = Duration::from_secs(2);
+const LOOK_AT_CONNECTION_EVERY: Duration = Duration::from_millis(10);
+/// What a dead client sent to the object targets is carried out within this, before others hold what it held.
+const STRAGGLERS: Duration = Duration::from_secs(1);
 
 impl MetaService {
     /// Finds or makes the client's row.
@@ -127,6 +132,50 @@ impl MetaService {
         // The tail's row is gone with the client's: the next start waits for neither.
         self.durable(self.store.last_seq()).await?;
         Ok(MetaReply::Done)
+    }
+
+    /// Somebody knows that a client is dead: what it would lose after its lease is taken back now.
+    pub(crate) async fn bury(&self, by: u64, uuid: [u8; 16]) -> Result<MetaReply, MetaFault> {
+        let Some(dead) = self.table.borrow().by_uuid.get(&uuid).copied() else {
+            // Perhaps its end is not durable yet.
+            self.durable(self.store.last_seq()).await?;
+            return Ok(MetaReply::Done);
+        };
+        if dead == by {
+            return Err(MetaFault::Invalid);
+        }
+        let begun = reactor::now();
+        while self.is_connected(dead) && begun.elapsed() < END_OF_CONNECTION_MAX {
+            reactor::sleep(LOOK_AT_CONNECTION_EVERY).await;
+        }
+        let heard_of = || self.table.borrow().clients.get(&dead).map(|client| client.seen);
+        let last = heard_of();
+        reactor::sleep(STRAGGLERS).await;
+        self.wait_for_room(Room { frees: true }).await?;
+        if self.is_connected(dead) || heard_of() != last || self.is_cutting(dead) {
+            tracing::warn!(client = dead, "a client that is said to be dead is left to its lease");
+            return Err(MetaFault::NotPermitted);
+        }
+        self.forget(dead)?;
+        tracing::info!(client = dead, "a dead client lost its opens, locks and write sessions");
+        self.reap_orphans().await?;
+        self.durable(self.store.last_seq()).await?;
+        // Its sessions are to be settled.
+        self.chores_changed().notify_all();
+        Ok(MetaReply::Done)
+    }
+
+    fn is_connected(&self, client: u64) -> bool {
+        let table = self.table.borrow();
+        let pusher = table.clients.get(&client).and_then(|known| known.pusher.as_ref());
+        pusher.is_some_and(Pusher::is_open)
+    }
+
+    /// Cuts objects may be on their way for long; and a client that lives after all trusts in half of its lease to go on
+    /// with one.
+    fn is_cutting(&self, client: u64) -> bool {
+        let table = self.table.borrow();
+        table.sessions.iter().any(|((_, of), session)| *of == client && session.cut.is_some())
     }
 
     /// Ends the leases that ran out, and releases what nobody holds any more. To be called every

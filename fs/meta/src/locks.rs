@@ -406,7 +406,10 @@ impl Locks {
             self.leave_queue(client, ino, ticket);
         }
         if let Some(file) = self.files.get_mut(&ino) {
-            let of_client = Owner { client, owner: FIRST }..=Owner { client, owner: LAST };
+            let of_client = Owner { client, owner: LockOwner::FIRST }..=Owner {
+                client,
+                owner: LockOwner::LAST,
+            };
             let owners: Vec<Owner> = file.held.range(of_client).map(|(owner, _)| *owner).collect();
             for owner in owners {
                 let ranges = file.held.remove(&owner).map_or(0, |held| held.len());
@@ -448,9 +451,6 @@ impl Locks {
         seen
     }
 }
-
-const FIRST: LockOwner = LockOwner { sort: LockSort::Posix, id: 0 };
-const LAST: LockOwner = LockOwner { sort: LockSort::Flock, id: u64::MAX };
 
 #[cfg(test)]
 mod tests;

@@ -131,7 +131,8 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Reclaim { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
-        | R::Leave => Class::Repeatable,
+        | R::Leave
+        | R::Bury { .. } => Class::Repeatable,
     }
 }
 
@@ -300,6 +301,7 @@ impl MetaService {
             }
             MetaRequest::Lock { .. } => self.let_lock(call.client).await?,
             MetaRequest::Leave => return self.leave(call.client).await,
+            MetaRequest::Bury { uuid } => return self.bury(call.client, uuid).await,
             MetaRequest::Sync => {
                 self.durable(self.store.last_seq()).await?;
                 return Ok(MetaReply::Done);

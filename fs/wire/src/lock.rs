@@ -25,6 +25,12 @@ pub struct LockOwner {
     pub id: u64,
 }
 
+impl LockOwner {
+    /// In the order of owners.
+    pub const FIRST: Self = Self { sort: LockSort::Posix, id: 0 };
+    pub const LAST: Self = Self { sort: LockSort::Flock, id: u64::MAX };
+}
+
 /// Bytes of a file, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LockRange {

@@ -324,6 +324,12 @@ pub enum MetaRequest {
         /// `Link` gives it its first name, if it is still there; else that is `NotFound` (O_EXCL).
         may_link: bool,
     },
+    /// The client that registered as `uuid` is dead, says somebody who knows: it ends now, as it would with its lease.
+    /// `Done` also when there is none, and then it is durable. `NotPermitted`: it has a connection, was heard of
+    /// meanwhile, or died within a truncation; its lease decides.
+    Bury {
+        uuid: [u8; 16],
+    },
 }
 
 impl MetaRequest {
@@ -365,6 +371,7 @@ impl MetaRequest {
             Self::CancelWait { .. } => "CancelWait",
             Self::TestLock { .. } => "TestLock",
             Self::CreateUnnamed { .. } => "CreateUnnamed",
+            Self::Bury { .. } => "Bury",
         }
     }
 }

@@ -4,20 +4,25 @@
 //! - Requests about locks of one file are under way one at a time.
 //! - Whoever gives up waiting is told so only when the service said that there is no lock.
 //! - What was taken for somebody who does not wait for it any more is released again.
+//! - What was taken through handles that are closed is released before the service is told of the last close, which would
+//!   drop it there alone: this client would go on to say, after a restart, that it holds what others have by then.
 
 use super::Inode;
 use crate::error::Error;
 use crate::locks::{LostMark, Wait, WaitState};
 use crate::meta::UNAVAILABLE_WAIT;
-use futures_util::future::{Either, select};
-use levada_base::reactor;
+use futures_util::future::{Either, join_all, select};
+use levada_base::reactor::{self, JoinHandle};
 use levada_base::sync::Notify;
 use levada_wire::attr::Attr;
 use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::future::Future;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
 
 /// Ends a wait for a lock. All clones are the same.
 #[derive(Clone, Default)]
@@ -51,6 +56,8 @@ struct Ends {
     asked: Option<Cancel>,
     /// Nobody wants the answer any more.
     abandoned: Cancel,
+    /// The last handle is closed: whatever came of it is undone by [`Inode::unlock_all`].
+    closed: Cell<bool>,
 }
 
 impl Ends {
@@ -69,7 +76,7 @@ impl Ends {
 }
 
 /// A lock that is being taken for somebody.
-struct Taking {
+pub(super) struct Taking {
     inode: Rc<Inode>,
     lock: Lock,
     ends: Ends,
@@ -84,13 +91,17 @@ impl Drop for Asker {
         let taking = &self.0;
         taking.ends.abandoned.cancel();
         if let Some(Ok(_)) = taking.taken.take() {
-            taking.release();
+            taking.undo();
         }
     }
 }
 
 impl Taking {
-    fn release(&self) {
+    /// Releases what nobody wants.
+    fn undo(&self) {
+        if self.ends.closed.get() {
+            return;
+        }
         let (inode, Lock { owner, range, .. }) = (Rc::clone(&self.inode), self.lock);
         reactor::spawn(async move {
             if let Err(error) = inode.unlock(owner, range).await {
@@ -118,26 +129,40 @@ impl Inode {
         lost: &LostMark,
         cancel: Option<Cancel>,
     ) -> Result<Attr, Error> {
+        if self.handles.get() == 0 {
+            return Err(MetaFault::NotOpen.into());
+        }
+        let (abandoned, closed) = (Cancel::default(), Cell::default());
         let taking = Rc::new(Taking {
             inode: Rc::clone(self),
             lock,
-            ends: Ends { asked: cancel, abandoned: Cancel::default() },
+            ends: Ends { asked: cancel, abandoned, closed },
             taken: RefCell::default(),
         });
         let asker = Asker(Rc::clone(&taking));
+        self.note_taking(&taking);
         self.closing.set(self.closing.get() + 1);
         let lost = Rc::clone(lost);
         let task = reactor::spawn(async move {
             let inode = &taking.inode;
             let taken = inode.take_lock(&taking.lock, &lost, &taking.ends).await;
             if taken.is_ok() && taking.ends.abandoned.is_cancelled() {
-                taking.release();
+                taking.undo();
             }
             *taking.taken.borrow_mut() = Some(taken);
             Rc::clone(&inode.core).let_go(Rc::clone(inode));
         });
         let _ = task.await;
+        if asker.0.ends.closed.get() {
+            return Err(MetaFault::NotOpen.into());
+        }
         asker.0.taken.take().unwrap_or(Err(Error::Closed))
+    }
+
+    fn note_taking(&self, taking: &Rc<Taking>) {
+        let mut takings = self.takings.borrow_mut();
+        takings.retain(|taking| taking.strong_count() > 0);
+        takings.push(Rc::downgrade(taking));
     }
 
     async fn take_lock(
@@ -170,7 +195,7 @@ impl Inode {
     ) -> Result<Asked, Error> {
         let meta = &self.core.meta;
         let turn = self.lock_turn.acquire(1).await;
-        if ends.is_due() && !is_unclear {
+        if ends.closed.get() || ends.is_due() && !is_unclear {
             return Err(Error::Interrupted);
         }
         let asked_at = self.changes();
@@ -201,26 +226,23 @@ impl Inode {
         wait: &Rc<Wait>,
         ends: &Ends,
     ) -> Result<Asked, Error> {
-        let meta = &self.core.meta;
         let ended = match select(pin!(wait.ended()), pin!(ends.due())).await {
             Either::Left((state, _)) => state,
             Either::Right(_) => {
                 let _turn = self.lock_turn.acquire(1).await;
-                if wait.state() == WaitState::Queued {
-                    let end = MetaRequest::CancelWait { ino: self.ino, ticket: wait.ticket };
-                    match meta.change_seen(end, self.sees_for(wait)).await? {
-                        MetaReply::Done | MetaReply::Locked(_) => {}
-                        MetaReply::Failed(fault) => return Err(fault.into()),
-                        _ => return Err(Error::Dialect),
-                    }
+                if !ends.closed.get() {
+                    self.end_wait(wait).await?;
                 }
                 wait.state()
             }
         };
+        if ends.closed.get() {
+            return Err(Error::Interrupted);
+        }
         match ended {
             WaitState::Held => {
                 let asked_at = self.changes();
-                let reply = meta.read(&MetaRequest::GetAttr { ino: self.ino }).await;
+                let reply = self.core.meta.read(&MetaRequest::GetAttr { ino: self.ino }).await;
                 match reply.and_then(|reply| self.core.attr_of(reply)) {
                     Ok(attr) => Ok(Asked::Locked(self.attr_under_lock(attr, asked_at).await)),
                     Err(error) => {
@@ -235,6 +257,19 @@ impl Inode {
             WaitState::Forgotten if !ends.is_due() => Ok(Asked::Again),
             // The service says that there is no lock.
             WaitState::Forgotten | WaitState::Queued | WaitState::Asking => Err(Error::Interrupted),
+        }
+    }
+
+    /// Ends a wait that is queued; it may end with the lock.
+    async fn end_wait(&self, wait: &Rc<Wait>) -> Result<(), Error> {
+        if wait.state() != WaitState::Queued {
+            return Ok(());
+        }
+        let end = MetaRequest::CancelWait { ino: self.ino, ticket: wait.ticket };
+        match self.core.meta.change_seen(end, self.sees_for(wait)).await? {
+            MetaReply::Done | MetaReply::Locked(_) => Ok(()),
+            MetaReply::Failed(fault) => Err(fault.into()),
+            _ => Err(Error::Dialect),
         }
     }
 
@@ -271,6 +306,10 @@ impl Inode {
 
     async fn unlock_here(&self, owner: LockOwner, range: LockRange) -> Result<(), Error> {
         let _turn = self.lock_turn.acquire(1).await;
+        self.unlock_in_turn(owner, range).await
+    }
+
+    async fn unlock_in_turn(&self, owner: LockOwner, range: LockRange) -> Result<(), Error> {
         let meta = &self.core.meta;
         let unlocking = meta.locks.unlock(self.ino, owner, range);
         match meta.change(MetaRequest::Unlock { ino: self.ino, owner, range }).await? {
@@ -281,6 +320,42 @@ impl Inode {
             }
             _ => Err(Error::Dialect),
         }
+    }
+
+    /// The last handle is closed: a task that ends what is waited for and releases what is held. `None`: there is
+    /// nothing. It has its turn before whatever is asked for from now on, through a handle that is opened next.
+    pub(crate) fn unlock_all(self: &Rc<Self>) -> Option<JoinHandle<()>> {
+        let takings = self.takings.take();
+        let takings: Vec<Rc<Taking>> = takings.iter().filter_map(Weak::upgrade).collect();
+        if takings.is_empty() && self.core.meta.locks.owners(self.ino).is_empty() {
+            return None;
+        }
+        for taking in &takings {
+            taking.ends.closed.set(true);
+            taking.ends.abandoned.cancel();
+        }
+        let turns = Rc::clone(&self.lock_turn);
+        let mut turn = Box::pin(async move { turns.acquire(1).await });
+        // Takes its place in the line. The task looks again at its beginning.
+        let place = turn.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let inode = Rc::clone(self);
+        Some(reactor::spawn(async move {
+            let _turn = match place {
+                Poll::Ready(turn) => turn,
+                Poll::Pending => turn.await,
+            };
+            let locks = &inode.core.meta.locks;
+            let waits = locks.waits(inode.ino);
+            let ended = join_all(waits.iter().map(|wait| inode.end_wait(wait))).await;
+            let mut owners: BTreeSet<LockOwner> = locks.owners(inode.ino);
+            // Of these it may not be clear whether they hold something.
+            owners.extend(takings.iter().map(|taking| taking.lock.owner));
+            let unlock = |owner| inode.unlock_in_turn(owner, LockRange::WHOLE);
+            let released = join_all(owners.into_iter().map(unlock)).await;
+            if let Err(error) = ended.into_iter().chain(released).collect::<Result<(), Error>>() {
+                tracing::debug!(ino = inode.ino.0, %error, "a lock of a closed file stays");
+            }
+        }))
     }
 
     pub(crate) fn has_locks(&self, owner: LockOwner) -> bool {

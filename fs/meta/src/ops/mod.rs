@@ -86,7 +86,8 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         | R::ReadDir { .. }
         | R::Sync
         | R::Chores { .. }
-        | R::Leave => {
+        | R::Leave
+        | R::Bury { .. } => {
             unreachable!("the service answers {request:?} itself")
         }
     }

@@ -1,6 +1,7 @@
 //! Locks of two clients, as the service answers; `crate::locks` has the model.
 
 use super::*;
+use levada_base::planted;
 use levada_wire::lock::{Lock, LockOwner, LockRange, LockSort};
 use levada_wire::meta::Notice;
 
@@ -150,6 +151,26 @@ fn locks_end_with_the_last_close_and_with_the_client() {
         assert_eq!(world.notices(&c), [(1, Notice::Granted { ticket: 1 })]);
         world.stop();
     });
+}
+
+/// No client relies on it: each unlocks before it closes. It is for those that do not.
+#[test]
+fn a_close_that_keeps_locks_would_be_found() {
+    for is_planted in [false, true] {
+        simulated(1, async {
+            let world = World::small().await;
+            let (a, b, ino) = two(&world).await;
+            assert!(is_locked(&a.change(request(ino, flock(1, true), None)).await, ino));
+            if is_planted {
+                planted::choose(Some("meta-lock-kept-after-close"));
+            }
+            assert_eq!(a.change(MetaRequest::Close { ino }).await, MetaReply::Done);
+            planted::choose(None);
+            let is_free = is_locked(&b.change(request(ino, flock(1, true), None)).await, ino);
+            assert_eq!(is_free, !is_planted);
+            world.stop();
+        });
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests of the whole service, on the key-value store on a device that loses power.
 
+mod burial;
 mod locks;
 mod model;
 mod random;

@@ -89,6 +89,12 @@ impl Pusher {
         self.id
     }
 
+    /// False once the connection has ended, and everything that came over it has been carried out.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.sink.strong_count() > 0
+    }
+
     /// Sends a body to `client`, from the life `verifier` of the target. Whether it arrives is not known.
     ///
     /// # Panics
