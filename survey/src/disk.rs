@@ -5,6 +5,7 @@
 
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
+use crate::null_fuse::NullMount;
 use crate::running_box::{RunningBox, place};
 use crate::suite::Spec;
 use anyhow::{Context, Result, ensure};
@@ -37,6 +38,10 @@ pub(crate) fn specs() -> Vec<Spec> {
             Spec { name: $name, what: $what, bar: Bar::AtLeast($bar), take: $take }
         };
     }
+    let null = |name, take| {
+        let what = "by one process on a mount that only keeps a table of names: what FUSE costs";
+        Spec { name, what, bar: Bar::None, take }
+    };
     vec![
         spec!("mount.disk.create_of_ext4", 0.2, "empty files made by one process", |e| names(
             e,
@@ -69,6 +74,9 @@ pub(crate) fn specs() -> Vec<Spec> {
             NamesWork::Unlink,
             4
         )),
+        null("mount.null.create_of_ext4", |e| null_names(e, NamesWork::Create)),
+        null("mount.null.stat_of_ext4", |e| null_names(e, NamesWork::Stat)),
+        null("mount.null.unlink_of_ext4", |e| null_names(e, NamesWork::Unlink)),
         spec!("mount.disk.untar_of_ext4", 0.3, "a tree of small files unpacked", untar),
         spec!("mount.disk.gitclone_of_ext4", 0.3, "a repository of small files cloned", git_clone),
         spec!("mount.disk.cargobuild_of_ext4", 0.8, "crates built", cargo_build),
@@ -154,7 +162,18 @@ fn forget_names() -> Result<()> {
 
 /// Measures `one` on both sides; it gets a new directory, and the tools that prepare it may use it before.
 fn compare(effort: Effort, rate: Rate, one: impl Fn(&Path) -> Result<Run>) -> Result<Taken> {
-    let (running, ext4) = (RunningBox::up()?, Ext4::new()?);
+    let running = RunningBox::up()?;
+    compare_mount(effort, rate, &running.mount_point(), one)
+}
+
+/// The same of any mount.
+fn compare_mount(
+    effort: Effort,
+    rate: Rate,
+    mount: &Path,
+    one: impl Fn(&Path) -> Result<Run>,
+) -> Result<Taken> {
+    let ext4 = Ext4::new()?;
     let in_new_dir = |parent: PathBuf, number: usize| {
         let dir = parent.join(format!("run-{number}"));
         fs::create_dir(&dir)?;
@@ -167,7 +186,7 @@ fn compare(effort: Effort, rate: Rate, one: impl Fn(&Path) -> Result<Run>) -> Re
     let pairs = Reactor::new()?.block_on(pairs(
         effort,
         None,
-        async |number| in_new_dir(running.mount_point(), number),
+        async |number| in_new_dir(mount.to_owned(), number),
         async |number| in_new_dir(ext4.mount_point(), number),
     ))?;
     Ok(pairs.ratio(rate, ("mount", "ext4"), 1.0))
@@ -175,6 +194,17 @@ fn compare(effort: Effort, rate: Rate, one: impl Fn(&Path) -> Result<Run>) -> Re
 
 /// `processes` at once, each on files in a directory of its own.
 fn names(effort: Effort, work: NamesWork, processes: usize) -> Result<Taken> {
+    let running = RunningBox::up()?;
+    names_on(effort, work, processes, &running.mount_point())
+}
+
+/// The least that the way through the kernel costs one process.
+fn null_names(effort: Effort, work: NamesWork) -> Result<Taken> {
+    let null = NullMount::new()?;
+    names_on(effort, work, 1, &null.mount_point())
+}
+
+fn names_on(effort: Effort, work: NamesWork, processes: usize, mount: &Path) -> Result<Taken> {
     let count = effort.amount(NAMES);
     let program = std::env::current_exe()?;
     let all_do = |dir: &Path, work: NamesWork| -> Result<()> {
@@ -190,7 +220,7 @@ fn names(effort: Effort, work: NamesWork, processes: usize) -> Result<Taken> {
         }
         Ok(())
     };
-    compare(effort, Rate::Kiops, |dir| {
+    compare_mount(effort, Rate::Kiops, mount, |dir| {
         for number in 0..processes {
             fs::create_dir(dir.join(number.to_string()))?;
         }

@@ -20,6 +20,7 @@ mod cluster;
 mod log;
 mod meta;
 mod node;
+mod null_fuse;
 mod parity;
 mod running_box;
 mod service;

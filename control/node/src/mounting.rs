@@ -39,7 +39,7 @@ const READ_AHEAD_BYTES: u32 = 8 << 20;
 /// The one metadata target of this release.
 const METADATA_TARGET: TargetId = TargetId(0);
 /// How long the process polls for the next request before it sleeps.
-const SPIN: Duration = Duration::from_micros(100);
+pub const SPIN: Duration = Duration::from_micros(100);
 
 /// Where to mount what.
 pub struct MountPlan {
