@@ -271,8 +271,9 @@ impl Inode {
         let parts = pieces(&self.layout, offset, bytes).map(|piece| {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
-                let target = self.target(piece.component);
-                let done = target.write(self.object(piece.component), piece.offset, part).await;
+                let (target, object) = (self.target(piece.component), self.object(piece.component));
+                let write = || target.write(object, piece.offset, part.clone());
+                let done = self.core.with_room(&target, (object, piece.bytes), write).await;
                 self.reached(piece.component, done.is_ok());
                 done
             }

@@ -815,6 +815,7 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Several { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
         | R::Chores { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
@@ -846,6 +847,7 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::TestLock { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
         | R::Chores { .. } => true,
         // Opens end with the number that has them, and count under the next when they are done there.
         R::Open { mode, .. } => !mode.truncate,

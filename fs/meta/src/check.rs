@@ -6,8 +6,8 @@
 use crate::acl::{Acl, PERMISSIONS};
 use crate::key;
 use crate::row::{
-    Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock,
-    TailRow, XattrRow,
+    Body, ClientRow, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, ReplyRow, Session,
+    Superblock, TailRow, XattrRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -67,7 +67,7 @@ struct Rows {
     entries: BTreeMap<(Ino, u64), EntryRow>,
     names: BTreeMap<(Ino, Vec<u8>), NameRow>,
     orphans: BTreeSet<Ino>,
-    destroy: BTreeSet<Ino>,
+    destroy: BTreeMap<Ino, u64>,
     sessions: BTreeMap<(Ino, u64), Session>,
     xattrs: BTreeSet<(Ino, Vec<u8>)>,
     clients: BTreeSet<u64>,
@@ -136,7 +136,7 @@ impl Rows {
                 self.orphans.insert(ino);
             }
             key::DESTROY if key.len() == 9 => {
-                self.destroy.insert(ino);
+                self.destroy.insert(ino, DoomedRow::decode(value)?.bytes);
             }
             key::SESSION => {
                 self.sessions.insert((ino, second()?), Session::decode(value)?);
@@ -226,7 +226,8 @@ impl Rows {
                     problems.push(Problem::Parent { ino, says, named_in: parents });
                 }
             }
-            let listed = [&self.orphans, &self.destroy].iter().filter(|l| l.contains(&ino)).count();
+            let lists = [self.orphans.contains(&ino), self.destroy.contains_key(&ino)];
+            let listed = lists.into_iter().filter(|is_in| *is_in).count();
             if inode.nlink == 0 && listed != 1 {
                 problems.push(Problem::Leaked(ino));
             }
@@ -234,8 +235,9 @@ impl Rows {
                 problems.push(Problem::FalselyListed(ino));
             }
         }
-        let listed = self.orphans.union(&self.destroy);
-        let gone = listed.filter(|ino| !self.inodes.contains_key(ino));
+        let listed: BTreeSet<Ino> =
+            self.orphans.iter().chain(self.destroy.keys()).copied().collect();
+        let gone = listed.iter().filter(|ino| !self.inodes.contains_key(ino));
         problems.extend(gone.map(|ino| Problem::FalselyListed(*ino)));
     }
 
@@ -314,9 +316,18 @@ impl Rows {
         };
         at_least("next inode", counters.next_ino, last_ino + 1);
         at_least("next client", counters.next_client, last_client + 1);
-        if counters.inodes != inodes {
-            let (what, says) = ("inode", counters.inodes);
-            problems.push(Problem::Counter { what, says, has: inodes });
+        for (what, says, has) in [
+            ("inode", counters.inodes, inodes),
+            ("doomed inode", counters.doomed_inodes, self.destroy.len() as u64),
+            (
+                "doomed byte",
+                counters.doomed_bytes,
+                self.destroy.values().fold(0, |sum, bytes| sum.wrapping_add(*bytes)),
+            ),
+        ] {
+            if says != has {
+                problems.push(Problem::Counter { what, says, has });
+            }
         }
     }
 }

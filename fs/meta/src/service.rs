@@ -107,6 +107,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::TestLock { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }
@@ -167,7 +168,13 @@ impl MetaService {
             inodes_max: fs.inodes_max,
             name: fs.name,
         };
-        let counters = Counters { next_ino: first_ino(fs.target), next_client: 1, inodes: 1 };
+        let counters = Counters {
+            next_ino: first_ino(fs.target),
+            next_client: 1,
+            inodes: 1,
+            doomed_inodes: 0,
+            doomed_bytes: 0,
+        };
         let mode = ops::S_IFDIR | (fs.root_mode & !ops::S_IFMT);
         let body = Body::Directory { next_cookie: ops::names::FIRST_COOKIE, entries: 0 };
         let root = Inode {
@@ -306,6 +313,7 @@ impl MetaService {
             MetaRequest::ReadDir { ino, cookie, entries_max, attrs } => {
                 return self.read_dir(call, ino, cookie, entries_max, attrs).await;
             }
+            MetaRequest::SpaceNow => return Ok(self.space_now().await),
             MetaRequest::Chores { limit, after } => return self.chores(limit, after).await,
             _ => {}
         }

@@ -9,6 +9,7 @@ use crate::key;
 use crate::locks::{Locks, Owner};
 use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
+use crate::tx::NOBODY;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
@@ -112,6 +113,51 @@ pub struct Table {
     pub implied: BTreeSet<Ino>,
     /// Changes when there may be a new chore for the housekeeper.
     pub chores: Rc<Notify>,
+    pub deletions: Deletions,
+}
+
+/// Deletions that the housekeeper is at.
+pub struct Deletions {
+    /// What their objects held. Those of its last look at the list.
+    under_way: BTreeMap<Ino, u64>,
+    /// Counts their beginnings and ends.
+    pub count: u64,
+    /// When the last one ended, or there was a first one to be done.
+    pub progress: Instant,
+    pub changed: Rc<Notify>,
+}
+
+impl Deletions {
+    fn new() -> Self {
+        let (under_way, changed) = (BTreeMap::new(), Rc::default());
+        Self { under_way, count: 0, progress: reactor::now(), changed }
+    }
+
+    /// The list is looked at from its beginning: of what was given out before nothing is under way any more.
+    pub fn begin_look(&mut self) {
+        self.count += self.under_way.len() as u64;
+        self.under_way.clear();
+    }
+
+    pub fn begin(&mut self, ino: Ino, bytes: u64) {
+        self.count += 1;
+        self.under_way.insert(ino, bytes);
+    }
+
+    fn end(&mut self, ino: Ino) {
+        self.count += 1;
+        self.under_way.remove(&ino);
+        self.progress = reactor::now();
+        self.changed.notify_all();
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.under_way.values().sum()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
 }
 
 /// A change of the table, made when its transaction has been applied.
@@ -124,6 +170,8 @@ pub enum Effect {
     Orphan(Ino, bool),
     /// The objects of a file are to be destroyed.
     Destroy,
+    /// They are gone, and the inode too.
+    Destroyed(Ino),
     Lock(Ino, Lock, Option<u64>),
     Unlock(Ino, LockOwner, LockRange),
     /// By its ticket.
@@ -143,6 +191,7 @@ impl Table {
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
             chores: Rc::default(),
+            deletions: Deletions::new(),
         }
     }
 
@@ -150,6 +199,10 @@ impl Table {
     pub async fn load(store: &Store, slots: u32) -> Result<Self, MetaError> {
         let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
         let mut table = Table::new(Counters::decode(&counters)?);
+        if !Counters::has_doomed(&counters) {
+            // The rows of then say nothing of bytes.
+            table.counters.doomed_inodes = scan_tag(store, key::DESTROY).await?.len() as u64;
+        }
         for (key, value) in scan_tag(store, key::CLIENT).await? {
             let ClientRow { uuid, settled, may_lock } = ClientRow::decode(&value)?;
             let client = key::first_number(&key).unwrap_or(0);
@@ -199,6 +252,9 @@ impl Table {
             Effect::Closed(ino) => self.closed(client, ino),
             Effect::Session(ino, client, Some(session)) => {
                 self.sessions.insert((ino, client), session);
+                if client == NOBODY {
+                    self.chores.notify_all();
+                }
             }
             Effect::Session(ino, client, None) => {
                 self.sessions.remove(&(ino, client));
@@ -206,7 +262,13 @@ impl Table {
             Effect::Orphan(ino, true) => {
                 self.orphans.insert(ino);
             }
-            Effect::Destroy => self.chores.notify_all(),
+            Effect::Destroy => {
+                if self.counters.doomed_inodes <= 1 {
+                    self.deletions.progress = reactor::now();
+                }
+                self.chores.notify_all();
+            }
+            Effect::Destroyed(ino) => self.deletions.end(ino),
             Effect::Orphan(ino, false) => {
                 self.orphans.remove(&ino);
             }

@@ -6,13 +6,18 @@
 
 use crate::cache::Cache;
 use crate::key::{self, Key};
-use crate::row::{Counters, Damaged, EntryRow, Inode, MARK, NameRow, Session, Superblock};
+use crate::row::{
+    Counters, Damaged, DoomedRow, EntryRow, Inode, MARK, NameRow, Session, StoredBytes, Superblock,
+};
 use crate::table::{Effect, Table};
 use levada_base::ids::{Ino, Seq, TargetId};
 use levada_kv::Bytes;
 use levada_wire::attr::{Attr, Kind, Time};
 use levada_wire::meta::MetaFault;
 use smallvec::SmallVec;
+
+/// Who has the session that lets the housekeeper ask the objects: no client has this number.
+pub const NOBODY: u64 = 0;
 
 /// Why an operation ended early.
 #[derive(Debug)]
@@ -229,8 +234,49 @@ impl<'a> Tx<'a> {
 
     /// Sets or ends a session. The inode's row must be written too: whoever reads a session has
     /// read that row, and waits for it.
+    ///
+    /// One that begins beside others makes a crowd of them all; where the last of a crowd ends, the objects are to be
+    /// asked what they hold.
     pub fn put_session(&mut self, ino: Ino, client: u64, session: Option<Session>) {
-        let session = session.filter(|session| *session != Session::default());
+        let crowd = session.is_some_and(|session| session.crowd);
+        let session =
+            session.filter(|held| Session { crowd: false, ..*held } != Session::default());
+        let sessions = self.sessions(ino);
+        let others = sessions.iter().filter(|(other, _)| *other != client);
+        let others: SmallVec<[(u64, Session); 2]> = others.copied().collect();
+        match session {
+            Some(mut session) => {
+                if !others.is_empty() && !session.crowd {
+                    session.crowd = true;
+                    for (other, held) in others.into_iter().filter(|(_, held)| !held.crowd) {
+                        self.write_session(ino, other, Some(Session { crowd: true, ..held }));
+                    }
+                }
+                self.write_session(ino, client, Some(session));
+            }
+            None => {
+                let was = sessions.iter().find(|(held, _)| *held == client);
+                let crowd = crowd || was.is_some_and(|(_, session)| session.crowd);
+                self.write_session(ino, client, None);
+                if crowd && others.is_empty() {
+                    self.ask_objects(ino);
+                }
+            }
+        }
+    }
+
+    /// Lets the housekeeper ask the objects what they hold.
+    pub fn ask_objects(&mut self, ino: Ino) {
+        let asked = Session { crowd: true, ..Session::default() };
+        self.write_session(ino, NOBODY, Some(asked));
+    }
+
+    /// The session of a client that is gone ends: the objects were asked.
+    pub fn end_settled(&mut self, ino: Ino, client: u64) {
+        self.write_session(ino, client, None);
+    }
+
+    fn write_session(&mut self, ino: Ino, client: u64, session: Option<Session>) {
         let key = key::session(ino, client);
         match session {
             Some(session) => self.put(&key, &session.encode()),
@@ -304,7 +350,7 @@ impl<'a> Tx<'a> {
         }
         let sessions = self.sessions(ino);
         for (client, _) in &sessions {
-            self.put_session(ino, *client, None);
+            self.write_session(ino, *client, None);
         }
         // In one go: nothing else in this transaction is about these rows.
         let xattrs = std::mem::take(&mut inode.xattrs).into_iter();
@@ -316,7 +362,11 @@ impl<'a> Tx<'a> {
         }
         // A session may have left objects that nobody committed.
         inode.components = u64::MAX;
-        self.put(&key::destroy(ino), MARK);
+        // From now on its row on the list has them.
+        let bytes = inode.stored.take().as_ref().map_or(0, StoredBytes::total);
+        self.put(&key::destroy(ino), &DoomedRow { bytes }.encode());
+        self.counters.doomed_inodes += 1;
+        self.counters.doomed_bytes = self.counters.doomed_bytes.saturating_add(bytes);
         self.effect(Effect::Destroy);
         self.put_inode(ino, inode);
     }

@@ -2,6 +2,7 @@
 //! and what should not be there at all.
 
 use super::finding::Finding;
+use super::tally::Counted;
 use crate::key;
 use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Superblock, TailRow};
 use crate::service::SLOTS_MAX;
@@ -53,7 +54,12 @@ impl Beside {
     }
 
     /// What is missing, and the counters as they are now against what was counted.
-    pub fn findings(&self, counters: Option<&[u8]>, inodes: u64, last_ino: u64) -> Vec<Finding> {
+    pub fn findings(
+        &self,
+        counters: Option<&[u8]>,
+        counted: Counted,
+        last_ino: u64,
+    ) -> Vec<Finding> {
         let mut findings = Vec::new();
         if !self.has_superblock {
             findings.push(Finding::Missing("superblock"));
@@ -62,6 +68,7 @@ impl Beside {
             findings.push(Finding::Missing("counters"));
         }
         // One that cannot be decoded has been told.
+        let has_doomed = counters.is_some_and(Counters::has_doomed);
         let Some(counters) = counters.and_then(|row| Counters::decode(row).ok()) else {
             return findings;
         };
@@ -73,9 +80,15 @@ impl Beside {
         };
         at_least("inode numbers", counters.next_ino, last_ino.saturating_add(1));
         at_least("client numbers", counters.next_client, last_client.saturating_add(1));
-        if counters.inodes != inodes {
-            let (what, says) = ("inodes", counters.inodes);
-            findings.push(Finding::Counter { what, says, has: inodes });
+        let Counted { inodes, doomed_inodes, doomed_bytes } = counted;
+        for (what, says, has, is_counted) in [
+            ("inodes", counters.inodes, inodes, true),
+            ("deleted inodes", counters.doomed_inodes, doomed_inodes, has_doomed),
+            ("bytes of deleted files", counters.doomed_bytes, doomed_bytes, has_doomed),
+        ] {
+            if is_counted && says != has {
+                findings.push(Finding::Counter { what, says, has });
+            }
         }
         findings
     }

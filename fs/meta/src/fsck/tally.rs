@@ -9,7 +9,7 @@ use super::links::{Exact, Said, Sign, Sums};
 use super::slot::{Slot, Suspect};
 use super::tree::Tree;
 use crate::key;
-use crate::row::{Damaged, EntryRow, Inode, NameRow, Session, XattrRow};
+use crate::row::{Damaged, DoomedRow, EntryRow, Inode, NameRow, Session, XattrRow};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
 use std::collections::BTreeMap;
@@ -27,9 +27,17 @@ pub struct Tally {
     /// Names that only the listing of their directory has; they count.
     only_listed: Vec<(Ino, NameRow)>,
     pub tree: Tree,
-    pub inodes: u64,
+    pub counted: Counted,
     pub names: u64,
     pub last_ino: u64,
+}
+
+/// What there are counters of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    pub inodes: u64,
+    pub doomed_inodes: u64,
+    pub doomed_bytes: u64,
 }
 
 impl Tally {
@@ -43,7 +51,7 @@ impl Tally {
             exact: None,
             only_listed: Vec::new(),
             tree: Tree::new(tree_bytes_max),
-            inodes: 0,
+            counted: Counted::default(),
             names: 0,
             last_ino: 0,
         }
@@ -84,12 +92,21 @@ impl Tally {
                 self.sums.name(&self.hash, sign, ino, &row.map_err(damaged)?);
                 Ok(())
             }
-            key::ORPHAN | key::DESTROY if key.len() == 9 => {
-                let list = if key[0] == key::ORPHAN { List::Orphans } else { List::Destroy };
+            key::ORPHAN if key.len() == 9 => {
                 if let Some((slot, _)) = self.slot(ino) {
-                    slot.list(sign, list);
+                    slot.list(sign, List::Orphans);
                 }
                 Ok(())
+            }
+            key::DESTROY if key.len() == 9 => {
+                if let Some((slot, _)) = self.slot(ino) {
+                    slot.list(sign, List::Destroy);
+                }
+                let row = DoomedRow::decode(value);
+                sign.count(&mut self.counted.doomed_inodes);
+                let bytes = row.as_ref().map_or(0, |row| row.bytes);
+                sign.count_by(&mut self.counted.doomed_bytes, bytes);
+                row.map(drop).map_err(damaged)
             }
             key::SESSION => {
                 let client = second()?;
@@ -144,7 +161,7 @@ impl Tally {
     }
 
     fn inode(&mut self, sign: Sign, ino: Ino, inode: Option<&Inode>) {
-        sign.count(&mut self.inodes);
+        sign.count(&mut self.counted.inodes);
         self.last_ino = self.last_ino.max(ino.0);
         if let Some((slot, hash)) = self.slot(ino) {
             slot.inode(hash, sign, ino, inode);

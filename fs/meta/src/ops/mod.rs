@@ -55,15 +55,16 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Open { ino, mode } => write::open(tx, *ino, *mode),
         R::Close { ino } => write::close(tx, *ino),
         R::BeginWrite { ino } => write::begin(tx, *ino),
-        R::CommitWrite { ino, size, mtime, components, end } => {
-            write::commit(tx, *ino, *size, *mtime, *components, *end)
+        R::CommitWrite { ino, size, mtime, components, end, stored } => {
+            let written = write::Written { size: *size, mtime: *mtime, components: *components };
+            write::commit(tx, *ino, &written, *end, stored)
         }
         R::Several { requests } => several(tx, requests),
-        R::Truncated { ino, size } => write::truncated(tx, *ino, *size),
+        R::Truncated { ino, size, stored } => write::truncated(tx, *ino, *size, stored),
         R::Space => Ok(chores::space(tx)),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
-        R::Settled { ino, size, components, change } => {
-            chores::settled(tx, *ino, (*size, *components), *change)
+        R::Settled { ino, size, components, change, stored } => {
+            chores::settled(tx, *ino, (*size, *components), *change, stored)
         }
         R::GetXattr { ino, name } => xattrs::get(tx, *ino, name),
         R::ListXattrs { ino } => xattrs::list(tx, *ino),
@@ -80,6 +81,7 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         | R::Reclaim { .. }
         | R::ReadDir { .. }
         | R::Sync
+        | R::SpaceNow
         | R::Chores { .. }
         | R::Leave => {
             unreachable!("the service answers {request:?} itself")

@@ -5,6 +5,7 @@ use super::{
     check_name, count_entry, is_empty, target_of, touch_directory, touch_inode, uncount_entry,
     write, xattrs,
 };
+use crate::clients::DELETIONS_STUCK;
 use crate::key;
 use crate::row::{Body, Inode, NameRow, Session};
 use crate::table::Effect;
@@ -54,7 +55,10 @@ pub fn create(
         return open_found(tx, found, made.new, exclusive);
     }
     if tx.counters.inodes >= tx.env.superblock.inodes_max {
-        return Err(MetaFault::Full.into());
+        // Those of deleted files are counted as free already, and come soon; unless a target is silent.
+        let comes = tx.counters.doomed_inodes > 0
+            && tx.table.deletions.progress.elapsed() < DELETIONS_STUCK;
+        return Err(if comes { MetaFault::Unavailable } else { MetaFault::Full }.into());
     }
     let ino = Ino(tx.counters.next_ino);
     let inode = new_inode(tx, ino, parent, &directory, made)?;

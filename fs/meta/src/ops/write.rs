@@ -6,7 +6,7 @@
 
 use super::attrs::clear_set_id;
 use super::{Answer, touch_inode, xattrs};
-use crate::row::{Inode, Session};
+use crate::row::{Body, Inode, Session};
 use crate::table::Effect;
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
@@ -121,11 +121,43 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
     Ok(())
 }
 
-pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64) -> Answer {
+/// Refuses what no client of a sound mind says of the objects of a file.
+pub(super) fn check_stored(inode: &Inode, stored: &[(u32, u64)]) -> Result<(), MetaFault> {
+    let Body::File(layout) = &inode.body else { return Err(MetaFault::Invalid) };
+    let count = layout.targets.len();
+    let is_sound =
+        |(component, bytes): &(u32, u64)| (*component as usize) < count && *bytes <= SIZE_MAX;
+    if stored.len() <= count && stored.iter().all(is_sound) {
+        Ok(())
+    } else {
+        Err(MetaFault::Invalid)
+    }
+}
+
+/// Takes over what the asking client says that the objects hold. Beside others it may have asked before they wrote more.
+fn take_stored(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    inode: &mut Inode,
+    held: Option<Session>,
+    told: &[(u32, u64)],
+) {
+    let Some(stored) = inode.stored.as_mut().filter(|_| !told.is_empty()) else { return };
+    let is_alone = held.is_some_and(|session| !session.crowd);
+    stored.take(told, !is_alone);
+    if held.is_none() {
+        // Nobody asks again what was written under a number that is lost.
+        tx.ask_objects(ino);
+    }
+}
+
+pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64, stored: &[(u32, u64)]) -> Answer {
     let Some(mut session) = tx.session(ino).filter(|session| session.cut == Some(size)) else {
         return Ok(MetaReply::Done);
     };
     let mut inode = tx.live(ino)?;
+    check_stored(&inode, stored)?;
+    take_stored(tx, ino, &mut inode, Some(session), stored);
     session.cut = None;
     tx.put_session(ino, tx.client, Some(session));
     settle_row(tx, ino, &mut inode);
@@ -139,18 +171,26 @@ fn dated(written: Time, now: Time) -> Time {
     if written.0.abs_diff(now.0) > CLOCKS_APART_MAX_NS { now } else { written }
 }
 
+/// What a client has written.
+pub struct Written {
+    pub size: u64,
+    pub mtime: Option<Time>,
+    pub components: u64,
+}
+
 pub fn commit(
     tx: &mut Tx<'_>,
     ino: Ino,
-    size: u64,
-    mtime: Option<Time>,
-    components: u64,
+    written: &Written,
     end: bool,
+    stored: &[(u32, u64)],
 ) -> Answer {
+    let Written { size, mtime, components } = *written;
     let mut inode = file(tx, ino)?;
     if size > SIZE_MAX {
         return Err(MetaFault::Invalid.into());
     }
+    check_stored(&inode, stored)?;
     // Who is told that his bytes are durable must not lose them to a truncation that began before.
     refuse_foreign_cut(tx, ino)?;
     let held = tx.session(ino);
@@ -171,6 +211,7 @@ pub fn commit(
         inode.mtime = mtime;
         inode.ctime = inode.ctime.max(dated(mtime, tx.now));
     }
+    take_stored(tx, ino, &mut inode, held, stored);
     let before = session;
     if overtaken {
         session = Session { writing: true, overtaken: false, ..session };

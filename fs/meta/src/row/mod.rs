@@ -8,9 +8,11 @@ mod entry;
 mod inode;
 mod xattr;
 
-pub use admin::{ClientRow, Counters, MARK, ReplyRow, Session, Superblock, TailRow, first_ino};
+pub use admin::{
+    ClientRow, Counters, DoomedRow, MARK, ReplyRow, Session, Superblock, TailRow, first_ino,
+};
 pub use entry::{EntryRow, NameRow};
-pub use inode::{Body, Inode};
+pub use inode::{Body, Inode, StoredBytes};
 pub use xattr::XattrRow;
 
 /// A row's bytes are not what the version byte promises.

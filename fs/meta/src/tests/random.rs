@@ -12,8 +12,8 @@ use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{
-    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
-    ToClient,
+    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Stored,
+    Tail, ToClient,
 };
 use levada_wire::rpc::ConnectionId;
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
@@ -199,7 +199,7 @@ fn request(log: &Log) -> MetaRequest {
             let name = if random(2) == 0 { acl_name() } else { xattr_name() };
             MetaRequest::RemoveXattr { caller, ino: any(), name }
         }
-        _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
+        _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000, stored: stored() },
     }
 }
 
@@ -218,7 +218,12 @@ fn commit(ino: Ino) -> MetaRequest {
         mtime: Some(Time(7)),
         components: random(4),
         end: random(2) == 0,
+        stored: stored(),
     }
+}
+
+fn stored() -> Stored {
+    (0..2).filter(|_| random(2) == 0).map(|component| (component, random(9000))).collect()
 }
 
 fn is_read(request: &MetaRequest) -> bool {
@@ -552,7 +557,9 @@ async fn world_with_cuts(cuts: u64) -> u64 {
         let other = CallHeader::reading(lanes[2].client.get());
         world.service().handle(other, MetaRequest::Space).await;
         assert!(!world.service().is_recovering() || planted!("meta-served-before-recovery"));
-        model.next_ino = world.service().table.borrow().counters.next_ino;
+        let counters = world.service().table.borrow().counters;
+        model.next_ino = counters.next_ino;
+        assert_eq!(counters.doomed_bytes, model.doomed_bytes());
         world.assert_sound().await;
     }
     let done = log.done.get();

@@ -184,6 +184,7 @@ fn lists_of_inodes_without_a_name() {
         Finding::Unlisted(p.orphan),
         Finding::ListedTwice(p.doomed),
         listed(Ino(999), List::Orphans, false),
+        Finding::Counter { what: "deleted inodes", says: 1, has: 2 },
     ];
     assert_eq!(findings, expected);
 }
@@ -235,14 +236,20 @@ fn sessions_that_make_no_sense() {
 #[test]
 fn counters_and_replies() {
     let (p, findings) = found(async |p: &Planter| {
-        let counters = Counters { next_ino: 3, next_client: 1, inodes: 99 };
+        let counters = Counters {
+            next_ino: 3,
+            next_client: 1,
+            inodes: 99,
+            doomed_inodes: 0,
+            doomed_bytes: 98,
+        };
         p.set(key::COUNTERS, Some(&counters.encode()));
         let reply = p.get(&key::reply(p.client, 0)).await.expect("there");
         p.set(&key::reply(77, 3), Some(&reply));
         p.set(&key::reply(p.client, 9), Some(&ReplyRow::encode(5, b"\xff\xff\xff")));
     });
     let sorts: Vec<_> = findings.iter().map(Finding::sort).collect();
-    assert_eq!(sorts, ["reply", "reply", "counter", "counter", "counter"]);
+    assert_eq!(sorts, ["reply", "reply", "counter", "counter", "counter", "counter", "counter"]);
     assert_eq!(findings[1], Finding::Reply { client: 77, slot: 3, is_sound: true });
     assert_eq!(findings[2].says_has(), Some((3, p.doomed.0 + 1)));
 }
