@@ -6,8 +6,8 @@
 use crate::acl::{Acl, PERMISSIONS};
 use crate::key;
 use crate::row::{
-    Body, ClientRow, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, ReplyRow, Session,
-    Superblock, TailRow, XattrRow,
+    Body, Charge, ClientRow, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, QuotaRow,
+    ReplyRow, Session, Subject, Superblock, TailRow, Usage, XattrRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -57,6 +57,8 @@ pub enum Problem {
     Counter { what: &'static str, says: u64, has: u64 },
     #[error("slot {slot} of client {client} holds no reply, or its client is not there")]
     Reply { client: u64, slot: u32 },
+    #[error("{subject:?} is said to use {says:?}, and uses {has:?}")]
+    Usage { subject: Subject, says: Usage, has: Usage },
 }
 
 #[derive(Default)]
@@ -70,6 +72,7 @@ struct Rows {
     destroy: BTreeMap<Ino, u64>,
     sessions: BTreeMap<(Ino, u64), Session>,
     xattrs: BTreeSet<(Ino, Vec<u8>)>,
+    usage: BTreeMap<Subject, Usage>,
     clients: BTreeSet<u64>,
     replies: BTreeMap<(u64, u32), bool>,
 }
@@ -117,6 +120,13 @@ impl Rows {
         }
         if key == key::TAIL {
             TailRow::decode(value)?;
+            return Ok(());
+        }
+        if key.first() == Some(&key::USAGE) {
+            match key::subject_of(key).ok_or_else(unknown)? {
+                (subject, key::USED) => drop(self.usage.insert(subject, Usage::decode(value)?)),
+                _ => drop(QuotaRow::decode(value)?),
+            }
             return Ok(());
         }
         let first = key::first_number(key).ok_or_else(unknown)?;
@@ -300,6 +310,21 @@ impl Rows {
         for (&(client, slot), sound) in &self.replies {
             if !sound || !self.clients.contains(&client) {
                 problems.push(Problem::Reply { client, slot });
+            }
+        }
+        let mut used: BTreeMap<Subject, Usage> = BTreeMap::new();
+        for charge in self.inodes.values().filter_map(Charge::of) {
+            for subject in charge.subjects() {
+                let sum = used.entry(subject).or_default();
+                *sum = sum.plus(charge.usage());
+            }
+        }
+        let subjects: BTreeSet<Subject> = used.keys().chain(self.usage.keys()).copied().collect();
+        for subject in subjects {
+            let of = |all: &BTreeMap<_, _>| all.get(&subject).copied().unwrap_or_default();
+            let (says, has): (Usage, Usage) = (of(&self.usage), of(&used));
+            if says != has {
+                problems.push(Problem::Usage { subject, says, has });
             }
         }
         let Some(counters) = self.counters else {

@@ -3,8 +3,8 @@
 use crate::acl::Acl;
 use crate::key;
 use crate::row::{
-    ClientRow, Counters, DoomedRow, EntryRow, Inode, NameRow, ReplyRow, Session, Superblock,
-    XattrRow,
+    Charge, ClientRow, Counters, DoomedRow, EntryRow, Inode, NameRow, QuotaRow, ReplyRow, Session,
+    Superblock, Usage, XattrRow,
 };
 
 /// Every row, and the numbers in every key. What is read and written again is read the same.
@@ -38,6 +38,13 @@ pub fn rows(bytes: &[u8]) {
     if let Ok(row) = XattrRow::decode(bytes) {
         assert_eq!(XattrRow::encode(&row.value), bytes);
     }
+    if let Ok(row) = Usage::decode(bytes) {
+        assert_eq!(row.encode(), bytes);
+    }
+    if let Ok(row) = QuotaRow::decode(bytes) {
+        assert_eq!(row.encode(), bytes);
+    }
+    let _ = (key::subject_of(bytes), Charge::of_row(bytes));
     let _ = Session::decode(bytes);
     if let Ok(row) = Superblock::decode(bytes) {
         assert_eq!(Superblock::decode(&row.encode()), Ok(row));

@@ -14,12 +14,13 @@
 //! After a crash the store holds a prefix of the batches that contains every answered one. Opens
 //! and leases are gone; see `table`.
 
+use crate::accounts::Row;
 use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
 use crate::observe::Observer;
 use crate::ops::{self, Answer, chores};
-use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
+use crate::row::{Body, Charge, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
 use crate::table::{Client, Table};
 use crate::tail::Tail;
@@ -184,6 +185,10 @@ impl MetaService {
         };
         store.room().await?;
         let mut batch = Batch::default();
+        let charge = Charge::of(&root).expect("new");
+        for subject in charge.subjects() {
+            Row::Used(charge.usage()).put(subject, &mut batch);
+        }
         batch.put(key::SUPERBLOCK, &superblock.encode());
         batch.put(key::COUNTERS, &counters.encode());
         batch.put(&key::inode(Ino::ROOT), &root.encode());
@@ -436,7 +441,7 @@ impl MetaService {
         reply: &MetaReply,
         outcome: Outcome,
     ) -> Result<Seq, MetaFault> {
-        let Outcome { writes, effects, made_directory, counters, saw, .. } = outcome;
+        let Outcome { writes, effects, used, made_directory, counters, saw, .. } = outcome;
         let mut table = self.table.borrow_mut();
         if call.client != 0 && !table.clients.contains_key(&call.client) {
             return Err(MetaFault::NotRegistered);
@@ -449,6 +454,8 @@ impl MetaService {
             if counters != table.counters {
                 batch.put(key::COUNTERS, &counters.encode());
             }
+            let accounts = table.accounts.changes(&used, self.time());
+            accounts.iter().for_each(|(subject, row)| row.put(*subject, &mut batch));
             if let Some(encoded) = &encoded
                 && !planted!("meta-reply-not-stored")
             {
@@ -484,6 +491,7 @@ impl MetaService {
                 cache.completed(directory);
             }
             table.counters = counters;
+            table.accounts.take(&accounts);
         }
         for effect in effects {
             table.take_effect(call.client, effect);
@@ -551,7 +559,7 @@ impl MetaService {
     }
 
     /// The wall clock, which does not go back while the target serves.
-    fn time(&self) -> Time {
+    pub(crate) fn time(&self) -> Time {
         let now = wall_clock().max(self.last_time.get());
         self.last_time.set(now);
         now

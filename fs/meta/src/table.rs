@@ -4,6 +4,7 @@
 //! Opens, locks and leases are volatile: after a restart, clients say again what they hold, and
 //! until all that were known have done so or have fallen silent, nothing counts as closed.
 
+use crate::accounts::Accounts;
 use crate::config::MetaError;
 use crate::key;
 use crate::locks::{Locks, Owner};
@@ -105,6 +106,7 @@ pub struct Table {
     pub orphans: BTreeSet<Ino>,
     pub locks: Locks,
     pub counters: Counters,
+    pub accounts: Accounts,
     /// Clients of the time before the restart that have not said yet what they hold open.
     pub awaited: BTreeSet<u64>,
     /// Inodes that stored replies of the time before the restart speak of. A client whose answer
@@ -188,6 +190,7 @@ impl Table {
             orphans: BTreeSet::new(),
             locks: Locks::default(),
             counters,
+            accounts: Accounts::default(),
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
             chores: Rc::default(),
@@ -233,6 +236,9 @@ impl Table {
             let ino = Ino(key::first_number(&key).unwrap_or(0));
             let client = key::second_number(&key).unwrap_or(0);
             table.sessions.insert((ino, client), Session::decode(&value)?);
+        }
+        for (key, value) in scan_tag(store, key::USAGE).await? {
+            table.accounts.load(&key, &value)?;
         }
         for (key, _) in scan_tag(store, key::ORPHAN).await? {
             table.orphans.insert(Ino(key::first_number(&key).unwrap_or(0)));

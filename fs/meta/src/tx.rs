@@ -7,7 +7,8 @@
 use crate::cache::Cache;
 use crate::key::{self, Key};
 use crate::row::{
-    Counters, Damaged, DoomedRow, EntryRow, Inode, MARK, NameRow, Session, StoredBytes, Superblock,
+    Charge, Counters, Damaged, DoomedRow, EntryRow, Inode, MARK, NameRow, Session, StoredBytes,
+    Subject, Superblock, Usage,
 };
 use crate::table::{Effect, Table};
 use levada_base::ids::{Ino, Seq, TargetId};
@@ -59,6 +60,8 @@ pub struct Tx<'a> {
     cache: &'a mut Cache,
     writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     effects: SmallVec<[Effect; 4]>,
+    /// What these use with the changes of this transaction.
+    used: SmallVec<[(Subject, Usage); 4]>,
     missing: Vec<Bytes>,
     made_directory: Option<Ino>,
     saw: Seq,
@@ -68,6 +71,7 @@ pub struct Tx<'a> {
 pub struct Outcome {
     pub writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     pub effects: SmallVec<[Effect; 4]>,
+    pub used: SmallVec<[(Subject, Usage); 4]>,
     pub missing: Vec<Bytes>,
     /// It has no names yet.
     pub made_directory: Option<Ino>,
@@ -94,6 +98,7 @@ impl<'a> Tx<'a> {
             cache,
             writes: SmallVec::new(),
             effects: SmallVec::new(),
+            used: SmallVec::new(),
             missing: Vec::new(),
             made_directory: None,
             saw: Seq(0),
@@ -101,8 +106,8 @@ impl<'a> Tx<'a> {
     }
 
     pub fn finish(self) -> Outcome {
-        let Self { writes, effects, missing, made_directory, counters, saw, .. } = self;
-        Outcome { writes, effects, missing, made_directory, counters, saw }
+        let Self { writes, effects, used, missing, made_directory, counters, saw, .. } = self;
+        Outcome { writes, effects, used, missing, made_directory, counters, saw }
     }
 
     /// Notes which of these rows must be fetched, so that they are fetched together.
@@ -128,7 +133,40 @@ impl<'a> Tx<'a> {
         Ok(cached.value.clone())
     }
 
+    /// What a subject uses, with the changes of this transaction.
+    pub fn used(&self, subject: Subject) -> Usage {
+        let changed = self.used.iter().find(|(held, _)| *held == subject);
+        changed.map_or_else(|| self.table.accounts.usage_of(subject), |(_, usage)| *usage)
+    }
+
+    /// An inode's row changes, and what its owners use with it. A row that was not read is none that counts: one that
+    /// is made now, or to be destroyed.
+    fn recharge(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let charge = |row: Option<&[u8]>| Charge::of_row(row?);
+        let written = self.writes.iter().find(|(held, _)| **held == *key);
+        let before = match written {
+            Some((_, row)) => charge(row.as_deref()),
+            None => charge(self.cache.get(key).and_then(|cached| cached.value.as_deref())),
+        };
+        let now = charge(value);
+        if before == now {
+            return;
+        }
+        for (charge, comes) in [(before, false), (now, true)] {
+            let Some(charge) = charge else { continue };
+            for subject in charge.subjects() {
+                let (used, usage) = (self.used(subject), charge.usage());
+                let used = if comes { used.plus(usage) } else { used.minus(usage) };
+                self.used.retain(|(held, _)| *held != subject);
+                self.used.push((subject, used));
+            }
+        }
+    }
+
     fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        if key.first() == Some(&key::INODE) {
+            self.recharge(key, value);
+        }
         let value = value.map(Bytes::from);
         match self.writes.iter_mut().find(|(held, _)| **held == *key) {
             Some((_, held)) => *held = value,

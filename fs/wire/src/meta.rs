@@ -546,4 +546,10 @@ pub enum MetaFault {
     /// The client does not have the file open.
     #[error("the file is not open")]
     NotOpen,
+    /// Somebody to whom the file belongs has used up what he may.
+    #[error("disk quota exceeded")]
+    Quota,
+    /// The directory belongs to another project or tenant.
+    #[error("belongs to another project")]
+    OtherProject,
 }

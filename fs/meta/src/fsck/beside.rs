@@ -4,15 +4,19 @@
 use super::finding::Finding;
 use super::tally::Counted;
 use crate::key;
-use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Superblock, TailRow};
+use crate::row::{
+    ClientRow, Counters, Damaged, QuotaRow, ReplyRow, Subject, Superblock, TailRow, Usage,
+};
 use crate::service::SLOTS_MAX;
 use levada_wire::meta::MetaReply;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What was met of such rows.
 #[derive(Default)]
 pub struct Beside {
     has_superblock: bool,
+    /// Whom rows say to use what; those that cannot be decoded say nothing.
+    usage: BTreeMap<Subject, Option<Usage>>,
     clients: BTreeSet<u64>,
 }
 
@@ -31,6 +35,14 @@ impl Beside {
             }
             key::TAIL => return TailRow::decode(value).map(drop).map_err(damaged),
             _ => {}
+        }
+        if let Some((subject, part)) = key::subject_of(key) {
+            if part != key::USED {
+                return QuotaRow::decode(value).map(drop).map_err(damaged);
+            }
+            let usage = Usage::decode(value);
+            self.usage.insert(subject, usage.as_ref().ok().copied());
+            return usage.map(drop).map_err(damaged);
         }
         let client = key::first_number(key).ok_or_else(unknown)?;
         match key[0] {
@@ -51,6 +63,36 @@ impl Beside {
             }
             _ => Err(unknown()),
         }
+    }
+
+    /// Whoever is said to use something else than was counted. `now` is what rows say by now, where they have changed.
+    pub fn misjudged(
+        &self,
+        now: Option<&BTreeMap<Subject, Usage>>,
+        counted: &BTreeMap<Subject, Usage>,
+    ) -> Vec<Finding> {
+        let subjects = counted
+            .keys()
+            .chain(self.usage.keys())
+            .chain(now.into_iter().flatten().map(|(s, _)| s));
+        let subjects: BTreeSet<Subject> = subjects.copied().collect();
+        let mut findings = Vec::new();
+        for subject in subjects {
+            let said = match now {
+                Some(now) => Some(now.get(&subject).copied().unwrap_or_default()),
+                None => self.usage.get(&subject).copied().unwrap_or(Some(Usage::default())),
+            };
+            let Some(says) = said else { continue };
+            let has = counted.get(&subject).copied().unwrap_or_default();
+            for (what, says, has) in
+                [("inodes", says.inodes, has.inodes), ("bytes", says.bytes, has.bytes)]
+            {
+                if says != has {
+                    findings.push(Finding::Usage { subject, what, says, has });
+                }
+            }
+        }
+        findings
     }
 
     /// What is missing, and the counters as they are now against what was counted.

@@ -302,6 +302,17 @@ impl Fsck {
         let tally = self.tally.borrow();
         let beside = self.beside.borrow();
         self.add(beside.findings(counters.as_deref(), tally.counted, tally.last_ino));
+        match &self.source {
+            _ if tally.unreadable > 0 => {
+                let what = format!("who uses what: {} inodes cannot be read", tally.unreadable);
+                self.report.borrow_mut().not_checked.push(what);
+            }
+            Source::Still(_) => self.add(beside.misjudged(None, &tally.usage)),
+            Source::Serving(service) => {
+                let now = &service.table.borrow().accounts.usage;
+                self.add(beside.misjudged(Some(now), &tally.usage));
+            }
+        }
         self.add(tally.tree.cycles().into_iter().map(Finding::Cycle));
         let left_out = tally.tree.left_out();
         if left_out > 0 {

@@ -9,7 +9,9 @@ use super::links::{Exact, Said, Sign, Sums};
 use super::slot::{Slot, Suspect};
 use super::tree::Tree;
 use crate::key;
-use crate::row::{Damaged, DoomedRow, EntryRow, Inode, NameRow, Session, XattrRow};
+use crate::row::{
+    Charge, Damaged, DoomedRow, EntryRow, Inode, NameRow, Session, Subject, Usage, XattrRow,
+};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
 use std::collections::BTreeMap;
@@ -28,6 +30,10 @@ pub struct Tally {
     only_listed: Vec<(Ino, NameRow)>,
     pub tree: Tree,
     pub counted: Counted,
+    /// What those use to whom inodes belong.
+    pub usage: BTreeMap<Subject, Usage>,
+    /// Inodes that nobody can say to whom they belong.
+    pub unreadable: u64,
     pub names: u64,
     pub last_ino: u64,
 }
@@ -52,6 +58,8 @@ impl Tally {
             only_listed: Vec::new(),
             tree: Tree::new(tree_bytes_max),
             counted: Counted::default(),
+            usage: BTreeMap::new(),
+            unreadable: 0,
             names: 0,
             last_ino: 0,
         }
@@ -60,7 +68,11 @@ impl Tally {
     /// Bytes of memory, about.
     pub fn bytes(&self) -> usize {
         let exact = self.exact.as_ref().map_or(0, Exact::bytes);
-        self.sums.bytes() + self.tree.bytes() + exact + self.slots.len() * size_of::<Slot>()
+        self.sums.bytes()
+            + self.tree.bytes()
+            + exact
+            + self.slots.len() * size_of::<Slot>()
+            + self.usage.len() * size_of::<(Subject, Usage)>()
     }
 
     /// Takes in a row of an inode, of one of the tags that belong to inodes.
@@ -166,7 +178,16 @@ impl Tally {
         if let Some((slot, hash)) = self.slot(ino) {
             slot.inode(hash, sign, ino, inode);
         }
-        let Some(inode) = inode else { return };
+        let Some(inode) = inode else { return sign.count(&mut self.unreadable) };
+        if let Some(charge) = Charge::of(inode) {
+            for subject in charge.subjects() {
+                let used = self.usage.entry(subject).or_default();
+                *used = match sign {
+                    Sign::Plus => used.plus(charge.usage()),
+                    Sign::Minus => used.minus(charge.usage()),
+                };
+            }
+        }
         self.sums.inode(&self.hash, sign, ino, Said::of(inode));
         if inode.kind() == Kind::Directory && inode.nlink > 0 {
             self.tree.set(ino, (sign == Sign::Plus).then_some(inode.parent));

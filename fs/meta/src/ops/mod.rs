@@ -8,7 +8,7 @@ pub mod rename;
 pub mod write;
 pub mod xattrs;
 
-use crate::row::{Body, Inode};
+use crate::row::{Body, Charge, Inode};
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
 use levada_base::planted;
@@ -114,6 +114,33 @@ fn check_name(name: &[u8]) -> Result<(), MetaFault> {
     let special = name.is_empty() || name == b"." || name == b"..";
     if special || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
         return Err(MetaFault::Invalid);
+    }
+    Ok(())
+}
+
+/// Refuses an inode to whom it would belong from now on, where he may have no more. `before` is how it was.
+fn admit(tx: &Tx<'_>, before: Option<&Inode>, inode: &Inode) -> Result<(), MetaFault> {
+    let Some(charge) = Charge::of(inode) else { return Ok(()) };
+    let had = before.and_then(Charge::of).map(|charge| charge.subjects()).unwrap_or_default();
+    let accounts = &tx.table.accounts;
+    for subject in charge.subjects().into_iter().filter(|subject| !had.contains(subject)) {
+        let has_room = accounts.has_inode_for(subject, tx.used(subject), tx.now);
+        let bytes = charge.usage().bytes;
+        let bytes_fit =
+            bytes == 0 || accounts.bytes_left(subject, tx.now).is_none_or(|left| bytes <= left);
+        if !has_room || !bytes_fit {
+            return Err(MetaFault::Quota);
+        }
+    }
+    Ok(())
+}
+
+/// A directory of a project, or tenant, takes nothing that belongs to another one.
+fn refuse_foreign(directory: &Inode, inode: &Inode) -> Result<(), MetaFault> {
+    let is_foreign = |of: u32, other: u32| of != 0 && of != other;
+    let project = is_foreign(directory.project, inode.project);
+    if project || is_foreign(directory.tenant, inode.tenant) {
+        return Err(MetaFault::OtherProject);
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use super::{
     Answer, LINKS_MAX, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, S_ISGID, S_ISVTX, TARGET_BYTES_MAX,
-    check_name, count_entry, is_empty, target_of, touch_directory, touch_inode, uncount_entry,
-    write, xattrs,
+    admit, check_name, count_entry, is_empty, refuse_foreign, target_of, touch_directory,
+    touch_inode, uncount_entry, write, xattrs,
 };
 use crate::clients::DELETIONS_STUCK;
 use crate::key;
@@ -62,6 +62,7 @@ pub fn create(
     }
     let ino = Ino(tx.counters.next_ino);
     let inode = new_inode(tx, ino, parent, &directory, made)?;
+    admit(tx, None, &inode)?;
     let kind = inode.kind();
     if kind == Kind::Directory {
         if directory.nlink >= LINKS_MAX {
@@ -191,6 +192,7 @@ pub fn link(tx: &mut Tx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer {
     if inode.nlink >= LINKS_MAX {
         return Err(MetaFault::TooManyLinks.into());
     }
+    refuse_foreign(&directory, &inode)?;
     inode.nlink += 1;
     touch_inode(tx, &mut inode);
     let cookie = count_entry(&mut directory);

@@ -16,7 +16,7 @@ const SECTION_SYMLINK: u8 = 3;
 const SECTION_XATTRS: u8 = 4;
 const SECTION_ACCESS_ACL: u8 = 5;
 const SECTION_DEFAULT_ACL: u8 = 6;
-const SECTION_STORED: u8 = 16;
+pub(super) const SECTION_STORED: u8 = 16;
 
 /// What only one kind of inode has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,6 +331,7 @@ fn decode_xattrs(content: &[u8]) -> Result<BTreeSet<Vec<u8>>, Damaged> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row::Charge;
     use proptest::prelude::*;
 
     fn body() -> impl Strategy<Value = Body> {
@@ -419,6 +420,7 @@ mod tests {
                 }),
                 other: other.map_or(Vec::new(), |bytes| [&[200, 0, 3, 0], &bytes[..]].concat()),
             };
+            prop_assert_eq!(Charge::of_row(&inode.encode()), Charge::of(&inode));
             prop_assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
 

@@ -6,6 +6,7 @@
 mod admin;
 mod entry;
 mod inode;
+mod usage;
 mod xattr;
 
 pub use admin::{
@@ -13,6 +14,7 @@ pub use admin::{
 };
 pub use entry::{EntryRow, NameRow};
 pub use inode::{Body, Inode, StoredBytes};
+pub use usage::{Charge, Limit, QuotaRow, Subject, SubjectKind, Usage};
 pub use xattr::XattrRow;
 
 /// A row's bytes are not what the version byte promises.

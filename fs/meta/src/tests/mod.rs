@@ -2,6 +2,7 @@
 
 mod locks;
 mod model;
+mod quotas;
 mod random;
 mod reclaim;
 mod repeats;

@@ -3,7 +3,7 @@
 use super::acl;
 use levada_base::ids::Ino;
 use levada_wire::attr::{Attr, Kind};
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode};
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +12,8 @@ pub struct Node {
     pub kind: Kind,
     pub mode: u32,
     pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
     pub size: u64,
     pub parent: u64,
     pub components: u64,
@@ -132,6 +134,8 @@ impl Model {
             kind: Kind::Directory,
             mode: 0o755,
             nlink: 2,
+            uid: 0,
+            gid: 0,
             size: 0,
             parent: 1,
             components: 0,
@@ -247,6 +251,19 @@ impl Model {
             self.node(ino).components = u64::MAX;
             self.destroy.insert(ino);
         }
+    }
+
+    /// What users and groups use: inodes and bytes.
+    pub fn usage(&self) -> BTreeMap<(char, u32), (u64, u64)> {
+        let mut used: BTreeMap<(char, u32), (u64, u64)> = BTreeMap::new();
+        for node in self.nodes.iter().filter(|(ino, _)| !self.destroy.contains(ino)).map(|(_, n)| n)
+        {
+            for subject in [('u', node.uid), ('g', node.gid)] {
+                let sum = used.entry(subject).or_default();
+                *sum = (sum.0 + 1, sum.1 + node.stored.values().sum::<u64>());
+            }
+        }
+        used
     }
 
     /// What the objects of files to be destroyed hold.
@@ -400,6 +417,12 @@ impl Model {
                     self.set_size(client, ino.0, size)?;
                     return Ok(Outcome::Attr(self.view_to_cut(client, ino.0)));
                 }
+                if change.uid.is_some() || change.gid.is_some() {
+                    let node = self.node(ino.0);
+                    node.uid = change.uid.unwrap_or(node.uid);
+                    node.gid = change.gid.unwrap_or(node.gid);
+                    node.xattrs.remove(CAPABILITY);
+                }
                 if let Some(mode) = change.mode {
                     let node = self.node(ino.0);
                     node.mode = mode;
@@ -407,7 +430,7 @@ impl Model {
                 }
                 Ok(Outcome::Attr(self.view(ino.0)))
             }
-            R::Create { parent, name, mode, new, exclusive, .. } => {
+            R::Create { caller, parent, name, mode, new, exclusive } => {
                 if let Some(found) = self.named(*parent, name)? {
                     let NewInode::File { open } = new else {
                         return Err(MetaFault::Exists);
@@ -421,7 +444,7 @@ impl Model {
                         _ => Ok(Outcome::Entry(self.view(found), false)),
                     };
                 }
-                Ok(self.make(client, parent.0, name, *mode, new))
+                Ok(self.make(client, parent.0, name, *mode, new, *caller))
             }
             R::Link { ino, parent, name, .. } => {
                 let (kind, nlink) = (self.live(*ino)?.kind, self.live(*ino)?.nlink);
@@ -571,6 +594,7 @@ impl Model {
         name: &[u8],
         mode: NewMode,
         new: &NewInode,
+        caller: Caller,
     ) -> Outcome {
         let ino = self.next_ino;
         self.next_ino += 1;
@@ -589,6 +613,8 @@ impl Model {
             kind,
             mode,
             nlink,
+            uid: caller.uid,
+            gid: caller.gid,
             size,
             parent,
             components,
