@@ -145,9 +145,11 @@ fn offline(loaded: Loaded, state: StateDir, args: &FsckArgs) -> Result<Vec<Targe
         says: &|line| eprintln!("levada: {line}"),
         progress: &|target, now| meter.tell(target, now.phase, now.done_rows, now.total_rows),
     };
-    let source = FileDrives::new(loaded.clone(), state);
     let reactor = Reactor::new().context("cannot use io_uring")?;
-    let reports = reactor.block_on(fsck::offline(&loaded.cluster, &source, &options));
+    let reports = reactor.block_on(async {
+        let source = FileDrives::new(loaded.clone(), state);
+        fsck::offline(&loaded.cluster, &source, &options).await
+    });
     meter.end();
     reports.with_context(|| format!("cannot check {name}"))
 }

@@ -257,6 +257,14 @@ impl MetaService {
         self.table.borrow().accounts.account(subject)
     }
 
+    /// The limits that a subject was given itself.
+    #[must_use]
+    pub fn own_limits(&self, subject: Subject) -> Limits {
+        let QuotaRow { bytes, inodes, bytes_grace_s, inodes_grace_s, .. } =
+            self.table.borrow().accounts.quota_of(subject);
+        Limits { bytes, inodes, bytes_grace_s, inodes_grace_s }
+    }
+
     /// Sets what a subject may use; durable when it returns. All zeroes: as the default says.
     ///
     /// # Errors
