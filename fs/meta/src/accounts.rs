@@ -14,6 +14,7 @@ use levada_base::ids::Ino;
 use levada_kv::Batch;
 use levada_wire::attr::Time;
 use levada_wire::meta::{MetaFault, MetaReply};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Whose limits are those of all of its kind that have none of their own.
@@ -67,6 +68,48 @@ impl Row {
 pub struct Accounts {
     pub usage: BTreeMap<Subject, Usage>,
     quotas: BTreeMap<Subject, QuotaRow>,
+    pub grants: Grants,
+}
+
+/// Bytes that sessions may add and have not told of yet. Not durable: a restart forgets them.
+#[derive(Default)]
+pub struct Grants {
+    granted: BTreeMap<(Ino, u64), (SmallVec<[Subject; 4]>, u64)>,
+    reserved: BTreeMap<Subject, u64>,
+}
+
+impl Grants {
+    /// In the place of what the session of a client had.
+    pub fn set(&mut self, session: (Ino, u64), subjects: SmallVec<[Subject; 4]>, bytes: u64) {
+        if let Some((subjects, bytes)) = self.granted.remove(&session) {
+            for subject in subjects {
+                let reserved = self.reserved.get_mut(&subject).expect("the sum");
+                *reserved -= bytes;
+                if *reserved == 0 {
+                    self.reserved.remove(&subject);
+                }
+            }
+        }
+        if bytes > 0 {
+            subjects
+                .iter()
+                .for_each(|subject| *self.reserved.entry(*subject).or_default() += bytes);
+            self.granted.insert(session, (subjects, bytes));
+        }
+    }
+
+    pub fn spend(&mut self, session: (Ino, u64), bytes: u64) {
+        if let Some((subjects, granted)) = self.granted.get(&session).filter(|_| bytes > 0).cloned()
+        {
+            self.set(session, subjects, granted.saturating_sub(bytes));
+        }
+    }
+
+    pub fn reserved_by_others(&self, subject: Subject, session: (Ino, u64)) -> u64 {
+        let own = self.granted.get(&session).filter(|(subjects, _)| subjects.contains(&subject));
+        let own = own.map_or(0, |(_, bytes)| *bytes);
+        self.reserved.get(&subject).map_or(0, |reserved| reserved - own)
+    }
 }
 
 const NO_QUOTA: QuotaRow = QuotaRow {

@@ -109,6 +109,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Sync
         | R::Space
         | R::SpaceNow
+        | R::Grant { .. }
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }

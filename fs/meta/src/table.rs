@@ -8,7 +8,7 @@ use crate::accounts::Accounts;
 use crate::config::MetaError;
 use crate::key;
 use crate::locks::{Locks, Owner};
-use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Session};
+use crate::row::{Charge, ClientRow, Counters, Damaged, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use crate::tx::NOBODY;
 use levada_base::ids::{BootVerifier, Ino, Seq};
@@ -19,6 +19,7 @@ use levada_kv::{Bytes, KvError, Store};
 use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::MetaReply;
 use levada_wire::rpc::{ConnectionId, Pusher};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -174,6 +175,10 @@ pub enum Effect {
     Destroy,
     /// They are gone, and the inode too.
     Destroyed(Ino),
+    /// The client may add so much to a file, for which these pay; in the place of what it was granted before.
+    Granted(Ino, Charge, u64),
+    /// So much of it is used by now.
+    Spent(Ino, u64),
     Lock(Ino, Lock, Option<u64>),
     Unlock(Ino, LockOwner, LockRange),
     /// By its ticket.
@@ -262,7 +267,12 @@ impl Table {
                     self.chores.notify_all();
                 }
             }
+            Effect::Granted(ino, charge, bytes) => {
+                self.accounts.grants.set((ino, client), charge.subjects(), bytes);
+            }
+            Effect::Spent(ino, bytes) => self.accounts.grants.spend((ino, client), bytes),
             Effect::Session(ino, client, None) => {
+                self.accounts.grants.set((ino, client), SmallVec::new(), 0);
                 self.sessions.remove(&(ino, client));
             }
             Effect::Orphan(ino, true) => {

@@ -324,6 +324,14 @@ pub enum MetaRequest {
     },
     /// As `Space`, with what deleted files still take; waits a moment for deletions under way.
     SpaceNow,
+    /// How many bytes this client may add to a file in which it has a write session: `want` or less, but `need` at least;
+    /// in the place of what it was granted before. What it has written before it has told with `CommitWrite`.
+    /// `Quota`: there is no room for `need`.
+    Grant {
+        ino: Ino,
+        need: u64,
+        want: u64,
+    },
 }
 
 impl MetaRequest {
@@ -365,6 +373,7 @@ impl MetaRequest {
             Self::CancelWait { .. } => "CancelWait",
             Self::TestLock { .. } => "TestLock",
             Self::SpaceNow => "SpaceNow",
+            Self::Grant { .. } => "Grant",
         }
     }
 }
@@ -444,6 +453,11 @@ pub enum MetaReply {
         deleting_bytes: u64,
         /// Deletions begun and ended. While it stays, `doomed_bytes` and what the objects say can be added up.
         deletions: u64,
+    },
+    /// For a `Grant`; `u64::MAX`: any number. Less than was needed: others have been granted the rest, and may give it
+    /// back soon.
+    Granted {
+        bytes: u64,
     },
 }
 

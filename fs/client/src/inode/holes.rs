@@ -119,7 +119,7 @@ impl Inode {
     }
 
     /// The data of all objects from `offset` on, in order: all that there is up to `upto`.
-    async fn data_ranges(
+    pub(super) async fn data_ranges(
         self: &Rc<Self>,
         offset: u64,
         ranges_max: u32,

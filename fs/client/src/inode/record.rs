@@ -16,7 +16,7 @@ const GATHER: Duration = Duration::from_millis(5);
 
 /// Why the metadata service is told of what was written.
 #[derive(Clone, Copy)]
-enum Why<'a> {
+pub(super) enum Why<'a> {
     /// Somebody waits until it is durable.
     Sync,
     /// A handle was given back; the cell notes that the service was told of that, too.
@@ -58,7 +58,7 @@ impl Inode {
 
     /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end
     /// of the session and the `Close`, if nobody uses the file any more.
-    async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
+    pub(super) async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
         loop {
             match self.record_unless_cut(why).await? {
                 Recorded::Done => return Ok(()),

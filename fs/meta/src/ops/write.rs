@@ -6,7 +6,7 @@
 
 use super::attrs::clear_set_id;
 use super::{Answer, touch_inode, xattrs};
-use crate::row::{Body, Inode, Session};
+use crate::row::{Body, Charge, Inode, Session};
 use crate::table::Effect;
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
@@ -15,6 +15,8 @@ use levada_wire::meta::{MetaFault, MetaReply, OpenMode};
 
 /// Clocks of two machines that somebody looks after are not so far apart, nor is the commit from its writes.
 const CLOCKS_APART_MAX_NS: u64 = 60_000_000_000;
+/// Of what is left one client gets so much at most.
+const GRANT_SHARE: u64 = 8;
 /// The largest file (off_t).
 const SIZE_MAX: u64 = i64::MAX as u64;
 
@@ -144,7 +146,11 @@ fn take_stored(
 ) {
     let Some(stored) = inode.stored.as_mut().filter(|_| !told.is_empty()) else { return };
     let is_alone = held.is_some_and(|session| !session.crowd);
+    let before = stored.total();
     stored.take(told, !is_alone);
+    // It counts as used from now on.
+    let spent = stored.total().saturating_sub(before);
+    tx.effect(Effect::Spent(ino, spent));
     if held.is_none() {
         // Nobody asks again what was written under a number that is lost.
         tx.ask_objects(ino);
@@ -169,6 +175,36 @@ pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64, stored: &[(u32, u64)]) ->
 /// backup finds by this time what it has to copy.
 fn dated(written: Time, now: Time) -> Time {
     if written.0.abs_diff(now.0) > CLOCKS_APART_MAX_NS { now } else { written }
+}
+
+/// Lets the asking client's session add some bytes to what its file's owners use.
+pub fn grant(tx: &mut Tx<'_>, ino: Ino, need: u64, want: u64) -> Answer {
+    let inode = file(tx, ino)?;
+    if tx.session(ino).is_none_or(|session| !session.writing) {
+        return Err(MetaFault::Invalid.into());
+    }
+    let Some(charge) = Charge::of(&inode) else {
+        return Ok(MetaReply::Granted { bytes: u64::MAX });
+    };
+    let accounts = &tx.table.accounts;
+    let (mut left, mut unreserved): (Option<u64>, Option<u64>) = (None, None);
+    let subjects = charge.subjects();
+    for subject in &subjects {
+        let Some(room) = accounts.bytes_left(*subject, tx.now) else { continue };
+        let reserved = accounts.grants.reserved_by_others(*subject, (ino, tx.client));
+        left = Some(left.unwrap_or(u64::MAX).min(room.saturating_sub(reserved)));
+        unreserved = Some(unreserved.unwrap_or(u64::MAX).min(room));
+    }
+    let (Some(left), Some(unreserved)) = (left, unreserved) else {
+        return Ok(MetaReply::Granted { bytes: u64::MAX });
+    };
+    if unreserved < need {
+        return Err(MetaFault::Quota.into());
+    }
+    // Others want some, too.
+    let bytes = if left < need { 0 } else { want.min(left / GRANT_SHARE).max(need) };
+    tx.effect(Effect::Granted(ino, charge, bytes));
+    Ok(MetaReply::Granted { bytes })
 }
 
 /// What a client has written.

@@ -206,3 +206,48 @@ fn a_project_is_a_tree_and_nothing_moves_into_it_from_elsewhere() {
         end(world).await;
     });
 }
+
+/// What a session may add is set aside until the service hears what was added.
+#[test]
+fn bytes_are_granted_before_they_are_written() {
+    simulated(1, async {
+        let world = World::small().await;
+        let (one, other) = (Tester::new(&world, 1).await, Tester::new(&world, 2).await);
+        let ask = async |t: &Tester, ino, need, want| match t
+            .read(MetaRequest::Grant { ino, need, want })
+            .await
+        {
+            MetaReply::Granted { bytes } => Ok(bytes),
+            MetaReply::Failed(fault) => Err(fault),
+            reply => panic!("{reply:?}"),
+        };
+        let (a, b) = (
+            make(&one, ANN, Ino::ROOT, "a", FILE).await.expect("made").ino,
+            make(&one, ANN, Ino::ROOT, "b", FILE).await.expect("made").ino,
+        );
+        assert_eq!(ask(&one, a, 1, 1).await, Err(MetaFault::Invalid), "no session");
+        attr_of(one.change(MetaRequest::BeginWrite { ino: a }).await).expect("begun");
+        attr_of(other.change(MetaRequest::BeginWrite { ino: b }).await).expect("begun");
+        assert_eq!(ask(&one, a, 9, 9).await, Ok(u64::MAX));
+        let bytes = Limit { soft: 0, hard: 800 };
+        let limits = Limits { bytes, ..Default::default() };
+        world.service().set_limits(user(7), limits).await.expect("set");
+        assert_eq!(ask(&one, a, 9, 1000).await, Ok(100), "an eighth");
+        assert_eq!(ask(&one, a, 700, 1000).await, Ok(700), "in the place of that");
+        assert_eq!(ask(&other, b, 100, 100).await, Ok(100));
+        // The rest is granted, and may come back.
+        assert_eq!(ask(&other, b, 101, 101).await, Ok(0));
+        assert_eq!(ask(&other, b, 801, 801).await, Err(MetaFault::Quota));
+        let (ino, size, mtime, components) = (a, 9, None, 1);
+        let stored = vec![(0, 300)];
+        let commit =
+            |end, stored| MetaRequest::CommitWrite { ino, size, mtime, components, end, stored };
+        attr_of(one.change(commit(false, stored)).await).expect("there");
+        assert_eq!(ask(&other, b, 200, 200).await, Ok(0), "400 of it are still granted");
+        attr_of(one.change(commit(true, vec![])).await).expect("there");
+        assert_eq!(ask(&other, b, 500, 500).await, Ok(500));
+        assert_eq!(ask(&other, b, 501, 501).await, Err(MetaFault::Quota));
+        assert_eq!(used(&world, user(7)), (2, 300));
+        end(world).await;
+    });
+}
