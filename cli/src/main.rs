@@ -9,6 +9,7 @@ mod mount;
 mod out;
 mod place;
 mod process;
+mod quota;
 mod status;
 mod top;
 mod up;
@@ -61,6 +62,12 @@ enum Command {
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
     Scrub(work::WatchArgs),
+    /// Who uses what, and how much he may
+    #[command(subcommand)]
+    Quota(quota::QuotaCommand),
+    /// Trees of directories for which is counted
+    #[command(subcommand)]
+    Project(quota::ProjectCommand),
     /// Read all metadata and say what does not fit together
     Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
@@ -82,6 +89,8 @@ fn main() -> ExitCode {
         Command::Drive(command) => drive::drive(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
+        Command::Quota(command) => quota::quota(file, command),
+        Command::Project(command) => quota::project(file, command),
         Command::Fsck(args) => return fsck::fsck(file, args),
         Command::Check => up::check(file),
         Command::Node(args) => up::node(file, args),

@@ -163,6 +163,6 @@ impl Objects for NullObjects {
     }
 
     fn space(&self) -> ObjectFuture<'_, Space> {
-        Box::pin(ready(Ok(Space { total_bytes: 0, free_bytes: 0 })))
+        Box::pin(ready(Ok(Space { total_bytes: 0, free_bytes: 0, coming_bytes: 0 })))
     }
 }

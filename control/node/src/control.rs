@@ -5,6 +5,7 @@
 
 use crate::fsck::FsckState;
 use crate::meters::Meters;
+use crate::quota::{Quota, QuotaChange, Who};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -42,6 +43,12 @@ pub enum ControlRequest {
     FsckState { from: u64 },
     /// Ends the check that runs.
     FsckStop,
+    /// Sets what somebody may use.
+    QuotaSet { who: Who, change: QuotaChange },
+    /// Who uses what; of all of whom something is known, or of one. Answered by [`ControlReply::Quotas`].
+    Quotas { who: Option<Who> },
+    /// Gives a directory to a project (0: to none); with `recursive` all that is below it, too.
+    ProjectSet { path: String, project: u32, recursive: bool },
     /// Everything durable, then ends the node.
     Down,
 }
@@ -57,6 +64,9 @@ pub enum ControlReply {
         number: u64,
     },
     Fsck(Box<FsckState>),
+    Quotas {
+        quotas: Vec<Quota>,
+    },
     /// It could not be done; the text says what, where, and what to do.
     Failed {
         why: String,

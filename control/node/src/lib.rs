@@ -21,6 +21,7 @@ pub mod fsck;
 pub mod meters;
 pub mod mounting;
 pub mod operator;
+pub mod quota;
 pub mod recorded;
 mod run;
 pub mod state;

@@ -9,6 +9,7 @@ use crate::control::{
 use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::fsck::{self, Checks};
 use crate::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
+use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
 use levada_base::meter::quantile;
@@ -84,6 +85,8 @@ enum Refusal {
     #[error("no check is running")]
     NoCheck,
     #[error(transparent)]
+    Quota(quota::QuotaError),
+    #[error(transparent)]
     Spec(#[from] levada_spec::SpecError),
     #[error("drive {drive}: {source}")]
     NoDevice { drive: String, source: NoDevice },
@@ -154,6 +157,17 @@ impl Operator {
                 Some(state) => return ControlReply::Fsck(Box::new(state)),
                 None => Err(Refusal::NoCheck),
             },
+            ControlRequest::QuotaSet { who, change } => {
+                quota::set(&self.cluster, who, change).await.map_err(Refusal::Quota)
+            }
+            ControlRequest::Quotas { who } => match quota::show(&self.cluster, who) {
+                Ok(quotas) => return ControlReply::Quotas { quotas },
+                Err(error) => Err(Refusal::Quota(error)),
+            },
+            ControlRequest::ProjectSet { path, project, recursive } => {
+                let set = quota::set_project(&self.cluster, &path, project, recursive);
+                set.await.map_err(Refusal::Quota)
+            }
             ControlRequest::FsckStop if self.checks.stop() => Ok(()),
             ControlRequest::FsckStop => Err(Refusal::NoCheck),
             // The process's main loop carries this one out.

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::file::File;
 use crate::inode::Inode;
 use crate::meta::Meta;
+use crate::room::{Closes, MetaSpace};
 use crate::target::ObjectTarget;
 use futures_util::future::join_all;
 use levada_base::ids::{Ino, ObjectId, TargetId};
@@ -33,6 +34,10 @@ const CLOSING_MAX: u64 = 1024;
 const CLOSING_WAIT: Duration = Duration::from_millis(5);
 /// Who truncates a file that is opened so: the right to is checked by whoever opens it.
 const OPENER: Caller = Caller { uid: 0, gid: 0 };
+/// Who asks for space waits so long for what was closed before.
+const CLOSES_WAIT: Duration = Duration::from_secs(2);
+/// Attempts to ask for space while nothing is deleted.
+const SPACE_LOOKS: usize = 4;
 /// Attempts to get attributes that are not older than a write made here meanwhile.
 const ATTR_ATTEMPTS: usize = 4;
 
@@ -110,6 +115,7 @@ pub(crate) struct Core {
     targets: BTreeMap<TargetId, Rc<ObjectTarget>>,
     inodes: RefCell<BTreeMap<Ino, Rc<Inode>>>,
     closing: Rc<Semaphore>,
+    pub(crate) closes: Closes,
     pub(crate) ends: Rc<Ends>,
     /// Files that the housekeeper is cutting, also those for which it does not wait any more.
     pub(crate) being_cut: RefCell<BTreeSet<Ino>>,
@@ -263,6 +269,7 @@ impl Core {
         inode.handles.set(inode.handles.get() - 1);
         let is_last = inode.handles.get() == 0;
         let unlocking = is_last.then(|| inode.unlock_all()).flatten();
+        let number = self.closes.begin(inode.ino);
         let permit = self.closing.acquire(1).await;
         let core = Rc::clone(self);
         reactor::spawn(async move {
@@ -276,6 +283,7 @@ impl Core {
                     tracing::debug!(ino = inode.ino.0, %error, "a close was refused");
                 }
             }
+            core.closes.end(number);
             core.let_go(inode);
             drop(permit);
         });
@@ -334,6 +342,7 @@ impl Client {
             targets,
             inodes: RefCell::default(),
             closing: Semaphore::new(CLOSING_MAX),
+            closes: Closes::default(),
             ends: Rc::default(),
             being_cut: RefCell::default(),
             deadline: config.deadline,
@@ -674,37 +683,45 @@ impl Client {
     pub async fn space(&self) -> Result<Space, Error> {
         let asked = async {
             let is_silent = |answer: &Result<_, Error>| *answer == Err(Error::Deadline);
+            // What was closed and then deleted here counts once the service knows how large it was.
+            self.0.closes.passed(CLOSES_WAIT, None).await;
             // Metadata first: while the whole node is away no target is silent, and everybody waits.
-            let (mut inodes, mut inodes_free) = self.inodes_free().await?;
-            let objects = self.0.targets().map(|target| target.unless_silent(target.space()));
-            let mut answers = join_all(objects).await;
-            if answers.iter().all(is_silent) {
-                // Perhaps the node went between the two, and they have been waited for while it was away.
-                (inodes, inodes_free) = self.inodes_free().await?;
-                let objects = self.0.targets().map(|target| target.in_time(target.space()));
-                answers = join_all(objects).await;
+            let mut meta = self.0.space_now().await?;
+            let mut looks = 0;
+            loop {
+                looks += 1;
+                let objects = self.0.targets().map(|target| target.unless_silent(target.space()));
+                let mut answers = join_all(objects).await;
+                if answers.iter().all(is_silent) {
+                    // Perhaps the node went between the two, and they have been waited for while it was away.
+                    meta = self.0.space_now().await?;
+                    let objects = self.0.targets().map(|target| target.in_time(target.space()));
+                    answers = join_all(objects).await;
+                }
+                if !answers.iter().all(is_silent) {
+                    answers.retain(|answer| !is_silent(answer));
+                }
+                let (mut total_bytes, mut free_bytes) = (0, 0);
+                for answer in answers {
+                    let space = answer?;
+                    total_bytes += space.total_bytes;
+                    free_bytes += space.free_bytes;
+                }
+                let then = meta;
+                if then.doomed_bytes + then.deleting_bytes > 0 {
+                    meta = self.0.space_now().await?;
+                }
+                // What was deleted between the looks may be in both sums; in the later one it is not any more.
+                if meta.deletions != then.deletions && looks < SPACE_LOOKS {
+                    continue;
+                }
+                let doomed_bytes = meta.doomed_bytes.min(then.doomed_bytes);
+                let free_bytes = (free_bytes + doomed_bytes).min(total_bytes);
+                let MetaSpace { inodes, inodes_free, .. } = meta;
+                return Ok(Space { total_bytes, free_bytes, inodes, inodes_free });
             }
-            if !answers.iter().all(is_silent) {
-                answers.retain(|answer| !is_silent(answer));
-            }
-            let (mut total_bytes, mut free_bytes) = (0, 0);
-            for answer in answers {
-                let (total, free) = answer?;
-                total_bytes += total;
-                free_bytes += free;
-            }
-            Ok(Space { total_bytes, free_bytes, inodes, inodes_free })
         };
         self.0.in_time(asked).await
-    }
-
-    /// Inodes of the metadata target, and those that are free.
-    async fn inodes_free(&self) -> Result<(u64, u64), Error> {
-        match self.0.meta.read(&MetaRequest::Space).await? {
-            MetaReply::Space { inodes, inodes_free } => Ok((inodes, inodes_free)),
-            MetaReply::Failed(fault) => Err(fault.into()),
-            _ => Err(Error::Dialect),
-        }
     }
 
     /// Makes durable every change of names and attributes that was acknowledged here.

@@ -72,6 +72,8 @@ impl Error {
                 MetaFault::Deadlock => libc::EDEADLK,
                 MetaFault::TooManyLocks => libc::ENOLCK,
                 MetaFault::NotOpen => libc::EBADF,
+                MetaFault::Quota => libc::EDQUOT,
+                MetaFault::OtherProject => libc::EXDEV,
                 // The client repeats the last two itself; here they mean that it gave up.
                 MetaFault::Damaged | MetaFault::NotRegistered | MetaFault::Unavailable => libc::EIO,
             },

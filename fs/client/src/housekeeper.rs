@@ -17,7 +17,7 @@ use futures_util::future::{join, join_all};
 use levada_base::ids::{Ino, TargetId};
 use levada_base::reactor;
 use levada_wire::attr::Attr;
-use levada_wire::meta::{MetaReply, MetaRequest};
+use levada_wire::meta::{MetaReply, MetaRequest, Stored};
 use levada_wire::object::ObjectStat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -145,9 +145,10 @@ async fn settle_one(
     found: Vec<Option<ObjectStat>>,
 ) -> Result<(), Error> {
     let (mut size, mut bits) = (attr.size, attr.components);
-    let mut cuts = Vec::new();
+    let (mut cuts, mut stored) = (Vec::new(), Vec::new());
     for (component, stat) in (0..).zip(found) {
         let Some(stat) = stat else { continue };
+        stored.push((component, stat.stored_bytes));
         bits |= 1 << component;
         if !attr.cut {
             size = size.max(stat.size);
@@ -158,14 +159,23 @@ async fn settle_one(
     if !cuts.is_empty() {
         // The client went while it truncated: the objects must not keep what was cut off.
         cut(client, attr, cuts).await?;
+        stored = stored_now(client, attr).await?;
     }
     let (ino, components, change) = (attr.ino, bits, attr.change);
-    let request = MetaRequest::Settled { ino, size, components, change };
+    let request = MetaRequest::Settled { ino, size, components, change, stored };
     match client.0.meta.try_change(request).await? {
         MetaReply::Done => Ok(()),
         // The file has changed since: another time.
         reply => client.0.attr_of(reply).map(drop),
     }
+}
+
+/// What the objects of a file hold.
+async fn stored_now(client: &Client, attr: &Attr) -> Result<Stored, Error> {
+    let found = objects_of(client, attr).await?;
+    let stored =
+        (0..).zip(found).filter_map(|(component, stat)| Some((component, stat?.stored_bytes)));
+    Ok(stored.collect())
 }
 
 /// Cuts these components of a file to its size. A task, which goes on when nobody waits for it any more.

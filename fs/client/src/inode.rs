@@ -4,6 +4,7 @@
 //! - `record`: what the metadata service is told of it;
 //! - `cut`: truncations;
 //! - `holes`: zeroes that are not stored, and where there is data;
+//! - `quota`: what may be added to it;
 //! - `locks`: locks, asked for one after the other.
 //!
 //! What always holds:
@@ -21,6 +22,7 @@
 mod cut;
 mod holes;
 mod locks;
+mod quota;
 mod record;
 
 pub use holes::Seek;
@@ -82,6 +84,10 @@ pub(crate) struct Inode {
     recorded: Cell<u64>,
     session: Cell<Session>,
     session_changed: Notify,
+    /// Bytes that may be added in this session; none: not asked yet.
+    allowance: Cell<Option<u64>>,
+    /// A task sees to it that what is left of it goes back.
+    giving_back: Cell<bool>,
     pub(crate) ranges: Ranges,
     /// Held while the metadata service is told a size or a time of modification: by a truncation
     /// from beginning to end.
@@ -196,6 +202,8 @@ impl Inode {
             recorded: Cell::default(),
             session: Cell::new(Session::Closed),
             session_changed: Notify::default(),
+            allowance: Cell::default(),
+            giving_back: Cell::default(),
             ranges: Ranges::default(),
             size_turn: Semaphore::new(1),
             cuts: Cell::default(),
@@ -270,12 +278,14 @@ impl Inode {
             return Ok(());
         }
         let data = compact(data);
+        self.admit(offset, bytes).await?;
         let _turn = self.turn_to_write(offset, end).await?;
         let parts = pieces(&self.layout, offset, bytes).map(|piece| {
             let part = slice(&data, piece.offset - offset, piece.bytes);
             async move {
-                let target = self.target(piece.component);
-                let done = target.write(self.object(piece.component), piece.offset, part).await;
+                let (target, object) = (self.target(piece.component), self.object(piece.component));
+                let write = || target.write(object, piece.offset, part.clone());
+                let done = self.core.with_room(&target, (object, piece.bytes), write).await;
                 self.reached(piece.component, done.is_ok());
                 done
             }
@@ -319,6 +329,7 @@ impl Inode {
     pub(crate) fn session_began(&self) {
         if self.session.get() == Session::Closed {
             self.session.set(Session::Open(self.core.meta.client()));
+            self.allowance.set(None);
         }
     }
 
@@ -338,6 +349,7 @@ impl Inode {
             }
         }
         self.session.set(Session::Opening);
+        self.allowance.set(None);
         let inode = Rc::clone(self);
         self.closing.set(self.closing.get() + 1);
         // A task, so that the state moves on also when the writer gives up.

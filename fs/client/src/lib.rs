@@ -24,6 +24,7 @@ mod inode;
 mod locks;
 mod meta;
 mod ranges;
+mod room;
 mod slots;
 mod target;
 mod unstable;

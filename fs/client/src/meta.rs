@@ -74,6 +74,8 @@ pub(crate) struct Meta {
     tail_losses: Cell<u64>,
     /// Another cluster is where this one was.
     elsewhere: Cell<bool>,
+    /// The service said with the last session that began: bytes are limited for somebody.
+    limited: Cell<bool>,
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
     pub(crate) just_told: Rc<JustTold>,
@@ -172,6 +174,7 @@ impl Meta {
             lost: Cell::default(),
             tail_losses: Cell::default(),
             elsewhere: Cell::default(),
+            limited: Cell::default(),
             left: Cell::default(),
             just_told: Rc::default(),
             locks: Rc::default(),
@@ -201,6 +204,11 @@ impl Meta {
     /// The client's number; changes only when the service forgot this client.
     pub(crate) fn client(&self) -> u64 {
         self.registration.borrow().as_ref().map_or(0, |registration| registration.client)
+    }
+
+    /// True when whoever adds bytes to a file asks first whether he may.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limited.get()
     }
 
     /// Sends a request that changes nothing.
@@ -655,6 +663,9 @@ impl Meta {
             let (frame, repeated) = self.heard(self.peer.call_noting_repeats(call).await)?;
             asked.in_doubt |= repeated;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
+            if matches!(call.kind, "Create" | "BeginWrite") {
+                self.limited.set(frame.header.flags & flags::LIMITED != 0);
+            }
             match reply {
                 // Registered anew meanwhile, under another number.
                 MetaReply::Failed(MetaFault::NotRegistered) if client != self.client() => {}
@@ -825,6 +836,8 @@ fn changes_attributes(request: &MetaRequest) -> bool {
         | R::Several { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
+        | R::Grant { .. }
         | R::Chores { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
@@ -858,6 +871,8 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::TestLock { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
+        | R::Grant { .. }
         | R::Chores { .. } => true,
         // Opens end with the number that has them, and count under the next when they are done there.
         R::Open { mode, .. } => !mode.truncate,

@@ -73,6 +73,15 @@ pub(crate) struct ObjectTarget {
     silent: Cell<bool>,
 }
 
+/// Space of a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TargetSpace {
+    pub(crate) total_bytes: u64,
+    pub(crate) free_bytes: u64,
+    /// Of the free ones those that must be cleaned before they can be written.
+    pub(crate) coming_bytes: u64,
+}
+
 /// Rounds of COMMIT.
 #[derive(Default)]
 struct Commits {
@@ -250,10 +259,11 @@ impl ObjectTarget {
         }
     }
 
-    /// Total and free bytes.
-    pub(crate) async fn space(self: &Rc<Self>) -> Result<(u64, u64), Error> {
+    pub(crate) async fn space(self: &Rc<Self>) -> Result<TargetSpace, Error> {
         match self.ask(self.call(&ObjectRequest::Space)).await?.1 {
-            ObjectReply::Space { total_bytes, free_bytes } => Ok((total_bytes, free_bytes)),
+            ObjectReply::Space { total_bytes, free_bytes, coming_bytes } => {
+                Ok(TargetSpace { total_bytes, free_bytes, coming_bytes })
+            }
             ObjectReply::Failed(fault) => Err(fault.into()),
             ObjectReply::Data
             | ObjectReply::Done { .. }

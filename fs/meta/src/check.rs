@@ -6,8 +6,8 @@
 use crate::acl::{Acl, PERMISSIONS};
 use crate::key;
 use crate::row::{
-    Body, ClientRow, Counters, Damaged, EntryRow, Inode, NameRow, OrphanRow, ReplyRow, Session,
-    Superblock, TailRow, XattrRow,
+    Body, Charge, ClientRow, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, OrphanRow,
+    QuotaRow, ReplyRow, Session, Subject, Superblock, TailRow, Usage, XattrRow,
 };
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -57,6 +57,8 @@ pub enum Problem {
     Counter { what: &'static str, says: u64, has: u64 },
     #[error("slot {slot} of client {client} holds no reply, or its client is not there")]
     Reply { client: u64, slot: u32 },
+    #[error("{subject:?} is said to use {says:?}, and uses {has:?}")]
+    Usage { subject: Subject, says: Usage, has: Usage },
 }
 
 #[derive(Default)]
@@ -67,9 +69,10 @@ struct Rows {
     entries: BTreeMap<(Ino, u64), EntryRow>,
     names: BTreeMap<(Ino, Vec<u8>), NameRow>,
     orphans: BTreeSet<Ino>,
-    destroy: BTreeSet<Ino>,
+    destroy: BTreeMap<Ino, u64>,
     sessions: BTreeMap<(Ino, u64), Session>,
     xattrs: BTreeSet<(Ino, Vec<u8>)>,
+    usage: BTreeMap<Subject, Usage>,
     clients: BTreeSet<u64>,
     replies: BTreeMap<(u64, u32), bool>,
 }
@@ -119,6 +122,13 @@ impl Rows {
             TailRow::decode(value)?;
             return Ok(());
         }
+        if key.first() == Some(&key::USAGE) {
+            match key::subject_of(key).ok_or_else(unknown)? {
+                (subject, key::USED) => drop(self.usage.insert(subject, Usage::decode(value)?)),
+                _ => drop(QuotaRow::decode(value)?),
+            }
+            return Ok(());
+        }
         let first = key::first_number(key).ok_or_else(unknown)?;
         let second = || key::second_number(key).filter(|_| key.len() == 17).ok_or_else(unknown);
         let ino = Ino(first);
@@ -138,7 +148,7 @@ impl Rows {
                 OrphanRow::decode(value)?;
             }
             key::DESTROY if key.len() == 9 => {
-                self.destroy.insert(ino);
+                self.destroy.insert(ino, DoomedRow::decode(value)?.bytes);
             }
             key::SESSION => {
                 self.sessions.insert((ino, second()?), Session::decode(value)?);
@@ -228,7 +238,8 @@ impl Rows {
                     problems.push(Problem::Parent { ino, says, named_in: parents });
                 }
             }
-            let listed = [&self.orphans, &self.destroy].iter().filter(|l| l.contains(&ino)).count();
+            let lists = [self.orphans.contains(&ino), self.destroy.contains_key(&ino)];
+            let listed = lists.into_iter().filter(|is_in| *is_in).count();
             if inode.nlink == 0 && listed != 1 {
                 problems.push(Problem::Leaked(ino));
             }
@@ -236,8 +247,9 @@ impl Rows {
                 problems.push(Problem::FalselyListed(ino));
             }
         }
-        let listed = self.orphans.union(&self.destroy);
-        let gone = listed.filter(|ino| !self.inodes.contains_key(ino));
+        let listed: BTreeSet<Ino> =
+            self.orphans.iter().chain(self.destroy.keys()).copied().collect();
+        let gone = listed.iter().filter(|ino| !self.inodes.contains_key(ino));
         problems.extend(gone.map(|ino| Problem::FalselyListed(*ino)));
     }
 
@@ -302,6 +314,21 @@ impl Rows {
                 problems.push(Problem::Reply { client, slot });
             }
         }
+        let mut used: BTreeMap<Subject, Usage> = BTreeMap::new();
+        for charge in self.inodes.values().filter_map(Charge::of) {
+            for subject in charge.subjects() {
+                let sum = used.entry(subject).or_default();
+                *sum = sum.plus(charge.usage());
+            }
+        }
+        let subjects: BTreeSet<Subject> = used.keys().chain(self.usage.keys()).copied().collect();
+        for subject in subjects {
+            let of = |all: &BTreeMap<_, _>| all.get(&subject).copied().unwrap_or_default();
+            let (says, has): (Usage, Usage) = (of(&self.usage), of(&used));
+            if says != has {
+                problems.push(Problem::Usage { subject, says, has });
+            }
+        }
         let Some(counters) = self.counters else {
             problems.push(Problem::Missing("counters"));
             return;
@@ -316,9 +343,18 @@ impl Rows {
         };
         at_least("next inode", counters.next_ino, last_ino + 1);
         at_least("next client", counters.next_client, last_client + 1);
-        if counters.inodes != inodes {
-            let (what, says) = ("inode", counters.inodes);
-            problems.push(Problem::Counter { what, says, has: inodes });
+        for (what, says, has) in [
+            ("inode", counters.inodes, inodes),
+            ("doomed inode", counters.doomed_inodes, self.destroy.len() as u64),
+            (
+                "doomed byte",
+                counters.doomed_bytes,
+                self.destroy.values().fold(0, |sum, bytes| sum.wrapping_add(*bytes)),
+            ),
+        ] {
+            if says != has {
+                problems.push(Problem::Counter { what, says, has });
+            }
         }
     }
 }

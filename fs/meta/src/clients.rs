@@ -3,8 +3,8 @@
 use crate::config::CallHeader;
 use crate::key;
 use crate::locks::RECLAIMED_MAX;
-use crate::ops::write;
-use crate::row::{ClientRow, Counters, Inode};
+use crate::ops::{chores, write};
+use crate::row::{ClientRow, Counters, DoomedRow, Inode};
 use crate::service::{MetaService, Room, fault_of};
 use crate::table::{Client, Reclaim, Table};
 use crate::tx::Tx;
@@ -26,6 +26,10 @@ const END_OF_CONNECTION_MAX: Duration = Duration::from_secs(2);
 const LOOK_AT_CONNECTION_EVERY: Duration = Duration::from_millis(10);
 /// What a dead client sent to the object targets is carried out within this, before others hold what it held.
 const STRAGGLERS: Duration = Duration::from_secs(1);
+/// Who asks for space waits so long for deletions under way.
+const DELETIONS_WAIT: Duration = Duration::from_millis(200);
+/// Deletions of which none ended for so long are not waited for.
+pub(crate) const DELETIONS_STUCK: Duration = Duration::from_secs(5);
 
 impl MetaService {
     /// Finds or makes the client's row.
@@ -354,8 +358,15 @@ impl MetaService {
             .scan(Bound::Excluded(&from), Bound::Excluded(&to), limit)
             .await
             .map_err(fault_of)?;
-        let mut destroy: Vec<Ino> =
-            rows.iter().filter_map(|(key, _)| key::first_number(key)).map(Ino).collect();
+        let doomed: BTreeMap<Ino, u64> = rows
+            .iter()
+            .filter_map(|(key, row)| {
+                // One that cannot be decoded is deleted like any other.
+                let bytes = DoomedRow::decode(row).map_or(0, |row| row.bytes);
+                Some((Ino(key::first_number(key)?), bytes))
+            })
+            .collect();
+        let mut destroy: Vec<Ino> = doomed.keys().copied().collect();
         let mut settle: BTreeSet<Ino> = {
             let table = self.table.borrow();
             let gone = |client: &u64| !table.clients.contains_key(client);
@@ -400,7 +411,43 @@ impl MetaService {
         let settle = self.attrs_of(&settle, is_settled_here).await?;
         // What the rows say must outlast a crash before objects go for good.
         self.durable(self.store.last_seq()).await?;
+        let deletions = &mut self.table.borrow_mut().deletions;
+        if after == Ino(0) {
+            deletions.begin_look();
+        }
+        destroy.iter().for_each(|attr| deletions.begin(attr.ino, doomed[&attr.ino]));
         Ok(MetaReply::Chores { destroy, settle, upto })
+    }
+
+    /// What there is, with what deleted files still take. What is being deleted this moment is waited for a little: the
+    /// objects may or may not count it as free by now.
+    pub(crate) async fn space_now(&self) -> MetaReply {
+        let begun = reactor::now();
+        loop {
+            let changed = {
+                let table = self.table.borrow();
+                let deletions = &table.deletions;
+                let left = DELETIONS_WAIT.saturating_sub(begun.elapsed());
+                // A target that is silent holds some up for long.
+                let is_stuck = deletions.progress.elapsed() > DELETIONS_STUCK;
+                if deletions.is_idle() || is_stuck || left.is_zero() {
+                    let (inodes, inodes_free) = chores::inodes_free(&self.env, &table.counters);
+                    let deleting_bytes = deletions.bytes();
+                    let doomed_bytes = table.counters.doomed_bytes.saturating_sub(deleting_bytes);
+                    let deletions = deletions.count;
+                    return MetaReply::SpaceNow {
+                        inodes,
+                        inodes_free,
+                        doomed_bytes,
+                        deleting_bytes,
+                        deletions,
+                    };
+                }
+                let changed = std::rc::Rc::clone(&deletions.changed);
+                async move { reactor::timeout(left, changed.changed()).await }
+            };
+            let _ = changed.await;
+        }
     }
 
     /// The attributes of those inodes that are there and wanted.

@@ -3,8 +3,8 @@
 use crate::acl::Acl;
 use crate::key;
 use crate::row::{
-    ClientRow, Counters, EntryRow, Inode, NameRow, OrphanRow, ReplyRow, Session, Superblock,
-    XattrRow,
+    Charge, ClientRow, Counters, DoomedRow, EntryRow, Inode, NameRow, OrphanRow, QuotaRow,
+    ReplyRow, Session, Superblock, Usage, XattrRow,
 };
 
 /// Every row, and the numbers in every key. What is read and written again is read the same.
@@ -24,7 +24,10 @@ pub fn rows(bytes: &[u8]) {
         assert_eq!(EntryRow::encode(row.ino, row.kind, &row.name), bytes);
     }
     if let Ok(row) = Counters::decode(bytes) {
-        assert_eq!(row.encode(), bytes);
+        assert_eq!(Counters::decode(&row.encode()), Ok(row));
+    }
+    if let Ok(row) = DoomedRow::decode(bytes) {
+        assert_eq!(DoomedRow::decode(&row.encode()), Ok(row));
     }
     if let Ok(row) = OrphanRow::decode(bytes) {
         assert_eq!(row.encode(), bytes);
@@ -38,6 +41,13 @@ pub fn rows(bytes: &[u8]) {
     if let Ok(row) = XattrRow::decode(bytes) {
         assert_eq!(XattrRow::encode(&row.value), bytes);
     }
+    if let Ok(row) = Usage::decode(bytes) {
+        assert_eq!(row.encode(), bytes);
+    }
+    if let Ok(row) = QuotaRow::decode(bytes) {
+        assert_eq!(row.encode(), bytes);
+    }
+    let _ = (key::subject_of(bytes), Charge::of_row(bytes));
     let _ = Session::decode(bytes);
     if let Ok(row) = Superblock::decode(bytes) {
         assert_eq!(Superblock::decode(&row.encode()), Ok(row));

@@ -2,6 +2,7 @@
 //!
 //! `docs/design/0007-metadata.md` draws them.
 
+use crate::row::{Subject, SubjectKind};
 use levada_base::ids::Ino;
 use smallvec::SmallVec;
 
@@ -17,6 +18,11 @@ pub const SESSION: u8 = b'S';
 pub const CLIENT: u8 = b'C';
 pub const REPLY: u8 = b'R';
 pub const XATTR: u8 = b'A';
+pub const USAGE: u8 = b'U';
+
+/// The part of an account that says what is used; the other one, what may be.
+pub const USED: u8 = 0;
+const QUOTA: u8 = 1;
 
 /// The row that says what file system this is.
 pub const SUPERBLOCK: &[u8] = b"M\0";
@@ -78,6 +84,27 @@ pub fn reply(client: u64, slot: u32) -> Key {
 /// `A|ino|name`: an extended attribute.
 pub fn xattr(ino: Ino, name: &[u8]) -> Key {
     build(XATTR, &[&ino.0.to_be_bytes(), name])
+}
+
+fn account(subject: Subject, part: u8) -> Key {
+    build(USAGE, &[&[subject.kind.tag()], &subject.id.to_be_bytes(), &[part]])
+}
+
+/// `U|kind|id|0`: what a subject uses.
+pub fn usage(subject: Subject) -> Key {
+    account(subject, USED)
+}
+
+/// `U|kind|id|1`: what it may use.
+pub fn quota(subject: Subject) -> Key {
+    account(subject, QUOTA)
+}
+
+/// The subject of a row of an account, and which part it is.
+pub fn subject_of(key: &[u8]) -> Option<(Subject, u8)> {
+    let [USAGE, kind, a, b, c, d, part @ (USED | QUOTA)] = *key else { return None };
+    let (kind, id) = (SubjectKind::of_tag(kind)?, u32::from_be_bytes([a, b, c, d]));
+    Some((Subject { kind, id }, part))
 }
 
 /// The number behind a key's tag.

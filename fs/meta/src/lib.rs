@@ -4,6 +4,7 @@
 //! `tx` is what they see; `cache` and `table` hold it; `row` and `key` are how it is stored
 //! (`docs/design/0007-metadata.md`). Knows nothing of arrays, objects' contents or sockets.
 
+mod accounts;
 mod acl;
 mod cache;
 mod census;
@@ -30,11 +31,12 @@ mod tail;
 mod tests;
 mod tx;
 
+pub use accounts::{Account, DEFAULT_ID, Limits};
 pub use census::{Census, FileNote, census};
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
 pub use fsck::{
     EntryFault, Finding, Fsck, FsckConfig, FsckProgress, FsckReport, Known, List, Paths,
 };
-pub use row::Damaged;
+pub use row::{Damaged, Limit, Subject, SubjectKind, Usage};
 pub use service::{ClientNote, MetaService};

@@ -169,6 +169,7 @@ impl MetaService {
                 batch.put(&key::destroy(ino), MARK);
                 counters.next_ino += 1;
                 counters.inodes += 1;
+                counters.doomed_inodes += 1;
             }
             let done = counters.next_ino >= numbers || planted!("meta-lost-numbers-given-again");
             match lost.filter(|_| !done) {
@@ -203,6 +204,7 @@ impl MetaService {
         let generation = self.env.superblock.generation;
         Inode {
             components: u64::MAX,
+            stored: None,
             ..Inode::new(generation, S_IFREG, 0, wall_clock(), Ino::ROOT, body)
         }
     }

@@ -35,8 +35,12 @@ impl Handler for MetaService {
             if let MetaReply::Registered { client, .. } = reply {
                 self.reached(client, from.clone());
             }
+            // Of those alone that a session may begin with.
+            let is_limited = matches!(&reply, MetaReply::Attr(_) | MetaReply::Entry(..))
+                && self.table.borrow().accounts.limits_bytes();
+            let flags = if is_limited { flags::LIMITED } else { 0 };
             if !unstable {
-                return Reply { verifier, ..Reply::new(encode_body(&reply)) };
+                return Reply { verifier, flags, ..Reply::new(encode_body(&reply)) };
             }
             // Nothing comes between this and the sending of the reply.
             if let (Some(directory), MetaReply::Entry(attr, true)) = (directory, &mut reply)
@@ -53,7 +57,7 @@ impl Handler for MetaService {
                     return Reply { verifier, ..Reply::flagged(flags::NOT_HERE) };
                 }
             }
-            Reply { verifier, ..Reply::new(encode_body(&reply)) }
+            Reply { verifier, flags, ..Reply::new(encode_body(&reply)) }
         })
     }
 

@@ -14,12 +14,13 @@
 //! After a crash the store holds a prefix of the batches that contains every answered one. Opens
 //! and leases are gone; see `table`.
 
+use crate::accounts::Row;
 use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
 use crate::observe::Observer;
 use crate::ops::{self, Answer, chores};
-use crate::row::{Body, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
+use crate::row::{Body, Charge, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
 use crate::table::{Client, Table};
 use crate::tail::Tail;
@@ -107,6 +108,8 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::TestLock { .. }
         | R::Sync
         | R::Space
+        | R::SpaceNow
+        | R::Grant { .. }
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }
@@ -169,7 +172,13 @@ impl MetaService {
             inodes_max: fs.inodes_max,
             name: fs.name,
         };
-        let counters = Counters { next_ino: first_ino(fs.target), next_client: 1, inodes: 1 };
+        let counters = Counters {
+            next_ino: first_ino(fs.target),
+            next_client: 1,
+            inodes: 1,
+            doomed_inodes: 0,
+            doomed_bytes: 0,
+        };
         let mode = ops::S_IFDIR | (fs.root_mode & !ops::S_IFMT);
         let body = Body::Directory { next_cookie: ops::names::FIRST_COOKIE, entries: 0 };
         let root = Inode {
@@ -179,6 +188,10 @@ impl MetaService {
         };
         store.room().await?;
         let mut batch = Batch::default();
+        let charge = Charge::of(&root).expect("new");
+        for subject in charge.subjects() {
+            Row::Used(charge.usage()).put(subject, &mut batch);
+        }
         batch.put(key::SUPERBLOCK, &superblock.encode());
         batch.put(key::COUNTERS, &counters.encode());
         batch.put(&key::inode(Ino::ROOT), &root.encode());
@@ -309,6 +322,7 @@ impl MetaService {
             MetaRequest::ReadDir { ino, cookie, entries_max, attrs } => {
                 return self.read_dir(call, ino, cookie, entries_max, attrs).await;
             }
+            MetaRequest::SpaceNow => return Ok(self.space_now().await),
             MetaRequest::Chores { limit, after } => return self.chores(limit, after).await,
             _ => {}
         }
@@ -431,7 +445,7 @@ impl MetaService {
         reply: &MetaReply,
         outcome: Outcome,
     ) -> Result<Seq, MetaFault> {
-        let Outcome { writes, effects, made_directory, counters, saw, .. } = outcome;
+        let Outcome { writes, effects, used, made_directory, counters, saw, .. } = outcome;
         let mut table = self.table.borrow_mut();
         if call.client != 0 && !table.clients.contains_key(&call.client) {
             return Err(MetaFault::NotRegistered);
@@ -444,6 +458,8 @@ impl MetaService {
             if counters != table.counters {
                 batch.put(key::COUNTERS, &counters.encode());
             }
+            let accounts = table.accounts.changes(&used, self.time());
+            accounts.iter().for_each(|(subject, row)| row.put(*subject, &mut batch));
             if let Some(encoded) = &encoded
                 && !planted!("meta-reply-not-stored")
             {
@@ -479,6 +495,7 @@ impl MetaService {
                 cache.completed(directory);
             }
             table.counters = counters;
+            table.accounts.take(&accounts);
         }
         for effect in effects {
             table.take_effect(call.client, effect);
@@ -546,7 +563,7 @@ impl MetaService {
     }
 
     /// The wall clock, which does not go back while the target serves.
-    fn time(&self) -> Time {
+    pub(crate) fn time(&self) -> Time {
         let now = wall_clock().max(self.last_time.get());
         self.last_time.set(now);
         now

@@ -4,11 +4,13 @@
 //! Opens, locks and leases are volatile: after a restart, clients say again what they hold, and
 //! until all that were known have done so or have fallen silent, nothing counts as closed.
 
+use crate::accounts::Accounts;
 use crate::config::MetaError;
 use crate::key;
 use crate::locks::{Locks, Owner};
-use crate::row::{ClientRow, Counters, Damaged, OrphanRow, ReplyRow, Session};
+use crate::row::{Charge, ClientRow, Counters, Damaged, OrphanRow, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
+use crate::tx::NOBODY;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
@@ -17,6 +19,7 @@ use levada_kv::{Bytes, KvError, Store};
 use levada_wire::lock::{Lock, LockOwner, LockRange};
 use levada_wire::meta::MetaReply;
 use levada_wire::rpc::{ConnectionId, Pusher};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -104,6 +107,7 @@ pub struct Table {
     pub orphans: BTreeMap<Ino, OrphanRow>,
     pub locks: Locks,
     pub counters: Counters,
+    pub accounts: Accounts,
     /// Clients of the time before the restart that have not said yet what they hold open.
     pub awaited: BTreeSet<u64>,
     /// Inodes that stored replies of the time before the restart speak of. A client whose answer
@@ -112,6 +116,51 @@ pub struct Table {
     pub implied: BTreeSet<Ino>,
     /// Changes when there may be a new chore for the housekeeper.
     pub chores: Rc<Notify>,
+    pub deletions: Deletions,
+}
+
+/// Deletions that the housekeeper is at.
+pub struct Deletions {
+    /// What their objects held. Those of its last look at the list.
+    under_way: BTreeMap<Ino, u64>,
+    /// Counts their beginnings and ends.
+    pub count: u64,
+    /// When the last one ended, or there was a first one to be done.
+    pub progress: Instant,
+    pub changed: Rc<Notify>,
+}
+
+impl Deletions {
+    fn new() -> Self {
+        let (under_way, changed) = (BTreeMap::new(), Rc::default());
+        Self { under_way, count: 0, progress: reactor::now(), changed }
+    }
+
+    /// The list is looked at from its beginning: of what was given out before nothing is under way any more.
+    pub fn begin_look(&mut self) {
+        self.count += self.under_way.len() as u64;
+        self.under_way.clear();
+    }
+
+    pub fn begin(&mut self, ino: Ino, bytes: u64) {
+        self.count += 1;
+        self.under_way.insert(ino, bytes);
+    }
+
+    fn end(&mut self, ino: Ino) {
+        self.count += 1;
+        self.under_way.remove(&ino);
+        self.progress = reactor::now();
+        self.changed.notify_all();
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.under_way.values().sum()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
 }
 
 /// A change of the table, made when its transaction has been applied.
@@ -125,6 +174,12 @@ pub enum Effect {
     Orphan(Ino, Option<OrphanRow>),
     /// The objects of a file are to be destroyed.
     Destroy,
+    /// They are gone, and the inode too.
+    Destroyed(Ino),
+    /// The client may add so much to a file, for which these pay; in the place of what it was granted before.
+    Granted(Ino, Charge, u64),
+    /// So much of it is used by now.
+    Spent(Ino, u64),
     Lock(Ino, Lock, Option<u64>),
     Unlock(Ino, LockOwner, LockRange),
     /// By its ticket.
@@ -141,9 +196,11 @@ impl Table {
             orphans: BTreeMap::new(),
             locks: Locks::default(),
             counters,
+            accounts: Accounts::default(),
             awaited: BTreeSet::new(),
             implied: BTreeSet::new(),
             chores: Rc::default(),
+            deletions: Deletions::new(),
         }
     }
 
@@ -151,6 +208,10 @@ impl Table {
     pub async fn load(store: &Store, slots: u32) -> Result<Self, MetaError> {
         let counters = store.get(key::COUNTERS).await?.ok_or(MetaError::Empty)?;
         let mut table = Table::new(Counters::decode(&counters)?);
+        if !Counters::has_doomed(&counters) {
+            // The rows of then say nothing of bytes.
+            table.counters.doomed_inodes = scan_tag(store, key::DESTROY).await?.len() as u64;
+        }
         for (key, value) in scan_tag(store, key::CLIENT).await? {
             let ClientRow { uuid, settled, may_lock } = ClientRow::decode(&value)?;
             let client = key::first_number(&key).unwrap_or(0);
@@ -182,6 +243,9 @@ impl Table {
             let client = key::second_number(&key).unwrap_or(0);
             table.sessions.insert((ino, client), Session::decode(&value)?);
         }
+        for (key, value) in scan_tag(store, key::USAGE).await? {
+            table.accounts.load(&key, &value)?;
+        }
         for (key, value) in scan_tag(store, key::ORPHAN).await? {
             let ino = Ino(key::first_number(&key).unwrap_or(0));
             let row = OrphanRow::decode(&value).unwrap_or_else(|damaged| {
@@ -206,14 +270,28 @@ impl Table {
             Effect::Closed(ino) => self.closed(client, ino),
             Effect::Session(ino, client, Some(session)) => {
                 self.sessions.insert((ino, client), session);
+                if client == NOBODY {
+                    self.chores.notify_all();
+                }
             }
+            Effect::Granted(ino, charge, bytes) => {
+                self.accounts.grants.set((ino, client), charge.subjects(), bytes);
+            }
+            Effect::Spent(ino, bytes) => self.accounts.grants.spend((ino, client), bytes),
             Effect::Session(ino, client, None) => {
+                self.accounts.grants.set((ino, client), SmallVec::new(), 0);
                 self.sessions.remove(&(ino, client));
             }
             Effect::Orphan(ino, Some(row)) => {
                 self.orphans.insert(ino, row);
             }
-            Effect::Destroy => self.chores.notify_all(),
+            Effect::Destroy => {
+                if self.counters.doomed_inodes <= 1 {
+                    self.deletions.progress = reactor::now();
+                }
+                self.chores.notify_all();
+            }
+            Effect::Destroyed(ino) => self.deletions.end(ino),
             Effect::Orphan(ino, None) => {
                 self.orphans.remove(&ino);
             }

@@ -7,7 +7,8 @@
 use crate::cache::Cache;
 use crate::key::{self, Key};
 use crate::row::{
-    Counters, Damaged, EntryRow, Inode, MARK, NameRow, OrphanRow, Session, Superblock,
+    Charge, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, OrphanRow, Session,
+    StoredBytes, Subject, Superblock, Usage,
 };
 use crate::table::{Effect, Table};
 use levada_base::ids::{Ino, Seq, TargetId};
@@ -15,6 +16,9 @@ use levada_kv::Bytes;
 use levada_wire::attr::{Attr, Kind, Time};
 use levada_wire::meta::MetaFault;
 use smallvec::SmallVec;
+
+/// Who has the session that lets the housekeeper ask the objects: no client has this number.
+pub const NOBODY: u64 = 0;
 
 /// Why an operation ended early.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub struct Tx<'a> {
     cache: &'a mut Cache,
     writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     effects: SmallVec<[Effect; 4]>,
+    /// What these use with the changes of this transaction.
+    used: SmallVec<[(Subject, Usage); 4]>,
     missing: Vec<Bytes>,
     made_directory: Option<Ino>,
     saw: Seq,
@@ -65,6 +71,7 @@ pub struct Tx<'a> {
 pub struct Outcome {
     pub writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
     pub effects: SmallVec<[Effect; 4]>,
+    pub used: SmallVec<[(Subject, Usage); 4]>,
     pub missing: Vec<Bytes>,
     /// It has no names yet.
     pub made_directory: Option<Ino>,
@@ -91,6 +98,7 @@ impl<'a> Tx<'a> {
             cache,
             writes: SmallVec::new(),
             effects: SmallVec::new(),
+            used: SmallVec::new(),
             missing: Vec::new(),
             made_directory: None,
             saw: Seq(0),
@@ -98,8 +106,8 @@ impl<'a> Tx<'a> {
     }
 
     pub fn finish(self) -> Outcome {
-        let Self { writes, effects, missing, made_directory, counters, saw, .. } = self;
-        Outcome { writes, effects, missing, made_directory, counters, saw }
+        let Self { writes, effects, used, missing, made_directory, counters, saw, .. } = self;
+        Outcome { writes, effects, used, missing, made_directory, counters, saw }
     }
 
     /// Notes which of these rows must be fetched, so that they are fetched together.
@@ -125,7 +133,40 @@ impl<'a> Tx<'a> {
         Ok(cached.value.clone())
     }
 
+    /// What a subject uses, with the changes of this transaction.
+    pub fn used(&self, subject: Subject) -> Usage {
+        let changed = self.used.iter().find(|(held, _)| *held == subject);
+        changed.map_or_else(|| self.table.accounts.usage_of(subject), |(_, usage)| *usage)
+    }
+
+    /// An inode's row changes, and what its owners use with it. A row that was not read is none that counts: one that
+    /// is made now, or to be destroyed.
+    fn recharge(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let charge = |row: Option<&[u8]>| Charge::of_row(row?);
+        let written = self.writes.iter().find(|(held, _)| **held == *key);
+        let before = match written {
+            Some((_, row)) => charge(row.as_deref()),
+            None => charge(self.cache.get(key).and_then(|cached| cached.value.as_deref())),
+        };
+        let now = charge(value);
+        if before == now {
+            return;
+        }
+        for (charge, comes) in [(before, false), (now, true)] {
+            let Some(charge) = charge else { continue };
+            for subject in charge.subjects() {
+                let (used, usage) = (self.used(subject), charge.usage());
+                let used = if comes { used.plus(usage) } else { used.minus(usage) };
+                self.used.retain(|(held, _)| *held != subject);
+                self.used.push((subject, used));
+            }
+        }
+    }
+
     fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        if key.first() == Some(&key::INODE) {
+            self.recharge(key, value);
+        }
         let value = value.map(Bytes::from);
         match self.writes.iter_mut().find(|(held, _)| **held == *key) {
             Some((_, held)) => *held = value,
@@ -244,8 +285,49 @@ impl<'a> Tx<'a> {
 
     /// Sets or ends a session. The inode's row must be written too: whoever reads a session has
     /// read that row, and waits for it.
+    ///
+    /// One that begins beside others makes a crowd of them all; where the last of a crowd ends, the objects are to be
+    /// asked what they hold.
     pub fn put_session(&mut self, ino: Ino, client: u64, session: Option<Session>) {
-        let session = session.filter(|session| *session != Session::default());
+        let crowd = session.is_some_and(|session| session.crowd);
+        let session =
+            session.filter(|held| Session { crowd: false, ..*held } != Session::default());
+        let sessions = self.sessions(ino);
+        let others = sessions.iter().filter(|(other, _)| *other != client);
+        let others: SmallVec<[(u64, Session); 2]> = others.copied().collect();
+        match session {
+            Some(mut session) => {
+                if !others.is_empty() && !session.crowd {
+                    session.crowd = true;
+                    for (other, held) in others.into_iter().filter(|(_, held)| !held.crowd) {
+                        self.write_session(ino, other, Some(Session { crowd: true, ..held }));
+                    }
+                }
+                self.write_session(ino, client, Some(session));
+            }
+            None => {
+                let was = sessions.iter().find(|(held, _)| *held == client);
+                let crowd = crowd || was.is_some_and(|(_, session)| session.crowd);
+                self.write_session(ino, client, None);
+                if crowd && others.is_empty() {
+                    self.ask_objects(ino);
+                }
+            }
+        }
+    }
+
+    /// Lets the housekeeper ask the objects what they hold.
+    pub fn ask_objects(&mut self, ino: Ino) {
+        let asked = Session { crowd: true, ..Session::default() };
+        self.write_session(ino, NOBODY, Some(asked));
+    }
+
+    /// The session of a client that is gone ends: the objects were asked.
+    pub fn end_settled(&mut self, ino: Ino, client: u64) {
+        self.write_session(ino, client, None);
+    }
+
+    fn write_session(&mut self, ino: Ino, client: u64, session: Option<Session>) {
         let key = key::session(ino, client);
         match session {
             Some(session) => self.put(&key, &session.encode()),
@@ -317,7 +399,7 @@ impl<'a> Tx<'a> {
         }
         let sessions = self.sessions(ino);
         for (client, _) in &sessions {
-            self.put_session(ino, *client, None);
+            self.write_session(ino, *client, None);
         }
         // In one go: nothing else in this transaction is about these rows.
         let xattrs = std::mem::take(&mut inode.xattrs).into_iter();
@@ -329,7 +411,11 @@ impl<'a> Tx<'a> {
         }
         // A session may have left objects that nobody committed.
         inode.components = u64::MAX;
-        self.put(&key::destroy(ino), MARK);
+        // From now on its row on the list has them.
+        let bytes = inode.stored.take().as_ref().map_or(0, StoredBytes::total);
+        self.put(&key::destroy(ino), &DoomedRow { bytes }.encode());
+        self.counters.doomed_inodes += 1;
+        self.counters.doomed_bytes = self.counters.doomed_bytes.saturating_add(bytes);
         self.effect(Effect::Destroy);
         self.put_inode(ino, inode);
     }

@@ -613,6 +613,33 @@ fn df_counts() {
     });
 }
 
+/// Before anybody has deleted an object.
+#[test]
+fn df_rises_as_soon_as_a_file_is_deleted() {
+    with_world(1, |world| {
+        let path = c_path(world.dir());
+        let free = || {
+            // SAFETY: a NUL-terminated path, and room for the answer.
+            unsafe {
+                let mut space: libc::statvfs = std::mem::zeroed();
+                assert_eq!(libc::statvfs(path.as_ptr(), &raw mut space), 0);
+                (space.f_bavail * space.f_frsize, space.f_favail)
+            }
+        };
+        let before = free();
+        for round in 0..3 {
+            let file = world.dir().join("file");
+            fs::write(&file, vec![1; 8 << 20]).unwrap();
+            let full = free();
+            assert!(before.0 - full.0 >= 8 << 20, "round {round}: {before:?} {full:?}");
+            fs::remove_file(&file).unwrap();
+            let after = free();
+            assert!(after.0 + (64 << 10) >= before.0, "round {round}: {before:?} {after:?}");
+            assert_eq!(after.1, before.1);
+        }
+    });
+}
+
 #[test]
 fn handles_outlive_the_node_and_the_mount() {
     with_world(1, |world| {

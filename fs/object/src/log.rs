@@ -132,7 +132,11 @@ impl Objects for ObjectLog {
 
     fn space(&self) -> ObjectFuture<'_, Space> {
         let space = Self::space(self);
-        let space = Space { total_bytes: space.total_bytes, free_bytes: space.free_bytes };
+        let space = Space {
+            total_bytes: space.total_bytes,
+            free_bytes: space.free_bytes,
+            coming_bytes: space.coming_bytes,
+        };
         Box::pin(std::future::ready(Ok(space)))
     }
 }

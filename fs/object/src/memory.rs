@@ -18,6 +18,8 @@ type Files = BTreeMap<ObjectId, Content>;
 struct Content {
     bytes: Vec<u8>,
     is_data: Vec<bool>,
+    /// Of which so many are.
+    stored: usize,
 }
 
 impl Content {
@@ -26,12 +28,25 @@ impl Content {
     }
 
     fn resize(&mut self, len: usize) {
+        self.stored -= self.data_in(len, usize::MAX);
         self.bytes.resize(len, 0);
         self.is_data.resize(len, false);
     }
 
     fn grow(&mut self, len: usize) {
         self.resize(self.len().max(len));
+    }
+
+    fn data_in(&self, start: usize, end: usize) -> usize {
+        let end = end.min(self.len());
+        self.is_data[start.min(end)..end].iter().filter(|is_data| **is_data).count()
+    }
+
+    /// Says of bytes that are there whether they are data.
+    fn mark(&mut self, start: usize, end: usize, is_data: bool) {
+        self.stored -= self.data_in(start, end);
+        self.is_data[start..end].fill(is_data);
+        self.stored += if is_data { end - start } else { 0 };
     }
 
     /// The next byte from `at` on that is data, or is not; the end if there is none.
@@ -57,7 +72,7 @@ impl Change {
                 let (start, end) = (*offset as usize, *offset as usize + data.len());
                 file.grow(end);
                 file.bytes[start..end].copy_from_slice(data);
-                file.is_data[start..end].fill(true);
+                file.mark(start, end, true);
             }
             Self::Truncate { object, size } => {
                 files.entry(*object).or_default().resize(*size as usize);
@@ -69,8 +84,9 @@ impl Change {
                     file.grow(end);
                 }
                 let end = end.min(file.len());
-                file.bytes[start.min(end)..end].fill(0);
-                file.is_data[start.min(end)..end].fill(false);
+                let start = start.min(end);
+                file.bytes[start..end].fill(0);
+                file.mark(start, end, false);
             }
             Self::Delete { object } => {
                 files.remove(object);
@@ -177,7 +193,7 @@ impl MemoryObjects {
     }
 
     fn stored_bytes(&self) -> u64 {
-        self.visible.borrow().values().map(|file| file.len() as u64).sum()
+        self.visible.borrow().values().map(|file| file.stored as u64).sum()
     }
 }
 
@@ -200,13 +216,12 @@ impl Objects for MemoryObjects {
         Box::pin(async move {
             self.delay().await;
             let mut data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
-            let end = offset + data.len() as u64;
-            let size = self.visible.borrow().get(&object).map_or(0, |file| file.len() as u64);
+            let (start, end) = (offset as usize, offset as usize + data.len());
+            let replaced = self.visible.borrow().get(&object).map_or(0, |f| f.data_in(start, end));
             let room = self.capacity_bytes.saturating_sub(self.stored_bytes());
-            if end > size + room && stability != Stability::Again {
+            if (data.len() - replaced) as u64 > room && stability != Stability::Again {
                 // As the log writes run by run, a part of it may have happened.
-                let fits = (size + room).saturating_sub(offset);
-                data.truncate((reactor::random_u64() % (fits + 1)) as usize);
+                data.truncate((reactor::random_u64() % (room + 1)) as usize);
                 if !data.is_empty() {
                     self.change(Change::Write { object, offset, data });
                 }
@@ -312,7 +327,7 @@ impl Objects for MemoryObjects {
             let file = visible.get(&object);
             Ok(file.map(|file| ObjectStat {
                 size: file.len() as u64,
-                stored_bytes: file.len() as u64,
+                stored_bytes: file.stored as u64,
             }))
         })
     }
@@ -320,7 +335,7 @@ impl Objects for MemoryObjects {
     fn space(&self) -> ObjectFuture<'_, Space> {
         Box::pin(async move {
             let free_bytes = self.capacity_bytes.saturating_sub(self.stored_bytes());
-            Ok(Space { total_bytes: self.capacity_bytes, free_bytes })
+            Ok(Space { total_bytes: self.capacity_bytes, free_bytes, coming_bytes: 0 })
         })
     }
 }

@@ -23,6 +23,8 @@ pub struct Ack {
 pub struct Space {
     pub total_bytes: u64,
     pub free_bytes: u64,
+    /// Of the free ones those that must be cleaned before they can be written.
+    pub coming_bytes: u64,
 }
 
 /// The objects of one target: the object log, or [`crate::MemoryObjects`].

@@ -7,7 +7,7 @@
 //! - A change that ended with `Unavailable` is not remembered: its repetition is carried out.
 
 use crate::meters::{Meters, Op};
-use crate::objects::{Ack, Objects};
+use crate::objects::{Ack, Objects, Space};
 use crate::repeats::{Claim, Repeats};
 use futures_util::future::LocalBoxFuture;
 use levada_base::buf::bytes_in;
@@ -141,8 +141,8 @@ impl ObjectService {
             ObjectRequest::Truncate { object, size } => done(objects.truncate(object, size).await?),
             ObjectRequest::Delete { object } => done(objects.delete(object).await?),
             ObjectRequest::Space => {
-                let space = objects.space().await?;
-                ObjectReply::Space { total_bytes: space.total_bytes, free_bytes: space.free_bytes }
+                let Space { total_bytes, free_bytes, coming_bytes } = objects.space().await?;
+                ObjectReply::Space { total_bytes, free_bytes, coming_bytes }
             }
             ObjectRequest::Punch { object, hole, stability } => {
                 done(objects.punch(object, hole, stability).await?)

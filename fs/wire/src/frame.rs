@@ -70,8 +70,11 @@ pub mod flags {
     /// Of a request: the caller knows what to do with a directory's attributes beside the answer
     /// ([`MetaReply::Made`](crate::meta::MetaReply::Made)).
     pub const WITH_DIRECTORY: u32 = 16;
+    /// Of a reply of a metadata target: bytes are limited for somebody, so ask
+    /// ([`MetaRequest::Grant`](crate::meta::MetaRequest::Grant)) before what is written grows.
+    pub const LIMITED: u32 = 512;
     /// Every flag that version 2 knows.
-    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY;
+    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY | LIMITED;
 }
 
 /// The header but for lengths and checksums, which the codec fills in.

@@ -128,6 +128,9 @@ pub struct OpenMode {
     pub truncate: bool,
 }
 
+/// Bytes that extents hold, by component; those that are not named are as they were.
+pub type Stored = Vec<(u32, u64)>;
+
 /// A request to a metadata target. Names are bytes without `/` and NUL, at most 255.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaRequest {
@@ -230,11 +233,14 @@ pub enum MetaRequest {
         mtime: Option<Time>,
         components: u64,
         end: bool,
+        /// Asked of the objects after the answers to all writes that this tells of.
+        stored: Stored,
     },
-    /// The objects have been truncated as [`AttrChange::size`] asked.
+    /// The objects have been truncated as [`AttrChange::size`] asked, and hold so much since.
     Truncated {
         ino: Ino,
         size: u64,
+        stored: Stored,
     },
     /// `CommitWrite` and `Close` of several files, in this order, as one change. Each is done or
     /// refused by itself. At most [`SEVERAL_MAX`].
@@ -264,6 +270,8 @@ pub enum MetaRequest {
         size: u64,
         components: u64,
         change: u64,
+        /// Of all components.
+        stored: Stored,
     },
     /// The client goes for good and has nothing open: what it was told is durable with the answer, and a
     /// service that restarts later waits for nothing of it. What it asks afterwards it asks as a new
@@ -330,6 +338,16 @@ pub enum MetaRequest {
     Bury {
         uuid: [u8; 16],
     },
+    /// As `Space`, with what deleted files still take; waits a moment for deletions under way.
+    SpaceNow,
+    /// How many bytes this client may add to a file in which it has a write session: `want` or less, but `need` at least;
+    /// in the place of what it was granted before. What it has written before it has told with `CommitWrite`.
+    /// `Quota`: there is no room for `need`.
+    Grant {
+        ino: Ino,
+        need: u64,
+        want: u64,
+    },
 }
 
 impl MetaRequest {
@@ -372,6 +390,8 @@ impl MetaRequest {
             Self::TestLock { .. } => "TestLock",
             Self::CreateUnnamed { .. } => "CreateUnnamed",
             Self::Bury { .. } => "Bury",
+            Self::SpaceNow => "SpaceNow",
+            Self::Grant { .. } => "Grant",
         }
     }
 }
@@ -441,6 +461,22 @@ pub enum MetaReply {
     Waiting,
     /// A lock in the way; its pid is 0 where another client holds it.
     Tested(Option<Lock>),
+    SpaceNow {
+        inodes: u64,
+        /// Those of deleted files included.
+        inodes_free: u64,
+        /// What the objects of deleted files hold, of those that nobody is at.
+        doomed_bytes: u64,
+        /// The same of those that are being deleted just now: the objects may count them as free already.
+        deleting_bytes: u64,
+        /// Deletions begun and ended. While it stays, `doomed_bytes` and what the objects say can be added up.
+        deletions: u64,
+    },
+    /// For a `Grant`; `u64::MAX`: any number. Less than was needed: others have been granted the rest, and may give it
+    /// back soon.
+    Granted {
+        bytes: u64,
+    },
 }
 
 /// The body of a one-way frame to a client. The header's verifier says which life of the target speaks.
@@ -542,4 +578,10 @@ pub enum MetaFault {
     /// The client does not have the file open.
     #[error("the file is not open")]
     NotOpen,
+    /// Somebody to whom the file belongs has used up what he may.
+    #[error("disk quota exceeded")]
+    Quota,
+    /// The directory belongs to another project or tenant.
+    #[error("belongs to another project")]
+    OtherProject,
 }

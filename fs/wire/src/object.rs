@@ -93,6 +93,8 @@ pub enum ObjectReply {
     Space {
         total_bytes: u64,
         free_bytes: u64,
+        /// Of the free ones those that must be cleaned before they can be written.
+        coming_bytes: u64,
     },
     Failed(ObjectFault),
     DataRanges(DataRanges),

@@ -97,6 +97,8 @@ pub struct Stat {
 pub struct Space {
     pub total_bytes: u64,
     pub free_bytes: u64,
+    /// Of the free ones those that the cleaner must win back before they can be written.
+    pub coming_bytes: u64,
 }
 
 /// What a log has done since it was opened.
@@ -269,7 +271,9 @@ impl ObjectLog {
         let bytes_per_index_byte =
             (state.used_bytes + 256 * MIB) / (state.index_bytes_now + MIB).max(1);
         let free_bytes = free_bytes.min(index_free.saturating_mul(bytes_per_index_byte));
-        Space { total_bytes, free_bytes }
+        let stripes = state.segments.stripes_available(self.0.config.reserve_segments);
+        let writable_bytes = stripes * (self.0.stripe_bytes - BLOCK_BYTES);
+        Space { total_bytes, free_bytes, coming_bytes: free_bytes.saturating_sub(writable_bytes) }
     }
 }
 

@@ -184,27 +184,34 @@ impl Inode {
                 let (target, object) = (self.target(component), self.object(component));
                 async move {
                     if planted!("client-objects-not-cut") {
-                        return Ok(Ours::Yes);
+                        return Ok(Some((component, 0)));
                     }
                     let stat = target.stat(object).await?;
                     let is_longer = stat.is_some_and(|stat| stat.size > size);
                     if is_longer
                         && self.cut_one(&target, object, size, begun).await? == Ours::Perhaps
                     {
-                        return Ok(Ours::Perhaps);
+                        return Ok(None);
                     }
                     if is_longer || again {
                         target.settle(object).await?;
                     }
-                    Ok(Ours::Yes)
+                    let left = match stat {
+                        _ if size == 0 => 0,
+                        Some(_) if is_longer => {
+                            target.stat(object).await?.map_or(0, |stat| stat.stored_bytes)
+                        }
+                        stat => stat.map_or(0, |stat| stat.stored_bytes),
+                    };
+                    Ok(Some((component, left)))
                 }
             });
             let cuts = join_all(cuts).await.into_iter().collect::<Result<Vec<_>, Error>>()?;
-            if cuts.contains(&Ours::Perhaps) {
-                return Ok(Ours::Perhaps);
-            }
+            // Of each component what it holds now; nothing where that is no more for this client to say.
+            let cuts: Option<Vec<(u32, u64)>> = cuts.into_iter().collect();
+            let Some(stored) = cuts else { return Ok(Ours::Perhaps) };
             // Durable: a cut that stays pending holds up everybody, and is made again when we die.
-            let truncated = MetaRequest::Truncated { ino: self.ino, size };
+            let truncated = MetaRequest::Truncated { ino: self.ino, size, stored };
             match self.core.meta.change_durably(truncated).await? {
                 MetaReply::Done => {}
                 reply => self.core.attr_of(reply).map(drop)?,

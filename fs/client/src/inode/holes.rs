@@ -51,7 +51,9 @@ impl Inode {
             async move {
                 let must_exist = self.must_exist(component);
                 let target = self.target(component);
-                let done = target.punch(self.object(component), Hole { grows, ..hole }).await;
+                let object = self.object(component);
+                let punch = || target.punch(object, Hole { grows, ..hole });
+                let done = self.core.with_room(&target, (object, 0), punch).await;
                 match done {
                     Err(Error::Missing { .. }) if must_exist => return Err(self.missing(component)),
                     // All of it is a hole.
@@ -117,7 +119,7 @@ impl Inode {
     }
 
     /// The data of all objects from `offset` on, in order: all that there is up to `upto`.
-    async fn data_ranges(
+    pub(super) async fn data_ranges(
         self: &Rc<Self>,
         offset: u64,
         ranges_max: u32,

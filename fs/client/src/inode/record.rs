@@ -16,7 +16,7 @@ const GATHER: Duration = Duration::from_millis(5);
 
 /// Why the metadata service is told of what was written.
 #[derive(Clone, Copy)]
-enum Why<'a> {
+pub(super) enum Why<'a> {
     /// Somebody waits until it is durable.
     Sync,
     /// A handle was given back; the cell notes that the service was told of that, too.
@@ -58,7 +58,7 @@ impl Inode {
 
     /// COMMIT on the objects, then `CommitWrite`: durable for a sync; after a close together with the end
     /// of the session and the `Close`, if nobody uses the file any more.
-    async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
+    pub(super) async fn record(self: &Rc<Self>, why: Why<'_>) -> Result<(), Error> {
         loop {
             match self.record_unless_cut(why).await? {
                 Recorded::Done => return Ok(()),
@@ -76,7 +76,7 @@ impl Inode {
         let written_end = self.written_end.get();
         // Another client may have cut what was written here, so the objects are asked too.
         let recorded = self.recorded.get() >= writes;
-        let (mut size, mut components) = (0, self.written.get());
+        let (mut size, mut components, mut stored) = (0, self.written.get(), Vec::new());
         let doubtful = self.doubtful.get();
         let settled = self.components_in(components | doubtful).map(|component| {
             let (target, object) = (self.target(component), self.object(component));
@@ -106,6 +106,7 @@ impl Inode {
             if let (component, Some(stat)) = settled? {
                 size = stat.size.max(size);
                 components |= 1 << component;
+                stored.push((component, stat.stored_bytes));
             }
         }
         let size = size.min(written_end);
@@ -127,7 +128,7 @@ impl Inode {
             self.session.set(Session::Ending);
         }
         let (ino, mtime) = (self.ino, self.mtime.get());
-        let request = MetaRequest::CommitWrite { ino, size, mtime, components, end };
+        let request = MetaRequest::CommitWrite { ino, size, mtime, components, end, stored };
         let reply = match why {
             Why::Sync => self.core.meta.try_change_durably(request).await,
             Why::Close(_) | Why::End => {

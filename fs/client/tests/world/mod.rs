@@ -138,6 +138,10 @@ impl World {
         *self.meta.borrow_mut() = Some(group);
     }
 
+    pub fn meta_service(&self) -> Rc<MetaService> {
+        self.meta_service.borrow().upgrade().expect("runs")
+    }
+
     pub fn has_meta(&self) -> bool {
         self.meta.borrow().is_some()
     }

@@ -2,16 +2,21 @@
 //! and what should not be there at all.
 
 use super::finding::Finding;
+use super::tally::Counted;
 use crate::key;
-use crate::row::{ClientRow, Counters, Damaged, ReplyRow, Superblock, TailRow};
+use crate::row::{
+    ClientRow, Counters, Damaged, QuotaRow, ReplyRow, Subject, Superblock, TailRow, Usage,
+};
 use crate::service::SLOTS_MAX;
 use levada_wire::meta::MetaReply;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What was met of such rows.
 #[derive(Default)]
 pub struct Beside {
     has_superblock: bool,
+    /// Whom rows say to use what; those that cannot be decoded say nothing.
+    usage: BTreeMap<Subject, Option<Usage>>,
     clients: BTreeSet<u64>,
 }
 
@@ -30,6 +35,14 @@ impl Beside {
             }
             key::TAIL => return TailRow::decode(value).map(drop).map_err(damaged),
             _ => {}
+        }
+        if let Some((subject, part)) = key::subject_of(key) {
+            if part != key::USED {
+                return QuotaRow::decode(value).map(drop).map_err(damaged);
+            }
+            let usage = Usage::decode(value);
+            self.usage.insert(subject, usage.as_ref().ok().copied());
+            return usage.map(drop).map_err(damaged);
         }
         let client = key::first_number(key).ok_or_else(unknown)?;
         match key[0] {
@@ -52,8 +65,43 @@ impl Beside {
         }
     }
 
+    /// Whoever is said to use something else than was counted. `now` is what rows say by now, where they have changed.
+    pub fn misjudged(
+        &self,
+        now: Option<&BTreeMap<Subject, Usage>>,
+        counted: &BTreeMap<Subject, Usage>,
+    ) -> Vec<Finding> {
+        let subjects = counted
+            .keys()
+            .chain(self.usage.keys())
+            .chain(now.into_iter().flatten().map(|(s, _)| s));
+        let subjects: BTreeSet<Subject> = subjects.copied().collect();
+        let mut findings = Vec::new();
+        for subject in subjects {
+            let said = match now {
+                Some(now) => Some(now.get(&subject).copied().unwrap_or_default()),
+                None => self.usage.get(&subject).copied().unwrap_or(Some(Usage::default())),
+            };
+            let Some(says) = said else { continue };
+            let has = counted.get(&subject).copied().unwrap_or_default();
+            for (what, says, has) in
+                [("inodes", says.inodes, has.inodes), ("bytes", says.bytes, has.bytes)]
+            {
+                if says != has {
+                    findings.push(Finding::Usage { subject, what, says, has });
+                }
+            }
+        }
+        findings
+    }
+
     /// What is missing, and the counters as they are now against what was counted.
-    pub fn findings(&self, counters: Option<&[u8]>, inodes: u64, last_ino: u64) -> Vec<Finding> {
+    pub fn findings(
+        &self,
+        counters: Option<&[u8]>,
+        counted: Counted,
+        last_ino: u64,
+    ) -> Vec<Finding> {
         let mut findings = Vec::new();
         if !self.has_superblock {
             findings.push(Finding::Missing("superblock"));
@@ -62,6 +110,7 @@ impl Beside {
             findings.push(Finding::Missing("counters"));
         }
         // One that cannot be decoded has been told.
+        let has_doomed = counters.is_some_and(Counters::has_doomed);
         let Some(counters) = counters.and_then(|row| Counters::decode(row).ok()) else {
             return findings;
         };
@@ -73,9 +122,15 @@ impl Beside {
         };
         at_least("inode numbers", counters.next_ino, last_ino.saturating_add(1));
         at_least("client numbers", counters.next_client, last_client.saturating_add(1));
-        if counters.inodes != inodes {
-            let (what, says) = ("inodes", counters.inodes);
-            findings.push(Finding::Counter { what, says, has: inodes });
+        let Counted { inodes, doomed_inodes, doomed_bytes } = counted;
+        for (what, says, has, is_counted) in [
+            ("inodes", counters.inodes, inodes, true),
+            ("deleted inodes", counters.doomed_inodes, doomed_inodes, has_doomed),
+            ("bytes of deleted files", counters.doomed_bytes, doomed_bytes, has_doomed),
+        ] {
+            if is_counted && says != has {
+                findings.push(Finding::Counter { what, says, has });
+            }
         }
         findings
     }

@@ -1,6 +1,6 @@
 //! What a check finds, and where.
 
-use crate::row::Damaged;
+use crate::row::{Damaged, Subject, SubjectKind};
 use levada_base::ids::Ino;
 
 /// What is wrong with the two rows of a directory's entry.
@@ -30,6 +30,7 @@ pub enum Known {
     Reply,
     Session,
     Orphan,
+    Usage,
 }
 
 /// Something that does not fit together.
@@ -83,6 +84,8 @@ pub enum Finding {
     Session { ino: Ino, client: u64 },
     #[error("the counter of {what} stands at {says}, and should be {has}")]
     Counter { what: &'static str, says: u64, has: u64 },
+    #[error("{} is said to use {says} {what}, and uses {has}", subject_text(*.subject))]
+    Usage { subject: Subject, what: &'static str, says: u64, has: u64 },
     #[error("the stored reply in slot {slot} of client {client} {}",
         if *.is_sound { "is of a client that is not known" } else { "cannot be decoded" })]
     Reply { client: u64, slot: u32, is_sound: bool },
@@ -109,6 +112,16 @@ fn entry_text(fault: EntryFault) -> &'static str {
     }
 }
 
+fn subject_text(subject: Subject) -> String {
+    let kind = match subject.kind {
+        SubjectKind::User => "user",
+        SubjectKind::Group => "group",
+        SubjectKind::Project => "project",
+        SubjectKind::Tenant => "tenant",
+    };
+    format!("{kind} {}", subject.id)
+}
+
 fn list_text(list: List, is_there: bool) -> &'static str {
     match (list, is_there) {
         (List::Orphans, true) => "listed as open without a name, and has a name",
@@ -124,6 +137,7 @@ fn known_text(what: Known) -> &'static str {
         Known::Reply => "reply of a client",
         Known::Session => "write session",
         Known::Orphan => "inode without a name",
+        Known::Usage => "account",
     }
 }
 
@@ -158,6 +172,7 @@ impl Finding {
             Self::Acl(_) => "acl",
             Self::Session { .. } => "session",
             Self::Counter { .. } => "counter",
+            Self::Usage { .. } => "usage",
             Self::Reply { .. } => "reply",
             Self::Known { .. } => "memory",
         }
@@ -186,6 +201,7 @@ impl Finding {
             | Self::Missing(_)
             | Self::UnknownRow(_)
             | Self::Counter { .. }
+            | Self::Usage { .. }
             | Self::Reply { .. } => None,
         }
     }
@@ -205,9 +221,9 @@ impl Finding {
     #[must_use]
     pub fn says_has(&self) -> Option<(u64, u64)> {
         match *self {
-            Self::EntryCount { says, has, .. } | Self::Counter { says, has, .. } => {
-                Some((says, has))
-            }
+            Self::EntryCount { says, has, .. }
+            | Self::Counter { says, has, .. }
+            | Self::Usage { says, has, .. } => Some((says, has)),
             Self::LinkCount { says, has, .. } => Some((says.into(), has)),
             _ => None,
         }

@@ -51,9 +51,13 @@ impl Sign {
     }
 
     pub fn count(self, to: &mut u64) {
+        self.count_by(to, 1);
+    }
+
+    pub fn count_by(self, to: &mut u64, by: u64) {
         *to = match self {
-            Self::Plus => to.wrapping_add(1),
-            Self::Minus => to.wrapping_sub(1),
+            Self::Plus => to.wrapping_add(by),
+            Self::Minus => to.wrapping_sub(by),
         };
     }
 

@@ -187,7 +187,7 @@ impl Fsck {
         self.count_links().await?;
         let mut report = self.report.take();
         let tally = self.tally.borrow();
-        (report.inodes, report.names) = (tally.inodes, tally.names);
+        (report.inodes, report.names) = (tally.counted.inodes, tally.names);
         Ok(report)
     }
 
@@ -301,7 +301,18 @@ impl Fsck {
         };
         let tally = self.tally.borrow();
         let beside = self.beside.borrow();
-        self.add(beside.findings(counters.as_deref(), tally.inodes, tally.last_ino));
+        self.add(beside.findings(counters.as_deref(), tally.counted, tally.last_ino));
+        match &self.source {
+            _ if tally.unreadable > 0 => {
+                let what = format!("who uses what: {} inodes cannot be read", tally.unreadable);
+                self.report.borrow_mut().not_checked.push(what);
+            }
+            Source::Still(_) => self.add(beside.misjudged(None, &tally.usage)),
+            Source::Serving(service) => {
+                let now = &service.table.borrow().accounts.usage;
+                self.add(beside.misjudged(Some(now), &tally.usage));
+            }
+        }
         self.add(tally.tree.cycles().into_iter().map(Finding::Cycle));
         let left_out = tally.tree.left_out();
         if left_out > 0 {
@@ -314,7 +325,7 @@ impl Fsck {
     /// Names and links, exactly, of the inodes whose sums differ.
     async fn count_links(&self) -> Result<(), KvError> {
         let mut left = self.tally.borrow().sums.faulty();
-        let rows = self.tally.borrow().inodes + self.tally.borrow().names;
+        let rows = self.tally.borrow().counted.inodes + self.tally.borrow().names;
         for _ in 0..WALKS_MAX {
             if left.is_empty() {
                 break;

@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Known};
 use crate::key::{self, Key};
-use crate::row::{ClientRow, OrphanRow, ReplyRow, Session};
+use crate::row::{ClientRow, OrphanRow, ReplyRow, Session, Usage};
 use crate::service::MetaService;
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
@@ -59,7 +59,7 @@ impl Source {
     pub fn known(&self, key: &[u8], value: &[u8]) -> Option<Finding> {
         let Self::Serving(service) = self else { return None };
         let table = service.table.borrow();
-        let first = key::first_number(key)?;
+        let first = key::first_number(key).unwrap_or_default();
         // Rows that cannot be decoded are told as such.
         let (what, is_same) = match key[0] {
             key::CLIENT => {
@@ -91,6 +91,13 @@ impl Source {
                 let row = OrphanRow::decode(value).ok()?;
                 (Known::Orphan, table.orphans.get(&Ino(first)) == Some(&row))
             }
+            key::USAGE => match key::subject_of(key)? {
+                (subject, key::USED) => {
+                    let usage = Usage::decode(value).ok()?;
+                    (Known::Usage, table.accounts.usage_of(subject) == usage)
+                }
+                _ => return None,
+            },
             _ => return None,
         };
         (!is_same).then(|| Finding::Known { what, key: key.to_vec() })

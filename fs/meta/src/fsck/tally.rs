@@ -9,7 +9,10 @@ use super::links::{Exact, Said, Sign, Sums};
 use super::slot::{Slot, Suspect};
 use super::tree::Tree;
 use crate::key;
-use crate::row::{Damaged, EntryRow, Inode, NameRow, OrphanRow, Session, XattrRow};
+use crate::row::{
+    Charge, Damaged, DoomedRow, EntryRow, Inode, NameRow, OrphanRow, Session, Subject, Usage,
+    XattrRow,
+};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
 use std::collections::BTreeMap;
@@ -27,9 +30,21 @@ pub struct Tally {
     /// Names that only the listing of their directory has; they count.
     only_listed: Vec<(Ino, NameRow)>,
     pub tree: Tree,
-    pub inodes: u64,
+    pub counted: Counted,
+    /// What those use to whom inodes belong.
+    pub usage: BTreeMap<Subject, Usage>,
+    /// Inodes that nobody can say to whom they belong.
+    pub unreadable: u64,
     pub names: u64,
     pub last_ino: u64,
+}
+
+/// What there are counters of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    pub inodes: u64,
+    pub doomed_inodes: u64,
+    pub doomed_bytes: u64,
 }
 
 impl Tally {
@@ -43,7 +58,9 @@ impl Tally {
             exact: None,
             only_listed: Vec::new(),
             tree: Tree::new(tree_bytes_max),
-            inodes: 0,
+            counted: Counted::default(),
+            usage: BTreeMap::new(),
+            unreadable: 0,
             names: 0,
             last_ino: 0,
         }
@@ -52,7 +69,11 @@ impl Tally {
     /// Bytes of memory, about.
     pub fn bytes(&self) -> usize {
         let exact = self.exact.as_ref().map_or(0, Exact::bytes);
-        self.sums.bytes() + self.tree.bytes() + exact + self.slots.len() * size_of::<Slot>()
+        self.sums.bytes()
+            + self.tree.bytes()
+            + exact
+            + self.slots.len() * size_of::<Slot>()
+            + self.usage.len() * size_of::<(Subject, Usage)>()
     }
 
     /// Takes in a row of an inode, of one of the tags that belong to inodes.
@@ -84,15 +105,21 @@ impl Tally {
                 self.sums.name(&self.hash, sign, ino, &row.map_err(damaged)?);
                 Ok(())
             }
-            key::ORPHAN | key::DESTROY if key.len() == 9 => {
-                let list = if key[0] == key::ORPHAN { List::Orphans } else { List::Destroy };
+            key::ORPHAN if key.len() == 9 => {
                 if let Some((slot, _)) = self.slot(ino) {
-                    slot.list(sign, list);
+                    slot.list(sign, List::Orphans);
                 }
-                match list {
-                    List::Orphans => OrphanRow::decode(value).map(drop).map_err(damaged),
-                    List::Destroy => Ok(()),
+                OrphanRow::decode(value).map(drop).map_err(damaged)
+            }
+            key::DESTROY if key.len() == 9 => {
+                if let Some((slot, _)) = self.slot(ino) {
+                    slot.list(sign, List::Destroy);
                 }
+                let row = DoomedRow::decode(value);
+                sign.count(&mut self.counted.doomed_inodes);
+                let bytes = row.as_ref().map_or(0, |row| row.bytes);
+                sign.count_by(&mut self.counted.doomed_bytes, bytes);
+                row.map(drop).map_err(damaged)
             }
             key::SESSION => {
                 let client = second()?;
@@ -147,12 +174,21 @@ impl Tally {
     }
 
     fn inode(&mut self, sign: Sign, ino: Ino, inode: Option<&Inode>) {
-        sign.count(&mut self.inodes);
+        sign.count(&mut self.counted.inodes);
         self.last_ino = self.last_ino.max(ino.0);
         if let Some((slot, hash)) = self.slot(ino) {
             slot.inode(hash, sign, ino, inode);
         }
-        let Some(inode) = inode else { return };
+        let Some(inode) = inode else { return sign.count(&mut self.unreadable) };
+        if let Some(charge) = Charge::of(inode) {
+            for subject in charge.subjects() {
+                let used = self.usage.entry(subject).or_default();
+                *used = match sign {
+                    Sign::Plus => used.plus(charge.usage()),
+                    Sign::Minus => used.minus(charge.usage()),
+                };
+            }
+        }
         self.sums.inode(&self.hash, sign, ino, Said::of(inode));
         if inode.kind() == Kind::Directory && inode.nlink > 0 {
             self.tree.set(ino, (sign == Sign::Plus).then_some(inode.parent));

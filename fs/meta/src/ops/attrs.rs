@@ -1,6 +1,6 @@
 //! Attributes: stat, chmod, chown, truncate, utimens, readlink.
 
-use super::{Answer, S_IFMT, S_ISGID, S_ISUID, S_IXGRP, touch_inode, write, xattrs};
+use super::{Answer, S_IFMT, S_ISGID, S_ISUID, S_IXGRP, admit, touch_inode, write, xattrs};
 use crate::row::{Body, Inode};
 use crate::tx::Tx;
 use levada_base::ids::Ino;
@@ -27,8 +27,12 @@ pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, change: &AttrChange) -> An
     }
     let is_directory = inode.kind() == Kind::Directory;
     if change.uid.is_some() || change.gid.is_some() {
+        let before = inode.clone();
         inode.uid = change.uid.unwrap_or(inode.uid);
         inode.gid = change.gid.unwrap_or(inode.gid);
+        if caller.uid != 0 {
+            admit(tx, Some(&before), &inode)?;
+        }
         // chown(2): whoever gets the file did not ask for it to run as them.
         if !is_directory && change.mode.is_none() {
             clear_set_id(&mut inode);

@@ -2,29 +2,49 @@
 
 use super::{Answer, touch_inode, write};
 use crate::key;
-use crate::row::Session;
-use crate::tx::Tx;
+use crate::row::{Counters, DoomedRow, Session, StoredBytes};
+use crate::table::Effect;
+use crate::tx::{Env, Tx};
 use levada_base::ids::Ino;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use smallvec::SmallVec;
 
 pub fn space(tx: &Tx<'_>) -> MetaReply {
-    let inodes = tx.env.superblock.inodes_max;
-    MetaReply::Space { inodes, inodes_free: inodes.saturating_sub(tx.counters.inodes) }
+    let (inodes, inodes_free) = inodes_free(tx.env, &tx.counters);
+    MetaReply::Space { inodes, inodes_free }
+}
+
+/// All inodes, and those that are free; deleted ones count as free at once.
+pub fn inodes_free(env: &Env, counters: &Counters) -> (u64, u64) {
+    let inodes = env.superblock.inodes_max;
+    let used = counters.inodes.saturating_sub(counters.doomed_inodes);
+    (inodes, inodes.saturating_sub(used))
 }
 
 /// The objects of an inode on the destroy list are gone, so the inode goes too.
 pub fn destroyed(tx: &mut Tx<'_>, ino: Ino) -> Answer {
-    if tx.row(&key::destroy(ino))?.is_some() {
+    if let Some(row) = tx.row(&key::destroy(ino))? {
+        let DoomedRow { bytes } = DoomedRow::decode(&row)?;
         tx.delete(&key::destroy(ino));
         tx.delete(&key::inode(ino));
-        tx.counters.inodes -= 1;
+        let counters = &mut tx.counters;
+        counters.inodes -= 1;
+        // Where the counters are from before these were counted they are too low.
+        counters.doomed_inodes = counters.doomed_inodes.saturating_sub(1);
+        counters.doomed_bytes = counters.doomed_bytes.saturating_sub(bytes);
+        tx.effect(Effect::Destroyed(ino));
     }
     Ok(MetaReply::Done)
 }
 
 /// The sessions of clients that are gone end: the objects were asked, or cut, while the inode stood at `change`.
-pub fn settled(tx: &mut Tx<'_>, ino: Ino, (size, components): (u64, u64), change: u64) -> Answer {
+pub fn settled(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    (size, components): (u64, u64),
+    change: u64,
+    stored: &[(u32, u64)],
+) -> Answer {
     let sessions = tx.sessions(ino);
     let gone: SmallVec<[(u64, Session); 2]> =
         sessions.iter().copied().filter(|(client, _)| is_gone(tx, *client)).collect();
@@ -33,6 +53,13 @@ pub fn settled(tx: &mut Tx<'_>, ino: Ino, (size, components): (u64, u64), change
     };
     if inode.change != change {
         return Err(MetaFault::Unavailable.into());
+    }
+    write::check_stored(&inode, stored)?;
+    if gone.len() == sessions.len() {
+        // Nobody has written since, and all components were asked.
+        let mut found = StoredBytes::default();
+        found.take(stored, false);
+        inode.stored = Some(found);
     }
     let recorded = (inode.size, inode.components);
     if !sessions.iter().any(|(_, session)| session.cut.is_some()) {
@@ -45,7 +72,7 @@ pub fn settled(tx: &mut Tx<'_>, ino: Ino, (size, components): (u64, u64), change
     }
     touch_inode(tx, &mut inode);
     for (client, _) in gone {
-        tx.put_session(ino, client, None);
+        tx.end_settled(ino, client);
     }
     write::settle_row(tx, ino, &mut inode);
     Ok(MetaReply::Done)

@@ -8,7 +8,7 @@ pub mod rename;
 pub mod write;
 pub mod xattrs;
 
-use crate::row::{Body, Inode};
+use crate::row::{Body, Charge, Inode};
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
 use levada_base::planted;
@@ -60,15 +60,17 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Open { ino, mode } => write::open(tx, *ino, *mode),
         R::Close { ino } => write::close(tx, *ino),
         R::BeginWrite { ino } => write::begin(tx, *ino),
-        R::CommitWrite { ino, size, mtime, components, end } => {
-            write::commit(tx, *ino, *size, *mtime, *components, *end)
+        R::CommitWrite { ino, size, mtime, components, end, stored } => {
+            let written = write::Written { size: *size, mtime: *mtime, components: *components };
+            write::commit(tx, *ino, &written, *end, stored)
         }
         R::Several { requests } => several(tx, requests),
-        R::Truncated { ino, size } => write::truncated(tx, *ino, *size),
+        R::Truncated { ino, size, stored } => write::truncated(tx, *ino, *size, stored),
         R::Space => Ok(chores::space(tx)),
+        R::Grant { ino, need, want } => write::grant(tx, *ino, *need, *want),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
-        R::Settled { ino, size, components, change } => {
-            chores::settled(tx, *ino, (*size, *components), *change)
+        R::Settled { ino, size, components, change, stored } => {
+            chores::settled(tx, *ino, (*size, *components), *change, stored)
         }
         R::GetXattr { ino, name } => xattrs::get(tx, *ino, name),
         R::ListXattrs { ino } => xattrs::list(tx, *ino),
@@ -85,6 +87,7 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         | R::Reclaim { .. }
         | R::ReadDir { .. }
         | R::Sync
+        | R::SpaceNow
         | R::Chores { .. }
         | R::Leave
         | R::Bury { .. } => {
@@ -118,6 +121,33 @@ fn check_name(name: &[u8]) -> Result<(), MetaFault> {
     let special = name.is_empty() || name == b"." || name == b"..";
     if special || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
         return Err(MetaFault::Invalid);
+    }
+    Ok(())
+}
+
+/// Refuses an inode to whom it would belong from now on, where he may have no more. `before` is how it was.
+fn admit(tx: &Tx<'_>, before: Option<&Inode>, inode: &Inode) -> Result<(), MetaFault> {
+    let Some(charge) = Charge::of(inode) else { return Ok(()) };
+    let had = before.and_then(Charge::of).map(|charge| charge.subjects()).unwrap_or_default();
+    let accounts = &tx.table.accounts;
+    for subject in charge.subjects().into_iter().filter(|subject| !had.contains(subject)) {
+        let has_room = accounts.has_inode_for(subject, tx.used(subject), tx.now);
+        let bytes = charge.usage().bytes;
+        let bytes_fit =
+            bytes == 0 || accounts.bytes_left(subject, tx.now).is_none_or(|left| bytes <= left);
+        if !has_room || !bytes_fit {
+            return Err(MetaFault::Quota);
+        }
+    }
+    Ok(())
+}
+
+/// A directory of a project, or tenant, takes nothing that belongs to another one.
+fn refuse_foreign(directory: &Inode, inode: &Inode) -> Result<(), MetaFault> {
+    let is_foreign = |of: u32, other: u32| of != 0 && of != other;
+    let project = is_foreign(directory.project, inode.project);
+    if project || is_foreign(directory.tenant, inode.tenant) {
+        return Err(MetaFault::OtherProject);
     }
     Ok(())
 }

@@ -2,9 +2,10 @@
 
 use super::{
     Answer, LINKS_MAX, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, S_ISGID, S_ISVTX, TARGET_BYTES_MAX,
-    check_name, count_entry, is_empty, target_of, touch_directory, touch_inode, uncount_entry,
-    write, xattrs,
+    admit, check_name, count_entry, is_empty, refuse_foreign, target_of, touch_directory,
+    touch_inode, uncount_entry, write, xattrs,
 };
+use crate::clients::DELETIONS_STUCK;
 use crate::key;
 use crate::row::{Body, Inode, NameRow, OrphanRow, Session};
 use crate::table::Effect;
@@ -55,6 +56,7 @@ pub fn create(
     }
     let ino = new_number(tx)?;
     let inode = new_inode(tx, ino, parent, &directory, made)?;
+    admit(tx, None, &inode)?;
     let kind = inode.kind();
     if kind == Kind::Directory {
         if directory.nlink >= LINKS_MAX {
@@ -75,6 +77,7 @@ pub fn create_unnamed(tx: &mut Tx<'_>, parent: Ino, made: &Made<'_>, may_link: b
     let directory = tx.directory(parent)?;
     let ino = new_number(tx)?;
     let inode = Inode { nlink: 0, ..new_inode(tx, ino, parent, &directory, made)? };
+    admit(tx, None, &inode)?;
     tx.put_orphan(ino, Some(OrphanRow { may_get_name: may_link }));
     Ok(put_new(tx, ino, &inode, made))
 }
@@ -82,7 +85,10 @@ pub fn create_unnamed(tx: &mut Tx<'_>, parent: Ino, made: &Made<'_>, may_link: b
 /// Counts an inode more.
 fn new_number(tx: &mut Tx<'_>) -> Result<Ino, MetaFault> {
     if tx.counters.inodes >= tx.env.superblock.inodes_max {
-        return Err(MetaFault::Full);
+        // Those of deleted files are counted as free already, and come soon; unless a target is silent.
+        let comes = tx.counters.doomed_inodes > 0
+            && tx.table.deletions.progress.elapsed() < DELETIONS_STUCK;
+        return Err(if comes { MetaFault::Unavailable } else { MetaFault::Full });
     }
     let ino = Ino(tx.counters.next_ino);
     tx.counters.next_ino += 1;
@@ -212,6 +218,7 @@ pub fn link(tx: &mut Tx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer {
     if inode.nlink >= LINKS_MAX {
         return Err(MetaFault::TooManyLinks.into());
     }
+    refuse_foreign(&directory, &inode)?;
     inode.nlink += 1;
     touch_inode(tx, &mut inode);
     let cookie = count_entry(&mut directory);

@@ -2,8 +2,8 @@
 
 use super::names::{check_sticky, lose_name};
 use super::{
-    Answer, LINKS_MAX, check_name, count_entry, is_empty, target_of, touch_directory, touch_inode,
-    uncount_entry,
+    Answer, LINKS_MAX, check_name, count_entry, is_empty, refuse_foreign, target_of,
+    touch_directory, touch_inode, uncount_entry,
 };
 use crate::key;
 use crate::row::{Inode, NameRow};
@@ -61,14 +61,26 @@ pub fn rename(
             if target.kind == Kind::Directory {
                 refuse_own_subtree(tx, target.ino, from.0)?;
             }
+            if from.0 != to.0 {
+                refuse_foreign(&to_directory, &moved)?;
+                refuse_foreign(&from_directory, &other)?;
+            }
             exchange(tx, (from, source, moved), (to, target, other))
         }
         (Some(target), _) => {
             let other = target_of(tx, target.ino)?;
             check_sticky(caller, &to_directory, &other)?;
+            if from.0 != to.0 {
+                refuse_foreign(&to_directory, &moved)?;
+            }
             replace(tx, (from, source, moved), (to, target, other))
         }
-        (None, _) => move_name(tx, (from, source, moved), to),
+        (None, _) => {
+            if from.0 != to.0 {
+                refuse_foreign(&to_directory, &moved)?;
+            }
+            move_name(tx, (from, source, moved), to)
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::attrs::clear_set_id;
 use super::{Answer, touch_inode, xattrs};
-use crate::row::{Inode, Session};
+use crate::row::{Body, Charge, Inode, Session};
 use crate::table::Effect;
 use crate::tx::{Stop, Tx};
 use levada_base::ids::Ino;
@@ -15,6 +15,8 @@ use levada_wire::meta::{MetaFault, MetaReply, OpenMode};
 
 /// Clocks of two machines that somebody looks after are not so far apart, nor is the commit from its writes.
 const CLOCKS_APART_MAX_NS: u64 = 60_000_000_000;
+/// Of what is left one client gets so much at most.
+const GRANT_SHARE: u64 = 8;
 /// The largest file (off_t).
 const SIZE_MAX: u64 = i64::MAX as u64;
 
@@ -121,11 +123,47 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
     Ok(())
 }
 
-pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64) -> Answer {
+/// Refuses what no client of a sound mind says of the objects of a file.
+pub(super) fn check_stored(inode: &Inode, stored: &[(u32, u64)]) -> Result<(), MetaFault> {
+    let Body::File(layout) = &inode.body else { return Err(MetaFault::Invalid) };
+    let count = layout.targets.len();
+    let is_sound =
+        |(component, bytes): &(u32, u64)| (*component as usize) < count && *bytes <= SIZE_MAX;
+    if stored.len() <= count && stored.iter().all(is_sound) {
+        Ok(())
+    } else {
+        Err(MetaFault::Invalid)
+    }
+}
+
+/// Takes over what the asking client says that the objects hold. Beside others it may have asked before they wrote more.
+fn take_stored(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    inode: &mut Inode,
+    held: Option<Session>,
+    told: &[(u32, u64)],
+) {
+    let Some(stored) = inode.stored.as_mut().filter(|_| !told.is_empty()) else { return };
+    let is_alone = held.is_some_and(|session| !session.crowd);
+    let before = stored.total();
+    stored.take(told, !is_alone);
+    // It counts as used from now on.
+    let spent = stored.total().saturating_sub(before);
+    tx.effect(Effect::Spent(ino, spent));
+    if held.is_none() {
+        // Nobody asks again what was written under a number that is lost.
+        tx.ask_objects(ino);
+    }
+}
+
+pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64, stored: &[(u32, u64)]) -> Answer {
     let Some(mut session) = tx.session(ino).filter(|session| session.cut == Some(size)) else {
         return Ok(MetaReply::Done);
     };
     let mut inode = tx.live(ino)?;
+    check_stored(&inode, stored)?;
+    take_stored(tx, ino, &mut inode, Some(session), stored);
     session.cut = None;
     tx.put_session(ino, tx.client, Some(session));
     settle_row(tx, ino, &mut inode);
@@ -139,18 +177,56 @@ fn dated(written: Time, now: Time) -> Time {
     if written.0.abs_diff(now.0) > CLOCKS_APART_MAX_NS { now } else { written }
 }
 
+/// Lets the asking client's session add some bytes to what its file's owners use.
+pub fn grant(tx: &mut Tx<'_>, ino: Ino, need: u64, want: u64) -> Answer {
+    let inode = file(tx, ino)?;
+    if tx.session(ino).is_none_or(|session| !session.writing) {
+        return Err(MetaFault::Invalid.into());
+    }
+    let Some(charge) = Charge::of(&inode) else {
+        return Ok(MetaReply::Granted { bytes: u64::MAX });
+    };
+    let accounts = &tx.table.accounts;
+    let (mut left, mut unreserved): (Option<u64>, Option<u64>) = (None, None);
+    let subjects = charge.subjects();
+    for subject in &subjects {
+        let Some(room) = accounts.bytes_left(*subject, tx.now) else { continue };
+        let reserved = accounts.grants.reserved_by_others(*subject, (ino, tx.client));
+        left = Some(left.unwrap_or(u64::MAX).min(room.saturating_sub(reserved)));
+        unreserved = Some(unreserved.unwrap_or(u64::MAX).min(room));
+    }
+    let (Some(left), Some(unreserved)) = (left, unreserved) else {
+        return Ok(MetaReply::Granted { bytes: u64::MAX });
+    };
+    if unreserved < need {
+        return Err(MetaFault::Quota.into());
+    }
+    // Others want some, too.
+    let bytes = if left < need { 0 } else { want.min(left / GRANT_SHARE).max(need) };
+    tx.effect(Effect::Granted(ino, charge, bytes));
+    Ok(MetaReply::Granted { bytes })
+}
+
+/// What a client has written.
+pub struct Written {
+    pub size: u64,
+    pub mtime: Option<Time>,
+    pub components: u64,
+}
+
 pub fn commit(
     tx: &mut Tx<'_>,
     ino: Ino,
-    size: u64,
-    mtime: Option<Time>,
-    components: u64,
+    written: &Written,
     end: bool,
+    stored: &[(u32, u64)],
 ) -> Answer {
+    let Written { size, mtime, components } = *written;
     let mut inode = file(tx, ino)?;
     if size > SIZE_MAX {
         return Err(MetaFault::Invalid.into());
     }
+    check_stored(&inode, stored)?;
     // Who is told that his bytes are durable must not lose them to a truncation that began before.
     refuse_foreign_cut(tx, ino)?;
     let held = tx.session(ino);
@@ -171,6 +247,7 @@ pub fn commit(
         inode.mtime = mtime;
         inode.ctime = inode.ctime.max(dated(mtime, tx.now));
     }
+    take_stored(tx, ino, &mut inode, held, stored);
     let before = session;
     if overtaken {
         session = Session { writing: true, overtaken: false, ..session };

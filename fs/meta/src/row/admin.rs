@@ -28,6 +28,9 @@ pub struct Counters {
     pub next_client: u64,
     /// Inodes that exist, those still to be destroyed included.
     pub inodes: u64,
+    /// Those to be destroyed, and what their objects hold, as far as that was told.
+    pub doomed_inodes: u64,
+    pub doomed_bytes: u64,
 }
 
 /// The value of `M|2`: a client may have been told what is not durable (`tail`).
@@ -69,8 +72,18 @@ pub struct Session {
     pub shared: bool,
     /// And no commit of this client has been answered since: one under way may bring a size from before.
     pub overtaken: bool,
+    /// Others had sessions at the same time: what each says of stored bytes may be from before what the other wrote, so
+    /// the objects are asked in the end. Of client 0: they are to be asked.
+    pub crowd: bool,
     /// The objects are still to be cut to this size.
     pub cut: Option<u64>,
+}
+
+/// The value of `X|ino`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoomedRow {
+    /// What the objects held when the inode was released.
+    pub bytes: u64,
 }
 
 impl Superblock {
@@ -107,20 +120,28 @@ impl Superblock {
 }
 
 impl Counters {
-    pub fn encode(&self) -> [u8; 25] {
-        let mut row = [VERSION; 25];
-        row[1..9].copy_from_slice(&self.next_ino.to_le_bytes());
-        row[9..17].copy_from_slice(&self.next_client.to_le_bytes());
-        row[17..].copy_from_slice(&self.inodes.to_le_bytes());
+    pub fn encode(&self) -> [u8; 41] {
+        let Self { next_ino, next_client, inodes, doomed_inodes, doomed_bytes } = *self;
+        let mut row = [VERSION; 41];
+        let fields = [next_ino, next_client, inodes, doomed_inodes, doomed_bytes];
+        for (place, field) in row[1..].as_chunks_mut::<8>().0.iter_mut().zip(fields) {
+            *place = field.to_le_bytes();
+        }
         row
+    }
+
+    /// False of a row from before deleted inodes were counted.
+    pub fn has_doomed(row: &[u8]) -> bool {
+        row.len() > 25
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut fields = Fields::new("counters", bytes)?;
-        let row =
-            Self { next_ino: fields.u64()?, next_client: fields.u64()?, inodes: fields.u64()? };
+        let (next_ino, next_client, inodes) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let (doomed_inodes, doomed_bytes) =
+            if Self::has_doomed(bytes) { (fields.u64()?, fields.u64()?) } else { (0, 0) };
         fields.end()?;
-        Ok(row)
+        Ok(Self { next_ino, next_client, inodes, doomed_inodes, doomed_bytes })
     }
 }
 
@@ -186,6 +207,7 @@ const WRITING: u8 = 1;
 const CUT: u8 = 2;
 const SHARED: u8 = 4;
 const OVERTAKEN: u8 = 8;
+const CROWD: u8 = 32;
 
 impl Session {
     pub fn encode(&self) -> [u8; 10] {
@@ -193,7 +215,8 @@ impl Session {
         row[1] = u8::from(self.writing) * WRITING
             + u8::from(self.cut.is_some()) * CUT
             + u8::from(self.shared) * SHARED
-            + u8::from(self.overtaken) * OVERTAKEN;
+            + u8::from(self.overtaken) * OVERTAKEN
+            + u8::from(self.crowd) * CROWD;
         row[2..].copy_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
         row
     }
@@ -203,13 +226,14 @@ impl Session {
         let flags = fields.u8()?;
         let cut = fields.u64()?;
         fields.end()?;
-        if flags & !(WRITING | CUT | SHARED | OVERTAKEN) != 0 {
+        if flags & !(WRITING | CUT | SHARED | OVERTAKEN | CROWD) != 0 {
             return Err(fields.damaged());
         }
         Ok(Self {
             writing: flags & WRITING != 0,
             shared: flags & SHARED != 0,
             overtaken: flags & OVERTAKEN != 0,
+            crowd: flags & CROWD != 0,
             cut: (flags & CUT != 0).then_some(cut),
         })
     }
@@ -239,7 +263,25 @@ impl OrphanRow {
     }
 }
 
-/// The value of `X|ino`: nothing but the version.
+const DOOMED_VERSION: u8 = 2;
+
+impl DoomedRow {
+    pub fn encode(&self) -> [u8; 9] {
+        let mut row = [DOOMED_VERSION; 9];
+        row[1..].copy_from_slice(&self.bytes.to_le_bytes());
+        row
+    }
+
+    /// Version 1 is a [`MARK`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
+        let (mut fields, version) = Fields::upto("destroy", DOOMED_VERSION, bytes)?;
+        let bytes = if version == 1 { 0 } else { fields.u64()? };
+        fields.end()?;
+        Ok(Self { bytes })
+    }
+}
+
+/// The value of `X|ino` of inodes that nobody knows: nothing but the version.
 pub const MARK: &[u8] = &[VERSION];
 
 /// The first inode number of a metadata target, after the root.
@@ -260,6 +302,22 @@ mod tests {
         for bad in [&[][..], &[2], &[1, 0], &[1, 2], &[1, 1, 1]] {
             assert!(OrphanRow::decode(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn counters_and_doomed_inodes_of_before_hold_no_bytes() {
+        let old: Vec<u8> = [&[1][..], &[7_u64, 8, 9].map(u64::to_le_bytes).concat()].concat();
+        let (doomed_inodes, doomed_bytes) = (0, 0);
+        let row = Counters { next_ino: 7, next_client: 8, inodes: 9, doomed_inodes, doomed_bytes };
+        assert_eq!(Counters::decode(&old), Ok(row));
+        let row = Counters { doomed_inodes: 3, doomed_bytes: 4, ..row };
+        assert_eq!((row.encode().len(), Counters::decode(&row.encode())), (41, Ok(row)));
+        assert!(Counters::decode(&row.encode()[..33]).is_err());
+        assert_eq!(DoomedRow::decode(MARK), Ok(DoomedRow { bytes: 0 }));
+        let row = DoomedRow { bytes: u64::MAX };
+        assert_eq!(DoomedRow::decode(&row.encode()), Ok(row));
+        assert!(DoomedRow::decode(&row.encode()[..8]).is_err());
+        assert!(DoomedRow::decode(&[3]).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ const SECTION_SYMLINK: u8 = 3;
 const SECTION_XATTRS: u8 = 4;
 const SECTION_ACCESS_ACL: u8 = 5;
 const SECTION_DEFAULT_ACL: u8 = 6;
+pub(super) const SECTION_STORED: u8 = 16;
 
 /// What only one kind of inode has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +58,48 @@ pub struct Inode {
     pub access_acl: Option<Acl>,
     /// Directories only.
     pub default_acl: Option<Acl>,
+    /// Bytes that its objects hold, by component. Who has this counts as used; none: of a file system from before that
+    /// was noted, or to be destroyed.
+    pub stored: Option<StoredBytes>,
     /// Sections that this version does not know, encoded.
     pub other: Vec<u8>,
+}
+
+/// Bytes by component; those behind the last have none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredBytes(Vec<u64>);
+
+impl StoredBytes {
+    pub fn total(&self) -> u64 {
+        self.0.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Takes over what is told of these components; with `at_least` only what is more than was known.
+    pub fn take(&mut self, told: &[(u32, u64)], at_least: bool) {
+        for (component, bytes) in told {
+            let at = *component as usize;
+            if self.0.len() <= at {
+                self.0.resize(at + 1, 0);
+            }
+            self.0[at] = if at_least { self.0[at].max(*bytes) } else { *bytes };
+        }
+        let used = self.0.iter().rposition(|bytes| *bytes > 0).map_or(0, |last| last + 1);
+        self.0.truncate(used);
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|bytes| bytes.to_le_bytes()).collect()
+    }
+
+    fn decode(content: &[u8]) -> Result<Self, Damaged> {
+        let (words, rest) = content.as_chunks::<8>();
+        // More than there can be components, or a zero that is left off.
+        let last_is_zero = words.last().is_some_and(|word| *word == [0; 8]);
+        if !rest.is_empty() || words.len() > 64 || last_is_zero {
+            return Err(Damaged { what: "stored bytes" });
+        }
+        Ok(Self(words.iter().map(|word| u64::from_le_bytes(*word)).collect()))
+    }
 }
 
 impl Inode {
@@ -85,6 +126,7 @@ impl Inode {
             xattrs: BTreeSet::new(),
             access_acl: None,
             default_acl: None,
+            stored: Some(StoredBytes::default()),
             other: Vec::new(),
         }
     }
@@ -148,6 +190,10 @@ impl Inode {
             section(&mut row, tag, entries.len());
             row.extend_from_slice(&entries);
         }
+        if let Some(bytes) = self.stored.as_ref().map(StoredBytes::encode) {
+            section(&mut row, SECTION_STORED, bytes.len());
+            row.extend_from_slice(&bytes);
+        }
         row.extend_from_slice(&self.other);
         row
     }
@@ -184,6 +230,7 @@ impl Inode {
             xattrs: BTreeSet::new(),
             access_acl: None,
             default_acl: None,
+            stored: None,
             other: Vec::new(),
         };
         let decode_acl = |content| match Acl::decode(content) {
@@ -203,6 +250,7 @@ impl Inode {
                 SECTION_XATTRS => inode.xattrs = decode_xattrs(content)?,
                 SECTION_ACCESS_ACL => inode.access_acl = decode_acl(content)?,
                 SECTION_DEFAULT_ACL => inode.default_acl = decode_acl(content)?,
+                SECTION_STORED => inode.stored = Some(StoredBytes::decode(content)?),
                 _ => inode.other.extend_from_slice(&start[..start.len() - fields.rest.len()]),
             }
         }
@@ -283,6 +331,7 @@ fn decode_xattrs(content: &[u8]) -> Result<BTreeSet<Vec<u8>>, Damaged> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row::Charge;
     use proptest::prelude::*;
 
     fn body() -> impl Strategy<Value = Body> {
@@ -310,6 +359,7 @@ mod tests {
     #[test]
     fn attributes_are_sections_behind_the_body() {
         let mut inode = Inode::new(1, 0o010_640, 1, Time(0), Ino(1), Body::Special);
+        inode.stored = None;
         let bare = inode.encode();
         assert_eq!((bare.len(), inode.attr(Ino(2)).extended), (104, false));
         inode.xattrs = [b"user.b".to_vec(), b"user.a".to_vec()].into();
@@ -324,6 +374,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn stored_bytes_are_a_section_without_trailing_zeroes() {
+        let mut inode = Inode::new(1, 0o010_640, 1, Time(0), Ino(1), Body::Special);
+        assert_eq!(inode.encode()[104..], [16, 0, 0, 0]);
+        let mut stored = StoredBytes::default();
+        stored.take(&[(1, 5), (2, 9)], false);
+        stored.take(&[(1, 4), (2, 0)], false);
+        inode.stored = Some(stored.clone());
+        let section = [&[16, 0, 16, 0][..], &[0; 8], &[4, 0, 0, 0, 0, 0, 0, 0]].concat();
+        assert_eq!(inode.encode()[104..], section);
+        stored.take(&[(0, 7), (1, 3)], true);
+        assert_eq!((stored.total(), stored.0), (11, vec![7, 4]));
+        let bare = inode.encode()[..104].to_vec();
+        for bad in [&[16, 0, 1, 0, 1][..], &[16, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
+            assert!(Inode::decode(&[&bare[..], bad].concat()).is_err(), "{bad:?}");
+        }
+        // As it was before there were any.
+        assert_eq!(Inode::decode(&bare).expect("sound").stored, None);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -331,6 +401,7 @@ mod tests {
         fn an_inode_reads_back(body in body(), numbers in any::<[u64; 6]>(), times in any::<[i64; 4]>(),
                                small in any::<[u32; 7]>(), acls in any::<(bool, bool)>(),
                                xattrs in prop::collection::btree_set(prop::collection::vec(1..=255u8, 1..9), 0..4),
+                               stored in prop::option::of(prop::collection::vec((0..64u32, any::<u64>()), 0..9)),
                                other in prop::option::of(any::<[u8; 3]>())) {
             let inode = Inode {
                 generation: numbers[0], size: numbers[1], change: numbers[2],
@@ -342,8 +413,14 @@ mod tests {
                 xattrs,
                 access_acl: acls.0.then(acl),
                 default_acl: acls.1.then(acl),
+                stored: stored.map(|told| {
+                    let mut stored = StoredBytes::default();
+                    stored.take(&told, false);
+                    stored
+                }),
                 other: other.map_or(Vec::new(), |bytes| [&[200, 0, 3, 0], &bytes[..]].concat()),
             };
+            prop_assert_eq!(Charge::of_row(&inode.encode()), Charge::of(&inode));
             prop_assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
 

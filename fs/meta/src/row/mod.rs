@@ -6,13 +6,16 @@
 mod admin;
 mod entry;
 mod inode;
+mod usage;
 mod xattr;
 
 pub use admin::{
-    ClientRow, Counters, MARK, OrphanRow, ReplyRow, Session, Superblock, TailRow, first_ino,
+    ClientRow, Counters, DoomedRow, MARK, OrphanRow, ReplyRow, Session, Superblock, TailRow,
+    first_ino,
 };
 pub use entry::{EntryRow, NameRow};
-pub use inode::{Body, Inode};
+pub use inode::{Body, Inode, StoredBytes};
+pub use usage::{Charge, Limit, QuotaRow, Subject, SubjectKind, Usage};
 pub use xattr::XattrRow;
 
 /// A row's bytes are not what the version byte promises.

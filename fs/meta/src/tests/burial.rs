@@ -103,7 +103,7 @@ fn who_died_within_a_truncation_is_left_to_the_lease() {
         let cut = attr_of(dead.change(MetaRequest::SetAttr { caller: ROOT, ino, change }).await);
         assert!(cut.expect("begun").cut);
         assert_eq!(heir.read(bury(&dead)).await, REFUSED);
-        let truncated = MetaRequest::Truncated { ino, size: 0 };
+        let truncated = MetaRequest::Truncated { ino, size: 0, stored: Vec::new() };
         assert_eq!(dead.change(truncated).await, MetaReply::Done);
         assert_eq!(heir.read(bury(&dead)).await, MetaReply::Done);
         world.stop();

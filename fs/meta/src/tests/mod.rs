@@ -3,6 +3,7 @@
 mod burial;
 mod locks;
 mod model;
+mod quotas;
 mod random;
 mod reclaim;
 mod repeats;

@@ -3,7 +3,7 @@
 use super::acl;
 use levada_base::ids::Ino;
 use levada_wire::attr::{Attr, Kind};
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode};
+use levada_wire::meta::{Caller, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode};
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,13 @@ pub struct Node {
     pub nlink: u32,
     /// It has had no name yet, and `Link` gives it one.
     pub may_get_name: bool,
+    pub uid: u32,
+    pub gid: u32,
     pub size: u64,
     pub parent: u64,
     pub components: u64,
+    /// Bytes by component, as far as the service can know.
+    pub stored: BTreeMap<u32, u64>,
     pub names: BTreeMap<Vec<u8>, u64>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub access: Option<List>,
@@ -31,6 +35,7 @@ pub struct Session {
     pub writing: bool,
     pub cut: Option<u64>,
     pub overtaken: bool,
+    pub crowd: bool,
 }
 
 /// What of a reply can be told beforehand.
@@ -136,9 +141,12 @@ impl Model {
             mode: 0o755,
             nlink: 2,
             may_get_name: false,
+            uid: 0,
+            gid: 0,
             size: 0,
             parent: 1,
             components: 0,
+            stored: BTreeMap::new(),
             names: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             access: None,
@@ -232,7 +240,7 @@ impl Model {
 
     fn held(&self, ino: u64) -> bool {
         self.opens.keys().any(|(_, of)| *of == ino)
-            || !self.sessions_of(ino).is_empty()
+            || self.sessions_of(ino).iter().any(|(client, _)| *client != 0)
             || self.implied.contains(&Ino(ino))
     }
 
@@ -242,12 +250,32 @@ impl Model {
         if node.nlink > 0 || self.held(ino) || self.destroy.contains(&ino) {
             return;
         }
-        if node.components == 0 {
+        let untouched = node.components == 0 && self.sessions_of(ino).is_empty();
+        self.sessions.remove(&(ino, 0));
+        if untouched {
             self.nodes.remove(&ino);
         } else {
             self.node(ino).components = u64::MAX;
             self.destroy.insert(ino);
         }
+    }
+
+    /// What users and groups use: inodes and bytes.
+    pub fn usage(&self) -> BTreeMap<(char, u32), (u64, u64)> {
+        let mut used: BTreeMap<(char, u32), (u64, u64)> = BTreeMap::new();
+        for node in self.nodes.iter().filter(|(ino, _)| !self.destroy.contains(ino)).map(|(_, n)| n)
+        {
+            for subject in [('u', node.uid), ('g', node.gid)] {
+                let sum = used.entry(subject).or_default();
+                *sum = (sum.0 + 1, sum.1 + node.stored.values().sum::<u64>());
+            }
+        }
+        used
+    }
+
+    /// What the objects of files to be destroyed hold.
+    pub fn doomed_bytes(&self) -> u64 {
+        self.destroy.iter().map(|ino| self.nodes[ino].stored.values().sum::<u64>()).sum()
     }
 
     /// One open less, if there is one.
@@ -314,7 +342,7 @@ impl Model {
             for ((of, other), session) in &mut self.sessions {
                 session.overtaken |= *of == ino && *other != client;
             }
-            self.sessions.insert((ino, client), Session { cut: Some(size), ..mine });
+            self.end_session(ino, client, Session { cut: Some(size), ..mine });
         }
         Ok(())
     }
@@ -346,11 +374,36 @@ impl Model {
         Ok(if cut { self.view_to_cut(client, ino.0) } else { self.view(ino.0) })
     }
 
+    /// Sets or ends a session; several at once are a crowd.
     fn end_session(&mut self, ino: u64, client: u64, session: Session) {
-        if session == Session::default() {
-            self.sessions.remove(&(ino, client));
-        } else {
-            self.sessions.insert((ino, client), session);
+        let before = self.sessions.remove(&(ino, client));
+        let is_alone = self.sessions_of(ino).is_empty();
+        if (Session { crowd: false, ..session }) == Session::default() {
+            let was_crowd = session.crowd || before.is_some_and(|before| before.crowd);
+            if is_alone && was_crowd {
+                self.ask_objects(ino);
+            }
+            return;
+        }
+        self.sessions.insert((ino, client), session);
+        if !is_alone {
+            let all = self.sessions.range_mut((ino, 0)..=(ino, u64::MAX));
+            all.for_each(|(_, session)| session.crowd = true);
+        }
+    }
+
+    fn ask_objects(&mut self, ino: u64) {
+        self.sessions.insert((ino, 0), Session { crowd: true, ..Session::default() });
+    }
+
+    fn take_stored(&mut self, ino: u64, held: Option<Session>, told: &[(u32, u64)]) {
+        let is_alone = held.is_some_and(|held| !held.crowd);
+        for (component, bytes) in told {
+            let stored = self.node(ino).stored.entry(*component).or_default();
+            *stored = if is_alone { *bytes } else { (*stored).max(*bytes) };
+        }
+        if held.is_none() && !told.is_empty() {
+            self.ask_objects(ino);
         }
     }
 
@@ -372,6 +425,12 @@ impl Model {
                     self.set_size(client, ino.0, size)?;
                     return Ok(Outcome::Attr(self.view_to_cut(client, ino.0)));
                 }
+                if change.uid.is_some() || change.gid.is_some() {
+                    let node = self.node(ino.0);
+                    node.uid = change.uid.unwrap_or(node.uid);
+                    node.gid = change.gid.unwrap_or(node.gid);
+                    node.xattrs.remove(CAPABILITY);
+                }
                 if let Some(mode) = change.mode {
                     let node = self.node(ino.0);
                     node.mode = mode;
@@ -379,7 +438,7 @@ impl Model {
                 }
                 Ok(Outcome::Attr(self.view(ino.0)))
             }
-            R::Create { parent, name, mode, new, exclusive, .. } => {
+            R::Create { caller, parent, name, mode, new, exclusive } => {
                 if let Some(found) = self.named(*parent, name)? {
                     let NewInode::File { open } = new else {
                         return Err(MetaFault::Exists);
@@ -393,12 +452,12 @@ impl Model {
                         _ => Ok(Outcome::Entry(self.view(found), false)),
                     };
                 }
-                Ok(self.make(client, parent.0, Some(name), *mode, new))
+                Ok(self.make(client, parent.0, Some(name), *mode, new, *caller))
             }
-            R::CreateUnnamed { parent, mode, open, may_link, .. } => {
+            R::CreateUnnamed { caller, parent, mode, open, may_link, .. } => {
                 self.directory(*parent)?;
                 let ino = self.next_ino;
-                let made = self.make(client, parent.0, None, *mode, &file(*open));
+                let made = self.make(client, parent.0, None, *mode, &file(*open), *caller);
                 self.node(ino).may_get_name = *may_link;
                 Ok(made)
             }
@@ -455,16 +514,18 @@ impl Model {
             R::BeginWrite { ino } => {
                 self.file(*ino)?;
                 self.refuse_foreign_cut(client, ino.0)?;
-                let session = self.sessions.entry((ino.0, client)).or_default();
-                if !std::mem::replace(&mut session.writing, true) {
+                let session = self.sessions.get(&(ino.0, client)).copied().unwrap_or_default();
+                if !session.writing {
                     self.node(ino.0).xattrs.remove(CAPABILITY);
+                    self.end_session(ino.0, client, Session { writing: true, ..session });
                 }
                 Ok(Outcome::Attr(self.view(ino.0)))
             }
-            R::CommitWrite { ino, size, components, end, .. } => {
+            R::CommitWrite { ino, size, components, end, stored, .. } => {
                 self.file(*ino)?;
                 self.refuse_foreign_cut(client, ino.0)?;
                 let held = self.sessions.get(&(ino.0, client)).copied();
+                self.take_stored(ino.0, held, stored);
                 let node = self.node(ino.0);
                 node.components |= components;
                 let overtaken = *size > node.size && held.is_none_or(|held| held.overtaken);
@@ -486,9 +547,10 @@ impl Model {
                 self.reap(ino.0);
                 Ok(Outcome::Attr(view))
             }
-            R::Truncated { ino, size } => {
+            R::Truncated { ino, size, stored } => {
                 let session = self.sessions.get(&(ino.0, client)).copied();
                 if let Some(session) = session.filter(|session| session.cut == Some(*size)) {
+                    self.take_stored(ino.0, Some(session), stored);
                     self.end_session(ino.0, client, Session { cut: None, ..session });
                     self.reap(ino.0);
                 }
@@ -548,6 +610,7 @@ impl Model {
         name: Option<&[u8]>,
         mode: NewMode,
         new: &NewInode,
+        caller: Caller,
     ) -> Outcome {
         let ino = self.next_ino;
         self.next_ino += 1;
@@ -567,9 +630,12 @@ impl Model {
             mode,
             nlink,
             may_get_name: false,
+            uid: caller.uid,
+            gid: caller.gid,
             size,
             parent,
             components,
+            stored: BTreeMap::new(),
             names,
             xattrs,
             access,

@@ -5,15 +5,17 @@
 
 use super::model::{Model, Outcome};
 use super::{ROOT, Tester, World, acl, simulated};
+use crate::accounts::Account;
 use crate::config::CallHeader;
+use crate::row::Subject;
 use crate::service::MetaService;
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::{planted, reactor};
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
 use levada_wire::meta::{
-    AttrChange, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr, Tail,
-    ToClient,
+    AttrChange, Caller, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode, SetXattr,
+    Stored, Tail, ToClient,
 };
 use levada_wire::rpc::ConnectionId;
 use levada_wire::xattr::{ACCESS_ACL, CAPABILITY, DEFAULT_ACL};
@@ -148,6 +150,7 @@ fn request(log: &Log) -> MetaRequest {
             };
             let exclusive = random(3) > 0;
             let mode = NewMode { bits: 0o660, umask: [0, 0o022, 0o077][random(3) as usize] };
+            let caller = Caller { uid: random(3) as u32, gid: random(3) as u32 };
             MetaRequest::Create { caller, parent: any(), name: name(), mode, new, exclusive }
         }
         5 => MetaRequest::Link { caller, ino: any(), parent: any(), name: name() },
@@ -163,6 +166,11 @@ fn request(log: &Log) -> MetaRequest {
         },
         12 => MetaRequest::Lookup { parent: any(), name: name() },
         13 => MetaRequest::GetAttr { ino: any() },
+        14 if random(2) == 0 => {
+            let id = || (random(2) == 0).then(|| random(3) as u32);
+            let change = AttrChange { uid: id(), gid: id(), ..Default::default() };
+            MetaRequest::SetAttr { caller, ino: any(), change }
+        }
         14 => {
             let change = AttrChange { mode: Some(0o600 + random(8) as u32), ..Default::default() };
             MetaRequest::SetAttr { caller, ino: any(), change }
@@ -204,8 +212,13 @@ fn request(log: &Log) -> MetaRequest {
             let may_link = random(4) > 0;
             MetaRequest::CreateUnnamed { caller, parent: any(), mode, open, may_link }
         }
-        _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000 },
+        _ => MetaRequest::Truncated { ino: any(), size: random(3) * 1000, stored: stored() },
     }
+}
+
+fn account(account: &Account) -> ((char, u32), (u64, u64)) {
+    let Subject { kind, id } = account.subject;
+    ((kind.tag().into(), id), (account.usage.inodes, account.usage.bytes))
 }
 
 fn acl_name() -> Vec<u8> {
@@ -223,7 +236,12 @@ fn commit(ino: Ino) -> MetaRequest {
         mtime: Some(Time(7)),
         components: random(4),
         end: random(2) == 0,
+        stored: stored(),
     }
+}
+
+fn stored() -> Stored {
+    (0..2).filter(|_| random(2) == 0).map(|component| (component, random(9000))).collect()
 }
 
 fn is_read(request: &MetaRequest) -> bool {
@@ -558,7 +576,11 @@ async fn world_with_cuts(cuts: u64) -> u64 {
         let other = CallHeader::reading(lanes[2].client.get());
         world.service().handle(other, MetaRequest::Space).await;
         assert!(!world.service().is_recovering() || planted!("meta-served-before-recovery"));
-        model.next_ino = world.service().table.borrow().counters.next_ino;
+        let counters = world.service().table.borrow().counters;
+        model.next_ino = counters.next_ino;
+        assert_eq!(counters.doomed_bytes, model.doomed_bytes());
+        let used: BTreeMap<_, _> = world.service().accounts().iter().map(account).collect();
+        assert_eq!(used, model.usage());
         world.assert_sound().await;
     }
     let done = log.done.get();

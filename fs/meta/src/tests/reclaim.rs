@@ -131,8 +131,14 @@ fn what_was_not_answered_before_a_restart_is_counted_once() {
         let t = Tester::new(&world, 1).await;
         let ino = t.file("old").await.ino;
         t.open(ino, false, false).await.expect("opens");
-        let commit =
-            MetaRequest::CommitWrite { ino, size: 10, mtime: None, components: 1, end: true };
+        let commit = MetaRequest::CommitWrite {
+            ino,
+            size: 10,
+            mtime: None,
+            components: 1,
+            end: true,
+            stored: vec![],
+        };
         let close = || MetaRequest::Close { ino };
         let new = NewInode::File { open: Some(mode(false)) };
         let unnamed = MetaRequest::CreateUnnamed {

@@ -125,6 +125,7 @@ fn an_open_file_outlives_its_name_and_a_crash() {
             mtime: Some(Time(5)),
             components: 1,
             end: true,
+            stored: vec![],
         };
         for ino in [kept, lost] {
             attr_of(t.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
@@ -165,6 +166,7 @@ fn writes_are_dated_by_who_made_them_unless_their_clock_is_wrong() {
             mtime,
             components: 1,
             end,
+            stored: vec![],
         };
         for since in [-100, -2, 3, 100] {
             let name = format!("{since}");
@@ -355,6 +357,7 @@ fn a_cut_counts_until_the_objects_follow() {
             mtime: Some(Time(9)),
             components: 3,
             end,
+            stored: vec![],
         };
         let attr = attr_of(t.change(commit(5000, false)).await).expect("committed");
         assert_eq!((attr.size, attr.writers, attr.components), (5000, true, 3));
@@ -365,7 +368,10 @@ fn a_cut_counts_until_the_objects_follow() {
         assert_eq!((attr.size, attr.writers), (10, false));
         let unavailable = MetaReply::Failed(MetaFault::Unavailable);
         assert_eq!(t.change(size(20)).await, unavailable);
-        assert_eq!(t.change(MetaRequest::Truncated { ino, size: 10 }).await, MetaReply::Done);
+        assert_eq!(
+            t.change(MetaRequest::Truncated { ino, size: 10, stored: vec![] }).await,
+            MetaReply::Done
+        );
         assert!(t.attr(ino).await.expect("there").writers);
         let attr = attr_of(t.change(commit(10, true)).await).expect("committed");
         assert_eq!((attr.size, attr.writers), (10, false));
@@ -437,7 +443,7 @@ fn a_silent_client_leaves_chores() {
         for (change, size, answer) in
             [(attr.change - 1, 999, unavailable), (attr.change, 777, MetaReply::Done)]
         {
-            let settled = MetaRequest::Settled { ino, size, components: 2, change };
+            let settled = MetaRequest::Settled { ino, size, components: 2, change, stored: vec![] };
             assert_eq!(t.change(settled).await, answer);
         }
         assert_eq!(t.change(MetaRequest::Destroyed { ino: gone }).await, MetaReply::Done);
@@ -702,6 +708,43 @@ fn a_full_store_lets_known_clients_come_back() {
         fill(&world, t.client.get(), 100_000).await;
         world.power_cut().await;
         t.register().await;
+        world.stop();
+    });
+}
+
+/// What is still to be destroyed counts as free, and who needs it waits; but not for a target that is away.
+#[test]
+fn inodes_of_deleted_files_are_free_at_once_and_waited_for() {
+    simulated(1, async {
+        let fs = FsConfig { inodes_max: 3, ..fs_config() };
+        let world = World::new(fs, serve_config(), 16 * levada_base::units::MIB).await;
+        let t = Tester::new(&world, 1).await;
+        for name in ["0", "1"] {
+            let ino = t.file(name).await.ino;
+            t.change(MetaRequest::BeginWrite { ino }).await;
+            let (size, mtime, components, end) = (9, None, 1, true);
+            let stored = vec![(0, 70), (1, 7)];
+            let commit = MetaRequest::CommitWrite { ino, size, mtime, components, end, stored };
+            attr_of(t.change(commit).await).expect("there");
+        }
+        assert_eq!(t.make(Ino::ROOT, "more", FILE).await, Err(MetaFault::Full));
+        t.unlink("0").await;
+        let space = |reply| match reply {
+            MetaReply::SpaceNow { inodes_free, doomed_bytes, deleting_bytes, .. } => {
+                (inodes_free, doomed_bytes, deleting_bytes)
+            }
+            reply => panic!("{reply:?}"),
+        };
+        assert_eq!(space(t.read(MetaRequest::SpaceNow).await), (1, 77, 0));
+        assert_eq!(t.make(Ino::ROOT, "more", FILE).await, Err(MetaFault::Unavailable));
+        let (destroy, _) = t.chores().await;
+        assert_eq!(space(t.read(MetaRequest::SpaceNow).await), (1, 0, 77));
+        levada_base::reactor::sleep(std::time::Duration::from_secs(6)).await;
+        assert_eq!(t.make(Ino::ROOT, "more", FILE).await, Err(MetaFault::Full));
+        t.change(MetaRequest::Destroyed { ino: destroy[0] }).await;
+        assert_eq!(space(t.read(MetaRequest::SpaceNow).await), (1, 0, 0));
+        t.make(Ino::ROOT, "more", FILE).await.expect("room again");
+        world.assert_sound().await;
         world.stop();
     });
 }

@@ -96,6 +96,7 @@ fn a_file_without_a_name_goes_with_its_last_close() {
             mtime: Some(Time(7)),
             components: 1,
             end: true,
+            stored: Vec::new(),
         };
         assert_eq!(attr_of(t.change(commit).await).expect("committed").size, 10);
         t.close(written).await;

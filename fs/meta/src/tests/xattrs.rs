@@ -133,7 +133,14 @@ fn attributes_go_with_their_inode() {
         let link = t.make(Ino::ROOT, "link", link).await.expect("made").ino;
         attr_of(t.change(MetaRequest::BeginWrite { ino: written }).await).expect("begun");
         let (size, mtime, end) = (10, Some(Time(5)), true);
-        let commit = MetaRequest::CommitWrite { ino: written, size, mtime, components: 1, end };
+        let commit = MetaRequest::CommitWrite {
+            ino: written,
+            size,
+            mtime,
+            components: 1,
+            end,
+            stored: vec![],
+        };
         attr_of(t.change(commit).await).expect("committed");
         for ino in [closed, open, written, directory, link] {
             assert_eq!(t.set(ino, b"trusted.a", b"1").await, MetaReply::Done);

@@ -3,7 +3,7 @@
 use super::super::{EntryFault, Finding, List, Paths};
 use super::{Planter, checked, found};
 use crate::key;
-use crate::row::{Counters, MARK, NameRow, ReplyRow, Session};
+use crate::row::{Counters, MARK, NameRow, ReplyRow, Session, Subject, SubjectKind, Usage};
 use levada_base::ids::Ino;
 use levada_wire::attr::Kind;
 use std::ops::Bound;
@@ -172,6 +172,11 @@ fn directories_in_the_wrong_place() {
         let mut counters = Counters::decode(&row).expect("sound");
         counters.inodes -= 1;
         p.set(key::COUNTERS, Some(&counters.encode()));
+        for kind in [SubjectKind::User, SubjectKind::Group] {
+            let key = key::usage(Subject { kind, id: 0 });
+            let used = Usage::decode(&p.get(&key).await.expect("there")).expect("sound");
+            p.set(&key, Some(&Usage { inodes: used.inodes - 1, ..used }.encode()));
+        }
     });
     let dangling = Finding::Dangling { parent: p.ann, name: b"deep".to_vec(), ino: p.deep };
     assert_eq!(findings, [Finding::NoDirectory(p.deep), dangling]);
@@ -191,6 +196,7 @@ fn lists_of_inodes_without_a_name() {
         Finding::Unlisted(p.orphan),
         Finding::ListedTwice(p.doomed),
         listed(Ino(999), List::Orphans, false),
+        Finding::Counter { what: "deleted inodes", says: 1, has: 2 },
     ];
     assert_eq!(findings, expected);
 }
@@ -242,16 +248,38 @@ fn sessions_that_make_no_sense() {
 #[test]
 fn counters_and_replies() {
     let (p, findings) = found(async |p: &Planter| {
-        let counters = Counters { next_ino: 3, next_client: 1, inodes: 99 };
+        let counters = Counters {
+            next_ino: 3,
+            next_client: 1,
+            inodes: 99,
+            doomed_inodes: 0,
+            doomed_bytes: 98,
+        };
         p.set(key::COUNTERS, Some(&counters.encode()));
         let reply = p.get(&key::reply(p.client, 0)).await.expect("there");
         p.set(&key::reply(77, 3), Some(&reply));
         p.set(&key::reply(p.client, 9), Some(&ReplyRow::encode(5, b"\xff\xff\xff")));
     });
     let sorts: Vec<_> = findings.iter().map(Finding::sort).collect();
-    assert_eq!(sorts, ["reply", "reply", "counter", "counter", "counter"]);
+    assert_eq!(sorts, ["reply", "reply", "counter", "counter", "counter", "counter", "counter"]);
     assert_eq!(findings[1], Finding::Reply { client: 77, slot: 3, is_sound: true });
     assert_eq!(findings[2].says_has(), Some((3, p.doomed.0 + 1)));
+}
+
+#[test]
+fn who_uses_what() {
+    let user = |id| Subject { kind: SubjectKind::User, id };
+    let (_, findings) = found(async |p: &Planter| {
+        p.set(&key::usage(user(5)), Some(&Usage { inodes: 0, bytes: 9 }.encode()));
+        p.set(&key::usage(Subject { kind: SubjectKind::Group, id: 0 }), None);
+        p.set(&key::quota(user(6)), Some(&[1, 2]));
+        p.set(b"Ux\0\0\0\x05\0", Some(&Usage::default().encode()));
+        p.inode(p.note, |inode| inode.uid = 77).await;
+    });
+    let sorts: Vec<_> = findings.iter().map(Finding::sort).collect();
+    assert_eq!(sorts, ["row", "unknown-row", "usage", "usage", "usage", "usage"], "{findings:?}");
+    let said = |at: usize| findings[at].says_has();
+    assert_eq!((said(3), said(4), said(5)), (Some((9, 0)), Some((0, 1)), Some((0, 9))));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::super::Finding;
 use super::{Planter, checked};
 use crate::check::{Problem, check};
+use crate::row::Subject;
 use crate::tests::simulated;
 use levada_base::ids::Ino;
 use levada_base::reactor;
@@ -26,6 +27,7 @@ enum Told {
     Xattr(Ino, Vec<u8>),
     Session(Ino, u64),
     Counter(u64, u64),
+    Usage(Subject),
     Reply(u64, u32),
 }
 
@@ -49,6 +51,7 @@ fn of_finding(finding: &Finding) -> Told {
         Finding::Xattr { ino, name, .. } => Told::Xattr(ino, name),
         Finding::Session { ino, client } => Told::Session(ino, client),
         Finding::Counter { says, has, .. } => Told::Counter(says, has),
+        Finding::Usage { subject, .. } => Told::Usage(subject),
         Finding::Reply { client, slot, .. } => Told::Reply(client, slot),
         Finding::Known { .. } => unreachable!("there is no service"),
     }
@@ -74,6 +77,7 @@ fn of_problem(problem: Problem) -> Told {
         Problem::Xattr { ino, name } => Told::Xattr(ino, name),
         Problem::Session { ino, client } => Told::Session(ino, client),
         Problem::Counter { says, has, .. } => Told::Counter(says, has),
+        Problem::Usage { subject, .. } => Told::Usage(subject),
         Problem::Reply { client, slot } => Told::Reply(client, slot),
     }
 }

@@ -1,0 +1,241 @@
+//! Quotas, as people ask for them and set them.
+//!
+//! Limits are rows of the metadata target, not keys of the cluster file: they change daily, and go with the drives.
+
+use crate::assembly::{Cluster, Service};
+use levada_base::ids::Ino;
+use levada_meta::{Account, DEFAULT_ID, Limit, Limits, MetaService, Subject, SubjectKind};
+use levada_wire::attr::{Attr, Kind, Time};
+use levada_wire::meta::{DirEntry, MetaFault, MetaReply, MetaRequest};
+use serde::{Deserialize, Serialize};
+use std::rc::Rc;
+
+/// Entries of a directory that are looked at at a time.
+const ENTRIES: u32 = 1024;
+
+/// For what is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhoKind {
+    User,
+    Group,
+    Project,
+    Tenant,
+}
+
+/// For whom is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Who {
+    pub kind: WhoKind,
+    /// None: whoever has no limits of his own.
+    pub id: Option<u32>,
+}
+
+/// 0: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SoftHard {
+    pub soft: u64,
+    pub hard: u64,
+}
+
+/// What is to be set; what is absent stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaChange {
+    pub bytes: Option<SoftHard>,
+    pub inodes: Option<SoftHard>,
+    /// Seconds.
+    pub grace_s: Option<u32>,
+}
+
+/// What somebody uses, and may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    pub who: Who,
+    pub bytes: Used,
+    pub inodes: Used,
+}
+
+/// Of one of the two that are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    pub used: u64,
+    pub soft: u64,
+    pub hard: u64,
+    /// Seconds since 1970, until which there may be more than the soft limit; none where there is not more.
+    pub grace_ends: Option<i64>,
+}
+
+/// Why it could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum QuotaError {
+    #[error("there is no metadata target that serves")]
+    NoTarget,
+    #[error("{path}: {fault}")]
+    Path { path: String, fault: MetaFault },
+    #[error("the soft limit of {what} is above the hard one")]
+    SoftAboveHard { what: &'static str },
+    #[error("{0}")]
+    Refused(MetaFault),
+    #[error("{path} is no directory")]
+    NoDirectory { path: String },
+}
+
+impl Who {
+    fn subject(self) -> Subject {
+        let kind = match self.kind {
+            WhoKind::User => SubjectKind::User,
+            WhoKind::Group => SubjectKind::Group,
+            WhoKind::Project => SubjectKind::Project,
+            WhoKind::Tenant => SubjectKind::Tenant,
+        };
+        Subject { kind, id: self.id.unwrap_or(DEFAULT_ID) }
+    }
+
+    fn of(subject: Subject) -> Self {
+        let kind = match subject.kind {
+            SubjectKind::User => WhoKind::User,
+            SubjectKind::Group => WhoKind::Group,
+            SubjectKind::Project => WhoKind::Project,
+            SubjectKind::Tenant => WhoKind::Tenant,
+        };
+        Self { kind, id: Some(subject.id).filter(|id| *id != DEFAULT_ID) }
+    }
+}
+
+impl Quota {
+    fn of(account: Account) -> Self {
+        let Account { subject, usage, limits, bytes_grace_ends, inodes_grace_ends } = account;
+        let used = |used, limit: Limit, ends: Option<Time>| Used {
+            used,
+            soft: limit.soft,
+            hard: limit.hard,
+            grace_ends: ends.map(|ends| ends.0 / 1_000_000_000),
+        };
+        Self {
+            who: Who::of(subject),
+            bytes: used(usage.bytes, limits.bytes, bytes_grace_ends),
+            inodes: used(usage.inodes, limits.inodes, inodes_grace_ends),
+        }
+    }
+
+    /// True when there is more than the soft limit.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.bytes.grace_ends.is_some() || self.inodes.grace_ends.is_some()
+    }
+}
+
+fn metadata(cluster: &Cluster) -> Result<Rc<MetaService>, QuotaError> {
+    let service = cluster.targets.iter().find_map(|target| match &target.service {
+        Service::Metadata { service, .. } => Some(Rc::clone(service)),
+        Service::Objects { .. } | Service::Stopped { .. } => None,
+    });
+    service.ok_or(QuotaError::NoTarget)
+}
+
+/// All of whom something is known, or one.
+pub(crate) fn show(cluster: &Cluster, who: Option<Who>) -> Result<Vec<Quota>, QuotaError> {
+    let service = metadata(cluster)?;
+    let accounts = match who {
+        Some(who) => vec![service.account(who.subject())],
+        None => service.accounts(),
+    };
+    Ok(accounts.into_iter().map(Quota::of).collect())
+}
+
+/// Sets limits; durable when it returns.
+pub(crate) async fn set(
+    cluster: &Cluster,
+    who: Who,
+    change: QuotaChange,
+) -> Result<(), QuotaError> {
+    let service = metadata(cluster)?;
+    let known = service.own_limits(who.subject());
+    let limit = |to: Option<SoftHard>, known: Limit, what| match to {
+        Some(SoftHard { soft, hard }) if hard > 0 && soft > hard => {
+            Err(QuotaError::SoftAboveHard { what })
+        }
+        Some(SoftHard { soft, hard }) => Ok(Limit { soft, hard }),
+        None => Ok(known),
+    };
+    let limits = Limits {
+        bytes: limit(change.bytes, known.bytes, "bytes")?,
+        inodes: limit(change.inodes, known.inodes, "inodes")?,
+        bytes_grace_s: change.grace_s.unwrap_or(known.bytes_grace_s),
+        inodes_grace_s: change.grace_s.unwrap_or(known.inodes_grace_s),
+    };
+    service.set_limits(who.subject(), limits).await.map_err(QuotaError::Refused)
+}
+
+/// Gives a directory to a project, so that what is made below it belongs to that; with `recursive` what is there
+/// already, too.
+pub(crate) async fn set_project(
+    cluster: &Cluster,
+    path: &str,
+    project: u32,
+    recursive: bool,
+) -> Result<(), QuotaError> {
+    let service = metadata(cluster)?;
+    let failed = |fault| QuotaError::Path { path: path.to_owned(), fault };
+    let mut ino = Ino::ROOT;
+    let mut kind = Kind::Directory;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        let request = MetaRequest::Lookup { parent: ino, name: name.into() };
+        let Attr { ino: found, kind: is, .. } =
+            match ask(&service, request).await.map_err(failed)? {
+                MetaReply::Attr(attr) => *attr,
+                _ => return Err(failed(MetaFault::Invalid)),
+            };
+        (ino, kind) = (found, is);
+    }
+    if kind != Kind::Directory {
+        return Err(QuotaError::NoDirectory { path: path.to_owned() });
+    }
+    let mut left = vec![ino];
+    // A directory before what is in it: what is made meanwhile belongs to the project already.
+    while let Some(directory) = left.pop() {
+        service.set_project(directory, project, None).await.map_err(failed)?;
+        let (mut cookie, mut is_end) = (0, !recursive);
+        while !is_end {
+            let (entries, end) = entries(&service, directory, cookie).await.map_err(failed)?;
+            is_end = end || entries.is_empty();
+            for entry in entries {
+                cookie = entry.cookie;
+                match entry.kind {
+                    Kind::Directory => left.push(entry.ino),
+                    Kind::File | Kind::Symlink | Kind::Special => {
+                        let set = service.set_project(entry.ino, project, None).await;
+                        // Deleted since it was listed.
+                        set.or_else(
+                            |fault| if fault == MetaFault::Stale { Ok(()) } else { Err(fault) },
+                        )
+                        .map_err(failed)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn entries(
+    service: &MetaService,
+    ino: Ino,
+    cookie: u64,
+) -> Result<(Vec<DirEntry>, bool), MetaFault> {
+    let request = MetaRequest::ReadDir { ino, cookie, entries_max: ENTRIES, attrs: false };
+    match ask(service, request).await {
+        Ok(MetaReply::Entries { entries, end }) => Ok((entries, end)),
+        // It went meanwhile, with all that was in it.
+        Err(MetaFault::Stale | MetaFault::NotFound) => Ok((Vec::new(), true)),
+        Err(fault) => Err(fault),
+        Ok(_) => Err(MetaFault::Invalid),
+    }
+}
+
+async fn ask(service: &MetaService, request: MetaRequest) -> Result<MetaReply, MetaFault> {
+    match service.handle(MetaService::housekeeper(), request).await {
+        MetaReply::Failed(fault) => Err(fault),
+        reply => Ok(reply),
+    }
+}
