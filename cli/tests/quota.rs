@@ -1,6 +1,5 @@
 //! Quotas as people set them and programs meet them.
 
-#[allow(dead_code)]
 mod support;
 
 use std::fs;

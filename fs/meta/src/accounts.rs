@@ -71,16 +71,21 @@ pub struct Accounts {
     pub grants: Grants,
 }
 
+/// A file, and the client that writes it.
+type SessionOf = (Ino, u64);
+/// Those who pay for a file.
+type Payers = SmallVec<[Subject; 4]>;
+
 /// Bytes that sessions may add and have not told of yet. Not durable: a restart forgets them.
 #[derive(Default)]
 pub struct Grants {
-    granted: BTreeMap<(Ino, u64), (SmallVec<[Subject; 4]>, u64)>,
+    granted: BTreeMap<SessionOf, (Payers, u64)>,
     reserved: BTreeMap<Subject, u64>,
 }
 
 impl Grants {
     /// In the place of what the session of a client had.
-    pub fn set(&mut self, session: (Ino, u64), subjects: SmallVec<[Subject; 4]>, bytes: u64) {
+    pub fn set(&mut self, session: SessionOf, subjects: Payers, bytes: u64) {
         if let Some((subjects, bytes)) = self.granted.remove(&session) {
             for subject in subjects {
                 let reserved = self.reserved.get_mut(&subject).expect("the sum");
@@ -98,14 +103,14 @@ impl Grants {
         }
     }
 
-    pub fn spend(&mut self, session: (Ino, u64), bytes: u64) {
+    pub fn spend(&mut self, session: SessionOf, bytes: u64) {
         if let Some((subjects, granted)) = self.granted.get(&session).filter(|_| bytes > 0).cloned()
         {
             self.set(session, subjects, granted.saturating_sub(bytes));
         }
     }
 
-    pub fn reserved_by_others(&self, subject: Subject, session: (Ino, u64)) -> u64 {
+    pub fn reserved_by_others(&self, subject: Subject, session: SessionOf) -> u64 {
         let own = self.granted.get(&session).filter(|(subjects, _)| subjects.contains(&subject));
         let own = own.map_or(0, |(_, bytes)| *bytes);
         self.reserved.get(&subject).map_or(0, |reserved| reserved - own)

@@ -20,6 +20,8 @@ pub struct FileNote {
     /// As in [`levada_wire::attr::Attr`]: a bit for each object that must exist.
     pub components: u64,
     pub layout: Layout,
+    /// Bytes that its objects are said to hold, by component; those behind the last have none.
+    pub stored: Option<Vec<u64>>,
 }
 
 /// See the module.
@@ -72,7 +74,8 @@ impl Census {
                 let inode = Inode::decode(value)?;
                 if let Body::File(layout) = inode.body {
                     let (size, components) = (inode.size, inode.components);
-                    self.files.insert(ino, FileNote { size, components, layout });
+                    let stored = inode.stored.map(|stored| stored.by_component().to_vec());
+                    self.files.insert(ino, FileNote { size, components, layout, stored });
                 }
             }
             key::SESSION => {

@@ -32,8 +32,11 @@ pub(super) async fn disagreement(
 ) -> Result<Option<String>, LogError> {
     for (ino, file) in &census.files {
         for component in components_on(target, &file.layout) {
-            let size = size_of(log, file.layout.object(fs, *ino, component)).await?;
-            if let Some(what) = wrong(file, component, size) {
+            let object = file.layout.object(fs, *ino, component);
+            let size = size_of(log, object).await?;
+            let held = log.stat(object).await.map_or(0, |stat| stat.stored_bytes);
+            let wrong = wrong(file, component, size).or_else(|| misjudged(file, component, held));
+            if let Some(what) = wrong {
                 return Ok(Some(format!("{ino:?}, component {component}: {what}; {file:?}")));
             }
         }
@@ -56,6 +59,12 @@ fn wrong(file: &FileNote, component: u32, size: Option<u64>) -> Option<String> {
         }
         Some(_) => None,
     }
+}
+
+/// With no session left, what a file is said to hold is what it holds.
+fn misjudged(file: &FileNote, component: u32, held: u64) -> Option<String> {
+    let said = file.stored.as_ref()?.get(component as usize).copied().unwrap_or(0);
+    (said != held).then(|| format!("the object is said to hold {said} bytes, and holds {held}"))
 }
 
 async fn size_of(log: &ObjectLog, object: ObjectId) -> Result<Option<u64>, LogError> {

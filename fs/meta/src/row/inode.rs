@@ -70,6 +70,10 @@ pub struct Inode {
 pub struct StoredBytes(Vec<u64>);
 
 impl StoredBytes {
+    pub fn by_component(&self) -> &[u64] {
+        &self.0
+    }
+
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
