@@ -70,7 +70,7 @@ fn of_a_write_that_failed_no_byte_lies_past_the_size_and_no_object_is_forgotten(
             let world = World::with_capacity(2, 1_000_000).await;
             let (client, other) = (world.client("client").await, world.client("other").await);
             let big = create(&client, "big").await;
-            big.write(0, data(&vec![1; 900_000])).await.expect("fits");
+            big.write(0, data(&vec![1; 1_800_000])).await.expect("fits");
             let small = create(&client, "small").await;
             if seed % 2 == 0 {
                 small.write(0, data(&[2; 1000])).await.expect("fits");
