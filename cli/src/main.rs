@@ -61,7 +61,7 @@ enum Command {
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
     Scrub(work::WatchArgs),
-    /// Read all metadata and say what does not fit together
+    /// Read all metadata, say what does not fit together, and repair it
     Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
     Check,

@@ -34,8 +34,8 @@ pub use census::{Census, FileNote, census};
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
 pub use fsck::{
-    EntryFault, FileRow, Files, Finding, Fsck, FsckConfig, FsckProgress, FsckReport, Known, List,
-    Numbers, Paths, RepairOptions, is_in_use, note_components, repair,
+    EntryFault, FileRow, FileUse, Files, Finding, Fsck, FsckConfig, FsckProgress, FsckReport,
+    Known, List, Numbers, Paths, RepairOptions, note_components, repair,
 };
 pub use row::Damaged;
 pub use service::{ClientNote, MetaService};

@@ -16,7 +16,7 @@ use crate::rows::{
     SegmentRow,
 };
 use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
-use levada_base::ids::{Ino, ObjectId};
+use levada_base::ids::ObjectId;
 use levada_kv::{Batch, Bytes, KvError, Store};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -156,6 +156,12 @@ impl IndexReport {
             | IndexFinding::IndexBytes { .. } => false,
         };
         self.found == self.findings.len() as u64 && self.findings.iter().all(only_of_objects)
+    }
+
+    /// False for a store that holds no log at all.
+    #[must_use]
+    pub fn has_log(&self) -> bool {
+        !self.findings.contains(&IndexFinding::NoLog)
     }
 
     /// Sets the sums to what was counted, durably. Nothing else may have changed since.
@@ -299,7 +305,7 @@ impl Check<'_> {
         while let Some((key, value)) = staged.next().await? {
             self.read();
             match staged_header(&value) {
-                Some(header) => self.note(header.object.ino),
+                Some(header) => self.note(header.object),
                 None => self.report.row("staged", &key),
             }
         }
@@ -317,8 +323,11 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn note(&mut self, ino: Ino) {
-        self.report.last_ino = self.report.last_ino.max(ino.0);
+    fn note(&mut self, object: ObjectId) {
+        // Another file system has numbers of its own.
+        if self.log.is_some_and(|log| log.fs == object.fs) {
+            self.report.last_ino = self.report.last_ino.max(object.ino.0);
+        }
     }
 
     async fn segments(&mut self) -> Result<BTreeMap<u32, Counted>, KvError> {
@@ -384,7 +393,7 @@ impl Check<'_> {
             self.counts = false;
             return self.report.row("object", key);
         };
-        self.note(id.ino);
+        self.note(id);
         self.report.objects += 1;
         *self.report.index_bytes.get_or_insert(0) += OBJECT_ROW_BYTES;
         let row = ObjectRow::decode(value).ok();
@@ -414,7 +423,7 @@ impl Check<'_> {
             self.counts = false;
             return self.report.row("extent", key);
         };
-        self.note(object.ino);
+        self.note(object);
         self.report.extents += 1;
         *self.report.index_bytes.get_or_insert(0) += extent_row_bytes(offset, &extent);
         if current.object.is_none_or(|(of, _)| of != object) {

@@ -69,18 +69,27 @@ impl FileRow {
     }
 }
 
-/// True when the objects of a file may be other than it says: it is being written or cut, or they are to be destroyed.
-///
-/// # Errors
-///
-/// When the store cannot be read.
-pub async fn is_in_use(store: &Store, ino: Ino) -> Result<bool, KvError> {
-    if store.get(&key::destroy(ino)).await?.is_some() {
-        return Ok(true);
+/// What beside a file's row tells of its objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileUse {
+    /// They may be other than the row says: the file is being written or cut.
+    pub is_written: bool,
+    /// They are to be destroyed, and some may be already.
+    pub is_doomed: bool,
+}
+
+impl FileUse {
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be read.
+    pub async fn of(store: &Store, ino: Ino) -> Result<Self, KvError> {
+        let is_doomed = store.get(&key::destroy(ino)).await?.is_some();
+        let (from, to) = (key::session(ino, 0), key::behind(key::SESSION, ino));
+        let sessions = store.scan(Bound::Included(&from), Bound::Excluded(&to), 1).await?;
+        Ok(Self { is_written: !sessions.is_empty(), is_doomed })
     }
-    let (from, to) = (key::session(ino, 0), key::behind(key::SESSION, ino));
-    let page = store.scan(Bound::Included(&from), Bound::Excluded(&to), 1).await?;
-    Ok(!page.is_empty())
 }
 
 /// The numbers that tell whether the metadata is as new as the objects.

@@ -26,7 +26,7 @@ mod tally;
 mod tests;
 mod tree;
 
-pub use files::{FileRow, Files, Numbers, is_in_use, note_components};
+pub use files::{FileRow, FileUse, Files, Numbers, note_components};
 pub use finding::{EntryFault, Finding, Known, List};
 pub use path::Paths;
 pub use repair::{RepairOptions, repair};
