@@ -310,15 +310,15 @@ mod tests {
         assert!(lines[2].starts_with(r"  /a\u{1b}[2J\nb: says"), "a name moves no cursor: {text}");
         let end = ["  and 3 more", "not checked: mdt0: the rest", "5 left, 1 not checked"];
         assert_eq!(lines[3..], end);
-        let repaired = TargetReport {
+        let repaired = [TargetReport {
             target: "ost1".into(),
             objects: 7,
             found: 2,
             repaired: 1,
             refused: vec!["no object was deleted".into()],
             ..TargetReport::default()
-        };
-        let text = render(std::slice::from_ref(&repaired), &Sum::of(&[repaired.clone()]));
+        }];
+        let text = render(&repaired, &Sum::of(&repaired));
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].starts_with("ost1: 7 objects, 0 rows checked"), "{text}");
         assert_eq!(lines[1..], ["  and 2 more", "  no object was deleted", "1 repaired, 1 left"]);

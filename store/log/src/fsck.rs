@@ -120,16 +120,22 @@ pub struct IndexReport {
     pub findings: Vec<IndexFinding>,
     /// All findings.
     pub found: u64,
-    /// The highest inode number that an object has, staged ones included; 0: there are none.
-    pub last_ino: u64,
     /// The most memory that it took, about.
     pub memory_bytes: u64,
     /// What the sums should be, where they could be counted and are not.
     segments: BTreeMap<u32, SegmentRow>,
     index_bytes: Option<u64>,
+    /// By file system, of which there is one where nothing is damaged.
+    last_inos: BTreeMap<u64, u64>,
 }
 
 impl IndexReport {
+    /// The highest inode number that an object of a file system has, staged ones included; 0: there are none.
+    #[must_use]
+    pub fn last_ino(&self, fs: u64) -> u64 {
+        self.last_inos.get(&fs).copied().unwrap_or(0)
+    }
+
     fn add(&mut self, finding: IndexFinding) {
         self.found += 1;
         if self.findings.len() < FINDINGS_KEPT {
@@ -324,10 +330,8 @@ impl Check<'_> {
     }
 
     fn note(&mut self, object: ObjectId) {
-        // Another file system has numbers of its own.
-        if self.log.is_some_and(|log| log.fs == object.fs) {
-            self.report.last_ino = self.report.last_ino.max(object.ino.0);
-        }
+        let last = self.report.last_inos.entry(object.fs).or_default();
+        *last = object.ino.0.max(*last);
     }
 
     async fn segments(&mut self) -> Result<BTreeMap<u32, Counted>, KvError> {

@@ -183,7 +183,9 @@ impl Parts<'_> {
         target: &mut Checked,
         objects: &mut [Checked],
     ) -> Result<(), KvError> {
-        let last_ino = |target: &Checked| target.index.as_ref().map_or(0, |index| index.last_ino);
+        let fs = self.table.fs.as_u64_pair().0;
+        let last_ino =
+            |target: &Checked| target.index.as_ref().map_or(0, |index| index.last_ino(fs));
         let last_object_ino = objects.iter().map(last_ino).max().unwrap_or(0);
         let mut report = self.read_metadata(&target.name, store).await?;
         let numbers = Numbers::of(store).await?;
