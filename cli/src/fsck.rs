@@ -1,4 +1,5 @@
-//! `fsck`: reads a file system's metadata and says what does not fit together.
+//! `fsck`: reads a file system's metadata and its indexes of objects, says what does not fit together, and puts right
+//! what it can.
 
 use crate::out::{print, say};
 use crate::place;
@@ -28,8 +29,8 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 #[derive(Args)]
 #[command(
     after_help = "A cluster that is up is checked beside everything else, by its node; one that is down, here. \
-    Nothing is repaired.\n\nExit code: 0 when all was checked and is right; else the sum of 4 (something is wrong) and 8 (not \
-    all was checked, or nothing could be)."
+    Without --repair nothing is changed.\n\nExit code: 0 when all was checked and is right; else the sum of 1 (something was \
+    wrong, and was repaired), 4 (something is wrong) and 8 (not all was checked, or nothing could be)."
 )]
 pub struct FsckArgs {
     /// A line of JSON for each finding, and a last one with the sums
@@ -44,8 +45,14 @@ pub struct FsckArgs {
     /// Refuse to check a cluster that is up
     #[arg(long)]
     offline: bool,
+    /// Put right what follows from other rows; of a cluster that is down
+    #[arg(long)]
+    repair: bool,
+    /// With --repair: what has lost its last name is given one in /lost+found
+    #[arg(long, requires = "repair")]
+    reattach: bool,
     /// End the check that a node is at
-    #[arg(long, conflicts_with_all = ["json", "fast", "offline"])]
+    #[arg(long, conflicts_with_all = ["json", "fast", "offline", "repair"])]
     stop: bool,
 }
 
@@ -74,6 +81,10 @@ fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
     let reports = match state.running() {
         Some(pid) if args.offline => bail!(
             "{} is up (node process {pid}): `levada down` first, or check it without --offline",
+            loaded.cluster.name
+        ),
+        Some(pid) if args.repair => bail!(
+            "{} is up (node process {pid}), and only one that is down is repaired: `levada down` first",
             loaded.cluster.name
         ),
         Some(_) => online(&state, args)?,
@@ -142,6 +153,8 @@ fn offline(loaded: Loaded, state: StateDir, args: &FsckArgs) -> Result<Vec<Targe
     let meter = Meter::new();
     let options = FsckOptions {
         memory_bytes: args.memory.0,
+        repair: args.repair,
+        reattach: args.reattach,
         says: &|line| eprintln!("levada: {line}"),
         progress: &|target, now| meter.tell(target, now.phase, now.done_rows, now.total_rows),
     };
@@ -208,12 +221,14 @@ fn render(reports: &[TargetReport], sum: &Sum) -> String {
 
 fn draw(reports: &[TargetReport], sum: &Sum, out: &mut String) -> std::fmt::Result {
     for report in reports {
+        let what = match report.inodes {
+            0 => format!("{} objects", report.objects),
+            inodes => format!("{inodes} inodes, {} names", report.names),
+        };
         writeln!(
             out,
-            "{}: {} inodes, {} names, {} rows checked in {:.1} s, {}",
+            "{}: {what}, {} rows checked in {:.1} s, {}",
             report.target,
-            report.inodes,
-            report.names,
             report.rows,
             report.seconds,
             bytes(report.memory_bytes)
@@ -225,14 +240,23 @@ fn draw(reports: &[TargetReport], sum: &Sum, out: &mut String) -> std::fmt::Resu
         if untold > 0 {
             writeln!(out, "  and {untold} more")?;
         }
+        for why in &report.refused {
+            writeln!(out, "  {why}")?;
+        }
     }
     for what in &sum.not_checked {
         writeln!(out, "not checked: {what}")?;
     }
-    match (sum.left, sum.not_checked.len()) {
-        (0, 0) => writeln!(out, "everything fits together"),
-        (left, 0) => writeln!(out, "{left} left"),
-        (left, not_checked) => writeln!(out, "{left} left, {not_checked} not checked"),
+    let parts = [
+        (sum.repaired > 0, format!("{} repaired", sum.repaired)),
+        (sum.found > 0, format!("{} left", sum.left)),
+        (!sum.not_checked.is_empty(), format!("{} not checked", sum.not_checked.len())),
+    ];
+    let parts: Vec<_> =
+        parts.into_iter().filter_map(|(is_told, part)| is_told.then_some(part)).collect();
+    match parts.is_empty() {
+        true => writeln!(out, "everything fits together"),
+        false => writeln!(out, "{}", parts.join(", ")),
     }
 }
 
@@ -273,6 +297,7 @@ mod tests {
             items: vec![item, hidden],
             found: 5,
             not_checked: vec!["the rest".into()],
+            ..TargetReport::default()
         };
         let reports = [report];
         let text = render(&reports, &Sum::of(&reports));
@@ -285,6 +310,18 @@ mod tests {
         assert!(lines[2].starts_with(r"  /a\u{1b}[2J\nb: says"), "a name moves no cursor: {text}");
         let end = ["  and 3 more", "not checked: mdt0: the rest", "5 left, 1 not checked"];
         assert_eq!(lines[3..], end);
+        let repaired = [TargetReport {
+            target: "ost1".into(),
+            objects: 7,
+            found: 2,
+            repaired: 1,
+            refused: vec!["no object was deleted".into()],
+            ..TargetReport::default()
+        }];
+        let text = render(&repaired, &Sum::of(&repaired));
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].starts_with("ost1: 7 objects, 0 rows checked"), "{text}");
+        assert_eq!(lines[1..], ["  and 2 more", "  no object was deleted", "1 repaired, 1 left"]);
         let clean = [TargetReport { target: "mdt0".into(), ..TargetReport::default() }];
         let text = render(&clean, &Sum::of(&clean));
         assert!(text.ends_with("everything fits together\n"), "{text}");

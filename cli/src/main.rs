@@ -68,7 +68,7 @@ enum Command {
     /// Trees of directories for which is counted
     #[command(subcommand)]
     Project(quota::ProjectCommand),
-    /// Read all metadata and say what does not fit together
+    /// Read all metadata, say what does not fit together, and repair it
     Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
     Check,

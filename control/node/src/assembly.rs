@@ -361,6 +361,22 @@ fn store_area(metadata: &RaidArray, entry: &TargetEntry) -> Result<Rc<dyn Device
     Ok(Rc::new(area))
 }
 
+/// The part of the data array that holds a target's objects.
+pub(crate) fn stripes_of(
+    data: &Rc<dyn Array>,
+    entry: &TargetEntry,
+) -> Result<Rc<dyn Array>, BlockError> {
+    let data = Rc::clone(data);
+    let stripes = StripeRange::new(&entry.name(), data, entry.first_stripe, entry.stripes)?;
+    Ok(Rc::new(stripes))
+}
+
+/// How a target's log is opened; `fs` is the number of the file system in object names.
+pub(crate) fn log_config(fs: u64, entry: &TargetEntry, tuning: Tuning) -> levada_log::Config {
+    let segment_stripes = tuning.segment_stripes;
+    levada_log::Config { segment_stripes, ..levada_log::Config::new(fs, entry.id) }
+}
+
 /// Opens a target's store and not its service; after repair, if need be.
 ///
 /// # Errors
@@ -440,13 +456,8 @@ impl Opener<'_> {
     }
 
     async fn open_objects(&self, entry: TargetEntry, store: Store) -> Result<Service, TargetError> {
-        let stripes = Rc::clone(&self.data);
-        let stripes = StripeRange::new(&entry.name(), stripes, entry.first_stripe, entry.stripes)?;
-        let config = levada_log::Config {
-            segment_stripes: self.options.tuning.segment_stripes,
-            ..levada_log::Config::new(self.fs_id(), entry.id)
-        };
-        let stripes = Rc::new(stripes);
+        let stripes = stripes_of(&self.data, &entry)?;
+        let config = log_config(self.fs_id(), &entry, self.options.tuning);
         let log = if self.fresh {
             ObjectLog::create(stripes, store, config, self.epoch).await?
         } else {

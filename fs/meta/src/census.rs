@@ -24,6 +24,16 @@ pub struct FileNote {
     pub stored: Option<Vec<u64>>,
 }
 
+impl FileNote {
+    /// `None` of what is no file.
+    pub(crate) fn of(inode: Inode) -> Option<Self> {
+        let Body::File(layout) = inode.body else { return None };
+        let (size, components) = (inode.size, inode.components);
+        let stored = inode.stored.map(|stored| stored.by_component().to_vec());
+        Some(Self { size, components, layout, stored })
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -71,11 +81,8 @@ impl Census {
         let Some(ino) = key::first_number(key).map(Ino) else { return Ok(()) };
         match key[0] {
             key::INODE => {
-                let inode = Inode::decode(value)?;
-                if let Body::File(layout) = inode.body {
-                    let (size, components) = (inode.size, inode.components);
-                    let stored = inode.stored.map(|stored| stored.by_component().to_vec());
-                    self.files.insert(ino, FileNote { size, components, layout, stored });
+                if let Some(file) = FileNote::of(Inode::decode(value)?) {
+                    self.files.insert(ino, file);
                 }
             }
             key::SESSION => {

@@ -10,6 +10,7 @@ mod cuts;
 mod error;
 mod extents;
 mod format;
+mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
 mod log;
@@ -25,6 +26,7 @@ mod stripe;
 mod write;
 
 pub use error::LogError;
+pub use fsck::{IndexFinding, IndexReport, IndexedObject, IndexedObjects, check_index};
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
 pub use ranges::DataRanges;
 pub use scrub::{ScrubProgress, ScrubReport};

@@ -1,9 +1,12 @@
 //! What a check found, as programs get it: `docs/fsck.md` names the fields.
 
 use levada_kv::{KvError, Store};
-use levada_meta::{FsckReport, Paths};
+use levada_meta::{Finding, FsckReport, Paths};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+
+/// Findings of a target that are told.
+const ITEMS_KEPT: usize = 100_000;
 
 /// Something that does not fit together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +28,7 @@ pub struct FoundItem {
     pub has: Option<u64>,
     /// In words.
     pub text: String,
-    /// What became of it: `left`.
+    /// What became of it: `left` or `repaired`.
     #[serde(rename = "did")]
     pub done: String,
 }
@@ -36,6 +39,9 @@ pub struct TargetReport {
     pub target: String,
     pub inodes: u64,
     pub names: u64,
+    /// Of an object target.
+    #[serde(default)]
+    pub objects: u64,
     pub rows: u64,
     pub seconds: f64,
     pub memory_bytes: u64,
@@ -43,8 +49,66 @@ pub struct TargetReport {
     pub items: Vec<FoundItem>,
     /// All that were found.
     pub found: u64,
+    /// Of these, those that are no more.
+    #[serde(default)]
+    pub repaired: u64,
     /// In words.
     pub not_checked: Vec<String>,
+    /// Why something was not repaired that could be, in words.
+    #[serde(default)]
+    pub refused: Vec<String>,
+}
+
+/// What becomes of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    Left,
+    Repaired,
+}
+
+impl Done {
+    fn text(self) -> String {
+        match self {
+            Self::Left => "left".to_owned(),
+            Self::Repaired => "repaired".to_owned(),
+        }
+    }
+}
+
+impl FoundItem {
+    /// A finding in a target's metadata, with its place in the tree.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be read.
+    pub(super) async fn of(
+        target: &str,
+        finding: &Finding,
+        paths: &mut Paths<'_>,
+    ) -> Result<Self, KvError> {
+        let (says, has) = finding.says_has().unzip();
+        let item = Self {
+            target: target.to_owned(),
+            find: finding.sort().to_owned(),
+            ino: finding.ino().map(|ino| ino.0),
+            says,
+            has,
+            text: finding.to_string(),
+            done: Done::Left.text(),
+            ..Self::default()
+        };
+        Ok(item.at(paths.of(finding).await?))
+    }
+
+    /// With its place in the tree.
+    pub(super) fn at(mut self, path: Option<Vec<u8>>) -> Self {
+        (self.path, self.path_b64) = match path.map(String::from_utf8) {
+            Some(Ok(path)) => (Some(path), None),
+            Some(Err(bytes)) => (None, Some(base64(bytes.as_bytes()))),
+            None => (None, None),
+        };
+        self
+    }
 }
 
 impl TargetReport {
@@ -69,23 +133,7 @@ impl TargetReport {
         let mut paths = Paths::new(store);
         let mut items = Vec::with_capacity(report.findings.len());
         for finding in &report.findings {
-            let (path, path_b64) = match paths.of(finding).await?.map(String::from_utf8) {
-                Some(Ok(path)) => (Some(path), None),
-                Some(Err(bytes)) => (None, Some(base64(bytes.as_bytes()))),
-                None => (None, None),
-            };
-            let (says, has) = finding.says_has().unzip();
-            items.push(FoundItem {
-                target: target.to_owned(),
-                find: finding.sort().to_owned(),
-                ino: finding.ino().map(|ino| ino.0),
-                path,
-                path_b64,
-                says,
-                has,
-                text: finding.to_string(),
-                done: "left".to_owned(),
-            });
+            items.push(FoundItem::of(target, finding, &mut paths).await?);
         }
         Ok(Self {
             target: target.to_owned(),
@@ -97,7 +145,31 @@ impl TargetReport {
             items,
             found: report.found(),
             not_checked: report.not_checked,
+            ..Self::default()
         })
+    }
+
+    /// A target of which nothing was looked at yet.
+    pub(super) fn empty(target: &str) -> Self {
+        Self { target: target.to_owned(), ..Self::default() }
+    }
+
+    /// Takes over what a check counted.
+    pub(super) fn take_sums(&mut self, report: &FsckReport) {
+        (self.inodes, self.names, self.rows) = (report.inodes, report.names, report.rows);
+        self.memory_bytes = report.memory_bytes;
+        self.not_checked.extend(report.not_checked.iter().cloned());
+    }
+
+    /// Takes in what became of findings.
+    pub(super) fn add(&mut self, items: impl IntoIterator<Item = FoundItem>, done: Done) {
+        for item in items {
+            self.found += 1;
+            self.repaired += u64::from(done == Done::Repaired);
+            if self.items.len() < ITEMS_KEPT {
+                self.items.push(FoundItem { done: done.text(), ..item });
+            }
+        }
     }
 }
 
@@ -106,8 +178,12 @@ impl TargetReport {
 pub struct Sum {
     pub inodes: u64,
     pub names: u64,
+    #[serde(default)]
+    pub objects: u64,
     pub rows: u64,
     pub found: u64,
+    #[serde(default)]
+    pub repaired: u64,
     pub left: u64,
     pub not_checked: Vec<String>,
     pub seconds: f64,
@@ -125,9 +201,11 @@ impl Sum {
         Self {
             inodes: sum(|report| report.inodes),
             names: sum(|report| report.names),
+            objects: sum(|report| report.objects),
             rows: sum(|report| report.rows),
             found: sum(|report| report.found),
-            left: sum(|report| report.found),
+            repaired: sum(|report| report.repaired),
+            left: sum(|report| report.found.saturating_sub(report.repaired)),
             not_checked: not_checked.collect(),
             seconds: targets.iter().map(|report| report.seconds).sum(),
             memory_bytes: targets.iter().map(|report| report.memory_bytes).max().unwrap_or(0),
@@ -137,9 +215,12 @@ impl Sum {
     /// The program's exit code: bits that are added.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
+        const REPAIRED: u8 = 1;
         const LEFT: u8 = 4;
         const NOT_CHECKED: u8 = 8;
-        u8::from(self.left > 0) * LEFT + u8::from(!self.not_checked.is_empty()) * NOT_CHECKED
+        u8::from(self.repaired > 0) * REPAIRED
+            + u8::from(self.left > 0) * LEFT
+            + u8::from(!self.not_checked.is_empty()) * NOT_CHECKED
     }
 }
 
@@ -179,6 +260,10 @@ mod tests {
         assert_eq!(Sum::of(std::slice::from_ref(&clean)).exit_code(), 0);
         let found = TargetReport { found: 2, ..clean.clone() };
         assert_eq!(Sum::of(&[clean.clone(), found.clone()]).exit_code(), 4);
+        let repaired = TargetReport { repaired: 1, ..found.clone() };
+        assert_eq!(Sum::of(&[clean.clone(), repaired]).exit_code(), 5);
+        let all = TargetReport { repaired: 2, ..found.clone() };
+        assert_eq!(Sum::of(&[all]).exit_code(), 1);
         let unread = TargetReport::unread("mdt1", "its store is damaged".into());
         assert_eq!(Sum::of(&[clean, unread.clone()]).exit_code(), 8);
         let sum = Sum::of(&[found, unread]);

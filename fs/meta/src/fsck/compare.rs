@@ -31,8 +31,8 @@ pub struct Compared {
     pub unnamed: u64,
 }
 
-/// The rows with one tag of an inode, page by page.
-async fn rows_of(
+/// The rows with one tag of an inode, page by page, from [`start`] on.
+pub async fn rows_of(
     store: &Store,
     tag: u8,
     ino: Ino,
@@ -45,7 +45,8 @@ async fn rows_of(
     Ok(Some(page.rows))
 }
 
-fn start(tag: u8, ino: Ino) -> Option<Vec<u8>> {
+/// Before the first of them.
+pub fn start(tag: u8, ino: Ino) -> Option<Vec<u8>> {
     Some([&[tag][..], &ino.0.to_be_bytes()].concat())
 }
 

@@ -1,4 +1,5 @@
-//! Fsck: reads every row of a metadata target and says what does not fit together. Writes nothing.
+//! Fsck: reads every row of a metadata target and says what does not fit together. A check writes nothing; of a store
+//! at rest [`repair`] puts right what it found, as far as that follows from other rows.
 //!
 //! A first walk takes all rows in, those of one inode at about the same time; where sums differ it looks at
 //! rows one by one. A second walk counts names exactly, for those inodes only whose sums did not come out even.
@@ -11,10 +12,13 @@
 
 mod beside;
 mod compare;
+mod files;
 mod finding;
 mod hash;
 mod links;
 mod path;
+mod reattach;
+mod repair;
 mod slot;
 mod source;
 mod tally;
@@ -22,8 +26,10 @@ mod tally;
 mod tests;
 mod tree;
 
+pub use files::{FileRow, FileUse, Files, Numbers, note_components};
 pub use finding::{EntryFault, Finding, Known, List};
 pub use path::Paths;
+pub use repair::{RepairOptions, repair};
 
 use crate::key;
 use crate::observe::Observer;
@@ -76,6 +82,8 @@ pub struct FsckReport {
     pub inodes: u64,
     pub names: u64,
     pub rows: u64,
+    /// The highest inode number.
+    pub last_ino: u64,
     /// Of these at most 100,000 are kept.
     pub findings: Vec<Finding>,
     /// All findings, by their sort.
@@ -187,7 +195,8 @@ impl Fsck {
         self.count_links().await?;
         let mut report = self.report.take();
         let tally = self.tally.borrow();
-        (report.inodes, report.names) = (tally.counted.inodes, tally.names);
+        (report.inodes, report.names, report.last_ino) =
+            (tally.counted.inodes, tally.names, tally.last_ino);
         Ok(report)
     }
 

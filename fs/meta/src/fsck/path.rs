@@ -41,6 +41,15 @@ impl<'a> Paths<'a> {
             return Ok(parent.map(|parent| join(&parent, name)));
         }
         let Some(ino) = finding.ino() else { return Ok(None) };
+        self.of_inode(ino).await
+    }
+
+    /// Where an inode is: one of its names.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be read.
+    pub async fn of_inode(&mut self, ino: Ino) -> Result<Option<Vec<u8>>, KvError> {
         match self.inode(ino).await? {
             Some(inode) if inode.kind() == Kind::Directory => self.directory(ino).await,
             Some(inode) => {

@@ -3,6 +3,7 @@
 mod online;
 mod planted;
 mod random;
+mod repair;
 
 use super::{Finding, Fsck, FsckConfig, FsckReport};
 use crate::key;

@@ -11,7 +11,7 @@ use levada_kv::{Bytes, Store};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-fn random(below: usize) -> usize {
+pub fn random(below: usize) -> usize {
     (reactor::random_u64() % below as u64) as usize
 }
 
@@ -82,12 +82,12 @@ fn of_problem(problem: Problem) -> Told {
     }
 }
 
-async fn all_rows(store: &Store) -> Vec<(Bytes, Bytes)> {
+pub async fn all_rows(store: &Store) -> Vec<(Bytes, Bytes)> {
     store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).await.expect("reads")
 }
 
 /// Damages a row as a fault of a program or of memory might.
-async fn damage(planter: &Planter) {
+pub async fn damage(planter: &Planter) {
     let rows = all_rows(&planter.store()).await;
     let (key, value) = &rows[random(rows.len())];
     let (mut other_key, mut changed) = (key.to_vec(), value.to_vec());
