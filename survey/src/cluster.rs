@@ -49,7 +49,10 @@ pub(crate) fn start(drives: Drives) -> Result<Service> {
 /// A client of the box at `address`.
 pub(crate) async fn connect(address: &str, way: Way) -> Result<Client> {
     let uuid = u128::from(reactor::random_u64()).to_le_bytes();
+    // As a mount has them.
+    let leases = true;
     let config = ClientConfig::new(way.transport(), address, TargetId(0), uuid);
+    let config = ClientConfig { leases, ..config };
     Client::connect(config).await.context("connecting to the box")
 }
 

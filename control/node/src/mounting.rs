@@ -166,6 +166,7 @@ async fn serve(
     let transport = Rc::new(HostTransport::new());
     let config = ClientConfig {
         cluster: *plan.cluster_uuid.as_bytes(),
+        leases: true,
         ..ClientConfig::new(transport, &plan.address, METADATA_TARGET, client_uuid)
     };
     let client = connect(config, signals, &plan.address).await?;

@@ -15,14 +15,15 @@
 mod client;
 mod clock;
 mod copy;
-mod directory;
 mod ends;
 mod error;
 mod file;
 pub mod housekeeper;
 mod inode;
+mod leases;
 mod locks;
 mod meta;
+mod moment;
 mod ranges;
 mod slots;
 mod target;

@@ -18,6 +18,9 @@ pub const CLIENT: u8 = b'C';
 pub const REPLY: u8 = b'R';
 pub const XATTR: u8 = b'A';
 
+/// Where the name begins in the key of an entry by name.
+pub const NAME_AT: usize = 9;
+
 /// The row that says what file system this is.
 pub const SUPERBLOCK: &[u8] = b"M\0";
 /// The row of the counters.
