@@ -244,7 +244,9 @@ impl Leases {
         asking: Asking,
         own: bool,
     ) {
-        if granted & flags::NAMES == 0 || !self.keep_directory(dir, asking, reactor::now()) {
+        // Later than whatever was concluded without a lease.
+        let since = reactor::now() + Duration::from_nanos(1);
+        if granted & flags::NAMES == 0 || !self.keep_directory(dir, asking, since) {
             return;
         }
         let key = self.name_key(dir, name);
@@ -479,7 +481,11 @@ impl Changing {
                 MetaRequest::Create { parent, name, new, .. },
                 MetaReply::Entry(attr, _) | MetaReply::Made { attr, .. },
             ) => {
-                leases.keep_node(attr, granted & flags::NODE, asking, true);
+                // The session that it is made with is told of to whoever asks.
+                let made = matches!(reply, MetaReply::Entry(_, true) | MetaReply::Made { .. });
+                let writes = matches!(new, NewInode::File { open: Some(open) } if open.write);
+                let attr = Attr { writers: attr.writers || made && writes, ..(**attr).clone() };
+                leases.keep_node(&attr, granted & flags::NODE, asking, true);
                 leases.keep_name((*parent, name), Some(attr.ino), granted, asking, true);
                 if *new == NewInode::Directory && granted & flags::NAMES != 0 {
                     leases.keep_directory(attr.ino, asking, asking.at.monotonic());

@@ -483,7 +483,8 @@ mod tests {
                         Step::Tell => {
                             if let Some((asking, change, seen)) = looked.pop_front() {
                                 if seen == theirs.len() {
-                                    since.get_or_insert_with(reactor::now);
+                                    let later = || reactor::now() + Duration::from_nanos(1);
+                                    since.get_or_insert_with(later);
                                 }
                                 names.told(DIRECTORY, change, asking);
                             }
