@@ -515,6 +515,95 @@ fn truncating_opens_and_growths_of_one_file_do_not_wait_for_each_other() {
     }
 }
 
+#[test]
+fn where_another_cluster_answers_nothing_is_written_and_everybody_is_told() {
+    for seed in 0..8 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(2).await;
+            let ours = [1; 16];
+            // Who asked for any cluster stays with the first.
+            world.asks_for_any.set(seed >= 4);
+            world.cluster.set(ours);
+            world.restart_meta().await;
+            (0..2).for_each(|number| world.restart_server(number));
+            let client = world.client("client").await;
+            let file = create(&client, "a").await;
+            let bytes = random_bytes(300_000);
+            file.write(0, data(&bytes)).await.expect("written");
+            let (meta_away, servers_away) = (seed % 2 == 0, seed % 4 < 2);
+            // Sending again has begun when the other one comes.
+            if servers_away {
+                (0..2).for_each(|number| world.restart_server(number));
+                let again = file.clone();
+                let under_way = reactor::spawn(async move { again.fsync().await });
+                reactor::sleep(Duration::from_micros(below(300))).await;
+                drop(under_way);
+            }
+            world.cluster.set([2; 16]);
+            (0..2).for_each(|number| world.restart_server(number));
+            if meta_away {
+                world.restart_meta().await;
+            }
+            let held: Vec<_> = (0..2).map(|number| world.objects(number).names().len()).collect();
+            let began = reactor::now();
+            let refused = [
+                file.write(0, data(&[1; 200_000])).await.err(),
+                file.fsync().await.err(),
+                file.read(0, 200_000).await.err(),
+            ];
+            for error in refused {
+                assert_eq!(error.map(Error::errno), Some(libc::ESTALE), "seed {seed}");
+            }
+            if meta_away {
+                let error = client.lookup(ROOT_DIR, b"a").await.expect_err("another cluster");
+                assert_eq!(error.errno(), libc::ESTALE);
+                let error = client.unlink(ROOT, ROOT_DIR, b"a").await.expect_err("another");
+                assert_eq!(error.errno(), libc::ESTALE);
+            }
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+            let now: Vec<_> = (0..2).map(|number| world.objects(number).names().len()).collect();
+            assert_eq!(held, now, "seed {seed}: nothing was written there");
+            // Back again: what was written is still kept, and becomes durable.
+            world.cluster.set(ours);
+            (0..2).for_each(|number| world.restart_server(number));
+            if meta_away {
+                world.restart_meta().await;
+            }
+            reactor::sleep(Duration::from_secs(1)).await;
+            file.fsync().await.expect("durable");
+            assert_eq!(flat(&file.read(0, 300_000).await.expect("read")), bytes, "seed {seed}");
+        });
+    }
+}
+
+#[test]
+fn another_file_system_in_the_place_of_this_one_is_refused() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let client = world.client("client").await;
+        let file = create(&client, "ours").await;
+        world.kill_meta();
+        world.format([8; 16]).await;
+        world.start_meta().await;
+        let other = world.client("other").await;
+        // The same number as ours has there.
+        let theirs = create(&other, "theirs").await;
+        assert_eq!(theirs.ino(), file.ino());
+        for error in [
+            client.lookup(ROOT_DIR, b"theirs").await.err(),
+            client.attr(theirs.ino()).await.err(),
+            cut_error(&client, theirs.ino()).await,
+            client.create(ROOT, ROOT_DIR, b"x", 0o755, NewInode::Directory).await.err(),
+        ] {
+            assert_eq!(error.map(Error::errno), Some(libc::ESTALE));
+        }
+        assert_eq!(other.lookup(ROOT_DIR, b"x").await.err(), Some(MetaFault::NotFound.into()));
+        let began = reactor::now();
+        let _ = client.shutdown().await;
+        assert!(began.elapsed() < Duration::from_secs(5), "it ends all the same");
+    });
+}
+
 async fn cut_error(client: &Client, ino: levada_base::ids::Ino) -> Option<Error> {
     let change = AttrChange { size: Some(0), ..AttrChange::default() };
     client.set_attr(ROOT, ino, change).await.err()
