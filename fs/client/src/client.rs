@@ -7,9 +7,10 @@ use crate::ends::Ends;
 use crate::error::Error;
 use crate::file::File;
 use crate::inode::Inode;
+use crate::leases::OnNotice;
 use crate::meta::Meta;
 use crate::target::ObjectTarget;
-use futures_util::future::{LocalBoxFuture, join_all};
+use futures_util::future::join_all;
 use levada_base::ids::{Ino, ObjectId, TargetId};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
@@ -18,8 +19,7 @@ use levada_wire::attr::{Attr, Kind};
 use levada_wire::channel::Transport;
 use levada_wire::frame::Class;
 use levada_wire::meta::{
-    AttrChange, Caller, DirEntry, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, Notice,
-    OpenMode,
+    AttrChange, Caller, DirEntry, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode,
 };
 use levada_wire::rpc::{Peer, PeerConfig};
 use std::cell::RefCell;
@@ -397,7 +397,7 @@ impl Client {
 
     /// Sets who hears, before it is acknowledged, of what others are about to change and this client has a lease on: the
     /// future that it gives ends when nobody trusts that any more, if anybody did.
-    pub fn on_notice(&self, on_notice: Rc<dyn Fn(&Notice) -> Option<LocalBoxFuture<'static, ()>>>) {
+    pub fn on_notice(&self, on_notice: OnNotice) {
         *self.0.meta.leases.on_notice.borrow_mut() = Some(on_notice);
     }
 

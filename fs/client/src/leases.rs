@@ -39,7 +39,7 @@ const MARKS: usize = 1 << 10;
 const IDLE: Duration = Duration::from_secs(2);
 
 /// Ends what others here trust of what a notice is about; `None`: nobody does.
-pub(crate) type OnNotice = Rc<dyn Fn(&Notice) -> Option<LocalBoxFuture<'static, ()>>>;
+pub type OnNotice = Rc<dyn Fn(&Notice) -> Option<LocalBoxFuture<'static, ()>>>;
 
 /// See the module.
 pub(crate) struct Leases {
