@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use levada_base::BufMut;
 use levada_base::reactor::{self, Reactor, mailbox};
 use levada_mount::files::Files;
+use levada_mount::handler::Handler;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
 use levada_mount::transport::reactor::serve;
@@ -106,9 +107,19 @@ async fn daemon(
     started: mpsc::Sender<mailbox::Sender<()>>,
 ) -> Result<()> {
     let client = cluster::connect(address, Way::SameHost).await?;
+    serve_until_stopped(target, Files::new(client.clone()), started).await?;
+    Ok(client.shutdown().await?)
+}
+
+/// Mounts on `target` what `handler` answers, says that it serves, and unmounts when it is told to stop.
+pub(crate) async fn serve_until_stopped<H: Handler + 'static>(
+    target: &Path,
+    handler: H,
+    started: mpsc::Sender<mailbox::Sender<()>>,
+) -> Result<()> {
     let (mount, channel) =
         FuseMount::new(target, &MountOptions::default()).context("mounting (needs root)")?;
-    let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
+    let session = Rc::new(Session::new(handler, Files::limits()));
     let serving = reactor::spawn(serve(channel, Rc::clone(&session)));
     while session.terms().is_none() && !serving.is_finished() {
         reactor::sleep(Duration::from_millis(1)).await;
@@ -121,7 +132,7 @@ async fn daemon(
     if let Some(served) = serving.await {
         served?;
     }
-    Ok(client.shutdown().await?)
+    Ok(())
 }
 
 /// What a program does with a file.

@@ -2,23 +2,18 @@
 //! its own process, on the transport of `levada mount`. What its programs are slower than those on ext4 is the price of the way
 //! through the kernel and back, on this machine.
 
+use crate::mount::serve_until_stopped;
 use crate::running_box::place;
 use anyhow::{Context, Result};
 use levada_base::Buf;
-use levada_base::reactor::{self, Reactor, mailbox};
+use levada_base::reactor::{Reactor, mailbox};
 use levada_mount::codec::{
-    Attr, DirBuilder, Entry, Errno, Limits, OpenReply, Operation, ROOT_INODE, Reply, Request,
-    StatFs,
+    Attr, DirBuilder, Entry, Errno, OpenReply, Operation, ROOT_INODE, Reply, Request, StatFs,
 };
-use levada_mount::files::Files;
 use levada_mount::handler::Handler;
-use levada_mount::session::Session;
-use levada_mount::transport::dev_fuse::{FuseMount, MountOptions};
-use levada_mount::transport::reactor::serve;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -87,7 +82,7 @@ impl Table {
                 }
             }
             Operation::OpenDir(_) => Reply::Open(OpenReply::default()),
-            // Told at once; directories are not listed while anything is measured.
+            // Sorted anew each time: directories are not listed while anything is measured.
             Operation::ReadDir(args) | Operation::ReadDirPlus(args) => {
                 let mut list = DirBuilder::new(args.size);
                 let mut below: Vec<_> =
@@ -136,7 +131,9 @@ impl NullMount {
         let thread = std::thread::Builder::new().name("null-mount".into()).spawn(move || {
             let reactor = Reactor::new()?;
             reactor.set_spin(SPIN);
-            reactor.block_on(serve_until_stopped(&target, started))
+            let modes = HashMap::from([(ROOT_INODE, libc::S_IFDIR | 0o755)]);
+            let table = Table { names: HashMap::new(), modes, next: ROOT_INODE + 1 };
+            reactor.block_on(serve_until_stopped(&target, Null(RefCell::new(table)), started))
         })?;
         let stop = starting.recv().context("the mount of nothing ended")?;
         Ok(Self { dir, stop: Some(stop), thread: Some(thread) })
@@ -154,29 +151,4 @@ impl Drop for NullMount {
             eprintln!("the mount of nothing ended badly: {error:#}");
         }
     }
-}
-
-async fn serve_until_stopped(
-    target: &Path,
-    started: mpsc::Sender<mailbox::Sender<()>>,
-) -> Result<()> {
-    let (mount, channel) =
-        FuseMount::new(target, &MountOptions::default()).context("mounting (needs root)")?;
-    let limits: Limits = Files::limits();
-    let modes = HashMap::from([(ROOT_INODE, libc::S_IFDIR | 0o755)]);
-    let table = Table { names: HashMap::new(), modes, next: ROOT_INODE + 1 };
-    let session = Rc::new(Session::new(Null(RefCell::new(table)), limits));
-    let serving = reactor::spawn(serve(channel, Rc::clone(&session)));
-    while session.terms().is_none() && !serving.is_finished() {
-        reactor::sleep(Duration::from_millis(1)).await;
-    }
-    let (stop, mut stopped) = mailbox::channel()?;
-    // Nobody waits only when the starter has panicked.
-    let _ = started.send(stop);
-    stopped.recv().await;
-    mount.unmount()?;
-    if let Some(served) = serving.await {
-        served?;
-    }
-    Ok(())
 }
