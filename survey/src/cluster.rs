@@ -59,8 +59,10 @@ pub(crate) async fn connect_strict(address: &str, way: Way) -> Result<Client> {
 
 async fn connect_as(address: &str, way: Way, class: Class) -> Result<Client> {
     let uuid = u128::from(reactor::random_u64()).to_le_bytes();
+    // As a mount has them.
+    let leases = true;
     let config = ClientConfig::new(way.transport(), address, TargetId(0), uuid);
-    let config = ClientConfig { class, ..config };
+    let config = ClientConfig { class, leases, ..config };
     Client::connect(config).await.context("connecting to the box")
 }
 

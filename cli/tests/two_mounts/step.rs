@@ -56,6 +56,19 @@ pub enum Op {
     ListXattrs(Path),
 }
 
+impl Op {
+    pub fn is_of_an_open_file(&self) -> bool {
+        matches!(
+            self,
+            Self::WriteOpen(..)
+                | Self::TruncateOpen(..)
+                | Self::SyncOpen(..)
+                | Self::ReadOpen(..)
+                | Self::StatOpen(..)
+        )
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renaming {
     Replacing,
@@ -70,8 +83,8 @@ pub struct Step {
     pub op: Op,
 }
 
-/// Steps of both mounts, which take turns: names and attributes of the other show after a second, so each turn
-/// costs one.
+/// Steps of both mounts, which take turns: what an open file has of the other's shows after a second, so a turn may
+/// cost one.
 pub fn steps(random: &mut Random, count: usize, turn: u64) -> Vec<Step> {
     let mut steps = Vec::with_capacity(count);
     let mut mount = 0;

@@ -132,6 +132,7 @@ async fn serve(
 ) -> Result<()> {
     let client_uuid = draw_uuid();
     let config = client_config(&plan.address, plan.cluster_uuid, client_uuid);
+    let config = ClientConfig { leases: true, ..config };
     let client = connect(config, signals, &plan.address).await?;
     // Before any program can meet their locks.
     if let Err(error) = bury_with(&client, dead).await {

@@ -7,19 +7,20 @@ use crate::ends::Ends;
 use crate::error::Error;
 use crate::file::File;
 use crate::inode::Inode;
+use crate::leases::OnNotice;
 use crate::meta::Meta;
 use crate::room::{Closes, MetaSpace};
 use crate::target::ObjectTarget;
 use futures_util::future::join_all;
 use levada_base::ids::{Ino, ObjectId, TargetId};
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_wire::attr::{Attr, Kind};
 use levada_wire::channel::Transport;
 use levada_wire::frame::Class;
 use levada_wire::meta::{
-    AttrChange, Caller, DirEntry, MetaReply, MetaRequest, NewInode, NewMode, OpenMode,
+    AttrChange, Caller, DirEntry, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode,
 };
 use levada_wire::rpc::{Peer, PeerConfig};
 use std::cell::RefCell;
@@ -59,6 +60,8 @@ pub struct ClientConfig {
     pub connections: usize,
     /// A call that takes longer fails; `None`: calls wait for ever.
     pub deadline: Option<Duration>,
+    /// Names and attributes may be trusted for a while, and others wait for this client before they change them.
+    pub leases: bool,
 }
 
 impl ClientConfig {
@@ -81,6 +84,7 @@ impl ClientConfig {
             unstable_bytes_max: 64 * MIB,
             connections: 1,
             deadline: None,
+            leases: false,
         }
     }
 }
@@ -225,6 +229,10 @@ impl Core {
 
     /// Exact attributes.
     pub(crate) async fn attr(self: &Rc<Self>, ino: Ino) -> Result<Attr, Error> {
+        if let Some(attr) = self.meta.leases.node(ino) {
+            // What was written here and is not told yet goes by what the service said of this client's session.
+            return self.complete(attr, self.changes(ino)).await;
+        }
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -310,7 +318,8 @@ impl Client {
         };
         // One connection: see `meta`.
         let meta_peer = peer(&config.meta_address, 1, config.cluster);
-        let meta = Meta::new(config.meta_target, meta_peer, config.class, config.uuid);
+        let meta =
+            Meta::new(config.meta_target, meta_peer, config.class, config.uuid, config.leases);
         let fs = match config.deadline {
             None => meta.connect().await?,
             Some(limit) => {
@@ -335,6 +344,9 @@ impl Client {
             targets.insert(*id, target);
         }
         reactor::spawn(Meta::keep_lease(Rc::downgrade(&meta)));
+        if config.leases {
+            meta.stay_connected();
+        }
         Ok(Self(Rc::new(Core {
             meta,
             fs_id: fs.id,
@@ -397,12 +409,34 @@ impl Client {
         self.0.in_time(self.0.attr(ino)).await
     }
 
-    /// The attributes of a directory in which this client has just made something, and how long ago
-    /// the service told them: once, and only while nothing that this client asked for can have changed
-    /// them since.
+    /// Sets who hears, before it is acknowledged, of what others are about to change and this client has a lease on: the
+    /// future that it gives ends when nobody trusts that any more, if anybody did.
+    pub fn on_notice(&self, on_notice: OnNotice) {
+        *self.0.meta.leases.on_notice.borrow_mut() = Some(on_notice);
+    }
+
+    /// How long these attributes may be trusted without asking.
     #[must_use]
-    pub fn directory_just_told(&self, ino: Ino) -> Option<(Attr, Duration)> {
-        self.0.meta.just_told.take(ino)
+    pub fn attr_valid(&self, attr: &Attr) -> Duration {
+        self.0.meta.leases.node_valid(attr)
+    }
+
+    /// How long it may be trusted without asking that `name` means this inode.
+    #[must_use]
+    pub fn name_valid(&self, directory: Ino, name: &[u8], ino: Ino) -> Duration {
+        self.0.meta.leases.name_valid(directory, name, ino)
+    }
+
+    /// From when on it is certain that nobody else has changed the names of a directory, up to now.
+    #[must_use]
+    pub fn unchanged_since(&self, directory: Ino) -> Option<Instant> {
+        self.0.meta.leases.unchanged_since(directory)
+    }
+
+    /// Attributes as far as they are known without asking the metadata service.
+    #[must_use]
+    pub fn knows(&self, ino: Ino) -> bool {
+        self.0.meta.leases.node(ino).is_some()
     }
 
     /// Finds a name.
@@ -411,6 +445,11 @@ impl Client {
     ///
     /// `NotFound`, `NotDirectory`, ...
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+        match self.0.meta.leases.name(parent, name) {
+            Some(None) => return Err(MetaFault::NotFound.into()),
+            Some(Some(ino)) if self.knows(ino) => return self.attr(ino).await,
+            _ => {}
+        }
         let request = MetaRequest::Lookup { parent, name: name.to_vec() };
         let attr = self.0.attr_of(self.read(request).await?)?;
         if attr.kind != Kind::File || (!attr.writers && self.0.known(attr.ino).is_none()) {

@@ -252,7 +252,7 @@ impl Locks {
     /// A notice came. That of a ticket which is not known (any more) means nothing: whoever gave it up has
     /// been told how it ended.
     pub(crate) fn heard(&self, notice: Notice) {
-        let (Notice::Granted { ticket } | Notice::Refused { ticket }) = notice;
+        let (Notice::Granted { ticket } | Notice::Refused { ticket }) = notice else { return };
         let wait = self.waits.borrow().get(&ticket).cloned();
         let Some(wait) = wait else { return };
         let is_unlocking = self.unlocking.borrow().contains_key(&(wait.ino, wait.lock.owner));
@@ -261,7 +261,7 @@ impl Locks {
             Notice::Granted { .. } if is_unlocking => {
                 self.granted(&wait, WaitEvent::LockedUnclearly)
             }
-            Notice::Granted { .. } => self.granted(&wait, WaitEvent::Locked),
+            _ => self.granted(&wait, WaitEvent::Locked),
         }
     }
 
@@ -331,14 +331,14 @@ mod tests {
         let wait = locks.begin_wait(FILE, &lock(0, 9), &LostMark::default());
         let granted = Notice::Granted { ticket: wait.ticket };
         // The notice overtakes the answer.
-        locks.heard(granted);
+        locks.heard(granted.clone());
         assert_eq!(wait.state(), WaitState::Held);
         locks.answered(&wait, &MetaReply::Waiting);
-        locks.heard(granted);
+        locks.heard(granted.clone());
         assert_eq!(wait.state(), WaitState::Held);
         assert_eq!(locks.all_held(), [(FILE, lock(0, 9))]);
         drop(locks.unlock(FILE, lock(0, 0).owner, LockRange::WHOLE));
-        locks.heard(granted);
+        locks.heard(granted.clone());
         assert_eq!(locks.all_held(), []);
         locks.end_wait(&wait);
         assert!(!locks.is_used());

@@ -15,20 +15,18 @@
 //!   to come is in neither: it is sent again, and the service counts it then. So the counts agree in the
 //!   end. There is one connection at a time, so no answer of an earlier life comes after the reclaim.
 
-use crate::clock;
-use crate::directory::JustTold;
 use crate::error::Error;
+use crate::leases::Leases;
 use crate::locks::Locks;
+use crate::moment::Moment;
 use crate::slots::Slots;
 use futures_util::future::{LocalBoxFuture, select};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
-use levada_base::reactor::Instant;
 use levada_base::{planted, probe, reactor};
-use levada_wire::attr::Time;
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{
-    FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, RECLAIM_LOCKS_MAX,
-    RECLAIM_MAX, Tail, ToClient, ToService,
+    Ack, FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, Notice,
+    RECLAIM_LOCKS_MAX, RECLAIM_MAX, Tail, ToClient, ToService,
 };
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
@@ -78,12 +76,12 @@ pub(crate) struct Meta {
     limited: Cell<bool>,
     /// The client has gone, and has changed nothing since.
     left: Cell<bool>,
-    pub(crate) just_told: Rc<JustTold>,
+    pub(crate) leases: Rc<Leases>,
     pub(crate) locks: Rc<Locks>,
     /// A task keeps the connection up, as somebody waits for a notice.
     watching: Cell<bool>,
     /// Notices that were taken in, to be acknowledged over the next connection.
-    acks: RefCell<Vec<u64>>,
+    acks: RefCell<Vec<Ack>>,
 }
 
 /// What this client was told although it was not durable.
@@ -94,30 +92,11 @@ struct HeldTail {
     batches: BTreeMap<Seq, Vec<u8>>,
 }
 
-/// A point in time. The monotonic clock of a machine that is suspended stands still, the time of day is set
-/// right afterwards; but that may be set back.
-#[derive(Clone, Copy)]
-struct Moment {
-    monotonic: Instant,
-    of_day: Time,
-}
-
-impl Moment {
-    fn now() -> Self {
-        Self { monotonic: reactor::now(), of_day: clock::now() }
-    }
-
-    /// What has passed since, by the clock that says more.
-    fn age(self) -> Duration {
-        let by_day = clock::now().0.saturating_sub(self.of_day.0);
-        let by_day = Duration::from_nanos(u64::try_from(by_day).unwrap_or(0));
-        self.monotonic.elapsed().max(by_day)
-    }
-}
-
 /// A request on its way, perhaps not for the first time.
 struct Asked {
     call: Call,
+    /// The leases that came with the answer.
+    granted: u32,
     /// The service may have carried it out, under the number in `call`.
     in_doubt: bool,
     is_repeatable: bool,
@@ -125,7 +104,7 @@ struct Asked {
 
 impl Asked {
     fn new(request: &MetaRequest, call: Call) -> Self {
-        Self { call, in_doubt: false, is_repeatable: is_repeatable(request) }
+        Self { call, granted: 0, in_doubt: false, is_repeatable: is_repeatable(request) }
     }
 }
 
@@ -157,7 +136,13 @@ pub(crate) struct Registration {
 }
 
 impl Meta {
-    pub(crate) fn new(target: TargetId, peer: Rc<Peer>, class: Class, uuid: [u8; 16]) -> Rc<Self> {
+    pub(crate) fn new(
+        target: TargetId,
+        peer: Rc<Peer>,
+        class: Class,
+        uuid: [u8; 16],
+        leases: bool,
+    ) -> Rc<Self> {
         let meta = Rc::new(Self {
             target,
             peer: Rc::clone(&peer),
@@ -176,7 +161,7 @@ impl Meta {
             elsewhere: Cell::default(),
             limited: Cell::default(),
             left: Cell::default(),
-            just_told: Rc::default(),
+            leases: Leases::new(leases),
             locks: Rc::default(),
             watching: Cell::default(),
             acks: RefCell::default(),
@@ -213,23 +198,11 @@ impl Meta {
 
     /// Sends a request that changes nothing.
     pub(crate) async fn read(&self, request: &MetaRequest) -> Result<MetaReply, Error> {
-        let reply = self.ask(self.asked(request, Told::Early)).await;
-        if let MetaRequest::Lookup { parent: ino, .. }
-        | MetaRequest::ReadDir { ino, .. }
-        | MetaRequest::GetAttr { ino, .. } = request
-        {
-            self.just_told.seen(*ino);
-        }
-        // A directory may itself be what was found.
-        match &reply {
-            Ok(MetaReply::Attr(attr) | MetaReply::Entry(attr, _)) => self.just_told.seen(attr.ino),
-            Ok(MetaReply::Entries { entries, .. }) => {
-                let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
-                attrs.for_each(|attr| self.just_told.seen(attr.ino));
-            }
-            _ => {}
-        }
-        reply
+        let asking = self.leases.ask();
+        let mut asked = self.asked(request, Told::Early);
+        let reply = self.ask(&mut asked).await?;
+        self.leases.told(request, &reply, asked.granted, asking);
+        Ok(reply)
     }
 
     /// Sends a request that changes something: it is carried out once, also when the caller
@@ -292,7 +265,7 @@ impl Meta {
     pub(crate) async fn make_durable(&self) -> Result<(), Error> {
         let Some(upto) = self.last_held() else { return Ok(()) };
         let losses = self.tail_losses.get();
-        match self.ask(self.asked(&MetaRequest::Sync, Told::Durable)).await? {
+        match self.ask(&mut self.asked(&MetaRequest::Sync, Told::Durable)).await? {
             MetaReply::Done if self.tail_losses.get() != losses => Err(Error::Lost),
             MetaReply::Done => {
                 self.forget_tail(upto);
@@ -310,8 +283,9 @@ impl Meta {
         if self.client() == 0 || self.left.replace(true) {
             return;
         }
-        let leave = self.asked(&MetaRequest::Leave, Told::Durable);
-        match reactor::timeout(LEAVE_LIMIT, self.ask(leave)).await {
+        self.leases.forget_all();
+        let mut leave = self.asked(&MetaRequest::Leave, Told::Durable);
+        match reactor::timeout(LEAVE_LIMIT, self.ask(&mut leave)).await {
             Ok(Ok(MetaReply::Done)) => {}
             Ok(answer) => {
                 tracing::warn!(?answer, "the metadata service does not let this client go")
@@ -324,7 +298,8 @@ impl Meta {
 
     /// A client that is known to be dead ends now. See [`MetaRequest::Bury`].
     pub(crate) async fn bury(&self, uuid: [u8; 16]) -> Result<(), Error> {
-        match self.ask(self.asked(&MetaRequest::Bury { uuid }, Told::Durable)).await? {
+        let mut asked = self.asked(&MetaRequest::Bury { uuid }, Told::Durable);
+        match self.ask(&mut asked).await? {
             MetaReply::Done => Ok(()),
             MetaReply::Failed(fault) => Err(fault.into()),
             _ => Err(Error::Dialect),
@@ -340,11 +315,13 @@ impl Meta {
         // The housekeeper acts on what it is told at once.
         let early = told == Told::Early && self.class == Class::Foreground;
         let flags = match request {
-            MetaRequest::Create { .. } if early => flags::UNSTABLE | flags::WITH_DIRECTORY,
+            MetaRequest::Create { .. } if early && self.leases.is_wanted() => {
+                flags::UNSTABLE | flags::WITH_DIRECTORY
+            }
             _ if early => flags::UNSTABLE,
             _ => 0,
         };
-        Call { flags, ..self.plain_call(request) }
+        Call { flags: flags | self.leases.flags(), ..self.plain_call(request) }
     }
 
     fn asked(&self, request: &MetaRequest, told: Told) -> Asked {
@@ -374,14 +351,49 @@ impl Meta {
             Ok(ToClient::Tail(tail)) if known => self.take_in_tail(life, tail),
             Ok(ToClient::Notices(notices)) if known && frame.header.client == self.client() => {
                 for (number, notice) in notices {
-                    self.locks.heard(notice);
-                    self.acks.borrow_mut().push(number);
+                    self.heard_notice(number, notice);
                 }
                 self.acknowledge(None);
             }
             Ok(ToClient::Tail(_) | ToClient::Notices(_)) => {}
             Err(_) => tracing::error!("what the metadata service says by itself makes no sense"),
         }
+    }
+
+    fn heard_notice(self: &Rc<Self>, number: u64, notice: Notice) {
+        let keeps = match notice {
+            Notice::Granted { .. } | Notice::Refused { .. } => {
+                self.locks.heard(notice);
+                false
+            }
+            Notice::Names { .. } | Notice::Node { .. } => {
+                let keeps = self.leases.heard(&notice);
+                let on_notice = self.leases.on_notice.borrow().clone();
+                if let Some(ended) = on_notice.and_then(|on_notice| on_notice(&notice)) {
+                    self.acknowledge_after(ended, Ack { number, keeps });
+                    return;
+                }
+                keeps
+            }
+        };
+        self.acks.borrow_mut().push(Ack { number, keeps });
+    }
+
+    /// Acknowledges when nobody here trusts any more what the notice was about.
+    fn acknowledge_after(self: &Rc<Self>, ended: LocalBoxFuture<'static, ()>, ack: Ack) {
+        let (meta, life) = (Rc::downgrade(self), self.life());
+        reactor::spawn(async move {
+            ended.await;
+            // Numbers of another life mean something else.
+            if let Some(meta) = meta.upgrade().filter(|meta| meta.life() == life) {
+                meta.acks.borrow_mut().push(ack);
+                meta.acknowledge(None);
+            }
+        });
+    }
+
+    fn life(&self) -> Option<(BootVerifier, u64)> {
+        self.registration.borrow().as_ref().map(|known| (known.verifier, known.client))
     }
 
     /// Acknowledges over `caller`, or over the connection that stands.
@@ -411,6 +423,16 @@ impl Meta {
         reactor::spawn(async move {
             let mut unused_since = None;
             while let Some(meta) = meta.upgrade().filter(|meta| !meta.left.get()) {
+                if meta.leases.is_wanted() {
+                    // After a restart others wait for it before they change anything.
+                    if let Err(error) = meta.heard(meta.peer.reach().await) {
+                        tracing::debug!(%error, "the metadata service does not take this client");
+                        reactor::sleep(UNAVAILABLE_WAIT).await;
+                    }
+                    // Not for longer, so that a client that is dropped goes.
+                    let _ = reactor::timeout(UNUSED_LOOK, meta.peer.ended()).await;
+                    continue;
+                }
                 if meta.locks.is_used() {
                     unused_since = None;
                     select(pin!(meta.reconnect()), pin!(meta.locks.unused())).await;
@@ -528,23 +550,21 @@ impl Meta {
         }
         let slots = self.slots.borrow().clone().expect("registered");
         let slot = slots.take().await;
-        let changing = changes_attributes(&request).then(|| self.just_told.begin());
+        let changing = self.leases.begin(&request);
         let held = self.last_held();
         let call = Call { slot: slot.number, sequence: slot.sequence, ..self.call(&request, told) };
         let mut asked = Asked::new(&request, call);
         let reply = match patience {
-            Patience::Endless => self.ask(asked).await,
+            Patience::Endless => self.ask(&mut asked).await,
             Patience::None => self.try_ask(&mut asked).await,
         };
-        let reply = match (reply, changing) {
-            (Ok(MetaReply::Made { attr, directory }), changing) => {
-                if let Some(changing) = changing {
-                    changing.told(*directory);
-                }
-                Ok(MetaReply::Entry(attr, true))
-            }
-            (reply, _) => reply,
-        };
+        if let (Some(changing), Ok(reply)) = (changing, &reply) {
+            changing.done(&request, reply, asked.granted);
+        }
+        let reply = reply.map(|reply| match reply {
+            MetaReply::Made { attr, .. } => MetaReply::Entry(attr, true),
+            reply => reply,
+        });
         drop(slot);
         // It came after everything held by then, and is durable.
         if let (
@@ -617,9 +637,9 @@ impl Meta {
         }
     }
 
-    async fn ask(&self, mut asked: Asked) -> Result<MetaReply, Error> {
+    async fn ask(&self, asked: &mut Asked) -> Result<MetaReply, Error> {
         loop {
-            match self.try_ask(&mut asked).await? {
+            match self.try_ask(asked).await? {
                 MetaReply::Failed(MetaFault::Unavailable) => {
                     reactor::sleep(UNAVAILABLE_WAIT).await;
                 }
@@ -662,6 +682,7 @@ impl Meta {
             let sent = Moment::now();
             let (frame, repeated) = self.heard(self.peer.call_noting_repeats(call).await)?;
             asked.in_doubt |= repeated;
+            asked.granted = frame.header.flags & flags::LEASES;
             let reply = decode_body(&frame.body).map_err(|_| Error::Dialect)?;
             if matches!(call.kind, "Create" | "BeginWrite") {
                 self.limited.set(frame.header.flags & flags::LIMITED != 0);
@@ -722,7 +743,8 @@ impl Meta {
 
     async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
         let sent = Moment::now();
-        let call = self.plain_call(&MetaRequest::Register { uuid: self.uuid });
+        let register = MetaRequest::Register { uuid: self.uuid };
+        let call = Call { flags: self.leases.flags(), ..self.plain_call(&register) };
         let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
             MetaReply::Registered { client, slots, verifier, used, fs } => {
                 (client, slots, verifier, used, fs)
@@ -742,9 +764,9 @@ impl Meta {
         self.renewed.set(sent);
         let known = self.greeted.get();
         if known != Some((verifier, client)) {
+            self.leases.forget_all();
             if known.is_some() {
                 tracing::info!("the metadata service restarted; reclaiming open files");
-                self.just_told.forget();
                 if known.is_some_and(|(_, number)| number != client) {
                     self.locks.lose_all();
                 }
@@ -806,50 +828,6 @@ impl Meta {
             MetaReply::Failed(MetaFault::Unavailable) => Err(RpcError::Disconnected),
             reply => Ok(reply),
         }
-    }
-}
-
-/// Whether this may change a directory, or attributes that a program set.
-fn changes_attributes(request: &MetaRequest) -> bool {
-    use MetaRequest as R;
-    match request {
-        R::SetAttr { .. }
-        | R::Create { .. }
-        | R::Link { .. }
-        | R::Unlink { .. }
-        | R::RemoveDir { .. }
-        | R::Rename { .. }
-        | R::SetXattr { .. }
-        | R::RemoveXattr { .. } => true,
-        R::Register { .. }
-        | R::Replay { .. }
-        | R::Reclaim { .. }
-        | R::Lookup { .. }
-        | R::GetAttr { .. }
-        | R::ReadLink { .. }
-        | R::ReadDir { .. }
-        | R::Open { .. }
-        | R::Close { .. }
-        | R::BeginWrite { .. }
-        | R::CommitWrite { .. }
-        | R::Truncated { .. }
-        | R::Several { .. }
-        | R::Sync
-        | R::Space
-        | R::SpaceNow
-        | R::Grant { .. }
-        | R::Chores { .. }
-        | R::Destroyed { .. }
-        | R::Settled { .. }
-        | R::Leave
-        | R::Bury { .. }
-        | R::GetXattr { .. }
-        | R::ListXattrs { .. }
-        | R::Lock { .. }
-        | R::Unlock { .. }
-        | R::CancelWait { .. }
-        | R::TestLock { .. }
-        | R::CreateUnnamed { .. } => false,
     }
 }
 
@@ -979,7 +957,7 @@ mod tests {
             let listener: Rc<dyn Listener> = Rc::new(network.listen("meta"));
             reactor::spawn(accept_all(listener, router, ServiceConfig::default()));
             let peer = Peer::new(network.transport("client"), "meta", PeerConfig::default());
-            let meta = Meta::new(TargetId(0), peer, Class::Foreground, [1; 16]);
+            let meta = Meta::new(TargetId(0), peer, Class::Foreground, [1; 16], false);
             let opens: Vec<_> = (0..300_000).map(|n| (Ino(n << 40), 1 + n as u32 % 3)).collect();
             *meta.opens.borrow_mut() = opens.iter().copied().collect();
             let connected = reactor::timeout(Duration::from_secs(60), meta.connect()).await;

@@ -1,4 +1,4 @@
-//! The crash tests prove something, and the contest for locks: bugs planted in client and services are found by them. A
+//! The crash tests prove something, and the contests for locks and over leases: bugs planted in client and services are found by them. A
 //! file, and so a process, of its own, because it silences the panics that it provokes.
 
 mod world;
@@ -6,6 +6,7 @@ mod world;
 use levada_base::planted;
 use world::contest::locks_exclude;
 use world::crash::{nothing_is_lost, others_stay, synced_survives};
+use world::leases;
 
 #[test]
 fn planted_bugs_are_found() {
@@ -19,6 +20,10 @@ fn planted_bugs_are_found() {
         "meta-lock-granted-in-grace",
         "meta-notice-not-resent",
         "client-lock-not-reclaimed",
+        "meta-notice-not-sent",
+        "meta-lease-while-closing",
+        "client-lease-after-notice",
+        "client-term-from-answer",
     ];
     std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<_> = bugs
@@ -27,6 +32,7 @@ fn planted_bugs_are_found() {
             (0..60).all(|seed| {
                 planted::choose(Some(bug));
                 let outcome = std::panic::catch_unwind(|| {
+                    leases::all(seed);
                     nothing_is_lost(seed, 30);
                     synced_survives(seed);
                     others_stay(seed);

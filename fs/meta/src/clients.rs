@@ -37,6 +37,7 @@ impl MetaService {
         &self,
         connection: ConnectionId,
         uuid: [u8; 16],
+        wants_leases: bool,
     ) -> Result<MetaReply, MetaFault> {
         // In a full store it may be the one that makes some room.
         self.wait_for_room(Room { frees: true }).await?;
@@ -48,6 +49,12 @@ impl MetaService {
                 let known = table.clients.get_mut(&client).expect("both maps agree");
                 known.seen = reactor::now();
                 known.reclaim = reclaim;
+                if wants_leases && known.may_lease.is_none() {
+                    let mut batch = Batch::default();
+                    let row = ClientRow { may_lease: true, ..known.row() };
+                    batch.put(&key::client(client), &row.encode());
+                    known.may_lease = Some(self.apply_own(batch)?);
+                }
                 // The row may have been put a moment ago, for the same uuid on another connection.
                 (client, self.store.last_seq())
             } else {
@@ -55,12 +62,14 @@ impl MetaService {
                 let counters = Counters { next_client: client + 1, ..table.counters };
                 let known = Client::new(uuid, BootVerifier(0), self.config.slots);
                 let mut batch = Batch::default();
-                batch.put(&key::client(client), &known.row().encode());
+                let row = ClientRow { may_lease: wants_leases, ..known.row() };
+                batch.put(&key::client(client), &row.encode());
                 batch.put(key::COUNTERS, &counters.encode());
                 let seq = self.apply_own(batch)?;
                 table.counters = counters;
                 table.by_uuid.insert(uuid, client);
-                table.clients.insert(client, Client { reclaim, ..known });
+                let may_lease = wants_leases.then_some(seq);
+                table.clients.insert(client, Client { reclaim, may_lease, ..known });
                 (client, seq)
             }
         };
@@ -118,6 +127,8 @@ impl MetaService {
             table.set_opens(call.client, held.opens);
             let has_locks = table.set_locks(call.client, &held.locks);
             table.awaited.remove(&call.client);
+            self.former.borrow_mut().came_back(call.client);
+            self.leases_changed.notify_all();
             has_locks
         };
         self.push_notices();
@@ -132,6 +143,10 @@ impl MetaService {
         }
         self.wait_for_room(Room { frees: true }).await?;
         self.forget(client)?;
+        // Who falls silent may still trust them, as long as they last.
+        self.leases.borrow_mut().leave(client);
+        self.former.borrow_mut().left(client);
+        self.leases_changed.notify_all();
         self.reap_orphans().await?;
         // The tail's row is gone with the client's: the next start waits for neither.
         self.durable(self.store.last_seq()).await?;

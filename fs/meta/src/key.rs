@@ -24,6 +24,9 @@ pub const USAGE: u8 = b'U';
 pub const USED: u8 = 0;
 const QUOTA: u8 = 1;
 
+/// Where the name begins in the key of an entry by name.
+pub const NAME_AT: usize = 9;
+
 /// The row that says what file system this is.
 pub const SUPERBLOCK: &[u8] = b"M\0";
 /// The row of the counters.

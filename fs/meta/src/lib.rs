@@ -15,12 +15,14 @@ mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
 mod key;
+mod leases;
 mod listing;
 mod locks;
 mod notices;
 mod observe;
 mod ops;
 mod recovery;
+mod rounds;
 mod row;
 mod serve;
 mod service;

@@ -5,10 +5,12 @@
 
 use crate::config::CallHeader;
 use crate::key;
+use crate::leases::Item;
 use crate::row::EntryRow;
-use crate::service::{MetaService, Room, fault_of};
+use crate::service::{Grants, MetaService, Room, fault_of};
 use levada_base::ids::Ino;
 use levada_wire::attr::{Attr, Kind};
+use levada_wire::frame::flags;
 use levada_wire::meta::{DirEntry, MetaFault, MetaReply};
 use std::cell::RefCell;
 use std::ops::Bound;
@@ -21,11 +23,13 @@ impl MetaService {
         &self,
         call: CallHeader,
         ino: Ino,
-        cookie: u64,
-        entries_max: u32,
+        (cookie, entries_max): (u64, u32),
         with_attrs: bool,
+        grants: &Grants,
     ) -> Result<MetaReply, MetaFault> {
         let limit = entries_max.clamp(1, ENTRIES_MAX) as usize;
+        // Before it is listed: who changes a name meanwhile finds the lease.
+        let names = grants.wanted && self.lease(call.client, [Item::Names(ino)].into_iter());
         let (from, to) = (key::entry(ino, cookie), key::entry(ino, u64::MAX));
         let rows = self
             .store
@@ -46,7 +50,7 @@ impl MetaService {
         // Looked at after the listing: every change of an entry writes the directory's row, so
         // waiting for that row is waiting for whatever the listing saw.
         let attrs: RefCell<Vec<Option<Box<Attr>>>> = RefCell::default();
-        self.transact(call, None, None::<Room>, |tx| {
+        self.transact_leasing(call, None, None::<Room>, grants, |tx| {
             let inode = tx.live(ino)?;
             if inode.kind() != Kind::Directory {
                 return Err(MetaFault::NotDirectory.into());
@@ -57,7 +61,15 @@ impl MetaService {
                 let mut found = Vec::with_capacity(entries.len());
                 for entry in &entries {
                     let inode = tx.inode(entry.ino)?;
-                    found.push(inode.map(|inode| tx.attr(entry.ino, &inode)));
+                    let attr = inode.as_ref().map(|inode| tx.attr(entry.ino, inode));
+                    // Of the others is certain only what they are.
+                    if let (Some(inode), Some(attr)) = (&inode, &attr)
+                        && !attr.writers
+                        && !attr.cut
+                    {
+                        tx.tell_node(entry.ino, inode);
+                    }
+                    found.push(attr);
                 }
                 attrs.replace(found);
             }
@@ -68,6 +80,9 @@ impl MetaService {
             MetaReply::Failed(fault) => Err(fault),
             _ => Ok(()),
         })?;
+        if names {
+            grants.give(flags::NAMES);
+        }
         for (entry, attr) in entries.iter_mut().zip(attrs.take()) {
             entry.attr = attr;
         }

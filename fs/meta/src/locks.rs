@@ -271,7 +271,9 @@ impl Locks {
         let mut due: BTreeMap<u64, Vec<(u64, Notice)>> = BTreeMap::new();
         for (client, number) in std::mem::take(&mut self.fresh) {
             let notice = self.clients.get(&client).and_then(|known| known.notices.get(&number));
-            due.entry(client).or_default().extend(notice.map(|(_, notice)| (number, *notice)));
+            due.entry(client)
+                .or_default()
+                .extend(notice.map(|(_, notice)| (number, notice.clone())));
         }
         due
     }
@@ -279,7 +281,11 @@ impl Locks {
     /// Every notice that a client has not acknowledged.
     pub fn notices(&self, client: u64) -> Vec<(u64, Notice)> {
         let notices = self.clients.get(&client).map(|known| known.notices.iter());
-        notices.into_iter().flatten().map(|(number, (_, notice))| (*number, *notice)).collect()
+        notices
+            .into_iter()
+            .flatten()
+            .map(|(number, (_, notice))| (*number, notice.clone()))
+            .collect()
     }
 
     pub fn acknowledged(&mut self, client: u64, number: u64) {
@@ -379,11 +385,11 @@ impl Locks {
         let known = self.clients.entry(client).or_default();
         known.last_notice += 1;
         let number = known.last_notice;
-        known.notices.insert(number, (ino, notice));
-        known.count(ino, 1, 0);
         if let Notice::Granted { ticket } = notice {
             known.granted.insert(ticket, number);
         }
+        known.notices.insert(number, (ino, notice));
+        known.count(ino, 1, 0);
         self.fresh.push((client, number));
     }
 

@@ -1,14 +1,15 @@
-//! Notices: what clients wait to hear of their locks, sent as soon as it is so.
+//! Notices: what clients wait to hear of their locks, sent as soon as it is so; and what others wait for them to hear.
 //!
 //! What always holds:
-//! - A notice stays (in `locks`) until its client has acknowledged it, or what it is about has ended. Over a newer connection
+//! - A notice stays (in `locks` and `leases`) until its client has acknowledged it, or what it is about has ended. Over a newer connection
 //!   all of them are sent again, before the answer to `Register`.
 //! - Notices and acknowledgements need no credit and no slot: they never wait behind what waits for them.
 
+use crate::leases;
 use crate::service::MetaService;
 use levada_base::planted;
 use levada_wire::frame::encode_body;
-use levada_wire::meta::{NOTICES_MAX, Notice, ToClient};
+use levada_wire::meta::{Ack, NOTICES_MAX, Notice, ToClient};
 use levada_wire::rpc::Pusher;
 
 impl MetaService {
@@ -26,7 +27,8 @@ impl MetaService {
     /// A client has registered: from now on it is reached this way.
     pub(crate) fn reached(&self, client: u64, pusher: Pusher) {
         let mut table = self.table.borrow_mut();
-        let notices = table.locks.notices(client);
+        let mut notices = table.locks.notices(client);
+        notices.extend(self.leases.borrow().notices(client));
         let Some(known) = table.clients.get_mut(&client) else { return };
         let is_late = |known: &Pusher| known.connection() > pusher.connection();
         if known.pusher.as_ref().is_some_and(is_late) {
@@ -38,14 +40,30 @@ impl MetaService {
         known.pusher = Some(pusher);
     }
 
+    /// Sends these at once, if there is a way.
+    pub(crate) fn push_to(&self, client: u64, notices: &[(u64, Notice)]) {
+        let table = self.table.borrow();
+        let known = table.clients.get(&client);
+        if let Some(pusher) = known.and_then(|known| known.pusher.as_ref()) {
+            self.push(client, pusher, notices);
+        }
+    }
+
     fn push(&self, client: u64, pusher: &Pusher, notices: &[(u64, Notice)]) {
         for part in notices.chunks(NOTICES_MAX) {
             pusher.push(client, self.verifier, encode_body(&ToClient::Notices(part.to_vec())));
         }
     }
 
-    pub(crate) fn acknowledged(&self, client: u64, numbers: &[u64]) {
+    pub(crate) fn acknowledged(&self, client: u64, acks: &[Ack]) {
         let mut table = self.table.borrow_mut();
-        numbers.iter().for_each(|number| table.locks.acknowledged(client, *number));
+        for ack in acks {
+            if ack.number < leases::NUMBERS {
+                table.locks.acknowledged(client, ack.number);
+            } else {
+                self.leases.borrow_mut().acknowledged(client, *ack);
+            }
+        }
+        self.leases_changed.notify_all();
     }
 }

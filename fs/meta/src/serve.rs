@@ -1,7 +1,7 @@
 //! The service on the wire: frames in, replies and notices out.
 
 use crate::config::CallHeader;
-use crate::service::MetaService;
+use crate::service::{Grants, MetaService};
 use crate::tail::Superseded;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::BootVerifier;
@@ -31,7 +31,8 @@ impl Handler for MetaService {
                 _ => None,
             };
             let directory = directory.filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
-            let mut reply = self.handle(call, body).await;
+            let grants = Grants::new(header.flags & flags::NAMES != 0);
+            let mut reply = self.handle_leasing(call, body, &grants).await;
             if let MetaReply::Registered { client, .. } = reply {
                 self.reached(client, from.clone());
             }
@@ -40,11 +41,15 @@ impl Handler for MetaService {
                 && self.table.borrow().accounts.limits_bytes();
             let flags = if is_limited { flags::LIMITED } else { 0 };
             if !unstable {
-                return Reply { verifier, flags, ..Reply::new(encode_body(&reply)) };
+                return Reply {
+                    verifier,
+                    flags: grants.flags() | flags,
+                    ..Reply::new(encode_body(&reply))
+                };
             }
             // Nothing comes between this and the sending of the reply.
             if let (Some(directory), MetaReply::Entry(attr, true)) = (directory, &mut reply)
-                && let Some(directory) = self.directory_now(call, directory)
+                && let Some(directory) = self.directory_now(call, directory, &grants)
             {
                 let attr = attr.clone();
                 reply = MetaReply::Made { attr, directory };
@@ -57,17 +62,17 @@ impl Handler for MetaService {
                     return Reply { verifier, ..Reply::flagged(flags::NOT_HERE) };
                 }
             }
-            Reply { verifier, flags, ..Reply::new(encode_body(&reply)) }
+            Reply { verifier, flags: grants.flags() | flags, ..Reply::new(encode_body(&reply)) }
         })
     }
 
     fn one_way(&self, frame: Frame, _from: ConnectionId) {
-        let Ok(ToService::Acks(numbers)) = decode_body(&frame.body) else {
+        let Ok(ToService::Acks(acks)) = decode_body(&frame.body) else {
             tracing::warn!("what a client says by itself makes no sense");
             return;
         };
         if frame.header.verifier == self.verifier() {
-            self.acknowledged(frame.header.client, &numbers);
+            self.acknowledged(frame.header.client, &acks);
         }
     }
 }

@@ -18,19 +18,22 @@ use crate::accounts::Row;
 use crate::cache::{Cache, Listing};
 use crate::config::{CallHeader, FsConfig, MetaError, ServeConfig};
 use crate::key;
+use crate::leases::{Item, Leases};
 use crate::observe::Observer;
 use crate::ops::{self, Answer, chores};
+use crate::rounds::Former;
 use crate::row::{Body, Charge, Counters, Inode, ReplyRow, Superblock, TailRow, first_ino};
 use crate::slots::{Entered, Ticket};
 use crate::table::{Client, Table};
 use crate::tail::Tail;
-use crate::tx::{Env, Outcome, Stop, Tx};
+use crate::tx::{Env, Outcome, Stop, Told, Tx};
 use levada_base::ids::{BootVerifier, Ino, Seq};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_kv::{Batch, Bytes, KvError, Store};
 use levada_wire::attr::{Attr, Time};
+use levada_wire::frame::flags;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
@@ -57,6 +60,10 @@ pub struct MetaService {
     pub(crate) verifier: BootVerifier,
     pub(crate) table: RefCell<Table>,
     pub(crate) tail: RefCell<Tail>,
+    pub(crate) leases: RefCell<Leases>,
+    pub(crate) former: RefCell<Former>,
+    /// A notice was acknowledged, or somebody who may hold leases came or went.
+    pub(crate) leases_changed: Notify,
     /// The holder of the tail is awaited.
     pub(crate) recovering: Cell<bool>,
     pub(crate) recovery_changed: Notify,
@@ -223,6 +230,7 @@ impl MetaService {
                 "waiting up to {seconds} s for the client that holds what is not durable"
             );
         }
+        let former = Former::of(&table);
         let targets = config.objects.iter().map(|(target, _)| *target).collect();
         Ok(Self {
             store,
@@ -233,6 +241,9 @@ impl MetaService {
             recovery_changed: Notify::default(),
             recovery_turn: Semaphore::new(1),
             tail: RefCell::new(Tail::new(tail)),
+            leases: RefCell::default(),
+            former: RefCell::new(former),
+            leases_changed: Notify::default(),
             cache: RefCell::new(Cache::new(config.cache_bytes)),
             slot_free: Notify::default(),
             observer: RefCell::default(),
@@ -285,19 +296,34 @@ impl MetaService {
     /// Answers one request. Requests may run as concurrent tasks; one that is dropped half-way
     /// has either changed nothing or can be repeated with its slot and sequence.
     pub async fn handle(&self, call: CallHeader, request: MetaRequest) -> MetaReply {
-        match self.answer(call, request).await {
+        self.handle_leasing(call, request, &Grants::none()).await
+    }
+
+    /// As [`MetaService::handle`], with the leases that the caller wants.
+    pub(crate) async fn handle_leasing(
+        &self,
+        call: CallHeader,
+        request: MetaRequest,
+        grants: &Grants,
+    ) -> MetaReply {
+        match self.answer(call, request, grants).await {
             Ok(reply) => reply,
             Err(fault) => MetaReply::Failed(fault),
         }
     }
 
-    async fn answer(&self, call: CallHeader, request: MetaRequest) -> Result<MetaReply, MetaFault> {
+    async fn answer(
+        &self,
+        call: CallHeader,
+        request: MetaRequest,
+        grants: &Grants,
+    ) -> Result<MetaReply, MetaFault> {
         self.serving_for();
         if self.is_recovering() {
             self.recovered(call.client, &request).await?;
         }
         if let MetaRequest::Register { uuid } = request {
-            return self.register(call.connection, uuid).await;
+            return self.register(call.connection, uuid, grants.wanted).await;
         }
         if call.client != 0 {
             let mut table = self.table.borrow_mut();
@@ -320,7 +346,8 @@ impl MetaService {
                 return Ok(MetaReply::Done);
             }
             MetaRequest::ReadDir { ino, cookie, entries_max, attrs } => {
-                return self.read_dir(call, ino, cookie, entries_max, attrs).await;
+                let (page, attrs) = ((cookie, entries_max), attrs);
+                return self.read_dir(call, ino, page, attrs, grants).await;
             }
             MetaRequest::SpaceNow => return Ok(self.space_now().await),
             MetaRequest::Chores { limit, after } => return self.chores(limit, after).await,
@@ -339,7 +366,7 @@ impl MetaService {
         };
         let frees = chores::frees(&request);
         let room = writes_rows(&request).then_some(Room { frees });
-        self.transact(call, ticket, room, |tx| ops::run(tx, &request)).await
+        self.transact_leasing(call, ticket, room, grants, |tx| ops::run(tx, &request)).await
     }
 
     /// Runs an operation to its durable end.
@@ -350,12 +377,25 @@ impl MetaService {
         room: Option<Room>,
         op: impl Fn(&mut Tx<'_>) -> Answer,
     ) -> Result<MetaReply, MetaFault> {
+        self.transact_leasing(call, ticket, room, &Grants::none(), op).await
+    }
+
+    /// As [`MetaService::transact`], with leases on what the answer tells.
+    pub(crate) async fn transact_leasing(
+        &self,
+        call: CallHeader,
+        ticket: Option<Ticket<'_>>,
+        room: Option<Room>,
+        grants: &Grants,
+        op: impl Fn(&mut Tx<'_>) -> Answer,
+    ) -> Result<MetaReply, MetaFault> {
+        let mut round = None;
         loop {
             if let Some(room) = room {
                 self.wait_for_room(room).await?;
             }
             let now = self.time();
-            let (result, outcome) = {
+            let (result, mut outcome) = {
                 let table = self.table.borrow();
                 let mut cache = self.cache.borrow_mut();
                 let mut tx = Tx::new(&self.env, &table, &mut cache, call.client, now);
@@ -365,6 +405,7 @@ impl MetaService {
             #[cfg(test)]
             let before = self.store.last_seq();
             let outcome_saw = outcome.saw;
+            let told = std::mem::take(&mut outcome.told);
             // From here to the end of `commit` nothing else runs.
             let (reply, seq) = match result {
                 Err(Stop::Missing) => {
@@ -387,11 +428,17 @@ impl MetaService {
                         self.fetch(unread).await?;
                         continue;
                     }
+                    if self.told_others(call.client, &outcome.writes, &mut round).await {
+                        // Much may have happened meanwhile.
+                        continue;
+                    }
                     let seq = self.commit(call, ticket.as_ref(), &reply, outcome)?;
                     (reply, seq)
                 }
             };
             drop(ticket);
+            drop(round);
+            self.grant(call.client, &told, grants);
             self.push_notices();
             // Also what was only read: between transactions, so that none loses what it waits for.
             self.cache.borrow_mut().trim(self.store.durable_seq());
@@ -421,9 +468,28 @@ impl MetaService {
         self.durable(seq).await
     }
 
+    /// In the step that read what is told: who changes it after that finds the lease. The caller is told of it when the
+    /// answer may go, and a notice that comes before voids it.
+    fn grant(&self, client: u64, told: &Told, grants: &Grants) {
+        if !grants.wanted {
+            return;
+        }
+        if !told.names.is_empty() && self.lease(client, told.names()) {
+            grants.give(flags::NAMES);
+        }
+        if !told.nodes.is_empty() && self.lease(client, told.nodes()) && !told.is_vague {
+            grants.give(flags::NODE);
+        }
+    }
+
     /// The attributes of a directory as they are now, if the caller, who holds the tail, may be told at
     /// once.
-    pub(crate) fn directory_now(&self, call: CallHeader, ino: Ino) -> Option<Box<Attr>> {
+    pub(crate) fn directory_now(
+        &self,
+        call: CallHeader,
+        ino: Ino,
+        grants: &Grants,
+    ) -> Option<Box<Attr>> {
         let table = self.table.borrow();
         let durable = self.store.durable_seq();
         if !self.tail.borrow_mut().is_early(call, durable, &table.counters) {
@@ -432,7 +498,12 @@ impl MetaService {
         let mut cache = self.cache.borrow_mut();
         let mut tx = Tx::new(&self.env, &table, &mut cache, call.client, self.time());
         match ops::attrs::get(&mut tx, ino) {
-            Ok(MetaReply::Attr(attr)) => Some(attr),
+            Ok(MetaReply::Attr(attr)) => {
+                if grants.wanted && self.lease(call.client, [Item::Node(ino)].into_iter()) {
+                    grants.give(flags::DIRECTORY);
+                }
+                Some(attr)
+            }
             _ => None,
         }
     }
@@ -567,6 +638,31 @@ impl MetaService {
         let now = wall_clock().max(self.last_time.get());
         self.last_time.set(now);
         now
+    }
+}
+
+/// The leases that come with an answer.
+pub(crate) struct Grants {
+    pub wanted: bool,
+    given: Cell<u32>,
+}
+
+impl Grants {
+    pub fn new(wanted: bool) -> Self {
+        Self { wanted, given: Cell::new(0) }
+    }
+
+    pub fn none() -> Self {
+        Self::new(false)
+    }
+
+    pub fn give(&self, flags: u32) {
+        self.given.set(self.given.get() | flags);
+    }
+
+    /// Flags of the reply.
+    pub fn flags(&self) -> u32 {
+        self.given.get()
     }
 }
 

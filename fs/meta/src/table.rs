@@ -53,7 +53,9 @@ pub struct Client {
     pub reclaim: Option<Reclaim>,
     /// Its row says that it may hold locks, from this batch on.
     pub may_lock: Option<Seq>,
-    /// It has had none since, as far as has been looked.
+    /// Its row says that it may hold leases, from this batch on.
+    pub may_lease: Option<Seq>,
+    /// It has had no lock since, as far as has been looked.
     pub lockless_since: Instant,
     /// The way back, over the connection that it registered on last.
     pub pusher: Option<Pusher>,
@@ -80,13 +82,15 @@ impl Client {
             settled,
             reclaim: None,
             may_lock: None,
+            may_lease: None,
             lockless_since: reactor::now(),
             pusher: None,
         }
     }
 
     pub fn row(&self) -> ClientRow {
-        ClientRow { uuid: self.uuid, settled: self.settled, may_lock: self.may_lock.is_some() }
+        let (may_lock, may_lease) = (self.may_lock.is_some(), self.may_lease.is_some());
+        ClientRow { uuid: self.uuid, settled: self.settled, may_lock, may_lease }
     }
 
     /// The row that says: what it is told from now on is not settled, also when an earlier part of
@@ -213,10 +217,12 @@ impl Table {
             table.counters.doomed_inodes = scan_tag(store, key::DESTROY).await?.len() as u64;
         }
         for (key, value) in scan_tag(store, key::CLIENT).await? {
-            let ClientRow { uuid, settled, may_lock } = ClientRow::decode(&value)?;
+            let ClientRow { uuid, settled, may_lock, may_lease } = ClientRow::decode(&value)?;
             let client = key::first_number(&key).unwrap_or(0);
-            let may_lock = may_lock.then_some(Seq(0));
-            table.clients.insert(client, Client { may_lock, ..Client::new(uuid, settled, slots) });
+            let noted = |may: bool| may.then_some(Seq(0));
+            let (may_lock, may_lease) = (noted(may_lock), noted(may_lease));
+            let known = Client { may_lock, may_lease, ..Client::new(uuid, settled, slots) };
+            table.clients.insert(client, known);
             table.by_uuid.insert(uuid, client);
             table.awaited.insert(client);
         }

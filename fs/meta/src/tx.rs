@@ -6,6 +6,7 @@
 
 use crate::cache::Cache;
 use crate::key::{self, Key};
+use crate::leases::Item;
 use crate::row::{
     Charge, Counters, Damaged, DoomedRow, EntryRow, Inode, NameRow, OrphanRow, Session,
     StoredBytes, Subject, Superblock, Usage,
@@ -49,6 +50,28 @@ pub struct Env {
     pub targets: Vec<TargetId>,
 }
 
+/// Rows that a transaction writes; `None`: deletes.
+pub type Writes = SmallVec<[(Bytes, Option<Bytes>); 8]>;
+
+/// What the answer tells of, so that there may be a lease on it.
+#[derive(Default)]
+pub struct Told {
+    pub names: SmallVec<[Ino; 2]>,
+    pub nodes: SmallVec<[Ino; 2]>,
+    /// Of an inode that was told of nothing is certain.
+    pub is_vague: bool,
+}
+
+impl Told {
+    pub fn names(&self) -> impl Iterator<Item = Item> + '_ {
+        self.names.iter().copied().map(Item::Names)
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = Item> + '_ {
+        self.nodes.iter().copied().map(Item::Node)
+    }
+}
+
 /// See the module.
 pub struct Tx<'a> {
     pub env: &'a Env,
@@ -58,24 +81,26 @@ pub struct Tx<'a> {
     pub now: Time,
     pub counters: Counters,
     cache: &'a mut Cache,
-    writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
+    writes: Writes,
     effects: SmallVec<[Effect; 4]>,
     /// What these use with the changes of this transaction.
     used: SmallVec<[(Subject, Usage); 4]>,
     missing: Vec<Bytes>,
     made_directory: Option<Ino>,
+    told: Told,
     saw: Seq,
 }
 
 /// What a transaction leaves behind.
 pub struct Outcome {
-    pub writes: SmallVec<[(Bytes, Option<Bytes>); 8]>,
+    pub writes: Writes,
     pub effects: SmallVec<[Effect; 4]>,
     pub used: SmallVec<[(Subject, Usage); 4]>,
     pub missing: Vec<Bytes>,
     /// It has no names yet.
     pub made_directory: Option<Ino>,
     pub counters: Counters,
+    pub told: Told,
     /// The last change among the rows that were read: what follows from them may only be told
     /// once this is durable.
     pub saw: Seq,
@@ -101,13 +126,14 @@ impl<'a> Tx<'a> {
             used: SmallVec::new(),
             missing: Vec::new(),
             made_directory: None,
+            told: Told::default(),
             saw: Seq(0),
         }
     }
 
     pub fn finish(self) -> Outcome {
-        let Self { writes, effects, used, missing, made_directory, counters, saw, .. } = self;
-        Outcome { writes, effects, used, missing, made_directory, counters, saw }
+        let Self { writes, effects, used, missing, made_directory, counters, told, saw, .. } = self;
+        Outcome { writes, effects, used, missing, made_directory, counters, told, saw }
     }
 
     /// Notes which of these rows must be fetched, so that they are fetched together.
@@ -185,6 +211,22 @@ impl<'a> Tx<'a> {
     /// A directory has come into being, so all its names are known.
     pub fn made_directory(&mut self, ino: Ino) {
         self.made_directory = Some(ino);
+    }
+
+    /// The answer tells what a name in `directory` means, or that it is not there.
+    pub fn tell_names(&mut self, directory: Ino) {
+        self.told.names.push(directory);
+    }
+
+    /// The answer tells the attributes of an inode as they are after this transaction. Where another client writes they do
+    /// not tell the size, and nobody trusts what has no name: it goes without a word.
+    pub fn tell_node(&mut self, ino: Ino, inode: &Inode) {
+        let sessions = self.sessions(ino);
+        if inode.nlink == 0 || sessions.iter().any(|(client, _)| *client != self.client) {
+            self.told.is_vague = true;
+        } else {
+            self.told.nodes.push(ino);
+        }
     }
 
     pub fn effect(&mut self, effect: Effect) {

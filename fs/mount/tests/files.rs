@@ -21,9 +21,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use syscalls::{c_path, handle_of, open_handle, write_by_mapping};
 use world::with_world;
 
-/// How long another mount's change may take to show, and a little more.
-const STALE_AT_MOST: Duration = Duration::from_millis(1100);
-
 /// Bytes that differ from block to block and inside each.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed | 1;
@@ -738,19 +735,14 @@ fn another_mounts_names_show_in_a_directory_that_was_made_here() {
             opened.read(true).write(true).create(true).truncate(false);
             let opened = opened.open(made.join("opened")).unwrap();
             assert_eq!(opened.metadata().unwrap().len(), 6);
-            // ... and who only looks may be told what was true a second ago.
-            let start = Instant::now();
-            while !made.join("seen").exists() {
-                assert!(start.elapsed() < STALE_AT_MOST);
-                File::create_new(made.join(format!("more{}", start.elapsed().as_nanos()))).unwrap();
-                thread::sleep(Duration::from_millis(20));
-            }
+            // ... and who only looks is told so.
+            assert!(made.join("seen").exists());
         }
     });
 }
 
 #[test]
-fn another_mount_sees_data_at_its_next_open_and_names_within_a_second() {
+fn another_mount_sees_data_at_its_next_open_and_names_at_once() {
     with_world(2, |world| {
         let (here, there) = (world.dirs[0].join("file"), world.dirs[1].join("file"));
         assert!(!there.exists());
@@ -771,11 +763,7 @@ fn another_mount_sees_data_at_its_next_open_and_names_within_a_second() {
         drop(kept);
         fs::rename(&here, world.dirs[0].join("moved")).unwrap();
         assert_eq!(fs::read(world.dirs[1].join("moved")).unwrap().len(), 10_019);
-        let start = Instant::now();
-        while there.exists() {
-            assert!(start.elapsed() < STALE_AT_MOST);
-            thread::sleep(Duration::from_millis(20));
-        }
+        assert!(!there.exists());
     });
 }
 

@@ -20,7 +20,7 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// The longest payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 8 << 20;
 /// The version of the frame and of the messages in it.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// The version that a frame of [`Kind::Hello`] is written in for ever, so that whoever speaks another can be told so.
 const HELLO_VERSION: u16 = 1;
 /// In [`Header::slot`]: the request changes nothing and needs no slot.
@@ -55,7 +55,7 @@ pub enum Class {
     Background,
 }
 
-/// Flags of a reply; no other bit is set in version 2.
+/// Flags of requests and replies; no other bit is set in version 3.
 pub mod flags {
     /// The target is not served here (now): nothing was done, try again later or elsewhere.
     pub const NOT_HERE: u32 = 1;
@@ -73,8 +73,18 @@ pub mod flags {
     /// Of a reply of a metadata target: bytes are limited for somebody, so ask
     /// ([`MetaRequest::Grant`](crate::meta::MetaRequest::Grant)) before what is written grows.
     pub const LIMITED: u32 = 512;
-    /// Every flag that version 2 knows.
-    pub const ALL: u32 = NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY | LIMITED;
+    /// Of a request: the caller gives heed to the notices that come with leases, so it may be given some. Of a reply: a lease
+    /// on the names of each directory that it tells names of (docs/design/0012-locks-and-leases.md).
+    pub const NAMES: u32 = 32;
+    /// Of a reply: a lease on each inode of which it tells attributes, as that document says.
+    pub const NODE: u32 = 64;
+    /// Of a reply `Made`: a lease on the directory's attributes.
+    pub const DIRECTORY: u32 = 128;
+    /// The leases that a reply may grant.
+    pub const LEASES: u32 = NAMES | NODE | DIRECTORY;
+    /// Every flag that version 3 knows.
+    pub const ALL: u32 =
+        NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY | LEASES | LIMITED;
 }
 
 /// The header but for lengths and checksums, which the codec fills in.
@@ -162,7 +172,7 @@ pub enum FrameError {
     Version { found: u16 },
     #[error("the header's checksum does not match")]
     HeaderChecksum,
-    #[error("header field at byte {at} has a value that version 2 does not know")]
+    #[error("header field at byte {at} has a value that version 3 does not know")]
     Field { at: usize },
     #[error("a body of {bytes} bytes is too long")]
     BodyTooLong { bytes: usize },

@@ -10,6 +10,7 @@ use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::cell::Cell;
+use std::time::Duration;
 
 /// Requests in a [`MetaRequest::Several`].
 pub const SEVERAL_MAX: usize = 64;
@@ -24,8 +25,14 @@ const VARINT_U32: usize = 5;
 /// Locks, waits and notices of one client at a metadata target.
 pub const LOCKS_MAX: usize = 1 << 16;
 /// Notices in one [`ToClient::Notices`], and numbers in one [`ToService::Acks`].
-pub const NOTICES_MAX: usize = 1 << 15;
-const _: () = assert!(16 + NOTICES_MAX * (2 * VARINT_U64 + 1) <= BODY_BYTES_MAX);
+pub const NOTICES_MAX: usize = 1 << 11;
+const _: () =
+    assert!(16 + NOTICES_MAX * (2 * VARINT_U64 + 1 + 2 + NAME_BYTES_MAX) <= BODY_BYTES_MAX);
+/// The longest name, in bytes (NAME_MAX).
+const NAME_BYTES_MAX: usize = 255;
+
+/// How long a lease on names or attributes lasts, from when its request was sent.
+pub const LEASE_TERM: Duration = Duration::from_secs(10);
 
 /// Locks in one part of a [`MetaRequest::Reclaim`].
 pub const RECLAIM_LOCKS_MAX: usize = 1 << 14;
@@ -488,20 +495,32 @@ pub enum ToClient {
     Notices(Vec<(u64, Notice)>),
 }
 
-/// What a client waits to hear.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a client waits to hear, or others wait for it to hear.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Notice {
     /// The wait has ended with the lock.
     Granted { ticket: u64 },
     /// The wait has ended without: it had come to wait for itself (EDEADLK).
     Refused { ticket: u64 },
+    /// A lease is in the way: what this name means in `dir`, or whether it is there, is about to change.
+    Names { dir: Ino, name: Vec<u8> },
+    /// A lease is in the way: the attributes are about to change.
+    Node { ino: Ino },
 }
 
 /// The body of a one-way frame to a service; the header names the client and the life of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToService {
-    /// These notices were taken in. At most [`NOTICES_MAX`].
-    Acks(Vec<u64>),
+    /// These notices were taken in, and nothing here trusts any more what is about to change. At most [`NOTICES_MAX`].
+    Acks(Vec<Ack>),
+}
+
+/// A notice was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ack {
+    pub number: u64,
+    /// Of [`Notice::Names`]: the lease goes on for the directory's other names.
+    pub keeps: bool,
 }
 
 /// What the client must hold for the answers that follow (`docs/design/0010-metadata-tail.md`).

@@ -4,6 +4,7 @@
 
 pub mod contest;
 pub mod crash;
+pub mod leases;
 
 use levada_base::ids::{Ino, TargetId};
 use levada_base::reactor::{self, Group};
@@ -206,6 +207,12 @@ impl World {
         let config = ClientConfig::new(transport, "meta", META, [number; 16]);
         let cluster = if self.asks_for_any.get() { [0; 16] } else { self.cluster.get() };
         ClientConfig { cluster, ..config }
+    }
+
+    /// A client that is given leases.
+    pub async fn leasing(&self, name: &str) -> Client {
+        let config = ClientConfig { leases: true, ..self.config(name) };
+        Client::connect(config).await.expect("connects")
     }
 
     pub async fn client(&self, name: &str) -> Client {

@@ -201,12 +201,14 @@ impl Model {
         let order = std::mem::take(&mut self.locks.fresh);
         for (client, number) in order {
             if let Some((_, notice)) = self.locks.clients[&client].notices.get(&number) {
-                due.push((client, number, *notice));
+                due.push((client, number, notice.clone()));
             }
         }
         for (client, number, notice) in due {
             self.numbers.push((client, number));
-            let (Notice::Granted { ticket } | Notice::Refused { ticket }) = notice;
+            let (Notice::Granted { ticket } | Notice::Refused { ticket }) = notice else {
+                panic!("{notice:?} is not about locks")
+            };
             let at = self.waits.iter().position(|wait| wait.ticket == ticket).expect("a wait");
             let wait = self.waits[at];
             assert_eq!(wait.owner.client, client);

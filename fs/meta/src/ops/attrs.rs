@@ -9,6 +9,7 @@ use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, SetTime};
 
 pub fn get(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     let inode = tx.live(ino)?;
+    tx.tell_node(ino, &inode);
     Ok(MetaReply::Attr(tx.attr(ino, &inode)))
 }
 
@@ -23,6 +24,7 @@ pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, change: &AttrChange) -> An
     let mut inode = tx.live(ino)?;
     check_owner(caller, &inode, change)?;
     if *change == AttrChange::default() {
+        tx.tell_node(ino, &inode);
         return Ok(MetaReply::Attr(tx.attr(ino, &inode)));
     }
     let is_directory = inode.kind() == Kind::Directory;
@@ -61,9 +63,11 @@ pub fn set(tx: &mut Tx<'_>, caller: Caller, ino: Ino, change: &AttrChange) -> An
     touch_inode(tx, &mut inode);
     inode.ctime = change.ctime.unwrap_or(tx.now);
     tx.put_inode(ino, &inode);
-    let cuts = change.size.is_some();
-    let attr = if cuts { tx.attr_to_cut(ino, &inode) } else { tx.attr(ino, &inode) };
-    Ok(MetaReply::Attr(attr))
+    if change.size.is_some() {
+        return Ok(MetaReply::Attr(tx.attr_to_cut(ino, &inode)));
+    }
+    tx.tell_node(ino, &inode);
+    Ok(MetaReply::Attr(tx.attr(ino, &inode)))
 }
 
 /// Ownership rules of chmod(2), chown(2) and utimensat(2); access modes are the kernel's.

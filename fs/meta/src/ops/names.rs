@@ -35,9 +35,12 @@ pub fn lookup(tx: &mut Tx<'_>, parent: Ino, name: &[u8]) -> Answer {
         directory.parent
     } else {
         check_name(name)?;
+        // Also that it is not there.
+        tx.tell_names(parent);
         tx.name(parent, name)?.ok_or(MetaFault::NotFound)?.ino
     };
     let inode = target_of(tx, ino)?;
+    tx.tell_node(ino, &inode);
     Ok(MetaReply::Attr(tx.attr(ino, &inode)))
 }
 
@@ -51,6 +54,7 @@ pub fn create(
     check_name(name)?;
     tx.load(&[key::inode(parent), key::name(parent, name)])?;
     let mut directory = tx.directory(parent)?;
+    tx.tell_names(parent);
     if let Some(found) = tx.name(parent, name)? {
         return open_found(tx, found, made.new, exclusive);
     }
@@ -64,6 +68,8 @@ pub fn create(
         }
         directory.nlink += 1;
         tx.made_directory(ino);
+        // It has none, as yet.
+        tx.tell_names(ino);
     }
     let cookie = count_entry(&mut directory);
     touch_directory(tx, &mut directory);
@@ -107,6 +113,7 @@ fn put_new(tx: &mut Tx<'_>, ino: Ino, inode: &Inode, made: &Made<'_>) -> MetaRep
             tx.put_session(ino, tx.client, Some(Session { writing: true, ..Session::default() }));
         }
     }
+    tx.tell_node(ino, inode);
     MetaReply::Entry(attr, true)
 }
 
@@ -126,6 +133,7 @@ fn open_found(tx: &mut Tx<'_>, found: NameRow, new: &NewInode, exclusive: bool) 
         // The caller follows a link itself, and opens a special file without the service.
         (Kind::File | Kind::Symlink | Kind::Special, _) => {
             let inode = target_of(tx, ino)?;
+            tx.tell_node(ino, &inode);
             Ok(MetaReply::Entry(tx.attr(ino, &inode), false))
         }
     }
@@ -226,6 +234,8 @@ pub fn link(tx: &mut Tx<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer {
     tx.put_inode(ino, &inode);
     tx.put_inode(parent, &directory);
     tx.put_entry(parent, name, NameRow { cookie, ino, kind: inode.kind() });
+    tx.tell_names(parent);
+    tx.tell_node(ino, &inode);
     Ok(MetaReply::Attr(tx.attr(ino, &inode)))
 }
 

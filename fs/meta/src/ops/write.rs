@@ -34,6 +34,7 @@ pub fn open(tx: &mut Tx<'_>, ino: Ino, mode: OpenMode) -> Answer {
         return Ok(MetaReply::Attr(tx.attr_to_cut(ino, &inode)));
     }
     tx.effect(Effect::Opened(ino));
+    tx.tell_node(ino, &inode);
     Ok(MetaReply::Attr(tx.attr(ino, &inode)))
 }
 

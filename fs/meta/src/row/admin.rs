@@ -53,6 +53,8 @@ pub struct ClientRow {
     pub settled: BootVerifier,
     /// It may hold locks: after a restart nobody is given one before it has come back, or fallen silent.
     pub may_lock: bool,
+    /// It may hold leases.
+    pub may_lease: bool,
 }
 
 /// The value of `R|client|slot`.
@@ -165,13 +167,14 @@ impl TailRow {
 /// Version 1 had no flags.
 const CLIENT_VERSION: u8 = 2;
 const MAY_LOCK: u8 = 1;
+const MAY_LEASE: u8 = 2;
 
 impl ClientRow {
     pub fn encode(&self) -> [u8; 26] {
         let mut row = [CLIENT_VERSION; 26];
         row[1..17].copy_from_slice(&self.uuid);
         row[17..25].copy_from_slice(&self.settled.0.to_le_bytes());
-        row[25] = u8::from(self.may_lock) * MAY_LOCK;
+        row[25] = u8::from(self.may_lock) * MAY_LOCK + u8::from(self.may_lease) * MAY_LEASE;
         row
     }
 
@@ -181,10 +184,11 @@ impl ClientRow {
         let settled = BootVerifier(fields.u64()?);
         let flags = if version == 1 { 0 } else { fields.u8()? };
         fields.end()?;
-        if flags & !MAY_LOCK != 0 {
+        if flags & !(MAY_LOCK | MAY_LEASE) != 0 {
             return Err(fields.damaged());
         }
-        Ok(Self { uuid, settled, may_lock: flags & MAY_LOCK != 0 })
+        let (may_lock, may_lease) = (flags & MAY_LOCK != 0, flags & MAY_LEASE != 0);
+        Ok(Self { uuid, settled, may_lock, may_lease })
     }
 }
 
@@ -325,14 +329,19 @@ mod tests {
         let mut old = vec![1];
         old.extend([7; 16]);
         old.extend(9_u64.to_le_bytes());
-        let row = ClientRow { uuid: [7; 16], settled: BootVerifier(9), may_lock: false };
+        let row = ClientRow {
+            uuid: [7; 16],
+            settled: BootVerifier(9),
+            may_lock: false,
+            may_lease: false,
+        };
         assert_eq!(ClientRow::decode(&old), Ok(row));
-        for may_lock in [false, true] {
-            let row = ClientRow { may_lock, ..row };
+        for flags in 0..4 {
+            let row = ClientRow { may_lock: flags & 1 != 0, may_lease: flags & 2 != 0, ..row };
             assert_eq!(ClientRow::decode(&row.encode()), Ok(row));
         }
         let mut unknown = row.encode();
-        unknown[25] = 2;
+        unknown[25] = 4;
         assert!(ClientRow::decode(&unknown).is_err());
         assert!(ClientRow::decode(&row.encode()[..25]).is_err());
         old.push(0);

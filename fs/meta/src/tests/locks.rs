@@ -3,7 +3,7 @@
 use super::*;
 use levada_base::planted;
 use levada_wire::lock::{Lock, LockOwner, LockRange, LockSort};
-use levada_wire::meta::Notice;
+use levada_wire::meta::{Ack, Notice};
 
 fn flock(id: u64, exclusive: bool) -> Lock {
     let owner = LockOwner { sort: LockSort::Flock, id };
@@ -67,7 +67,9 @@ fn a_lock_is_taken_waited_for_and_released() {
         assert_eq!(world.notices(&b), [(1, Notice::Granted { ticket: 9 })]);
         // The notice was lost, and the answer too.
         assert!(is_locked(&b.change(request(ino, theirs, Some(9))).await, ino));
-        world.service().acknowledged(b.client.get(), &[1, 7]);
+        world
+            .service()
+            .acknowledged(b.client.get(), &[1, 7].map(|number| Ack { number, keeps: false }));
         assert!(world.notices(&b).is_empty());
         assert_eq!(a.change(request(ino, mine, None)).await, HELD);
         world.stop();

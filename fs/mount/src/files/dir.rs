@@ -4,11 +4,11 @@
 //! 1 is the place after `.` and 2 the place after `..`; so a listing can go on anywhere, in any
 //! process, whatever was made or removed meanwhile.
 
-use super::{Files, entry_of};
+use super::Files;
 use crate::codec::{DirBuilder, Entry, Errno, ReadArgs, Reply};
 use futures_util::future::{join, join_all};
 use levada_base::ids::Ino;
-use levada_wire::attr::Kind;
+use levada_wire::attr::{Attr, Kind};
 use levada_wire::meta::DirEntry;
 
 const AFTER_DOT: u64 = 1;
@@ -29,7 +29,7 @@ impl Files {
         args: ReadArgs,
         plus: bool,
     ) -> Result<Reply, Errno> {
-        let size = args.size.min(BODY_BYTES_MAX);
+        let (dir, size) = (ino, args.size.min(BODY_BYTES_MAX));
         let entry_bytes = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
         let entries_max = (size / entry_bytes).clamp(1, ENTRIES_MAX);
         let asking = self.ask();
@@ -56,30 +56,32 @@ impl Files {
                 }
             }
         }
-        let exact = if plus { self.exact_entries(&entries).await } else { Vec::new() };
+        let exact = if plus { self.exact_attrs(&entries).await } else { Vec::new() };
         for (at, entry) in entries.iter().enumerate() {
             let DirEntry { cookie, name, ino, .. } = entry;
             let known = exact.get(at).and_then(Option::as_ref);
-            if !put(&mut body, *ino, known, plus, *cookie, mode_of(entry), name) {
+            // Nothing comes between this and the answer.
+            let known = known.map(|attr| self.entry_of(dir, name, attr));
+            if !put(&mut body, *ino, known.as_ref(), plus, *cookie, mode_of(entry), name) {
                 break;
             }
         }
         Ok(Reply::Bytes(body.finish()))
     }
 
-    /// The attributes of listed entries as the kernel may keep them: those of files that are
-    /// being written are asked for again, as a listing does not know their sizes.
-    async fn exact_entries(&self, entries: &[DirEntry]) -> Vec<Option<Entry>> {
+    /// The attributes of listed entries: those of files that are being written are asked for again, as a listing does not
+    /// know their sizes.
+    async fn exact_attrs(&self, entries: &[DirEntry]) -> Vec<Option<Attr>> {
         let exact = entries.iter().map(|entry| async move {
             let attr = entry.attr.as_deref()?;
             if !attr.writers {
-                return Some(entry_of(attr));
+                return Some(attr.clone());
             }
             let asking = self.ask();
             // One that is gone meanwhile is listed without.
             let attr = self.client.attr(attr.ino).await.ok()?;
             self.told(&attr, asking);
-            Some(entry_of(&attr))
+            Some(attr)
         });
         join_all(exact).await
     }

@@ -55,6 +55,21 @@ impl Kernel {
         }
     }
 
+    /// False: there is no way to the kernel.
+    pub(super) async fn drop_attributes(&self, ino: Ino) -> bool {
+        let notifier = self.0.borrow().upgrade();
+        let Some(notifier) = notifier else { return false };
+        notifier.invalidate_attributes(ino.0).await;
+        true
+    }
+
+    pub(super) async fn drop_name(&self, dir: Ino, name: &[u8]) -> bool {
+        let notifier = self.0.borrow().upgrade();
+        let Some(notifier) = notifier else { return false };
+        notifier.invalidate_entry(dir.0, name).await;
+        true
+    }
+
     async fn drop_pages(&self, ino: Ino) {
         let notifier = self.0.borrow().upgrade();
         if let Some(notifier) = notifier {

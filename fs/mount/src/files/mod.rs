@@ -7,6 +7,7 @@
 //! - `attrs`: attributes in the client's words and in the kernel's;
 //! - `xattrs`: extended attributes, and which inodes have none;
 //! - `locks`: locks, which meet those of other mounts;
+//! - `leases`: what the kernel may trust, and how that ends;
 //! - `names`: which names are absent, for as long as that is certain enough;
 //! - `interrupt`: a killed process need not wait for a service that is away.
 //!
@@ -25,6 +26,7 @@
 mod attrs;
 mod dir;
 mod interrupt;
+mod leases;
 mod locks;
 mod names;
 mod open;
@@ -39,6 +41,7 @@ use crate::handler::{Handler, write_data};
 use crate::transport::Notifier;
 use attrs::{attr_of, change_of, has_set_id, time_of};
 use interrupt::Interrupts;
+use leases::Trust;
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor;
@@ -49,13 +52,12 @@ use locks::Kernel;
 use names::Names;
 use open::{Handles, Pages};
 use std::cell::Cell;
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 use xattrs::Bare;
 
-/// How long the kernel trusts names and attributes. Its own changes it knows at once; one that
-/// another mount makes is seen after this long. Leases will make it longer where nobody else
-/// is interested.
+/// How long the kernel trusts names and attributes at most, while this mount has a lease on them. Within the lease it is
+/// told them again without asking the service.
 pub const VALID: Duration = Duration::from_secs(1);
 
 /// The longest name, in bytes (NAME_MAX).
@@ -69,7 +71,8 @@ pub struct Files {
     handles: Handles,
     pages: Pages,
     names: Names,
-    bare: Bare,
+    bare: Rc<Bare>,
+    trust: Rc<Trust>,
     interrupts: Interrupts,
     kernel: Kernel,
     /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
@@ -101,28 +104,20 @@ fn name_of(name: &[u8]) -> Result<&[u8], Errno> {
     if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
 }
 
-/// What a name means to the kernel.
-fn entry_of(attr: &Attr) -> Entry {
-    Entry {
-        inode: attr.ino.0,
-        generation: attr.generation,
-        entry_valid: VALID,
-        attr_valid: VALID,
-        attr: attr_of(attr),
-    }
-}
-
 impl Files {
     /// Answers from what `client` reaches.
     #[must_use]
     pub fn new(client: Client) -> Self {
+        let (kernel, trust, bare) = (Kernel::of(&client), Rc::default(), Rc::default());
+        leases::listen(&client, &trust, &bare, &kernel);
         Files {
-            kernel: Kernel::of(&client),
+            kernel,
             client,
             handles: Handles::default(),
             pages: Pages::default(),
             names: Names::default(),
-            bare: Bare::default(),
+            bare,
+            trust,
             interrupts: Interrupts::default(),
             direct_io: Cell::new(false),
         }
@@ -233,10 +228,20 @@ impl Files {
         Asking { names: self.names.ask(), bare: self.bare.ask() }
     }
 
-    /// Attributes that the kernel is about to get.
+    /// Attributes that came with an answer.
     fn told(&self, attr: &Attr, asking: Asking) {
         self.names.told(attr.ino, attr.change, asking.names);
-        self.bare.told(attr, asking.bare, VALID);
+        self.bare.told(attr, asking.bare, self.client.attr_valid(attr).min(VALID));
+    }
+
+    /// What a name means, for the kernel. Nothing may come between this and the answer.
+    fn entry_of(&self, dir: Ino, name: &[u8], attr: &Attr) -> Entry {
+        self.trust.entry(&self.client, dir, name, attr)
+    }
+
+    /// Attributes, for the kernel, likewise.
+    fn attr_reply(&self, attr: &Attr) -> Reply {
+        Reply::Attr { attr: attr_of(attr), valid: self.trust.attr(&self.client, attr) }
     }
 
     /// Requests that change nothing.
@@ -249,18 +254,10 @@ impl Files {
         match operation {
             Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
             Operation::GetAttr { fh: _ } => {
-                // After each file that it makes the kernel asks for the directory.
-                if let Some((attr, age)) = self.client.directory_just_told(ino)
-                    && let Some(valid) = VALID.checked_sub(age)
-                {
-                    self.names.told_by_change(ino, attr.change);
-                    self.bare.told(&attr, self.bare.ask(), valid);
-                    return Ok(Reply::Attr { attr: attr_of(&attr), valid });
-                }
                 let asking = self.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
                 self.told(&attr, asking);
-                Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
+                Ok(self.attr_reply(&attr))
             }
             Operation::Statx { .. } => {
                 let asking = self.ask();
@@ -272,7 +269,7 @@ impl Files {
                     btime: time_of(attr.btime),
                     ..Statx::default()
                 };
-                Ok(Reply::Statx { statx, valid: VALID })
+                Ok(Reply::Statx { statx, valid: self.trust.attr(&self.client, &attr) })
             }
             Operation::ReadLink => Ok(Reply::Bytes(self.client.read_link(ino).await?)),
             Operation::Read(args) => Box::pin(self.read(ino, args)).await,
@@ -313,12 +310,14 @@ impl Files {
                 let directory = self.client.attr(parent).await?;
                 self.client.attr(directory.parent).await?
             }
-            name if self.names.is_absent(parent, name) => return Err(Errno::NOENT),
+            name if self.names.is_absent(parent, name, self.client.unchanged_since(parent)) => {
+                return Err(Errno::NOENT);
+            }
             name => self.client.lookup(parent, name).await?,
         };
         // A directory on the way is looked up again each second; the kernel asks for nothing else of it then.
         self.told(&attr, asking);
-        Ok(Reply::Entry(entry_of(&attr)))
+        Ok(Reply::Entry(self.entry_of(parent, name, &attr)))
     }
 
     async fn set_attr(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<Reply, Errno> {
@@ -331,12 +330,12 @@ impl Files {
             changing.done();
         }
         // With a mode that an access list of another mount has set, the kernel must come to know of that list.
-        self.bare.told(&attr, asking, VALID);
+        self.bare.told(&attr, asking, self.client.attr_valid(&attr).min(VALID));
         let attr = self.without_set_id(attr, set.kill_set_id).await?;
         if has_set_id(&attr) {
             self.handles.set_id_given(ino);
         }
-        Ok(Reply::Attr { attr: attr_of(&attr), valid: VALID })
+        Ok(self.attr_reply(&attr))
     }
 
     /// Takes the set-id bits away where the kernel says so and the service has not.
@@ -364,7 +363,7 @@ impl Files {
                 let changing = self.names.change(directory, name_of(name)?);
                 let attr = client.create(caller, directory, name, 0o777, new).await?;
                 changing.done();
-                Ok(Reply::Entry(entry_of(&attr)))
+                Ok(Reply::Entry(self.entry_of(directory, name, &attr)))
             }
             Operation::MkNod { name, mode, rdev, umask } => {
                 let new = match mode & libc::S_IFMT {
@@ -378,28 +377,29 @@ impl Files {
                 let changing = self.names.change(directory, name_of(name)?);
                 let attr = client.create(caller, directory, name, mode, new).await?;
                 changing.done();
-                Ok(Reply::Entry(entry_of(&attr)))
+                Ok(Reply::Entry(self.entry_of(directory, name, &attr)))
             }
             Operation::MkDir { name, mode, umask } => {
                 let mode = NewMode { bits: mode, umask };
                 let changing = self.names.change(directory, name_of(name)?);
-                let asked = reactor::now();
                 let attr =
                     client.create(caller, directory, name, mode, NewInode::Directory).await?;
                 changing.done();
-                self.names.made(attr.ino, attr.change, asked);
-                Ok(Reply::Entry(entry_of(&attr)))
+                self.names.made(attr.ino, attr.change, reactor::now());
+                Ok(Reply::Entry(self.entry_of(directory, name, &attr)))
             }
             Operation::Unlink { name } => {
                 let changing = self.names.change(directory, name_of(name)?);
                 client.unlink(caller, directory, name).await?;
                 changing.done();
+                self.trust.removed(directory, name);
                 Ok(Reply::Done)
             }
             Operation::RmDir { name } => {
                 let changing = self.names.change(directory, name_of(name)?);
                 client.remove_dir(caller, directory, name).await?;
                 changing.done();
+                self.trust.removed(directory, name);
                 Ok(Reply::Done)
             }
             Operation::Rename { name, new_parent, new_name, flags } => {
@@ -412,6 +412,7 @@ impl Files {
                 self.names.forget(from.0);
                 self.names.forget(to.0);
                 client.rename(caller, from, to, flags).await?;
+                self.trust.renamed(from, to);
                 Ok(Reply::Done)
             }
             Operation::Link { inode, new_name } => {
@@ -419,9 +420,10 @@ impl Files {
                 let asking = self.bare.ask();
                 let attr = client.link(caller, Ino(inode), directory, new_name).await?;
                 changing.done();
-                self.bare.told(&attr, asking, VALID);
+                self.bare.told(&attr, asking, self.client.attr_valid(&attr).min(VALID));
                 // The kernel keeps the access list that it knows here, so it must ask for both soon.
-                Ok(Reply::Entry(Entry { attr_valid: Duration::ZERO, ..entry_of(&attr) }))
+                let entry = self.entry_of(directory, new_name, &attr);
+                Ok(Reply::Entry(Entry { attr_valid: Duration::ZERO, ..entry }))
             }
             _ => Err(Errno::IO),
         }

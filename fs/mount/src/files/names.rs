@@ -4,8 +4,8 @@
 //! their files in directories that they have just made, so the mount answers that itself.
 //!
 //! What always holds:
-//! - A name is called absent only if it was absent less than [`VALID`] ago, which is what names and attributes
-//!   may be old anyway; and not after a listing has shown it.
+//! - A name is called absent only while this mount has a lease on the directory's names, and has had it since it was known
+//!   that nobody else had changed them (docs/design/0012-locks-and-leases.md); and not after a listing has shown it.
 //! - Every change that this mount asks for counts before it is sent, so programs of this mount see their own. One in a
 //!   directory of which nothing is known keeps that directory from becoming known: by a handle it is reached before
 //!   the answer to its making is here.
@@ -15,7 +15,6 @@
 //!
 //! Of a name only a hash is kept. Two names with one hash, and names that are gone again, cost a question to the service.
 
-use super::VALID;
 use levada_base::ids::Ino;
 use levada_base::reactor::{self, Instant};
 use lru::LruCache;
@@ -58,9 +57,8 @@ struct Directory {
     change: u64,
     /// Changes of this mount that are under way.
     under_way: u64,
-    /// The last turn of one of them, and when the last one began.
+    /// The last turn of one of them.
     turn: u64,
-    began: Instant,
     /// When it was known last that nobody else had changed it.
     heard: Instant,
 }
@@ -96,7 +94,7 @@ impl Table {
         let is_known = known.is_some();
         if let Some(known) = known {
             known.under_way += 1;
-            (known.turn, known.began) = (self.turns, reactor::now());
+            known.turn = self.turns;
         }
         is_known
     }
@@ -133,7 +131,7 @@ impl Names {
         Names { table: RefCell::new(table), hasher: RandomState::new() }
     }
 
-    /// This mount has just made `directory`, asked for at `at`; this is its change counter.
+    /// This mount has just made `directory`, at `at` or before; this is its change counter.
     pub(super) fn made(&self, directory: Ino, change: u64, at: Instant) {
         let mut table = self.table.borrow_mut();
         if directory <= table.strange {
@@ -141,17 +139,23 @@ impl Names {
         }
         table.forget(directory);
         let (names, turn) = (HashSet::new(), table.turns);
-        let known = Directory { names, change, under_way: 0, turn, began: at, heard: at };
+        let known = Directory { names, change, under_way: 0, turn, heard: at };
         table.directories.put(directory, known);
         table.taken += DIRECTORY_ROOM;
         table.shrink();
     }
 
-    /// True when the directory had no such name [`VALID`] ago or later.
-    pub(super) fn is_absent(&self, directory: Ino, name: &[u8]) -> bool {
+    /// True when the directory has no such name. Nobody else has changed it between `unchanged_since` and now.
+    pub(super) fn is_absent(
+        &self,
+        directory: Ino,
+        name: &[u8],
+        unchanged_since: Option<Instant>,
+    ) -> bool {
         let mut table = self.table.borrow_mut();
         table.directories.get(&directory).is_some_and(|known| {
-            known.heard.elapsed() < VALID && !known.names.contains(&self.hasher.hash_one(name))
+            let is_certain = unchanged_since.is_some_and(|since| since <= known.heard);
+            is_certain && !known.names.contains(&self.hasher.hash_one(name))
         })
     }
 
@@ -204,19 +208,6 @@ impl Names {
         }
     }
 
-    /// The change counter of `directory` came with the answer to the last change of this mount: it may be as old as
-    /// that change's beginning.
-    pub(super) fn told_by_change(&self, directory: Ino, change: u64) {
-        let asking = {
-            let table = self.table.borrow();
-            let known = table.directories.peek(&directory);
-            known.map(|known| Asking { turn: table.turns, at: known.began })
-        };
-        if let Some(asking) = asking {
-            self.told(directory, change, asking);
-        }
-    }
-
     /// A listing of `directory` showed these names. One that is not known is somebody else's.
     pub(super) fn listed<'a>(&self, directory: Ino, mut names: impl Iterator<Item = &'a [u8]>) {
         let mut table = self.table.borrow_mut();
@@ -253,9 +244,20 @@ mod tests {
     use std::collections::{BTreeSet, VecDeque};
 
     const DIRECTORY: Ino = Ino(7);
+    const PAUSE: Duration = Duration::from_secs(1);
 
+    fn absent_since(names: &Names, name: &str, since: Option<Instant>) -> bool {
+        names.is_absent(DIRECTORY, name.as_bytes(), since)
+    }
+
+    /// With a lease that has been there all the time.
     fn absent(names: &Names, name: &str) -> bool {
-        names.is_absent(DIRECTORY, name.as_bytes())
+        absent_since(names, name, Some(Instant::default()))
+    }
+
+    /// With one that was regained just now.
+    fn absent_now(names: &Names, name: &str) -> bool {
+        absent_since(names, name, Some(reactor::now()))
     }
 
     fn told(names: &Names, change: u64) {
@@ -263,20 +265,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_just_made_is_known_for_as_long_as_attributes_are() {
+    fn what_was_just_made_is_known_for_as_long_as_the_lease_lasts() {
         Reactor::simulated(1).block_on(async {
             let names = Names::default();
             assert!(!absent(&names, "a"), "never heard of");
             names.made(DIRECTORY, 1, reactor::now());
-            assert!(absent(&names, "a"));
+            assert!(absent(&names, "a") && !absent_since(&names, "a", None));
             let changing = names.change(DIRECTORY, b"a");
             assert!(!absent(&names, "a") && absent(&names, "b"), "while it is under way");
             changing.done();
             names.change_attributes(DIRECTORY).done();
-            reactor::sleep(VALID).await;
-            assert!(!absent(&names, "b"), "somebody else may have made it");
+            reactor::sleep(PAUSE).await;
+            assert!(!absent_now(&names, "b"), "somebody else may have made it");
             told(&names, 3);
-            assert!(absent(&names, "b") && !absent(&names, "a"));
+            assert!(absent_now(&names, "b") && !absent_now(&names, "a"));
             names.forget(DIRECTORY);
             assert!(!absent(&names, "b"));
         });
@@ -308,35 +310,18 @@ mod tests {
             names.made(DIRECTORY, 1, reactor::now());
             let asking = names.ask();
             names.change(DIRECTORY, b"a").done();
-            reactor::sleep(VALID).await;
+            reactor::sleep(PAUSE).await;
             // Somebody else's change, not ours.
             names.told(DIRECTORY, 2, asking);
-            assert!(!absent(&names, "b"));
+            assert!(!absent_now(&names, "b"));
             let changing = names.change(DIRECTORY, b"c");
             told(&names, 2);
             let asking = names.ask();
             changing.done();
             names.told(DIRECTORY, 3, asking);
-            assert!(!absent(&names, "b"), "which of the two they count is not known");
+            assert!(!absent_now(&names, "b"), "which of the two they count is not known");
             told(&names, 3);
-            assert!(absent(&names, "b"));
-        });
-    }
-
-    #[test]
-    fn what_came_with_a_change_is_as_old_as_that() {
-        Reactor::simulated(1).block_on(async {
-            let names = Names::default();
-            names.made(DIRECTORY, 1, reactor::now());
-            reactor::sleep(VALID / 2).await;
-            let changing = names.change(DIRECTORY, b"a");
-            // The answer was under way for long.
-            reactor::sleep(VALID * 3 / 4).await;
-            changing.done();
-            names.told_by_change(DIRECTORY, 2);
-            assert!(absent(&names, "b"));
-            reactor::sleep(VALID / 4).await;
-            assert!(!absent(&names, "b"));
+            assert!(absent_now(&names, "b"));
         });
     }
 
@@ -353,10 +338,10 @@ mod tests {
             let later = Ino(DIRECTORY.0 + 1);
             names.forget(later);
             names.made(later, 1, reactor::now());
-            assert!(!names.is_absent(later, b"a"), "renamed to");
+            assert!(!names.is_absent(later, b"a", Some(Instant::default())), "renamed to");
             let last = Ino(DIRECTORY.0 + 2);
             names.made(last, 1, reactor::now());
-            assert!(names.is_absent(last, b"a"));
+            assert!(names.is_absent(last, b"a", Some(Instant::default())));
         });
     }
 
@@ -401,10 +386,10 @@ mod tests {
             for name in ["a", "b", "c", "c"] {
                 names.change(DIRECTORY, name.as_bytes()).done();
             }
-            assert!(names.is_absent(other, b"x"));
+            assert!(names.is_absent(other, b"x", Some(Instant::default())));
             assert!(absent(&names, "x"));
             names.change(DIRECTORY, b"d").done();
-            assert!(!names.is_absent(other, b"x"));
+            assert!(!names.is_absent(other, b"x", Some(Instant::default())));
             assert!(absent(&names, "x"));
             for number in 0..2 * DIRECTORY_ROOM as u32 {
                 names.change(DIRECTORY, &number.to_le_bytes()).done();
@@ -452,8 +437,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever this mount and others do at once: what is called absent was absent within the last second, is
-        /// not there for this mount's own doing, and was not listed.
+        /// Whatever this mount and others do at once: what is called absent is not there, and was not
+        /// listed.
         #[test]
         fn nothing_that_is_there_is_called_absent(steps in prop::collection::vec(step(), 1..80)) {
             Reactor::simulated(1).block_on(async {
@@ -466,8 +451,10 @@ mod tests {
                 let mut carried_out = BTreeSet::new();
                 let mut asked = VecDeque::new();
                 let mut looked = VecDeque::new();
-                // Names of others, with the moment when they came; ours; what was listed.
-                let mut theirs: Vec<(u8, Instant)> = Vec::new();
+                // Since when the lease is there; who makes a name takes it away first, and voids what is under way.
+                let mut since = Some(reactor::now());
+                // Names of others; ours; what was listed.
+                let mut theirs: Vec<u8> = Vec::new();
                 let mut ours = BTreeSet::new();
                 let mut listed = BTreeSet::new();
                 for (number, step) in steps.into_iter().enumerate() {
@@ -492,29 +479,35 @@ mod tests {
                             }
                         }
                         Step::Ask => asked.push_back(names.ask()),
-                        Step::Look => looked.extend(asked.pop_front().map(|asking| (asking, change))),
+                        Step::Look => looked.extend(asked.pop_front().map(|asking| (asking, change, theirs.len()))),
                         Step::Tell => {
-                            if let Some((asking, change)) = looked.pop_front() {
+                            if let Some((asking, change, seen)) = looked.pop_front() {
+                                if seen == theirs.len() {
+                                    let later = || reactor::now() + Duration::from_nanos(1);
+                                    since.get_or_insert_with(later);
+                                }
                                 names.told(DIRECTORY, change, asking);
                             }
                         }
                         Step::Theirs { name } => {
                             change += 1;
-                            theirs.push((name, reactor::now()));
+                            theirs.push(name);
+                            since = None;
                         }
                         Step::List => {
                             listed.extend(&ours);
-                            listed.extend(theirs.iter().map(|(name, _)| name));
+                            listed.extend(&theirs);
                             let listed: Vec<[u8; 1]> = listed.iter().map(|name| [*name]).collect();
                             names.listed(DIRECTORY, listed.iter().map(|name| &name[..]));
                         }
                         Step::Pass { millis } => {
                             reactor::sleep(Duration::from_millis(millis.into())).await;
+                            // It is over by itself.
+                            since = since.filter(|_| millis < 800);
                         }
                     }
-                    let old = theirs.iter().filter(|(_, at)| at.elapsed() >= VALID);
-                    for name in ours.iter().chain(&listed).chain(old.map(|(name, _)| name)) {
-                        assert!(!names.is_absent(DIRECTORY, &[*name]), "{name}");
+                    for name in ours.iter().chain(&listed).chain(&theirs) {
+                        assert!(!names.is_absent(DIRECTORY, &[*name], since), "{name}");
                     }
                 }
             });

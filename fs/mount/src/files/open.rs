@@ -7,7 +7,7 @@
 //! a service that went on without what this mount had not synced (note 0010) gives its numbers again, but not its times.
 
 use super::attrs::has_set_id;
-use super::{Files, VALID, caller_of, entry_of};
+use super::{Files, VALID, caller_of};
 use crate::codec::operation::OpenArgs;
 use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, WriteArgs};
 use levada_base::Buf;
@@ -229,8 +229,9 @@ impl Files {
             errno => errno,
         })?;
         changing.done();
-        self.bare.told(&attr, asking, VALID);
-        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
+        self.bare.told(&attr, asking, self.client.attr_valid(&attr).min(VALID));
+        let entry = self.entry_of(parent, name, &attr);
+        Ok(Reply::Create { entry, open: self.opened(file, &attr, open.flags) })
     }
 
     /// O_TMPFILE. The kernel lets a file be linked that was made without O_EXCL, and no other.
@@ -246,8 +247,9 @@ impl Files {
         let asking = self.bare.ask();
         let made = self.client.create_unnamed(caller_of(caller), parent, mode, how, may_link).await;
         let (file, attr) = made?;
-        self.bare.told(&attr, asking, VALID);
-        Ok(Reply::Create { entry: entry_of(&attr), open: self.opened(file, &attr, open.flags) })
+        self.bare.told(&attr, asking, self.client.attr_valid(&attr).min(VALID));
+        let entry = self.entry_of(parent, b"", &attr);
+        Ok(Reply::Create { entry, open: self.opened(file, &attr, open.flags) })
     }
 
     pub(super) async fn read(&self, ino: Ino, args: ReadArgs) -> Result<Reply, Errno> {

@@ -61,6 +61,11 @@ impl Bare {
         self.until.borrow_mut().get(&ino).is_some_and(|until| reactor::now() < *until)
     }
 
+    /// Another mount is about to change its attributes.
+    pub(super) fn forget(&self, ino: Ino) {
+        self.until.borrow_mut().pop(&ino);
+    }
+
     /// A change of this mount begins, or ends.
     fn turn(&self, ino: Ino) {
         self.turns.set(self.turns.get() + 1);

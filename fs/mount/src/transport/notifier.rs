@@ -5,7 +5,7 @@
 //! once the notification under way is done.
 
 use super::dev_fuse::Channel;
-use crate::codec::{invalidate_inode, store_last_byte};
+use crate::codec::{invalidate_attributes, invalidate_entry, invalidate_inode, store_last_byte};
 use levada_base::reactor::{self, mailbox};
 use levada_base::sync::oneshot;
 use std::cell::{Cell, RefCell};
@@ -40,8 +40,11 @@ impl Notifier {
         let (done, mut mailbox) = mailbox::channel()?;
         thread::Builder::new().name("fuse-notify".into()).spawn(move || {
             for Order { number, message } in ordered {
-                if let Err(error) = device.send(&[IoSlice::new(&message)]) {
-                    tracing::warn!(%error, "the kernel refuses a notification");
+                match device.send(&[IoSlice::new(&message)]) {
+                    Ok(_) => {}
+                    // It does not know the inode, or the name.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => tracing::warn!(%error, "the kernel refuses a notification"),
                 }
                 if done.send(number).is_err() {
                     break;
@@ -67,6 +70,17 @@ impl Notifier {
     /// wait for it.
     pub async fn invalidate(&self, inode: u64) {
         self.write(invalidate_inode(inode).to_vec()).await;
+    }
+
+    /// Drops the cached attributes of an inode.
+    pub async fn invalidate_attributes(&self, inode: u64) {
+        self.write(invalidate_attributes(inode).to_vec()).await;
+    }
+
+    /// Has a name looked up again. As it waits for calls that work in the directory, whoever calls this does not wait for
+    /// it without bound.
+    pub async fn invalidate_entry(&self, directory: u64, name: &[u8]) {
+        self.write(invalidate_entry(directory, name)).await;
     }
 
     /// Lets the kernel know that a file has at least `size` bytes, the last of which is this one.

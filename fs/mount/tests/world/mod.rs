@@ -193,7 +193,8 @@ async fn client(address: &str, class: Class) -> Client {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&reactor::random_u64().to_le_bytes());
     let config = ClientConfig::new(Rc::new(TcpTransport), address, META, uuid);
-    let config = ClientConfig { class, ..config };
+    let leases = class == Class::Foreground;
+    let config = ClientConfig { class, leases, ..config };
     Client::connect(config).await.expect("the services are there")
 }
 

@@ -1,0 +1,225 @@
+//! Leases: what clients may trust of names and attributes without asking, each for a while.
+//!
+//! Volatile, without I/O, and told the time. An item is the names of a directory, or the attributes of an inode. Who changes
+//! it takes a [`Round`](crate::rounds::Round): the items are closing, and every other holder has acknowledged a
+//! notice, or its term is over, before the change is applied. docs/design/0012-locks-and-leases.md.
+//!
+//! What always holds:
+//! - Nothing is granted on an item that is closing.
+//! - A lease ends by itself, [`TERM`] after it was granted, which is later than its holder believes. So memory is bounded by
+//!   [`CLIENT_MAX`] and [`ALL_MAX`] without asking anybody: a full table grants no more, and runs empty.
+
+use crate::key;
+use levada_base::ids::Ino;
+use levada_base::planted;
+use levada_base::reactor::Instant;
+use levada_wire::meta::{Ack, LEASE_TERM, Notice};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+/// From when a lease is granted; its holder counts from before that, and by another clock.
+pub const TERM: Duration = LEASE_TERM.saturating_add(Duration::from_secs(1));
+/// Leases of one client, and of all: some 20 MiB, and 80 MiB.
+const CLIENT_MAX: usize = 1 << 18;
+const ALL_MAX: usize = 1 << 20;
+/// Leases that are looked at for each that is granted, whether they are over.
+const SWEEP: usize = 4;
+/// The numbers of these notices; those of locks are below.
+pub const NUMBERS: u64 = 1 << 63;
+
+/// What a lease is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Item {
+    /// Which names a directory has, and what they mean.
+    Names(Ino),
+    /// The attributes of an inode.
+    Node(Ino),
+}
+
+impl Item {
+    /// What a change of this row disturbs.
+    pub fn of_row(key: &[u8]) -> Option<Self> {
+        let ino = || key::first_number(key).map(Ino);
+        match *key.first()? {
+            key::INODE => ino().map(Item::Node),
+            key::NAME => ino().map(Item::Names),
+            // What is told of the others changes the inode's row too.
+            _ => None,
+        }
+    }
+}
+
+/// What is said to the holders of leases on what this row tells.
+pub fn notice_of_row(row: &[u8]) -> Option<Notice> {
+    Some(match Item::of_row(row)? {
+        Item::Names(dir) => Notice::Names { dir, name: row.get(key::NAME_AT..)?.to_vec() },
+        Item::Node(ino) => Notice::Node { ino },
+    })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    client: u64,
+    until: Instant,
+    /// Its place among the ends.
+    listed: Instant,
+}
+
+/// A notice that is not acknowledged.
+struct Pending {
+    notice: Notice,
+    item: Item,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Leases {
+    held: HashMap<Item, SmallVec<[Held; 1]>>,
+    counts: HashMap<u64, usize>,
+    all: usize,
+    /// When each ends, unless it was renewed since.
+    ends: VecDeque<(Instant, Item, u64)>,
+    /// With the number of changes that wait.
+    closing: HashMap<Item, u32>,
+    /// By client and number.
+    pending: BTreeMap<(u64, u64), Pending>,
+    last: u64,
+}
+
+impl Leases {
+    /// Gives `client` a lease, or renews it. False: it has none that goes on.
+    pub fn grant(&mut self, item: Item, client: u64, now: Instant) -> bool {
+        self.sweep(now);
+        if self.closing.contains_key(&item) && !planted!("meta-lease-while-closing") {
+            return false;
+        }
+        let until = now + TERM;
+        if let Some(held) = self.held.get_mut(&item)
+            && let Some(held) = held.iter_mut().find(|held| held.client == client)
+        {
+            held.until = until;
+            return true;
+        }
+        let count = self.counts.entry(client).or_default();
+        if *count >= CLIENT_MAX || self.all >= ALL_MAX {
+            return false;
+        }
+        *count += 1;
+        self.all += 1;
+        self.held.entry(item).or_default().push(Held { client, until, listed: until });
+        self.ends.push_back((until, item, client));
+        true
+    }
+
+    /// Forgets some of those that are over.
+    fn sweep(&mut self, now: Instant) {
+        for _ in 0..SWEEP {
+            let due = self.ends.front().copied().filter(|(end, ..)| *end <= now);
+            let Some((end, item, client)) = due else { return };
+            self.ends.pop_front();
+            let held = self.held.get_mut(&item).into_iter().flatten();
+            let mut held = held.filter(|held| (held.client, held.listed) == (client, end));
+            // Else it was given back since, and perhaps granted anew.
+            let Some(held) = held.next() else { continue };
+            if held.until > now {
+                held.listed = held.until;
+                self.ends.push_back((held.until, item, client));
+            } else {
+                self.release(item, client);
+            }
+        }
+    }
+
+    fn release(&mut self, item: Item, client: u64) {
+        let Some(held) = self.held.get_mut(&item) else { return };
+        let before = held.len();
+        held.retain(|held| held.client != client);
+        if held.len() == before {
+            return;
+        }
+        if held.is_empty() {
+            self.held.remove(&item);
+        }
+        self.all -= 1;
+        if let Some(count) = self.counts.get_mut(&client) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&client);
+            }
+        }
+    }
+
+    /// The other clients that hold an item, and until when.
+    pub fn others(
+        &self,
+        item: Item,
+        client: u64,
+        now: Instant,
+    ) -> impl Iterator<Item = (u64, Instant)> + '_ {
+        let held = self.held.get(&item).into_iter().flatten();
+        let others = held.filter(move |held| held.client != client && held.until > now);
+        others.map(|held| (held.client, held.until))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// A change waits for the holders of `item`.
+    pub fn close(&mut self, item: Item) {
+        *self.closing.entry(item).or_default() += 1;
+    }
+
+    /// It is over.
+    pub fn reopen(&mut self, item: Item) {
+        if let Some(count) = self.closing.get_mut(&item) {
+            *count -= 1;
+            if *count == 0 {
+                self.closing.remove(&item);
+            }
+        }
+    }
+
+    /// A notice to `client`, under this number.
+    pub fn notify(&mut self, client: u64, item: Item, notice: Notice) -> u64 {
+        self.last += 1;
+        let number = NUMBERS + self.last;
+        self.pending.insert((client, number), Pending { notice, item });
+        number
+    }
+
+    /// Every notice that a client has not acknowledged.
+    pub fn notices(&self, client: u64) -> Vec<(u64, Notice)> {
+        let pending = self.pending.range((client, 0)..=(client, u64::MAX));
+        pending.map(|((_, number), pending)| (*number, pending.notice.clone())).collect()
+    }
+
+    pub fn is_pending(&self, client: u64, number: u64) -> bool {
+        self.pending.contains_key(&(client, number))
+    }
+
+    /// What the notice was about has ended.
+    pub fn withdraw(&mut self, client: u64, number: u64) {
+        self.pending.remove(&(client, number));
+    }
+
+    pub fn acknowledged(&mut self, client: u64, ack: Ack) {
+        let Some(pending) = self.pending.remove(&(client, ack.number)) else { return };
+        if !ack.keeps || !matches!(pending.item, Item::Names(_)) {
+            self.release(pending.item, client);
+        }
+    }
+
+    /// A client has gone and trusts nothing any more.
+    pub fn leave(&mut self, client: u64) {
+        let holds = |held: &SmallVec<[Held; 1]>| held.iter().any(|held| held.client == client);
+        let items: Vec<Item> =
+            self.held.iter().filter(|(_, held)| holds(held)).map(|(item, _)| *item).collect();
+        items.into_iter().for_each(|item| self.release(item, client));
+        self.pending.retain(|(of, _), _| *of != client);
+    }
+}
+
+#[cfg(test)]
+mod tests;
