@@ -44,25 +44,11 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new() -> io::Result<Self> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a literal that ends in NUL.
-        let fd = check(unsafe { libc::memfd_create(c"levada".as_ptr(), flags) })?;
-        // SAFETY: the kernel just made this descriptor for us.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        let raw = file.as_raw_fd();
-        // SAFETY: these calls touch no memory.
-        unsafe {
-            // Only the own user may ask for another view of it.
-            check(libc::fchmod(raw, 0o600))?;
-            check(libc::ftruncate(raw, ARENA_BYTES as i64))?;
-            // A file that could be shortened would kill its readers.
-            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-            check(libc::fcntl(raw, libc::F_ADD_SEALS, seals))?;
-        }
+        let file = sealed_memory(ARENA_BYTES)?;
         let read_only = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_CLOEXEC)
-            .open(format!("/proc/self/fd/{raw}"))?
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?
             .into();
         let start = map(file.as_fd(), ARENA_BYTES, libc::PROT_READ | libc::PROT_WRITE)?;
         let (used, live, empty) = (Cell::new(0), Cell::new(0), RefCell::default());
@@ -147,21 +133,8 @@ impl PeerMemory {
     ///
     /// [`io::ErrorKind::InvalidData`] when it is not such memory, or what the system says.
     pub fn map(file: &OwnedFd, lifeline: OwnedFd) -> io::Result<Rc<Self>> {
-        // SAFETY: touches no memory. Fails for what is not a file in memory.
-        let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
-        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: room for the answer.
-        check(unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) })?;
-        // SAFETY: plain integers, all zero before the call.
-        let bytes = unsafe { stat.assume_init() }.st_size.cast_unsigned();
-        let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-        // SAFETY: room for the answer.
-        check(unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) })?;
-        // Huge pages of their own file system run out, and then kill who reads a hole.
-        // SAFETY: plain integers, all zero before the call.
-        let is_plain = unsafe { system.assume_init() }.f_type == libc::TMPFS_MAGIC;
-        let is_sealed = seals & libc::F_SEAL_SHRINK != 0;
-        if !is_plain || !is_sealed || bytes == 0 || bytes > PEER_BYTES_MAX {
+        let bytes = sealed_memory_bytes(file)?;
+        if bytes == 0 || bytes > PEER_BYTES_MAX {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let bytes = bytes as usize;
@@ -193,7 +166,54 @@ impl Drop for PeerMemory {
     }
 }
 
-fn map(file: BorrowedFd<'_>, bytes: usize, protection: libc::c_int) -> io::Result<NonNull<u8>> {
+/// A file in memory of so many bytes, which nobody can shorten or lengthen, and only the own user can open.
+pub(crate) fn sealed_memory(bytes: usize) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a literal that ends in NUL.
+    let fd = check(unsafe { libc::memfd_create(c"levada".as_ptr(), flags) })?;
+    // SAFETY: the kernel just made this descriptor for us.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    let raw = file.as_raw_fd();
+    // SAFETY: these calls touch no memory.
+    unsafe {
+        // Only the own user may ask for another view of it.
+        check(libc::fchmod(raw, 0o600))?;
+        check(libc::ftruncate(raw, bytes as i64))?;
+        // A file that could be shortened would kill its readers.
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        check(libc::fcntl(raw, libc::F_ADD_SEALS, seals))?;
+    }
+    Ok(file)
+}
+
+/// The bytes of a peer's file, if it is plain memory that cannot be shortened.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidData`] when it is not, or what the system says.
+pub(crate) fn sealed_memory_bytes(file: &OwnedFd) -> io::Result<u64> {
+    // SAFETY: touches no memory. Fails for what is not a file in memory.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: room for the answer.
+    check(unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: plain integers, all zero before the call.
+    let bytes = unsafe { stat.assume_init() }.st_size.cast_unsigned();
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: room for the answer.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) })?;
+    // Huge pages of their own file system run out, and then kill who reads a hole.
+    // SAFETY: plain integers, all zero before the call.
+    let is_plain = unsafe { system.assume_init() }.f_type == libc::TMPFS_MAGIC;
+    let is_sealed = seals & libc::F_SEAL_SHRINK != 0;
+    if is_plain && is_sealed { Ok(bytes) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+pub(crate) fn map(
+    file: BorrowedFd<'_>,
+    bytes: usize,
+    protection: libc::c_int,
+) -> io::Result<NonNull<u8>> {
     let (anywhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
     // SAFETY: a new mapping, away from every other.
     let start = unsafe { libc::mmap(anywhere, bytes, protection, libc::MAP_SHARED, fd, 0) };

@@ -16,6 +16,7 @@ mod fd;
 pub mod fs;
 pub mod mailbox;
 pub mod net;
+pub mod pipe;
 mod registered;
 mod ring;
 pub mod signal;

@@ -357,19 +357,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Lets the kernel hold `bytes` in each direction, as far as the system allows.
-    pub fn set_buffers(&self, bytes: u32) {
-        for what in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
-            // SAFETY: the value is an integer that lives through the call. A system that gives
-            // less makes this slower only.
-            unsafe {
-                let value = (&raw const bytes).cast();
-                let len = size_of::<u32>() as u32;
-                libc::setsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, what, value, len);
-            }
-        }
-    }
-
     /// True when the same user runs the other end of this Unix socket.
     #[must_use]
     pub fn is_between_own(&self) -> bool {

@@ -22,10 +22,10 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 /// Marks completions that nobody waits for: those of cancellations.
 const NOBODY: u64 = u64::MAX;
+/// Marks that the bell was rung.
+const BELL: u64 = u64::MAX - 1;
 /// How long a wait polls before it sleeps, unless told otherwise. Two threads that answer each
 /// other over loopback do five times as many rounds with it, for half the CPU time each. Polling
 /// yields the core to whoever else wants it.
@@ -47,6 +49,14 @@ static RINGS: AtomicU32 = AtomicU32::new(1);
 
 /// What is kept of an accept whose future may be dropped: then the new socket must be closed.
 pub(super) struct Accepting(#[allow(dead_code)] pub(super) Rc<OwnedFd>);
+
+/// What is looked at beside the ring: memory that others change.
+pub(super) trait Watched {
+    /// Wakes the task that waits for a change that has come; true when it did.
+    fn look(&self) -> bool;
+    /// Tells the other side that this reactor is about to sleep, and must be woken by its bell, or that it is awake.
+    fn sleeps(&self, sleeps: bool);
+}
 
 enum Slot {
     Waiting { waker: Option<Waker>, kept: Box<dyn Any> },
@@ -69,6 +79,9 @@ pub(super) struct Ring {
     spin: Cell<Duration>,
     /// Waits to sit out before spinning is tried again, and how many the next failure costs.
     spin_pause: Cell<(u32, u32)>,
+    watched: RefCell<Vec<Weak<dyn Watched>>>,
+    /// Rung by others when they have changed what is watched and this reactor sleeps.
+    bell: RefCell<Option<OwnedFd>>,
 }
 
 impl Ring {
@@ -114,7 +127,58 @@ impl Ring {
                 _ => Duration::ZERO,
             }),
             spin_pause: Cell::new((0, 1)),
+            watched: RefCell::default(),
+            bell: RefCell::default(),
         })
+    }
+
+    /// From now on it is looked at, as long as somebody else holds it.
+    pub(super) fn watch(&self, watched: Weak<dyn Watched>) {
+        self.watched.borrow_mut().push(watched);
+    }
+
+    /// Rung, it wakes this reactor.
+    pub(super) fn bell(&self) -> io::Result<OwnedFd> {
+        let mut bell = self.bell.borrow_mut();
+        if let Some(bell) = &*bell {
+            return bell.try_clone();
+        }
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just made this descriptor for us.
+        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let theirs = eventfd.try_clone()?;
+        self.listen(&eventfd);
+        *bell = Some(eventfd);
+        Ok(theirs)
+    }
+
+    /// Every ring is an event of its own, so nothing need be read from the bell.
+    fn listen(&self, bell: &OwnedFd) {
+        let fd = io_uring::types::Fd(bell.as_raw_fd());
+        let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
+        // SAFETY: the entry points nowhere; the poll itself holds the eventfd.
+        unsafe { self.push(&poll.user_data(BELL)) };
+    }
+
+    /// Looks at what is watched; true when that woke a task.
+    fn look(&self) -> bool {
+        let mut woke = false;
+        self.watched.borrow_mut().retain(|watched| {
+            let watched = watched.upgrade();
+            woke |= watched.as_ref().is_some_and(|watched| watched.look());
+            watched.is_some()
+        });
+        woke
+    }
+
+    fn tell_sleep(&self, sleeps: bool) {
+        for watched in self.watched.borrow().iter().filter_map(Weak::upgrade) {
+            watched.sleeps(sleeps);
+        }
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -215,6 +279,7 @@ impl Ring {
 
     /// Submits, and hands out what has completed, without waiting.
     pub(super) fn turn(&self) {
+        self.look();
         let queued = !self.uring.borrow_mut().submission().is_empty();
         if queued || self.has_completions() {
             self.enter(0, None);
@@ -227,9 +292,13 @@ impl Ring {
         if limit == Some(Duration::ZERO) {
             return self.turn();
         }
+        if self.look() {
+            return;
+        }
         let spin = self.spin.get();
         let entered = Instant::now();
-        if !spin.is_zero() && self.in_flight.get() > 0 {
+        let is_watching = !self.watched.borrow().is_empty();
+        if !spin.is_zero() && (is_watching || self.in_flight.get() > 0) {
             let (pause, next_pause) = self.spin_pause.get();
             if pause > 0 {
                 self.spin_pause.set((pause - 1, next_pause));
@@ -237,6 +306,10 @@ impl Ring {
                 let spin = limit.map_or(spin, |limit| limit.min(spin));
                 self.enter(0, None);
                 while !self.has_completions() {
+                    if self.look() {
+                        self.spin_pause.set((0, 1));
+                        return;
+                    }
                     if entered.elapsed() >= spin {
                         self.spin_pause.set((next_pause, (next_pause * 2).min(SPIN_PAUSE_MAX)));
                         break;
@@ -251,22 +324,38 @@ impl Ring {
             }
         }
         let limit = limit.map(|limit| limit.saturating_sub(entered.elapsed()));
-        self.enter(1, limit);
+        if is_watching {
+            self.tell_sleep(true);
+            // Either the others see that, or this sees what they did.
+            fence(Ordering::SeqCst);
+        }
+        if !self.look() {
+            self.enter(1, limit);
+        }
+        if is_watching {
+            self.tell_sleep(false);
+        }
         self.reap();
     }
 
     /// Hands every completion to its task.
     fn reap(&self) {
         loop {
-            let batch: SmallVec<[(u64, i32); 64]> = {
+            let batch: SmallVec<[(u64, i32, u32); 64]> = {
                 let mut uring = self.uring.borrow_mut();
-                uring.completion().take(64).map(|c| (c.user_data(), c.result())).collect()
+                let completions = uring.completion().take(64);
+                completions.map(|c| (c.user_data(), c.result(), c.flags())).collect()
             };
             if batch.is_empty() {
                 return;
             }
-            for (user_data, result) in batch {
-                if user_data != NOBODY {
+            for (user_data, result, flags) in batch {
+                if user_data == BELL {
+                    let is_over = !io_uring::cqueue::more(flags) && !self.closed.get();
+                    if let Some(bell) = self.bell.borrow().as_ref().filter(|_| is_over) {
+                        self.listen(bell);
+                    }
+                } else if user_data != NOBODY {
                     self.complete(user_data as usize, result);
                 }
             }

@@ -27,9 +27,6 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// So that a frame's head finds room at once.
-const SOCKET_BYTES: u32 = 1 << 20;
-
 /// A socket of this machine that takes longer belongs to somebody who takes no connections.
 const NEAR_CONNECT_MAX: Duration = Duration::from_secs(1);
 /// When nothing has come back on the short way for this long, TCP is tried once.
@@ -66,7 +63,10 @@ impl HostTransport {
         let name = name_of(there);
         let connecting = reactor::timeout(NEAR_CONNECT_MAX, net::Stream::connect_abstract(&name));
         let stream = connecting.await.ok()?.ok().filter(net::Stream::is_between_own)?;
-        let Connection { sink, source } = sharing(stream).ok()?;
+        let near = sharing(stream).inspect_err(|error| {
+            tracing::warn!(%error, "memory cannot be shared with processes of this machine");
+        });
+        let Connection { sink, source } = near.ok()?;
         let doubt = Doubt { there, failing: Rc::clone(&self.failing) };
         Some(Connection { sink, source: Box::new(NearSource { source, doubt: Some(doubt) }) })
     }
@@ -118,10 +118,9 @@ fn name_of(address: SocketAddr) -> Vec<u8> {
 }
 
 fn sharing(stream: net::Stream) -> io::Result<Connection> {
-    stream.set_buffers(SOCKET_BYTES);
     let (outgoing, queued) = tcp::outgoing();
-    let sharing = Sharing::offer(&stream, &outgoing)?;
-    Ok(tcp::connection(stream, outgoing, queued, Some(sharing)))
+    let near = Sharing::offer(&stream, &outgoing)?;
+    Ok(tcp::connection(stream, outgoing, queued, Some(near)))
 }
 
 impl Transport for HostTransport {

@@ -1,8 +1,9 @@
 //! Payloads that stay where they lie, between two processes of one machine.
 //!
 //! Both ends of a Unix socket map each other's memory to read (`levada_base::shared`). A frame then
-//! says where its payload lies instead of carrying it, and the receiver sees the sender's buffer.
-//! `docs/design/0006-wire.md` draws what this adds to the socket.
+//! says where its payload lies instead of carrying it, and the receiver sees the sender's buffer. What is left of
+//! frames goes through a pipe in memory each way (`levada_base::reactor::pipe`); the socket tells of the other
+//! side's end. `docs/design/0006-wire.md` draws what this adds.
 //!
 //! What always holds:
 //! - A payload that was handed over is neither changed nor used again before the receiver has given
@@ -16,6 +17,7 @@
 
 use crate::channel::ChannelError;
 use crate::frame::{Frame, FrameError, Header, Kind};
+use levada_base::reactor::pipe::{Bell, Reader, Writer};
 use levada_base::reactor::{self, Fd, net};
 use levada_base::shared::{OwnMemory, PeerMemory, share_buffers};
 use levada_base::sync::queue;
@@ -27,9 +29,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::{Rc, Weak};
 
-/// The first bytes in each direction; the memory's file and the lifeline's end come with them, or
-/// nothing.
-const GREETING: [u8; 8] = *b"LVDSHM\x01\x00";
+/// All that goes over the socket in each direction. With it come the memory's file, the lifeline's end, the pipe that
+/// this side writes to, and the bell that wakes it.
+const GREETING: [u8; 8] = *b"LVDSHM\x02\x00";
 /// Before each frame: flags, returns, parts, 0.
 pub(crate) const PREFIX_BYTES: usize = 8;
 /// A flag: the sender has mapped the receiver's memory.
@@ -132,27 +134,27 @@ impl Held {
 }
 
 impl Sharing {
-    /// Offers the own memory on a fresh connection; `outgoing` is its writer's queue. When
-    /// memory cannot be shared, payloads travel by copy.
+    /// Offers the own memory on a fresh connection, and a pipe to which frames are written from now on; `outgoing`
+    /// is its writer's queue.
     ///
     /// # Errors
     ///
-    /// When the connection is gone.
-    pub(crate) fn offer(stream: &net::Stream, outgoing: &Rc<Outgoing>) -> io::Result<Rc<Self>> {
+    /// When memory cannot be shared, or the connection is gone.
+    pub(crate) fn offer(
+        stream: &net::Stream,
+        outgoing: &Rc<Outgoing>,
+    ) -> io::Result<(Rc<Self>, Writer)> {
+        let OwnMemory { file } = share_buffers()?;
+        let lifeline = Lifeline::new()?;
+        let (writer, pipe) = Writer::new()?;
+        let bell = Bell::of_this_reactor()?;
+        let offered = [file.as_fd(), lifeline.theirs.as_fd(), pipe.as_fd(), bell.as_fd()];
+        stream.send_descriptors(&GREETING, &offered)?;
+        drop(lifeline.theirs);
         let held = Rc::new(Held::default());
-        match share_buffers().and_then(|own| Ok((own, Lifeline::new()?))) {
-            Ok((OwnMemory { file }, lifeline)) => {
-                stream.send_descriptors(&GREETING, &[file.as_fd(), lifeline.theirs.as_fd()])?;
-                drop(lifeline.theirs);
-                held.is_offered.set(true);
-                reactor::spawn(let_go(lifeline.ours, Rc::clone(&held)));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "memory cannot be shared with processes of this machine");
-                stream.send_descriptors(&GREETING, &[])?;
-            }
-        }
-        Ok(Rc::new(Self::new(held, Rc::downgrade(outgoing))))
+        held.is_offered.set(true);
+        reactor::spawn(let_go(lifeline.ours, Rc::clone(&held)));
+        Ok((Rc::new(Self::new(held, Rc::downgrade(outgoing))), writer))
     }
 
     fn new(held: Rc<Held>, outgoing: Weak<Outgoing>) -> Self {
@@ -166,22 +168,30 @@ impl Sharing {
         }
     }
 
-    /// Takes the other side's offer, the first that comes from it.
-    pub(crate) async fn accept_offer(&self, stream: &net::Stream) -> Result<(), ChannelError> {
+    /// Takes the other side's offer, which `writer` needs to wake it; what it sends comes out of the pipe.
+    pub(crate) async fn accept_offer(
+        &self,
+        stream: &net::Stream,
+        writer: &Writer,
+    ) -> Result<Reader, ChannelError> {
         let mut greeting = [0; GREETING.len()];
         let fds = stream.receive_descriptors(&mut greeting).await?;
         if greeting != GREETING {
             return Err(FrameError::Sharing.into());
         }
-        let Ok([file, lifeline]) = <[OwnedFd; 2]>::try_from(fds) else { return Ok(()) };
+        let [file, lifeline, pipe, bell] =
+            <[OwnedFd; 4]>::try_from(fds).map_err(|_| FrameError::Sharing)?;
+        let reader = Reader::new(&pipe, Bell::new(bell.try_clone()?))?;
+        writer.set_bell(Bell::new(bell));
         match PeerMemory::map(&file, lifeline) {
             Ok(memory) => *self.theirs.borrow_mut() = Some(memory),
             Err(error) => tracing::warn!(%error, "cannot read a neighbour's memory"),
         }
-        Ok(())
+        reactor::spawn(until_end(stream.clone(), reader.clone(), writer.clone()));
+        Ok(reader)
     }
 
-    /// Puts a frame into `parts` as it goes over the socket; returns the bytes that are copied.
+    /// Puts a frame into `parts` as it goes through the pipe; returns the bytes that are copied.
     pub(crate) fn encode(&self, frame: Frame, parts: &mut IoVec) -> usize {
         let places = self.hand_over(&frame.payload);
         let returned: Vec<u64> = {
@@ -366,6 +376,14 @@ impl Lifeline {
         let (reader, writer) = io::pipe()?;
         Ok(Self { ours: Fd::new(reader.into())?, theirs: writer.into() })
     }
+}
+
+/// Waits until the socket ends, and with it the pipes.
+async fn until_end(stream: net::Stream, reader: Reader, writer: Writer) {
+    // Nothing more goes over it, so whatever this is, it is the end.
+    let _ = stream.read(BufMut::for_overwrite(1)).await;
+    reader.close();
+    writer.close();
 }
 
 /// Waits until the other side cannot read the own memory any more.

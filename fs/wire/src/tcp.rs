@@ -3,12 +3,14 @@
 //! Sending: one task per connection writes what is queued, several frames per system call,
 //! payloads from where they lie. Receiving: small frames are read many at a time through a
 //! small buffer; a payload's bytes beyond it are received straight into a page-aligned buffer
-//! of their own. Where both sides share memory ([`crate::sharing`]), it is not received at all.
+//! of their own. Where both sides share memory ([`crate::sharing`]), it is not received at all, and the rest comes
+//! through a pipe in memory.
 
 use crate::channel::{ChannelError, Connection, FrameSink, FrameSource, Listener, Transport};
 use crate::frame::{Announced, Frame, HEADER_BYTES};
 use crate::sharing::{Following, Outgoing, PREFIX_BYTES, Queued, Sharing};
 use futures_util::future::LocalBoxFuture;
+use levada_base::reactor::pipe::{Reader, Writer};
 use levada_base::reactor::{self, net};
 use levada_base::sync::queue;
 use levada_base::{BufMut, IoVec};
@@ -132,10 +134,10 @@ pub(crate) fn connection(
     stream: net::Stream,
     outgoing: Rc<Outgoing>,
     queued: queue::Receiver<Queued>,
-    sharing: Option<Rc<Sharing>>,
+    near: Option<(Rc<Sharing>, Writer)>,
 ) -> Connection {
-    reactor::spawn(write(stream.clone(), queued, sharing.clone()));
-    let sharing = sharing.map(|sharing| Neighbour { sharing, is_known: false });
+    reactor::spawn(write(stream.clone(), queued, near.clone()));
+    let sharing = near.map(|(sharing, writer)| Neighbour { sharing, writer, pipe: None });
     Connection {
         sink: Rc::new(TcpSink { outgoing }),
         source: Box::new(TcpSource { stream, buffer: None, start: 0, end: 0, sharing }),
@@ -186,8 +188,9 @@ fn encode(frame: Frame, sharing: Option<&Sharing>, parts: &mut IoVec) -> usize {
 async fn write(
     stream: net::Stream,
     mut queued: queue::Receiver<Queued>,
-    sharing: Option<Rc<Sharing>>,
+    near: Option<(Rc<Sharing>, Writer)>,
 ) {
+    let (sharing, pipe) = near.unzip();
     while let Some(first) = queued.recv().await {
         let mut parts = IoVec::new();
         let mut next = Some(first);
@@ -199,7 +202,13 @@ async fn write(
             let full = parts.len() >= PARTS_MAX || bytes >= WRITE_BYTES_BEST;
             next = if full { None } else { queued.try_recv() };
         }
-        match reactor::timeout(WRITE_TIMEOUT, write_parts(&stream, parts)).await {
+        let writing = async {
+            match &pipe {
+                Some(pipe) => pipe.write_all(&parts).await,
+                None => write_parts(&stream, parts).await,
+            }
+        };
+        match reactor::timeout(WRITE_TIMEOUT, writing).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::debug!(%error, "cannot send");
@@ -238,8 +247,10 @@ struct TcpSource {
 /// The other side of a connection with shared memory.
 struct Neighbour {
     sharing: Rc<Sharing>,
-    /// Its offer has been taken.
-    is_known: bool,
+    /// Must know the other side to wake it.
+    writer: Writer,
+    /// What it sends comes out of this; `None` until its offer was taken.
+    pipe: Option<Reader>,
 }
 
 impl Drop for Neighbour {
@@ -249,6 +260,10 @@ impl Drop for Neighbour {
 }
 
 impl TcpSource {
+    fn pipe(&self) -> Option<&Reader> {
+        self.sharing.as_ref()?.pipe.as_ref()
+    }
+
     /// Receives until at least `bytes` (at most [`READ_AHEAD_BYTES`]) are in the buffer.
     async fn fill(&mut self, bytes: usize) -> Result<(), ChannelError> {
         while self.end - self.start < bytes {
@@ -259,7 +274,10 @@ impl TcpSource {
             self.start = 0;
             let mut tail = head;
             head = tail.split_to(self.end);
-            let (tail, received) = self.stream.read(tail).await?;
+            let (tail, received) = match self.pipe() {
+                Some(pipe) => pipe.read(tail).await?,
+                None => self.stream.read(tail).await?,
+            };
             head.unsplit(tail);
             self.buffer = Some(head);
             self.end += received;
@@ -279,7 +297,10 @@ impl TcpSource {
         }
         self.start += held;
         if !into.is_empty() {
-            into = self.stream.read_exact(into).await?;
+            into = match self.pipe() {
+                Some(pipe) => pipe.read_exact(into).await?,
+                None => self.stream.read_exact(into).await?,
+            };
         }
         head.unsplit(into);
         Ok(head)
@@ -298,9 +319,8 @@ impl TcpSource {
     async fn prefix(&mut self) -> Result<usize, ChannelError> {
         let Some(neighbour) = &mut self.sharing else { return Ok(0) };
         let sharing = Rc::clone(&neighbour.sharing);
-        if !neighbour.is_known {
-            sharing.accept_offer(&self.stream).await?;
-            neighbour.is_known = true;
+        if neighbour.pipe.is_none() {
+            neighbour.pipe = Some(sharing.accept_offer(&self.stream, &neighbour.writer).await?);
         }
         let prefix: [u8; PREFIX_BYTES] =
             self.take(PREFIX_BYTES).await?.try_into().expect("as asked");
