@@ -584,7 +584,7 @@ mod tests {
     #[test]
     fn a_hello_is_written_as_in_version_1() {
         let version = |kind| flat(&Frame::new(Header::new(kind), Vec::new()))[4];
-        assert_eq!((version(Kind::Hello), version(Kind::Request)), (1, 2));
+        assert_eq!((version(Kind::Hello), version(Kind::Request)), (1, 3));
         let mut old = flat(&Frame::new(Header::new(Kind::Request), Vec::new()));
         old[4] = 1;
         assert_eq!(Frame::parse(&old).expect_err("old"), FrameError::Version { found: 1 });
