@@ -3,6 +3,7 @@
 use futures_util::future::LocalBoxFuture;
 use levada_base::checksum::crc32c;
 use levada_base::ids::TargetId;
+use levada_base::reactor::pipe::{Bell, Reader, Writer};
 use levada_base::reactor::{self, Reactor, net};
 use levada_base::shared::share_buffers;
 use levada_base::{Buf, BufMut};
@@ -17,7 +18,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const BYTES: usize = 1 << 20;
-const GREETING: [u8; 8] = *b"LVDSHM\x01\x00";
+const GREETING: [u8; 8] = *b"LVDSHM\x02\x00";
 const MAPPED: u16 = 1;
 
 /// Answers with its own buffer, and notes where in the service's memory that lies.
@@ -66,11 +67,15 @@ impl Service {
     }
 }
 
-/// The bare socket of a neighbour.
+/// A neighbour's socket and pipes, without what makes a client of them.
 struct Neighbour {
     stream: net::Stream,
     /// The service's memory and lifeline, as it offered them.
     theirs: Vec<OwnedFd>,
+    reader: Reader,
+    writer: Writer,
+    /// The memory of `writer`.
+    pipe: OwnedFd,
     /// The service holds the other end.
     _lifeline: Option<OwnedFd>,
 }
@@ -80,24 +85,38 @@ impl Neighbour {
         let name = format!("levada/{}", service.address);
         let stream = net::Stream::connect_abstract(name.as_bytes()).await.expect("connects");
         let mut greeting = [0; GREETING.len()];
-        let theirs = stream.receive_descriptors(&mut greeting).await.expect("a greeting");
-        assert_eq!((greeting, theirs.len()), (GREETING, 2));
-        Self { stream, theirs, _lifeline: None }
+        let mut theirs = stream.receive_descriptors(&mut greeting).await.expect("a greeting");
+        assert_eq!((greeting, theirs.len()), (GREETING, 4));
+        let mut next = || theirs.pop().expect("four");
+        let (bell, pipe) = (next(), next());
+        let again = bell.try_clone().expect("a descriptor");
+        let reader = Reader::new(&pipe, Bell::new(again)).expect("a pipe");
+        let (writer, pipe) = Writer::new().expect("a pipe");
+        writer.set_bell(Bell::new(bell));
+        Self { stream, theirs, reader, writer, pipe, _lifeline: None }
     }
 
     /// Offers `file` as its memory.
     fn offer(&mut self, file: &impl AsFd) {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        let fds = [file.as_fd(), writer.as_fd()];
+        let bell = Bell::of_this_reactor().expect("a bell");
+        let fds = [file.as_fd(), writer.as_fd(), self.pipe.as_fd(), bell.as_fd()];
         self.stream.send_descriptors(&GREETING, &fds).expect("room");
         self._lifeline = Some(reader.into());
     }
 
-    fn offer_nothing(&self) {
-        self.stream.send_descriptors(&GREETING, &[]).expect("room");
+    /// Offers what cannot be mapped: payloads travel by copy.
+    fn offer_nothing(&mut self) {
+        let device = std::fs::File::open("/dev/zero").expect("a device");
+        self.offer(&device);
     }
 
     async fn send(&self, bytes: &[u8]) {
+        let _ = self.writer.write_all(&Buf::copy_of(bytes).into_vec()).await;
+    }
+
+    /// Past the pipe.
+    async fn send_over_the_socket(&self, bytes: &[u8]) {
         let _ = self.stream.write_all(Buf::copy_of(bytes).into_vec()).await;
     }
 
@@ -109,7 +128,7 @@ impl Neighbour {
     }
 
     async fn read(&self, bytes: usize) -> Option<Buf> {
-        let reading = self.stream.read_exact(BufMut::for_overwrite(bytes));
+        let reading = self.reader.read_exact(BufMut::for_overwrite(bytes));
         let read = reactor::timeout(Duration::from_secs(5), reading).await.expect("in time");
         read.ok().map(BufMut::freeze)
     }
@@ -210,7 +229,7 @@ fn places_that_are_not_there_end_the_connection() {
             neighbour.send(bytes).await;
             assert!(neighbour.is_dismissed().await, "{what}");
         }
-        let one = Neighbour::connect(&service).await;
+        let mut one = Neighbour::connect(&service).await;
         one.offer_nothing();
         one.hello(0).await;
         one.receive().await.expect("a welcome");
@@ -237,12 +256,20 @@ fn what_is_no_offer_is_no_reason_to_share() {
             assert!(neighbour.is_dismissed().await, "nothing of it is mapped");
         }
         let stranger = Neighbour::connect(&service).await;
-        stranger.send(b"GET / HTTP/1.1\r\n\r\n").await;
+        stranger.send_over_the_socket(b"GET / HTTP/1.1\r\n\r\n").await;
         assert!(stranger.is_dismissed().await);
+        // Memory without pipes; and what is no pipe.
+        let bare = Neighbour::connect(&service).await;
+        bare.stream.send_descriptors(&GREETING, &[device.as_fd()]).expect("room");
+        assert!(bare.is_dismissed().await);
+        let mut other = Neighbour::connect(&service).await;
+        other.pipe = std::fs::File::open("/dev/zero").expect("a device").into();
+        other.offer_nothing();
+        assert!(other.is_dismissed().await);
         // Says nothing, or half of it.
         let silent = Neighbour::connect(&service).await;
         let short = Neighbour::connect(&service).await;
-        short.send(&GREETING[..3]).await;
+        short.send_over_the_socket(&GREETING[..3]).await;
         assert!(short.is_dismissed().await);
         service.serves().await;
         drop(silent);
@@ -273,17 +300,18 @@ fn nothing_is_handed_to_one_that_let_go() {
         reactor::sleep(Duration::from_millis(20)).await;
         // What was handed over can be used again, every time.
         let used: Vec<u64> = service.answering.places.take();
-        let place = filled(1).shared_offset().expect("shared");
-        assert!(used.contains(&place), "{place} of {used:?}");
+        let again: Vec<Buf> = (0..8).map(|_| filled(1)).collect();
+        let places: Vec<_> = again.iter().filter_map(Buf::shared_offset).collect();
+        assert!(used.iter().all(|place| places.contains(place)), "{used:?} in {places:?}");
     });
 }
 
-/// One that asks for more than its socket holds, and reads nothing for a while.
+/// One that asks for more than its pipe holds, and reads nothing for a while.
 #[test]
 fn a_neighbour_that_does_not_read_holds_up_nobody() {
     Reactor::new().expect("io_uring").block_on(async {
         let service = Service::new();
-        let neighbour = Neighbour::connect(&service).await;
+        let mut neighbour = Neighbour::connect(&service).await;
         neighbour.offer_nothing();
         neighbour.hello(0).await;
         for _ in 0..8 {
@@ -304,7 +332,7 @@ fn a_neighbour_that_does_not_read_holds_up_nobody() {
 fn pings_are_not_answered_as_fast_as_they_come() {
     Reactor::new().expect("io_uring").block_on(async {
         let service = Service::new();
-        let neighbour = Neighbour::connect(&service).await;
+        let mut neighbour = Neighbour::connect(&service).await;
         neighbour.offer_nothing();
         neighbour.hello(0).await;
         neighbour.receive().await.expect("a welcome");
@@ -332,7 +360,7 @@ fn pings_are_not_answered_as_fast_as_they_come() {
 fn one_that_asks_and_never_reads_is_dismissed() {
     Reactor::new().expect("io_uring").block_on(async {
         let service = Service::new();
-        let neighbour = Neighbour::connect(&service).await;
+        let mut neighbour = Neighbour::connect(&service).await;
         neighbour.offer_nothing();
         neighbour.hello(0).await;
         // 64 MiB are granted. In the end nobody takes what it sends either.
