@@ -107,7 +107,8 @@ async fn daemon(
     started: mpsc::Sender<mailbox::Sender<()>>,
 ) -> Result<()> {
     let client = cluster::connect(address, Way::SameHost).await?;
-    serve_until_stopped(target, Files::new(client.clone()), started).await?;
+    let files = Files::new(client.clone()).mounted_at(target.to_owned());
+    serve_until_stopped(target, files, started).await?;
     Ok(client.shutdown().await?)
 }
 

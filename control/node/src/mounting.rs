@@ -152,7 +152,10 @@ async fn serve(
         let served = Served { pid: std::process::id(), device, cluster, life };
         note::write(record, &served.to_text()).context("cannot write the note of the mount")?;
     }
-    let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
+    let session = Rc::new(Session::new(
+        Files::new(client.clone()).mounted_at(plan.target.clone()),
+        Files::limits(),
+    ));
     let serving = levada_mount::transport::reactor::serve(channel, Rc::clone(&session));
     let serving = reactor::spawn(serving);
     // The kernel answers this once INIT is done, which the task above sees to.

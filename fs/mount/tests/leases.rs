@@ -1,9 +1,10 @@
 //! Two mounts of one file system under the real kernel: what one has changed the other sees at once, and neither waits long.
-#![allow(unsafe_code)] // The world unmounts by system calls.
+#![allow(unsafe_code)] // The world unmounts by system calls, and renameat2 is one.
 
 #[allow(dead_code)] // Each test uses a part of it.
 mod world;
 
+use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -164,4 +165,57 @@ fn a_bind_mount_inside_survives() {
         run(&[Path::new("umount"), &inside]);
         assert!(survived);
     });
+}
+
+/// A directory that the other mount has moved, and that this one moves on without having looked where it is now: the
+/// kernel still has it where it was, and cannot move it while it renames.
+#[test]
+fn a_directory_that_another_mount_moved_is_moved_on() {
+    with_world(2, |world| {
+        let [here, there] = [0, 1].map(|n| world.dirs[n].clone());
+        for (to, trusted, in_use) in [
+            ("r/d", true, false),
+            ("r/d", true, true),
+            ("p/d", false, false),
+            ("p/d", false, true),
+            ("p/other", false, true),
+            ("r/exchanged", true, true),
+            ("r/exchanged", false, false),
+        ] {
+            for dir in ["p", "q", "r", "p/d", "p/d/below", "r/exchanged"] {
+                fs::create_dir(here.join(dir)).unwrap();
+            }
+            fs::write(here.join("p/d/file"), b"x").unwrap();
+            for path in ["p", "p/d", "p/d/file", "p/d/below", "q", "r", "r/exchanged"] {
+                assert!(there.join(path).exists());
+            }
+            let open = in_use.then(|| File::open(there.join("p/d/file")).unwrap());
+            if !trusted {
+                thread::sleep(Duration::from_millis(1200));
+            }
+            fs::rename(here.join("p/d"), here.join("q/d")).unwrap();
+            let how =
+                if to == "r/exchanged" { libc::RENAME_EXCHANGE } else { libc::RENAME_NOREPLACE };
+            let moved = rename(&there.join("q/d"), &there.join(to), how);
+            assert!(moved.is_ok(), "to {to}, trusted {trusted}, in use {in_use}: {moved:?}");
+            for mount in [&there, &here] {
+                assert_eq!(fs::read(mount.join(to).join("file")).unwrap(), b"x");
+                assert!(mount.join(to).join("below").is_dir() && !mount.join("q/d/below").exists());
+            }
+            drop(open);
+            for dir in ["p", "q", "r"] {
+                fs::remove_dir_all(there.join(dir)).unwrap();
+            }
+        }
+    });
+}
+
+/// renameat2(2).
+fn rename(from: &Path, to: &Path, how: u32) -> io::Result<()> {
+    let [from, to] =
+        [from, to].map(|path| CString::new(path.as_os_str().as_encoded_bytes()).unwrap());
+    // SAFETY: two NUL-terminated paths.
+    let done =
+        unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), how) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

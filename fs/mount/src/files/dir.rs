@@ -60,6 +60,11 @@ impl Files {
         for (at, entry) in entries.iter().enumerate() {
             let DirEntry { cookie, name, ino, .. } = entry;
             let known = exact.get(at).and_then(Option::as_ref);
+            // One that the kernel has elsewhere it looks up by itself.
+            let is_elsewhere = |attr: &Attr| {
+                attr.kind == Kind::Directory && !self.places.agrees(attr.ino, dir, name)
+            };
+            let known = known.filter(|attr| !is_elsewhere(attr));
             // Nothing comes between this and the answer.
             let known = known.map(|attr| self.entry_of(dir, name, attr));
             if !put(&mut body, *ino, known.as_ref(), plus, *cookie, mode_of(entry), name) {

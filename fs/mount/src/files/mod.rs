@@ -8,6 +8,7 @@
 //! - `xattrs`: extended attributes, and which inodes have none;
 //! - `locks`: locks, which meet those of other mounts;
 //! - `leases`: what the kernel may trust, and how that ends;
+//! - `places`: directories that other mounts have moved;
 //! - `names`: which names are absent, for as long as that is certain enough;
 //! - `interrupt`: a killed process need not wait for a service that is away.
 //!
@@ -30,6 +31,7 @@ mod leases;
 mod locks;
 mod names;
 mod open;
+mod places;
 mod space;
 mod xattrs;
 
@@ -46,12 +48,14 @@ use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_client::{Client, Error};
-use levada_wire::attr::Attr;
+use levada_wire::attr::{Attr, Kind};
 use levada_wire::meta::{self, AttrChange, NewInode, NewMode};
 use locks::Kernel;
 use names::Names;
 use open::{Handles, Pages};
+use places::Places;
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 use xattrs::Bare;
@@ -73,6 +77,7 @@ pub struct Files {
     names: Names,
     bare: Rc<Bare>,
     trust: Rc<Trust>,
+    places: Rc<Places>,
     interrupts: Interrupts,
     kernel: Kernel,
     /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
@@ -118,9 +123,17 @@ impl Files {
             names: Names::default(),
             bare,
             trust,
+            places: Rc::default(),
             interrupts: Interrupts::default(),
             direct_io: Cell::new(false),
         }
+    }
+
+    /// Says where programs find what is served here.
+    #[must_use]
+    pub fn mounted_at(self, root: PathBuf) -> Self {
+        self.places.set_root(root);
+        self
     }
 
     /// What to offer the kernel ([`crate::Session::new`]).
@@ -252,7 +265,7 @@ impl Files {
         operation: Operation<'_>,
     ) -> Result<Reply, Errno> {
         match operation {
-            Operation::Lookup { name } => Box::pin(self.lookup(ino, name)).await,
+            Operation::Lookup { name } => Box::pin(self.lookup(caller, ino, name)).await,
             Operation::GetAttr { fh: _ } => {
                 let asking = self.ask();
                 let attr = Box::pin(self.client.attr(ino)).await?;
@@ -298,7 +311,8 @@ impl Files {
         }
     }
 
-    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Reply, Errno> {
+    async fn lookup(&self, caller: Caller, parent: Ino, name: &[u8]) -> Result<Reply, Errno> {
+        self.places.settled(caller.pid).await;
         let asking = self.ask();
         let attr = match name_of(name)? {
             // From a file handle: any inode. One that never was is as stale as one that is gone.
@@ -313,7 +327,13 @@ impl Files {
             name if self.names.is_absent(parent, name, self.client.unchanged_since(parent)) => {
                 return Err(Errno::NOENT);
             }
-            name => self.client.lookup(parent, name).await?,
+            name => {
+                let attr = self.client.lookup(parent, name).await?;
+                if attr.kind == Kind::Directory {
+                    self.places.found(attr.ino, parent, name);
+                }
+                attr
+            }
         };
         // A directory on the way is looked up again each second; the kernel asks for nothing else of it then.
         self.told(&attr, asking);
@@ -386,6 +406,7 @@ impl Files {
                     client.create(caller, directory, name, mode, NewInode::Directory).await?;
                 changing.done();
                 self.names.made(attr.ino, attr.change, reactor::now());
+                self.places.agrees(attr.ino, directory, name);
                 Ok(Reply::Entry(self.entry_of(directory, name, &attr)))
             }
             Operation::Unlink { name } => {
@@ -400,6 +421,7 @@ impl Files {
                 client.remove_dir(caller, directory, name).await?;
                 changing.done();
                 self.trust.removed(directory, name);
+                self.places.removed(directory, name);
                 Ok(Reply::Done)
             }
             Operation::Rename { name, new_parent, new_name, flags } => {
@@ -413,6 +435,7 @@ impl Files {
                 self.names.forget(to.0);
                 client.rename(caller, from, to, flags).await?;
                 self.trust.renamed(from, to);
+                self.places.renamed(from, to, flags & libc::RENAME_EXCHANGE != 0);
                 Ok(Reply::Done)
             }
             Operation::Link { inode, new_name } => {

@@ -160,7 +160,8 @@ async fn run(dirs: &[PathBuf], told: &Arc<Told>, mounted: &mpsc::Sender<()>, add
         for dir in dirs {
             let client = client(address, Class::Foreground).await;
             let (mount, channel) = FuseMount::new(dir, &MountOptions::default()).expect("mounts");
-            let session = Rc::new(Session::new(Files::new(client.clone()), Files::limits()));
+            let files = Files::new(client.clone()).mounted_at(dir.clone());
+            let session = Rc::new(Session::new(files, Files::limits()));
             let serve = levada_mount::transport::reactor::serve(channel, Rc::clone(&session));
             serving.push((client, mount, reactor::spawn(serve)));
             while session.terms().is_none() {
