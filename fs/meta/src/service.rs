@@ -116,7 +116,6 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Sync
         | R::Space
         | R::SpaceNow
-        | R::Grant { .. }
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }
@@ -141,6 +140,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Reclaim { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
+        | R::Grant { .. }
         | R::Leave
         | R::Bury { .. } => Class::Repeatable,
     }
