@@ -1,7 +1,7 @@
 //! The client library: file ranges become object ranges, all in flight at once.
 //!
 //! [`Client`] has names and attributes, [`File`] has data; [`housekeeper`] does what the
-//! services leave to a client. Knows nothing of kernels and protocols above it, nor of how a
+//! services leave to a client, [`placement`] finds out where new files should go. Knows nothing of kernels and protocols above it, nor of how a
 //! service stores anything.
 //!
 //! What always holds:
@@ -25,6 +25,7 @@ mod locks;
 mod meta;
 mod moment;
 mod ranges;
+pub mod placement;
 mod room;
 mod slots;
 mod target;

@@ -200,7 +200,7 @@ impl MetaService {
 
     /// An inode whose create was lost, as if it had been unlinked.
     fn lost_inode(&self, ino: Ino) -> Inode {
-        let body = Body::File(names::layout_for(&self.env, ino));
+        let body = Body::File(names::unknown_layout(&self.env, ino));
         let generation = self.env.superblock.generation;
         Inode {
             components: u64::MAX,
