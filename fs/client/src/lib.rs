@@ -12,6 +12,7 @@
 //! After a crash of the client its durable data stays; its sessions are settled by the
 //! housekeeper when its lease has run out.
 
+mod burial;
 mod client;
 mod clock;
 mod copy;
@@ -24,14 +25,15 @@ mod leases;
 mod locks;
 mod meta;
 mod moment;
-mod ranges;
 pub mod placement;
+mod ranges;
 mod room;
 mod slots;
 mod target;
 mod unstable;
 mod xattrs;
 
+pub use burial::bury;
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;
