@@ -33,8 +33,8 @@ fn time(tv_sec: i64, tv_nsec: i64) -> Timespec {
     Timespec { tv_sec, tv_nsec }
 }
 
-const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as i64 };
-const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as i64 };
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
 
 #[test]
 fn times_are_set_to_now_or_left_as_they_are() {
