@@ -191,6 +191,37 @@ fn the_locks_of_a_killed_mount_are_free_in_the_next() {
     cluster.ok(&["down"]);
 }
 
+/// The service awaits the mount that held what was not durable, but not one that is known to be dead.
+#[test]
+fn after_the_end_of_node_and_mount_together_the_next_mount_is_soon_there() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("together", TINY);
+    let mnt = cluster.mnt();
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    for round in 0..3 {
+        let synced = mnt.join(format!("synced-{round}"));
+        fs::write(&synced, "kept").expect("written");
+        fs::File::open(&synced).and_then(|file| file.sync_all()).expect("durable");
+        for name in 0..50 {
+            fs::create_dir(mnt.join(format!("late-{round}-{name}"))).expect("made");
+        }
+        signal("-KILL", cluster.node().expect("it runs"));
+        signal("-KILL", cluster.mount_process().expect("it runs"));
+        wait_until("the mount is dead", || fs::read_dir(&mnt).is_err());
+        cluster.ok(&["up"]);
+        let begun = Instant::now();
+        cluster.ok(&["mount", "mnt"]);
+        assert!(begun.elapsed() < Duration::from_secs(15), "after {:?}", begun.elapsed());
+        assert_eq!(fs::read_to_string(&synced).expect("read"), "kept");
+        fs::write(mnt.join("next"), "next").expect("written");
+    }
+    cluster.ok(&["down"]);
+    cluster.ok(&["fsck"]);
+}
+
 #[test]
 fn a_mount_out_of_the_tree_is_not_forgotten() {
     if !can_run() {

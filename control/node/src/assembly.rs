@@ -30,6 +30,7 @@ use levada_raid::{
 };
 use levada_spec::{ArraySpec, ClusterFile, FileSystemSpec};
 use levada_wire::rpc::{Handler, Router};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Why a cluster cannot be brought up.
@@ -241,6 +242,13 @@ pub async fn start(
                 router.insert(target.entry.id, Rc::clone(counted) as Rc<_>);
             }
             Service::Stopped { .. } => {}
+        }
+    }
+    let stopped = targets.iter().filter(|target| matches!(target.service, Service::Stopped { .. }));
+    let stopped: BTreeSet<_> = stopped.map(|target| target.entry.id).collect();
+    for target in &targets {
+        if let Service::Metadata { service, .. } = &target.service {
+            service.avoid(&stopped);
         }
     }
     let remarks = remarks(&targets, fs).await;

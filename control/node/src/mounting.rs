@@ -14,7 +14,7 @@ mod note;
 pub use note::{Life, Served, dead_in, is_at};
 
 use anyhow::{Context, Result, bail};
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join_all, select, try_join};
 use levada_base::ids::{TargetId, Uuid};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
@@ -99,8 +99,9 @@ fn client_config(address: &str, cluster: Uuid, uuid: Uuid) -> ClientConfig {
     }
 }
 
-async fn bury_with(client: &Client, dead: &[Uuid]) -> Result<()> {
-    let buried = join_all(dead.iter().map(|dead| client.bury(*dead.as_bytes())));
+/// Where `config` says; no client is needed for it, so that it works while a service awaits the dead.
+async fn bury_at(config: &ClientConfig, dead: &[Uuid]) -> Result<()> {
+    let buried = join_all(dead.iter().map(|dead| levada_client::bury(config, *dead.as_bytes())));
     let buried = reactor::timeout(BURY_LIMIT, buried).await;
     let buried = buried.context("the metadata service does not answer")?;
     Ok(buried.into_iter().collect::<Result<(), _>>()?)
@@ -114,14 +115,7 @@ async fn bury_with(client: &Client, dead: &[Uuid]) -> Result<()> {
 /// When it does not answer, or leaves them to their leases.
 pub fn bury(address: &str, cluster: Uuid, dead: &[Uuid]) -> Result<()> {
     let reactor = Reactor::new().context("cannot use io_uring")?;
-    reactor.block_on(async {
-        let config = client_config(address, cluster, draw_uuid());
-        let client = reactor::timeout(BURY_LIMIT, Client::connect(config)).await;
-        let client = client.context("the metadata service does not answer")??;
-        let buried = bury_with(&client, dead).await;
-        client.shutdown().await?;
-        buried
-    })
+    reactor.block_on(async { bury_at(&client_config(address, cluster, draw_uuid()), dead).await })
 }
 
 async fn serve(
@@ -133,9 +127,12 @@ async fn serve(
     let client_uuid = draw_uuid();
     let config = client_config(&plan.address, plan.cluster_uuid, client_uuid);
     let config = ClientConfig { leases: true, ..config };
-    let client = connect(config, signals, &plan.address).await?;
+    let undertaker = client_config(&plan.address, plan.cluster_uuid, draw_uuid());
+    // At the same time: a service that awaits the dead one lets nobody else connect.
+    let burying = async { Ok(bury_at(&undertaker, dead).await) };
+    let (client, buried) = try_join(connect(config, signals, &plan.address), burying).await?;
     // Before any program can meet their locks.
-    if let Err(error) = bury_with(&client, dead).await {
+    if let Err(error) = buried {
         tracing::warn!(%error, "locks of the mount before stay until its lease ends");
     }
     let options = MountOptions {

@@ -10,11 +10,11 @@ use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::StateDir;
 use anyhow::{Context, Result};
-use futures_util::future::{Either, LocalBoxFuture, select};
+use futures_util::future::{Either, LocalBoxFuture, join, select};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
-use levada_client::{Client, ClientConfig, housekeeper};
+use levada_client::{Client, ClientConfig, housekeeper, placement};
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -224,33 +224,41 @@ async fn keep_desk(socket: PathBuf, front: Rc<FrontDesk>, services: Group) {
 }
 
 /// Does what the services leave to a client: destroys the objects of deleted files, settles
-/// the sessions of clients that are gone.
+/// the sessions of clients that are gone, says where new files should go.
 async fn keep_house(cluster: Rc<Cluster>, address: String) {
     let Some(target) = cluster.metadata_target() else { return };
     let service = cluster.targets.iter().find_map(|target| match &target.service {
         Service::Metadata { service, .. } => Some(service),
         Service::Objects { .. } | Service::Stopped { .. } => None,
     });
-    let Some(chores) = service.map(|service| service.chores_changed()) else { return };
+    let Some(service) = service else { return };
     let uuid = *cluster.table.fs.as_bytes();
     let mut config = ClientConfig::new(Rc::new(HostTransport::new()), &address, target, uuid);
     config.class = Class::Background;
     config.cluster = *cluster.drives.cluster.as_bytes();
     match Client::connect(config).await {
-        Ok(client) => loop {
-            let told = std::pin::pin!(chores.changed());
-            let begun = reactor::now();
-            let swept = housekeeper::do_chores(&client).await;
-            let took = begun.elapsed();
-            if let Err(error) = &swept {
-                tracing::warn!(%error, "chores failed");
-            }
-            select(told, std::pin::pin!(reactor::sleep(LOOK_FOR_CHORES_EVERY))).await;
-            // Very many may be left until a target is back; going through them at each delete is no use.
-            let is_left = swept.is_ok_and(|swept| swept.left > 0);
-            reactor::sleep(if is_left { GATHER_CHORES.max(took) } else { GATHER_CHORES }).await;
-        },
+        Ok(client) => {
+            let sweeping = sweep(&client, service.chores_changed());
+            let placing = placement::watch(&client, |avoided| service.avoid(avoided));
+            join(sweeping, placing).await;
+        }
         Err(error) => tracing::error!(%error, "no housekeeping"),
+    }
+}
+
+async fn sweep(client: &Client, chores: Rc<Notify>) {
+    loop {
+        let told = std::pin::pin!(chores.changed());
+        let begun = reactor::now();
+        let swept = housekeeper::do_chores(client).await;
+        let took = begun.elapsed();
+        if let Err(error) = &swept {
+            tracing::warn!(%error, "chores failed");
+        }
+        select(told, std::pin::pin!(reactor::sleep(LOOK_FOR_CHORES_EVERY))).await;
+        // Very many may be left until a target is back; going through them at each delete is no use.
+        let is_left = swept.is_ok_and(|swept| swept.left > 0);
+        reactor::sleep(if is_left { GATHER_CHORES.max(took) } else { GATHER_CHORES }).await;
     }
 }
 

@@ -821,18 +821,6 @@ impl Client {
         settled.and(told).and(synced)
     }
 
-    /// Ends the client that connected with `uuid` ([`ClientConfig::uuid`]) now instead of with its lease: for whoever
-    /// knows that its process is dead. What it had locked and open is released, as it would be by the lease; done also
-    /// when there is no such client. One that lives all the same is in for what follows the end of a lease.
-    ///
-    /// # Errors
-    ///
-    /// `NotPermitted`: the service has a connection of it, or has heard of it, or it died within a truncation; then its
-    /// lease decides.
-    pub async fn bury(&self, uuid: [u8; 16]) -> Result<(), Error> {
-        self.0.in_time(self.0.meta.bury(uuid)).await
-    }
-
     pub(crate) fn object(
         &self,
         attr: &Attr,

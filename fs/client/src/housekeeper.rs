@@ -13,13 +13,15 @@
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::target::ObjectTarget;
 use futures_util::future::{join, join_all};
-use levada_base::ids::{Ino, TargetId};
+use levada_base::ids::{Ino, ObjectId, TargetId};
 use levada_base::reactor;
-use levada_wire::attr::Attr;
+use levada_wire::attr::{Attr, Layout};
 use levada_wire::meta::{MetaReply, MetaRequest, Stored};
 use levada_wire::object::ObjectStat;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Chores asked for at a time; all are done at once.
@@ -94,11 +96,27 @@ fn components(attr: &Attr) -> u32 {
     attr.layout.as_ref().map_or(0, |layout| layout.targets.len() as u32)
 }
 
+/// The objects that a file may have.
+fn doomed_objects(
+    client: &Client,
+    attr: &Attr,
+) -> Result<Vec<(Rc<ObjectTarget>, ObjectId)>, Error> {
+    let Some(layout) = attr.layout.as_ref().filter(|layout| layout.version == Layout::UNKNOWN)
+    else {
+        let objects = (0..components(attr)).map(|component| client.object(attr, component));
+        return objects.collect::<Option<_>>().ok_or(Error::Dialect);
+    };
+    let layout = Layout { version: Layout::FIRST, ..layout.clone() };
+    let object = |component| layout.object(client.0.fs_id(), attr.ino, component);
+    let on = |target| (0..components(attr)).map(move |component| (Rc::clone(target), component));
+    let everywhere = client.0.targets().flat_map(on);
+    Ok(everywhere.map(|(target, component)| (target, object(component))).collect())
+}
+
 async fn destroy_one(client: &Client, attr: &Attr) -> Result<(), Error> {
-    let deletes = (0..components(attr)).map(|component| async move {
-        let (target, object) = client.object(attr, component).ok_or(Error::Dialect)?;
-        target.unless_silent(target.delete(object)).await
-    });
+    let deletes = doomed_objects(client, attr)?
+        .into_iter()
+        .map(|(target, object)| async move { target.unless_silent(target.delete(object)).await });
     join_all(deletes).await.into_iter().collect::<Result<(), Error>>()?;
     client.0.change_done(MetaRequest::Destroyed { ino: attr.ino }).await
 }

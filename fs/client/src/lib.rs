@@ -1,7 +1,7 @@
 //! The client library: file ranges become object ranges, all in flight at once.
 //!
 //! [`Client`] has names and attributes, [`File`] has data; [`housekeeper`] does what the
-//! services leave to a client. Knows nothing of kernels and protocols above it, nor of how a
+//! services leave to a client, [`placement`] finds out where new files should go. Knows nothing of kernels and protocols above it, nor of how a
 //! service stores anything.
 //!
 //! What always holds:
@@ -12,6 +12,7 @@
 //! After a crash of the client its durable data stays; its sessions are settled by the
 //! housekeeper when its lease has run out.
 
+mod burial;
 mod client;
 mod clock;
 mod copy;
@@ -24,6 +25,7 @@ mod leases;
 mod locks;
 mod meta;
 mod moment;
+pub mod placement;
 mod ranges;
 mod room;
 mod slots;
@@ -31,6 +33,7 @@ mod target;
 mod unstable;
 mod xattrs;
 
+pub use burial::bury;
 pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;

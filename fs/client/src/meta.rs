@@ -296,16 +296,6 @@ impl Meta {
         }
     }
 
-    /// A client that is known to be dead ends now. See [`MetaRequest::Bury`].
-    pub(crate) async fn bury(&self, uuid: [u8; 16]) -> Result<(), Error> {
-        let mut asked = self.asked(&MetaRequest::Bury { uuid }, Told::Durable);
-        match self.ask(&mut asked).await? {
-            MetaReply::Done => Ok(()),
-            MetaReply::Failed(fault) => Err(fault.into()),
-            _ => Err(Error::Dialect),
-        }
-    }
-
     fn plain_call(&self, request: &MetaRequest) -> Call {
         let kind = request.kind();
         Call { kind, class: self.class, ..Call::new(self.target, encode_body(request)) }

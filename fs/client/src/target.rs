@@ -173,6 +173,10 @@ impl ObjectTarget {
         });
     }
 
+    pub(crate) fn id(&self) -> TargetId {
+        self.id
+    }
+
     pub(crate) fn unstable_bytes(&self) -> u64 {
         self.unstable.borrow().bytes()
     }

@@ -21,6 +21,10 @@ fn flock() -> Lock {
     Lock { owner, range: LockRange::WHOLE, exclusive: true, pid: 1 }
 }
 
+async fn bury(world: &World, uuid: [u8; 16]) -> Result<(), Error> {
+    levada_client::bury(&world.config("undertaker"), uuid).await
+}
+
 async fn open(client: &Client, ino: Ino) -> File {
     client.open(ino, WRITE).await.expect("there").0
 }
@@ -66,7 +70,7 @@ fn locks_of_a_dead_client_are_free_with_its_burial() {
                 world.start_meta().await;
             }
             let died = reactor::now();
-            heir.bury(uuid).await.expect("dead");
+            bury(&world, uuid).await.expect("dead");
             file.lock(flock(), None).await.expect("free");
             assert!(died.elapsed() < SOON, "{:?}", died.elapsed());
             // What it wrote is settled like that of any client that ended.
@@ -74,7 +78,7 @@ fn locks_of_a_dead_client_are_free_with_its_burial() {
             let attr = file.attr().await.expect("there");
             assert_eq!((attr.size, attr.others), (2 * UNIT, false));
             assert_eq!(flat(&file.read(UNIT, 1).await.expect("read")), [1]);
-            heir.bury(uuid).await.expect("done before");
+            bury(&world, uuid).await.expect("done before");
         });
     }
 }
@@ -86,12 +90,12 @@ fn a_client_with_a_connection_is_not_buried() {
         let (heir, group) = (world.client("heir").await, Group::new());
         let (uuid, ino) = holder(&world, &group).await;
         let file = open(&heir, ino).await;
-        assert_eq!(heir.bury(uuid).await, Err(REFUSED));
+        assert_eq!(bury(&world, uuid).await, Err(REFUSED));
         // Its connection breaks and it is back at once, as it holds a lock; or the service restarts.
         world.network.disconnect("dying", "meta");
-        assert_eq!(heir.bury(uuid).await, Err(REFUSED));
+        assert_eq!(bury(&world, uuid).await, Err(REFUSED));
         world.restart_meta().await;
-        assert_eq!(heir.bury(uuid).await, Err(REFUSED));
+        assert_eq!(bury(&world, uuid).await, Err(REFUSED));
         assert_eq!(file.lock(flock(), None).await.map(drop), Err(HELD));
     });
 }
@@ -115,7 +119,7 @@ fn who_is_buried_alive_has_lost_its_lease() {
         world.network.partition("alive", "meta");
         world.network.disconnect("alive", "meta");
         let theirs = open(&heir, file.ino()).await;
-        heir.bury(uuid).await.expect("no connection");
+        bury(&world, uuid).await.expect("no connection");
         theirs.lock(flock(), None).await.expect("free");
         theirs.write(0, data(b"next")).await.expect("written");
         world.network.heal("alive", "meta");
@@ -129,6 +133,6 @@ fn who_is_buried_alive_has_lost_its_lease() {
         let file = open(&alive, theirs.ino()).await;
         assert_eq!(file.lock(flock(), None).await.map(drop), Err(HELD));
         // Under its new number it is another client.
-        assert_eq!(heir.bury(uuid).await, Err(REFUSED));
+        assert_eq!(bury(&world, uuid).await, Err(REFUSED));
     });
 }

@@ -144,3 +144,40 @@ fn a_limit_that_is_set_later_holds_soon() {
         assert_eq!(write(&file, 2 * MIB, 1).await, Err(QUOTA));
     });
 }
+
+/// What was granted before a restart of the service is not granted again.
+#[test]
+fn a_restart_forgets_no_grant() {
+    for seed in 0..10 {
+        Reactor::simulated(seed).block_on(async {
+            let world = World::new(1).await;
+            let hard = 16 * MIB;
+            limit(&world, hard).await;
+            let (one, other) = (world.client("one").await, world.client("other").await);
+            let mine = create(&one, "mine").await;
+            write(&mine, 0, 100_000).await.expect("there is room");
+            mine.fsync().await.expect("synced");
+            // Of what it was granted with that it goes on to write, while the other one takes all it can get.
+            let mut at = 100_000;
+            world.kill_meta();
+            reactor::sleep(Duration::from_millis(below(500))).await;
+            world.start_meta().await;
+            let theirs = create(&other, "theirs").await;
+            let mut taken = 0;
+            while write(&theirs, taken, 200_000).await.is_ok() {
+                taken += 200_000;
+                if below(4) == 0 && write(&mine, at, 50_000).await.is_ok() {
+                    at += 50_000;
+                }
+            }
+            while write(&mine, at, 50_000).await.is_ok() {
+                at += 50_000;
+            }
+            mine.fsync().await.expect("it was granted");
+            theirs.fsync().await.expect("it was granted");
+            assert_eq!(used(&world), taken + at, "seed {seed}");
+            assert!(taken + at <= hard, "seed {seed}: {} of {hard}", taken + at);
+            assert!(taken + at > hard - 500_000, "seed {seed}: {} of {hard}", taken + at);
+        });
+    }
+}

@@ -76,7 +76,7 @@ type SessionOf = (Ino, u64);
 /// Those who pay for a file.
 type Payers = SmallVec<[Subject; 4]>;
 
-/// Bytes that sessions may add and have not told of yet. Not durable: a restart forgets them.
+/// Bytes that sessions may add and have not told of yet: what their rows say, summed by who pays.
 #[derive(Default)]
 pub struct Grants {
     granted: BTreeMap<SessionOf, (Payers, u64)>,
@@ -103,10 +103,12 @@ impl Grants {
         }
     }
 
-    pub fn spend(&mut self, session: SessionOf, bytes: u64) {
-        if let Some((subjects, granted)) = self.granted.get(&session).filter(|_| bytes > 0).cloned()
+    /// So much of it is left; the payers are those of before.
+    pub fn keep(&mut self, session: SessionOf, bytes: u64) {
+        if let Some((subjects, granted)) = self.granted.get(&session).cloned()
+            && granted != bytes
         {
-            self.set(session, subjects, granted.saturating_sub(bytes));
+            self.set(session, subjects, bytes);
         }
     }
 

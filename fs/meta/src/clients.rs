@@ -205,7 +205,7 @@ impl MetaService {
     /// When the store does not take changes.
     pub async fn tick(&self) -> Result<(), MetaFault> {
         if self.is_recovering() {
-            self.end_recovery().await?;
+            self.end_recovery(false).await?;
             if self.is_recovering() {
                 return Ok(());
             }

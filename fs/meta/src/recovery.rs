@@ -4,6 +4,8 @@
 //! store is as the crash left it. Recovery that is cut off by another crash begins anew from the
 //! prefix that the store holds by then.
 //!
+//! Who is said to be dead ([`MetaRequest::Bury`]) is awaited for [`BURIED_RECOVERY`] only, unless it comes.
+//!
 //! docs/design/0010-metadata-tail.md.
 
 use crate::key;
@@ -19,6 +21,10 @@ use std::time::Duration;
 
 /// Lost inode numbers that become chores in one batch.
 const NUMBERS_AT_ONCE: u64 = 16;
+
+/// A client that lives tries to reach a service that is away once a second, so by then one that is said to be dead
+/// would have come.
+const BURIED_RECOVERY: Duration = Duration::from_secs(3);
 
 impl MetaService {
     /// True while the holder of the tail is awaited.
@@ -43,19 +49,21 @@ impl MetaService {
         request: &MetaRequest,
     ) -> Result<(), MetaFault> {
         let holder = self.tail.borrow().row().map(|row| row.client);
+        let is_holder = |uuid| {
+            let known = self.table.borrow().by_uuid.get(uuid).copied();
+            known.is_some() && known == holder
+        };
         let early = match request {
-            MetaRequest::Register { uuid } => {
-                let known = self.table.borrow().by_uuid.get(uuid).copied();
-                known.is_some() && known == holder
-            }
+            MetaRequest::Register { uuid } => is_holder(uuid),
             MetaRequest::Replay { .. } => Some(client) == holder,
             _ => planted!("meta-served-before-recovery"),
         };
+        let buries = matches!(request, MetaRequest::Bury { uuid } if is_holder(uuid));
         while self.is_recovering() && !early {
             let changed = self.recovery_changed.changed();
-            let left = self.config.recovery.saturating_sub(self.serving_for());
+            let left = self.holder_awaited_for(buries).saturating_sub(self.serving_for());
             if left.is_zero() {
-                self.end_recovery().await?;
+                self.end_recovery(buries).await?;
             } else {
                 let _ = reactor::timeout(left, changed).await;
             }
@@ -63,10 +71,21 @@ impl MetaService {
         Ok(())
     }
 
-    /// Goes on without the holder when it has been awaited for long enough.
-    pub(crate) async fn end_recovery(&self) -> Result<(), MetaFault> {
+    /// How long the holder is awaited; by somebody who buries it for less, unless it has come.
+    fn holder_awaited_for(&self, buries: bool) -> Duration {
+        let has_come = || {
+            let (table, holder) = (self.table.borrow(), self.tail.borrow().row());
+            let known = holder.and_then(|row| table.clients.get(&row.client));
+            known.is_some_and(|known| known.pusher.is_some())
+        };
+        let limit = self.config.recovery;
+        if buries && !has_come() { limit.min(BURIED_RECOVERY) } else { limit }
+    }
+
+    /// Goes on without the holder when it has been awaited for long enough, by somebody who buries it or not.
+    pub(crate) async fn end_recovery(&self, buries: bool) -> Result<(), MetaFault> {
         let _turn = self.recovery_turn.acquire(1).await;
-        if !self.is_recovering() || self.serving_for() < self.config.recovery {
+        if !self.is_recovering() || self.serving_for() < self.holder_awaited_for(buries) {
             return Ok(());
         }
         tracing::warn!("a client did not come back: what it had not synced is lost");
@@ -200,7 +219,7 @@ impl MetaService {
 
     /// An inode whose create was lost, as if it had been unlinked.
     fn lost_inode(&self, ino: Ino) -> Inode {
-        let body = Body::File(names::layout_for(&self.env, ino));
+        let body = Body::File(names::unknown_layout(&self.env, ino));
         let generation = self.env.superblock.generation;
         Inode {
             components: u64::MAX,

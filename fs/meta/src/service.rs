@@ -27,7 +27,7 @@ use crate::slots::{Entered, Ticket};
 use crate::table::{Client, Table};
 use crate::tail::Tail;
 use crate::tx::{Env, Outcome, Stop, Told, Tx};
-use levada_base::ids::{BootVerifier, Ino, Seq};
+use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
@@ -36,6 +36,7 @@ use levada_wire::attr::{Attr, Time};
 use levada_wire::frame::flags;
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -116,7 +117,6 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Sync
         | R::Space
         | R::SpaceNow
-        | R::Grant { .. }
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }
@@ -141,6 +141,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Reclaim { .. }
         | R::Destroyed { .. }
         | R::Settled { .. }
+        | R::Grant { .. }
         | R::Leave
         | R::Bury { .. } => Class::Repeatable,
     }
@@ -234,7 +235,7 @@ impl MetaService {
         let targets = config.objects.iter().map(|(target, _)| *target).collect();
         Ok(Self {
             store,
-            env: Env { superblock, targets },
+            env: Env::new(superblock, targets),
             verifier: BootVerifier(reactor::random_u64()),
             table: RefCell::new(table),
             recovering: Cell::new(tail.is_some()),
@@ -253,6 +254,14 @@ impl MetaService {
             #[cfg(test)]
             trace: RefCell::default(),
         })
+    }
+
+    /// From now on new files go to other object targets than these, unless there is no other. Forgotten when the
+    /// service ends.
+    pub fn avoid(&self, targets: &BTreeSet<TargetId>) {
+        if self.env.avoid(targets) {
+            tracing::info!(?targets, "new files avoid object targets");
+        }
     }
 
     /// Changes when there may be a new chore: a deleted file that nobody has open any more.

@@ -8,7 +8,7 @@ use crate::accounts::Accounts;
 use crate::config::MetaError;
 use crate::key;
 use crate::locks::{Locks, Owner};
-use crate::row::{Charge, ClientRow, Counters, Damaged, OrphanRow, ReplyRow, Session};
+use crate::row::{Charge, ClientRow, Counters, Damaged, Inode, OrphanRow, ReplyRow, Session};
 use crate::service::SLOTS_MAX;
 use crate::tx::NOBODY;
 use levada_base::ids::{BootVerifier, Ino, Seq};
@@ -182,8 +182,6 @@ pub enum Effect {
     Destroyed(Ino),
     /// The client may add so much to a file, for which these pay; in the place of what it was granted before.
     Granted(Ino, Charge, u64),
-    /// So much of it is used by now.
-    Spent(Ino, u64),
     Lock(Ino, Lock, Option<u64>),
     Unlock(Ino, LockOwner, LockRange),
     /// By its ticket.
@@ -247,7 +245,16 @@ impl Table {
         for (key, value) in scan_tag(store, key::SESSION).await? {
             let ino = Ino(key::first_number(&key).unwrap_or(0));
             let client = key::second_number(&key).unwrap_or(0);
-            table.sessions.insert((ino, client), Session::decode(&value)?);
+            let session = Session::decode(&value)?;
+            table.sessions.insert((ino, client), session);
+            if session.grant > 0 {
+                // One whose row makes no sense has no owner whom it could be kept for.
+                let inode = store.get(&key::inode(ino)).await?;
+                let inode = inode.and_then(|row| Inode::decode(&row).ok());
+                if let Some(charge) = inode.as_ref().and_then(Charge::of) {
+                    table.accounts.grants.set((ino, client), charge.subjects(), session.grant);
+                }
+            }
         }
         for (key, value) in scan_tag(store, key::USAGE).await? {
             table.accounts.load(&key, &value)?;
@@ -276,6 +283,7 @@ impl Table {
             Effect::Closed(ino) => self.closed(client, ino),
             Effect::Session(ino, client, Some(session)) => {
                 self.sessions.insert((ino, client), session);
+                self.accounts.grants.keep((ino, client), session.grant);
                 if client == NOBODY {
                     self.chores.notify_all();
                 }
@@ -283,7 +291,6 @@ impl Table {
             Effect::Granted(ino, charge, bytes) => {
                 self.accounts.grants.set((ino, client), charge.subjects(), bytes);
             }
-            Effect::Spent(ino, bytes) => self.accounts.grants.spend((ino, client), bytes),
             Effect::Session(ino, client, None) => {
                 self.accounts.grants.set((ino, client), SmallVec::new(), 0);
                 self.sessions.remove(&(ino, client));

@@ -17,6 +17,8 @@ use levada_kv::Bytes;
 use levada_wire::attr::{Attr, Kind, Time};
 use levada_wire::meta::MetaFault;
 use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Who has the session that lets the housekeeper ask the objects: no client has this number.
 pub const NOBODY: u64 = 0;
@@ -46,8 +48,26 @@ impl From<Damaged> for Stop {
 /// What does not change while a target serves.
 pub struct Env {
     pub superblock: Superblock,
-    /// Where new files' objects go, in turn.
+    /// All that objects of files may lie on.
     pub targets: Vec<TargetId>,
+    /// Where new files' objects go, in turn: those of [`Self::targets`] that are not avoided; never none.
+    pub usable: RefCell<Vec<TargetId>>,
+}
+
+impl Env {
+    pub fn new(superblock: Superblock, targets: Vec<TargetId>) -> Self {
+        let usable = RefCell::new(targets.clone());
+        Self { superblock, targets, usable }
+    }
+
+    /// From now on new files go elsewhere, unless there is nothing else. Whether that changes anything.
+    pub fn avoid(&self, avoided: &BTreeSet<TargetId>) -> bool {
+        let all = &self.targets;
+        let others: Vec<_> = all.iter().copied().filter(|id| !avoided.contains(id)).collect();
+        let usable = if others.is_empty() { all.clone() } else { others };
+        let before = self.usable.replace(usable);
+        before != *self.usable.borrow()
+    }
 }
 
 /// Rows that a transaction writes; `None`: deletes.

@@ -112,6 +112,8 @@ pub struct MemoryObjects {
     pub writes: Cell<u64>,
     /// So many truncations fail from now on.
     pub truncations_to_fail: Cell<u32>,
+    /// So many writes that clients send again are refused from now on, which no target should do.
+    pub repeats_to_fail: Cell<u32>,
 }
 
 impl MemoryObjects {
@@ -130,6 +132,7 @@ impl MemoryObjects {
             durable_seq: Cell::default(),
             writes: Cell::default(),
             truncations_to_fail: Cell::default(),
+            repeats_to_fail: Cell::default(),
         }
     }
 
@@ -216,6 +219,12 @@ impl Objects for MemoryObjects {
         Box::pin(async move {
             self.delay().await;
             let mut data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+            if stability == Stability::Again
+                && let Some(left) = self.repeats_to_fail.get().checked_sub(1)
+            {
+                self.repeats_to_fail.set(left);
+                return Err(ObjectFault::Damaged { offset, bytes: data.len() as u64 });
+            }
             let (start, end) = (offset as usize, offset as usize + data.len());
             let replaced = self.visible.borrow().get(&object).map_or(0, |f| f.data_in(start, end));
             let room = self.capacity_bytes.saturating_sub(self.stored_bytes());

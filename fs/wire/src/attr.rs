@@ -31,6 +31,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The version of a file that never got new objects.
+    pub const FIRST: u32 = 1;
+    /// Nobody knows any more how the file lay: each component may be on any target, under [`Self::FIRST`].
+    pub const UNKNOWN: u32 = 0;
+
     /// The component that holds byte `offset` of the file, and how many bytes from there on
     /// it holds without a break.
     #[must_use]

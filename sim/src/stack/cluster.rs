@@ -19,6 +19,7 @@ use levada_wire::rpc::{ServiceConfig, accept_all};
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 /// Bytes of a drive. Every third seed has so few, in so large segments, that its object logs are
 /// cleaned again and again.
@@ -32,6 +33,8 @@ const STRIPE_UNIT: u64 = 64 * KIB;
 const STRIPE_COUNT: u32 = 2;
 /// A file of this many bytes lies on all targets that a file is given.
 pub(super) const ROW_BYTES: usize = STRIPE_UNIT as usize * STRIPE_COUNT as usize;
+/// In one of so many seeds new files do not go to all targets all the time.
+const PLACED_SEEDS: u64 = 5;
 /// Where the node listens.
 pub(super) const NODE: &str = "node";
 /// What its clients are called.
@@ -95,6 +98,26 @@ fn cluster_file(drive_bytes: u64) -> ClusterFile {
     fs.stripe_count = STRIPE_COUNT;
     file.mounts.clear();
     file
+}
+
+/// As if targets were full or silent by turns: new files go now to one of them, now to all.
+async fn move_new_files(cluster: Rc<Cluster>) {
+    let targets: Vec<TargetId> = cluster
+        .targets
+        .iter()
+        .filter(|target| matches!(target.service, Service::Objects { .. }))
+        .map(|target| target.entry.id)
+        .collect();
+    loop {
+        let draw = reactor::random_u64();
+        let avoided = targets.get(draw as usize % (targets.len() + 1)).copied();
+        for target in &cluster.targets {
+            if let Service::Metadata { service, .. } = &target.service {
+                service.avoid(&avoided.into_iter().collect());
+            }
+        }
+        reactor::sleep(Duration::from_millis(draw >> 32 & 0x1ff)).await;
+    }
 }
 
 impl Stack {
@@ -184,6 +207,9 @@ impl Stack {
                 housekeeper::keep_house(client).await;
             }
         });
+        if self.world.seed % PLACED_SEEDS == 2 {
+            reactor::spawn(move_new_files(Rc::clone(&cluster)));
+        }
         *self.cluster.borrow_mut() = Rc::downgrade(&cluster);
         *self.changed.borrow_mut() = changed;
         reactor::spawn(async move {

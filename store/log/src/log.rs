@@ -267,7 +267,11 @@ impl ObjectLog {
         // Rows will go on costing what they have cost so far; at first, as those of large writes.
         let usage = self.0.store.usage();
         let usable = usage.bytes_max - usage.bytes_max / 4;
-        let index_free = usable.saturating_sub(usage.bytes_used + state.unindexed_bytes);
+        // Rows that are gone count there until the next checkpoint, and not here.
+        let rows = state.index_bytes_now * COST_OF_ROWS / 2;
+        let others = u64::from(state.segments.count()) * SEGMENT_COST_BYTES + MIB;
+        let index_used = usage.bytes_used.min(rows + others) + state.unindexed_bytes;
+        let index_free = usable.saturating_sub(index_used);
         let bytes_per_index_byte =
             (state.used_bytes + 256 * MIB) / (state.index_bytes_now + MIB).max(1);
         let free_bytes = free_bytes.min(index_free.saturating_mul(bytes_per_index_byte));
@@ -276,6 +280,12 @@ impl ObjectLog {
         Space { total_bytes, free_bytes, coming_bytes: free_bytes.saturating_sub(writable_bytes) }
     }
 }
+
+/// What rows of extents and objects cost the store, in halves of their bytes, at most (that of an object, the shorter one: 291
+/// for its 65).
+const COST_OF_ROWS: u64 = 9;
+/// What a segment's row costs, and some.
+const SEGMENT_COST_BYTES: u64 = 512;
 
 impl State {
     /// Nothing needs the records without data of a segment any more.

@@ -194,8 +194,14 @@ impl World {
 
     /// Starts a server anew: a random part of what was unstable is lost.
     pub fn restart_server(&self, number: u32) {
+        self.restart_and_refuse(number, 0);
+    }
+
+    /// The same, and so many writes that are sent again are refused.
+    pub fn restart_and_refuse(&self, number: u32, repeats: u32) {
         self.kill_server(number);
         let objects = Rc::new(self.objects(number).restarted());
+        objects.repeats_to_fail.set(repeats);
         let server = self.serve(number, objects);
         self.servers.borrow_mut()[number as usize] = server;
     }

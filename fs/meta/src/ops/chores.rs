@@ -98,6 +98,8 @@ pub fn frees(request: &MetaRequest) -> bool {
             | R::Truncated { .. }
             | R::Destroyed { .. }
             | R::Settled { .. }
+            // What is written to a file that is there must not fail for want of metadata.
+            | R::Grant { .. }
             | R::SetAttr { .. }
             | R::Rename { .. }
             | R::RemoveXattr { .. }

@@ -10,7 +10,7 @@ use crate::key;
 use crate::row::{Body, Inode, NameRow, OrphanRow, Session};
 use crate::table::Effect;
 use crate::tx::{Env, Stop, Tx};
-use levada_base::ids::Ino;
+use levada_base::ids::{Ino, TargetId};
 use levada_wire::attr::{Kind, Layout};
 use levada_wire::meta::{Caller, MetaFault, MetaReply, NewInode, NewMode};
 
@@ -192,13 +192,21 @@ fn new_inode(
     Ok(inode)
 }
 
-/// The first target takes turns, so that small files spread evenly.
-pub fn layout_for(env: &Env, ino: Ino) -> Layout {
-    let targets = &env.targets;
+/// A new file's. The first target takes turns, so that small files spread evenly.
+fn layout_for(env: &Env, ino: Ino) -> Layout {
+    layout_on(&env.usable.borrow(), env, ino)
+}
+
+/// Of a file of which nobody knows what was usable when it was made: as wide as any.
+pub fn unknown_layout(env: &Env, ino: Ino) -> Layout {
+    Layout { version: Layout::UNKNOWN, ..layout_on(&env.targets, env, ino) }
+}
+
+fn layout_on(targets: &[TargetId], env: &Env, ino: Ino) -> Layout {
     let first = (ino.0 % targets.len() as u64) as usize;
     let count = (env.superblock.stripe_count as usize).clamp(1, targets.len().min(64));
     Layout {
-        version: 1,
+        version: Layout::FIRST,
         stripe_unit: env.superblock.stripe_unit,
         targets: (0..count).map(|i| targets[(first + i) % targets.len()]).collect(),
     }

@@ -138,24 +138,24 @@ pub(super) fn check_stored(inode: &Inode, stored: &[(u32, u64)]) -> Result<(), M
 }
 
 /// Takes over what the asking client says that the objects hold. Beside others it may have asked before they wrote more.
+/// So many bytes count as used from now on that were granted before.
 fn take_stored(
     tx: &mut Tx<'_>,
     ino: Ino,
     inode: &mut Inode,
     held: Option<Session>,
     told: &[(u32, u64)],
-) {
-    let Some(stored) = inode.stored.as_mut().filter(|_| !told.is_empty()) else { return };
+) -> u64 {
+    let Some(stored) = inode.stored.as_mut().filter(|_| !told.is_empty()) else { return 0 };
     let is_alone = held.is_some_and(|session| !session.crowd);
     let before = stored.total();
     stored.take(told, !is_alone);
-    // It counts as used from now on.
     let spent = stored.total().saturating_sub(before);
-    tx.effect(Effect::Spent(ino, spent));
     if held.is_none() {
         // Nobody asks again what was written under a number that is lost.
         tx.ask_objects(ino);
     }
+    spent
 }
 
 pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64, stored: &[(u32, u64)]) -> Answer {
@@ -164,7 +164,8 @@ pub fn truncated(tx: &mut Tx<'_>, ino: Ino, size: u64, stored: &[(u32, u64)]) ->
     };
     let mut inode = tx.live(ino)?;
     check_stored(&inode, stored)?;
-    take_stored(tx, ino, &mut inode, Some(session), stored);
+    let spent = take_stored(tx, ino, &mut inode, Some(session), stored);
+    session.grant = session.grant.saturating_sub(spent);
     session.cut = None;
     tx.put_session(ino, tx.client, Some(session));
     settle_row(tx, ino, &mut inode);
@@ -181,9 +182,8 @@ fn dated(written: Time, now: Time) -> Time {
 /// Lets the asking client's session add some bytes to what its file's owners use.
 pub fn grant(tx: &mut Tx<'_>, ino: Ino, need: u64, want: u64) -> Answer {
     let inode = file(tx, ino)?;
-    if tx.session(ino).is_none_or(|session| !session.writing) {
-        return Err(MetaFault::Invalid.into());
-    }
+    let session = tx.session(ino).filter(|session| session.writing);
+    let session = session.ok_or(MetaFault::Invalid)?;
     let Some(charge) = Charge::of(&inode) else {
         return Ok(MetaReply::Granted { bytes: u64::MAX });
     };
@@ -205,6 +205,10 @@ pub fn grant(tx: &mut Tx<'_>, ino: Ino, need: u64, want: u64) -> Answer {
     // Others want some, too.
     let bytes = if left < need { 0 } else { want.min(left / GRANT_SHARE).max(need) };
     tx.effect(Effect::Granted(ino, charge, bytes));
+    if session.grant != bytes {
+        tx.put_inode(ino, &inode);
+        tx.put_session(ino, tx.client, Some(Session { grant: bytes, ..session }));
+    }
     Ok(MetaReply::Granted { bytes })
 }
 
@@ -248,8 +252,9 @@ pub fn commit(
         inode.mtime = mtime;
         inode.ctime = inode.ctime.max(dated(mtime, tx.now));
     }
-    take_stored(tx, ino, &mut inode, held, stored);
+    let spent = take_stored(tx, ino, &mut inode, held, stored);
     let before = session;
+    session.grant = session.grant.saturating_sub(spent);
     if overtaken {
         session = Session { writing: true, overtaken: false, ..session };
     } else if end && is_taken {

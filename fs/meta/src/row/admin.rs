@@ -2,6 +2,7 @@
 
 use super::{Damaged, Fields, VERSION};
 use levada_base::ids::{BootVerifier, Ino};
+use smallvec::SmallVec;
 
 /// The value of `M|0`: fixed when the file system is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +80,8 @@ pub struct Session {
     pub crowd: bool,
     /// The objects are still to be cut to this size.
     pub cut: Option<u64>,
+    /// Bytes that the client may add and has not told of yet.
+    pub grant: u64,
 }
 
 /// The value of `X|ino`.
@@ -211,17 +214,22 @@ const WRITING: u8 = 1;
 const CUT: u8 = 2;
 const SHARED: u8 = 4;
 const OVERTAKEN: u8 = 8;
+const GRANT: u8 = 16;
 const CROWD: u8 = 32;
 
 impl Session {
-    pub fn encode(&self) -> [u8; 10] {
-        let mut row = [VERSION; 10];
-        row[1] = u8::from(self.writing) * WRITING
+    pub fn encode(&self) -> SmallVec<[u8; 18]> {
+        let flags = u8::from(self.writing) * WRITING
             + u8::from(self.cut.is_some()) * CUT
             + u8::from(self.shared) * SHARED
             + u8::from(self.overtaken) * OVERTAKEN
+            + u8::from(self.grant > 0) * GRANT
             + u8::from(self.crowd) * CROWD;
-        row[2..].copy_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
+        let mut row = SmallVec::from_slice(&[VERSION, flags]);
+        row.extend_from_slice(&self.cut.unwrap_or(0).to_le_bytes());
+        if self.grant > 0 {
+            row.extend_from_slice(&self.grant.to_le_bytes());
+        }
         row
     }
 
@@ -229,8 +237,9 @@ impl Session {
         let mut fields = Fields::new("write session", bytes)?;
         let flags = fields.u8()?;
         let cut = fields.u64()?;
+        let grant = if flags & GRANT != 0 { fields.u64()? } else { 0 };
         fields.end()?;
-        if flags & !(WRITING | CUT | SHARED | OVERTAKEN | CROWD) != 0 {
+        if flags & !(WRITING | CUT | SHARED | OVERTAKEN | GRANT | CROWD) != 0 {
             return Err(fields.damaged());
         }
         Ok(Self {
@@ -239,6 +248,7 @@ impl Session {
             overtaken: flags & OVERTAKEN != 0,
             crowd: flags & CROWD != 0,
             cut: (flags & CUT != 0).then_some(cut),
+            grant,
         })
     }
 }

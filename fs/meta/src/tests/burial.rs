@@ -154,14 +154,37 @@ fn the_tail_of_a_buried_client_is_not_waited_for() {
         assert!(!world.service().is_recovering());
         heir.register().await;
         heir.lookup(Ino::ROOT, "c").await.expect("durable");
-        // While its holder is awaited nothing is answered, a burial neither.
-        let dead = Tester::new(&world, 3).await;
+        // While its holder is awaited nothing is answered, a burial of others neither.
+        let bystander = Tester::new(&world, 3).await;
+        let dead = Tester::new(&world, 4).await;
         make_early(&world, &dead, ["d", "e", "f"]).await;
         world.power_cut().await;
         assert!(world.service().is_recovering());
         let begun = reactor::now();
-        assert_eq!(heir.read(bury(&dead)).await, MetaReply::Done);
+        assert_eq!(heir.read(bury(&bystander)).await, MetaReply::Done);
         assert!(begun.elapsed() >= RECOVERY, "{:?}", begun.elapsed());
+        world.stop();
+    });
+}
+
+/// By somebody who knows no number here: those who know one are not heard before.
+#[test]
+fn the_holder_of_a_tail_that_is_buried_is_awaited_for_a_moment() {
+    simulated(1, async {
+        let world = World::small().await;
+        let dead = Tester::new(&world, 1).await;
+        make_early(&world, &dead, ["a", "b", "c"]).await;
+        world.power_cut().await;
+        assert!(world.service().is_recovering());
+        let begun = reactor::now();
+        let asked = world.service().handle(CallHeader::reading(0), bury(&dead)).await;
+        assert_eq!(asked, MetaReply::Done);
+        let took = begun.elapsed();
+        assert!((3..5).contains(&took.as_secs()), "{took:?}");
+        assert!(world.service().clients().is_empty(), "and it is forgotten");
+        world.assert_sound().await;
+        let heir = Tester::new(&world, 2).await;
+        heir.dir(Ino::ROOT, "next").await;
         world.stop();
     });
 }

@@ -1,6 +1,9 @@
 //! What each request does, one by one.
 
 use super::*;
+use crate::key;
+use crate::ops::LINKS_MAX;
+use crate::row::Inode;
 use levada_kv::Batch;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
@@ -79,6 +82,61 @@ fn directories_count_their_links() {
         assert_eq!(t.change(remove(Ino::ROOT, "a")).await, removed(a, 0));
         let after = t.attr(Ino::ROOT).await.expect("there");
         assert!(after.change > before.change && after.mtime > before.mtime);
+    });
+}
+
+/// Sets what the row says of links, past the service, which begins anew.
+async fn plant_links(world: &World, t: &Tester, ino: Ino, links: u32) {
+    let service = world.service();
+    let row = service.store().get(&key::inode(ino)).await.expect("reads").expect("there");
+    let mut inode = Inode::decode(&row).expect("sound");
+    inode.nlink = links;
+    let mut batch = Batch::default();
+    batch.put(&key::inode(ino), &inode.encode());
+    let seq = service.store().apply(batch).expect("room");
+    service.durable(seq).await.expect("durable");
+    drop(service);
+    world.power_cut().await;
+    t.register().await;
+}
+
+#[test]
+fn a_file_has_a_million_names_and_a_directory_as_many_directories_at_most() {
+    with_client(|world, t| async move {
+        let root = Ino::ROOT;
+        let file = t.file("f").await.ino;
+        let dir = t.dir(root, "d").await;
+        let elsewhere = t.dir(root, "elsewhere").await;
+        t.dir(elsewhere, "moves").await;
+        let link = |name: &str| MetaRequest::Link {
+            caller: ROOT,
+            ino: file,
+            parent: root,
+            name: name.into(),
+        };
+        let full = MetaReply::Failed(MetaFault::TooManyLinks);
+        for ino in [file, dir] {
+            plant_links(&world, &t, ino, LINKS_MAX - 1).await;
+        }
+        assert_eq!(attr_of(t.change(link("last")).await).expect("linked").nlink, LINKS_MAX);
+        assert_eq!(t.change(link("more")).await, full);
+        // It moves, though, and over another of its names it goes nowhere.
+        assert_eq!(t.rename((root, "last"), (root, "moved"), 0).await, nothing_removed());
+        assert_eq!(t.rename((root, "moved"), (root, "f"), 0).await, nothing_removed());
+        assert_eq!(t.unlink("moved").await, removed(file, LINKS_MAX - 1));
+        attr_of(t.change(link("again")).await).expect("there is room for one");
+
+        t.dir(dir, "last").await;
+        assert_eq!(t.make(dir, "more", NewInode::Directory).await, Err(MetaFault::TooManyLinks));
+        assert_eq!(t.rename((elsewhere, "moves"), (dir, "more"), 0).await, full);
+        t.make(dir, "file", FILE).await.expect("what is no directory has room");
+        // One for one.
+        let over = t.rename((elsewhere, "moves"), (dir, "last"), 0).await;
+        assert!(matches!(over, MetaReply::Removed { nlink: 0, .. }), "{over:?}");
+        assert_eq!(t.attr(dir).await.expect("there").nlink, LINKS_MAX);
+        for (ino, links) in [(file, 2), (dir, 3)] {
+            plant_links(&world, &t, ino, links).await;
+        }
     });
 }
 
