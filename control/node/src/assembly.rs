@@ -79,7 +79,8 @@ impl TargetError {
     /// For people: what it was, and what would help.
     fn told_of(&self, entry: &TargetEntry) -> String {
         // A store without a log is what a rebuild leaves that was cut off.
-        let is_index = self.is_damage() || matches!(self, Self::Log(LogError::Foreign { .. }));
+        let no_log = LogError::Foreign { what: "the store holds no log" };
+        let is_index = self.is_damage() || matches!(self, Self::Log(error) if *error == no_log);
         match entry.kind {
             TargetKind::Objects if is_index => format!(
                 "{self}; `levada fsck --rebuild-index {}` makes its index anew from its segments",
