@@ -3,6 +3,8 @@
 //!
 //! Needs root, io_uring and /dev/fuse; without them the tests are skipped and say so.
 
+#[path = "support/random.rs"]
+mod random;
 mod support;
 
 use levada_base::Buf;
@@ -15,6 +17,7 @@ use levada_node::assembly::{self, StartOptions, Tuning};
 use levada_node::drives::MayOverwrite;
 use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
+use random::Random;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,7 +26,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::random::Random;
 use support::{Cluster, LEVADA, TINY, can_run, kill, said, wait_until};
 
 const TARGET: &str = "ost1";
