@@ -151,7 +151,7 @@ fn is_named(cluster: &Cluster) {
     assert!(told.contains(COMMAND), "{told}");
     ends(cluster, 8, &["fsck", "--rebuild-index", TARGET, "--yes"], &["is up", "levada down"]);
     cluster.run(&["down"]);
-    assert_eq!(cluster.node(), None);
+    assert_eq!(StateDir(cluster.path("state")).running(), None);
 }
 
 #[test]
