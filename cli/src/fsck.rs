@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use levada_base::reactor::Reactor;
 use levada_node::FileDrives;
 use levada_node::control::{self, ControlReply, ControlRequest};
-use levada_node::fsck::{self, FoundItem, FsckOptions, Sum, TargetReport};
+use levada_node::fsck::{self, FoundItem, FsckOptions, Rebuild, RebuildOptions, Sum, TargetReport};
 use levada_node::state::StateDir;
 use levada_spec::{Bytes, Loaded};
 use std::cell::{Cell, RefCell};
@@ -51,6 +51,13 @@ pub struct FsckArgs {
     /// With --repair: what has lost its last name is given one in /lost+found
     #[arg(long, requires = "repair")]
     reattach: bool,
+    /// Make the index of an object target anew from its segments; of a cluster that is down. Without --yes: say what
+    /// it would hold, and change nothing
+    #[arg(long, value_name = "TARGET", conflicts_with_all = ["fast", "offline", "repair", "stop"])]
+    rebuild_index: Option<String>,
+    /// With --rebuild-index: do it
+    #[arg(long, requires = "rebuild_index")]
+    yes: bool,
     /// End the check that a node is at
     #[arg(long, conflicts_with_all = ["json", "fast", "offline", "repair"])]
     stop: bool,
@@ -78,6 +85,9 @@ fn stop(file: Option<&Path>) -> Result<()> {
 fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
+    if let Some(target) = &args.rebuild_index {
+        return rebuild(&loaded, state, target, args);
+    }
     let reports = match state.running() {
         Some(pid) if args.offline => bail!(
             "{} is up (node process {pid}): `levada down` first, or check it without --offline",
@@ -100,6 +110,85 @@ fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
         print(&render(&reports, &sum));
     }
     Ok(sum.exit_code())
+}
+
+/// Makes an index anew, or says what it would hold.
+fn rebuild(loaded: &Loaded, state: StateDir, target: &str, args: &FsckArgs) -> Result<u8> {
+    let name = &loaded.cluster.name;
+    if let Some(pid) = state.running() {
+        bail!(
+            "{name} is up (node process {pid}), and an index is made anew of one that is down: `levada down` first"
+        );
+    }
+    if !state.0.exists() {
+        bail!("{name} was never up here: there is no index");
+    }
+    let _lock = state.lock()?;
+    let options = RebuildOptions {
+        target,
+        writes: args.yes,
+        state: &state,
+        says: &|line| eprintln!("levada: {line}"),
+    };
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    let made = reactor.block_on(async {
+        let source = FileDrives::new(loaded.clone(), state.clone());
+        fsck::rebuild(&loaded.cluster, &source, &options).await
+    })?;
+    let reports = std::slice::from_ref(&made.report);
+    let sum = Sum::of(reports);
+    if args.json {
+        for item in &made.report.items {
+            say!("{}", serde_json::to_string(item)?);
+        }
+        say!("{}", serde_json::json!({ "rebuilt": json_of(&made), "sum": sum }));
+    } else {
+        print(&told(target, &made));
+        print(&render(reports, &sum));
+    }
+    Ok(sum.exit_code() | u8::from(made.is_written))
+}
+
+fn json_of(made: &Rebuild) -> serde_json::Value {
+    let held = &made.held;
+    serde_json::json!({
+        "objects": held.objects, "extents": held.extents, "bytes": held.bytes, "sequence": held.seq.0,
+        "staged": held.staged, "staged_left_out": held.staged_left_out, "staged_unknown": made.staged_unknown,
+        "dropped_stripes": held.dropped_stripes, "written": made.is_written,
+    })
+}
+
+/// What an index that was made anew holds, for people.
+fn told(target: &str, made: &Rebuild) -> String {
+    let held = &made.held;
+    let mut lines = vec![format!(
+        "{target}: its segments hold {} objects, {} in {} extents, up to change {}",
+        held.objects,
+        bytes(held.bytes),
+        held.extents,
+        held.seq.0
+    )];
+    if made.staged_unknown {
+        lines.push(
+            "  the old store cannot be read: what was committed last may be lost with it"
+                .to_owned(),
+        );
+    }
+    if held.staged > 0 {
+        lines.push(format!("  {} changes that are in no segment are kept", held.staged));
+    }
+    if held.staged_left_out > 0 {
+        lines.push(format!("  {} changes that make no sense are left out", held.staged_left_out));
+    }
+    if held.dropped_stripes > 0 {
+        let text = "stripes at the end were not written whole, or came after such a one: they are left out";
+        lines.push(format!("  {} {text}", held.dropped_stripes));
+    }
+    lines.push(match made.is_written {
+        true => "  the index was made anew".to_owned(),
+        false => "  nothing was changed; with --yes the index is made anew like this".to_owned(),
+    });
+    lines.join("\n") + "\n"
 }
 
 /// Has the node check, and waits for it.

@@ -76,6 +76,20 @@ impl TargetError {
             Self::Block(_) | Self::Log(_) | Self::Meta(_) => false,
         }
     }
+
+    /// For people: what it was, and what would help.
+    fn told_of(&self, entry: &TargetEntry) -> String {
+        // A store without a log is what a rebuild leaves that was cut off.
+        let no_log = LogError::Foreign { what: "the store holds no log" };
+        let is_index = self.is_damage() || matches!(self, Self::Log(error) if *error == no_log);
+        match entry.kind {
+            TargetKind::Objects if is_index => format!(
+                "{self}; `levada fsck --rebuild-index {}` makes its index anew from its segments",
+                entry.name()
+            ),
+            TargetKind::Objects | TargetKind::Metadata => self.to_string(),
+        }
+    }
 }
 
 /// What one inode with its names, replies and sessions takes of the metadata store, at most on
@@ -145,7 +159,7 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    fn store(&self, entry: &TargetEntry) -> levada_kv::Config {
+    pub(crate) fn store(&self, entry: &TargetEntry) -> levada_kv::Config {
         let log_bytes = (entry.store_bytes / 16 / MIB).max(4) * MIB;
         levada_kv::Config {
             log_bytes: log_bytes.min(self.log_bytes_max),
@@ -363,7 +377,10 @@ fn new_table(
 }
 
 /// The part of the metadata array that holds a target's store.
-fn store_area(metadata: &RaidArray, entry: &TargetEntry) -> Result<Rc<dyn Device>, BlockError> {
+pub(crate) fn store_area(
+    metadata: &RaidArray,
+    entry: &TargetEntry,
+) -> Result<Rc<dyn Device>, BlockError> {
     let mirror: Rc<dyn Device> = Rc::new(metadata.clone());
     let area = ByteRange::new(&entry.name(), mirror, entry.store_at, entry.store_bytes)?;
     Ok(Rc::new(area))
@@ -437,7 +454,7 @@ impl Opener<'_> {
             }
             Err(error) => {
                 tracing::error!(target = entry.name(), %error, "the target cannot be opened");
-                let service = Service::Stopped { why: error.to_string() };
+                let service = Service::Stopped { why: error.told_of(&entry) };
                 Ok(Target { entry, store: None, service })
             }
         }

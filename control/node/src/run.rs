@@ -141,6 +141,13 @@ async fn serve(
     let cluster = Rc::new(cluster);
     state.set_address(&address)?;
     state.set_cluster(cluster.drives.cluster)?;
+    // Before anything changes: what a rebuild of an index that did not come to its end had kept is not true any more
+    // once its log goes on.
+    for target in &cluster.targets {
+        if let Service::Objects { .. } = &target.service {
+            state.forget_staged(&target.entry.name())?;
+        }
+    }
     tracing::info!(cluster = cluster.file.name, address, epoch = %cluster.drives.epoch, "serving");
 
     // What ends with the services, before the floors below are closed.

@@ -5,6 +5,7 @@
 //! node.log      what the node says
 //! control.sock  where `levada` talks to the node
 //! address       host:port where clients connect; kept over restarts, so that mounts find it
+//! ost0.staged   staged changes of a target while `levada fsck --rebuild-index` makes its index anew
 //! cluster       UUID of the cluster that was made or opened here last
 //! ```
 //!
@@ -118,6 +119,48 @@ impl StateDir {
         }
     }
 
+    fn staged_file(&self, target: &str) -> PathBuf {
+        self.0.join(format!("{target}.staged"))
+    }
+
+    /// Keeps the staged changes of a target whose index is about to be made anew. Once this returns that is durable.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be written.
+    pub fn keep_staged(&self, target: &str, bytes: &[u8]) -> Result<(), StateError> {
+        replace_bytes(&self.staged_file(target), bytes).map_err(|source| self.unusable(source))
+    }
+
+    /// The staged changes that a rebuild which was cut off had kept; `None` when there are none.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be read.
+    pub fn staged(&self, target: &str) -> Result<Option<Vec<u8>>, StateError> {
+        match std::fs::read(self.staged_file(target)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(self.unusable(source)),
+        }
+    }
+
+    /// Removes what was kept of a target's staged changes: its store holds a log again, which goes on from them. Once
+    /// this returns that is durable.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be removed.
+    pub fn forget_staged(&self, target: &str) -> Result<(), StateError> {
+        let path = self.staged_file(target);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => {
+                removed.and_then(|()| sync_dir_of(&path)).map_err(|source| self.unusable(source))
+            }
+        }
+    }
+
     fn unusable(&self, source: std::io::Error) -> StateError {
         StateError::Unusable { dir: self.0.clone(), source }
     }
@@ -196,10 +239,14 @@ pub struct StateLock {
 ///
 /// What the file system says.
 pub fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    replace_bytes(path, text.as_bytes())
+}
+
+fn replace_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let mut file = File::create(&fresh)?;
-    file.write_all(text.as_bytes())?;
+    file.write_all(bytes)?;
     // Before its name: a file system may keep the rename and lose what was written.
     file.sync_all()?;
     std::fs::rename(&fresh, path)?;

@@ -14,7 +14,7 @@ use levada_base::probe;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
 use levada_kv::Store;
-use levada_log::{ObjectLog, Stability};
+use levada_log::{ObjectLog, Stability, StagedRows};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -128,7 +128,10 @@ impl Run {
     async fn lose_the_index(&self, log: ObjectLog) -> ObjectLog {
         let seed = self.rack.world.seed;
         log.commit(Seq(u64::MAX)).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        log.settle().await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        // Else what was committed last is staged, and in no stripe.
+        if self.rack.world.rng(|rng| rng.one_in(2)) {
+            log.settle().await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        }
         let total_bytes = log.space().total_bytes;
         drop(log);
         self.rack.world.kill();
@@ -140,8 +143,13 @@ impl Run {
                 let array = rack.open().await;
                 let _busy = probe::busy("recovering");
                 let (seed, epoch) = (rack.world.seed, rack.epoch());
+                // Its rows of objects are lost; what is staged is read first.
+                let old = Store::open(Rc::clone(&index), epoch, KV).await.expect("a store");
+                let staged = StagedRows::of(&old).await.expect("readable");
+                drop(old);
                 let store = Store::create(index, epoch, KV).await.expect("a store");
-                let log = ObjectLog::rebuild_index(Rc::new(array), store, config(), epoch).await;
+                let array = Rc::new(array);
+                let log = ObjectLog::rebuild_index(array, store, config(), epoch, &staged).await;
                 log.unwrap_or_else(|error| panic!("seed {seed}: the index is not rebuilt: {error}"))
             }
         })

@@ -15,6 +15,7 @@ use crate::rows::{
     self, EXTENTS, LIVES_KEY, LOG_KEY, Lives, LogRow, OBJECTS, ObjectRow, SEGMENTS, STAGED,
     SegmentRow,
 };
+use crate::staged::staged_header;
 use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
 use levada_base::ids::ObjectId;
 use levada_kv::{Batch, Bytes, KvError, Store};
@@ -481,13 +482,6 @@ impl Check<'_> {
         }
         self.report
     }
-}
-
-/// The header of a staged change, if it is whole.
-fn staged_header(value: &[u8]) -> Option<RecordHeader> {
-    let (header, taken) = RecordHeader::decode(value)?;
-    let data_bytes = value.len().checked_sub(taken)? as u64;
-    (header.kind != RecordKind::Data || data_bytes == header.len).then_some(header)
 }
 
 /// An object as an index has it, with what is staged.

@@ -22,6 +22,7 @@ mod rebuild;
 mod rows;
 mod scrub;
 mod segment;
+mod staged;
 mod stripe;
 mod write;
 
@@ -29,4 +30,6 @@ pub use error::LogError;
 pub use fsck::{IndexFinding, IndexReport, IndexedObject, IndexedObjects, check_index};
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
 pub use ranges::DataRanges;
+pub use rebuild::{RebuildReport, Rebuilt};
 pub use scrub::{ScrubProgress, ScrubReport};
+pub use staged::StagedRows;

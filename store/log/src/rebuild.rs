@@ -18,7 +18,11 @@
 //! All of that is about stripes that were read. One that cannot be read now may be any of them, so the
 //! rebuild fails with what the array said, and may succeed when the drives are back.
 //!
-//! The row of the log itself is written last: a rebuild that was cut off is no log, and is
+//! What was *staged* and is in no stripe that counts is kept as it was: its rows go into the new store, and opening
+//! the log puts them into stripes. The beginning of a change whose rest is staged was committed with that, and counts.
+//!
+//! Reading ([`Rebuilt::read`]) changes nothing but what it repairs, so what an index would hold is known before the
+//! old one is given up. The row of the log itself is written last: a rebuild that was cut off is no log, and is
 //! started again with an emptied store. Memory grows with the index.
 
 use crate::LogError;
@@ -27,15 +31,18 @@ use crate::extents::{Extent, Place, Record};
 use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Inner, ObjectLog};
 use crate::object::Change;
+use crate::object::Object;
 use crate::open::{new_verifier, segments_of, write_log_row};
 use crate::read::Plan;
 use crate::rows::{Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
+use crate::staged::{StagedChange, StagedRows};
 use crate::stripe::change_of;
+use levada_base::ids::{ObjectId, Seq};
 use levada_base::{BufMut, Epoch, probe};
 use levada_kv::{Batch, Store};
 use levada_raid::{Array, IoClass};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -68,9 +75,34 @@ impl Found {
     }
 }
 
+/// What an index made of the segments holds; nothing of it is written yet.
+pub struct Rebuilt {
+    row: LogRow,
+    batch: Batch,
+    staged: Vec<StagedChange>,
+    report: RebuildReport,
+}
+
+/// What was found when an index was made anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RebuildReport {
+    pub objects: u64,
+    pub extents: u64,
+    /// That extents hold.
+    pub bytes: u64,
+    /// No change that is there is newer.
+    pub seq: Seq,
+    /// Stripes at the end of the log that did not arrive whole, or came after such a one.
+    pub dropped_stripes: u64,
+    /// Staged changes that are in no stripe, and stay staged.
+    pub staged: u64,
+    /// Rows of staged changes that make no sense, or are older than what stripes hold of their object: left out.
+    pub staged_left_out: u64,
+}
+
 impl ObjectLog {
-    /// Makes the index anew in an empty `store` and opens the log. What was staged and had not
-    /// reached a stripe is lost with the old store.
+    /// Makes the index anew in an empty `store` and opens the log. `staged` is what the old store held of changes
+    /// that had not reached a stripe; what is not in it is lost.
     ///
     /// # Errors
     ///
@@ -81,11 +113,30 @@ impl ObjectLog {
         store: Store,
         config: Config,
         epoch: Epoch,
+        staged: &StagedRows,
+    ) -> Result<Self, LogError> {
+        let rebuilt =
+            Rebuilt::read(Rc::clone(&array), store.clone(), config, epoch, staged).await?;
+        rebuilt.write(&store).await?;
+        drop(rebuilt);
+        Self::open(array, store, config, epoch).await
+    }
+}
+
+impl Rebuilt {
+    /// Reads all segments. Of `scratch`, any store, nothing is read, and nothing is written to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`ObjectLog::rebuild_index`].
+    pub async fn read(
+        array: Rc<dyn Array>,
+        scratch: Store,
+        config: Config,
+        epoch: Epoch,
+        staged: &StagedRows,
     ) -> Result<Self, LogError> {
         let count = segments_of(&array, &config)?;
-        if !store.scan(Bound::Unbounded, Bound::Unbounded, 1).await?.is_empty() {
-            return Err(LogError::Foreign { what: "the store is not empty" });
-        }
         let mut row = LogRow {
             fs: config.fs,
             target: config.target.0,
@@ -100,10 +151,7 @@ impl ObjectLog {
             verifier: new_verifier(),
         };
         let table = Segments::new(count, config.segment_stripes, 1);
-        // What survived of earlier lives is not known any more: clients send everything again.
-        let lives = Lives::default();
-        let log =
-            Inner::new(Rc::clone(&array), store.clone(), config, epoch, &row, lives.clone(), table);
+        let log = Inner::new(array, scratch, config, epoch, &row, Lives::default(), table);
 
         let _busy = probe::busy("log index rebuild");
         let mut stripes = Vec::new();
@@ -122,8 +170,12 @@ impl ObjectLog {
         row.next_generation += u64::from(count);
         drop_left_over(&mut stripes);
         drop_given_back(&mut stripes);
+        let read = stripes.len();
         log.cut_at_the_first_torn(&mut stripes).await?;
-        drop_half_a_change(&mut stripes);
+        let dropped_stripes = (read - stripes.len()) as u64;
+        let (staged, damaged) = staged.changes();
+        let begun = staged.iter().map(|change| (change.header.version, change.header.object));
+        drop_half_a_change(&mut stripes, &begun.collect());
 
         let mut found = Vec::new();
         let mut segments = BTreeMap::new();
@@ -149,25 +201,33 @@ impl ObjectLog {
         }
         // Among copies of one version any will do; the sort is stable, so it is always the same.
         found.sort_by_key(|found: &Found| found.header.version);
+        let (staged, outdated) = left_of(staged, &found);
+        let last_staged = staged.iter().map(|change| change.header.version).max();
+        row.seq = row.seq.max(last_staged.unwrap_or(0));
 
         let mut watch = WatchIndex::default();
-        let mut objects = BTreeMap::new();
+        let mut objects: BTreeMap<ObjectId, Rc<Object>> = BTreeMap::new();
         for found in found {
             let header = &found.header;
-            let object = match objects.get(&header.object) {
-                Some(object) => Rc::clone(object),
-                None => {
-                    // Held, so that the cache cannot forget what no row says yet.
-                    let object = log.objects.get(header.object).await?;
-                    objects.insert(header.object, Rc::clone(&object));
-                    object
-                }
-            };
-            let version = header.version;
+            let unknown = || Object::unknown(header.object);
+            let object = objects.entry(header.object).or_insert_with(unknown);
             let change = change_of(header).unwrap_or_else(|| Change::Write(found.record()));
-            watch.change(&object, version, &change, found.segment);
+            watch.change(object, header.version, &change, found.segment);
         }
 
+        let mut report = RebuildReport {
+            seq: Seq(row.seq),
+            dropped_stripes,
+            staged: staged.len() as u64,
+            staged_left_out: damaged + outdated,
+            ..RebuildReport::default()
+        };
+        for object in objects.values() {
+            let view = object.indexed.borrow();
+            report.objects += u64::from(view.exists);
+            report.extents += view.extents.len() as u64;
+            report.bytes += view.extents.iter().map(|(_, extent)| extent.len).sum::<u64>();
+        }
         let mut batch = Batch::default();
         watch.rows(&mut batch);
         for (segment, mut segment_row) in segments {
@@ -179,17 +239,65 @@ impl ObjectLog {
             batch.put(&SegmentRow::key(segment), &segment_row.encode());
         }
         row.index_bytes = u64::try_from(watch.index_bytes).expect("what is left is not negative");
-        while !batch.changes.is_empty() {
-            let rest = batch.changes.split_off(batch.changes.len().min(ROWS_PER_BATCH));
+        Ok(Self { row, batch, staged, report })
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn report(&self) -> RebuildReport {
+        self.report
+    }
+
+    /// Writes the index into an empty store; durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Foreign`] when the store is not empty, or when it fails: then it holds no log.
+    pub async fn write(&self, store: &Store) -> Result<(), LogError> {
+        if !store.scan(Bound::Unbounded, Bound::Unbounded, 1).await?.is_empty() {
+            return Err(LogError::Foreign { what: "the store is not empty" });
+        }
+        for changes in self.batch.changes.chunks(ROWS_PER_BATCH) {
             // All of it was in an index of this size before.
             store.room_to_free().await?;
-            store.apply(batch)?;
-            batch = Batch { changes: rest };
+            store.apply(Batch { changes: changes.to_vec() })?;
         }
-        write_log_row(&store, &row, &lives).await?;
-        drop((log, objects, watch));
-        Self::open(array, store, config, epoch).await
+        for change in &self.staged {
+            store.room_to_free().await?;
+            let mut batch = Batch::default();
+            batch.put(&change.key, &change.value);
+            store.apply(batch)?;
+        }
+        // What survived of earlier lives is not known any more: clients send everything again.
+        write_log_row(store, &self.row, &Lives::default()).await
     }
+}
+
+/// The staged changes that the records in stripes do not hold, and how many were left out that are older than what
+/// those hold of their object: opening a log lays staged changes over everything.
+fn left_of(staged: Vec<StagedChange>, found: &[Found]) -> (Vec<StagedChange>, u64) {
+    let objects: BTreeSet<ObjectId> = staged.iter().map(|change| change.header.object).collect();
+    let mut known: BTreeMap<ObjectId, Vec<&RecordHeader>> = BTreeMap::new();
+    for Found { header, .. } in found.iter().filter(|found| objects.contains(&found.header.object))
+    {
+        known.entry(header.object).or_default().push(header);
+    }
+    let mut outdated = 0;
+    let mut left = Vec::new();
+    for change in staged {
+        let of_object = known.get(&change.header.object).map_or(&[][..], Vec::as_slice);
+        if change.is_in(of_object) {
+            continue;
+        }
+        if of_object.iter().any(|header| header.version > change.header.version) {
+            let (object, version) = (change.header.object, change.header.version);
+            tracing::error!(?object, version, "a staged change is older than its object");
+            outdated += 1;
+            continue;
+        }
+        left.push(change);
+    }
+    (left, outdated)
 }
 
 /// Drops what segments show that were free when some stripe was closed.
@@ -217,13 +325,15 @@ fn drop_given_back(stripes: &mut Vec<Stripe>) {
     });
 }
 
-/// Drops the change at the end of the log whose rest is not there. A stripe that was closed in
+/// Drops the change at the end of the log whose rest is neither there nor staged. A stripe that was closed in
 /// the middle of a change holds a version that was not given out yet.
-fn drop_half_a_change(stripes: &mut [Stripe]) {
+fn drop_half_a_change(stripes: &mut [Stripe], staged: &BTreeSet<(u64, ObjectId)>) {
     let Some(seq) = stripes.last().map(|last| last.footer.seq) else { return };
-    let is_half = |header: &RecordHeader| header.version > seq;
+    let is_half = |header: &RecordHeader| {
+        header.version > seq && !staged.contains(&(header.version, header.object))
+    };
     for stripe in stripes.iter_mut().rev() {
-        if !stripe.records.iter().any(is_half) {
+        if stripe.records.iter().all(|header| header.version <= seq) {
             return;
         }
         stripe.records.retain(|header| !is_half(header));

@@ -417,7 +417,11 @@ fn is_sound(report: &FsckReport) -> bool {
     report.not_checked.is_empty() && report.counts.keys().all(|sort| beside.contains(sort))
 }
 
-async fn item_of(target: &str, finding: &IndexFinding, metadata: Option<&Store>) -> FoundItem {
+pub(super) async fn item_of(
+    target: &str,
+    finding: &IndexFinding,
+    metadata: Option<&Store>,
+) -> FoundItem {
     let (says, has) = finding.says_has().unzip();
     let object = finding.object();
     let text = match object {

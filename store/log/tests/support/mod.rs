@@ -4,7 +4,7 @@
 
 pub mod model;
 
-use levada_base::reactor::{self, random_u64, sleep};
+use levada_base::reactor::{self, Group, random_u64, sleep};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, Epoch, IoVec, IoVecMut, buf::bytes_in};
 use levada_device::{
@@ -12,7 +12,7 @@ use levada_device::{
     VolatileDevice, check_range,
 };
 use levada_kv::Store;
-use levada_log::{LogError, ObjectLog, Stability};
+use levada_log::{LogError, ObjectLog, RebuildReport, Rebuilt, Stability, StagedRows, check_index};
 use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -428,7 +428,42 @@ impl World {
     pub async fn try_rebuild(&mut self) -> Result<ObjectLog, LogError> {
         let parts = self.next_life();
         let store = Store::create(parts.store, parts.epoch, KV).await.expect("a store");
-        ObjectLog::rebuild_index(parts.array, store, model::config(), parts.epoch).await
+        let staged = StagedRows::default();
+        ObjectLog::rebuild_index(parts.array, store, model::config(), parts.epoch, &staged).await
+    }
+
+    /// As [`World::rebuild`] with what the old store still tells of staged changes, which is kept beside it.
+    pub async fn rebuild_with_staged(&mut self) -> (ObjectLog, RebuildReport) {
+        let parts = self.next_life();
+        let store = Store::open(parts.store, parts.epoch, KV).await.expect("a store");
+        let staged = StagedRows::of(&store).await.expect("reads");
+        store.close().await.expect("closes");
+        drop(store);
+        // Begun and cut off, and begun again.
+        for last in [false, true] {
+            let parts = self.next_life();
+            let (array, config, epoch) = (parts.array, model::config(), parts.epoch);
+            let store = Store::create(parts.store, epoch, KV).await.expect("a store");
+            let array_again = Rc::clone(&array);
+            let rebuilt = Rebuilt::read(array_again, store.clone(), config, epoch, &staged).await;
+            let rebuilt = rebuilt.expect("readable");
+            if !last {
+                let (node, half) = (Group::new(), store.clone());
+                reactor::spawn_in(&node, async move { rebuilt.write(&half).await });
+                sleep(Duration::from_micros(random_u64() % 300)).await;
+                node.kill();
+                drop(store);
+                self.store.power_cut(random_u64()).await.expect("a cut");
+                self.store.power_on();
+                continue;
+            }
+            rebuilt.write(&store).await.expect("room");
+            let found = check_index(&store, &|_| {}).await.expect("reads");
+            assert_eq!(found.findings, []);
+            let log = ObjectLog::open(array, store, config, epoch).await.expect("a log");
+            return (log, rebuilt.report());
+        }
+        unreachable!("the last one returns")
     }
 }
 
