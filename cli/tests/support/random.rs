@@ -1,4 +1,5 @@
 //! Random choices from one number (SplitMix64), and contents that can be told apart.
+#![allow(dead_code)] // Each test uses a part of it.
 
 pub struct Random(u64);
 

@@ -2,7 +2,8 @@
 //! told what the model says; the node is killed meanwhile. At the end of each tree both mounts show all of it.
 //!
 //! The mounts take turns. What one changed shows on the other at once, but for the data of a file that stays open
-//! (docs/SEMANTICS.md): before such a file is used on one mount, a second goes by since the other one's turn.
+//! (docs/SEMANTICS.md): before such a file is used on one mount, a second goes by since the other one's turn, and it is
+//! read under a lock.
 //!
 //! `LEVADA_TWO_STEPS=n` steps (2,000), `LEVADA_TWO_SEED=n` for the steps of one tree again. What fails is made as small
 //! as it gets, and told. Needs root, io_uring and /dev/fuse.
