@@ -13,7 +13,7 @@ use levada_base::ids::Seq;
 use levada_base::probe;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
-use levada_kv::Store;
+use levada_kv::{KvError, Store};
 use levada_log::{ObjectLog, Stability, StagedRows};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -137,16 +137,19 @@ impl Run {
         self.rack.world.kill();
         self.rack.world.note("index lost");
         let index = &self.index;
+        // As a file beside the drives: from before the old store is given up until the log is there.
+        let kept: Rc<RefCell<Option<Vec<u8>>>> = Rc::default();
         let log = open(&self.rack, |rack| {
-            let index = index.device();
+            let (index, kept) = (index.device(), Rc::clone(&kept));
             async move {
                 let array = rack.open().await;
                 let _busy = probe::busy("recovering");
                 let (seed, epoch) = (rack.world.seed, rack.epoch());
-                // Its rows of objects are lost; what is staged is read first.
-                let old = Store::open(Rc::clone(&index), epoch, KV).await.expect("a store");
-                let staged = StagedRows::of(&old).await.expect("readable");
-                drop(old);
+                let old = Store::open(Rc::clone(&index), epoch, KV).await;
+                let staged = still_staged(old, kept.borrow().as_deref()).await;
+                let staged =
+                    staged.unwrap_or_else(|| panic!("seed {seed}: what was staged is lost"));
+                kept.replace(Some(staged.encode()));
                 let store = Store::create(index, epoch, KV).await.expect("a store");
                 let array = Rc::new(array);
                 let log = ObjectLog::rebuild_index(array, store, config(), epoch, &staged).await;
@@ -157,4 +160,14 @@ impl Run {
         assert_eq!(log.space().total_bytes, total_bytes, "seed {seed}");
         log
     }
+}
+
+/// What is staged, by a store that may have been given up already, or as it was kept before that.
+async fn still_staged(store: Result<Store, KvError>, kept: Option<&[u8]>) -> Option<StagedRows> {
+    if let Ok(store) = store
+        && StagedRows::has_log(&store).await.expect("readable")
+    {
+        return Some(StagedRows::of(&store).await.expect("readable"));
+    }
+    StagedRows::decode(kept?)
 }

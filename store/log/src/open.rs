@@ -135,7 +135,7 @@ impl ObjectLog {
                 unfinished.push((generation, segment));
             }
         }
-        give_back_unindexed(&*array, &table).await?;
+        let gave_back = give_back_unindexed(&*array, &table).await?;
         finish_discards(&*array, &mut table);
         // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
         // it, so nothing is filled on behind stripes that count.
@@ -147,6 +147,9 @@ impl ObjectLog {
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
         log.0.put_staged().await?;
+        if gave_back {
+            log.0.tell_what_was_inherited().await?;
+        }
         log.0.free_dead_segments();
         Ok(log)
     }
@@ -211,16 +214,18 @@ pub(crate) async fn scan_all(store: &Store, kind: u8) -> Result<Vec<(Bytes, Byte
     }
 }
 
-/// Discards every stripe that was declared and that the index does not know.
-async fn give_back_unindexed(array: &dyn Array, table: &Segments) -> Result<(), LogError> {
+/// Discards every stripe that was declared and that the index does not know. True when there was one.
+async fn give_back_unindexed(array: &dyn Array, table: &Segments) -> Result<bool, LogError> {
+    let mut any = false;
     for (at, segment) in table.iter() {
         let first = u64::from(at) * u64::from(table.stripes);
         let unknown = first + u64::from(segment.used_stripes)..first + u64::from(table.stripes);
         if unknown.clone().any(|stripe| array.is_written(stripe)) {
             array.discard_stripes(unknown.start, unknown.end - unknown.start).await?;
+            any = true;
         }
     }
-    Ok(())
+    Ok(any)
 }
 
 /// Finds segments that the last owner was discarding: everything that mattered in them was
@@ -335,6 +340,23 @@ impl Inner {
             self.staged_already(&key);
         }
         Ok(())
+    }
+
+    /// Writes a stripe, though there may be nothing to put into it. Declared anew, stripes that were given back show
+    /// what their writer left there, and until a footer says that it does not count, a rebuild of the index would
+    /// take it for changes that were made.
+    async fn tell_what_was_inherited(self: &Rc<Self>) -> Result<(), LogError> {
+        if planted!("log-inheritance-not-told") {
+            return Ok(());
+        }
+        match self.room(Need::Staged).await {
+            Ok(()) => {}
+            // Then nothing is declared anew either, before the cleaner has made room.
+            Err(LogError::Full) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        self.open_stripe(&mut self.state.borrow_mut());
+        self.settle().await
     }
 
     /// The newest records came from this staged row, which goes when the last of them is

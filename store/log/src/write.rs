@@ -457,7 +457,7 @@ impl Inner {
     }
 
     /// The open stripe; opens one when there is none.
-    fn open_stripe<'a>(self: &Rc<Self>, state: &'a mut State) -> &'a mut OpenStripe {
+    pub(crate) fn open_stripe<'a>(self: &Rc<Self>, state: &'a mut State) -> &'a mut OpenStripe {
         let limit = self.unindexed_bytes_max / 4;
         if state.open.as_ref().is_some_and(|open| open.batch_bytes > limit) {
             self.close_stripe(state);

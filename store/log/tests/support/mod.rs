@@ -476,6 +476,11 @@ impl Parts {
         self.open_with(model::config(), create).await
     }
 
+    /// The index as the last life left it.
+    pub async fn open_store(self) -> Store {
+        Store::open(self.store, self.epoch, KV).await.expect("a store")
+    }
+
     pub async fn open_with(self, config: levada_log::Config, create: bool) -> ObjectLog {
         let log = if create {
             let store = Store::create(self.store, self.epoch, KV).await.expect("a store");
