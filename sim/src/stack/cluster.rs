@@ -2,6 +2,7 @@
 //!
 //! The node's parts are held by the node's tasks alone, so killing them is the end of all of it.
 
+use super::full;
 use crate::World;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::TargetId;
@@ -207,7 +208,7 @@ impl Stack {
                 housekeeper::keep_house(client).await;
             }
         });
-        if self.world.seed % PLACED_SEEDS == 2 {
+        if self.world.seed % PLACED_SEEDS == 2 && !full::is_filled(self.world.seed) {
             reactor::spawn(move_new_files(Rc::clone(&cluster)));
         }
         *self.cluster.borrow_mut() = Rc::downgrade(&cluster);
