@@ -21,13 +21,15 @@ const IO_PATH: [&str; 11] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 9] = [
+const MEETING_PLACES: [&str; 11] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
     "base/src/reactor/worker.rs",
     // A number for each ring, when it is made.
     "base/src/reactor/ring.rs",
+    // Two processes of one machine: the counts of a pipe in memory that both have mapped.
+    "base/src/reactor/pipe.rs",
     // The kernels for this processor: chosen once, only read after that.
     "block/parity/src/kernel/mod.rs",
     // The thread of the key-value store, which writes checkpoints beside the reactor.
@@ -35,6 +37,8 @@ const MEETING_PLACES: [&str; 9] = [
     "store/kv/src/checkpoint/space.rs",
     // Serving a mount from a plain thread, for tests and tools.
     "fs/mount/src/transport/blocking.rs",
+    // The thread that looks directories up, for which the kernel may let it wait, too.
+    "fs/mount/src/files/places.rs",
     // The thread that writes notifications, for which the kernel may let it wait.
     "fs/mount/src/transport/notifier.rs",
 ];

@@ -148,7 +148,7 @@ enum Found {
 fn look(dir: &Path, state: &StateDir) -> Result<Found> {
     let fs_type = mounting::mounted_at(dir)?;
     match fs_type.as_deref() {
-        Some(mounting::FS_TYPE) if is_served(&record(state, dir)?) => return Ok(Found::Ours),
+        Some(mounting::FS_TYPE) if is_served_on(&record(state, dir)?)? => return Ok(Found::Ours),
         // Alive, and not of this cluster; or dead.
         Some(mounting::FS_TYPE) => {}
         None => {
@@ -227,6 +227,31 @@ const ECONNABORTED: i32 = 103;
 fn is_served(record: &Path) -> bool {
     File::open(record)
         .is_ok_and(|note| matches!(note.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// The same, of a mount that is there. One whose process is being ended, which may leave the mount dead before it
+/// lets go of its note, is waited for, and is not served.
+fn is_served_on(record: &Path) -> Result<bool> {
+    let begun = Instant::now();
+    while is_served(record) {
+        let Some(Served { pid, .. }) = served(record).filter(|served| is_ending(served.pid)) else {
+            return Ok(true);
+        };
+        if begun.elapsed() > END_LIMIT {
+            bail!("the process ({pid}) of the mount is being ended, and has not ended");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(false)
+}
+
+/// True when a process is on its way out: its table of files goes first. Those of others, into which we may not look,
+/// count as alive.
+fn is_ending(pid: u32) -> bool {
+    match std::fs::read_dir(format!("/proc/{pid}/fd")) {
+        Ok(mut files) => files.next().is_none(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
 }
 
 /// Unmounts a directory and waits until its process has made everything durable. One that is in
