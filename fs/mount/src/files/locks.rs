@@ -70,7 +70,14 @@ impl Kernel {
         true
     }
 
-    async fn drop_pages(&self, ino: Ino) {
+    pub(super) async fn drop_range(&self, ino: Ino, offset: u64, bytes: u64) {
+        let notifier = self.0.borrow().upgrade();
+        if let Some(notifier) = notifier {
+            notifier.invalidate_range(ino.0, offset, bytes).await;
+        }
+    }
+
+    pub(super) async fn drop_pages(&self, ino: Ino) {
         let notifier = self.0.borrow().upgrade();
         if let Some(notifier) = notifier {
             notifier.invalidate(ino.0).await;
