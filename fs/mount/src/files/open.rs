@@ -33,8 +33,6 @@ struct OpenFile {
     set_id: Cell<bool>,
     /// Opened with `O_SYNC` or `O_DSYNC`.
     sync: bool,
-    /// Opened with `O_APPEND`.
-    appends: bool,
     /// What is read through it the kernel caches.
     cached: bool,
     /// Tells it from every other open file of this mount, also past ones.
@@ -61,11 +59,10 @@ impl Handles {
         self.last_serial.set(serial);
         let (flock, lockers) = (Cell::new(None), BTreeSet::new());
         let sync = is_sync(open_flags);
-        let appends = open_flags & libc::O_APPEND.cast_unsigned() != 0;
         if cached {
             *self.cached.borrow_mut().entry(file.ino()).or_default() += 1;
         }
-        let open = OpenFile { file, set_id, sync, appends, cached, serial, flock, lockers };
+        let open = OpenFile { file, set_id, sync, cached, serial, flock, lockers };
         self.open.borrow_mut().insert(open) as u64
     }
 
@@ -82,11 +79,6 @@ impl Handles {
         if let Some(open) = self.open.borrow().get(fh as usize).filter(|_| is_flock) {
             open.flock.set(held);
         }
-    }
-
-    /// Whether an open file of this inode appends.
-    pub(super) fn appends(&self, ino: Ino) -> bool {
-        self.open.borrow().iter().any(|(_, open)| open.appends && open.file.ino() == ino)
     }
 
     /// Whether what goes through `fh`, which is open, the kernel caches.

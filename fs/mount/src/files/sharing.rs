@@ -10,6 +10,8 @@ use super::locks::Kernel;
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_client::Client;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,8 +32,58 @@ pub(super) fn listen(client: &Client, kernel: &Kernel) {
 /// What has just been read or written through a cached file is answered now, and dropped right after; no bytes: all of it.
 pub(super) fn drop_soon(kernel: &Kernel, ino: Ino, offset: u64, bytes: u64) {
     let kernel = kernel.clone();
+    let due = kernel.due.begin(ino);
     reactor::spawn(async move {
         reactor::sleep(SEEN).await;
-        kernel.drop_range(ino, offset, bytes).await;
+        if kernel.due.end(ino, due) {
+            kernel.drop_range(ino, offset, bytes).await;
+        }
     });
+}
+
+/// The drops that are put off, by inode; each of them knows whether it has become needless.
+#[derive(Default)]
+pub(super) struct Due(RefCell<HashMap<Ino, Rc<Cell<bool>>>>);
+
+impl Due {
+    fn begin(&self, ino: Ino) -> Rc<Cell<bool>> {
+        Rc::clone(self.0.borrow_mut().entry(ino).or_default())
+    }
+
+    /// Whether the drop is needed still.
+    fn end(&self, ino: Ino, needless: Rc<Cell<bool>>) -> bool {
+        let is_needed = !needless.get();
+        drop(needless);
+        let mut all = self.0.borrow_mut();
+        if all.get(&ino).is_some_and(|those| Rc::strong_count(those) == 1) {
+            all.remove(&ino);
+        }
+        is_needed
+    }
+
+    /// All pages are dropped now: those that are put off are needless.
+    pub(super) fn all_dropped(&self, ino: Ino) {
+        if let Some(needless) = self.0.borrow_mut().remove(&ino) {
+            needless.set(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drop_of_all_makes_those_before_it_needless() {
+        let due = Due::default();
+        let (first, second) = (due.begin(Ino(7)), due.begin(Ino(7)));
+        assert!(due.end(Ino(7), first));
+        due.all_dropped(Ino(7));
+        let (third, other) = (due.begin(Ino(7)), due.begin(Ino(8)));
+        assert!(!due.end(Ino(7), second));
+        due.all_dropped(Ino(9));
+        assert!(due.end(Ino(7), third));
+        assert!(due.end(Ino(8), other));
+        assert!(due.0.borrow().is_empty());
+    }
 }
