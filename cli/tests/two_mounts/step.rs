@@ -83,7 +83,7 @@ pub struct Step {
     pub op: Op,
 }
 
-/// Steps of both mounts, which take turns: what an open file has of the other's shows after a second, so a turn may
+/// Steps of both mounts, which take turns: what an open file has of the other's may show after a moment, so a turn may
 /// cost one.
 pub fn steps(random: &mut Random, count: usize, turn: u64) -> Vec<Step> {
     let mut steps = Vec::with_capacity(count);

@@ -7,11 +7,11 @@ use crate::ends::Ends;
 use crate::error::Error;
 use crate::file::File;
 use crate::inode::Inode;
-use crate::leases::OnNotice;
+use crate::leases::{Asking, OnNotice, OnShared};
 use crate::meta::Meta;
 use crate::room::{Closes, MetaSpace};
 use crate::target::ObjectTarget;
-use futures_util::future::join_all;
+use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::{Ino, ObjectId, TargetId};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
@@ -23,7 +23,7 @@ use levada_wire::meta::{
     AttrChange, Caller, DirEntry, MetaFault, MetaReply, MetaRequest, NewInode, NewMode, OpenMode,
 };
 use levada_wire::rpc::{Peer, PeerConfig};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
@@ -123,6 +123,10 @@ pub(crate) struct Core {
     pub(crate) ends: Rc<Ends>,
     /// Files that the housekeeper is cutting, also those for which it does not wait any more.
     pub(crate) being_cut: RefCell<BTreeSet<Ino>>,
+    /// Who hears of files that become shared.
+    on_shared: RefCell<Option<OnShared>>,
+    /// Turns at shared files that were taken.
+    turns: Cell<u64>,
     deadline: Option<Duration>,
 }
 
@@ -159,6 +163,25 @@ impl Core {
 
     fn known(&self, ino: Ino) -> Option<Rc<Inode>> {
         self.inodes.borrow().get(&ino).cloned()
+    }
+
+    /// Another client is about to write this file.
+    fn shared(&self, ino: Ino) -> Option<LocalBoxFuture<'static, ()>> {
+        let inode = self.known(ino).filter(|inode| inode.handles.get() > 0)?;
+        let appended = inode.becomes_shared();
+        let on_shared = self.on_shared.borrow().clone();
+        let dropped = on_shared.and_then(|on_shared| on_shared(ino));
+        Some(Box::pin(async move {
+            appended.await;
+            if let Some(dropped) = dropped {
+                dropped.await;
+            }
+        }))
+    }
+
+    pub(crate) fn next_turn(&self) -> u64 {
+        self.turns.set(self.turns.get() + 1);
+        self.turns.get()
     }
 
     fn changes(&self, ino: Ino) -> u64 {
@@ -347,7 +370,7 @@ impl Client {
         if config.leases {
             meta.stay_connected();
         }
-        Ok(Self(Rc::new(Core {
+        let core = Rc::new(Core {
             meta,
             fs_id: fs.id,
             fs_name: fs.name,
@@ -357,8 +380,14 @@ impl Client {
             closes: Closes::default(),
             ends: Rc::default(),
             being_cut: RefCell::default(),
+            on_shared: RefCell::default(),
+            turns: Cell::default(),
             deadline: config.deadline,
-        })))
+        });
+        let holder = Rc::downgrade(&core);
+        *core.meta.leases.on_shared.borrow_mut() =
+            Some(Rc::new(move |ino| holder.upgrade().and_then(|core| core.shared(ino))));
+        Ok(Self(core))
     }
 
     /// The file system's name.
@@ -413,6 +442,11 @@ impl Client {
     /// future that it gives ends when nobody trusts that any more, if anybody did.
     pub fn on_notice(&self, on_notice: OnNotice) {
         *self.0.meta.leases.on_notice.borrow_mut() = Some(on_notice);
+    }
+
+    /// Sets who hears, before it is acknowledged, that another client is about to write a file that is open here.
+    pub fn on_shared(&self, on_shared: OnShared) {
+        *self.0.on_shared.borrow_mut() = Some(on_shared);
     }
 
     /// How long these attributes may be trusted without asking.
@@ -541,13 +575,14 @@ impl Client {
     ) -> Result<(File, Attr, bool), Error> {
         let new = NewInode::File { open: Some(uncut(open)) };
         let (name, mode) = (name.to_vec(), mode.into());
+        let asking = self.0.meta.leases.ask();
         let request = MetaRequest::Create { caller, parent, name, mode, new, exclusive };
         let MetaReply::Entry(attr, made) = self.change(request).await? else {
             return Err(Error::Dialect);
         };
         // What is known here of a file that was there already may be younger than this answer.
         let asked_at = made.then_some(0);
-        let (file, attr) = self.opened(*attr, asked_at, open.truncate && !made).await?;
+        let (file, attr) = self.opened(*attr, asking, asked_at, open.truncate && !made).await?;
         if made && open.write {
             file.session_began();
         }
@@ -569,9 +604,10 @@ impl Client {
         may_link: bool,
     ) -> Result<(File, Attr), Error> {
         let (mode, open) = (mode.into(), uncut(open));
+        let asking = self.0.meta.leases.ask();
         let request = MetaRequest::CreateUnnamed { caller, parent, mode, open, may_link };
         let attr = self.0.attr_of(self.change(request).await?)?;
-        let (file, attr) = self.opened(attr, Some(0), false).await?;
+        let (file, attr) = self.opened(attr, asking, Some(0), false).await?;
         if open.write {
             file.session_began();
         }
@@ -584,9 +620,9 @@ impl Client {
     ///
     /// What the metadata service says; `Stale` for an inode that is gone.
     pub async fn open(&self, ino: Ino, mode: OpenMode) -> Result<(File, Attr), Error> {
-        let asked_at = self.0.changes(ino);
+        let (asking, asked_at) = (self.0.meta.leases.ask(), self.0.changes(ino));
         let reply = self.change(MetaRequest::Open { ino, mode: uncut(mode) }).await?;
-        self.opened(self.0.attr_of(reply)?, Some(asked_at), mode.truncate).await
+        self.opened(self.0.attr_of(reply)?, asking, Some(asked_at), mode.truncate).await
     }
 
     /// The metadata service counts an open more: a handle for it. The attributes were asked for when
@@ -594,6 +630,7 @@ impl Client {
     async fn opened(
         &self,
         attr: Attr,
+        asking: Asking,
         asked_at: Option<u64>,
         cut: bool,
     ) -> Result<(File, Attr), Error> {
@@ -605,8 +642,8 @@ impl Client {
                 return Err(error);
             }
         };
-        inode.handles.set(inode.handles.get() + 1);
         let ino = attr.ino;
+        inode.opened(attr.others || core.meta.leases.is_shared_since(ino, asking));
         let attr = core.in_time(async {
             if cut {
                 let empty = AttrChange { size: Some(0), ..AttrChange::default() };

@@ -62,6 +62,23 @@ impl File {
         self.core.in_time(self.inode.write(offset, data)).await
     }
 
+    /// Writes all of `data` behind the last byte of the file, as it is with what all clients appended before; says
+    /// where that is.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::write`].
+    pub async fn append(&self, data: IoVec) -> Result<u64, Error> {
+        self.check_locks()?;
+        self.core.in_time(self.inode.append(data)).await
+    }
+
+    /// True when other clients write it, too: what was read may be old as soon as it is read.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.inode.is_shared()
+    }
+
     /// Makes `offset..offset + bytes` read as zeroes and take no room; the size stays.
     ///
     /// # Errors

@@ -5,7 +5,8 @@
 //! - `cut`: truncations;
 //! - `holes`: zeroes that are not stored, and where there is data;
 //! - `quota`: what may be added to it;
-//! - `locks`: locks, asked for one after the other.
+//! - `locks`: locks, asked for one after the other;
+//! - `sharing`: what is different while other clients write it, too.
 //!
 //! What always holds:
 //! - A write session is open, durably, before the first write is sent: else a crash could leave bytes behind
@@ -24,6 +25,7 @@ mod holes;
 mod locks;
 mod quota;
 mod record;
+mod sharing;
 
 pub use holes::Seek;
 pub use locks::Cancel;
@@ -103,6 +105,12 @@ pub(crate) struct Inode {
     lock_turn: Rc<Semaphore>,
     /// Locks that somebody asked for, also those whose answer has come.
     takings: RefCell<Vec<Weak<locks::Taking>>>,
+    /// Other clients write it, too. See `sharing`.
+    shared: Cell<bool>,
+    /// Something was appended here.
+    appended: Cell<bool>,
+    /// Held by an append while no other client writes.
+    append_turn: Rc<Semaphore>,
     pub(crate) handles: Cell<u32>,
     /// Background work that still needs this entry.
     pub(crate) closing: Cell<u32>,
@@ -211,6 +219,9 @@ impl Inode {
             finishing: Cell::default(),
             lock_turn: Semaphore::new(1),
             takings: RefCell::default(),
+            shared: Cell::default(),
+            appended: Cell::default(),
+            append_turn: Semaphore::new(1),
             handles: Cell::default(),
             closing: Cell::default(),
             failure: Cell::default(),
@@ -363,6 +374,7 @@ impl Inode {
                 }
                 // Of which this client knew nothing.
                 inode.uncut.set(inode.uncut.get() || attr.cut);
+                inode.shared.set(inode.shared.get() || attr.others);
             });
             let client = inode.core.meta.client();
             inode.session.set(if result.is_ok() { Session::Open(client) } else { Session::Closed });

@@ -41,12 +41,16 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Ends what others here trust of what a notice is about; `None`: nobody does.
 pub type OnNotice = Rc<dyn Fn(&Notice) -> Option<LocalBoxFuture<'static, ()>>>;
 
+/// Another client is about to write a file: what ends when nothing is left of what was cached of it.
+pub type OnShared = Rc<dyn Fn(Ino) -> Option<LocalBoxFuture<'static, ()>>>;
+
 /// See the module.
 pub(crate) struct Leases {
     is_wanted: bool,
     table: RefCell<Table>,
     hasher: RandomState,
     pub(crate) on_notice: RefCell<Option<OnNotice>>,
+    pub(crate) on_shared: RefCell<Option<OnShared>>,
 }
 
 struct Table {
@@ -163,6 +167,7 @@ impl Leases {
             table,
             hasher: RandomState::new(),
             on_notice: RefCell::default(),
+            on_shared: RefCell::default(),
         })
     }
 
@@ -181,6 +186,15 @@ impl Leases {
 
     fn name_key(&self, dir: Ino, name: &[u8]) -> u64 {
         self.hasher.hash_one((2_u8, dir.0, name))
+    }
+
+    fn data_key(&self, ino: Ino) -> u64 {
+        self.hasher.hash_one((3_u8, ino.0))
+    }
+
+    /// Whether it was said, since then, that another client is about to write this file.
+    pub(crate) fn is_shared_since(&self, ino: Ino, asking: Asking) -> bool {
+        self.table.borrow().is_void(self.data_key(ino), asking)
     }
 
     /// Something is about to be asked.
@@ -350,6 +364,10 @@ impl Leases {
             Notice::Node { ino } => {
                 table.void_leases[self.node_key(*ino) as usize % MARKS] = turn;
                 table.nodes.pop(ino);
+                false
+            }
+            Notice::Shared { ino } => {
+                table.void_leases[self.data_key(*ino) as usize % MARKS] = turn;
                 false
             }
             Notice::Granted { .. } | Notice::Refused { .. } => false,

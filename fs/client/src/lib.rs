@@ -38,4 +38,4 @@ pub use client::{Client, ClientConfig, Removed, Space};
 pub use error::Error;
 pub use file::File;
 pub use inode::{Cancel, Seek};
-pub use leases::OnNotice;
+pub use leases::{OnNotice, OnShared};

@@ -356,6 +356,15 @@ impl Meta {
                 self.locks.heard(notice);
                 false
             }
+            Notice::Shared { ino } => {
+                self.leases.heard(&notice);
+                let on_shared = self.leases.on_shared.borrow().clone();
+                if let Some(ended) = on_shared.and_then(|on_shared| on_shared(ino)) {
+                    self.acknowledge_after(ended, Ack { number, keeps: false });
+                    return;
+                }
+                false
+            }
             Notice::Names { .. } | Notice::Node { .. } => {
                 let keeps = self.leases.heard(&notice);
                 let on_notice = self.leases.on_notice.borrow().clone();

@@ -35,6 +35,9 @@ pub enum Item {
     Names(Ino),
     /// The attributes of an inode.
     Node(Ino),
+    /// What is in a file: no lease, but what a client that has it open takes for granted until it is told that others
+    /// write.
+    Data(Ino),
 }
 
 impl Item {
@@ -55,6 +58,8 @@ pub fn notice_of_row(row: &[u8]) -> Option<Notice> {
     Some(match Item::of_row(row)? {
         Item::Names(dir) => Notice::Names { dir, name: row.get(key::NAME_AT..)?.to_vec() },
         Item::Node(ino) => Notice::Node { ino },
+        // Not by its row.
+        Item::Data(_) => return None,
     })
 }
 
@@ -85,6 +90,8 @@ pub struct Leases {
     /// By client and number.
     pending: BTreeMap<(u64, u64), Pending>,
     last: u64,
+    /// The clients that have a file open and know that it is shared.
+    sharing: HashMap<Ino, SmallVec<[u64; 2]>>,
 }
 
 impl Leases {
@@ -206,8 +213,41 @@ impl Leases {
 
     pub fn acknowledged(&mut self, client: u64, ack: Ack) {
         let Some(pending) = self.pending.remove(&(client, ack.number)) else { return };
+        if let Item::Data(ino) = pending.item {
+            let sharing = self.sharing.entry(ino).or_default();
+            sharing.retain(|known| *known != client);
+            sharing.push(client);
+            return;
+        }
         if !ack.keeps || !matches!(pending.item, Item::Names(_)) {
             self.release(pending.item, client);
+        }
+    }
+
+    /// A client has not said for too long that it heard of a file that others write. It counts as one that has, so that nobody
+    /// waits for it again while it has the file open.
+    pub fn give_up(&mut self, client: u64, number: u64) {
+        let pending = self.pending.get(&(client, number));
+        if pending.is_some_and(|pending| matches!(pending.item, Item::Data(_))) {
+            self.acknowledged(client, Ack { number, keeps: false });
+        }
+    }
+
+    /// Whether a client that has this file open knows that others write it.
+    pub fn shares(&self, ino: Ino, client: u64) -> bool {
+        self.sharing.get(&ino).is_some_and(|sharing| sharing.contains(&client))
+    }
+
+    pub fn is_any_shared(&self) -> bool {
+        !self.sharing.is_empty()
+    }
+
+    /// The client has a file open no more, or anew while nobody else writes it.
+    pub fn unshare(&mut self, ino: Ino, client: u64) {
+        let Some(sharing) = self.sharing.get_mut(&ino) else { return };
+        sharing.retain(|known| *known != client);
+        if sharing.is_empty() {
+            self.sharing.remove(&ino);
         }
     }
 
@@ -218,6 +258,10 @@ impl Leases {
             self.held.iter().filter(|(_, held)| holds(held)).map(|(item, _)| *item).collect();
         items.into_iter().for_each(|item| self.release(item, client));
         self.pending.retain(|(of, _), _| *of != client);
+        self.sharing.retain(|_, sharing| {
+            sharing.retain(|known| *known != client);
+            !sharing.is_empty()
+        });
     }
 }
 

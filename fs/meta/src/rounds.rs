@@ -12,10 +12,12 @@
 //! Leases are not there after a restart, but who held one trusts it until it hears of the new life. So changes wait for the
 //! clients that may hold any ([`Former`]).
 
+use crate::key;
 use crate::leases::{Item, TERM, notice_of_row};
 use crate::service::MetaService;
-use crate::table::Table;
+use crate::table::{Effect, Table};
 use crate::tx::Writes;
+use levada_base::ids::Ino;
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_wire::meta::Notice;
@@ -58,7 +60,11 @@ impl<'a> Round<'a> {
                 if self.closed.insert(item) {
                     leases.close(item);
                 }
-                let Some(notice) = notice_of_row(&row) else { continue };
+                let notice = match item {
+                    Item::Data(ino) => Some(Notice::Shared { ino }),
+                    Item::Names(_) | Item::Node(_) => notice_of_row(&row),
+                };
+                let Some(notice) = notice else { continue };
                 let number = leases.notify(client, item, notice.clone());
                 due.entry(client).or_default().push((number, notice));
                 self.sent.push((client, number));
@@ -74,7 +80,10 @@ impl<'a> Round<'a> {
             let is_heard = |(client, number): &(u64, u64)| !leases.is_pending(*client, *number);
             self.sent.iter().all(is_heard).then_some(())
         });
-        let _ = reactor::timeout(end.since(reactor::now()), all_heard).await;
+        if reactor::timeout(end.since(reactor::now()), all_heard).await.is_err() {
+            let mut leases = self.service.leases.borrow_mut();
+            self.sent.iter().for_each(|(client, number)| leases.give_up(*client, *number));
+        }
     }
 }
 
@@ -135,7 +144,7 @@ impl MetaService {
     pub(crate) async fn told_others<'a>(
         &'a self,
         client: u64,
-        writes: &Writes,
+        (writes, begins): (&Writes, Option<Ino>),
         round: &mut Option<Round<'a>>,
     ) -> bool {
         let disturbs = || writes.iter().any(|(row, _)| Item::of_row(row).is_some());
@@ -148,12 +157,60 @@ impl MetaService {
                 return true;
             }
         }
-        let in_the_way = self.in_the_way(client, writes, round.as_ref());
+        let mut in_the_way = self.in_the_way(client, writes, round.as_ref());
+        if let Some(ino) = begins {
+            in_the_way.extend(self.unaware(client, ino));
+        }
         if in_the_way.is_empty() || planted!("meta-notice-not-sent") {
             return false;
         }
         round.get_or_insert_with(|| Round::new(self)).tell(in_the_way).await;
         true
+    }
+
+    /// The other clients that have a file open and do not know yet that somebody else writes it. One that opens it anew
+    /// while it is being told is told again.
+    fn unaware(&self, client: u64, ino: Ino) -> Vec<InTheWay> {
+        let table = self.table.borrow();
+        if table.opens(ino) == u64::from(table.opens_of(client, ino)) {
+            return Vec::new();
+        }
+        let leases = self.leases.borrow();
+        let until = reactor::now() + TERM;
+        let row = key::session(ino, client).to_vec();
+        let others = table.clients.iter().filter(|(other, known)| {
+            **other != client
+                && known.may_lease.is_some()
+                && known.opens.contains_key(&ino)
+                && !leases.shares(ino, **other)
+        });
+        let in_the_way = |(other, _): (&u64, _)| InTheWay {
+            item: Item::Data(ino),
+            row: row.clone(),
+            client: *other,
+            until,
+        };
+        others.map(in_the_way).collect()
+    }
+
+    /// What has become of who has which file open.
+    pub(crate) fn opens_changed(&self, client: u64, effects: &[Effect]) {
+        let mut leases = self.leases.borrow_mut();
+        if !leases.is_any_shared() {
+            return;
+        }
+        let table = self.table.borrow();
+        for effect in effects {
+            match effect {
+                Effect::Opened(ino) if table.sessions(*ino).all(|(other, _)| other == client) => {
+                    leases.unshare(*ino, client);
+                }
+                Effect::Closed(ino) if table.opens_of(client, *ino) == 0 => {
+                    leases.unshare(*ino, client);
+                }
+                _ => {}
+            }
+        }
     }
 
     fn in_the_way(&self, client: u64, writes: &Writes, round: Option<&Round<'_>>) -> Vec<InTheWay> {

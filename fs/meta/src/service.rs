@@ -437,7 +437,8 @@ impl MetaService {
                         self.fetch(unread).await?;
                         continue;
                     }
-                    if self.told_others(call.client, &outcome.writes, &mut round).await {
+                    let changes = (&outcome.writes, outcome.begins);
+                    if self.told_others(call.client, changes, &mut round).await {
                         // Much may have happened meanwhile.
                         continue;
                     }
@@ -577,10 +578,11 @@ impl MetaService {
             table.counters = counters;
             table.accounts.take(&accounts);
         }
-        for effect in effects {
-            table.take_effect(call.client, effect);
+        for effect in &effects {
+            table.take_effect(call.client, *effect);
         }
         drop(table);
+        self.opens_changed(call.client, &effects);
         if let (Some(ticket), Some(encoded)) = (ticket, encoded) {
             ticket.done(encoded, seq);
         }

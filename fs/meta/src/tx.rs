@@ -108,6 +108,7 @@ pub struct Tx<'a> {
     missing: Vec<Bytes>,
     made_directory: Option<Ino>,
     told: Told,
+    begins: Option<Ino>,
     saw: Seq,
 }
 
@@ -121,6 +122,8 @@ pub struct Outcome {
     pub made_directory: Option<Ino>,
     pub counters: Counters,
     pub told: Told,
+    /// A file that the caller is about to write, or has given another size.
+    pub begins: Option<Ino>,
     /// The last change among the rows that were read: what follows from them may only be told
     /// once this is durable.
     pub saw: Seq,
@@ -147,13 +150,25 @@ impl<'a> Tx<'a> {
             missing: Vec::new(),
             made_directory: None,
             told: Told::default(),
+            begins: None,
             saw: Seq(0),
         }
     }
 
     pub fn finish(self) -> Outcome {
-        let Self { writes, effects, used, missing, made_directory, counters, told, saw, .. } = self;
-        Outcome { writes, effects, used, missing, made_directory, counters, told, saw }
+        let Self {
+            writes,
+            effects,
+            used,
+            missing,
+            made_directory,
+            counters,
+            told,
+            begins,
+            saw,
+            ..
+        } = self;
+        Outcome { writes, effects, used, missing, made_directory, counters, told, begins, saw }
     }
 
     /// Notes which of these rows must be fetched, so that they are fetched together.
@@ -231,6 +246,11 @@ impl<'a> Tx<'a> {
     /// A directory has come into being, so all its names are known.
     pub fn made_directory(&mut self, ino: Ino) {
         self.made_directory = Some(ino);
+    }
+
+    /// Data of a file changes from now on: whoever else has it open is told before.
+    pub fn begin_write(&mut self, ino: Ino) {
+        self.begins = Some(ino);
     }
 
     /// The answer tells what a name in `directory` means, or that it is not there.

@@ -10,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use world::{World, with_world};
@@ -97,6 +98,56 @@ fn what_others_wrote_under_the_lock_is_read_under_it() {
         let file = open(&here);
         assert_eq!(flock(&file, libc::LOCK_SH), Ok(()));
         assert_eq!(fs::read(&here).unwrap(), (3 * turns).to_string().as_bytes());
+    });
+}
+
+/// All of them have it open, cached, from before the first write. What is read without the lock is dropped again soon
+/// after, and the kernel forgets meanwhile what it was told of the size.
+#[test]
+fn who_reads_without_the_lock_disturbs_nobody_who_has_it() {
+    if !world::there_is_fuse() {
+        return;
+    }
+    with_world(2, |world| {
+        let [here, there] = both(world);
+        File::open(&here).unwrap().sync_all().unwrap();
+        // Its mount is done with writing it.
+        thread::sleep(Duration::from_secs(1));
+        let files = [&here, &there, &here].map(|path| open(path));
+        let watched = [&here, &here, &there, &there].map(|path| File::open(path).unwrap());
+        let turns = 150;
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let looking = watched.each_ref().map(|file| {
+                let over = &over;
+                scope.spawn(move || {
+                    let mut looks = 0;
+                    while !over.load(Ordering::Acquire) {
+                        looks += file.read_at(&mut [0; 20], 0).unwrap().min(1);
+                        thread::sleep(Duration::from_micros(300));
+                    }
+                    looks
+                })
+            });
+            let growing = files.each_ref().map(|file| {
+                scope.spawn(move || {
+                    for _ in 0..turns {
+                        assert_eq!(flock(file, libc::LOCK_EX), Ok(()));
+                        let end = file.read_at(&mut [0; 1024], 0).unwrap();
+                        file.write_at(b"1", end as u64).unwrap();
+                        assert_eq!(flock(file, libc::LOCK_UN), Ok(()));
+                    }
+                })
+            });
+            let grown = growing.map(|thread| thread.join());
+            over.store(true, Ordering::Release);
+            grown.into_iter().for_each(|grown| grown.unwrap());
+            assert!(looking.map(|thread| thread.join().unwrap()).iter().all(|looks| *looks > 0));
+        });
+        assert_eq!(flock(&files[0], libc::LOCK_SH), Ok(()));
+        let content = fs::read(&here).unwrap();
+        assert_eq!(content.len(), 1 + 3 * turns);
+        assert!(content[1..].iter().all(|byte| *byte == b'1'));
     });
 }
 

@@ -15,6 +15,8 @@ pub enum LockSort {
     Posix,
     /// flock(2): of an open file, always the whole file.
     Flock,
+    /// No program's: turns that clients take in appending to a file that they share.
+    Turn,
 }
 
 /// Who holds a lock, within one client: never in its own way.
@@ -28,7 +30,7 @@ pub struct LockOwner {
 impl LockOwner {
     /// In the order of owners.
     pub const FIRST: Self = Self { sort: LockSort::Posix, id: 0 };
-    pub const LAST: Self = Self { sort: LockSort::Flock, id: u64::MAX };
+    pub const LAST: Self = Self { sort: LockSort::Turn, id: u64::MAX };
 }
 
 /// Bytes of a file, both ends included.

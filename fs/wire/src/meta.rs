@@ -506,6 +506,9 @@ pub enum Notice {
     Names { dir: Ino, name: Vec<u8> },
     /// A lease is in the way: the attributes are about to change.
     Node { ino: Ino },
+    /// The client has this file open, and another one is about to write it: from now on what it reads and where it ends
+    /// is only known by asking.
+    Shared { ino: Ino },
 }
 
 /// The body of a one-way frame to a service; the header names the client and the life of the target.

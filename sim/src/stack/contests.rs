@@ -55,7 +55,7 @@ impl Contender {
         let mut file = self.open().await?;
         for _ in 0..self.rng.between(1, ROUNDS_MAX) {
             let range = match self.owner.sort {
-                LockSort::Flock => LockRange::WHOLE,
+                LockSort::Flock | LockSort::Turn => LockRange::WHOLE,
                 LockSort::Posix => {
                     let start = WANTED - self.rng.below(WANTED);
                     LockRange { start, end: WANTED + self.rng.below(WANTED) }

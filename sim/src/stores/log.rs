@@ -146,7 +146,8 @@ impl Run {
                 let _busy = probe::busy("recovering");
                 let (seed, epoch) = (rack.world.seed, rack.epoch());
                 let old = Store::open(Rc::clone(&index), epoch, KV).await;
-                let staged = still_staged(old, kept.borrow().as_deref()).await;
+                let before = kept.borrow().clone();
+                let staged = still_staged(old, before.as_deref()).await;
                 let staged =
                     staged.unwrap_or_else(|| panic!("seed {seed}: what was staged is lost"));
                 kept.replace(Some(staged.encode()));

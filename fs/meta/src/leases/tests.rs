@@ -40,6 +40,7 @@ fn notice(item: Item) -> Notice {
     match item {
         Item::Names(dir) => Notice::Names { dir, name: b"name".to_vec() },
         Item::Node(ino) => Notice::Node { ino },
+        Item::Data(ino) => Notice::Shared { ino },
     }
 }
 

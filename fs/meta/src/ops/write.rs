@@ -81,6 +81,7 @@ pub fn begin(tx: &mut Tx<'_>, ino: Ino) -> Answer {
     let mut session = tx.session(ino).unwrap_or_default();
     if !session.writing {
         session.writing = true;
+        tx.begin_write(ino);
         clear_set_id(&mut inode);
         xattrs::drop_capability(tx, ino, &mut inode);
         // Data changes from now on without a word to this service.
@@ -120,6 +121,7 @@ pub fn set_size(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, size: u64) -> Resu
         tx.put_session(ino, tx.client, Some(session));
     }
     inode.size = size;
+    tx.begin_write(ino);
     xattrs::drop_capability(tx, ino, inode);
     Ok(())
 }

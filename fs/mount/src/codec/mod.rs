@@ -27,7 +27,9 @@ pub use attr::{Attr, Entry, FileLock, StatFs, Statx, Time};
 pub use dir::DirBuilder;
 pub use errno::Errno;
 pub use init::{InitRequest, Limits, NegotiateError, Negotiated};
-pub use notify::{invalidate_attributes, invalidate_entry, invalidate_inode, store_last_byte};
+pub use notify::{
+    invalidate_attributes, invalidate_entry, invalidate_inode, invalidate_range, store_last_byte,
+};
 pub use operation::{Operation, ReadArgs, SetAttr, SetTime, WriteArgs};
 pub use reply::{Head, OpenReply, Reply};
 pub use request::{Caller, ParseError, Request};

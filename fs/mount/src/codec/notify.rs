@@ -28,6 +28,20 @@ pub fn invalidate_inode(inode: u64) -> [u8; OUT_HEADER_BYTES + INVAL_INODE_BYTES
     message
 }
 
+/// Drops the cached pages of some bytes (0: all from there on) and the attributes. Writing this waits for those of them that are being read or
+/// written.
+#[must_use]
+pub fn invalidate_range(
+    inode: u64,
+    offset: u64,
+    bytes: u64,
+) -> [u8; OUT_HEADER_BYTES + INVAL_INODE_BYTES] {
+    let mut message = invalidate_inode(inode);
+    message[24..32].copy_from_slice(&offset.to_ne_bytes());
+    message[32..40].copy_from_slice(&bytes.to_ne_bytes());
+    message
+}
+
 /// Drops the cached attributes of an inode, and none of its pages: this waits for nothing.
 #[must_use]
 pub fn invalidate_attributes(inode: u64) -> [u8; OUT_HEADER_BYTES + INVAL_INODE_BYTES] {
@@ -80,6 +94,9 @@ mod tests {
         assert_eq!(message[8..16], [0; 8]);
         assert_eq!(message[16..24], 0x1122_u64.to_ne_bytes());
         assert_eq!(message[24..], [0; 16]);
+        let message = invalidate_range(0x1122, 0x33, 0x44);
+        assert_eq!(message[..24], invalidate_inode(0x1122)[..24]);
+        assert_eq!(message[24..], [0x33_u64.to_ne_bytes(), 0x44_u64.to_ne_bytes()].concat());
         let message = invalidate_attributes(0x1122);
         assert_eq!(message[..24], invalidate_inode(0x1122)[..24]);
         assert_eq!(message[24..], [[0xFF; 8], [0; 8]].concat());

@@ -35,10 +35,36 @@ const SHARED_MANY: usize = 1 << 12;
 pub(super) struct Trust {
     told: RefCell<Told>,
     shared: RefCell<HashMap<Ino, Instant>>,
+    /// Names that are being renamed, or renamed to: how many renames do.
+    moving: RefCell<HashMap<u64, u32>>,
     hasher: RandomState,
 }
 
-/// When the kernel's trust in what it was told ends, for all that it was told within the last [`VALID`].
+/// By so much the kernel may be late to count from.
+const LATE: Duration = Duration::from_millis(100);
+
+/// A rename under way: nobody is told these names meanwhile for longer than the answer.
+pub(super) struct Moving {
+    trust: Rc<Trust>,
+    keys: [u64; 2],
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        let mut moving = self.trust.moving.borrow_mut();
+        for key in self.keys {
+            if let Some(count) = moving.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    moving.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// When the kernel's trust in what it was told ends, for all that it was told within the last [`VALID`], and
+/// [`LATE`].
 #[derive(Default)]
 struct Told {
     now: HashMap<u64, Instant>,
@@ -49,7 +75,7 @@ struct Told {
 impl Told {
     fn put(&mut self, key: u64, until: Instant) {
         let now = reactor::now();
-        if now.since(self.turned) >= VALID {
+        if now.since(self.turned) >= VALID + LATE {
             self.before = std::mem::take(&mut self.now);
             self.turned = now;
         }
@@ -93,7 +119,8 @@ impl Trust {
     pub(super) fn attr(&self, client: &Client, attr: &Attr) -> Duration {
         let valid = client.attr_valid(attr).min(VALID);
         if !valid.is_zero() {
-            self.told.borrow_mut().put(self.node_key(attr.ino), reactor::now() + valid);
+            let until = reactor::now() + valid + LATE;
+            self.told.borrow_mut().put(self.node_key(attr.ino), until);
         }
         valid
     }
@@ -101,11 +128,12 @@ impl Trust {
     /// What a name means is about to be told.
     pub(super) fn entry(&self, client: &Client, dir: Ino, name: &[u8], attr: &Attr) -> Entry {
         let mut entry_valid = client.name_valid(dir, name, attr.ino).min(VALID);
-        if self.is_shared(dir) {
+        let key = self.name_key(dir, name);
+        if self.is_shared(dir) || self.moving.borrow().contains_key(&key) {
             entry_valid = Duration::ZERO;
         }
         if !entry_valid.is_zero() {
-            self.told.borrow_mut().put(self.name_key(dir, name), reactor::now() + entry_valid);
+            self.told.borrow_mut().put(key, reactor::now() + entry_valid + LATE);
         }
         Entry {
             inode: attr.ino.0,
@@ -121,14 +149,18 @@ impl Trust {
         self.told.borrow_mut().end(self.name_key(dir, name));
     }
 
-    /// The kernel has carried out a rename: it trusts the new name for as long as it did the old one, or the other way
-    /// round.
-    pub(super) fn renamed(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) {
+    /// The kernel is carrying out a rename: then it trusts the new name for as long as it did the old one, or the other way
+    /// round. It counts from now on: another mount may change the new name before the kernel has the answer, and it is told of
+    /// that after, as it holds the directories' locks until then.
+    pub(super) fn rename(self: &Rc<Self>, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Moving {
         let keys = [self.name_key(from.0, from.1), self.name_key(to.0, to.1)];
+        let mut moving = self.moving.borrow_mut();
+        keys.iter().for_each(|key| *moving.entry(*key).or_default() += 1);
         let mut told = self.told.borrow_mut();
         if let Some(until) = keys.iter().filter_map(|key| told.until(*key)).max() {
             keys.into_iter().for_each(|key| told.put(key, until));
         }
+        Moving { trust: Rc::clone(self), keys }
     }
 
     /// Another mount is about to change something: the end of the kernel's trust in it, if there is any.
@@ -143,7 +175,8 @@ impl Trust {
                 self.name_key(*dir, name)
             }
             Notice::Node { ino } => self.node_key(*ino),
-            Notice::Granted { .. } | Notice::Refused { .. } => return None,
+            // See `sharing`, and the client's locks.
+            Notice::Shared { .. } | Notice::Granted { .. } | Notice::Refused { .. } => return None,
         };
         let until = self.told.borrow().until(key)?;
         let (trust, kernel, notice) = (Rc::clone(self), kernel.clone(), notice.clone());
@@ -152,7 +185,7 @@ impl Trust {
                 match &notice {
                     Notice::Names { dir, name } => kernel.drop_name(*dir, name).await,
                     Notice::Node { ino } => kernel.drop_attributes(*ino).await,
-                    Notice::Granted { .. } | Notice::Refused { .. } => true,
+                    Notice::Shared { .. } | Notice::Granted { .. } | Notice::Refused { .. } => true,
                 }
             };
             match select(pin!(told), pin!(reactor::sleep_until(until))).await {
@@ -205,8 +238,15 @@ mod tests {
             }
             let told = || trust.told.borrow_mut().put(key, reactor::now() + VALID);
             told();
-            trust.renamed((DIR, b"a"), (DIR, b"b"));
-            assert!(trust.told.borrow().until(trust.name_key(DIR, b"b")).is_some());
+            let moving = trust.rename((DIR, b"a"), (DIR, b"b"));
+            let other = trust.rename((DIR, b"b"), (DIR, b"c"));
+            for name in [&b"b"[..], b"c"] {
+                assert!(trust.told.borrow().until(trust.name_key(DIR, name)).is_some());
+            }
+            drop(moving);
+            assert!(trust.moving.borrow().contains_key(&trust.name_key(DIR, b"b")));
+            drop(other);
+            assert!(trust.moving.borrow().is_empty());
             trust.removed(DIR, b"a");
             assert!(trust.end(&kernel, &notice).is_none());
             reactor::sleep(SHARED).await;

@@ -11,6 +11,7 @@
 
 use super::Files;
 use super::interrupt::being_killed;
+use super::sharing::Due;
 use crate::codec::operation::LockArgs;
 use crate::codec::{Errno, FileLock, Reply};
 use crate::transport::Notifier;
@@ -30,7 +31,11 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// The way to the kernel, once the transport has one.
 #[derive(Clone, Default)]
-pub(super) struct Kernel(Rc<RefCell<Weak<Notifier>>>);
+pub(super) struct Kernel {
+    notifier: Rc<RefCell<Weak<Notifier>>>,
+    /// What of files that others write is dropped soon.
+    pub(super) due: Rc<Due>,
+}
 
 impl Kernel {
     /// Of a client whose lost locks take the cached pages of their files with them.
@@ -45,11 +50,11 @@ impl Kernel {
     }
 
     pub(super) fn set(&self, notifier: Weak<Notifier>) {
-        *self.0.borrow_mut() = notifier;
+        *self.notifier.borrow_mut() = notifier;
     }
 
     async fn grown(&self, ino: Ino, size: u64, last: u8) {
-        let notifier = self.0.borrow().upgrade();
+        let notifier = self.notifier.borrow().upgrade();
         if let Some(notifier) = notifier {
             notifier.grown(ino.0, size, last).await;
         }
@@ -57,21 +62,29 @@ impl Kernel {
 
     /// False: there is no way to the kernel.
     pub(super) async fn drop_attributes(&self, ino: Ino) -> bool {
-        let notifier = self.0.borrow().upgrade();
+        let notifier = self.notifier.borrow().upgrade();
         let Some(notifier) = notifier else { return false };
         notifier.invalidate_attributes(ino.0).await;
         true
     }
 
     pub(super) async fn drop_name(&self, dir: Ino, name: &[u8]) -> bool {
-        let notifier = self.0.borrow().upgrade();
+        let notifier = self.notifier.borrow().upgrade();
         let Some(notifier) = notifier else { return false };
         notifier.invalidate_entry(dir.0, name).await;
         true
     }
 
-    async fn drop_pages(&self, ino: Ino) {
-        let notifier = self.0.borrow().upgrade();
+    pub(super) async fn drop_range(&self, ino: Ino, offset: u64, bytes: u64) {
+        let notifier = self.notifier.borrow().upgrade();
+        if let Some(notifier) = notifier {
+            notifier.invalidate_range(ino.0, offset, bytes).await;
+        }
+    }
+
+    pub(super) async fn drop_pages(&self, ino: Ino) {
+        self.due.all_dropped(ino);
+        let notifier = self.notifier.borrow().upgrade();
         if let Some(notifier) = notifier {
             notifier.invalidate(ino.0).await;
         }
@@ -123,17 +136,23 @@ impl Files {
         Ok(Reply::Done)
     }
 
-    /// Others wrote before this lock was taken.
+    /// Others wrote before this lock was taken: neither pages nor the size are from before it when this returns.
     async fn renew_cache(&self, file: &File, attr: &Attr) {
         let ino = file.ino();
-        // An append goes where the kernel takes the end of the file to be, and it asks nobody.
-        if self.handles.appends(ino) && attr.size > 0 {
-            let last = file.read(attr.size - 1, 1).await.ok();
+        // What a mapping has changed is written by this, so it comes first.
+        self.kernel.drop_pages(ino).await;
+        // The kernel asks for the size before it reads, but pays no heed to the answer when pages of the file are dropped
+        // meanwhile, as those of a shared file are soon after whatever any program here reads of it. It then takes the size
+        // that it knows. Not of others: a mapping may just change that byte.
+        if attr.size > 0 && (attr.others || file.is_shared()) {
+            let at = attr.size - 1;
+            let last = file.read(at, 1).await.ok();
             if let Some(last) = last.and_then(|parts| parts.first()?.first().copied()) {
                 self.kernel.grown(ino, attr.size, last).await;
+                // Others may write that byte: it must not stay.
+                self.kernel.drop_range(ino, at, 1).await;
             }
         }
-        self.kernel.drop_pages(ino).await;
     }
 
     /// Any signal ends the wait: the kernel starts the call anew where the program wants that.

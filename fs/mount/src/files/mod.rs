@@ -3,6 +3,7 @@
 //! - this module: the handler, and the requests that are one call of the client;
 //! - `open`: open files and what they carry: data, sync, close;
 //! - `space`: holes and copies;
+//! - `sharing`: files that another mount writes, too;
 //! - `dir`: listings;
 //! - `attrs`: attributes in the client's words and in the kernel's;
 //! - `xattrs`: extended attributes, and which inodes have none;
@@ -32,6 +33,7 @@ mod locks;
 mod names;
 mod open;
 mod places;
+mod sharing;
 mod space;
 mod xattrs;
 
@@ -114,6 +116,7 @@ impl Files {
     #[must_use]
     pub fn new(client: Client) -> Self {
         let (kernel, trust, bare) = (Kernel::of(&client), Rc::default(), Rc::default());
+        sharing::listen(&client, &kernel);
         leases::listen(&client, &trust, &bare, &kernel);
         Files {
             kernel,
@@ -433,8 +436,8 @@ impl Files {
                 // It moves one counter or two, or none.
                 self.names.forget(from.0);
                 self.names.forget(to.0);
+                let _moving = self.trust.rename(from, to);
                 client.rename(caller, from, to, flags).await?;
-                self.trust.renamed(from, to);
                 self.places.renamed(from, to, flags & libc::RENAME_EXCHANGE != 0);
                 Ok(Reply::Done)
             }

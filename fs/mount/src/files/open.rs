@@ -7,6 +7,7 @@
 //! a service that went on without what this mount had not synced (note 0010) gives its numbers again, but not its times.
 
 use super::attrs::has_set_id;
+use super::sharing::drop_soon;
 use super::{Files, VALID, caller_of};
 use crate::codec::operation::OpenArgs;
 use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, WriteArgs};
@@ -18,7 +19,7 @@ use levada_wire::meta::{NewMode, OpenMode};
 use lru::LruCache;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroUsize;
 
 /// Files of which is known what state their cached pages show.
@@ -32,8 +33,8 @@ struct OpenFile {
     set_id: Cell<bool>,
     /// Opened with `O_SYNC` or `O_DSYNC`.
     sync: bool,
-    /// Opened with `O_APPEND`.
-    appends: bool,
+    /// What is read through it the kernel caches.
+    cached: bool,
     /// Tells it from every other open file of this mount, also past ones.
     serial: u64,
     /// It holds the lock of flock(2), exclusive or not.
@@ -46,18 +47,22 @@ struct OpenFile {
 #[derive(Default)]
 pub(super) struct Handles {
     open: RefCell<Slab<OpenFile>>,
+    /// How many of them are cached, by inode.
+    cached: RefCell<HashMap<Ino, u32>>,
     last_serial: Cell<u64>,
 }
 
 impl Handles {
-    fn add(&self, file: File, attr: &Attr, open_flags: u32) -> u64 {
+    fn add(&self, file: File, attr: &Attr, open_flags: u32, cached: bool) -> u64 {
         let set_id = Cell::new(has_set_id(attr));
         let serial = self.last_serial.get() + 1;
         self.last_serial.set(serial);
         let (flock, lockers) = (Cell::new(None), BTreeSet::new());
         let sync = is_sync(open_flags);
-        let appends = open_flags & libc::O_APPEND.cast_unsigned() != 0;
-        let open = OpenFile { file, set_id, sync, appends, serial, flock, lockers };
+        if cached {
+            *self.cached.borrow_mut().entry(file.ino()).or_default() += 1;
+        }
+        let open = OpenFile { file, set_id, sync, cached, serial, flock, lockers };
         self.open.borrow_mut().insert(open) as u64
     }
 
@@ -76,9 +81,14 @@ impl Handles {
         }
     }
 
-    /// Whether an open file of this inode appends.
-    pub(super) fn appends(&self, ino: Ino) -> bool {
-        self.open.borrow().iter().any(|(_, open)| open.appends && open.file.ino() == ino)
+    /// Whether what goes through `fh`, which is open, the kernel caches.
+    fn is_cached(&self, fh: u64) -> bool {
+        self.open.borrow().get(fh as usize).is_some_and(|open| open.cached)
+    }
+
+    /// Whether the kernel caches what goes through any open file of this inode.
+    fn caches(&self, ino: Ino) -> bool {
+        self.cached.borrow().contains_key(&ino)
     }
 
     /// Somebody asks for POSIX locks through `fh`.
@@ -119,7 +129,16 @@ impl Handles {
 
     fn remove(&self, ino: Ino, fh: u64) -> Result<File, Errno> {
         self.file(ino, fh)?;
-        Ok(self.open.borrow_mut().remove(fh as usize).file)
+        let OpenFile { file, cached, .. } = self.open.borrow_mut().remove(fh as usize);
+        let mut all = self.cached.borrow_mut();
+        if cached && let Some(count) = all.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&ino);
+            }
+        }
+        drop(all);
+        Ok(file)
     }
 
     /// An inode has set-id bits now.
@@ -205,9 +224,12 @@ impl Files {
         flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
         // Without it the kernel takes the inode's lock for the whole of each direct write; with it
         // those that do not extend the file run at once. Shared mappings work all the same.
-        let direct = open_flags & libc::O_DIRECT.cast_unsigned() != 0;
-        flags.set(OpenReplyFlags::DIRECT_IO, direct && self.direct_io.get());
-        OpenReply { fh: self.handles.add(file, attr, open_flags), flags }
+        let has = |flag: i32| open_flags & flag.cast_unsigned() != 0;
+        // An append through the cache is cut in two at the edge of a page, and each may come to lie elsewhere.
+        let direct = has(libc::O_DIRECT) || has(libc::O_APPEND) || file.is_shared();
+        let cached = !direct || !self.direct_io.get();
+        flags.set(OpenReplyFlags::DIRECT_IO, !cached);
+        OpenReply { fh: self.handles.add(file, attr, open_flags, cached), flags }
     }
 
     pub(super) async fn create(
@@ -255,7 +277,12 @@ impl Files {
     pub(super) async fn read(&self, ino: Ino, args: ReadArgs) -> Result<Reply, Errno> {
         let file = self.handles.file(ino, args.fh)?;
         let bytes = args.size.min(READ_BYTES_MAX);
-        Ok(Reply::Data(file.read(args.offset, u64::from(bytes)).await?))
+        let data = file.read(args.offset, u64::from(bytes)).await?;
+        // It may be for a mapping, whose pages are cached however the file was opened.
+        if file.is_shared() {
+            drop_soon(&self.kernel, ino, args.offset, u64::from(bytes));
+        }
+        Ok(Reply::Data(data))
     }
 
     pub(super) async fn write(
@@ -266,7 +293,24 @@ impl Files {
     ) -> Result<Reply, Errno> {
         let file = self.handles.file(ino, args.fh)?;
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
-        file.write(args.offset, data.into_vec()).await?;
+        let data = data.into_vec();
+        let mut at = args.offset;
+        if args.flags & libc::O_APPEND.cast_unsigned() != 0 && !args.from_cache {
+            at = file.append(data).await?;
+            // The kernel has dropped the pages before it asked, and another program may have read the last one again since.
+            if self.handles.caches(ino) {
+                self.kernel.drop_range(ino, at, u64::from(bytes)).await;
+            }
+        } else {
+            file.write(at, data).await?;
+        }
+        let is_cached = self.handles.is_cached(args.fh) && !args.from_cache;
+        if at != args.offset && is_cached {
+            // O_APPEND was set after the open, and the kernel caches it where it took the end to be.
+            drop_soon(&self.kernel, ino, 0, 0);
+        } else if is_cached && file.is_shared() {
+            drop_soon(&self.kernel, ino, at, u64::from(bytes));
+        }
         self.changed(&file, args.fh, args.kill_set_id, is_sync(args.flags)).await?;
         Ok(Reply::Written(bytes))
     }

@@ -5,7 +5,9 @@
 //! once the notification under way is done.
 
 use super::dev_fuse::Channel;
-use crate::codec::{invalidate_attributes, invalidate_entry, invalidate_inode, store_last_byte};
+use crate::codec::{
+    invalidate_attributes, invalidate_entry, invalidate_inode, invalidate_range, store_last_byte,
+};
 use levada_base::reactor::{self, mailbox};
 use levada_base::sync::oneshot;
 use std::cell::{Cell, RefCell};
@@ -70,6 +72,11 @@ impl Notifier {
     /// wait for it.
     pub async fn invalidate(&self, inode: u64) {
         self.write(invalidate_inode(inode).to_vec()).await;
+    }
+
+    /// As [`Notifier::invalidate`], of the pages of some bytes; 0: of all from `offset` on.
+    pub async fn invalidate_range(&self, inode: u64, offset: u64, bytes: u64) {
+        self.write(invalidate_range(inode, offset, bytes).to_vec()).await;
     }
 
     /// Drops the cached attributes of an inode.
