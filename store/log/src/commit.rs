@@ -205,6 +205,8 @@ impl Inner {
         let mut watch = WatchIndex::default();
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
             let stripe = state.closed.pop_front().expect("looked at above");
+            // It is flushed, and its footer tells.
+            state.is_untold = false;
             state.unindexed_bytes -= stripe.batch_bytes;
             let row = &mut state.segments.get_mut(stripe.segment).row;
             row.indexed_stripes = stripe.index + 1;
@@ -267,6 +269,7 @@ impl Inner {
             index_bytes: state.index_bytes,
             indexed_seq: state.indexed_seq,
             verifier: self.verifier,
+            is_untold: state.is_untold,
         }
     }
 

@@ -6,6 +6,8 @@
 //!   were being filled, and nothing in them was ever promised. Giving them back, rather than
 //!   forgetting them, keeps their records from coming back when the index is rebuilt, and their
 //!   sequences free for new changes.
+//! - When one of those had been written, a stripe is, though there may be nothing to put into it: its footer tells how
+//!   far the log went. Declared anew, the others show what they held, and without that a rebuild would count it.
 //! - Segments that were being discarded are discarded again.
 //! - The newest segment that was being filled is filled on from its last indexed stripe, so that
 //!   crashes in a row do not eat the free ones.
@@ -16,23 +18,24 @@
 
 use crate::LogError;
 use crate::extents::footprint;
-use crate::format::{RecordHeader, RecordKind, StripeOrder};
+use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
 use crate::rows::{self, LIVES_KEY, LOG_KEY, Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::{Payload, change_of};
 use crate::write::Need;
+use futures_util::future::join_all;
 use levada_base::ids::{BootVerifier, Seq};
 use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, Epoch, RangeLocks, planted, probe};
+use levada_base::{Buf, BufMut, Epoch, RangeLocks, planted, probe};
 use levada_kv::{Batch, Bytes, Store};
 use levada_raid::Array;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::rc::Rc;
 
 /// Rows asked of the store at once.
@@ -72,6 +75,7 @@ impl ObjectLog {
             index_bytes: 0,
             indexed_seq: 0,
             verifier: new_verifier(),
+            is_untold: false,
         };
         let lives = Lives::default();
         write_log_row(&store, &row, &lives).await?;
@@ -135,7 +139,7 @@ impl ObjectLog {
                 unfinished.push((generation, segment));
             }
         }
-        let gave_back = give_back_unindexed(&*array, &table).await?;
+        let unindexed = unindexed(&*array, &table);
         finish_discards(&*array, &mut table);
         // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
         // it, so nothing is filled on behind stripes that count.
@@ -146,8 +150,9 @@ impl ObjectLog {
             table.resume(segment);
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
+        log.0.give_back_unindexed(unindexed).await?;
         log.0.put_staged().await?;
-        if gave_back {
+        if log.0.state.borrow().is_untold {
             log.0.tell_what_was_inherited().await?;
         }
         log.0.free_dead_segments();
@@ -214,18 +219,14 @@ pub(crate) async fn scan_all(store: &Store, kind: u8) -> Result<Vec<(Bytes, Byte
     }
 }
 
-/// Discards every stripe that was declared and that the index does not know. True when there was one.
-async fn give_back_unindexed(array: &dyn Array, table: &Segments) -> Result<bool, LogError> {
-    let mut any = false;
-    for (at, segment) in table.iter() {
-        let first = u64::from(at) * u64::from(table.stripes);
-        let unknown = first + u64::from(segment.used_stripes)..first + u64::from(table.stripes);
-        if unknown.clone().any(|stripe| array.is_written(stripe)) {
-            array.discard_stripes(unknown.start, unknown.end - unknown.start).await?;
-            any = true;
-        }
-    }
-    Ok(any)
+/// Of each segment the stripes that the index does not know, where some of them were declared: segment and places.
+fn unindexed(array: &dyn Array, table: &Segments) -> Vec<(u32, Range<u32>)> {
+    let unknown = table.iter().map(|(at, segment)| (at, segment.used_stripes..table.stripes));
+    let is_declared = |(at, places): &(u32, Range<u32>)| {
+        let first = u64::from(*at) * u64::from(table.stripes);
+        places.clone().any(|place| array.is_written(first + u64::from(place)))
+    };
+    unknown.filter(is_declared).collect()
 }
 
 /// Finds segments that the last owner was discarding: everything that mattered in them was
@@ -280,6 +281,7 @@ impl Inner {
             closed: VecDeque::new(),
             in_memory: HashMap::new(),
             unflushed: false,
+            is_untold: row.is_untold,
             used_bytes,
             index_bytes: row.index_bytes,
             index_bytes_now: row.index_bytes,
@@ -308,6 +310,46 @@ impl Inner {
             repairs: RangeLocks::default(),
             group: reactor::current_group(),
         })
+    }
+
+    /// Discards stripes that the index does not know. When one of them was written that is noted before: declared anew
+    /// it shows that again.
+    async fn give_back_unindexed(&self, unindexed: Vec<(u32, Range<u32>)>) -> Result<(), LogError> {
+        let places = unindexed.iter().flat_map(|(segment, places)| {
+            places.clone().map(move |place| self.shows_a_stripe(*segment, place))
+        });
+        if !self.state.borrow().is_untold && join_all(places).await.contains(&true) {
+            let row = {
+                let mut state = self.state.borrow_mut();
+                state.is_untold = true;
+                self.log_row(&state)
+            };
+            write_log_row(&self.store, &row, &self.lives).await?;
+        }
+        for (segment, places) in unindexed {
+            let first = u64::from(segment) * u64::from(self.config.segment_stripes);
+            let (start, count) = (first + u64::from(places.start), places.len() as u64);
+            self.array.discard_stripes(start, count).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a stripe ends like one that was written; what cannot be read may be one.
+    async fn shows_a_stripe(&self, segment: u32, stripe: u32) -> bool {
+        let at = u64::from(segment) * u64::from(self.config.segment_stripes) + u64::from(stripe);
+        if !self.array.is_written(at) {
+            return false;
+        }
+        let end = self.array_offset(segment, stripe) + self.stripe_bytes;
+        let into = BufMut::for_overwrite(BLOCK_BYTES as usize).into_vec();
+        match self.array.read(end - BLOCK_BYTES, into).await {
+            Ok(mut parts) => {
+                let tail = parts.swap_remove(0).freeze();
+                let footer = Footer::decode(&tail, self.stripe_bytes);
+                footer.is_some_and(|footer| footer.order() >= self.inherited)
+            }
+            Err(_) => true,
+        }
     }
 
     /// Puts the staged changes into stripes, in their order.
@@ -342,9 +384,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes a stripe, though there may be nothing to put into it. Declared anew, stripes that were given back show
-    /// what their writer left there, and until a footer says that it does not count, a rebuild of the index would
-    /// take it for changes that were made.
+    /// Writes a stripe, be it an empty one: its footer tells what was inherited, and so what was given back.
     async fn tell_what_was_inherited(self: &Rc<Self>) -> Result<(), LogError> {
         if planted!("log-inheritance-not-told") {
             return Ok(());

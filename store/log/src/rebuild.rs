@@ -149,6 +149,7 @@ impl Rebuilt {
             index_bytes: 0,
             indexed_seq: 0,
             verifier: new_verifier(),
+            is_untold: false,
         };
         let table = Segments::new(count, config.segment_stripes, 1);
         let log = Inner::new(array, scratch, config, epoch, &row, Lives::default(), table);

@@ -49,6 +49,8 @@ pub(crate) struct LogRow {
     pub indexed_seq: u64,
     /// Of the one who wrote this row; 0 in rows from before it was told.
     pub verifier: BootVerifier,
+    /// Stripes were given back that no stripe written since tells of: declared anew they show what they held.
+    pub is_untold: bool,
 }
 
 impl LogRow {
@@ -62,7 +64,7 @@ impl LogRow {
         out.put_u64(self.stripe_bytes);
         out.put_u64(self.stripes);
         out.put_u32(self.segment_stripes);
-        out.put_u32(0);
+        out.put_u32(u32::from(self.is_untold));
         out.put_u64(self.next_generation);
         out.put_u64(self.seq);
         out.put_u64(self.index_bytes);
@@ -83,7 +85,7 @@ impl LogRow {
             let stripe_bytes = fields.u64()?;
             let stripes = fields.u64()?;
             let segment_stripes = fields.u32()?;
-            fields.u32()?;
+            let is_untold = fields.u32()? & 1 == 1;
             Some(Self {
                 fs,
                 target,
@@ -96,6 +98,7 @@ impl LogRow {
                 index_bytes: fields.u64()?,
                 indexed_seq: fields.u64().unwrap_or(0),
                 verifier: BootVerifier(fields.u64().unwrap_or(0)),
+                is_untold,
             })
         })();
         row.ok_or(LogError::Index { row: "log" })
