@@ -51,15 +51,23 @@ pub struct FsckArgs {
     /// With --repair: what has lost its last name is given one in /lost+found
     #[arg(long, requires = "repair")]
     reattach: bool,
+    /// Hold the indexes of objects against their segments: every byte is where they say, and nothing is missing; of a
+    /// cluster that is down
+    #[arg(long)]
+    deep: bool,
+    /// Read all data and hold it against its checksums; of a cluster that is down (`levada scrub` does it in one that is
+    /// up)
+    #[arg(long)]
+    data: bool,
     /// Make the index of an object target anew from its segments; of a cluster that is down. Without --yes: say what
     /// it would hold, and change nothing
-    #[arg(long, value_name = "TARGET", conflicts_with_all = ["fast", "offline", "repair", "stop"])]
+    #[arg(long, value_name = "TARGET", conflicts_with_all = ["fast", "offline", "repair", "deep", "data", "stop"])]
     rebuild_index: Option<String>,
     /// With --rebuild-index: do it
     #[arg(long, requires = "rebuild_index")]
     yes: bool,
     /// End the check that a node is at
-    #[arg(long, conflicts_with_all = ["json", "fast", "offline", "repair"])]
+    #[arg(long, conflicts_with_all = ["json", "fast", "offline", "repair", "deep", "data"])]
     stop: bool,
 }
 
@@ -95,6 +103,11 @@ fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
         ),
         Some(pid) if args.repair => bail!(
             "{} is up (node process {pid}), and only one that is down is repaired: `levada down` first",
+            loaded.cluster.name
+        ),
+        Some(pid) if args.deep || args.data => bail!(
+            "{} is up (node process {pid}), and segments and data are checked of one that is down: `levada down` first, or \
+             `levada scrub` for data",
             loaded.cluster.name
         ),
         Some(_) => online(&state, args)?,
@@ -244,6 +257,8 @@ fn offline(loaded: Loaded, state: StateDir, args: &FsckArgs) -> Result<Vec<Targe
         memory_bytes: args.memory.0,
         repair: args.repair,
         reattach: args.reattach,
+        deep: args.deep,
+        data: args.data,
         says: &|line| eprintln!("levada: {line}"),
         progress: &|target, now| meter.tell(target, now.phase, now.done_rows, now.total_rows),
     };
@@ -284,10 +299,10 @@ impl Meter {
                 }
                 bar.set_length(total);
                 bar.set_position(done);
-                bar.set_message(format!("{done} of {total} rows"));
+                bar.set_message(format!("{done} of {total}"));
             }
             None if Instant::now() >= self.line_at.get() => {
-                eprintln!("levada: {what}: {done} of {total} rows");
+                eprintln!("levada: {what}: {done} of {total}");
                 self.line_at.set(Instant::now() + LINE_EVERY);
             }
             None => {}
@@ -314,9 +329,13 @@ fn draw(reports: &[TargetReport], sum: &Sum, out: &mut String) -> std::fmt::Resu
             0 => format!("{} objects", report.objects),
             inodes => format!("{inodes} inodes, {} names", report.names),
         };
+        let stripes = match report.stripes {
+            0 => String::new(),
+            stripes => format!(" and {stripes} stripes"),
+        };
         writeln!(
             out,
-            "{}: {what}, {} rows checked in {:.1} s, {}",
+            "{}: {what}, {} rows{stripes} checked in {:.1} s, {}",
             report.target,
             report.rows,
             report.seconds,
@@ -404,12 +423,13 @@ mod tests {
             objects: 7,
             found: 2,
             repaired: 1,
+            stripes: 3,
             refused: vec!["no object was deleted".into()],
             ..TargetReport::default()
         }];
         let text = render(&repaired, &Sum::of(&repaired));
         let lines: Vec<_> = text.lines().collect();
-        assert!(lines[0].starts_with("ost1: 7 objects, 0 rows checked"), "{text}");
+        assert!(lines[0].starts_with("ost1: 7 objects, 0 rows and 3 stripes checked"), "{text}");
         assert_eq!(lines[1..], ["  and 2 more", "  no object was deleted", "1 repaired, 1 left"]);
         let clean = [TargetReport { target: "mdt0".into(), ..TargetReport::default() }];
         let text = render(&clean, &Sum::of(&clean));

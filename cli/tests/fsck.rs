@@ -11,8 +11,10 @@ use levada_node::assembly::{self, StartOptions, Tuning};
 use levada_node::drives::MayOverwrite;
 use levada_node::state::StateDir;
 use levada_spec::ClusterFile;
+use std::cell::Cell;
 use std::fs;
 use std::ops::Bound;
+use std::os::unix::fs::FileExt;
 use support::{Cluster, TINY, can_run, said};
 
 /// What it said on standard output; it must end with this code.
@@ -142,4 +144,89 @@ fn a_damaged_cluster_is_repaired() {
     ends(&cluster, 0, &["fsck"], &["everything fits together"]);
     cluster.ok(&["down"]);
     ends(&cluster, 0, &["fsck"], &["everything fits together"]);
+}
+
+/// Flips a byte of what a file holds on one of the drives.
+fn rot(cluster: &Cluster, wanted: &[u8]) {
+    for drive in 0..8 {
+        let drive = cluster.path(&format!("d{drive}.img"));
+        let bytes = fs::read(&drive).expect("a file");
+        if let Some(at) = bytes.windows(wanted.len()).position(|window| window == wanted) {
+            let file = fs::File::options().write(true).open(&drive).expect("a file");
+            file.write_at(&[!wanted[0]], at as u64).expect("written");
+            return;
+        }
+    }
+    panic!("no drive holds it");
+}
+
+#[test]
+fn segments_and_data_are_held_against_what_is_said_of_them() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("deep", TINY);
+    ends(&cluster, 2, &["fsck", "--rebuild-index", "ost1", "--deep"], &["--deep"]);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let mnt = cluster.mnt();
+    for n in 0..40u64 {
+        let file = mnt.join(n.to_string());
+        fs::write(&file, format!("the data of {n}|").repeat(1000 + 97 * n as usize))
+            .expect("written");
+        // Cut, written over, and some gone.
+        let file = fs::File::options().write(true).open(&file).expect("there");
+        file.set_len(5000 * (1 + n % 3)).expect("cut");
+        file.write_at(format!("anew in {n}|").repeat(30).as_bytes(), 700).expect("written");
+        file.sync_all().expect("synced");
+        if n % 5 == 4 {
+            fs::remove_file(mnt.join(n.to_string())).expect("removed");
+        }
+    }
+    // So large that none of it is staged.
+    let lines = (0..60_000).map(|n| format!("line {n} of it|")).collect::<String>();
+    fs::write(mnt.join("large"), &lines).expect("written");
+    for option in ["--deep", "--data"] {
+        ends(&cluster, 8, &["fsck", option], &["deep is up", "levada down", "levada scrub"]);
+    }
+    cluster.ok(&["down"]);
+    let whole = ends(&cluster, 0, &["fsck", "--deep", "--data"], &["everything fits together"]);
+    assert!(
+        whole.lines().any(|line| line.starts_with("ost1: ") && line.contains(" stripes checked")),
+        "{whole}"
+    );
+
+    // One byte on one drive: whoever reads it repairs it.
+    rot(&cluster, b"line 31415 of it|");
+    ends(&cluster, 0, &["fsck", "--deep"], &["everything fits together"]);
+    ends(&cluster, 1, &["fsck", "--data"], &["1 blocks did not fit their checksums", "repaired"]);
+    ends(&cluster, 0, &["fsck", "--data"], &["everything fits together"]);
+
+    // An extent of one target that the index has elsewhere: the byte of its stripe, at 12 of its row.
+    let at = |key: &[u8]| u64::from_be_bytes(*key[9..].first_chunk().expect("an inode's number"));
+    let first = Cell::new(0);
+    damage(&cluster, "ost1", |key, mut row| {
+        if key[0] == b'E' && (first.get() == 0 || first.get() == at(key)) {
+            first.set(at(key));
+            row[12] ^= 8;
+        }
+        Some(row)
+    });
+    ends(&cluster, 0, &["fsck"], &["everything fits together"]);
+    let told = ends(&cluster, 4, &["fsck", "--deep", "--json"], &[]);
+    let items: Vec<serde_json::Value> =
+        told.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let (sum, items) = items.split_last().expect("a sum at least");
+    assert!(!items.is_empty() && sum["sum"]["left"] == items.len(), "{told}");
+    for item in items {
+        assert_eq!((&item["find"], &item["target"]), (&"record".into(), &"ost1".into()), "{told}");
+        assert!(item["path"].as_str().is_some_and(|path| path.starts_with('/')), "{told}");
+    }
+    // The segments say where it is.
+    ends(&cluster, 1, &["fsck", "--rebuild-index", "ost1", "--yes"], &["the index was made anew"]);
+    ends(&cluster, 0, &["fsck", "--deep", "--data"], &["everything fits together"]);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    assert!(fs::read_to_string(mnt.join("large")).expect("there") == lines);
+    cluster.ok(&["down"]);
 }

@@ -1249,6 +1249,8 @@ const CHECK: FsckOptions<'_> = FsckOptions {
     memory_bytes: MIB,
     repair: false,
     reattach: false,
+    deep: true,
+    data: false,
     says: &|_| {},
     progress: &|_, _| {},
 };

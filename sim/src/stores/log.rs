@@ -9,12 +9,14 @@ use super::{end_round, open};
 use crate::arrays::rounds;
 use crate::arrays::{Kind, Rack};
 use crate::{Outcome, Shape, SimDrive, World};
+use levada_base::Epoch;
 use levada_base::ids::Seq;
 use levada_base::probe;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
 use levada_kv::{KvError, Store};
-use levada_log::{ObjectLog, Stability, StagedRows};
+use levada_log::{ObjectLog, Stability, StagedRows, check_segments};
+use levada_raid::Array;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -142,17 +144,19 @@ impl Run {
         let log = open(&self.rack, |rack| {
             let (index, kept) = (index.device(), Rc::clone(&kept));
             async move {
-                let array = rack.open().await;
+                let array: Rc<dyn Array> = Rc::new(rack.open().await);
                 let _busy = probe::busy("recovering");
                 let (seed, epoch) = (rack.world.seed, rack.epoch());
                 let old = Store::open(Rc::clone(&index), epoch, KV).await;
                 let before = kept.borrow().clone();
+                if let Ok(old) = &old {
+                    fits_its_segments(&array, old, seed, epoch).await;
+                }
                 let staged = still_staged(old, before.as_deref()).await;
                 let staged =
                     staged.unwrap_or_else(|| panic!("seed {seed}: what was staged is lost"));
                 kept.replace(Some(staged.encode()));
                 let store = Store::create(index, epoch, KV).await.expect("a store");
-                let array = Rc::new(array);
                 let log = ObjectLog::rebuild_index(array, store, config(), epoch, &staged).await;
                 log.unwrap_or_else(|error| panic!("seed {seed}: the index is not rebuilt: {error}"))
             }
@@ -161,6 +165,16 @@ impl Run {
         assert_eq!(log.space().total_bytes, total_bytes, "seed {seed}");
         log
     }
+}
+
+/// What the segments amount to is what an index says that nobody gave up.
+async fn fits_its_segments(array: &Rc<dyn Array>, index: &Store, seed: u64, epoch: Epoch) {
+    if !StagedRows::has_log(index).await.expect("readable") {
+        return;
+    }
+    let checked = check_segments(Rc::clone(array), index, config(), epoch, &|_, _| {}).await;
+    let checked = checked.unwrap_or_else(|error| panic!("seed {seed}: a deep check: {error}"));
+    assert_eq!(checked.findings, [], "seed {seed}: {checked:?}");
 }
 
 /// What is staged, by a store that may have been given up already, or as it was kept before that.

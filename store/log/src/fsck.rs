@@ -24,7 +24,7 @@ use std::ops::Bound;
 
 const PAGE_ROWS: usize = 1024;
 /// Findings that are told; more are counted.
-const FINDINGS_KEPT: usize = 100_000;
+pub(crate) const FINDINGS_KEPT: usize = 100_000;
 /// Rows put by one batch.
 const ROWS_PER_BATCH: usize = 512;
 
@@ -198,7 +198,7 @@ impl IndexReport {
 }
 
 /// Rows with one tag, page by page.
-struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     store: &'a Store,
     tag: u8,
     /// Behind this key; `None`: all were read.
@@ -207,11 +207,11 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    fn new(store: &'a Store, tag: u8) -> Self {
+    pub fn new(store: &'a Store, tag: u8) -> Self {
         Self { store, tag, from: Some(vec![tag]), page: VecDeque::new() }
     }
 
-    async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>, KvError> {
+    pub async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>, KvError> {
         while self.page.is_empty()
             && let Some(from) = self.from.take()
         {
@@ -225,7 +225,7 @@ impl<'a> Cursor<'a> {
         Ok(self.page.front())
     }
 
-    async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, KvError> {
+    pub async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, KvError> {
         self.peek().await?;
         Ok(self.page.pop_front())
     }

@@ -7,6 +7,7 @@ mod bytes;
 mod clean;
 mod commit;
 mod cuts;
+mod deep;
 mod error;
 mod extents;
 mod format;
@@ -26,6 +27,7 @@ mod staged;
 mod stripe;
 mod write;
 
+pub use deep::{SegmentFinding, SegmentReport, check_segments};
 pub use error::LogError;
 pub use fsck::{IndexFinding, IndexReport, IndexedObject, IndexedObjects, check_index};
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};

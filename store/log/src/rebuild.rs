@@ -56,14 +56,14 @@ struct Stripe {
 }
 
 /// A record and where it was found.
-struct Found {
-    header: RecordHeader,
-    segment: u32,
-    stripe: u32,
+pub(crate) struct Found {
+    pub header: RecordHeader,
+    pub segment: u32,
+    pub stripe: u32,
 }
 
 impl Found {
-    fn record(&self) -> Rc<Record> {
+    pub fn record(&self) -> Rc<Record> {
         Rc::new(Record {
             place: Place { segment: self.segment, stripe: self.stripe, at: self.header.data_at },
             version: self.header.version,
@@ -426,7 +426,7 @@ impl Inner {
     /// Fails when a stripe that does not fit its checksums cannot be read at all: the drives that hold
     /// it may come back, and what an index passes over is given back when it is opened. An array
     /// that stops while bytes are being repaired says so only here.
-    async fn must_be_readable(&self, segment: u32, stripe: u32) -> Result<(), LogError> {
+    pub(crate) async fn must_be_readable(&self, segment: u32, stripe: u32) -> Result<(), LogError> {
         let into = BufMut::for_overwrite(self.stripe_bytes as usize).into_vec();
         if let Err(error) = self.array.read(self.array_offset(segment, stripe), into).await {
             tracing::error!(segment, stripe, %error, "no index without what this stripe holds");

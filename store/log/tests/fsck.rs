@@ -85,6 +85,9 @@ fn lives(seed: u64) -> usize {
             let report = checked(&store).await;
             assert_eq!(report.findings, [], "seed {seed}, life {life}");
             assert!(report.is_safe_to_open());
+            let deep = world.check_segments(&store).await.expect("readable");
+            assert_eq!(deep.findings, [], "seed {seed}, life {life}");
+            assert!(deep.is_replayed && deep.stripes > 0);
             let found = objects(&store).await;
             staged_rows += staged(&store).await;
             store.close().await.expect("closes");

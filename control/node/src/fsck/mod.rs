@@ -1,6 +1,7 @@
 //! Fsck: what a check of the cluster's targets found, as it is told; the check of a cluster that is
 //! down ([`offline()`]), and that of one that is up ([`Checks`]); and an index made anew ([`rebuild()`]). What is checked is the business of the floors below.
 
+mod deep;
 mod objects;
 mod offline;
 mod online;

@@ -10,7 +10,7 @@
 use super::objects::{Compared, ObjectFinding, Side, compare};
 use super::report::{Done, FoundItem, TargetReport};
 use crate::arrays;
-use crate::assembly::{self, AssemblyError, TargetError, Tuning};
+use crate::assembly::{self, AssemblyError, TargetError};
 use crate::drives::{self, DriveSource};
 use crate::targets::{TargetEntry, TargetKind, TargetTable};
 use futures_util::future::{Either, select};
@@ -18,7 +18,7 @@ use levada_base::Epoch;
 use levada_base::ids::{ObjectId, TargetId};
 use levada_base::reactor;
 use levada_kv::{KvError, Store};
-use levada_log::{IndexFinding, IndexReport, LogError, ObjectLog, check_index};
+use levada_log::{IndexFinding, IndexReport, SegmentReport, check_index};
 use levada_meta::{
     Fsck, FsckConfig, FsckProgress, FsckReport, MetaError, Numbers, Paths, RepairOptions,
     note_components, repair,
@@ -43,6 +43,10 @@ pub struct FsckOptions<'a> {
     pub repair: bool,
     /// And give inodes whose names were lost one in `/lost+found`.
     pub reattach: bool,
+    /// Hold the indexes of objects against their segments.
+    pub deep: bool,
+    /// Hold all data against its checksums.
+    pub data: bool,
     /// Called with a line for people at each longer step.
     pub says: &'a dyn Fn(&str),
     /// Called with a target's name several times a second.
@@ -77,22 +81,24 @@ pub async fn offline(
 }
 
 /// A cluster that is assembled and not served.
-struct Parts<'a> {
+pub(super) struct Parts<'a> {
     metadata: RaidArray,
-    data: Rc<dyn Array>,
-    table: TargetTable,
-    epoch: Epoch,
-    options: &'a FsckOptions<'a>,
+    pub data: Rc<dyn Array>,
+    pub table: TargetTable,
+    pub epoch: Epoch,
+    pub options: &'a FsckOptions<'a>,
 }
 
 /// A target under check.
-struct Checked {
-    entry: TargetEntry,
-    name: String,
-    store: Option<Store>,
-    report: TargetReport,
+pub(super) struct Checked {
+    pub entry: TargetEntry,
+    pub name: String,
+    pub store: Option<Store>,
+    pub report: TargetReport,
     /// Of an object target.
-    index: Option<IndexReport>,
+    pub index: Option<IndexReport>,
+    /// Of one whose index was held against its segments.
+    pub segments: Option<SegmentReport>,
 }
 
 impl Parts<'_> {
@@ -108,10 +114,19 @@ impl Parts<'_> {
         }
         for target in &mut objects {
             self.check_index(target).await;
+            if self.options.deep {
+                self.check_deep(target).await;
+            }
         }
         // Inode numbers name their metadata target, and there is one.
         if let [target] = &mut metadata[..] {
             self.check_files(target, &mut objects).await;
+        }
+        if self.options.data {
+            let files = metadata.iter().find_map(|target| target.store.as_ref());
+            for target in &mut objects {
+                self.check_data(target, files).await;
+            }
         }
         let mut reports = Vec::new();
         for target in metadata.into_iter().chain(objects) {
@@ -134,7 +149,7 @@ impl Parts<'_> {
             Ok(store) => (Some(store), TargetReport::empty(&name)),
             Err(error) => (None, TargetReport::unread(&name, error.to_string())),
         };
-        Checked { entry, name, store, report, index: None }
+        Checked { entry, name, store, report, index: None, segments: None }
     }
 
     /// The index of an object target by itself.
@@ -263,6 +278,15 @@ impl Parts<'_> {
 
     /// What was found of an index; its sums are set where they are to be repaired.
     async fn tell_index(&self, target: &mut Checked, metadata: Option<&Store>, repairs: bool) {
+        if let Some(segments) = target.segments.take() {
+            for finding in &segments.findings {
+                let (sort, object) = (finding.sort(), finding.object());
+                let item = object_item(&target.name, sort, object, finding.to_string(), metadata);
+                let (says, has) = finding.says_has().unzip();
+                target.report.add([FoundItem { says, has, ..item.await }], Done::Left);
+            }
+            target.report.found += segments.found - segments.findings.len() as u64;
+        }
         let (Some(store), Some(index)) = (target.store.clone(), target.index.take()) else {
             return;
         };
@@ -394,21 +418,6 @@ impl Parts<'_> {
             target.report.add(items, done);
         }
     }
-
-    async fn delete(&self, target: &Checked, ids: &[ObjectId]) -> Result<(), TargetError> {
-        // What an open log decides by would be wrong.
-        let is_safe = target.index.as_ref().is_some_and(IndexReport::is_safe_to_open);
-        let store = target.store.clone().filter(|_| is_safe);
-        let store = store.ok_or(LogError::Foreign { what: "an index that is not sound" })?;
-        let fs = self.table.fs.as_u64_pair().0;
-        let config = assembly::log_config(fs, &target.entry, Tuning::default());
-        let stripes = assembly::stripes_of(&self.data, &target.entry)?;
-        let log = ObjectLog::open(stripes, store, config, self.epoch).await?;
-        for id in ids {
-            log.delete(*id).await?;
-        }
-        Ok(log.settle().await?)
-    }
 }
 
 /// Nothing is wrong with what could name a file.
@@ -423,17 +432,27 @@ pub(super) async fn item_of(
     metadata: Option<&Store>,
 ) -> FoundItem {
     let (says, has) = finding.says_has().unzip();
-    let object = finding.object();
+    let (sort, object) = (finding.sort(), finding.object());
+    let item = object_item(target, sort, object, finding.to_string(), metadata).await;
+    FoundItem { says, has, ..item }
+}
+
+/// A finding about an object, or none, with its file's place in the tree.
+pub(super) async fn object_item(
+    target: &str,
+    sort: &str,
+    object: Option<ObjectId>,
+    text: String,
+    metadata: Option<&Store>,
+) -> FoundItem {
     let text = match object {
-        Some(object) => format!("component {}: {finding}", object.component),
-        None => finding.to_string(),
+        Some(object) => format!("component {}: {text}", object.component),
+        None => text,
     };
     let item = FoundItem {
         target: target.to_owned(),
-        find: finding.sort().to_owned(),
+        find: sort.to_owned(),
         ino: object.map(|object| object.ino.0),
-        says,
-        has,
         text,
         ..FoundItem::default()
     };

@@ -42,6 +42,9 @@ pub struct TargetReport {
     /// Of an object target.
     #[serde(default)]
     pub objects: u64,
+    /// Of its segments, where those were looked at.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stripes: u64,
     pub rows: u64,
     pub seconds: f64,
     pub memory_bytes: u64,
@@ -57,6 +60,11 @@ pub struct TargetReport {
     /// Why something was not repaired that could be, in words.
     #[serde(default)]
     pub refused: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks for it")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What becomes of a finding.

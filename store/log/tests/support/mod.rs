@@ -12,7 +12,9 @@ use levada_device::{
     VolatileDevice, check_range,
 };
 use levada_kv::Store;
-use levada_log::{LogError, ObjectLog, RebuildReport, Rebuilt, Stability, StagedRows, check_index};
+use levada_log::{
+    LogError, ObjectLog, RebuildReport, Rebuilt, SegmentReport, Stability, StagedRows, check_index,
+};
 use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -412,6 +414,12 @@ impl World {
         let faults = Faults::none();
         faults.slow(Duration::from_micros(40));
         Rc::new(FaultDevice::new(self.store.clone(), faults))
+    }
+
+    /// Holds an index over which no log is open against its segments.
+    pub async fn check_segments(&self, store: &Store) -> Result<SegmentReport, LogError> {
+        let (array, epoch) = (self.array.clone(), Epoch(self.epoch));
+        levada_log::check_segments(array, store, model::config(), epoch, &|_, _| {}).await
     }
 
     pub async fn cut_power(&self) {
