@@ -4,8 +4,9 @@
 //! - [`handler`]: what answers one request, asynchronously.
 //! - [`files`]: the handler over the client library.
 //! - [`session`]: INIT, errors and framing around a handler; still no I/O.
-//! - [`transport`]: where messages come from. `/dev/fuse` today; FUSE over
-//!   io_uring and virtio-fs are further transports over the same session.
+//! - [`transport`]: where messages come from. `/dev/fuse` today (why not FUSE
+//!   over io_uring: docs/design/0014-fuse-transports.md); virtio-fs would be a
+//!   further transport over the same session.
 //!
 //! What always holds: a FUSE node id is the 64-bit inode number (root is 1,
 //! numbers are never given out twice), so there is no table of node ids to
