@@ -87,6 +87,16 @@ impl Fd {
         poll_fd(&self.fd, libc::POLLIN).await.0.map(drop)
     }
 
+    /// As [`Fd::readable`], for what mostly is so within the time that the reactor polls
+    /// ([`super::Reactor::set_spin`]): it is looked at meanwhile, and the ring is asked only before the reactor sleeps.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub async fn readable_soon(&self) -> io::Result<()> {
+        super::watched::readable(&self.fd).await
+    }
+
     /// Completes when a write would not block.
     ///
     /// # Errors

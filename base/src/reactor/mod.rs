@@ -21,6 +21,7 @@ mod ring;
 pub mod signal;
 mod task;
 mod time;
+mod watched;
 pub mod worker;
 
 pub use fd::Fd;

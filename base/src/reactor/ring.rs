@@ -13,6 +13,7 @@
 #![allow(unsafe_code)] // io_uring: memory shared with the kernel.
 
 use super::registered::Tables;
+use super::watched::Watched;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use slab::Slab;
@@ -69,6 +70,8 @@ pub(super) struct Ring {
     spin: Cell<Duration>,
     /// Waits to sit out before spinning is tried again, and how many the next failure costs.
     spin_pause: Cell<(u32, u32)>,
+    /// Descriptors that are looked at while it polls, without the ring.
+    pub(super) watched: Watched,
 }
 
 impl Ring {
@@ -114,6 +117,7 @@ impl Ring {
                 _ => Duration::ZERO,
             }),
             spin_pause: Cell::new((0, 1)),
+            watched: Watched::default(),
         })
     }
 
@@ -215,6 +219,7 @@ impl Ring {
 
     /// Submits, and hands out what has completed, without waiting.
     pub(super) fn turn(&self) {
+        self.watched.look();
         let queued = !self.uring.borrow_mut().submission().is_empty();
         if queued || self.has_completions() {
             self.enter(0, None);
@@ -229,7 +234,7 @@ impl Ring {
         }
         let spin = self.spin.get();
         let entered = Instant::now();
-        if !spin.is_zero() && self.in_flight.get() > 0 {
+        if !spin.is_zero() && (self.in_flight.get() > 0 || !self.watched.is_empty()) {
             let (pause, next_pause) = self.spin_pause.get();
             if pause > 0 {
                 self.spin_pause.set((pause - 1, next_pause));
@@ -237,6 +242,10 @@ impl Ring {
                 let spin = limit.map_or(spin, |limit| limit.min(spin));
                 self.enter(0, None);
                 while !self.has_completions() {
+                    if self.watched.look() {
+                        self.spin_pause.set((0, 1));
+                        return;
+                    }
                     if entered.elapsed() >= spin {
                         self.spin_pause.set((next_pause, (next_pause * 2).min(SPIN_PAUSE_MAX)));
                         break;
@@ -249,6 +258,10 @@ impl Ring {
                     return self.turn();
                 }
             }
+        }
+        if self.watched.give_up() {
+            // Whoever watches asks the ring now.
+            return;
         }
         let limit = limit.map(|limit| limit.saturating_sub(entered.elapsed()));
         self.enter(1, limit);

@@ -30,7 +30,7 @@ pub use init::{InitRequest, Limits, NegotiateError, Negotiated};
 pub use notify::{invalidate_attributes, invalidate_entry, invalidate_inode, store_last_byte};
 pub use operation::{Operation, ReadArgs, SetAttr, SetTime, WriteArgs};
 pub use reply::{Head, OpenReply, Reply};
-pub use request::{Caller, ParseError, Request};
+pub use request::{Caller, ParseError, Peek, Request};
 
 /// The node id, and so the inode number, of the root directory
 /// (`FUSE_ROOT_ID`).

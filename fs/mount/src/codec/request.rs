@@ -140,6 +140,34 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What a transport wants to know of a message before it is parsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peek {
+    /// The thread that waits; 0 for the kernel itself.
+    pub pid: u32,
+    /// Bytes of a file that go one way or the other.
+    pub data_bytes: usize,
+}
+
+impl Peek {
+    /// Looks into the first bytes of a message; `None` when they are no request.
+    #[must_use]
+    pub fn at(message: &[u8]) -> Option<Self> {
+        let mut fields = Fields::new(message);
+        let header = RawHeader::take(&mut fields).ok()?;
+        let data_bytes = match Opcode::from_raw(header.opcode) {
+            // fuse_read_in and fuse_write_in begin alike: fh, offset, size.
+            Some(Opcode::Read | Opcode::Write) => {
+                let _fh = fields.u64().ok()?;
+                let _offset = fields.u64().ok()?;
+                fields.u32().ok()? as usize
+            }
+            _ => 0,
+        };
+        Some(Self { pid: header.pid, data_bytes })
+    }
+}
+
 struct RawHeader {
     len: u32,
     opcode: u32,

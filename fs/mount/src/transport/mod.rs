@@ -10,6 +10,7 @@ pub mod blocking;
 pub mod dev_fuse;
 mod mount_table;
 mod notifier;
+mod placement;
 pub mod reactor;
 
 pub use notifier::Notifier;

@@ -21,6 +21,7 @@ use levada_base::sync::Semaphore;
 use levada_base::{Buf, BufMut};
 
 use super::dev_fuse::{Channel, Received};
+use super::placement::Placement;
 use super::{Notifier, message_buffer};
 use crate::handler::Handler;
 use crate::session::Session;
@@ -51,6 +52,7 @@ where
     let channel = Rc::new(channel);
     let data_bytes = Semaphore::new(DATA_BYTES_MAX);
     let mut room: Option<BufMut> = None;
+    let mut placement = Placement::of_this_thread();
     let mut taken = 0;
     loop {
         let mut buffer = room.take().unwrap_or_else(|| message_buffer(session.limits()));
@@ -63,11 +65,12 @@ where
             Received::Again => {
                 room = Some(buffer);
                 taken = 0;
-                device.readable().await?;
+                device.readable_soon().await?;
                 continue;
             }
             Received::Unmounted => return Ok(()),
         };
+        placement.asked(&buffer[..bytes]);
         let (message, held) = if bytes <= SMALL_BYTES {
             let message = Buf::copy_of(&buffer[..bytes]);
             room = Some(buffer);
