@@ -190,7 +190,7 @@ pub(crate) struct State {
     pub in_memory: HashMap<(u32, u32), Buf>,
     /// Some completed write may not be flushed.
     pub unflushed: bool,
-    /// See [`LogRow::is_untold`].
+    /// See [`crate::rows::LogRow::is_untold`].
     pub is_untold: bool,
     /// Footprints of all extents that objects have now.
     pub used_bytes: u64,

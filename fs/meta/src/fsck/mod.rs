@@ -1,5 +1,5 @@
 //! Fsck: reads every row of a metadata target and says what does not fit together. A check writes nothing; of a store
-//! at rest [`repair`] puts right what it found, as far as that follows from other rows.
+//! at rest [`repair()`] puts right what it found, as far as that follows from other rows.
 //!
 //! A first walk takes all rows in, those of one inode at about the same time; where sums differ it looks at
 //! rows one by one. A second walk counts names exactly, for those inodes only whose sums did not come out even.
