@@ -1,0 +1,7 @@
+//! A cluster in a box on memory drives, from format to files and back, on virtual time.
+
+mod drives;
+mod fsck;
+mod identity;
+mod shelf;
+mod starts;

@@ -1,0 +1,221 @@
+//! Drives in memory, and a cluster assembled on them.
+
+use futures_util::future::LocalBoxFuture;
+use levada_base::ids::{Ino, Uuid};
+use levada_base::reactor::{self, Group, Reactor};
+use levada_base::units::MIB;
+use levada_base::{Buf, IoVec};
+use levada_client::{Client, ClientConfig};
+use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
+use levada_kv::Batch;
+use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
+use levada_node::control::{ControlReply, ControlRequest};
+use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
+use levada_node::fsck::{self, FsckOptions, Sum, TargetReport};
+use levada_node::operator::Operator;
+use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
+use levada_wire::local::{LinkConfig, Network};
+use levada_wire::meta::{Caller, OpenMode};
+use levada_wire::rpc::{ServiceConfig, accept_all};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+
+pub const ADDRESS: &str = "node";
+
+pub const CALLER: Caller = Caller { uid: 0, gid: 0 };
+
+/// Drives in memory, by name; one that was pulled is absent.
+#[derive(Default)]
+pub struct Shelf {
+    pub drives: RefCell<BTreeMap<String, Rc<RamDevice>>>,
+    pub pulled: RefCell<Vec<String>>,
+    /// Drives at whose place there is something else, which cannot be used.
+    pub hidden: RefCell<Vec<String>>,
+    /// The cluster that was up with them last, as a state directory notes it.
+    pub noted: Cell<Option<Uuid>>,
+    /// Drives whose files a node left empty, which was killed while it made them.
+    pub empty: RefCell<Vec<String>>,
+    /// What befalls drives, by name.
+    pub faults: RefCell<BTreeMap<String, Faults>>,
+}
+
+impl DriveSource for Shelf {
+    fn cluster(&self) -> Option<Uuid> {
+        self.noted.get()
+    }
+
+    fn forget_cluster(&self) -> std::io::Result<()> {
+        self.noted.take();
+        Ok(())
+    }
+
+    fn open<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        let found = self.drives.borrow().get(&drive.name).cloned();
+        let found = found.filter(|_| !self.pulled.borrow().contains(&drive.name));
+        let path = drive.path.display().to_string();
+        let none = if self.hidden.borrow().contains(&drive.name) {
+            NoDevice::Unusable { why: "it is a directory".into() }
+        } else if self.empty.borrow().contains(&drive.name) {
+            NoDevice::Empty { path }
+        } else {
+            NoDevice::Absent { path }
+        };
+        let found = found.filter(|_| matches!(none, NoDevice::Absent { .. }));
+        let found = found.map(|found| match self.faults.borrow().get(&drive.name) {
+            Some(faults) => Rc::new(FaultDevice::new(found, faults.clone())) as Rc<dyn Device>,
+            None => found,
+        });
+        Box::pin(async move { found.ok_or(none) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        let bytes = drive.size.expect("a file-backed drive").0;
+        let made = Rc::new(RamDevice::new(&drive.name, bytes));
+        self.empty.borrow_mut().retain(|empty| *empty != drive.name);
+        self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
+        Box::pin(async move { Ok(made as Rc<dyn Device>) })
+    }
+
+    fn in_place(&self, drive: &DriveSpec) -> bool {
+        !self.hidden.borrow().contains(&drive.name)
+    }
+}
+
+pub fn cluster_file() -> ClusterFile {
+    ClusterFile::box_default(Path::new("box"), 40 << 30).expect("room enough")
+}
+
+pub async fn start(file: ClusterFile, shelf: &Shelf) -> Result<Cluster, AssemblyError> {
+    start_over(file, shelf, MayOverwrite::Nothing).await
+}
+
+pub async fn start_over(
+    file: ClusterFile,
+    shelf: &Shelf,
+    may_overwrite: MayOverwrite,
+) -> Result<Cluster, AssemblyError> {
+    let options = StartOptions {
+        may_overwrite,
+        tuning: Tuning::default(),
+        address: ADDRESS.to_owned(),
+        progress: &|_| {},
+    };
+    assembly::start(file, shelf, options).await
+}
+
+/// Runs `work` with a client of a served cluster, then stops both.
+pub async fn served<F: Future<Output = ()>>(shelf: &Shelf, work: impl FnOnce(Client) -> F) {
+    let cluster = start(cluster_file(), shelf).await.expect("starts");
+    let services = Group::new();
+    let net = Network::new(LinkConfig::default());
+    let listener = net.listen(ADDRESS);
+    let router = Rc::clone(&cluster.router) as Rc<_>;
+    reactor::spawn_in(&services, accept_all(Rc::new(listener), router, ServiceConfig::default()));
+    let target = cluster.metadata_target().expect("a metadata target");
+    let config = ClientConfig::new(net.transport("client"), ADDRESS, target, [7; 16]);
+    let client = Client::connect(config).await.expect("connects");
+    work(client.clone()).await;
+    client.shutdown().await.expect("all durable");
+    services.kill();
+    cluster.stop().await;
+}
+
+pub fn pattern(bytes: usize) -> IoVec {
+    let bytes: Vec<u8> = (0..bytes).map(|at| (at / 7 % 251) as u8).collect();
+    Buf::copy_of(&bytes).into_vec()
+}
+
+pub fn joined(parts: &IoVec) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.iter().copied()).collect()
+}
+
+pub async fn write_file(client: Client) {
+    let mode = OpenMode { write: true, truncate: false };
+    let (file, ..) =
+        client.create_file(CALLER, Ino::ROOT, b"data", 0o644, mode, true).await.expect("created");
+    for at in 0..5 {
+        file.write(at * 1_000_003, pattern(1_000_003)).await.expect("written");
+    }
+    file.fsync().await.expect("durable");
+    file.close().await;
+}
+
+pub async fn read_file(client: Client) {
+    let attr = client.lookup(Ino::ROOT, b"data").await.expect("there");
+    assert_eq!(attr.size, 5 * 1_000_003);
+    let mode = OpenMode { write: false, truncate: false };
+    let (file, _) = client.open(attr.ino, mode).await.expect("opens");
+    let whole = file.read(0, attr.size).await.expect("reads");
+    let expected = joined(&pattern(1_000_003)).repeat(5);
+    assert!(joined(&whole) == expected, "what was written reads back");
+    file.close().await;
+}
+
+/// The first and the last MiB of a drive, where its labels are.
+pub async fn head_and_tail(drive: &RamDevice) -> Vec<u8> {
+    let mut both = Vec::new();
+    for at in [0, drive.info().capacity_bytes - MIB] {
+        let into = levada_base::BufMut::zeroed(MIB as usize).into_vec();
+        let read = drive.read(at, into).await.expect("reads");
+        both.extend(read.iter().flat_map(|part| part.iter().copied()));
+    }
+    both
+}
+
+/// Every label and superblock of a shelf, and the drives that are there.
+pub async fn heads(shelf: &Shelf) -> Vec<(String, Vec<u8>)> {
+    let mut heads = Vec::new();
+    let drives = shelf.drives.borrow().clone();
+    for (name, drive) in drives {
+        heads.push((name, head_and_tail(&drive).await));
+    }
+    heads
+}
+
+/// An operator of a running cluster.
+pub async fn operator(shelf: &Rc<Shelf>) -> (Rc<Cluster>, Rc<Operator>) {
+    operator_with(shelf, std::path::PathBuf::from("box/levada.toml")).await
+}
+
+/// An operator that reads `file` again when drives change.
+pub async fn operator_with(
+    shelf: &Rc<Shelf>,
+    file: std::path::PathBuf,
+) -> (Rc<Cluster>, Rc<Operator>) {
+    operator_of(cluster_file(), shelf, file).await
+}
+
+/// An operator of a cluster that was started with `text`, and that reads `file` afterwards.
+pub async fn operator_of(
+    text: ClusterFile,
+    shelf: &Rc<Shelf>,
+    file: std::path::PathBuf,
+) -> (Rc<Cluster>, Rc<Operator>) {
+    let cluster = Rc::new(start(text, shelf).await.expect("starts"));
+    let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
+    let changed = Rc::default();
+    (Rc::clone(&cluster), Operator::new(cluster, source, file, ADDRESS.to_owned(), changed))
+}
+
+pub async fn status(operator: &Rc<Operator>) -> levada_node::control::Status {
+    match operator.answer(ControlRequest::Status).await {
+        ControlReply::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(), String> {
+    match operator.answer(ControlRequest::DriveFail { drive: drive.into(), force }).await {
+        ControlReply::Done => Ok(()),
+        ControlReply::Failed { why } => Err(why),
+        other => panic!("{other:?}"),
+    }
+}
