@@ -7,7 +7,9 @@
 //!   forgetting them, keeps their records from coming back when the index is rebuilt, and their
 //!   sequences free for new changes.
 //! - When one of those had been written, a stripe is, though there may be nothing to put into it: its footer tells how
-//!   far the log went. Declared anew, the others show what they held, and without that a rebuild would count it.
+//!   far the log went. Declared anew, the others show what they held, and without that a rebuild would count it. So it is when
+//!   no segment is filled on, as a segment is declared anew then: its first stripe and that one's footer make what it and those
+//!   after it held an older generation's.
 //! - Segments that were being discarded are discarded again.
 //! - The newest segment that was being filled is filled on from its last indexed stripe, so that
 //!   crashes in a row do not eat the free ones.
@@ -143,8 +145,7 @@ impl ObjectLog {
         finish_discards(&*array, &mut table);
         // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
         // it, so nothing is filled on behind stripes that count.
-        // One in which nothing is needed any more is given back instead.
-        unfinished.retain(|(_, segment)| !table.get(*segment).is_dead());
+        // Others in which nothing is needed any more are given back.
         let last = unfinished.into_iter().max();
         if let Some((_, segment)) = last.filter(|(generation, _)| *generation == newest) {
             table.resume(segment);
@@ -152,7 +153,11 @@ impl ObjectLog {
         let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
         log.0.give_back_unindexed(unindexed).await?;
         log.0.put_staged().await?;
-        if log.0.state.borrow().is_untold {
+        let must_tell = {
+            let state = log.0.state.borrow();
+            state.is_untold || state.segments.open.is_none()
+        };
+        if must_tell {
             log.0.tell_what_was_inherited().await?;
         }
         log.0.free_dead_segments();
