@@ -222,6 +222,10 @@ fn segments_and_data_are_held_against_what_is_said_of_them() {
         assert_eq!((&item["find"], &item["target"]), (&"record".into(), &"ost1".into()), "{told}");
         assert!(item["path"].as_str().is_some_and(|path| path.starts_with('/')), "{told}");
     }
+    // Nothing that goes by such an index is changed, and no log is opened over it.
+    let refused = ["nothing was repaired", "--rebuild-index ost1", "its data: "];
+    let code = 4 | 8;
+    ends(&cluster, code, &["fsck", "--deep", "--data", "--repair"], &refused);
     // The segments say where it is.
     ends(&cluster, 1, &["fsck", "--rebuild-index", "ost1", "--yes"], &["the index was made anew"]);
     ends(&cluster, 0, &["fsck", "--deep", "--data"], &["everything fits together"]);

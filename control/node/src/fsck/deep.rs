@@ -31,9 +31,11 @@ impl Parts<'_> {
                     let what = "what the segments amount to, as stripes are missing";
                     target.report.not_checked.push(what.to_owned());
                 }
+                target.is_refuted = report.found > 0;
                 target.segments = Some(report);
             }
             Err(error) => {
+                target.is_refuted = true;
                 target.report.not_checked.push(format!("its index against its segments: {error}"));
             }
         }
@@ -79,18 +81,16 @@ impl Parts<'_> {
         target.report.seconds += begun.elapsed().as_secs_f64();
     }
 
-    async fn scrub(&self, target: &Checked) -> Result<ScrubReport, TargetError> {
+    async fn scrub(&self, target: &mut Checked) -> Result<ScrubReport, TargetError> {
         let log = self.open_log(target).await?;
+        let name = target.name.clone();
         let told = async {
             loop {
                 reactor::sleep(TELL_EVERY).await;
                 let progress = log.scrub_progress();
                 let phase = "reading all data";
                 let (done_rows, total_rows) = (progress.checked_bytes, progress.total_bytes);
-                (self.options.progress)(
-                    &target.name,
-                    FsckProgress { phase, done_rows, total_rows },
-                );
+                (self.options.progress)(&name, FsckProgress { phase, done_rows, total_rows });
             }
         };
         let report = match select(pin!(log.scrub()), pin!(told)).await {
@@ -103,7 +103,7 @@ impl Parts<'_> {
 
     pub(super) async fn delete(
         &self,
-        target: &Checked,
+        target: &mut Checked,
         ids: &[ObjectId],
     ) -> Result<(), TargetError> {
         let log = self.open_log(target).await?;
@@ -114,12 +114,18 @@ impl Parts<'_> {
     }
 
     /// The log of a target, over an index of which nothing is wrong that an open log decides by.
-    async fn open_log(&self, target: &Checked) -> Result<ObjectLog, TargetError> {
-        let is_safe = target.index.as_ref().is_some_and(IndexReport::is_safe_to_open);
+    async fn open_log(&self, target: &mut Checked) -> Result<ObjectLog, TargetError> {
+        if let Some(log) = &target.log {
+            return Ok(log.clone());
+        }
+        let is_safe =
+            target.index.as_ref().is_some_and(IndexReport::is_safe_to_open) && !target.is_refuted;
         let store = target.store.clone().filter(|_| is_safe);
         let store = store.ok_or(LogError::Foreign { what: "an index that is not sound" })?;
         let (stripes, config) = self.log_of(target)?;
-        Ok(ObjectLog::open(stripes, store, config, self.epoch).await?)
+        let log = ObjectLog::open(stripes, store, config, self.epoch).await?;
+        target.log = Some(log.clone());
+        Ok(log)
     }
 
     fn log_of(&self, target: &Checked) -> Result<(Rc<dyn Array>, Config), TargetError> {

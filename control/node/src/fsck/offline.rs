@@ -18,7 +18,7 @@ use levada_base::Epoch;
 use levada_base::ids::{ObjectId, TargetId};
 use levada_base::reactor;
 use levada_kv::{KvError, Store};
-use levada_log::{IndexFinding, IndexReport, SegmentReport, check_index};
+use levada_log::{IndexFinding, IndexReport, ObjectLog, SegmentReport, check_index};
 use levada_meta::{
     Fsck, FsckConfig, FsckProgress, FsckReport, MetaError, Numbers, Paths, RepairOptions,
     note_components, repair,
@@ -99,6 +99,10 @@ pub(super) struct Checked {
     pub index: Option<IndexReport>,
     /// Of one whose index was held against its segments.
     pub segments: Option<SegmentReport>,
+    /// The segments say something else than the index: nothing is changed that goes by it.
+    pub is_refuted: bool,
+    /// There is one over a store and no second, as it works in the background.
+    pub log: Option<ObjectLog>,
 }
 
 impl Parts<'_> {
@@ -130,6 +134,7 @@ impl Parts<'_> {
         }
         let mut reports = Vec::new();
         for target in metadata.into_iter().chain(objects) {
+            drop(target.log);
             if let Some(store) = &target.store
                 && let Err(error) = store.close().await
             {
@@ -149,7 +154,16 @@ impl Parts<'_> {
             Ok(store) => (Some(store), TargetReport::empty(&name)),
             Err(error) => (None, TargetReport::unread(&name, error.to_string())),
         };
-        Checked { entry, name, store, report, index: None, segments: None }
+        Checked {
+            entry,
+            name,
+            store,
+            report,
+            index: None,
+            segments: None,
+            is_refuted: false,
+            log: None,
+        }
     }
 
     /// The index of an object target by itself.
@@ -287,6 +301,13 @@ impl Parts<'_> {
             }
             target.report.found += segments.found - segments.findings.len() as u64;
         }
+        if repairs && target.is_refuted {
+            target.report.refused.push(format!(
+                "nothing was repaired: its segments say otherwise (`levada fsck --rebuild-index {}`)",
+                target.name
+            ));
+        }
+        let repairs = repairs && !target.is_refuted;
         let (Some(store), Some(index)) = (target.store.clone(), target.index.take()) else {
             return;
         };

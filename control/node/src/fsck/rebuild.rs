@@ -123,7 +123,10 @@ impl Parts<'_> {
         let (staged, staged_unknown) = self.staged(&entry).await?;
         let (rebuilt, trial) = self.try_out(&entry, &staged).await.map_err(trial_failed)?;
         let mut report = TargetReport::empty(&target);
-        self.check(&entry, &trial, &mut report).await.map_err(trial_failed)?;
+        if self.check(&entry, &trial, &mut report).await.map_err(trial_failed)? {
+            let source = LogError::Index { row: "of the trial" }.into();
+            return Err(RebuildError::Trial { target, source });
+        }
         if self.options.writes {
             self.options.state.keep_staged(&target, &staged.encode())?;
             self.write(&entry, &rebuilt)
@@ -188,13 +191,13 @@ impl Parts<'_> {
         Ok((rebuilt, trial))
     }
 
-    /// The new index by itself, and against the files.
+    /// The new index by itself, and against the files. True when it is not sound by itself.
     async fn check(
         &self,
         entry: &TargetEntry,
         trial: &Store,
         report: &mut TargetReport,
-    ) -> Result<(), TargetError> {
+    ) -> Result<bool, TargetError> {
         let index = check_index(trial, &|_| {}).await?;
         report.rows = index.rows;
         report.objects = index.objects;
@@ -205,7 +208,7 @@ impl Parts<'_> {
         if let Err(error) = self.compare(entry, trial, report).await {
             report.not_checked.push(format!("objects against files: {error}"));
         }
-        Ok(())
+        Ok(index.found > 0)
     }
 
     async fn compare(
