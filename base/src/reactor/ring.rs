@@ -292,8 +292,9 @@ impl Ring {
         if limit == Some(Duration::ZERO) {
             return self.turn();
         }
+        // Others' work must not keep what is queued here, or has completed, waiting.
         if self.look() {
-            return;
+            return self.turn();
         }
         let spin = self.spin.get();
         let entered = Instant::now();
