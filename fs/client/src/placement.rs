@@ -52,9 +52,15 @@ pub async fn watch(client: &Client, tell: impl Fn(&BTreeSet<TargetId>)) {
             reactor::sleep(ASK_EVERY).await;
         }
     }));
+    let begun = reactor::now();
     let telling = async {
         loop {
             reactor::sleep(ASK_EVERY).await;
+            // What was known of them before counts until all had the time to answer.
+            let all_heard = heard.iter().all(|heard| heard.space.get().is_some());
+            if !all_heard && begun.elapsed() < SILENT_AFTER {
+                continue;
+            }
             let standings: Vec<_> = heard
                 .iter()
                 .map(|heard| {
