@@ -643,7 +643,8 @@ impl Client {
             }
         };
         let ino = attr.ino;
-        inode.opened(attr.others || core.meta.leases.is_shared_since(ino, asking));
+        // Whoever has it cut meanwhile tells of nobody else.
+        inode.opened(attr.others || attr.cut || core.meta.leases.is_shared_since(ino, asking));
         let attr = core.in_time(async {
             if cut {
                 let empty = AttrChange { size: Some(0), ..AttrChange::default() };

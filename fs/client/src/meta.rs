@@ -25,7 +25,7 @@ use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
 use levada_base::{planted, probe, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{
-    Ack, FsInfo, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, Notice,
+    Ack, FsInfo, LEASE_TERM, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, Notice,
     RECLAIM_LOCKS_MAX, RECLAIM_MAX, Tail, ToClient, ToService,
 };
 use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
@@ -704,6 +704,11 @@ impl Meta {
                 }
             }
         }
+    }
+
+    /// The service has answered lately: what it could not tell this client since, it still waits to tell.
+    pub(crate) fn is_in_touch(&self) -> bool {
+        self.renewed.get().age() < LEASE_TERM
     }
 
     /// How long from now on the service knows this client under the number `client` for certain; it is asked

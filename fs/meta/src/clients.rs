@@ -184,7 +184,7 @@ impl MetaService {
         Ok(MetaReply::Done)
     }
 
-    fn is_connected(&self, client: u64) -> bool {
+    pub(crate) fn is_connected(&self, client: u64) -> bool {
         let table = self.table.borrow();
         let pusher = table.clients.get(&client).and_then(|known| known.pusher.as_ref());
         pusher.is_some_and(Pusher::is_open)

@@ -75,6 +75,8 @@ struct Held {
 struct Pending {
     notice: Notice,
     item: Item,
+    /// Nobody waits for it any more.
+    is_given_up: bool,
 }
 
 /// See the module.
@@ -192,7 +194,7 @@ impl Leases {
     pub fn notify(&mut self, client: u64, item: Item, notice: Notice) -> u64 {
         self.last += 1;
         let number = NUMBERS + self.last;
-        self.pending.insert((client, number), Pending { notice, item });
+        self.pending.insert((client, number), Pending { notice, item, is_given_up: false });
         number
     }
 
@@ -206,30 +208,42 @@ impl Leases {
         self.pending.contains_key(&(client, number))
     }
 
-    /// What the notice was about has ended.
+    /// What the notice was about has ended. One that was given up stays: a client that was out of reach, and takes something
+    /// for granted still, hears of it when it comes back.
     pub fn withdraw(&mut self, client: u64, number: u64) {
-        self.pending.remove(&(client, number));
+        if self.pending.get(&(client, number)).is_some_and(|pending| !pending.is_given_up) {
+            self.pending.remove(&(client, number));
+        }
     }
 
-    pub fn acknowledged(&mut self, client: u64, ack: Ack) {
-        let Some(pending) = self.pending.remove(&(client, ack.number)) else { return };
+    /// Gives the file of which the client knows now that others write it, if it was told of one.
+    pub fn acknowledged(&mut self, client: u64, ack: Ack) -> Option<Ino> {
+        let pending = self.pending.remove(&(client, ack.number))?;
         if let Item::Data(ino) = pending.item {
-            let sharing = self.sharing.entry(ino).or_default();
-            sharing.retain(|known| *known != client);
-            sharing.push(client);
-            return;
+            self.share(ino, client);
+            return Some(ino);
         }
         if !ack.keeps || !matches!(pending.item, Item::Names(_)) {
             self.release(pending.item, client);
+        }
+        None
+    }
+
+    fn share(&mut self, ino: Ino, client: u64) {
+        let sharing = self.sharing.entry(ino).or_default();
+        if !sharing.contains(&client) {
+            sharing.push(client);
         }
     }
 
     /// A client has not said for too long that it heard of a file that others write. It counts as one that has, so that nobody
     /// waits for it again while it has the file open.
     pub fn give_up(&mut self, client: u64, number: u64) {
-        let pending = self.pending.get(&(client, number));
-        if pending.is_some_and(|pending| matches!(pending.item, Item::Data(_))) {
-            self.acknowledged(client, Ack { number, keeps: false });
+        if let Some(pending) = self.pending.get_mut(&(client, number))
+            && let Item::Data(ino) = pending.item
+        {
+            pending.is_given_up = true;
+            self.share(ino, client);
         }
     }
 
@@ -240,6 +254,12 @@ impl Leases {
 
     pub fn is_any_shared(&self) -> bool {
         !self.sharing.is_empty()
+    }
+
+    /// The client has a file open no more: there is nothing that it would have to hear of it.
+    pub fn closed(&mut self, ino: Ino, client: u64) {
+        self.unshare(ino, client);
+        self.pending.retain(|(of, _), pending| *of != client || pending.item != Item::Data(ino));
     }
 
     /// The client has a file open no more, or anew while nobody else writes it.

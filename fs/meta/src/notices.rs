@@ -61,7 +61,12 @@ impl MetaService {
             if ack.number < leases::NUMBERS {
                 table.locks.acknowledged(client, ack.number);
             } else {
-                self.leases.borrow_mut().acknowledged(client, *ack);
+                let mut leases = self.leases.borrow_mut();
+                let shared = leases.acknowledged(client, *ack);
+                // It may have closed that since.
+                if let Some(ino) = shared.filter(|ino| table.opens_of(client, *ino) == 0) {
+                    leases.unshare(ino, client);
+                }
             }
         }
         self.leases_changed.notify_all();

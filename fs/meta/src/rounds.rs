@@ -15,7 +15,7 @@
 use crate::key;
 use crate::leases::{Item, TERM, notice_of_row};
 use crate::service::MetaService;
-use crate::table::{Effect, Table};
+use crate::table::{Client, Effect, Table};
 use crate::tx::Writes;
 use levada_base::ids::Ino;
 use levada_base::planted;
@@ -176,7 +176,7 @@ impl MetaService {
             return Vec::new();
         }
         let leases = self.leases.borrow();
-        let until = reactor::now() + TERM;
+        let now = reactor::now();
         let row = key::session(ino, client).to_vec();
         let others = table.clients.iter().filter(|(other, known)| {
             **other != client
@@ -184,11 +184,11 @@ impl MetaService {
                 && known.opens.contains_key(&ino)
                 && !leases.shares(ino, **other)
         });
-        let in_the_way = |(other, _): (&u64, _)| InTheWay {
-            item: Item::Data(ino),
-            row: row.clone(),
-            client: *other,
-            until,
+        let in_the_way = |(other, known): (&u64, &Client)| {
+            // One that is out of reach asks before it takes that for granted again, when it has heard nothing for a term.
+            let since = if self.is_connected(*other) { now } else { known.seen };
+            let (item, until) = (Item::Data(ino), (since + TERM).max(now));
+            InTheWay { item, row: row.clone(), client: *other, until }
         };
         others.map(in_the_way).collect()
     }
@@ -206,7 +206,7 @@ impl MetaService {
                     leases.unshare(*ino, client);
                 }
                 Effect::Closed(ino) if table.opens_of(client, *ino) == 0 => {
-                    leases.unshare(*ino, client);
+                    leases.closed(*ino, client);
                 }
                 _ => {}
             }

@@ -7,6 +7,7 @@ mod world;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -204,5 +205,63 @@ fn a_mapping_shows_what_another_mount_writes() {
         }
         // SAFETY: the mapping from above.
         unsafe { libc::munmap(mapped, 4096) };
+    });
+}
+
+/// As make(1) does with its output: the kernel holds the page of each such write until it is answered.
+#[test]
+fn appends_through_a_file_that_was_opened_without_end() {
+    with_world(2, |world| {
+        let begun = Instant::now();
+        let open = |dir: &Path| {
+            let file = open(&dir.join("log"));
+            // SAFETY: a flag of a file that is open.
+            assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) }, 0);
+            file
+        };
+        fs::write(world.dirs[0].join("log"), b"first\n").unwrap();
+        let mut expected = "first\n".to_owned();
+        let mut files = vec![open(&world.dirs[0])];
+        for number in 0..200 {
+            if number == 100 {
+                files.push(open(&world.dirs[1]));
+            }
+            let writer = number % files.len();
+            let line = line(writer, number as u64);
+            files[writer].write_all(line.as_bytes()).unwrap();
+            expected += &line;
+        }
+        for dir in &world.dirs {
+            assert_eq!(fs::read_to_string(dir.join("log")).unwrap(), expected);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    });
+}
+
+/// Each holds a page that the other's first write wants dropped.
+#[test]
+fn two_that_begin_to_write_at_once_do_not_wait_for_each_other() {
+    with_world(2, |world| {
+        for round in 0..20 {
+            let name = format!("file{round}");
+            fs::write(world.dirs[0].join(&name), vec![b'.'; 10_000]).unwrap();
+            let files: Vec<_> = world.dirs.iter().map(|dir| open(&dir.join(&name))).collect();
+            let begun = Instant::now();
+            thread::scope(|scope| {
+                for (writer, file) in files.iter().enumerate() {
+                    // In different blocks, each not whole.
+                    let at = 100 + 4096 * writer as u64;
+                    scope.spawn(move || file.write_all_at(b"here", at).unwrap());
+                }
+            });
+            assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+            drop(files);
+            let mut expected = vec![b'.'; 10_000];
+            expected[100..104].copy_from_slice(b"here");
+            expected[4196..4200].copy_from_slice(b"here");
+            for dir in &world.dirs {
+                assert!(fs::read(dir.join(&name)).unwrap() == expected);
+            }
+        }
     });
 }

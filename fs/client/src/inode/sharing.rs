@@ -74,6 +74,11 @@ impl Inode {
             if self.session.get() != Session::Open(self.core.meta.client()) {
                 continue;
             }
+            // Who was not heard of for so long may have missed that it is not alone any more.
+            if !self.core.meta.is_in_touch() && self.core.attr(self.ino).await?.others {
+                self.shared.set(true);
+                break;
+            }
             if self.unsure.get() {
                 self.core.attr(self.ino).await?;
             }

@@ -298,7 +298,8 @@ impl Files {
         if args.flags & libc::O_APPEND.cast_unsigned() != 0 && !args.from_cache {
             at = file.append(data).await?;
             // The kernel has dropped the pages before it asked, and another program may have read the last one again since.
-            if self.handles.caches(ino) {
+            // (Through a cached file it holds the page itself until it is answered.)
+            if self.handles.caches(ino) && !self.handles.is_cached(args.fh) {
                 self.kernel.drop_range(ino, at, u64::from(bytes)).await;
             }
         } else {

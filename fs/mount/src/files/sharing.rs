@@ -3,8 +3,9 @@
 //! The client says so before that mount's first write. What is opened from then on is opened uncached. What was opened before
 //! stays cached for the kernel, so its pages are dropped at once, and after each READ and WRITE through it again.
 //!
-//! What always holds: the notice is acknowledged when the pages of before are gone. The kernel waits for pages that are under
-//! READ, and those are answered meanwhile.
+//! What always holds: the notice is acknowledged when the pages of before are gone, or after [`DROP_WAIT`]. The kernel waits for
+//! pages that are under READ or WRITE, and such a WRITE may itself wait for the other mount to acknowledge, when both begin at
+//! once.
 
 use super::locks::Kernel;
 use levada_base::ids::Ino;
@@ -19,13 +20,20 @@ use std::time::Duration;
 /// again, and so on. And for so long what others write meanwhile does not show.
 const SEEN: Duration = Duration::from_millis(1);
 
+/// A drop takes some 100 us, unless pages are in use.
+const DROP_WAIT: Duration = Duration::from_millis(100);
+
 /// Drops the kernel's pages of files that become shared.
 pub(super) fn listen(client: &Client, kernel: &Kernel) {
     let kernel = kernel.clone();
     client.on_shared(Rc::new(move |ino| {
         let kernel = kernel.clone();
         // Whatever is open: a mapping keeps pages beyond the close of its file.
-        Some(Box::pin(async move { kernel.drop_pages(ino).await }))
+        let dropping = reactor::spawn(async move { kernel.drop_pages(ino).await });
+        Some(Box::pin(async move {
+            // It goes on.
+            let _ = reactor::timeout(DROP_WAIT, dropping).await;
+        }))
     }));
 }
 
