@@ -1,28 +1,13 @@
 //! Checks and repairs, of a cluster that is down and of one that is up.
 
-use crate::shelf::{
-    Shelf, cluster_file, heads, operator, read_file, served, start, status, write_file,
-};
-use futures_util::future::LocalBoxFuture;
-use levada_base::ids::{Ino, Uuid};
-use levada_base::reactor::{self, Group, Reactor};
+use crate::shelf::{Shelf, cluster_file, heads, operator, read_file, served, start, write_file};
+use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
-use levada_base::{Buf, IoVec};
-use levada_client::{Client, ClientConfig};
-use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
 use levada_kv::Batch;
-use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
+use levada_node::assembly::AssemblyError;
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
+use levada_node::drives::DriveSource;
 use levada_node::fsck::{self, FsckOptions, Sum, TargetReport};
-use levada_node::operator::Operator;
-use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
-use levada_wire::local::{LinkConfig, Network};
-use levada_wire::meta::{Caller, OpenMode};
-use levada_wire::rpc::{ServiceConfig, accept_all};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::rc::Rc;
 
 /// Takes a directory's name away: its row and the entry of the listing.

@@ -1,29 +1,14 @@
 //! Whose drives these are, and what the cluster file may say otherwise.
 
 use crate::shelf::{
-    Shelf, cluster_file, head_and_tail, heads, operator, read_file, served, start, start_over,
-    status, write_file,
+    Shelf, changed, cluster_file, head_and_tail, heads, operator, read_file, served, start,
+    start_over, status, write_file,
 };
-use futures_util::future::LocalBoxFuture;
-use levada_base::ids::{Ino, Uuid};
-use levada_base::reactor::{self, Group, Reactor};
-use levada_base::units::MIB;
-use levada_base::{Buf, IoVec};
-use levada_client::{Client, ClientConfig};
-use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
-use levada_kv::Batch;
-use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
-use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
-use levada_node::fsck::{self, FsckOptions, Sum, TargetReport};
-use levada_node::operator::Operator;
-use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
-use levada_wire::local::{LinkConfig, Network};
-use levada_wire::meta::{Caller, OpenMode};
-use levada_wire::rpc::{ServiceConfig, accept_all};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::path::Path;
+use levada_base::reactor::Reactor;
+use levada_device::Faults;
+use levada_node::assembly::AssemblyError;
+use levada_node::drives::{DrivesError, MayOverwrite};
+use levada_spec::{Bytes, ClusterFile, Level, SliceSize, Spread};
 use std::rc::Rc;
 
 #[test]
@@ -267,14 +252,6 @@ fn a_change_of_what_is_fixed_is_refused_before_a_byte_is_written() {
         assert!(cluster.arrays.iter().all(|array| array.out().is_empty()), "d11 is in its place");
         cluster.stop().await;
     });
-}
-
-/// The text of a refusal for a file that says otherwise than the drives.
-async fn changed(file: ClusterFile, shelf: &Shelf) -> String {
-    let error = start(file, shelf).await.err().expect("refused");
-    let is_changed = matches!(error, AssemblyError::Drives(DrivesError::Changed { .. }));
-    assert!(is_changed, "{error}");
-    error.to_string()
 }
 
 #[test]

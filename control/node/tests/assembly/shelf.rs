@@ -2,18 +2,16 @@
 
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{Ino, Uuid};
-use levada_base::reactor::{self, Group, Reactor};
+use levada_base::reactor::{self, Group};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig};
-use levada_device::{Device, Durability, FaultDevice, Faults, RamDevice};
-use levada_kv::Batch;
+use levada_device::{Device, FaultDevice, Faults, RamDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
-use levada_node::drives::{DriveSource, DrivesError, Intake, MayOverwrite, NoDevice, format_one};
-use levada_node::fsck::{self, FsckOptions, Sum, TargetReport};
+use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use levada_node::operator::Operator;
-use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize, Spread};
+use levada_spec::{ClusterFile, DriveSpec};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{Caller, OpenMode};
 use levada_wire::rpc::{ServiceConfig, accept_all};
@@ -218,4 +216,12 @@ pub async fn fail(operator: &Rc<Operator>, drive: &str, force: bool) -> Result<(
         ControlReply::Failed { why } => Err(why),
         other => panic!("{other:?}"),
     }
+}
+
+/// The text of a refusal for a file that says otherwise than the drives.
+pub async fn changed(file: ClusterFile, shelf: &Shelf) -> String {
+    let error = start(file, shelf).await.err().expect("refused");
+    let is_changed = matches!(error, AssemblyError::Drives(DrivesError::Changed { .. }));
+    assert!(is_changed, "{error}");
+    error.to_string()
 }
