@@ -459,7 +459,8 @@ fn crashes_between_truncations_cost_no_segments() {
                 node.kill();
                 world.cut_power().await;
                 let segments = world.array.written() / 4;
-                assert!(segments <= life / 4 + 2, "seed {seed}: {segments} after {life}");
+                // A life that finds the last segment full begins one with a stripe of its own.
+                assert!(segments <= life / 3 + 2, "seed {seed}: {segments} after {life}");
             }
         });
     }
