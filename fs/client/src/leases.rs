@@ -489,6 +489,9 @@ impl Changing {
     /// It was answered, with these flags.
     pub(crate) fn done(self, request: &MetaRequest, reply: &MetaReply, granted: u32) {
         let (leases, asking) = (&self.leases, self.asking);
+        // An open changes nothing, and which inode a name turns out to mean was not known: then another change of that
+        // inode that is under way is none of its own.
+        let own = |ino: Ino| self.keys.contains(&leases.node_key(ino));
         match (request, reply) {
             // It has one name less, or none.
             (_, MetaReply::Removed { ino: Some(ino), .. }) => {
@@ -506,21 +509,22 @@ impl Changing {
                 let made = matches!(reply, MetaReply::Entry(_, true) | MetaReply::Made { .. });
                 let writes = matches!(new, NewInode::File { open: Some(open) } if open.write);
                 let attr = Attr { writers: attr.writers || made && writes, ..(**attr).clone() };
-                leases.keep_node(&attr, granted & flags::NODE, asking, true);
+                leases.keep_node(&attr, granted & flags::NODE, asking, own(attr.ino));
                 leases.keep_name((*parent, name), Some(attr.ino), granted, asking, true);
                 if *new == NewInode::Directory && granted & flags::NAMES != 0 {
                     leases.keep_directory(attr.ino, asking, asking.at.monotonic());
                 }
                 if let MetaReply::Made { directory, .. } = reply {
-                    leases.keep_node(directory, granted & flags::DIRECTORY, asking, true);
+                    let is_own = own(directory.ino);
+                    leases.keep_node(directory, granted & flags::DIRECTORY, asking, is_own);
                 }
             }
             (MetaRequest::Link { parent, name, .. }, MetaReply::Attr(attr)) => {
-                leases.keep_node(attr, granted, asking, true);
+                leases.keep_node(attr, granted, asking, own(attr.ino));
                 leases.keep_name((*parent, name), Some(attr.ino), granted, asking, true);
             }
             (MetaRequest::SetAttr { .. } | MetaRequest::Open { .. }, MetaReply::Attr(attr)) => {
-                leases.keep_node(attr, granted, asking, true);
+                leases.keep_node(attr, granted, asking, own(attr.ino));
             }
             _ => {}
         }
@@ -553,6 +557,7 @@ mod tests {
     use super::*;
     use levada_base::reactor::Reactor;
     use levada_wire::attr::Time;
+    use levada_wire::meta::OpenMode;
 
     const DIR: Ino = Ino(5);
     const FILE: Ino = Ino(7);
@@ -714,6 +719,25 @@ mod tests {
                 assert_eq!(leases.node(FILE), None);
             }
             assert!(leases.table.borrow().changing.is_empty());
+        });
+    }
+
+    /// The size would be taken from before what is written from then on.
+    #[test]
+    fn what_an_open_said_is_not_kept_beside_the_beginning_of_a_write() {
+        Reactor::simulated(1).block_on(async {
+            let leases = Leases::new(true);
+            let mode = OpenMode { write: true, truncate: false };
+            let (open, begin) =
+                (MetaRequest::Open { ino: FILE, mode }, MetaRequest::BeginWrite { ino: FILE });
+            let reply = MetaReply::Attr(Box::new(attr(3)));
+            let (opening, beginning) = (leases.begin(&open), leases.begin(&begin));
+            opening.expect("leases are wanted").done(&open, &reply, ALL);
+            assert_eq!(leases.node(FILE), None);
+            beginning.expect("leases are wanted").done(&begin, &reply, ALL);
+            assert_eq!(leases.node(FILE), None);
+            leases.begin(&open).expect("leases are wanted").done(&open, &reply, ALL);
+            assert!(leases.node(FILE).is_some());
         });
     }
 }
