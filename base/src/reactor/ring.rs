@@ -280,6 +280,11 @@ impl Ring {
     /// Submits, and hands out what has completed, without waiting.
     pub(super) fn turn(&self) {
         self.look();
+        self.exchange();
+    }
+
+    /// Submits what is queued, and hands out what has completed, if there is either.
+    fn exchange(&self) {
         let queued = !self.uring.borrow_mut().submission().is_empty();
         if queued || self.has_completions() {
             self.enter(0, None);
@@ -294,7 +299,7 @@ impl Ring {
         }
         // Others' work must not keep what is queued here, or has completed, waiting.
         if self.look() {
-            return self.turn();
+            return self.exchange();
         }
         let spin = self.spin.get();
         let entered = Instant::now();

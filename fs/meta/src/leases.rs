@@ -259,7 +259,10 @@ impl Leases {
     /// The client has a file open no more: there is nothing that it would have to hear of it.
     pub fn closed(&mut self, ino: Ino, client: u64) {
         self.unshare(ino, client);
-        self.pending.retain(|(of, _), pending| *of != client || pending.item != Item::Data(ino));
+        let of_client = self.pending.range((client, 0)..=(client, u64::MAX));
+        let of_file = of_client.filter(|(_, pending)| pending.item == Item::Data(ino));
+        let needless: Vec<_> = of_file.map(|(at, _)| *at).collect();
+        needless.iter().for_each(|at| drop(self.pending.remove(at)));
     }
 
     /// The client has a file open no more, or anew while nobody else writes it.

@@ -4,25 +4,14 @@
 mod support;
 
 use levada_base::IoVec;
-use levada_base::ids::ObjectId;
 use levada_base::reactor::Reactor;
 use levada_kv::{Batch, Store};
 use levada_log::{LogError, Stability};
 use support::model::{flat, object};
-use support::{KV, World};
+use support::{KV, World, key};
 
 fn bytes(n: u64) -> IoVec {
     support::bytes(n as u8, 30_000)
-}
-
-/// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
-fn key(tag: u8, id: ObjectId) -> Vec<u8> {
-    let mut key = vec![tag];
-    key.extend_from_slice(&id.to_key());
-    if tag == b'E' {
-        key.extend_from_slice(&[0; 8]);
-    }
-    key
 }
 
 /// Also where the object has changes that were staged and reached no stripe.

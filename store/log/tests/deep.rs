@@ -2,25 +2,14 @@
 
 mod support;
 
-use levada_base::ids::ObjectId;
 use levada_base::reactor::Reactor;
 use levada_kv::{Batch, Store};
 use levada_log::{SegmentFinding, SegmentReport, Stability};
 use levada_raid::Array;
-use support::World;
 use support::model::object;
+use support::{World, key};
 
 const BYTES: u64 = 30_000;
-
-/// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
-fn key(tag: u8, id: ObjectId) -> Vec<u8> {
-    let mut key = vec![tag];
-    key.extend_from_slice(&id.to_key());
-    if tag == b'E' {
-        key.extend_from_slice(&[0; 8]);
-    }
-    key
-}
 
 /// What is found of eight objects of one extent each, written over, cut and deleted before, after a damage.
 fn found(damage: impl AsyncFnOnce(&World, &Store)) -> SegmentReport {

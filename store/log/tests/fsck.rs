@@ -16,7 +16,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
 use support::model::{Model, TASKS, below, check_all, object, work};
-use support::{KV, World, seeds};
+use support::{KV, World, key, seeds};
 
 async fn store(world: &mut World) -> Store {
     let epoch = world.next_life().epoch;
@@ -111,16 +111,6 @@ fn lives(seed: u64) -> usize {
 fn an_index_is_sound_whenever_the_power_goes() {
     let staged: usize = seeds(6).map(lives).sum();
     assert!(staged > 0, "nothing was staged");
-}
-
-/// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
-fn key(tag: u8, id: ObjectId) -> Vec<u8> {
-    let mut key = vec![tag];
-    key.extend_from_slice(&id.to_key());
-    if tag == b'E' {
-        key.extend_from_slice(&[0; 8]);
-    }
-    key
 }
 
 /// What a check finds after a damage, the sorts of it, and what is left once sums are mended.

@@ -31,11 +31,14 @@ impl Parts<'_> {
                     let what = "what the segments amount to, as stripes are missing";
                     target.report.not_checked.push(what.to_owned());
                 }
-                target.is_refuted = report.found > 0;
+                let name = &target.name;
+                target.doubt = (report.found > 0).then(|| {
+                    format!("its segments say otherwise; `levada fsck --rebuild-index {name}` comes first")
+                });
                 target.segments = Some(report);
             }
             Err(error) => {
-                target.is_refuted = true;
+                target.doubt = Some("its index could not be held against its segments".to_owned());
                 target.report.not_checked.push(format!("its index against its segments: {error}"));
             }
         }
@@ -60,6 +63,10 @@ impl Parts<'_> {
         if target.store.is_none() {
             return;
         }
+        if let Some(doubt) = &target.doubt {
+            target.report.not_checked.push(format!("its data: {doubt}"));
+            return;
+        }
         let begun = reactor::now();
         match self.scrub(target).await {
             Ok(report) => {
@@ -70,7 +77,7 @@ impl Parts<'_> {
                 }
                 if report.repaired_blocks > 0 {
                     let blocks = report.repaired_blocks;
-                    let text = format!("{blocks} blocks did not fit their checksums");
+                    let text = format!("blocks that did not fit their checksums: {blocks}");
                     let item = object_item(&target.name, "data", None, text, None).await;
                     let item = FoundItem { has: Some(blocks), ..item };
                     target.report.add([item], Done::Repaired);
@@ -118,8 +125,8 @@ impl Parts<'_> {
         if let Some(log) = &target.log {
             return Ok(log.clone());
         }
-        let is_safe =
-            target.index.as_ref().is_some_and(IndexReport::is_safe_to_open) && !target.is_refuted;
+        let is_safe = target.index.as_ref().is_some_and(IndexReport::is_safe_to_open)
+            && target.doubt.is_none();
         let store = target.store.clone().filter(|_| is_safe);
         let store = store.ok_or(LogError::Foreign { what: "an index that is not sound" })?;
         let (stripes, config) = self.log_of(target)?;

@@ -99,8 +99,8 @@ pub(super) struct Checked {
     pub index: Option<IndexReport>,
     /// Of one whose index was held against its segments.
     pub segments: Option<SegmentReport>,
-    /// The segments say something else than the index: nothing is changed that goes by it.
-    pub is_refuted: bool,
+    /// Why nothing may be changed, or opened, that goes by its index.
+    pub doubt: Option<String>,
     /// There is one over a store and no second, as it works in the background.
     pub log: Option<ObjectLog>,
 }
@@ -154,16 +154,7 @@ impl Parts<'_> {
             Ok(store) => (Some(store), TargetReport::empty(&name)),
             Err(error) => (None, TargetReport::unread(&name, error.to_string())),
         };
-        Checked {
-            entry,
-            name,
-            store,
-            report,
-            index: None,
-            segments: None,
-            is_refuted: false,
-            log: None,
-        }
+        Checked { entry, name, store, report, index: None, segments: None, doubt: None, log: None }
     }
 
     /// The index of an object target by itself.
@@ -301,13 +292,10 @@ impl Parts<'_> {
             }
             target.report.found += segments.found - segments.findings.len() as u64;
         }
-        if repairs && target.is_refuted {
-            target.report.refused.push(format!(
-                "nothing was repaired: its segments say otherwise (`levada fsck --rebuild-index {}`)",
-                target.name
-            ));
+        if repairs && let Some(doubt) = &target.doubt {
+            target.report.refused.push(format!("nothing was repaired: {doubt}"));
         }
-        let repairs = repairs && !target.is_refuted;
+        let repairs = repairs && target.doubt.is_none();
         let (Some(store), Some(index)) = (target.store.clone(), target.index.take()) else {
             return;
         };

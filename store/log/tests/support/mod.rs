@@ -4,6 +4,7 @@
 
 pub mod model;
 
+use levada_base::ids::ObjectId;
 use levada_base::reactor::{self, Group, random_u64, sleep};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, Epoch, IoVec, IoVecMut, buf::bytes_in};
@@ -499,6 +500,16 @@ impl Parts {
         };
         log.expect("a log")
     }
+}
+
+/// The key of an object's row, or of its extent at 0 (docs/design/0005-object-log.md).
+pub fn key(tag: u8, id: ObjectId) -> Vec<u8> {
+    let mut key = vec![tag];
+    key.extend_from_slice(&id.to_key());
+    if tag == b'E' {
+        key.extend_from_slice(&[0; 8]);
+    }
+    key
 }
 
 /// `len` times the same byte, in one buffer.
