@@ -39,7 +39,7 @@ pub(crate) fn specs() -> Vec<Spec> {
         };
     }
     let null = |name, take| {
-        let what = "by one process on a mount that only keeps a table of names: what FUSE costs";
+        let what = "the same on a mount that only keeps a table of names: what FUSE costs";
         Spec { name, what, bar: Bar::None, take }
     };
     vec![
@@ -74,10 +74,14 @@ pub(crate) fn specs() -> Vec<Spec> {
             NamesWork::Unlink,
             4
         )),
-        null("mount.null.create_of_ext4", |e| null_names(e, NamesWork::Create)),
-        null("mount.null.stat_of_ext4", |e| null_names(e, NamesWork::Stat)),
-        null("mount.null.unlink_of_ext4", |e| null_names(e, NamesWork::Unlink)),
+        null("mount.null.create_of_ext4", |e| null_names(e, NamesWork::Create, 1)),
+        null("mount.null.create_4p_of_ext4", |e| null_names(e, NamesWork::Create, 4)),
+        null("mount.null.stat_of_ext4", |e| null_names(e, NamesWork::Stat, 1)),
+        null("mount.null.stat_4p_of_ext4", |e| null_names(e, NamesWork::Stat, 4)),
+        null("mount.null.unlink_of_ext4", |e| null_names(e, NamesWork::Unlink, 1)),
+        null("mount.null.unlink_4p_of_ext4", |e| null_names(e, NamesWork::Unlink, 4)),
         spec!("mount.disk.untar_of_ext4", 0.3, "a tree of small files unpacked", untar),
+        null("mount.null.untar_of_ext4", null_untar),
         spec!("mount.disk.gitclone_of_ext4", 0.3, "a repository of small files cloned", git_clone),
         spec!("mount.disk.cargobuild_of_ext4", 0.8, "crates built", cargo_build),
         spec!("mount.disk.pgbench_of_ext4", 0.3, "transactions of PostgreSQL", pgbench),
@@ -198,10 +202,10 @@ fn names(effort: Effort, work: NamesWork, processes: usize) -> Result<Taken> {
     names_on(effort, work, processes, &running.mount_point())
 }
 
-/// The least that the way through the kernel costs one process.
-fn null_names(effort: Effort, work: NamesWork) -> Result<Taken> {
+/// The least that the way through the kernel costs them.
+fn null_names(effort: Effort, work: NamesWork, processes: usize) -> Result<Taken> {
     let null = NullMount::new()?;
-    names_on(effort, work, 1, &null.mount_point())
+    names_on(effort, work, processes, &null.mount_point())
 }
 
 fn names_on(effort: Effort, work: NamesWork, processes: usize, mount: &Path) -> Result<Taken> {
@@ -264,12 +268,22 @@ fn sources() -> Result<TempDir> {
 }
 
 fn untar(effort: Effort) -> Result<Taken> {
+    let running = RunningBox::up()?;
+    untar_on(effort, &running.mount_point())
+}
+
+fn null_untar(effort: Effort) -> Result<Taken> {
+    let null = NullMount::new()?;
+    untar_on(effort, &null.mount_point())
+}
+
+fn untar_on(effort: Effort, mount: &Path) -> Result<Taken> {
     let (sources, files) = (sources()?, effort.amount(TREE_FILES));
     let tree = sources.path().join("tree");
     let bytes = make_tree(&tree, files)?;
     let archive = sources.path().join("tree.tar");
     must_run(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(&tree).arg("."))?;
-    compare(effort, Rate::Kiops, |dir| {
+    compare_mount(effort, Rate::Kiops, mount, |dir| {
         sync_of(dir)?;
         let meter = Meter::start()?;
         must_run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(dir))?;

@@ -13,6 +13,9 @@ use levada_survey::{ladder, suite};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(name = "levada-survey", about = "Measures every layer of Levada.", version)]
 struct Arguments {

@@ -61,14 +61,25 @@ impl Bench {
         let meter = Meter::start()?;
         stream::iter(0..count)
             .map(|number| async move {
-                let name = format!("file-{number:06}");
                 let new = NewInode::File { open: None };
-                self.client.create(ROOT, dir, name.as_bytes(), 0o644, new).await
+                self.client.create(ROOT, dir, file_name(number).as_bytes(), 0o644, new).await
             })
             .buffer_unordered(IN_FLIGHT)
             .try_for_each(|_| std::future::ready(Ok(())))
             .await?;
         meter.stop(0, count)
+    }
+
+    /// In its own time: a store holds some rounds of them.
+    async fn remove_files(&self, dir: Ino, count: u64) -> Result<()> {
+        stream::iter(0..count)
+            .map(|number| async move {
+                self.client.unlink(ROOT, dir, file_name(number).as_bytes()).await
+            })
+            .buffer_unordered(IN_FLIGHT)
+            .try_for_each(|_| std::future::ready(Ok(())))
+            .await?;
+        Ok(())
     }
 
     async fn list(&self, dir: Ino, count: u64) -> Result<Run> {
@@ -86,6 +97,10 @@ impl Bench {
         anyhow::ensure!(seen == count, "{seen} of {count} names are listed");
         meter.stop(0, count)
     }
+}
+
+fn file_name(number: u64) -> String {
+    format!("file-{number:06}")
 }
 
 /// In operations per second, as the bars are.
@@ -107,7 +122,9 @@ async fn creates(effort: Effort) -> Result<Taken> {
     let count = effort.amount(40_000);
     let one = async |number: usize| {
         let dir = bench.make_dir(&format!("run {number}")).await?;
-        bench.make_files(dir, count).await
+        let run = bench.make_files(dir, count).await?;
+        bench.remove_files(dir, count).await?;
+        Ok(run)
     };
     Ok(per_second("client", "creates/s", &runs(effort, one).await?))
 }

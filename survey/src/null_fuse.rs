@@ -1,5 +1,5 @@
-//! The least that names cost on any file system behind `/dev/fuse`: a mount that keeps nothing but a table of names in
-//! its own process, on the transport of `levada mount`. What its programs are slower than those on ext4 is the price of the way
+//! The least that names and small files cost on any file system behind `/dev/fuse`: a mount that keeps nothing but a table of names
+//! in its own process, on the transport of `levada mount`. What its programs are slower than those on ext4 is the price of the way
 //! through the kernel and back, on this machine.
 
 use crate::mount::serve_until_stopped;
@@ -24,14 +24,14 @@ const VALID: Duration = Duration::from_secs(1);
 /// As long as `levada mount` polls before it sleeps.
 const SPIN: Duration = levada_node::mounting::SPIN;
 
-/// Names and kinds; no contents.
+/// Names, kinds and sizes; no contents.
 struct Null(RefCell<Table>);
 
 struct Table {
     /// Directory and name -> inode.
     names: HashMap<(u64, Vec<u8>), u64>,
-    /// Inode -> mode.
-    modes: HashMap<u64, u32>,
+    /// What they mean.
+    inodes: HashMap<u64, Attr>,
     next: u64,
 }
 
@@ -41,8 +41,12 @@ impl Table {
         Entry { inode, generation: 1, entry_valid: VALID, attr_valid: VALID, attr }
     }
 
+    /// That of a file that has no name any more is made up.
     fn attr(&self, inode: u64) -> Attr {
-        let mode = self.modes.get(&inode).copied().unwrap_or(libc::S_IFREG);
+        self.inodes.get(&inode).copied().unwrap_or(Self::new_attr(inode, libc::S_IFREG))
+    }
+
+    fn new_attr(inode: u64, mode: u32) -> Attr {
         Attr { inode, mode, links: 1, io_bytes: 4096, ..Attr::default() }
     }
 
@@ -50,7 +54,7 @@ impl Table {
         let inode = self.next;
         self.next += 1;
         self.names.insert((dir, name.to_vec()), inode);
-        self.modes.insert(inode, mode);
+        self.inodes.insert(inode, Self::new_attr(inode, mode));
         self.entry(inode)
     }
 
@@ -75,7 +79,7 @@ impl Table {
             Operation::Unlink { name } | Operation::RmDir { name } => {
                 match self.names.remove(&(dir, name.to_vec())) {
                     Some(inode) => {
-                        self.modes.remove(&inode);
+                        self.inodes.remove(&inode);
                         Reply::Done
                     }
                     None => Errno::NOENT.into(),
@@ -100,6 +104,21 @@ impl Table {
                     }
                 }
                 Reply::Bytes(list.finish())
+            }
+            // Owners and times are taken for set: nobody looks.
+            Operation::SetAttr(args) => {
+                if let Some(attr) = self.inodes.get_mut(&dir) {
+                    attr.mode = args.mode.map_or(attr.mode, |mode| attr.mode & libc::S_IFMT | mode);
+                    attr.size_bytes = args.size.unwrap_or(attr.size_bytes);
+                }
+                Reply::Attr { attr: self.attr(dir), valid: VALID }
+            }
+            Operation::Write(args) => {
+                let end = args.offset + args.data.len() as u64;
+                if let Some(attr) = self.inodes.get_mut(&dir) {
+                    attr.size_bytes = attr.size_bytes.max(end);
+                }
+                Reply::Written(args.data.len() as u32)
             }
             Operation::Flush { .. } | Operation::Release(_) | Operation::ReleaseDir(_) => {
                 Reply::Done
@@ -131,8 +150,9 @@ impl NullMount {
         let thread = std::thread::Builder::new().name("null-mount".into()).spawn(move || {
             let reactor = Reactor::new()?;
             reactor.set_spin(SPIN);
-            let modes = HashMap::from([(ROOT_INODE, libc::S_IFDIR | 0o755)]);
-            let table = Table { names: HashMap::new(), modes, next: ROOT_INODE + 1 };
+            let root = Table::new_attr(ROOT_INODE, libc::S_IFDIR | 0o755);
+            let inodes = HashMap::from([(ROOT_INODE, root)]);
+            let table = Table { names: HashMap::new(), inodes, next: ROOT_INODE + 1 };
             reactor.block_on(serve_until_stopped(&target, Null(RefCell::new(table)), started))
         })?;
         let stop = starting.recv().context("the mount of nothing ended")?;
