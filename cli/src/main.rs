@@ -19,6 +19,9 @@ use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Parallel storage in user space: drives to double-parity arrays to a striped file system.
 #[derive(Parser)]
 #[command(name = "levada", version, arg_required_else_help = true)]
