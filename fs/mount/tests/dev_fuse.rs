@@ -5,20 +5,27 @@
 mod syscalls;
 mod toy;
 
+use std::cell::{Cell, RefCell};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::rc::{Rc, Weak};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
+use levada_base::reactor::{self as base_reactor, Reactor};
+use levada_base::sync::Notify;
 use levada_base::{Buf, BufMut};
-use levada_mount::codec::{Limits, Operation, Reply, Request};
+use levada_mount::codec::{
+    Attr, Entry, Errno, Limits, OpenReply, Operation, ROOT_INODE, Reply, Request,
+};
 use levada_mount::handler::Handler;
 use levada_mount::session::Session;
-use levada_mount::transport::blocking;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
+use levada_mount::transport::{Notifier, blocking, reactor};
 use syscalls::{c_path, handle_of, open_handle, write_by_mapping};
 use toy::Toy;
 use toy::harness::{Transport, in_time, serve, with_mount};
@@ -350,4 +357,103 @@ fn an_abort_frees_those_who_wait() {
     drop(release);
     in_time(move || server.join()).expect("the server hangs").unwrap();
     assert!(fs::metadata(dir.path()).is_ok(), "the directory is usable again");
+}
+
+const SLOW: u64 = 2;
+const QUICK: u64 = 3;
+const VALID: Duration = Duration::from_secs(60);
+
+/// Two files; reads of one wait until the name `release` is looked at. Looking at `drop` drops the pages of that one, and
+/// then of the other.
+#[derive(Default)]
+struct Gated {
+    notifier: RefCell<Weak<Notifier>>,
+    is_released: Cell<bool>,
+    released: Notify,
+}
+
+impl Gated {
+    fn attr(inode: u64) -> Attr {
+        let kind = if inode == ROOT_INODE { libc::S_IFDIR } else { libc::S_IFREG };
+        Attr { inode, mode: kind | 0o755, links: 1, size_bytes: 4, ..Attr::default() }
+    }
+
+    fn entry(inode: u64) -> Reply {
+        let (entry_valid, attr_valid, attr) = (VALID, VALID, Self::attr(inode));
+        Reply::Entry(Entry { inode, generation: 1, entry_valid, attr_valid, attr })
+    }
+
+    async fn look_up(&self, name: &[u8]) -> Reply {
+        match name {
+            b"slow" => return Self::entry(SLOW),
+            b"quick" => return Self::entry(QUICK),
+            b"release" => {
+                self.is_released.set(true);
+                self.released.notify_all();
+            }
+            b"drop" => {
+                let notifier = self.notifier.borrow().upgrade().unwrap();
+                let waits = Rc::clone(&notifier);
+                base_reactor::spawn(async move { waits.invalidate(SLOW).await });
+                base_reactor::yield_now().await;
+                notifier.invalidate(QUICK).await;
+            }
+            _ => {}
+        }
+        Errno::NOENT.into()
+    }
+}
+
+impl Handler for Gated {
+    async fn handle(&self, request: Request<'_>, _message: &Buf) -> Reply {
+        match request.operation {
+            Operation::Lookup { name } => self.look_up(name).await,
+            Operation::GetAttr { .. } => {
+                Reply::Attr { attr: Self::attr(request.inode), valid: VALID }
+            }
+            Operation::Open(_) => Reply::Open(OpenReply::default()),
+            Operation::Read(_) => {
+                if request.inode == SLOW {
+                    self.released.until(|| self.is_released.get().then_some(())).await;
+                }
+                Reply::Bytes(b"text".to_vec())
+            }
+            Operation::Forget { .. } | Operation::BatchForget(_) => Reply::Silent,
+            Operation::Flush { .. } | Operation::Release(_) => Reply::Done,
+            _ => Errno::NOSYS.into(),
+        }
+    }
+
+    fn reaches(&self, notifier: Weak<Notifier>) {
+        self.notifier.replace(notifier);
+    }
+}
+
+#[test]
+fn a_notification_that_waits_holds_up_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, channel) = FuseMount::new(dir.path(), &MountOptions::default()).unwrap();
+    let server = thread::spawn(move || {
+        let session = Session::new(Gated::default(), Limits::default());
+        Reactor::new().unwrap().block_on(reactor::serve(channel, Rc::new(session))).unwrap();
+    });
+    let paths = ["slow", "quick", "drop", "release"].map(|name| dir.path().join(name));
+    let done = in_time(move || {
+        let [slow, quick, drop, release] = paths;
+        assert_eq!(fs::read(quick).unwrap(), b"text");
+        let reading = thread::spawn(move || fs::read(slow).unwrap());
+        thread::sleep(Duration::from_millis(100));
+        assert!(!reading.is_finished(), "it waits");
+        // Answered when the second notification is written.
+        fs::metadata(drop).unwrap_err();
+        assert!(!reading.is_finished(), "and waits on");
+        fs::metadata(release).unwrap_err();
+        assert_eq!(reading.join().unwrap(), b"text");
+    });
+    let Some(()) = done else {
+        mount.abort().unwrap();
+        panic!("the test hangs");
+    };
+    in_time(move || mount.unmount()).expect("unmounting hangs").unwrap();
+    in_time(move || server.join()).expect("the server hangs").unwrap();
 }

@@ -1,8 +1,11 @@
-//! Notifications to the kernel, written by a thread of their own: the kernel lets the writer wait for pages that
+//! Notifications to the kernel, written by threads of their own: the kernel lets the writer wait for pages that
 //! are being read, and those are answered by the reactor.
 //!
-//! What always holds: the thread, and with it its descriptor of the device, goes with the [`Notifier`],
-//! once the notification under way is done.
+//! What always holds:
+//! - One that waits holds up no other, up to [`THREADS_MAX`] of them: a thread is started when all others are busy.
+//! - Who needs an order among notifications waits for one before he asks for the next.
+//! - The threads, and with them their descriptor of the device, go with the [`Notifier`], once the notifications under
+//!   way are done.
 
 use super::dev_fuse::Channel;
 use crate::codec::{
@@ -14,14 +17,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+
+/// As many may wait before others wait for them. What waits is a page of a target that does not answer.
+const THREADS_MAX: usize = 16;
 
 /// See the module.
 pub struct Notifier {
     orders: mpsc::Sender<Order>,
     waiting: RefCell<BTreeMap<u64, oneshot::Sender<()>>>,
     last: Cell<u64>,
+    threads: Cell<usize>,
+    writer: Writer,
 }
 
 /// A notification to be written.
@@ -31,7 +39,7 @@ struct Order {
 }
 
 impl Notifier {
-    /// Starts the thread.
+    /// Starts the first thread.
     ///
     /// # Errors
     ///
@@ -40,21 +48,12 @@ impl Notifier {
         let device: Channel = channel.duplicate()?.into();
         let (orders, ordered) = mpsc::channel::<Order>();
         let (done, mut mailbox) = mailbox::channel()?;
-        thread::Builder::new().name("fuse-notify".into()).spawn(move || {
-            for Order { number, message } in ordered {
-                match device.send(&[IoSlice::new(&message)]) {
-                    Ok(_) => {}
-                    // It does not know the inode, or the name.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => tracing::warn!(%error, "the kernel refuses a notification"),
-                }
-                if done.send(number).is_err() {
-                    break;
-                }
-            }
-        })?;
+        let ordered = Arc::new(Mutex::new(ordered));
+        let writer = Writer { device: Arc::new(device), ordered, done };
+        writer.clone().start()?;
         let waiting = RefCell::default();
-        let notifier = Rc::new(Self { orders, waiting, last: Cell::new(0) });
+        let (last, threads) = (Cell::new(0), Cell::new(1));
+        let notifier = Rc::new(Self { orders, waiting, last, threads, writer });
         let told: Weak<Self> = Rc::downgrade(&notifier);
         reactor::spawn(async move {
             while let Some(number) = mailbox.recv().await {
@@ -99,9 +98,56 @@ impl Notifier {
         let number = self.last.get() + 1;
         self.last.set(number);
         let (sender, done) = oneshot::channel();
-        self.waiting.borrow_mut().insert(number, sender);
+        let under_way = {
+            let mut waiting = self.waiting.borrow_mut();
+            waiting.insert(number, sender);
+            waiting.len()
+        };
+        self.staff(under_way);
         if self.orders.send(Order { number, message }).is_ok() {
             let _ = done.await;
+        }
+    }
+
+    /// Sees to it that none of so many waits for another, as far as threads are to be had.
+    fn staff(&self, under_way: usize) {
+        let threads = self.threads.get();
+        if under_way > threads && threads < THREADS_MAX {
+            match self.writer.clone().start() {
+                Ok(()) => self.threads.set(threads + 1),
+                Err(error) => tracing::warn!(%error, "a notification waits for others"),
+            }
+        }
+    }
+}
+
+/// What each thread has.
+#[derive(Clone)]
+struct Writer {
+    device: Arc<Channel>,
+    ordered: Arc<Mutex<mpsc::Receiver<Order>>>,
+    done: mailbox::Sender<u64>,
+}
+
+impl Writer {
+    fn start(self) -> io::Result<()> {
+        thread::Builder::new().name("fuse-notify".into()).spawn(move || self.run()).map(drop)
+    }
+
+    fn run(self) {
+        loop {
+            // The others wait for the lock as they would for an order.
+            let order = self.ordered.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(Order { number, message }) = order else { return };
+            match self.device.send(&[IoSlice::new(&message)]) {
+                Ok(_) => {}
+                // It does not know the inode, or the name.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!(%error, "the kernel refuses a notification"),
+            }
+            if self.done.send(number).is_err() {
+                return;
+            }
         }
     }
 }
