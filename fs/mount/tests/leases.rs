@@ -6,10 +6,11 @@ mod world;
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
-use std::io;
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 use world::with_world;
@@ -218,4 +219,32 @@ fn rename(from: &Path, to: &Path, how: u32) -> io::Result<()> {
     let done =
         unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), how) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// As a database does: whoever has the lock asks where the file ends, and writes there. Meanwhile others open it and close
+/// it, so that writing begins again and again.
+#[test]
+fn a_file_ends_where_the_last_write_ended() {
+    const BLOCK: usize = 8192;
+    with_world(1, |world| {
+        for round in 0..20 {
+            let path = &world.dirs[0].join(format!("file{round}"));
+            File::create_new(path).unwrap();
+            let end = &Mutex::new(0);
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(move || {
+                        for _ in 0..20 {
+                            let mut file = File::options().write(true).open(path).unwrap();
+                            let mut end = end.lock().unwrap();
+                            assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), *end, "round {round}");
+                            file.write_all(&[1; BLOCK]).unwrap();
+                            *end += BLOCK as u64;
+                        }
+                    });
+                }
+            });
+            assert_eq!(fs::metadata(path).unwrap().len(), 80 * BLOCK as u64);
+        }
+    });
 }
