@@ -128,7 +128,10 @@ impl Parts<'_> {
             return Err(RebuildError::Trial { target, source });
         }
         if self.options.writes {
-            self.options.state.keep_staged(&target, &staged.encode())?;
+            // Nothing is kept of what nobody knows, so that a second try says so, too.
+            if !staged_unknown {
+                self.options.state.keep_staged(&target, &staged.encode())?;
+            }
             self.write(&entry, &rebuilt)
                 .await
                 .map_err(|source| RebuildError::CutOff { target: target.clone(), source })?;
@@ -160,8 +163,8 @@ impl Parts<'_> {
                 return Ok((kept, false));
             }
         }
-        let is_unknown = of_store.is_none();
-        Ok((of_store.unwrap_or_default(), is_unknown))
+        // A store without a log, of which nothing was kept, was lost already to a rebuild that was cut off.
+        Ok((of_store.unwrap_or_default(), !has_log))
     }
 
     async fn read_staged(&self, entry: &TargetEntry) -> Result<(StagedRows, bool), TargetError> {
