@@ -143,7 +143,7 @@ async fn run(mut input: &[u8]) {
         match how >> 5 {
             0 => {
                 // What a client says by itself: acknowledged notices.
-                world.peers[peer].push(META, client, verifier, body.to_vec());
+                let _ = world.peers[peer].push(META, client, verifier, body.to_vec());
             }
             1 if how & 1 == 0 => world.peers[peer].disconnect(),
             1 => world.start().await,
