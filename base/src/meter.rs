@@ -94,6 +94,20 @@ impl Meter {
     }
 }
 
+/// A cache: how often what was asked for was there, and how often not.
+#[derive(Clone, Debug, Default)]
+pub struct HitMeter {
+    pub hits: Cell<u64>,
+    pub misses: Cell<u64>,
+}
+
+impl HitMeter {
+    /// Counts a question.
+    pub fn count(&self, is_hit: bool) {
+        raise(if is_hit { &self.hits } else { &self.misses }, 1);
+    }
+}
+
 /// Adds to a counter, which wraps around rather than end a program.
 pub fn raise(counter: &Cell<u64>, by: u64) {
     counter.set(counter.get().wrapping_add(by));

@@ -252,7 +252,9 @@ impl Core {
 
     /// Exact attributes.
     pub(crate) async fn attr(self: &Rc<Self>, ino: Ino) -> Result<Attr, Error> {
-        if let Some(attr) = self.meta.leases.node(ino) {
+        let known = self.meta.leases.node(ino);
+        self.meta.leases.asked.count(known.is_some());
+        if let Some(attr) = known {
             // What was written here and is not told yet goes by what the service said of this client's session.
             return self.complete(attr, self.changes(ino)).await;
         }
@@ -473,16 +475,26 @@ impl Client {
         self.0.meta.leases.node(ino).is_some()
     }
 
+    /// How often names and attributes were known here when they were asked for, and how often not.
+    #[must_use]
+    pub fn asked(&self) -> &HitMeter {
+        &self.0.meta.leases.asked
+    }
+
     /// Finds a name.
     ///
     /// # Errors
     ///
     /// `NotFound`, `NotDirectory`, ...
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
-        match self.0.meta.leases.name(parent, name) {
-            Some(None) => return Err(MetaFault::NotFound.into()),
+        let leases = &self.0.meta.leases;
+        match leases.name(parent, name) {
+            Some(None) => {
+                leases.asked.count(true);
+                return Err(MetaFault::NotFound.into());
+            }
             Some(Some(ino)) if self.knows(ino) => return self.attr(ino).await,
-            _ => {}
+            _ => leases.asked.count(false),
         }
         let request = MetaRequest::Lookup { parent, name: name.to_vec() };
         let attr = self.0.attr_of(self.read(request).await?)?;

@@ -13,6 +13,7 @@
 use crate::moment::Moment;
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::Ino;
+use levada_base::meter::HitMeter;
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_wire::attr::Attr;
@@ -51,6 +52,8 @@ pub(crate) struct Leases {
     hasher: RandomState,
     pub(crate) on_notice: RefCell<Option<OnNotice>>,
     pub(crate) on_shared: RefCell<Option<OnShared>>,
+    /// Names and attributes that programs asked for: known here, or asked of the service.
+    pub(crate) asked: HitMeter,
 }
 
 struct Table {
@@ -168,6 +171,7 @@ impl Leases {
             hasher: RandomState::new(),
             on_notice: RefCell::default(),
             on_shared: RefCell::default(),
+            asked: HitMeter::default(),
         })
     }
 

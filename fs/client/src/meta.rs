@@ -15,34 +15,29 @@
 //!   to come is in neither: it is sent again, and the service counts it then. So the counts agree in the
 //!   end. There is one connection at a time, so no answer of an earlier life comes after the reclaim.
 
+mod contact;
+mod greeting;
+
 use crate::error::Error;
 use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::moment::Moment;
 use crate::slots::Slots;
-use futures_util::future::{LocalBoxFuture, select};
+use greeting::Registrar;
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
-use levada_base::{planted, probe, reactor};
+use levada_base::{planted, reactor};
 use levada_wire::frame::{Class, Frame, decode_body, encode_body, flags};
-use levada_wire::meta::{
-    Ack, FsInfo, LEASE_TERM, MetaFault, MetaReply, MetaRequest, NOTICES_MAX, NewInode, Notice,
-    RECLAIM_LOCKS_MAX, RECLAIM_MAX, Tail, ToClient, ToService,
-};
-use levada_wire::rpc::{Call, Caller, OnConnect, Peer, Refusal, RpcError};
+use levada_wire::meta::{Ack, FsInfo, MetaFault, MetaReply, MetaRequest, NewInode, Tail, ToClient};
+use levada_wire::rpc::{Call, Peer, Refusal, RpcError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::pin::pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A service that cannot serve now is asked again after this.
 pub(crate) const UNAVAILABLE_WAIT: Duration = Duration::from_millis(100);
 /// What was told early is durable after this, whatever the client does.
 const DRAIN_AFTER: Duration = Duration::from_secs(1);
-/// By how much the service may be late to note that a client has no locks.
-const UNUSED_MARGIN: Duration = Duration::from_secs(5);
-/// How often a client that had locks lately looks after its connection.
-const UNUSED_LOOK: Duration = Duration::from_secs(1);
 /// How long a client that goes waits for the service to take note. There is nothing left to lose by then.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -350,117 +345,8 @@ impl Meta {
         }
     }
 
-    fn heard_notice(self: &Rc<Self>, number: u64, notice: Notice) {
-        let keeps = match notice {
-            Notice::Granted { .. } | Notice::Refused { .. } => {
-                self.locks.heard(notice);
-                false
-            }
-            Notice::Shared { ino } => {
-                self.leases.heard(&notice);
-                let on_shared = self.leases.on_shared.borrow().clone();
-                if let Some(ended) = on_shared.and_then(|on_shared| on_shared(ino)) {
-                    self.acknowledge_after(ended, Ack { number, keeps: false });
-                    return;
-                }
-                false
-            }
-            Notice::Names { .. } | Notice::Node { .. } => {
-                let keeps = self.leases.heard(&notice);
-                let on_notice = self.leases.on_notice.borrow().clone();
-                if let Some(ended) = on_notice.and_then(|on_notice| on_notice(&notice)) {
-                    self.acknowledge_after(ended, Ack { number, keeps });
-                    return;
-                }
-                keeps
-            }
-        };
-        self.acks.borrow_mut().push(Ack { number, keeps });
-    }
-
-    /// Acknowledges when nobody here trusts any more what the notice was about.
-    fn acknowledge_after(self: &Rc<Self>, ended: LocalBoxFuture<'static, ()>, ack: Ack) {
-        let (meta, life) = (Rc::downgrade(self), self.life());
-        reactor::spawn(async move {
-            ended.await;
-            // Numbers of another life mean something else.
-            if let Some(meta) = meta.upgrade().filter(|meta| meta.life() == life) {
-                meta.acks.borrow_mut().push(ack);
-                meta.acknowledge(None);
-            }
-        });
-    }
-
     fn life(&self) -> Option<(BootVerifier, u64)> {
         self.registration.borrow().as_ref().map(|known| (known.verifier, known.client))
-    }
-
-    /// Acknowledges over `caller`, or over the connection that stands.
-    fn acknowledge(&self, caller: Option<&Caller>) {
-        let Some(known) = self.registration() else { return };
-        let mut acks = self.acks.borrow_mut();
-        while !acks.is_empty() {
-            let part = acks.len().min(NOTICES_MAX);
-            let body = encode_body(&ToService::Acks(acks[..part].to_vec()));
-            match caller {
-                Some(caller) => caller.push(self.target, known.client, known.verifier, body),
-                None if self.peer.push(self.target, known.client, known.verifier, body) => {}
-                // While a new connection registers, which acknowledges them then.
-                None => return,
-            }
-            acks.drain(..part);
-        }
-    }
-
-    /// Reaches the service again whenever the connection ends, for as long as somebody waits to be told
-    /// something, and for as long as others wait for this client after a restart: else only the next request would.
-    pub(crate) fn stay_connected(self: &Rc<Self>) {
-        if self.watching.replace(true) {
-            return;
-        }
-        let meta = Rc::downgrade(self);
-        reactor::spawn(async move {
-            let mut unused_since = None;
-            while let Some(meta) = meta.upgrade().filter(|meta| !meta.left.get()) {
-                if meta.leases.is_wanted() {
-                    // After a restart others wait for it before they change anything.
-                    if let Err(error) = meta.heard(meta.peer.reach().await) {
-                        tracing::debug!(%error, "the metadata service does not take this client");
-                        reactor::sleep(UNAVAILABLE_WAIT).await;
-                    }
-                    // Not for longer, so that a client that is dropped goes.
-                    let _ = reactor::timeout(UNUSED_LOOK, meta.peer.ended()).await;
-                    continue;
-                }
-                if meta.locks.is_used() {
-                    unused_since = None;
-                    select(pin!(meta.reconnect()), pin!(meta.locks.unused())).await;
-                    continue;
-                }
-                // The service goes by a lease, and looks every few seconds.
-                let since = *unused_since.get_or_insert_with(reactor::now);
-                let lease_ms = meta.registration().map_or(0, |known| known.fs.lease_ms);
-                if since.elapsed() > Duration::from_millis(lease_ms) + UNUSED_MARGIN {
-                    break;
-                }
-                let _ = meta.peer.reach().await;
-                drop(meta);
-                reactor::sleep(UNUSED_LOOK).await;
-            }
-            if let Some(meta) = meta.upgrade() {
-                meta.watching.set(false);
-            }
-        });
-    }
-
-    async fn reconnect(&self) {
-        while !self.left.get() {
-            if let Err(error) = self.heard(self.peer.reach().await) {
-                tracing::debug!(%error, "the metadata service does not take this client");
-                reactor::sleep(UNAVAILABLE_WAIT).await;
-            }
-            self.peer.ended().await;
-        }
     }
 
     /// A part of the tail arrives, before the answers that rest on it.
@@ -610,32 +496,6 @@ impl Meta {
         }
     }
 
-    /// Tells what this client holds open and has locked, in as many parts as it takes.
-    async fn reclaim(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
-        let opens: Vec<_> = self.opens.borrow().iter().map(|(ino, count)| (*ino, *count)).collect();
-        let locks = self.locks.all_held();
-        let opens = opens.chunks(RECLAIM_MAX).map(|opens| (opens.to_vec(), Vec::new()));
-        let locks = locks.chunks(RECLAIM_LOCKS_MAX).map(|locks| (Vec::new(), locks.to_vec()));
-        let mut parts = opens.chain(locks).peekable();
-        loop {
-            let (opens, locks) = parts.next().unwrap_or_default();
-            let part = MetaRequest::Reclaim { opens, locks, last: parts.peek().is_none() };
-            let call = Call { client, ..self.plain_call(&part) };
-            match self.ask_once(caller, &call).await? {
-                MetaReply::Done if parts.peek().is_none() => return Ok(()),
-                MetaReply::Done => {}
-                MetaReply::Failed(MetaFault::Stale) => {
-                    self.locks.lose_all();
-                    return Ok(());
-                }
-                reply => {
-                    tracing::warn!(?reply, "open files were not reclaimed");
-                    return Ok(());
-                }
-            }
-        }
-    }
-
     async fn ask(&self, asked: &mut Asked) -> Result<MetaReply, Error> {
         loop {
             match self.try_ask(asked).await? {
@@ -705,134 +565,6 @@ impl Meta {
             }
         }
     }
-
-    /// The service has answered lately: what it could not tell this client since, it still waits to tell.
-    pub(crate) fn is_in_touch(&self) -> bool {
-        self.renewed.get().age() < LEASE_TERM
-    }
-
-    /// How long from now on the service knows this client under the number `client` for certain; it is asked
-    /// if that is not long any more. `None`: it has forgotten it, and others may have done meanwhile what was
-    /// this client's to do.
-    pub(crate) async fn certain_as(&self, client: u64) -> Result<Option<Duration>, Error> {
-        loop {
-            let known = self.registration().filter(|known| known.client == client);
-            let Some(known) = known else { return Ok(None) };
-            let lease = Duration::from_millis(known.fs.lease_ms);
-            let age = self.renewed.get().age();
-            if age <= lease / 2 {
-                // The last quarter is for what is under way when the time is up.
-                return Ok(Some(lease * 3 / 4 - age));
-            }
-            self.read(&MetaRequest::Space).await?;
-        }
-    }
-
-    /// Says something before the lease runs out, for as long as the client lives.
-    pub(crate) async fn keep_lease(meta: Weak<Self>) {
-        let mut sent = 0;
-        let lease_ms = |meta: Rc<Self>| meta.registration().map_or(1000, |known| known.fs.lease_ms);
-        while let Some(lease_ms) = meta.upgrade().map(lease_ms) {
-            reactor::sleep(Duration::from_millis((lease_ms / 3).max(1))).await;
-            let Some(meta) = meta.upgrade() else { break };
-            if sent == meta.sent.get()
-                && !meta.left.get()
-                && let Err(error) = meta.read(&MetaRequest::Space).await
-            {
-                tracing::warn!(%error, "cannot renew the lease");
-            }
-            sent = meta.sent.get();
-        }
-    }
-
-    async fn register(&self, caller: &Caller) -> Result<(), RpcError> {
-        let sent = Moment::now();
-        let register = MetaRequest::Register { uuid: self.uuid };
-        let call = Call { flags: self.leases.flags(), ..self.plain_call(&register) };
-        let (client, slots, verifier, used, fs) = match self.ask_once(caller, &call).await? {
-            MetaReply::Registered { client, slots, verifier, used, fs } => {
-                (client, slots, verifier, used, fs)
-            }
-            _ => return Err(RpcError::Disconnected),
-        };
-        let cluster = caller.welcome().cluster;
-        if self.registration().is_some_and(|known| (known.cluster, known.fs.id) != (cluster, fs.id))
-        {
-            return Err(RpcError::Refused(Refusal::Cluster));
-        }
-        let known = self.slots.borrow().clone();
-        let pool = known.unwrap_or_else(|| Slots::new(0, slots.max(1)));
-        pool.skip(&used);
-        *self.slots.borrow_mut() = Some(pool);
-        *self.registration.borrow_mut() = Some(Registration { client, verifier, fs, cluster });
-        self.renewed.set(sent);
-        let known = self.greeted.get();
-        if known != Some((verifier, client)) {
-            self.leases.forget_all();
-            if known.is_some() {
-                tracing::info!("the metadata service restarted; reclaiming open files");
-                if known.is_some_and(|(_, number)| number != client) {
-                    self.locks.lose_all();
-                }
-                self.acks.borrow_mut().clear();
-            }
-            if known.is_none_or(|(known, _)| known != verifier) {
-                self.hand_back(caller, client).await?;
-            }
-            // At the start as well: the service may know this client from a former life, and
-            // releases nothing until it has heard what of that is still open.
-            self.reclaim(caller, client).await?;
-            self.greeted.set(Some((verifier, client)));
-            self.locks.forgotten();
-        }
-        self.acknowledge(Some(caller));
-        Ok(())
-    }
-
-    /// Gives the tail back to a service that restarted. It waits for that, also when there is nothing to
-    /// give.
-    async fn hand_back(&self, caller: &Caller, client: u64) -> Result<(), RpcError> {
-        if self.class != Class::Foreground {
-            return Ok(());
-        }
-        let (life, batches): (_, Vec<_>) = {
-            let tail = self.tail.borrow();
-            (tail.life, tail.batches.clone().into_iter().collect())
-        };
-        let _busy = (!batches.is_empty()).then(|| probe::busy("client sends again"));
-        let replay = MetaRequest::Replay { life, batches };
-        let call = Call { client, ..self.call(&replay, Told::Durable) };
-        if planted!("client-tail-not-handed-back") {
-            return Ok(());
-        }
-        match self.ask_once(caller, &call).await? {
-            MetaReply::Done => {}
-            // It waited in vain for this client, and went on without.
-            MetaReply::Failed(MetaFault::Stale) => {
-                tracing::error!("changes of names that were not synced are lost");
-                self.lost.set(true);
-                self.tail_losses.set(self.tail_losses.get() + 1);
-            }
-            reply => {
-                tracing::warn!(?reply, "the service does not take back what is not durable");
-                return Err(RpcError::Disconnected);
-            }
-        }
-        self.tail.borrow_mut().batches.clear();
-        Ok(())
-    }
-
-    /// Any fault gives the connection up; the next one tries again.
-    async fn ask_once(&self, caller: &Caller, call: &Call) -> Result<MetaReply, RpcError> {
-        let frame = caller.call(call).await?;
-        if frame.header.flags != 0 {
-            return Err(RpcError::Disconnected);
-        }
-        match decode_body(&frame.body).map_err(|_| RpcError::Malformed)? {
-            MetaReply::Failed(MetaFault::Unavailable) => Err(RpcError::Disconnected),
-            reply => Ok(reply),
-        }
-    }
 }
 
 /// Whether a request that was perhaps carried out under one number of the client may be sent again under
@@ -887,88 +619,5 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::Rename { .. }
         | R::SetXattr { .. }
         | R::RemoveXattr { .. } => false,
-    }
-}
-
-/// Registers on every fresh connection.
-struct Registrar(Weak<Meta>);
-
-impl OnConnect for Registrar {
-    fn connected<'a>(&'a self, caller: &'a Caller) -> LocalBoxFuture<'a, Result<(), RpcError>> {
-        Box::pin(async move {
-            match self.0.upgrade() {
-                Some(meta) => meta.register(caller).await,
-                None => Err(RpcError::Disconnected),
-            }
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use levada_base::reactor::Reactor;
-    use levada_wire::channel::Listener;
-    use levada_wire::frame::encode_body;
-    use levada_wire::local::{LinkConfig, Network};
-    use levada_wire::rpc::{
-        ConnectionId, Handler, PeerConfig, Pusher, Reply, Router, ServiceConfig, accept_all,
-    };
-
-    /// A service that knows nobody, and loses its first connections after a part each.
-    struct Forgetful {
-        network: Network,
-        losses: Cell<u32>,
-        parts: RefCell<BTreeMap<ConnectionId, Vec<(Ino, u32)>>>,
-        all: Cell<Option<ConnectionId>>,
-    }
-
-    impl Handler for Forgetful {
-        fn handle(&self, request: Frame, from: Pusher) -> LocalBoxFuture<'_, Reply> {
-            let reply = match decode_body(&request.body).expect("a request") {
-                MetaRequest::Register { .. } => MetaReply::Registered {
-                    client: 1,
-                    slots: 8,
-                    verifier: BootVerifier(1),
-                    used: Vec::new(),
-                    fs: FsInfo { id: 1, name: String::new(), objects: Vec::new(), lease_ms: 1000 },
-                },
-                MetaRequest::Reclaim { opens, last, .. } => {
-                    self.parts.borrow_mut().entry(from.connection()).or_default().extend(opens);
-                    if self.losses.get() > 0 {
-                        self.losses.set(self.losses.get() - 1);
-                        self.network.disconnect("client", "meta");
-                    }
-                    if last {
-                        self.all.set(Some(from.connection()));
-                    }
-                    MetaReply::Done
-                }
-                _ => MetaReply::Done,
-            };
-            Box::pin(async move { Reply::new(encode_body(&reply)) })
-        }
-    }
-
-    #[test]
-    fn any_number_of_open_files_is_reclaimed() {
-        Reactor::simulated(1).block_on(async {
-            let network = Network::new(LinkConfig::default());
-            let (losses, parts, all) = (Cell::new(2), RefCell::default(), Cell::default());
-            let service = Rc::new(Forgetful { network: network.clone(), losses, parts, all });
-            let router = Rc::new(Router::default());
-            router.insert(TargetId(0), Rc::clone(&service) as _);
-            let listener: Rc<dyn Listener> = Rc::new(network.listen("meta"));
-            reactor::spawn(accept_all(listener, router, ServiceConfig::default()));
-            let peer = Peer::new(network.transport("client"), "meta", PeerConfig::default());
-            let meta = Meta::new(TargetId(0), peer, Class::Foreground, [1; 16], false);
-            let opens: Vec<_> = (0..300_000).map(|n| (Ino(n << 40), 1 + n as u32 % 3)).collect();
-            *meta.opens.borrow_mut() = opens.iter().copied().collect();
-            let connected = reactor::timeout(Duration::from_secs(60), meta.connect()).await;
-            connected.expect("in time").expect("reclaimed");
-            let parts = service.parts.borrow();
-            assert_eq!(parts.len(), 3);
-            assert!(parts[&service.all.get().expect("came to its end")] == opens);
-        });
     }
 }

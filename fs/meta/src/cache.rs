@@ -17,6 +17,7 @@
 
 use crate::key;
 use levada_base::ids::{Ino, Seq};
+use levada_base::meter::HitMeter;
 use levada_base::planted;
 use levada_kv::Bytes;
 use std::cell::{Cell, RefCell};
@@ -45,6 +46,8 @@ pub struct Cache {
     misses: HashMap<Ino, u64>,
     /// What is known of a name that a complete directory does not have.
     absent: Cached,
+    /// Rows that were looked at.
+    pub looks: HitMeter,
 }
 
 /// The names of a directory that changed while it was being listed.
@@ -87,23 +90,24 @@ impl Cache {
             listings: HashMap::new(),
             misses: HashMap::new(),
             absent: Cached { value: None, seq: Seq(0) },
+            looks: HitMeter::default(),
         }
     }
 
     /// The row, if it is known.
     pub fn get(&mut self, key: &[u8]) -> Option<&Cached> {
-        if !self.young.contains_key(key) {
-            match self.old.remove_entry(key) {
-                Some((key, cached)) => self.insert(key, cached),
-                None => {
-                    let complete =
-                        directory_of(key).is_some_and(|dir| self.complete.contains(&dir));
-                    // Its removal, if there was one, is durable: else it were here.
-                    return complete.then_some(&self.absent);
-                }
-            }
-        }
-        self.young.get(key)
+        let is_here = self.young.contains_key(key) || self.bring(key);
+        // Its removal, if there was one, is durable: else it were here.
+        let is_absent =
+            !is_here && directory_of(key).is_some_and(|dir| self.complete.contains(&dir));
+        self.looks.count(is_here || is_absent);
+        if is_absent { Some(&self.absent) } else { self.young.get(key) }
+    }
+
+    /// Takes a row among the younger ones, as it is used.
+    fn bring(&mut self, key: &[u8]) -> bool {
+        let found = self.old.remove_entry(key);
+        found.map(|(key, cached)| self.insert(key, cached)).is_some()
     }
 
     /// Every name of this directory is here; the caller has just made it, or listed it.

@@ -3,6 +3,7 @@
 //! - [`codec`]: the FUSE protocol as bytes in, bytes out; no I/O, no state.
 //! - [`handler`]: what answers one request, asynchronously.
 //! - [`files`]: the handler over the client library.
+//! - [`meters`]: how many requests of which kind, and how long they took.
 //! - [`session`]: INIT, errors and framing around a handler; still no I/O.
 //! - [`transport`]: where messages come from. `/dev/fuse` today (why not FUSE
 //!   over io_uring: docs/design/0014-fuse-transports.md); virtio-fs would be a
@@ -20,6 +21,7 @@
 pub mod codec;
 pub mod files;
 pub mod handler;
+pub mod meters;
 pub mod session;
 pub mod transport;
 

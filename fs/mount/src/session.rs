@@ -16,12 +16,14 @@ use smallvec::SmallVec;
 
 use crate::codec::{Errno, Head, InitRequest, Limits, Negotiated, Operation, Reply, Request};
 use crate::handler::Handler;
+use crate::meters::Meters;
 
 /// A handler and what its mount agreed on. Lives on one core.
 pub struct Session<H> {
     handler: H,
     limits: Limits,
     terms: Cell<Option<Negotiated>>,
+    meters: Meters,
 }
 
 /// A reply, ready to be sent: the head, then the payload's slices.
@@ -36,6 +38,17 @@ impl Answer {
         Some(Answer { head: reply.head(unique)?, reply })
     }
 
+    /// The target failed, not the program: what a name or a permission may say is an answer.
+    pub(crate) fn is_failure(&self) -> bool {
+        const FAILURES: [Errno; 4] = [Errno::IO, Errno::NOSPC, Errno::DQUOT, Errno::STALE];
+        matches!(&self.reply, Reply::Error(errno) if FAILURES.contains(errno))
+    }
+
+    /// Bytes behind the head.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.reply.payload().map(|slice| slice.len() as u64).sum()
+    }
+
     /// The message as slices to gather; one `writev` must carry all of them.
     pub fn slices(&self) -> SmallVec<[IoSlice<'_>; 8]> {
         let payload = self.reply.payload().filter(|slice| !slice.is_empty());
@@ -46,13 +59,13 @@ impl Answer {
 impl<H: Handler> Session<H> {
     /// A session before INIT.
     pub fn new(handler: H, limits: Limits) -> Self {
-        Session { handler, limits, terms: Cell::new(None) }
+        Session { handler, limits, terms: Cell::new(None), meters: Meters::default() }
     }
 
     /// A session that goes on under `terms`: on another core of the same mount,
     /// or with a connection taken over from another process.
     pub fn resumed(handler: H, limits: Limits, terms: Negotiated) -> Self {
-        Session { handler, limits, terms: Cell::new(Some(terms)) }
+        Session { handler, limits, terms: Cell::new(Some(terms)), meters: Meters::default() }
     }
 
     /// What INIT agreed on, once it has.
@@ -63,6 +76,11 @@ impl<H: Handler> Session<H> {
     /// The handler.
     pub fn handler(&self) -> &H {
         &self.handler
+    }
+
+    /// What a transport with a clock has counted.
+    pub fn meters(&self) -> &Meters {
+        &self.meters
     }
 
     /// What it offers in INIT.

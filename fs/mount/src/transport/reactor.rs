@@ -80,11 +80,16 @@ where
             let (channel, session) = (Rc::clone(&channel), Rc::clone(&session));
             async move {
                 let _held = held;
-                if let Some(answer) = session.serve(&message).await
+                let metered = session.meters().begin(&message);
+                let answer = session.serve(&message).await;
+                if let Some(answer) = &answer
                     && let Err(error) = channel.send(&answer.slices())
                 {
                     // The kernel has failed the request; the mount goes on.
                     tracing::error!(%error, "the kernel refuses a reply");
+                }
+                if let Some(metered) = metered {
+                    metered.end(answer.as_ref());
                 }
             }
         });
