@@ -8,7 +8,7 @@
 
 use levada_base::Epoch;
 use levada_base::ids::{BootVerifier, TargetId};
-use levada_base::reactor::{self, Group, Reactor};
+use levada_base::reactor::{self, Group, JoinHandle, Reactor};
 use levada_device::RamDevice;
 use levada_kv::{Config, Store};
 use levada_meta::{FsConfig, MetaService, ServeConfig};
@@ -136,7 +136,7 @@ async fn run(mut input: &[u8]) {
             verifier = now;
         }
     }
-    let callers = Group::new();
+    let mut callers = Vec::new();
     for _ in 0..STEPS_MAX {
         let Some(step) = Step::take(&mut input) else { break };
         let Step { how, peer, client, slot, sequence, body } = step;
@@ -162,23 +162,26 @@ async fn run(mut input: &[u8]) {
                 }
                 let mut call = Call::new(META, body.to_vec());
                 let of = |bit: u8, flag: u32| if how & bit != 0 { flag } else { 0 };
-                call.flags = of(1, flags::UNSTABLE) | of(2, flags::NAMES) | of(4, flags::WITH_DIRECTORY);
+                call.flags =
+                    of(1, flags::UNSTABLE) | of(2, flags::NAMES) | of(4, flags::WITH_DIRECTORY);
                 call.verifier = if how & 8 != 0 { verifier } else { BootVerifier(0) };
                 (call.client, call.slot, call.sequence) = (client, slot, sequence);
                 let peer = Rc::clone(&world.peers[peer]);
-                let asking = reactor::spawn_in(&callers, async move {
+                let mut asking = reactor::spawn(async move {
                     let limit = reactor::now() + LONG;
                     let _ = peer.call(&call, Some(limit)).await;
                 });
                 // Some are waited for, some are overtaken.
                 if how & 16 != 0 {
-                    let _ = reactor::timeout(Duration::from_millis(20), asking).await;
+                    let _ = reactor::timeout(Duration::from_millis(20), &mut asking).await;
                 }
+                callers.push(asking);
             }
         }
     }
     reactor::sleep(Duration::from_millis(200)).await;
-    callers.kill();
+    // Given up. Not killed: the connections, which a call may have made, are everybody's.
+    callers.iter().for_each(JoinHandle::abort);
     // Whatever was asked: somebody who comes now is served.
     reactor::sleep(LONG).await;
     assert!(world.register(0).await.is_some(), "it does not serve any more");

@@ -13,6 +13,7 @@ use crate::room::{Closes, MetaSpace};
 use crate::target::ObjectTarget;
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::{Ino, ObjectId, TargetId};
+use levada_base::meter::HitMeter;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
