@@ -149,8 +149,9 @@ fn what_df_shows_can_be_written_again_and_again() {
             begun.elapsed()
         );
         assert!(written <= free, "more than was shown: {written} of {free}");
-        // Headers of what was written, and the index of it.
-        assert!(written >= free - free / 8, "{written} of {free} bytes that df showed");
+        // Headers of what was written, and of each writer's last write a part.
+        let short = free / 32 + (writers * size) as u64;
+        assert!(written + short >= free, "{written} of {free} bytes that df showed");
         // All that was accepted is there.
         let mut found = vec![0; size];
         for writer in 0..writers {
@@ -171,7 +172,7 @@ fn what_df_shows_can_be_written_again_and_again() {
         // What is just being taken apart counts when that is done.
         let after = bytes_free(&dir);
         assert!(after >= free / 2, "{after} instead of {free}, at once");
-        support::wait_until("all of it is free", || bytes_free(&dir) >= free - free / 16);
+        support::wait_until("all of it is free", || bytes_free(&dir) >= free - free / 100);
         assert!(fs::read(dir.join("kept")).expect("read") == vec![7; 3_000_000]);
     }
     cluster.ok(&["down"]);

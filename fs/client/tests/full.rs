@@ -269,3 +269,88 @@ fn a_write_that_fits_in_part_spoils_no_sync() {
         });
     }
 }
+
+/// Appends until it is refused; the bytes that were written, and how long the refusal took.
+async fn append(file: File, size: u64) -> (u64, Duration) {
+    let mut end = 0;
+    loop {
+        let begun = reactor::now();
+        match file.write(end, data(&random_bytes(size as usize))).await {
+            Ok(()) => end += size,
+            Err(error) => {
+                assert_eq!(error, Error::Full);
+                let took = begun.elapsed();
+                file.close().await;
+                return (end, took);
+            }
+        }
+    }
+}
+
+/// Over and over, while what was deleted is taken apart.
+#[test]
+fn what_is_shown_is_written_and_the_rest_is_refused_at_once() {
+    for (writers, size) in [(1, 4 * KIB), (4, 4 * KIB), (1, MIB), (4, MIB)] {
+        Reactor::simulated(1).block_on(async {
+            let world = World::new(1).await;
+            world.kill_server(0);
+            let target = Target::new();
+            target.start(&world).await;
+            let client = world.client("client").await;
+            let free = async || client.space().await.expect("told").free_bytes;
+            let house = levada_client::housekeeper::start(world.client("housekeeper").await);
+            for round in 0..4 {
+                let shown = free().await;
+                let mut tasks = Vec::new();
+                for writer in 0..writers {
+                    let file = create(&client, &format!("{writer}")).await;
+                    tasks.push(reactor::spawn(append(file, size)));
+                }
+                let (mut written, mut slowest) = (0, Duration::ZERO);
+                for task in tasks {
+                    let (bytes, took) = task.await.expect("not killed");
+                    (written, slowest) = (written + bytes, slowest.max(took));
+                }
+                let what = format!("{writers} of {size}, round {round}: {written} of {shown}");
+                println!("{what}, refused after {slowest:?}");
+                // Headers, and for each a write of which only the first part fitted.
+                assert!(written <= shown, "{what}");
+                assert!(written + writers * size > shown / 1000 * 970, "{what}");
+                assert!(slowest < Duration::from_secs(1), "{what}: {slowest:?}");
+                for writer in 0..writers {
+                    let name = format!("{writer}");
+                    client.unlink(ROOT, ROOT_DIR, name.as_bytes()).await.expect("there");
+                }
+                assert!(free().await > shown / 1000 * 970, "{what}: {} after that", free().await);
+            }
+            drop(house);
+        });
+    }
+}
+
+/// The bytes would fit, and their header does not.
+#[test]
+fn what_lacks_room_for_its_header_is_refused_at_once() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        world.kill_server(0);
+        let target = Target::new();
+        target.start(&world).await;
+        let client = world.client("client").await;
+        let space = || target.life.borrow().as_ref().expect("runs").log.space();
+        let mut file = Model { file: create(&client, "full").await, bytes: Vec::new() };
+        while space().free_bytes > 64 * KIB {
+            assert!(file.write(file.bytes.len() as u64, 32 * KIB).await);
+        }
+        // The header of a block takes 104 bytes.
+        let left = 4 * KIB + 40;
+        for headers in [KIB, 104] {
+            let bytes = (space().free_bytes - left - headers) / 8 * 8;
+            assert!(file.write(file.bytes.len() as u64, bytes).await);
+        }
+        assert!((4 * KIB..4 * KIB + 104).contains(&space().free_bytes), "{:?}", space());
+        let begun = reactor::now();
+        assert!(!file.write(file.bytes.len() as u64, 4 * KIB).await);
+        assert!(begun.elapsed() < Duration::from_secs(1), "after {:?}", begun.elapsed());
+    });
+}

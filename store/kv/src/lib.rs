@@ -16,5 +16,6 @@ mod service;
 mod store;
 mod walk;
 
+pub use overlay::row_cost;
 pub use store::{BATCH_KEY_BYTES_MAX, Batch, Bytes, Config, KvError, Page, Store, Usage};
 pub use walk::Walk;

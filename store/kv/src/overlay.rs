@@ -46,13 +46,14 @@ const ROW_OVERHEAD_BYTES: usize = 32;
 
 /// The bytes that a row can take in the checkpoint at most: pages of the tree are at least a
 /// third full, a chunk has a page to itself.
-pub(crate) fn row_cost(key_bytes: usize, value_bytes: usize) -> u64 {
+#[must_use]
+pub const fn row_cost(key_bytes: usize, value_bytes: usize) -> u64 {
     let (chunks, inline) = cut_value(value_bytes);
     (3 * (key_bytes + inline + ROW_OVERHEAD_BYTES) + chunks * 4352) as u64
 }
 
 /// How a value is cut: its chunks, of which the last may be short, and the bytes left over.
-pub(crate) fn cut_value(value_bytes: usize) -> (usize, usize) {
+pub(crate) const fn cut_value(value_bytes: usize) -> (usize, usize) {
     let (chunks, left) = (value_bytes / CHUNK_BYTES, value_bytes % CHUNK_BYTES);
     if left <= INLINE_BYTES_MAX { (chunks, left) } else { (chunks + 1, 0) }
 }

@@ -21,6 +21,7 @@ use crate::log::{Inner, State};
 use crate::object::{Change, Object};
 use crate::read::{Pin, Plan};
 use crate::segment::SegmentState;
+use crate::space::MARKS_SHARE;
 use crate::stripe::Payload;
 use crate::write::Need;
 use levada_base::ids::ObjectId;
@@ -37,9 +38,6 @@ const FREE_AHEAD: u32 = 2;
 const VICTIMS_MAX: usize = 8;
 /// Read from the end of a stripe at first; most summaries are smaller.
 const SUMMARY_BYTES: u64 = 16 * KIB;
-
-/// Records without data that take more than this share of the space are worth cleaning out.
-const MARKS_SHARE: u64 = 32;
 
 /// How far a log with few free segments has come. Passes that only moved things around would follow each
 /// other for ever, and writers wait for them.
@@ -129,7 +127,7 @@ impl Inner {
         for (victim, pin) in victims {
             match self.empty(victim).await {
                 Ok(true) => emptied.push((victim, pin)),
-                Ok(false) => self.state.borrow_mut().segments.get_mut(victim).damaged = true,
+                Ok(false) => drop(self.state.borrow_mut().segments.damaged.insert(victim)),
                 Err(LogError::Full) => {
                     out_of_room = true;
                     break;
@@ -204,7 +202,8 @@ impl Inner {
         let mut candidates: Vec<(f64, u32, u64)> = state
             .segments
             .iter()
-            .filter(|(_, segment)| segment.is_settled() && !segment.damaged)
+            .filter(|(_, segment)| segment.is_settled())
+            .filter(|(at, _)| !state.segments.damaged.contains(at))
             .filter_map(|(at, segment)| {
                 let row = &segment.row;
                 // Those that hide nothing any more go, but for those that carry a size.

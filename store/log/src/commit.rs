@@ -24,12 +24,13 @@ use crate::object::{Change, Object};
 use crate::rows::Mark;
 use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
 use crate::segment::SegmentState;
-use crate::stripe::header_of;
-use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
+use crate::space::SEGMENT_ROW_COST;
+use crate::stripe::{StagedRow, header_of};
+use crate::write::{OBJECT_ROW_BYTES, cost_of, extent_row_bytes, object_row_cost};
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::reactor::spawn_in;
 use levada_base::{Buf, planted, probe};
-use levada_kv::Batch;
+use levada_kv::{Batch, row_cost};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -203,6 +204,9 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         let mut batch = Batch::default();
         let mut watch = WatchIndex::default();
+        let mut unstaged_cost = 0;
+        // The store counts more while it has not replaced rows by newer ones, and less when it has.
+        state.index_cost = state.index_cost.min(self.store.usage().bytes_used);
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
             let stripe = state.closed.pop_front().expect("looked at above");
             // It is flushed, and its footer tells.
@@ -211,8 +215,9 @@ impl Inner {
             let row = &mut state.segments.get_mut(stripe.segment).row;
             row.indexed_stripes = stripe.index + 1;
             for pending in stripe.pending {
-                if let Some(key) = &pending.staged {
-                    batch.delete(key);
+                if let Some(row) = &pending.staged {
+                    batch.delete(&row.key);
+                    unstaged_cost += row.cost as i64;
                 }
                 row.marks += u64::from(pending.change.is_mark());
                 watch.change(&pending.object, pending.version, &pending.change, stripe.segment);
@@ -226,6 +231,7 @@ impl Inner {
                 value.extend_from_slice(&data);
             }
             state.counters.staged_bytes += value.len() as u64;
+            state.index_changed(row_cost(key.len(), value.len()) as i64);
             if !planted!("log-staged-row-left-out") {
                 batch.put(&key, &value);
             }
@@ -239,6 +245,9 @@ impl Inner {
             row.sizes = row.sizes.saturating_add_signed(change.sizes);
             batch.put(&SegmentRow::key(*segment), &row.encode());
         }
+        state.index_changed(watch.index_cost - unstaged_cost);
+        let all = state.closed.is_empty() && state.open.is_none();
+        debug_assert!(!all || state.unindexed_cost == 0, "{} at rest", state.unindexed_cost);
         let changed = watch.index_bytes;
         state.index_bytes = state.index_bytes.checked_add_signed(changed).expect("index bytes");
         if watch.died {
@@ -314,6 +323,10 @@ impl Inner {
         let mut batch = Batch::default();
         batch.delete(&SegmentRow::key(segment));
         let gone = self.store.apply(batch)?;
+        {
+            let mut state = self.state.borrow_mut();
+            state.index_cost = state.index_cost.saturating_sub(SEGMENT_ROW_COST);
+        }
         self.store.durable(gone).await?;
         {
             let mut state = self.state.borrow_mut();
@@ -357,7 +370,9 @@ fn stage(state: &mut State) -> Vec<(Vec<u8>, Staged)> {
             }
             _ => None,
         };
-        pending.staged = Some(key.clone());
+        let stored = data.as_ref().map_or(0, |data| data.len());
+        let cost = row_cost(key.len(), bytes.len() + stored);
+        pending.staged = Some(StagedRow { key: key.clone(), cost });
         staged.push((key, Staged { header: bytes, data }));
     }
     open.staged = open.pending.len();
@@ -390,6 +405,8 @@ pub(crate) struct WatchIndex {
     objects: BTreeMap<ObjectId, (Rc<Object>, bool, BTreeSet<u64>)>,
     pub segments: BTreeMap<u32, SegmentChange>,
     pub index_bytes: i64,
+    /// What that costs the store.
+    pub index_cost: i64,
     /// Something died, other than by being copied: the cleaner may find work.
     pub died: bool,
     touched: Vec<u64>,
@@ -402,15 +419,12 @@ impl WatchIndex {
     pub fn change(&mut self, object: &Rc<Object>, version: u64, change: &Change, segment: u32) {
         let mut indexed = object.indexed.borrow_mut();
         let (existed, mark) = (indexed.exists, indexed.mark);
+        self.index_cost -= object_row_cost(&indexed);
         self.removed = false;
         indexed.apply(version, change, segment, self);
         let exists = indexed.exists;
-        self.died |= match change {
-            Change::Relocate { .. } | Change::Keep => false,
-            Change::Write(_) => self.removed,
-            // Their own records may be what is dead.
-            Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => true,
-        };
+        self.index_cost += object_row_cost(&indexed);
+        self.died |= change.kills(self.removed);
         match (existed, exists) {
             (false, true) => self.index_bytes += OBJECT_ROW_BYTES as i64,
             (true, false) => self.index_bytes -= OBJECT_ROW_BYTES as i64,
@@ -463,6 +477,7 @@ impl Watch for WatchIndex {
         segment.live -= extent.footprint() as i64;
         segment.outdated_min = segment.outdated_min.min(extent.record.version);
         self.index_bytes -= extent_row_bytes(offset, extent) as i64;
+        self.index_cost -= cost_of(offset, extent);
         self.removed = true;
         self.touched.push(offset);
     }
@@ -471,6 +486,7 @@ impl Watch for WatchIndex {
         self.segments.entry(extent.record.place.segment).or_default().live +=
             extent.footprint() as i64;
         self.index_bytes += extent_row_bytes(offset, extent) as i64;
+        self.index_cost += cost_of(offset, extent);
         self.touched.push(offset);
     }
 

@@ -20,7 +20,7 @@ use crate::stripe::{ClosedStripe, OpenStripe};
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::reactor::Group;
 use levada_base::sync::Notify;
-use levada_base::units::{BLOCK_BYTES, KIB, MIB};
+use levada_base::units::KIB;
 use levada_base::{Buf, BufMut, Epoch, RangeLocks};
 use levada_kv::Store;
 use levada_raid::Array;
@@ -90,15 +90,6 @@ pub struct Stat {
     pub size: u64,
     /// Bytes that extents hold.
     pub stored_bytes: u64,
-}
-
-/// Space of a target, in bytes of data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
-    pub total_bytes: u64,
-    pub free_bytes: u64,
-    /// Of the free ones those that the cleaner must win back before they can be written.
-    pub coming_bytes: u64,
 }
 
 /// What a log has done since it was opened.
@@ -180,6 +171,8 @@ pub(crate) struct State {
     pub nothing_to_clean: bool,
     /// Something died, other than by being copied, since the cleaner's pass began.
     pub died: bool,
+    /// The same of changes in stripes below this number, known to the index or not.
+    pub deaths_below: u64,
     /// The last pass of the cleaner was for the oldest outdated data.
     pub cleaned_oldest: bool,
     pub segments: Segments,
@@ -196,9 +189,11 @@ pub(crate) struct State {
     pub used_bytes: u64,
     /// Footprints of all records without data.
     pub mark_bytes: u64,
-    /// Bytes of the rows that the index has, and would have if everything were indexed.
+    /// Bytes of the rows that the index has.
     pub index_bytes: u64,
-    pub index_bytes_now: u64,
+    /// What all rows in the store cost it, at most, and what that will change by when everything is indexed.
+    pub index_cost: u64,
+    pub unindexed_cost: i64,
     /// Bytes that batches will take for what is not indexed yet.
     pub unindexed_bytes: u64,
     pub failed: Option<LogError>,
@@ -259,35 +254,7 @@ impl ObjectLog {
         let stored_bytes = now.extents.iter().map(|(_, extent)| extent.len).sum();
         Ok(Stat { size: now.size, stored_bytes })
     }
-
-    /// Space of the target. Counts the index's space too, and falls at once on deletion.
-    #[must_use]
-    pub fn space(&self) -> Space {
-        let state = self.0.state.borrow();
-        let total_bytes = self.0.capacity_bytes(&state, self.0.config.reserve_segments);
-        let free_bytes = total_bytes.saturating_sub(state.used_bytes + state.mark_bytes);
-        // Rows will go on costing what they have cost so far; at first, as those of large writes.
-        let usage = self.0.store.usage();
-        let usable = usage.bytes_max - usage.bytes_max / 4;
-        // Rows that are gone count there until the next checkpoint, and not here.
-        let rows = state.index_bytes_now * COST_OF_ROWS / 2;
-        let others = u64::from(state.segments.count()) * SEGMENT_COST_BYTES + MIB;
-        let index_used = usage.bytes_used.min(rows + others) + state.unindexed_bytes;
-        let index_free = usable.saturating_sub(index_used);
-        let bytes_per_index_byte =
-            (state.used_bytes + 256 * MIB) / (state.index_bytes_now + MIB).max(1);
-        let free_bytes = free_bytes.min(index_free.saturating_mul(bytes_per_index_byte));
-        let stripes = state.segments.stripes_available(self.0.config.reserve_segments);
-        let writable_bytes = stripes * (self.0.stripe_bytes - BLOCK_BYTES);
-        Space { total_bytes, free_bytes, coming_bytes: free_bytes.saturating_sub(writable_bytes) }
-    }
 }
-
-/// What rows of extents and objects cost the store, in halves of their bytes, at most (that of an object, the shorter one: 291
-/// for its 65).
-const COST_OF_ROWS: u64 = 9;
-/// What a segment's row costs, and some.
-const SEGMENT_COST_BYTES: u64 = 512;
 
 impl State {
     /// Nothing needs the records without data of a segment any more.
@@ -315,15 +282,6 @@ impl Inner {
         }
         drop(state);
         self.changed.notify_all();
-    }
-
-    /// Bytes that footprints may add up to so that the cleaner always has enough dead space to
-    /// work with, while so many segments stay free.
-    pub fn capacity_bytes(&self, state: &State, reserve: u32) -> u64 {
-        let set_aside = reserve + 1;
-        let segments = u64::from(state.segments.count().saturating_sub(set_aside));
-        let stripe = self.stripe_bytes - BLOCK_BYTES;
-        segments * u64::from(state.segments.stripes) * stripe / 16 * 15
     }
 
     /// The array's offset of a place.

@@ -55,6 +55,16 @@ impl Change {
             Self::Write(_) | Self::Relocate { .. } => false,
         }
     }
+
+    /// True when something died by it, other than by being copied: what it `removed`, or a record without data.
+    pub fn kills(&self, removed: bool) -> bool {
+        match self {
+            Self::Relocate { .. } | Self::Keep => false,
+            Self::Write(_) => removed,
+            // Their own records may be what is dead.
+            Self::Truncate { .. } | Self::Punch { .. } | Self::Delete => true,
+        }
+    }
 }
 
 /// One view of an object.

@@ -25,7 +25,7 @@ use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
 use crate::rows::{self, LIVES_KEY, LOG_KEY, Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
-use crate::stripe::{Payload, change_of};
+use crate::stripe::{Payload, StagedRow, change_of};
 use crate::write::Need;
 use futures_util::future::join_all;
 use levada_base::ids::{BootVerifier, Seq};
@@ -33,7 +33,7 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, BufMut, Epoch, RangeLocks, planted, probe};
-use levada_kv::{Batch, Bytes, Store};
+use levada_kv::{Batch, Bytes, Store, row_cost};
 use levada_raid::Array;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -280,6 +280,7 @@ impl Inner {
             cleaner_running: false,
             nothing_to_clean: false,
             died: false,
+            deaths_below: 0,
             cleaned_oldest: false,
             segments,
             open: None,
@@ -289,7 +290,8 @@ impl Inner {
             is_untold: row.is_untold,
             used_bytes,
             index_bytes: row.index_bytes,
-            index_bytes_now: row.index_bytes,
+            index_cost: store.usage().bytes_used,
+            unindexed_cost: 0,
             unindexed_bytes: 0,
             failed: None,
             counters: Counters::default(),
@@ -384,7 +386,8 @@ impl Inner {
                 let mut state = self.state.borrow_mut();
                 self.put_mark_record(&mut state, &object, &header, change);
             }
-            self.staged_already(&key);
+            let cost = row_cost(key.len(), value.len());
+            self.staged_already(StagedRow { key: key.to_vec(), cost });
         }
         Ok(())
     }
@@ -407,10 +410,11 @@ impl Inner {
     /// The newest records came from this staged row, which goes when the last of them is
     /// indexed. A record may have been split: then only the last piece names the row, since the
     /// pieces are indexed in order.
-    fn staged_already(&self, key: &[u8]) {
+    fn staged_already(&self, row: StagedRow) {
         let mut state = self.state.borrow_mut();
+        state.unindexed_cost -= row.cost as i64;
         let open = state.open.as_mut().expect("a record was just put there");
-        open.pending.last_mut().expect("a record was just put there").staged = Some(key.to_vec());
+        open.pending.last_mut().expect("a record was just put there").staged = Some(row);
         open.staged = open.pending.len();
         open.unstaged_bytes = 0;
     }

@@ -32,8 +32,6 @@ pub(crate) struct Segment {
     pub readers: Rc<Cell<u32>>,
     /// The batch of the store that changed its row last.
     pub changed_by: Seq,
-    /// Something in it could be neither read nor repaired: the cleaner leaves it alone.
-    pub damaged: bool,
 }
 
 impl Segment {
@@ -54,7 +52,6 @@ impl Segment {
             used_stripes: 0,
             readers: Rc::default(),
             changed_by: Seq(0),
-            damaged: false,
         }
     }
 
@@ -93,6 +90,8 @@ pub(crate) struct Segments {
     /// The open segment was begun by an earlier owner: it must be made ready again.
     resumed: bool,
     pub next_generation: u64,
+    /// Something in these could be neither read nor repaired: the cleaner leaves them alone.
+    pub damaged: BTreeSet<u32>,
 }
 
 impl Segments {
@@ -105,6 +104,7 @@ impl Segments {
             open: None,
             resumed: false,
             next_generation,
+            damaged: BTreeSet::new(),
         }
     }
 
@@ -209,6 +209,7 @@ impl Segments {
     /// A segment is empty again.
     pub fn freed(&mut self, segment: u32) {
         self.all[segment as usize] = Segment::free();
+        self.damaged.remove(&segment);
         self.free.insert(segment);
     }
 }

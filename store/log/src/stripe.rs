@@ -19,8 +19,14 @@ pub(crate) struct Pending {
     pub object: Rc<Object>,
     pub version: u64,
     pub change: Change,
-    /// The key of its staged row, if it has one.
-    pub staged: Option<Vec<u8>>,
+    pub staged: Option<StagedRow>,
+}
+
+/// A row of a change that is staged.
+pub(crate) struct StagedRow {
+    pub key: Vec<u8>,
+    /// What it costs the store.
+    pub cost: u64,
 }
 
 /// Bytes to be copied into stripes, front to back.

@@ -9,15 +9,16 @@ use crate::cuts::CUTS_MAX;
 use crate::extents::{Extent, Place, Record, Watch, footprint};
 use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder, blocks_of};
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
-use crate::object::{Change, Object};
+use crate::object::{Change, Object, View};
 use crate::rows::{Mark, SegmentRow};
+use crate::space::SEGMENT_ROW_COST;
 use crate::stripe::{ClosedStripe, OpenStripe, Payload, Pending, header_of};
 use levada_base::buf::bytes_in;
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::reactor::spawn_in;
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, IoVec, probe};
-use levada_kv::{Batch, KvError};
+use levada_kv::{Batch, KvError, row_cost};
 use levada_raid::IoClass;
 use std::rc::Rc;
 
@@ -60,7 +61,7 @@ impl<'a> Need<'a> {
 }
 
 /// New stripes that putting one change in place may take.
-const STRIPES_PER_CHANGE: u64 = 3;
+pub(crate) const STRIPES_PER_CHANGE: u64 = 3;
 
 impl ObjectLog {
     /// Writes `data` at `offset`; creates the object. A write larger than a stripe is several
@@ -240,10 +241,9 @@ impl Inner {
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
     pub(crate) async fn room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
-        let mut has_settled = false;
         loop {
             // Again after every wait: others may have been let in by the same room meanwhile.
-            has_settled |= self.index_room(need).await?;
+            self.index_room(need).await?;
             let changed = self.changed.changed();
             let mut must_settle = false;
             let short_of_stripes = {
@@ -253,8 +253,8 @@ impl Inner {
                 }
                 match need {
                     Need::Data { object, from, to } | Need::Again { object, from, to } => {
-                        let capacity = self.capacity_bytes(&state, self.reserve(need));
-                        if !fits(&state, capacity, object, from, to) {
+                        let free = self.unused_bytes(&state, self.reserve(need));
+                        if !fits(free, object, from, to) {
                             return Err(LogError::Full);
                         }
                     }
@@ -263,11 +263,9 @@ impl Inner {
                 let stripes = state.segments.stripes_available(self.reserve(need));
                 let short_of_stripes = stripes < STRIPES_PER_CHANGE;
                 if short_of_stripes {
-                    let comes = state.segments.iter().any(|(_, segment)| segment.is_on_its_way());
-                    let is_hopeless = state.nothing_to_clean && !comes;
-                    // What was sent again before this replaced its first writing, and the index does
-                    // not know yet that this is dead.
-                    must_settle = is_hopeless && !matches!(need, Need::Copy) && !has_settled;
+                    let is_hopeless = state.is_hopeless();
+                    // The cleaner finds only what the index knows to be dead.
+                    must_settle = is_hopeless && state.has_unindexed_deaths();
                     if matches!(need, Need::Copy) || is_hopeless && !must_settle {
                         return Err(LogError::Full);
                     }
@@ -280,7 +278,6 @@ impl Inner {
             };
             if must_settle {
                 self.settle().await?;
-                has_settled = true;
                 continue;
             }
             self.commit_if_needed();
@@ -296,8 +293,8 @@ impl Inner {
 
     /// Waits until the index has room. What was deleted may still have its rows there, and nothing else may
     /// ever come that closes the stripe which holds the deletions: a full index is settled before that is
-    /// told to anybody. True when it was.
-    async fn index_room(self: &Rc<Self>, need: Need<'_>) -> Result<bool, LogError> {
+    /// told to anybody.
+    async fn index_room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
         let mut has_settled = false;
         loop {
             let room = match need {
@@ -306,11 +303,24 @@ impl Inner {
                 Need::Mark | Need::Copy | Need::Staged => Ok(()),
             };
             match room {
-                Ok(()) => return Ok(has_settled),
-                Err(KvError::Full) if has_settled => return Err(LogError::Full),
-                Err(KvError::Full) => self.settle().await?,
+                Ok(()) => {}
+                Err(KvError::Full) => self.index_cost_is_exact(),
                 Err(error) => return Err(error.into()),
             }
+            {
+                let state = self.state.borrow();
+                let is_new = matches!(need, Need::Data { .. });
+                // What is on its way into the index counts too, or new data would take what is kept for the rest.
+                let is_left = self.index_left(&state) > 0;
+                if room.is_ok() && (is_left || !is_new) {
+                    return Ok(());
+                }
+                // Unless something has died since, as `space` shows.
+                if has_settled && !(is_new && is_left && state.has_unindexed_deaths()) {
+                    return Err(LogError::Full);
+                }
+            }
+            self.settle().await?;
             has_settled = true;
         }
     }
@@ -419,12 +429,13 @@ impl Inner {
         let segment = state.open.as_ref().expect("its record was put there").segment;
         let mut watch = WatchNow {
             used_bytes: state.used_bytes,
-            index_bytes: state.index_bytes_now,
+            index_cost: 0,
             batch_bytes: 0,
+            removed: false,
         };
         {
             let mut now = object.now.borrow_mut();
-            let existed = now.exists;
+            watch.index_cost -= object_row_cost(&now);
             // Most copies of records without data change no row, and others that one. Were they counted
             // like changes, stripes of copies would be closed when they hold little, and cleaning gain
             // nothing.
@@ -436,15 +447,18 @@ impl Inner {
                 _ => 2 * OBJECT_ROW_BYTES,
             };
             now.apply(version, &change, segment, &mut watch);
-            watch.object(existed, now.exists);
+            watch.index_cost += object_row_cost(&now);
         }
         state.used_bytes = watch.used_bytes;
-        state.index_bytes_now = watch.index_bytes;
+        state.unindexed_cost += watch.index_cost;
         let stripe = state.open.as_mut().expect("its record was put there");
         if let Some(header) = header_of_len(&change) {
             stripe.unstaged_bytes += header;
         }
         stripe.batch_bytes += watch.batch_bytes;
+        if change.kills(watch.removed) {
+            state.deaths_below = stripe.number + 1;
+        }
         state.unindexed_bytes += watch.batch_bytes;
         let row = &mut state.segments.get_mut(stripe.segment).row;
         row.version_max = row.version_max.max(version);
@@ -539,7 +553,11 @@ impl Inner {
             self.check()?;
             let mut batch = Batch::default();
             {
-                let state = self.state.borrow();
+                let mut state = self.state.borrow_mut();
+                // Else it has a row.
+                if from == 0 {
+                    state.index_cost += SEGMENT_ROW_COST;
+                }
                 batch.put(&SegmentRow::key(segment), &state.segments.get(segment).row.encode());
                 batch.put(crate::rows::LOG_KEY, &self.log_row(&state).encode());
             }
@@ -590,9 +608,8 @@ impl Inner {
 }
 
 /// True when `from..to` of the object may be written: its footprint, less that of what it replaces,
-/// stays within the capacity. What does not grow always may.
-fn fits(state: &State, capacity: u64, object: &Object, from: u64, to: u64) -> bool {
-    let free = capacity.saturating_sub(state.used_bytes + state.mark_bytes);
+/// is no more than what is free. What does not grow always may.
+fn fits(free: u64, object: &Object, from: u64, to: u64) -> bool {
     // What it replaces is looked up only where that matters.
     footprint(to - from) <= free || object.now.borrow().extents.growth(from, to) <= free
 }
@@ -606,10 +623,27 @@ fn header_of_len(change: &Change) -> Option<u64> {
     }
 }
 
-/// Bytes of the row of an extent.
+/// Bytes of the row of an extent, less four, as logs have always counted them.
 pub(crate) fn extent_row_bytes(offset: u64, extent: &Extent) -> u64 {
     let (first, last) = extent.blocks(offset);
     33 + 52 + 4 * (last - first)
+}
+
+/// What the row of an extent costs the store that lies in so many blocks.
+pub(crate) fn extent_row_cost(blocks: u64) -> u64 {
+    row_cost(33, (56 + 4 * blocks) as usize)
+}
+
+/// The same of this one.
+pub(crate) fn cost_of(offset: u64, extent: &Extent) -> i64 {
+    let (first, last) = extent.blocks(offset);
+    extent_row_cost(last - first) as i64
+}
+
+/// What an object's row costs the store, if it has one.
+pub(crate) fn object_row_cost(view: &View) -> i64 {
+    let cost = || row_cost(25, 24 + 16 * view.cuts.iter().len());
+    if view.exists { cost() as i64 } else { 0 }
 }
 
 /// Bytes of the row of an object of which so many truncations are remembered.
@@ -627,31 +661,25 @@ const REMOVAL_BYTES: u64 = 64;
 /// Keeps the sums over everything that is visible.
 struct WatchNow {
     used_bytes: u64,
-    index_bytes: u64,
+    /// What the rows of this change will cost the store more than those before it.
+    index_cost: i64,
     /// What the batch of this change takes.
     batch_bytes: u64,
-}
-
-impl WatchNow {
-    fn object(&mut self, existed: bool, exists: bool) {
-        match (existed, exists) {
-            (false, true) => self.index_bytes += OBJECT_ROW_BYTES,
-            (true, false) => self.index_bytes -= OBJECT_ROW_BYTES,
-            (true, true) | (false, false) => {}
-        }
-    }
+    /// Extents left the map.
+    removed: bool,
 }
 
 impl Watch for WatchNow {
     fn removed(&mut self, offset: u64, extent: &Extent) {
         self.used_bytes -= extent.footprint();
-        self.index_bytes -= extent_row_bytes(offset, extent);
+        self.index_cost -= cost_of(offset, extent);
         self.batch_bytes += REMOVAL_BYTES;
+        self.removed = true;
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
         self.used_bytes += extent.footprint();
-        self.index_bytes += extent_row_bytes(offset, extent);
+        self.index_cost += cost_of(offset, extent);
         self.batch_bytes += extent_row_bytes(offset, extent) + REMOVAL_BYTES;
     }
 

@@ -17,6 +17,11 @@ pub fn below(n: u64) -> u64 {
     random_u64() % n
 }
 
+/// What the record of so many bytes takes (docs/design/0005-object-log.md).
+pub fn footprint(bytes: u64) -> u64 {
+    bytes.next_multiple_of(8) + (96 + 4 * bytes.div_ceil(4096)).next_multiple_of(8)
+}
+
 pub fn object(n: u64) -> ObjectId {
     ObjectId { fs: 1, ino: Ino(n), component: 0, version: 0 }
 }
@@ -137,6 +142,7 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
     for _ in 0..ops {
         let id = object(task * OBJECTS_PER_TASK + below(OBJECTS_PER_TASK));
         let now = model.borrow_mut().of(id).now.clone();
+        let mut asked_bytes = 0;
         let stability = if below(8) == 0 { Stability::Durable } else { Stability::Unstable };
         let ack = match below(20) {
             0..=10 => {
@@ -149,6 +155,7 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
                 }
                 let (data, flat) = payload(bytes);
                 model.borrow_mut().of(id).next = Some(put(&now, offset, &flat));
+                asked_bytes = bytes;
                 log.write(id, offset, data, stability).await
             }
             11 => {
@@ -174,6 +181,7 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
                 let from = (offset as usize).min(end);
                 next[from..end].fill(0);
                 model.borrow_mut().of(id).next = Some(Some(next));
+                asked_bytes = bytes;
                 log.punch(id, offset, bytes, grows, stability).await
             }
             13 => {
@@ -208,6 +216,8 @@ pub async fn work(log: ObjectLog, model: Rc<RefCell<Model>>, task: u64, ops: u64
         let ack = match ack {
             // None of these changes is large enough to happen in part.
             Err(LogError::Full) if !deleted => {
+                let (space, asked) = (log.space(), footprint(asked_bytes));
+                assert!(space.free_bytes < asked, "{asked} bytes were refused: {space:?}");
                 model.of(id).next = None;
                 model.refused += 1;
                 continue;
