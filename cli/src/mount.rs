@@ -1,6 +1,10 @@
 //! `mount` and `umount`: a mount is a background process of its own, so that it lives on while
 //! the node is away.
 
+mod told;
+
+pub use told::{meters, status};
+
 use crate::{out::say, place, process, status};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -48,6 +52,7 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
             cluster: loaded.cluster.name.clone(),
             cluster_uuid: place::cluster(&loaded)?,
             record: record(&state, &target)?,
+            socket: state.mount_socket(std::process::id()),
             target,
         };
         return mounting::run(&plan, || say!("{}", process::READY));

@@ -4,7 +4,8 @@ use crate::out::{print, say};
 use crate::{mount, place, work};
 use anyhow::{Result, bail};
 use clap::Args;
-use levada_node::control::{self, ControlReply, ControlRequest, Status};
+use levada_node::control::{self, ControlReply, ControlRequest, MountNow, Status};
+use levada_node::meters::CacheMeters;
 use levada_node::state::StateDir;
 use std::fmt::Write;
 use std::path::Path;
@@ -22,7 +23,7 @@ pub fn ask(state: &StateDir) -> Result<Status> {
     let ControlReply::Status(mut status) = reply else {
         bail!("the node gave another answer than its status");
     };
-    status.mounts = mount::mounts(state);
+    status.mounts = mount::status(state);
     status.problems.extend(mount::strangers(state));
     status.problems.extend(mount::dead(state));
     Ok(*status)
@@ -118,6 +119,7 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
             target.p50_us,
             target.p99_us
         )?;
+        write!(out, "{}", cache_text(target.cache))?;
         match target.segments {
             Some(segments) => {
                 writeln!(out, "; {} of {} segments free", segments.free, segments.total)?
@@ -129,8 +131,16 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
     if status.mounts.is_empty() && leaving.is_empty() {
         writeln!(out, "  none")?;
     }
-    for dir in &status.mounts {
-        writeln!(out, "  {}", dir.display())?;
+    for mount in &status.mounts {
+        write!(out, "  {}", mount.dir.display())?;
+        if let Some(MountNow { requests, in_flight, p50_us, p99_us, cache }) = mount.now {
+            write!(
+                out,
+                ": {requests} requests, {in_flight} in flight, latency p50 {p50_us} us, p99 {p99_us} us{}",
+                cache_text(cache)
+            )?;
+        }
+        writeln!(out)?;
     }
     for line in leaving {
         writeln!(out, "  {line}")?;
@@ -150,6 +160,10 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         bytes(traffic.written_bytes_per_s),
         traffic.metadata_per_s
     )
+}
+
+fn cache_text(cache: CacheMeters) -> String {
+    cache.percent().map_or(String::new(), |percent| format!(", cache {percent} %"))
 }
 
 #[cfg(test)]

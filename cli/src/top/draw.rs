@@ -11,11 +11,12 @@ pub struct View {
     pub targets: bool,
     pub kinds: bool,
     pub drives: bool,
+    pub mounts: bool,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { sort: Sort::Name, targets: true, kinds: true, drives: true }
+        Self { sort: Sort::Name, targets: true, kinds: true, drives: true, mounts: true }
     }
 }
 
@@ -88,7 +89,13 @@ fn draw(rates: &Rates, view: View, out: &mut String) -> std::fmt::Result {
         draw_targets(rates, view.sort, out)?;
     }
     if view.kinds {
-        draw_kinds(rates, view.sort, out)?;
+        draw_kinds("KIND", &rates.kinds, view.sort, out)?;
+    }
+    if view.mounts && !rates.mounts.is_empty() {
+        draw_mounts(rates, view.sort, out)?;
+        if view.kinds {
+            draw_kinds("CALL", &rates.calls, view.sort, out)?;
+        }
     }
     if view.drives {
         draw_drives(rates, view.sort, out)?;
@@ -99,7 +106,7 @@ fn draw(rates: &Rates, view: View, out: &mut String) -> std::fmt::Result {
 fn draw_targets(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result {
     writeln!(
         out,
-        "\n{:<8}{:<11}{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>6}  SEGMENTS",
+        "\n{:<8}{:<11}{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>7}{:>6}  SEGMENTS",
         "TARGET",
         "STATE",
         "REQ/s",
@@ -110,6 +117,7 @@ fn draw_targets(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result
         "P99",
         "MAX",
         "FAILED/s",
+        "CACHE",
         "LOG"
     )?;
     let mut targets: Vec<_> = rates.targets.iter().collect();
@@ -120,7 +128,7 @@ fn draw_targets(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result
             format!("{} free of {}", segments.free, segments.total)
         });
         let line = format!(
-            "{:<8}{:<11}{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>5}%  {segments}",
+            "{:<8}{:<11}{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>7}{:>5}%  {segments}",
             status.name,
             status.state,
             count(now.per_s),
@@ -131,6 +139,7 @@ fn draw_targets(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result
             time(now.p99_us),
             time(now.max_us),
             count(now.failed_per_s),
+            percent(target.cache_percent),
             status.log_percent,
         );
         writeln!(out, "{}", line.trim_end())?;
@@ -138,13 +147,41 @@ fn draw_targets(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result
     Ok(())
 }
 
-fn draw_kinds(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result {
+fn draw_mounts(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\n{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>7}  MOUNT",
+        "CALLS/s", "FLIGHT", "READ/s", "WRITE/s", "P50", "P99", "MAX", "FAILED/s", "CACHE"
+    )?;
+    let mut mounts: Vec<_> = rates.mounts.iter().collect();
+    sort.order(&mut mounts, |mount| (mount.now.per_s, mount.now.p99_us));
+    for mount in mounts {
+        let now = &mount.now;
+        writeln!(
+            out,
+            "{:>8}{:>8}{:>11}{:>11}{:>8}{:>8}{:>8}{:>9}{:>7}  {}",
+            count(now.per_s),
+            mount.in_flight,
+            bytes(mount.read_bytes_per_s as u64),
+            bytes(mount.written_bytes_per_s as u64),
+            time(now.p50_us),
+            time(now.p99_us),
+            time(now.max_us),
+            count(now.failed_per_s),
+            percent(mount.cache_percent),
+            mount.dir,
+        )?;
+    }
+    Ok(())
+}
+
+fn draw_kinds(title: &str, kinds: &[KindRates], sort: Sort, out: &mut String) -> std::fmt::Result {
     writeln!(
         out,
         "\n{:<14}{:<12}{:>9}{:>11}{:>8}{:>8}{:>8}{:>9}",
-        "KIND", "SIZE", "/s", "BYTES/s", "P50", "P99", "MAX", "FAILED/s"
+        title, "SIZE", "/s", "BYTES/s", "P50", "P99", "MAX", "FAILED/s"
     )?;
-    let mut kinds: Vec<&KindRates> = rates.kinds.iter().filter(|k| k.now.per_s > 0.0).collect();
+    let mut kinds: Vec<&KindRates> = kinds.iter().filter(|k| k.now.per_s > 0.0).collect();
     sort.order(&mut kinds, |kind| (kind.now.per_s, kind.now.p99_us));
     if kinds.is_empty() {
         writeln!(out, "nothing was asked for")?;
@@ -183,6 +220,10 @@ fn draw_drives(rates: &Rates, sort: Sort, out: &mut String) -> std::fmt::Result 
     Ok(())
 }
 
+fn percent(of: Option<u64>) -> String {
+    of.map_or_else(|| "-".to_owned(), |percent| format!("{percent}%"))
+}
+
 /// A rate for people: `6.1k`.
 fn count(per_s: f64) -> String {
     match per_s {
@@ -205,7 +246,7 @@ fn time(us: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::{DriveRates, TargetRates};
+    use super::super::rates::{DriveRates, MountRates, TargetRates};
     use super::*;
     use levada_node::control::{Segments, TargetStatus};
 
@@ -222,6 +263,7 @@ mod tests {
             now: Pace { per_s, p50_us: 310, p99_us, max_us: 9_000, ..Pace::default() },
             read_bytes_per_s: 790.0 * f64::from(1 << 20),
             written_bytes_per_s: 0.0,
+            cache_percent: Some(97),
         };
         let segments = Segments { free: 812, total: 1000, cleaned_bytes: 0 };
         let kind = |kind: &str, per_s| KindRates {
@@ -238,6 +280,8 @@ mod tests {
                 target("ost0", 6_100.0, 2_200, Some(segments)),
             ],
             kinds: vec![kind("Create", 4_100.0), kind("Leave", 0.0)],
+            mounts: vec![MountRates { dir: "/home".into(), in_flight: 3, ..MountRates::default() }],
+            calls: vec![kind("GetAttr", 700.0)],
             drives: vec![DriveRates {
                 drive: "d07".into(),
                 p99_us: 9_000,
@@ -255,6 +299,10 @@ mod tests {
         }
         assert!(text.contains("790.0 MiB") && text.contains("812 free of 1000"), "{text}");
         assert!(text.contains("Create") && !text.contains("Leave"), "what was asked for\n{text}");
+        assert!(
+            text.contains("/home") && text.contains("GetAttr") && text.contains("97%"),
+            "{text}"
+        );
         assert!(text.lines().all(|line| line.len() < 160), "{text}");
     }
 
@@ -267,7 +315,8 @@ mod tests {
         };
         assert!(first(Sort::Name, "mdt0") && first(Sort::Rate, "mdt0"));
         assert!(!first(Sort::Latency, "mdt0"), "ost0 is slower");
-        let none = View { targets: false, kinds: false, drives: false, ..View::default() };
+        let none =
+            View { targets: false, kinds: false, drives: false, mounts: false, ..View::default() };
         assert_eq!(render(&rates(), none).lines().count(), 1);
         assert_eq!(Sort::Name.next().next().next(), Sort::Name);
     }

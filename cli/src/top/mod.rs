@@ -5,7 +5,7 @@ mod draw;
 mod rates;
 
 use crate::out::{print, say};
-use crate::place;
+use crate::{mount, place};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -24,8 +24,8 @@ const INTERVAL_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Args)]
 #[command(
-    after_help = "Keys: q ends it; s sorts by name, rate or 99th percentile; t, k and d hide and show targets, kinds \
-    of requests and drives.\nWhere the output is no terminal, a screen follows the other."
+    after_help = "Keys: q ends it; s sorts by name, rate or 99th percentile; t, k, m and d hide and show targets, kinds \
+    of requests, mounts and drives.\nWhere the output is no terminal, a screen follows the other."
 )]
 pub struct TopArgs {
     /// Seconds from look to look, or with a unit: 500ms, 2s, 1m
@@ -70,9 +70,10 @@ pub fn top(file: Option<&Path>, args: &TopArgs) -> Result<()> {
 
 fn look(state: &StateDir) -> Result<Meters> {
     let reply = control::ask(&state.control_socket(), &ControlRequest::Meters)?;
-    let ControlReply::Meters(meters) = reply else {
+    let ControlReply::Meters(mut meters) = reply else {
         bail!("the node gave another answer than its meters");
     };
+    meters.mounts = mount::meters(state);
     Ok(*meters)
 }
 
@@ -163,6 +164,7 @@ fn wanted(key: KeyEvent) -> Wanted {
         KeyCode::Char('s') => Wanted::Change(|view| view.sort = view.sort.next()),
         KeyCode::Char('t') => Wanted::Change(|view| view.targets = !view.targets),
         KeyCode::Char('k') => Wanted::Change(|view| view.kinds = !view.kinds),
+        KeyCode::Char('m') => Wanted::Change(|view| view.mounts = !view.mounts),
         KeyCode::Char('d') => Wanted::Change(|view| view.drives = !view.drives),
         _ => Wanted::Nothing,
     }
@@ -223,12 +225,14 @@ mod tests {
     #[test]
     fn keys_change_what_is_shown() {
         let mut view = View::default();
-        for (key, is_shown) in [('t', false), ('t', true), ('k', false), ('d', false)] {
+        for (key, is_shown) in [('t', false), ('t', true), ('k', false), ('m', false), ('d', false)]
+        {
             let Wanted::Change(change) = wanted(KeyCode::Char(key).into()) else { panic!("{key}") };
             change(&mut view);
             let shown = match key {
                 't' => view.targets,
                 'k' => view.kinds,
+                'm' => view.mounts,
                 _ => view.drives,
             };
             assert_eq!(shown, is_shown, "{key}");

@@ -2,7 +2,7 @@
 
 use levada_base::meter::quantile;
 use levada_node::control::TargetStatus;
-use levada_node::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
+use levada_node::meters::{CacheMeters, DriveMeters, Meters, MountMeters, OpMeters, TargetMeters};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ pub struct Rates {
     pub targets: Vec<TargetRates>,
     pub kinds: Vec<KindRates>,
     pub drives: Vec<DriveRates>,
+    pub mounts: Vec<MountRates>,
+    /// What the kernel asked of all mounts, by kind.
+    pub calls: Vec<KindRates>,
 }
 
 /// Of some operations.
@@ -40,6 +43,21 @@ pub struct TargetRates {
     pub now: Pace,
     pub read_bytes_per_s: f64,
     pub written_bytes_per_s: f64,
+    /// Rows, or objects, that were in memory when they were asked for; none when nobody wanted any.
+    pub cache_percent: Option<u64>,
+}
+
+/// Of a mount on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct MountRates {
+    pub dir: String,
+    /// As of the second look.
+    pub in_flight: u64,
+    pub now: Pace,
+    pub read_bytes_per_s: f64,
+    pub written_bytes_per_s: f64,
+    /// Names and attributes that were known without asking; none when nobody wanted any.
+    pub cache_percent: Option<u64>,
 }
 
 /// Of a kind of request, on all targets.
@@ -112,17 +130,19 @@ impl Rates {
         if before.life != now.life || seconds <= 0.0 {
             return None;
         }
-        let mut kinds: Vec<(String, String, Sum)> = Vec::new();
+        let mut kinds = Kinds::default();
         let targets = now.targets.iter().map(|target| {
             let name = &target.status.name;
             let before = before.targets.iter().find(|known| known.status.name == *name);
             target_rates(before, target, seconds, &mut kinds)
         });
         let targets: Vec<_> = targets.collect();
-        let kinds = kinds.into_iter().map(|(kind, size, sum)| {
-            let now = sum.pace(seconds);
-            KindRates { kind, size, now }
+        let mut calls = Kinds::default();
+        let mounts = now.mounts.iter().map(|mount| {
+            let is_same = |known: &&MountMeters| known.dir == mount.dir && known.pid == mount.pid;
+            mount_rates(before.mounts.iter().find(is_same), mount, seconds, &mut calls)
         });
+        let mounts: Vec<_> = mounts.collect();
         // Space is that of objects; a metadata target's is of names.
         let objects = || targets.iter().filter(|target| target.status.segments.is_some());
         Some(Self {
@@ -132,7 +152,9 @@ impl Rates {
             clients: now.clients,
             total_bytes: objects().map(|target| target.status.total_bytes).sum(),
             free_bytes: objects().map(|target| target.status.free_bytes).sum(),
-            kinds: kinds.collect(),
+            kinds: kinds.rates(seconds),
+            mounts,
+            calls: calls.rates(seconds),
             drives: drives(&before.drives, &now.drives, seconds),
             targets,
         })
@@ -144,16 +166,33 @@ impl Rates {
     }
 }
 
-fn target_rates(
-    before: Option<&TargetMeters>,
-    now: &TargetMeters,
-    seconds: f64,
-    kinds: &mut Vec<(String, String, Sum)>,
-) -> TargetRates {
+/// What rose, by kind and size, in the order in which they were met.
+#[derive(Default)]
+struct Kinds(Vec<(String, String, Sum)>);
+
+impl Kinds {
+    fn of(&mut self, op: &OpMeters) -> &mut Sum {
+        let at = self.0.iter().position(|(kind, size, _)| *kind == op.kind && *size == op.size);
+        let at = at.unwrap_or_else(|| {
+            self.0.push((op.kind.clone(), op.size.clone(), Sum::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].2
+    }
+
+    fn rates(self, seconds: f64) -> Vec<KindRates> {
+        let rates =
+            |(kind, size, sum): (_, _, Sum)| KindRates { kind, size, now: sum.pace(seconds) };
+        self.0.into_iter().map(rates).collect()
+    }
+}
+
+/// What rose of a target, or a mount: all of it, bytes read, and written.
+fn sums(before: Option<&[OpMeters]>, now: &[OpMeters], kinds: &mut Kinds) -> (Sum, u64, u64) {
     let (mut all, mut read, mut written) = (Sum::default(), 0, 0);
-    for op in &now.ops {
+    for op in now {
         let is_same = |known: &&OpMeters| known.kind == op.kind && known.size == op.size;
-        let before = before.and_then(|before| before.ops.iter().find(is_same));
+        let before = before.and_then(|before| before.iter().find(is_same));
         let mut own = Sum::default();
         own.add(before, op);
         match op.kind.as_str() {
@@ -162,18 +201,50 @@ fn target_rates(
             _ => {}
         }
         all.add(before, op);
-        let at = kinds.iter().position(|(kind, size, _)| *kind == op.kind && *size == op.size);
-        let at = at.unwrap_or_else(|| {
-            kinds.push((op.kind.clone(), op.size.clone(), Sum::default()));
-            kinds.len() - 1
-        });
-        kinds[at].2.add(before, op);
+        kinds.of(op).add(before, op);
     }
+    (all, read, written)
+}
+
+fn cache_percent(before: Option<CacheMeters>, now: CacheMeters) -> Option<u64> {
+    let before = before.unwrap_or_default();
+    let rose = CacheMeters {
+        hits: now.hits.saturating_sub(before.hits),
+        misses: now.misses.saturating_sub(before.misses),
+    };
+    rose.percent()
+}
+
+fn target_rates(
+    before: Option<&TargetMeters>,
+    now: &TargetMeters,
+    seconds: f64,
+    kinds: &mut Kinds,
+) -> TargetRates {
+    let (all, read, written) = sums(before.map(|before| &*before.ops), &now.ops, kinds);
     TargetRates {
         status: now.status.clone(),
         now: all.pace(seconds),
         read_bytes_per_s: read as f64 / seconds,
         written_bytes_per_s: written as f64 / seconds,
+        cache_percent: cache_percent(before.map(|before| before.status.cache), now.status.cache),
+    }
+}
+
+fn mount_rates(
+    before: Option<&MountMeters>,
+    now: &MountMeters,
+    seconds: f64,
+    calls: &mut Kinds,
+) -> MountRates {
+    let (all, read, written) = sums(before.map(|before| &*before.ops), &now.ops, calls);
+    MountRates {
+        dir: now.dir.clone(),
+        in_flight: now.in_flight,
+        now: all.pace(seconds),
+        read_bytes_per_s: read as f64 / seconds,
+        written_bytes_per_s: written as f64 / seconds,
+        cache_percent: cache_percent(before.map(|before| before.cache), now.cache),
     }
 }
 
@@ -245,6 +316,28 @@ mod tests {
         assert_eq!((rates.total_bytes, rates.free_bytes), (100, 40));
         let [drive] = &rates.drives[..] else { panic!("{rates:?}") };
         assert_eq!((drive.read_bytes_per_s, drive.p99_us), (2000.0, ends(80)));
+    }
+
+    #[test]
+    fn a_mount_that_was_made_anew_counts_from_its_beginning() {
+        let mount = |pid, count, hits| MountMeters {
+            dir: "/mnt".into(),
+            pid,
+            ops: vec![op("Lookup", count, 0, &[(40, count)])],
+            cache: CacheMeters { hits, misses: 10 },
+            ..MountMeters::default()
+        };
+        let at = |at_us, mount| Meters { mounts: vec![mount], ..look(at_us, 7, vec![]) };
+        let rates = |before, now| {
+            let rates =
+                Rates::between(&at(1_000_000, before), &at(2_000_000, now)).expect("one life");
+            let [mount] = &rates.mounts[..] else { panic!("{rates:?}") };
+            assert_eq!(rates.calls[0].now, mount.now);
+            (mount.now.per_s, mount.cache_percent)
+        };
+        assert_eq!(rates(mount(5, 100, 10), mount(5, 130, 40)), (30.0, Some(100)));
+        assert_eq!(rates(mount(5, 100, 10), mount(5, 100, 10)), (0.0, None));
+        assert_eq!(rates(mount(5, 100, 10), mount(6, 130, 30)), (130.0, Some(75)));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! A REST API will carry the same values. Nothing on the data path passes here.
 
 use crate::fsck::FsckState;
-use crate::meters::Meters;
+use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -60,6 +60,8 @@ pub enum ControlReply {
     Done,
     Status(Box<Status>),
     Meters(Box<Meters>),
+    /// Answers [`ControlRequest::Meters`], too, where a mount is asked.
+    MountMeters(Box<MountMeters>),
     FsckStarted {
         number: u64,
     },
@@ -91,7 +93,7 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// Where it is mounted on this machine; filled in by the program that asks.
     #[serde(default)]
-    pub mounts: Vec<PathBuf>,
+    pub mounts: Vec<MountStatus>,
     /// Bytes moved by clients since the node started, and over the last second.
     pub traffic: Traffic,
 }
@@ -216,6 +218,9 @@ pub struct TargetStatus {
     /// Segments of an object log, and those that are free.
     #[serde(default)]
     pub segments: Option<Segments>,
+    /// Rows of the metadata, or objects of an index, that were asked for since the start.
+    #[serde(default)]
+    pub cache: CacheMeters,
 }
 
 /// The segments of an object log.
@@ -225,6 +230,26 @@ pub struct Segments {
     pub total: u64,
     /// Bytes that the cleaner copied since the start.
     pub cleaned_bytes: u64,
+}
+
+/// A mount on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MountStatus {
+    pub dir: PathBuf,
+    /// What its process has done since it began; `None` where it does not say.
+    pub now: Option<MountNow>,
+}
+
+/// What programs asked of a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountNow {
+    pub requests: u64,
+    pub in_flight: u64,
+    /// Latency of its requests, microseconds.
+    pub p50_us: u64,
+    pub p99_us: u64,
+    /// Names and attributes that were known without asking, and that were not.
+    pub cache: CacheMeters,
 }
 
 /// A client with a lease: a mount or a program.
@@ -282,8 +307,21 @@ fn unreached(socket: &Path, error: &std::io::Error) -> ControlError {
 ///
 /// [`ControlError`].
 pub fn ask(socket: &Path, request: &ControlRequest) -> Result<ControlReply, ControlError> {
+    ask_within(socket, request, Duration::from_secs(120))
+}
+
+/// As [`ask`], for so long.
+///
+/// # Errors
+///
+/// [`ControlError`].
+pub fn ask_within(
+    socket: &Path,
+    request: &ControlRequest,
+    limit: Duration,
+) -> Result<ControlReply, ControlError> {
     let stream = UnixStream::connect(socket).map_err(|error| unreached(socket, &error))?;
-    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(ControlError::Broken)?;
+    stream.set_read_timeout(Some(limit)).map_err(ControlError::Broken)?;
     let mut line = serde_json::to_string(request).map_err(ControlError::Version)?;
     line.push('\n');
     (&stream).write_all(line.as_bytes()).map_err(ControlError::Broken)?;

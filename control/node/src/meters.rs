@@ -4,8 +4,9 @@
 //! `life` changed in between the node was started anew, and it begins again.
 
 use crate::control::TargetStatus;
-use levada_base::meter::Meter;
+use levada_base::meter::{HitMeter, Meter, quantile};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// All meters of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,44 @@ pub struct Meters {
     pub clients: u64,
     pub targets: Vec<TargetMeters>,
     pub drives: Vec<DriveMeters>,
+    /// The mounts on this machine; filled in by the program that asks.
+    #[serde(default)]
+    pub mounts: Vec<MountMeters>,
+}
+
+/// The meters of a mount, from its own process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MountMeters {
+    /// Where it is mounted.
+    pub dir: String,
+    /// Its process: another one has begun to count anew.
+    pub pid: u32,
+    /// Calls of programs that have begun and not ended, now.
+    pub in_flight: u64,
+    /// By what the kernel asks.
+    pub ops: Vec<OpMeters>,
+    pub cache: CacheMeters,
+}
+
+/// What was asked of a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheMeters {
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl CacheMeters {
+    /// What a meter says.
+    #[must_use]
+    pub fn of(meter: &HitMeter) -> Self {
+        Self { hits: meter.hits.get(), misses: meter.misses.get() }
+    }
+
+    /// Hits, in percent; `None` when nothing was asked.
+    #[must_use]
+    pub fn percent(&self) -> Option<u64> {
+        (self.hits * 100).checked_div(self.hits + self.misses)
+    }
 }
 
 /// The meters of a target.
@@ -71,4 +110,16 @@ impl OpMeters {
             latency: meter.latency.buckets(),
         }
     }
+}
+
+/// The median and the 99th percentile of all kinds together, in microseconds.
+#[must_use]
+pub fn percentiles(ops: &[OpMeters]) -> (u64, u64) {
+    let mut buckets: BTreeMap<u16, u64> = BTreeMap::new();
+    for (bucket, count) in ops.iter().flat_map(|op| &op.latency) {
+        *buckets.entry(*bucket).or_default() += count;
+    }
+    let buckets: Vec<(u16, u64)> = buckets.into_iter().collect();
+    let at = |fraction| quantile(&buckets, fraction).as_micros() as u64;
+    (at(0.5), at(0.99))
 }

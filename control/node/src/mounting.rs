@@ -9,7 +9,10 @@
 //! calls fail with ESTALE. And one process at a time serves a directory, also after its mount has left the
 //! tree, and holds the directory's record locked meanwhile.
 
+mod desk;
 mod note;
+
+use desk::{Clerk, Desk};
 
 pub use note::{Life, Served, dead_in, is_at};
 
@@ -51,6 +54,8 @@ pub struct MountPlan {
     pub target: PathBuf,
     /// Held locked while the mount serves, removed when everything is durable.
     pub record: PathBuf,
+    /// Where it tells what it does: [`crate::state::StateDir::mount_socket`].
+    pub socket: PathBuf,
 }
 
 /// Mounts, serves until unmounted or told to stop, and makes everything durable. `ready` is
@@ -162,6 +167,10 @@ async fn serve(
     if let Err(error) = mount.set_read_ahead(READ_AHEAD_BYTES) {
         tracing::warn!(%error, "read-ahead stays at the kernel's default");
     }
+    let clerk =
+        Clerk { session: Rc::clone(&session), client: client.clone(), dir: plan.target.clone() };
+    let _desk = Desk::open(&plan.socket, clerk)
+        .inspect_err(|error| tracing::warn!(%error, "`levada top` does not see this mount"));
     tracing::info!(target = %plan.target.display(), "mounted");
     ready();
     let mut mount = Some(mount);

@@ -8,11 +8,10 @@ use crate::control::{
 };
 use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::fsck::{self, Checks};
-use crate::meters::{DriveMeters, Meters, OpMeters, TargetMeters};
+use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
 use crate::targets::TargetKind;
-use levada_base::meter::quantile;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
@@ -538,6 +537,7 @@ impl Operator {
             clients: status.clients.len() as u64,
             targets: self.cluster.targets.iter().map(target_meters).collect(),
             drives: drives.collect(),
+            mounts: Vec::new(),
         }
     }
 
@@ -886,6 +886,7 @@ fn target_status(target: &crate::assembly::Target) -> TargetStatus {
             let (free, total) = log.segments();
             let cleaned_bytes = log.counters().cleaned_bytes;
             TargetStatus {
+                cache: CacheMeters::of(log.asked()),
                 total_bytes: space.total_bytes,
                 free_bytes: space.free_bytes,
                 in_flight: service.meters().in_flight.get(),
@@ -898,6 +899,7 @@ fn target_status(target: &crate::assembly::Target) -> TargetStatus {
             total_bytes: usage.bytes_max,
             free_bytes: usage.bytes_max - usage.bytes_used.min(usage.bytes_max),
             in_flight: counted.in_flight(),
+            cache: CacheMeters::of(&service.looks()),
             ..both
         },
         Service::Stopped { .. } => stopped,
@@ -921,15 +923,4 @@ fn ops_of(target: &crate::assembly::Target) -> Vec<OpMeters> {
 
 fn target_meters(target: &crate::assembly::Target) -> TargetMeters {
     TargetMeters { status: target_status(target), ops: ops_of(target) }
-}
-
-/// The median and the 99th percentile of all kinds together, in microseconds.
-fn percentiles(ops: &[OpMeters]) -> (u64, u64) {
-    let mut buckets: BTreeMap<u16, u64> = BTreeMap::new();
-    for (bucket, count) in ops.iter().flat_map(|op| &op.latency) {
-        *buckets.entry(*bucket).or_default() += count;
-    }
-    let buckets: Vec<(u16, u64)> = buckets.into_iter().collect();
-    let at = |fraction| quantile(&buckets, fraction).as_micros() as u64;
-    (at(0.5), at(0.99))
 }

@@ -62,6 +62,12 @@ impl StateDir {
         self.0.join("control.sock")
     }
 
+    /// Where the process of a mount, of that number, tells what it does.
+    #[must_use]
+    pub fn mount_socket(&self, pid: u32) -> PathBuf {
+        self.0.join("mount-sockets").join(pid.to_string())
+    }
+
     /// Where the node writes what it says.
     #[must_use]
     pub fn log(&self) -> PathBuf {

@@ -28,6 +28,7 @@ use crate::table::{Client, Table};
 use crate::tail::Tail;
 use crate::tx::{Env, Outcome, Stop, Told, Tx};
 use levada_base::ids::{BootVerifier, Ino, Seq, TargetId};
+use levada_base::meter::HitMeter;
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
@@ -276,6 +277,12 @@ impl MetaService {
         let since = self.serving_since.get().unwrap_or_else(reactor::now);
         self.serving_since.set(Some(since));
         since.elapsed()
+    }
+
+    /// How often a row that was looked at was in memory, and how often not.
+    #[must_use]
+    pub fn looks(&self) -> HitMeter {
+        self.cache.borrow().looks.clone()
     }
 
     /// The clients that are known, for people.

@@ -18,6 +18,7 @@ use crate::rows::Lives;
 use crate::segment::Segments;
 use crate::stripe::{ClosedStripe, OpenStripe};
 use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
+use levada_base::meter::HitMeter;
 use levada_base::reactor::Group;
 use levada_base::sync::Notify;
 use levada_base::units::KIB;
@@ -230,6 +231,12 @@ impl ObjectLog {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.0.state.borrow().counters
+    }
+
+    /// How often an object that was asked for was in memory, and how often not.
+    #[must_use]
+    pub fn asked(&self) -> &HitMeter {
+        &self.0.objects.asked
     }
 
     /// The segments that are free, and all.

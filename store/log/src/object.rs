@@ -12,6 +12,7 @@ use crate::cuts::{Cut, Cuts};
 use crate::extents::{ExtentMap, Place, Record, Watch};
 use crate::rows::{self, LOG_KEY, LogRow, Mark, ObjectRow};
 use levada_base::ids::ObjectId;
+use levada_base::meter::HitMeter;
 use levada_base::sync::Notify;
 use levada_kv::Store;
 use lru::LruCache;
@@ -163,12 +164,15 @@ pub(crate) struct Objects {
     extents: Cell<usize>,
     /// The log's own row when it was last looked at: its geometry.
     log: Cell<Option<LogRow>>,
+    /// Objects that were asked for: in memory, or to be read from the index.
+    pub asked: HitMeter,
 }
 
 impl Objects {
     pub fn new(store: Store, extents_max: usize) -> Self {
         let cache = RefCell::new(LruCache::unbounded());
-        Self { store, cache, extents_max, extents: Cell::new(0), log: Cell::new(None) }
+        let (extents, log, asked) = (Cell::new(0), Cell::new(None), HitMeter::default());
+        Self { store, cache, extents_max, extents, log, asked }
     }
 
     /// The object by that name, with its whole map. [`LogError::Index`] when a row of it makes no
@@ -179,6 +183,7 @@ impl Objects {
             let object = cache.get_or_insert(id, || Object::unknown(id));
             Rc::clone(object)
         };
+        self.asked.count(object.load.get() == Load::Loaded);
         loop {
             let loaded = object.loaded.changed();
             match object.load.get() {

@@ -250,6 +250,7 @@ mod tests {
             cluster_uuid: Uuid::from_u128(7),
             target: dir.path().join("mnt"),
             record: dir.path().join("record"),
+            socket: dir.path().join("socket"),
         };
         let mut child = Command::new("true").spawn().expect("started");
         let (started, _) = process(child.id()).expect("told").expect("not waited for yet");

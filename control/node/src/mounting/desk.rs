@@ -1,0 +1,92 @@
+//! Where the process of a mount tells what it does, for `levada top` and `levada status`.
+
+use crate::control::{ControlReply, ControlRequest};
+use crate::desk;
+use crate::meters::{CacheMeters, MountMeters, OpMeters};
+use futures_util::future::LocalBoxFuture;
+use levada_base::reactor::Group;
+use levada_client::Client;
+use levada_mount::files::Files;
+use levada_mount::session::Session;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// It is open as long as this lives.
+pub(super) struct Desk {
+    socket: PathBuf,
+    group: Group,
+}
+
+impl Desk {
+    /// Opens it at `socket`, the name of which is the number of this process.
+    ///
+    /// # Errors
+    ///
+    /// When the socket cannot be made.
+    pub(super) fn open(socket: &Path, clerk: Clerk) -> io::Result<Self> {
+        if let Some(dir) = socket.parent() {
+            std::fs::create_dir_all(dir)?;
+            clear(dir)?;
+        }
+        let group = Group::new();
+        desk::open(socket, Rc::new(clerk), &group)?;
+        Ok(Self { socket: socket.to_owned(), group })
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.group.kill();
+        // What stays is cleared away by the next mount.
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Removes the sockets of processes that were killed.
+fn clear(dir: &Path) -> io::Result<()> {
+    for socket in std::fs::read_dir(dir)? {
+        let socket = socket?;
+        if !Path::new("/proc").join(socket.file_name()).exists() {
+            std::fs::remove_file(socket.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Who answers.
+pub(super) struct Clerk {
+    pub(super) session: Rc<Session<Files>>,
+    pub(super) client: Client,
+    pub(super) dir: PathBuf,
+}
+
+impl Clerk {
+    fn meters(&self) -> MountMeters {
+        let meters = self.session.meters();
+        let kinds = meters.kinds();
+        MountMeters {
+            dir: self.dir.display().to_string(),
+            pid: std::process::id(),
+            in_flight: meters.in_flight(),
+            ops: kinds
+                .iter()
+                .map(|(op, meter)| OpMeters::of(&format!("{op:?}"), "", meter))
+                .collect(),
+            cache: CacheMeters::of(self.client.asked()),
+        }
+    }
+}
+
+impl desk::Clerk for Clerk {
+    fn answer(&self, request: ControlRequest) -> LocalBoxFuture<'_, ControlReply> {
+        Box::pin(async move {
+            match request {
+                ControlRequest::Meters => ControlReply::MountMeters(Box::new(self.meters())),
+                _ => ControlReply::Failed {
+                    why: "a mount tells its meters, and nothing else".into(),
+                },
+            }
+        })
+    }
+}
