@@ -105,7 +105,7 @@ impl IndexFinding {
 }
 
 /// The object that a row belongs to, by its key.
-fn object_of(key: &[u8]) -> Option<ObjectId> {
+pub(crate) fn object_of(key: &[u8]) -> Option<ObjectId> {
     let (tag, rest) = key.split_first()?;
     let is_object = matches!((*tag, key.len()), (OBJECTS, 25) | (EXTENTS, 33));
     is_object.then(|| ObjectId::from_key(*rest.first_chunk().expect("24 bytes at least")))

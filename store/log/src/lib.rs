@@ -14,6 +14,7 @@ mod format;
 mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
+mod list;
 mod log;
 mod object;
 mod open;
@@ -30,6 +31,7 @@ mod write;
 pub use deep::{SegmentFinding, SegmentReport, check_segments};
 pub use error::LogError;
 pub use fsck::{IndexFinding, IndexReport, IndexedObject, IndexedObjects, check_index};
+pub use list::ListedObjects;
 pub use log::{Ack, Config, Counters, ObjectLog, Space, Stability, Stat};
 pub use ranges::DataRanges;
 pub use rebuild::{RebuildReport, Rebuilt};
