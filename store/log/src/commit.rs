@@ -21,6 +21,7 @@ use crate::LogError;
 use crate::extents::{Extent, Watch};
 use crate::log::{Inner, ObjectLog, State};
 use crate::object::{Change, Object};
+use crate::observe::IndexObserver;
 use crate::rows::Mark;
 use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
 use crate::segment::SegmentState;
@@ -202,7 +203,8 @@ impl Inner {
     fn index(&self, cut: Cut) -> Result<Seq, LogError> {
         let mut state = self.state.borrow_mut();
         let mut batch = Batch::default();
-        let mut watch = WatchIndex::default();
+        let observer = self.observer.borrow().clone();
+        let mut watch = WatchIndex { observer, ..WatchIndex::default() };
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
             let stripe = state.closed.pop_front().expect("looked at above");
             // It is flushed, and its footer tells.
@@ -395,6 +397,9 @@ pub(crate) struct WatchIndex {
     touched: Vec<u64>,
     /// Of the change being applied: extents left the map.
     removed: bool,
+    /// And its object, while it is applied.
+    object: Option<ObjectId>,
+    observer: Option<Rc<dyn IndexObserver>>,
 }
 
 impl WatchIndex {
@@ -403,6 +408,7 @@ impl WatchIndex {
         let mut indexed = object.indexed.borrow_mut();
         let (existed, mark) = (indexed.exists, indexed.mark);
         self.removed = false;
+        self.object = Some(object.id);
         indexed.apply(version, change, segment, self);
         let exists = indexed.exists;
         self.died |= match change {
@@ -431,7 +437,14 @@ impl WatchIndex {
                 .or_insert_with(|| (Rc::clone(object), false, BTreeSet::new()));
             slot.1 |= row_changed;
             slot.2.extend(touched);
+            if let Some(observer) = &self.observer {
+                observer.changed(object.id, existed, exists);
+            }
         }
+    }
+
+    fn observed(&self) -> Option<(&dyn IndexObserver, ObjectId)> {
+        self.observer.as_deref().zip(self.object)
     }
 
     /// The rows as they are after all changes.
@@ -465,6 +478,9 @@ impl Watch for WatchIndex {
         self.index_bytes -= extent_row_bytes(offset, extent) as i64;
         self.removed = true;
         self.touched.push(offset);
+        if let Some((observer, object)) = self.observed() {
+            observer.removed(object, offset, extent);
+        }
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
@@ -472,6 +488,9 @@ impl Watch for WatchIndex {
             extent.footprint() as i64;
         self.index_bytes += extent_row_bytes(offset, extent) as i64;
         self.touched.push(offset);
+        if let Some((observer, object)) = self.observed() {
+            observer.added(object, offset, extent);
+        }
     }
 
     fn mark_moved(&mut self, from: Mark, to: Mark) {
@@ -482,6 +501,9 @@ impl Watch for WatchIndex {
         }
         if let Some(segment) = to.segment {
             self.segments.entry(segment).or_default().sizes += 1;
+        }
+        if let Some((observer, object)) = self.observed() {
+            observer.mark_moved(object, from, to);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! docs/design/0005-object-log.md.
 
 mod bytes;
+mod check;
 mod clean;
 mod commit;
 mod cuts;
@@ -17,6 +18,7 @@ pub mod fuzz;
 mod list;
 mod log;
 mod object;
+mod observe;
 mod open;
 mod ranges;
 mod read;

@@ -3,6 +3,7 @@
 mod support;
 
 use levada_base::ids::{Ino, ObjectId};
+use levada_base::planted;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_log::{IndexedObject, ObjectLog, Stability};
 use std::cell::RefCell;
@@ -74,6 +75,14 @@ fn lists(seed: u64) -> u64 {
 fn a_page_is_what_is_there_at_that_moment() {
     let compared: u64 = seeds(6).map(lists).sum();
     assert!(compared > 1000, "{compared}");
+}
+
+#[test]
+fn a_listing_of_the_index_alone_is_found() {
+    planted::choose(Some("log-list-of-index-alone"));
+    let found = (0..10).any(|seed| std::panic::catch_unwind(|| lists(seed)).is_err());
+    planted::choose(None);
+    assert!(found);
 }
 
 #[test]
