@@ -1,11 +1,14 @@
-//! The check of a running node: one at a time, beside everything else. The metadata first, then objects against files.
+//! The check of a running node: one at a time, beside everything else. Each target by itself first, then objects against
+//! files.
 
 use super::objects::Compared;
+use super::offline::item_of;
 use super::report::{Done, FoundItem, TargetReport};
 use super::suspects::{Beside, Settled};
 use crate::assembly::{Cluster, Service};
 use levada_base::ids::TargetId;
 use levada_base::reactor::{self, JoinHandle};
+use levada_kv::Store;
 use levada_log::{LogError, ObjectLog};
 use levada_meta::{Fsck, FsckConfig, FsckProgress, MetaService, Paths};
 use serde::{Deserialize, Serialize};
@@ -119,6 +122,10 @@ impl Check {
     async fn run(&self, cluster: &Cluster, config: CheckConfig) {
         let names = cluster.targets.iter().map(|target| target.entry.name());
         self.unfinished.replace(names.collect());
+        let metadata = cluster.targets.iter().find_map(|target| match &target.service {
+            Service::Metadata { service, .. } => Some(service.store()),
+            Service::Objects { .. } | Service::Stopped { .. } => None,
+        });
         let mut served = Vec::new();
         let (mut logs, mut unread) = (Vec::new(), Vec::new());
         for target in &cluster.targets {
@@ -129,7 +136,8 @@ impl Check {
                     served.push((name, service));
                 }
                 Service::Objects { log, .. } => {
-                    self.add(TargetReport::empty(&name));
+                    let yields = config.metadata.yields;
+                    self.add(self.check_index(&name, log, metadata, yields).await);
                     logs.push((id, name, log.clone()));
                 }
                 Service::Stopped { why } => {
@@ -173,6 +181,45 @@ impl Check {
             Err(error) => Err(error),
         };
         report.unwrap_or_else(|error| TargetReport::unread(name, error.to_string()))
+    }
+
+    /// The index of an object target by itself.
+    async fn check_index(
+        &self,
+        name: &str,
+        log: &ObjectLog,
+        metadata: Option<&Store>,
+        yields: bool,
+    ) -> TargetReport {
+        let progress = Rc::new(Cell::new(FsckProgress::default()));
+        let shown = Rc::clone(&progress);
+        self.now.replace(Some((name.to_owned(), Rc::new(move || shown.get()))));
+        let rows = log.index_rows();
+        let told = |done_rows: u64| {
+            let (phase, total_rows) = ("checking the index", rows.max(done_rows));
+            progress.set(FsckProgress { phase, done_rows, total_rows });
+        };
+        told(0);
+        let begun = reactor::now();
+        let mut report = TargetReport::empty(name);
+        match log.check_index(yields, &told).await {
+            Ok(Some(index)) => {
+                (report.rows, report.objects) = (index.rows, index.objects);
+                report.memory_bytes = index.memory_bytes;
+                for finding in &index.findings {
+                    report.add([item_of(name, finding, metadata).await], Done::Left);
+                }
+                report.found += index.found - index.findings.len() as u64;
+                if index.unsettled > 0 {
+                    let what = format!("the extents of {} objects: in use", index.unsettled);
+                    report.not_checked.push(what);
+                }
+            }
+            Ok(None) => report.not_checked.push("its index: another check is running".to_owned()),
+            Err(error) => report.not_checked.push(format!("its index: {error}")),
+        }
+        report.seconds = begun.elapsed().as_secs_f64();
+        report
     }
 
     /// Objects against files.

@@ -14,6 +14,7 @@
 use super::join::{Join, Met, Side};
 use super::objects::{Compared, FINDINGS_KEPT, Misfit, ObjectFinding, Targets, misfits};
 use levada_base::ids::{Ino, ObjectId, TargetId};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_log::{IndexedObject, LogError, ObjectLog};
 use levada_meta::{FileRow, FsckProgress, MetaService};
@@ -201,6 +202,9 @@ impl Beside<'_> {
         let Some(row) = before.row.filter(|_| !before.held.is_doomed) else {
             return Ok(Look::default());
         };
+        if planted!("fsck-two-looks") {
+            reactor::sleep(PAUSE_MIN).await;
+        }
         let objects = self.objects_of(ino, &row, met).await?;
         let mut found = misfits(ino, &row, &objects, self.targets());
         if found.is_empty() {
@@ -211,7 +215,9 @@ impl Beside<'_> {
             return Ok(Look::default());
         }
         let is_written = before.held.is_written || after.held.is_written;
-        let holds = before.change == after.change && !is_written;
+        let holds = before.change == after.change && !is_written
+            || planted!("fsck-use-not-asked")
+            || planted!("fsck-two-looks") && !before.held.is_written;
         let all = found.len();
         found.retain(|(_, finding)| holds || !finding.may_be_of_use());
         Ok(Look { is_in_use: found.len() < all, found })

@@ -139,6 +139,49 @@ fn what_does_not_fit_a_file_is_found_with_its_path() {
     });
 }
 
+#[test]
+fn what_is_wrong_with_an_index_is_found() {
+    Reactor::simulated(44).block_on(async {
+        let shelf = Shelf::default();
+        served(&shelf, write_file).await;
+        let ost = target_of_the_object(&shelf).await;
+        // `index bytes`, at 72 of the log's row.
+        let change = async |by: i8| {
+            let changed = change_rows(&shelf, &ost, |key, mut row| {
+                if key == b"M" {
+                    row[74] = row[74].wrapping_add_signed(by);
+                }
+                Some(row)
+            });
+            changed.await;
+        };
+        change(1).await;
+        let (sorts, state) = found(&shelf).await;
+        assert_eq!(
+            (&sorts[..], state.items.len()),
+            (&["index-sum".to_owned()][..], 1),
+            "{state:?}"
+        );
+        let item = &state.items[0];
+        assert_eq!((&item.target, item.says), (&ost, item.has.map(|has| has + (1 << 16))));
+        assert_eq!(Sum::of(&state.reports).exit_code(), 4);
+        change(-1).await;
+        let (sorts, state) = found(&shelf).await;
+        assert_eq!(sorts, [""; 0], "{state:?}");
+        let report = state.reports.iter().find(|report| report.target == ost).expect("one");
+        assert!(report.rows > 0 && report.objects > 0 && report.memory_bytes > 0, "{report:?}");
+
+        // The object is lost, and its bytes are not.
+        change_rows(&shelf, &ost, |key, row| (key[0] != b'O').then_some(row)).await;
+        let (sorts, state) = found(&shelf).await;
+        for sort in ["extent-object", "missing-object"] {
+            let item = state.items.iter().find(|item| item.find == sort);
+            let item = item.unwrap_or_else(|| panic!("{sort}: {sorts:?}"));
+            assert_eq!((&item.target, item.path.as_deref()), (&ost, Some("/data")));
+        }
+    });
+}
+
 /// Takes the file's inode and names away, as if it had never been; with `next_ino` also what numbers were given out.
 async fn forget_the_file(shelf: &Shelf, next_ino: Option<u64>) {
     change_rows(shelf, "mdt0", |key, mut row| {
