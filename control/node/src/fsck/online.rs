@@ -6,6 +6,7 @@ use super::offline::item_of;
 use super::report::{Done, FoundItem, TargetReport};
 use super::suspects::{Beside, Settled};
 use crate::assembly::{Cluster, Service};
+use crate::targets::TargetKind;
 use levada_base::ids::TargetId;
 use levada_base::reactor::{self, JoinHandle};
 use levada_kv::Store;
@@ -86,10 +87,11 @@ impl Checks {
             return Err(Running);
         }
         self.count.set(self.count.get() + 1);
+        let names = cluster.targets.iter().map(|target| target.entry.name());
         let check = Rc::new(Check {
             number: self.count.get(),
             now: RefCell::default(),
-            unfinished: RefCell::default(),
+            unfinished: RefCell::new(names.collect()),
             items: RefCell::default(),
             reports: RefCell::default(),
             ended: Cell::new(false),
@@ -120,8 +122,6 @@ impl Checks {
 
 impl Check {
     async fn run(&self, cluster: &Cluster, config: CheckConfig) {
-        let names = cluster.targets.iter().map(|target| target.entry.name());
-        self.unfinished.replace(names.collect());
         let metadata = cluster.targets.iter().find_map(|target| match &target.service {
             Service::Metadata { service, .. } => Some(service.store()),
             Service::Objects { .. } | Service::Stopped { .. } => None,
@@ -137,12 +137,21 @@ impl Check {
                 }
                 Service::Objects { log, .. } => {
                     let yields = config.metadata.yields;
-                    self.add(self.check_index(&name, log, metadata, yields).await);
-                    logs.push((id, name, log.clone()));
+                    match self.check_index(&name, log, metadata, yields).await {
+                        Ok(report) => {
+                            self.add(report);
+                            logs.push((id, name, log.clone()));
+                        }
+                        // It has stopped since it was opened.
+                        Err(error) => {
+                            self.add(TargetReport::unread(&name, error.to_string()));
+                            unread.push(id);
+                        }
+                    }
                 }
                 Service::Stopped { why } => {
                     self.add(TargetReport::unread(&name, why.clone()));
-                    if name.starts_with("ost") {
+                    if target.entry.kind == TargetKind::Objects {
                         unread.push(id);
                     }
                 }
@@ -190,7 +199,7 @@ impl Check {
         log: &ObjectLog,
         metadata: Option<&Store>,
         yields: bool,
-    ) -> TargetReport {
+    ) -> Result<TargetReport, LogError> {
         let progress = Rc::new(Cell::new(FsckProgress::default()));
         let shown = Rc::clone(&progress);
         self.now.replace(Some((name.to_owned(), Rc::new(move || shown.get()))));
@@ -202,8 +211,8 @@ impl Check {
         told(0);
         let begun = reactor::now();
         let mut report = TargetReport::empty(name);
-        match log.check_index(yields, &told).await {
-            Ok(Some(index)) => {
+        match log.check_index(yields, &told).await? {
+            Some(index) => {
                 (report.rows, report.objects) = (index.rows, index.objects);
                 report.memory_bytes = index.memory_bytes;
                 for finding in &index.findings {
@@ -215,11 +224,10 @@ impl Check {
                     report.not_checked.push(what);
                 }
             }
-            Ok(None) => report.not_checked.push("its index: another check is running".to_owned()),
-            Err(error) => report.not_checked.push(format!("its index: {error}")),
+            None => report.not_checked.push("its index: another check is running".to_owned()),
         }
         report.seconds = begun.elapsed().as_secs_f64();
-        report
+        Ok(report)
     }
 
     /// Objects against files.

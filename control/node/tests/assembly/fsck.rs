@@ -277,6 +277,7 @@ fn a_running_node_is_checked_and_metered() {
         assert_eq!(operator.answer(ControlRequest::FsckStop).await, ControlReply::Done);
         let stopped = state(0).await;
         assert!(stopped.ended, "{stopped:?}");
+        assert_eq!(Sum::of(&stopped.reports).exit_code(), 8, "nothing was checked: {stopped:?}");
 
         let meters = match operator.answer(ControlRequest::Meters).await {
             ControlReply::Meters(meters) => *meters,
