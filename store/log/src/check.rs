@@ -302,11 +302,12 @@ impl Check<'_> {
             let walk = Walk::new(&key, Some(&[&key[..], &[0]].concat()));
             self.page(&walk, |rows, state| match rows.first() {
                 None => self.segment(segment, None, state),
-                Some((key, value)) => match SegmentRow::decode(key, value) {
-                    Ok((_, row)) => self.segment(segment, Some(row), state),
-                    // Told above, unless it has come since.
-                    Err(_) => {}
-                },
+                // One that makes no sense was told.
+                Some((key, value)) => {
+                    if let Ok((_, row)) = SegmentRow::decode(key, value) {
+                        self.segment(segment, Some(row), state);
+                    }
+                }
             })
             .await?;
         }
