@@ -103,6 +103,13 @@ fn a_damaged_cluster_is_repaired() {
         Some(row)
     });
 
+    // Up or down, what is wrong is found.
+    cluster.ok(&["up"]);
+    let told = ends(&cluster, 4, &["fsck", "--json"], &[]);
+    for part in [r#""find":"unlisted-object""#, r#""path":"/home/kept""#, r#""find":"index-sum""#] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    cluster.ok(&["down"]);
     let told = ends(&cluster, 4, &["fsck", "--json"], &[]);
     let lines: Vec<serde_json::Value> =
         told.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();

@@ -55,6 +55,8 @@ pub const BUGS: &[Bug] = &[
     bug("meta-lost-numbers-given-again", stack::stack, 40),
     bug("client-tail-not-held", stack::stack, 20),
     bug("client-tail-not-handed-back", stack::stack, 20),
+    bug("fsck-use-not-asked", stack::stack, 20),
+    bug("fsck-two-looks", stack::stack, 100),
 ];
 
 /// The seed that finds a bug, and what it says.

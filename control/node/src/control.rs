@@ -32,7 +32,7 @@ pub enum ControlRequest {
     DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
-    /// Starts a check of the metadata, unless one runs. Answered by [`ControlReply::FsckStarted`].
+    /// Starts a check of all targets, unless one runs. Answered by [`ControlReply::FsckStarted`].
     Fsck {
         /// For what grows with the number of directories.
         memory_bytes: u64,

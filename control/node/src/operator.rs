@@ -7,7 +7,7 @@ use crate::control::{
     ScrubResult, Segments, Status, TargetStatus, Traffic,
 };
 use crate::drives::{self, DriveSource, Intake, NoDevice};
-use crate::fsck::{self, Checks};
+use crate::fsck::{self, CheckConfig, Checks};
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
@@ -146,7 +146,8 @@ impl Operator {
             ControlRequest::DriveAdd { drive, force } => self.add(&drive, force).await,
             ControlRequest::Scrub => self.scrub(),
             ControlRequest::Fsck { memory_bytes, fast } => {
-                let config = FsckConfig { memory_bytes, yields: !fast };
+                let metadata = FsckConfig { memory_bytes, yields: !fast };
+                let config = CheckConfig { metadata, patience: None };
                 match self.checks.start(&self.cluster, config) {
                     Ok(number) => return ControlReply::FsckStarted { number },
                     Err(running) => Err(running.into()),

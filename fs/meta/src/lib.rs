@@ -38,8 +38,8 @@ pub use census::{Census, FileNote, census};
 pub use check::{Problem, check};
 pub use config::{CallHeader, FsConfig, MetaError, ServeConfig};
 pub use fsck::{
-    EntryFault, FileRow, FileUse, Files, Finding, Fsck, FsckConfig, FsckProgress, FsckReport,
-    Known, List, Numbers, Paths, RepairOptions, note_components, repair,
+    EntryFault, FileNow, FileRow, FileUse, Files, Finding, Fsck, FsckConfig, FsckProgress,
+    FsckReport, Known, List, Numbers, Paths, RepairOptions, note_components, repair,
 };
 pub use row::{Damaged, Limit, Subject, SubjectKind, Usage};
 pub use service::{ClientNote, MetaService};

@@ -4,9 +4,10 @@ use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
 use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_meta::{Fsck, FsckConfig};
+use levada_meta::FsckConfig;
 use levada_node::assembly::{Cluster, Service};
 use levada_node::drives::{self, Intake};
+use levada_node::fsck::{CheckConfig, Checks, FsckState, Sum};
 use levada_raid::MemberState;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -17,8 +18,8 @@ use std::time::Duration;
 const AFTER_ROT: Duration = Duration::from_millis(200);
 /// A scrub of the few objects here that takes longer hangs.
 const SCRUB_TIME_MAX: Duration = Duration::from_secs(60);
-/// As long for a check of the few rows.
-const CHECK_TIME_MAX: Duration = Duration::from_secs(60);
+/// As long for a check of the few rows, and a lease more if there is an object without an inode.
+const CHECK_TIME_MAX: Duration = Duration::from_secs(150);
 
 /// Drives that are not whole.
 #[derive(Default)]
@@ -50,6 +51,19 @@ fn in_use(rng: &mut Rng, drive_bytes: u64) -> u64 {
 
 /// Runs of bytes of one drive that read wrong: where, how many, which bits.
 type Rot = (usize, Vec<(u64, u64, u8)>);
+
+/// The check of a cluster that is up, to its end or the first thing that it finds.
+pub(super) async fn checked(cluster: &Rc<Cluster>, config: CheckConfig) -> FsckState {
+    let checks = Checks::default();
+    checks.start(cluster, config).expect("none runs");
+    loop {
+        let state = checks.state(0).expect("one was started");
+        if state.ended || !state.items.is_empty() {
+            return state;
+        }
+        reactor::sleep(Duration::from_millis(1)).await;
+    }
+}
 
 impl Stack {
     /// One fault or one repair, as the stated distribution deals them.
@@ -88,7 +102,7 @@ impl Stack {
                 });
             }
             7 => self.scrub_objects(&mut rng),
-            8 => self.check_metadata(&mut rng),
+            8 => self.check_all(&mut rng),
             _ => self.mend(&mut rng),
         }
     }
@@ -134,33 +148,35 @@ impl Stack {
         });
     }
 
-    /// The check of the metadata, beside everything else, as the operator starts it. Whatever befalls drives
-    /// and clients meanwhile, all rows fit together.
-    fn check_metadata(self: &Rc<Self>, rng: &mut Rng) {
+    /// The check of all targets, beside everything else, as the operator starts it. Whatever befalls drives and clients
+    /// meanwhile, all fits together.
+    fn check_all(self: &Rc<Self>, rng: &mut Rng) {
         let Some(cluster) = self.cluster() else { return };
-        let services = cluster.targets.iter().filter_map(|target| match &target.service {
-            Service::Metadata { service, .. } => Some(Rc::clone(service)),
-            Service::Objects { .. } | Service::Stopped { .. } => None,
+        let metadata = FsckConfig { yields: rng.one_in(2), ..FsckConfig::default() };
+        // The node does not live for as long as a file in use is usually looked at.
+        let patience = Duration::from_millis(rng.below(300));
+        let config = CheckConfig { metadata, patience: Some(patience) };
+        let world = Rc::clone(&self.world);
+        world.tell(|| "check of all targets".to_owned());
+        let seed = world.seed;
+        reactor::spawn_in(&self.world.node(), async move {
+            let checked = reactor::timeout(CHECK_TIME_MAX, checked(&cluster, config)).await;
+            let state = checked.unwrap_or_else(|_| panic!("seed {seed}: the check hangs"));
+            let sum = Sum::of(&state.reports);
+            assert!(state.items.is_empty() && sum.found == 0, "seed {seed}: {state:?}");
+            let excuses = ["another check is running", "waits for a client", "in use"];
+            let is_excused = |what: &String| excuses.iter().any(|excuse| what.contains(excuse));
+            assert!(sum.not_checked.iter().all(is_excused), "seed {seed}: {state:?}");
+            let mut coverage = world.coverage.borrow_mut();
+            // Another one is running, or a client is awaited.
+            if state.reports[0].rows > 0 {
+                coverage.count("metadata checked beside faults", 1);
+                coverage.count("rows checked so", sum.rows);
+            }
+            coverage.count("objects compared so", sum.objects);
+            let in_use = sum.not_checked.iter().any(|what| what.contains("in use"));
+            coverage.count("checks that left files in use", u64::from(in_use));
         });
-        let config = FsckConfig { yields: rng.one_in(2), ..FsckConfig::default() };
-        for service in services {
-            let world = Rc::clone(&self.world);
-            world.tell(|| "check of the metadata".to_owned());
-            let seed = world.seed;
-            reactor::spawn_in(&self.world.node(), async move {
-                let fsck = Fsck::of_service(service, config);
-                let report = reactor::timeout(CHECK_TIME_MAX, fsck.run()).await;
-                let report = report.unwrap_or_else(|_| panic!("seed {seed}: the check hangs"));
-                let report = report.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-                assert!(report.findings.is_empty(), "seed {seed}: {report:?}");
-                // Another one is running, or a client is awaited.
-                if report.not_checked.is_empty() {
-                    let mut coverage = world.coverage.borrow_mut();
-                    coverage.count("metadata checked beside faults", 1);
-                    coverage.count("rows checked so", report.rows);
-                }
-            });
-        }
     }
 
     /// Waits for the scrub that runs.

@@ -11,6 +11,7 @@ use super::calm::Calm;
 use super::cluster::{self, CLIENT, Stack};
 use super::expected;
 use super::floors;
+use super::mischief;
 use super::model::{Body, Names, Tree};
 use super::worker::{self, Worker};
 use crate::{Outcome, Rng, Shape, World};
@@ -20,8 +21,9 @@ use levada_base::ids::Ino;
 use levada_base::probe;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_client::{Client, Error};
-use levada_meta::{Census, Fsck, FsckConfig};
+use levada_meta::Census;
 use levada_node::assembly::Service;
+use levada_node::fsck::{CheckConfig, Sum};
 use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -420,6 +422,9 @@ impl Run {
         // Chores: orphans of the client that is gone are destroyed.
         reactor::sleep(Duration::from_secs(30)).await;
         let cluster = self.stack.cluster().expect("the node serves");
+        let checked = mischief::checked(&cluster, CheckConfig::default()).await;
+        let is_clean = Sum::of(&checked.reports).exit_code() == 0 && checked.items.is_empty();
+        assert!(is_clean, "seed {seed}: {checked:?}");
         let mut objects = 0;
         let mut scrubbed = Vec::new();
         let mut census = Census::default();
@@ -430,11 +435,6 @@ impl Run {
                     let problems = levada_meta::check(service.store()).await;
                     let problems = problems.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                     assert!(problems.is_empty(), "seed {seed}: {name}: {problems:?}");
-                    let fsck = Fsck::of_service(Rc::clone(service), FsckConfig::default());
-                    let report = fsck.run().await;
-                    let report = report.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
-                    let is_clean = report.findings.is_empty() && report.not_checked.is_empty();
-                    assert!(is_clean, "seed {seed}: {name}: {report:?}");
                     let counted = levada_meta::census(service.store()).await;
                     census = counted.unwrap_or_else(|e| panic!("seed {seed}: {name}: {e}"));
                 }

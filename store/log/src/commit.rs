@@ -21,6 +21,7 @@ use crate::LogError;
 use crate::extents::{Extent, Watch};
 use crate::log::{Inner, ObjectLog, State};
 use crate::object::{Change, Object};
+use crate::observe::IndexObserver;
 use crate::rows::Mark;
 use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
 use crate::segment::SegmentState;
@@ -203,7 +204,8 @@ impl Inner {
     fn index(&self, cut: Cut) -> Result<Seq, LogError> {
         let mut state = self.state.borrow_mut();
         let mut batch = Batch::default();
-        let mut watch = WatchIndex::default();
+        let observer = self.observer.borrow().clone();
+        let mut watch = WatchIndex { observer, ..WatchIndex::default() };
         let mut unstaged_cost = 0;
         // The store counts more while it has not replaced rows by newer ones, and less when it has.
         state.index_cost = state.index_cost.min(self.store.usage().bytes_used);
@@ -412,6 +414,9 @@ pub(crate) struct WatchIndex {
     touched: Vec<u64>,
     /// Of the change being applied: extents left the map.
     removed: bool,
+    /// And its object, while it is applied.
+    object: Option<ObjectId>,
+    observer: Option<Rc<dyn IndexObserver>>,
 }
 
 impl WatchIndex {
@@ -421,6 +426,7 @@ impl WatchIndex {
         let (existed, mark) = (indexed.exists, indexed.mark);
         self.index_cost -= object_row_cost(&indexed);
         self.removed = false;
+        self.object = Some(object.id);
         indexed.apply(version, change, segment, self);
         let exists = indexed.exists;
         self.index_cost += object_row_cost(&indexed);
@@ -445,7 +451,14 @@ impl WatchIndex {
                 .or_insert_with(|| (Rc::clone(object), false, BTreeSet::new()));
             slot.1 |= row_changed;
             slot.2.extend(touched);
+            if let Some(observer) = &self.observer {
+                observer.changed(object.id, existed, exists);
+            }
         }
+    }
+
+    fn observed(&self) -> Option<(&dyn IndexObserver, ObjectId)> {
+        self.observer.as_deref().zip(self.object)
     }
 
     /// The rows as they are after all changes.
@@ -480,6 +493,9 @@ impl Watch for WatchIndex {
         self.index_cost -= cost_of(offset, extent);
         self.removed = true;
         self.touched.push(offset);
+        if let Some((observer, object)) = self.observed() {
+            observer.removed(object, offset, extent);
+        }
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
@@ -488,6 +504,9 @@ impl Watch for WatchIndex {
         self.index_bytes += extent_row_bytes(offset, extent) as i64;
         self.index_cost += cost_of(offset, extent);
         self.touched.push(offset);
+        if let Some((observer, object)) = self.observed() {
+            observer.added(object, offset, extent);
+        }
     }
 
     fn mark_moved(&mut self, from: Mark, to: Mark) {
@@ -498,6 +517,9 @@ impl Watch for WatchIndex {
         }
         if let Some(segment) = to.segment {
             self.segments.entry(segment).or_default().sizes += 1;
+        }
+        if let Some((observer, object)) = self.observed() {
+            observer.mark_moved(object, from, to);
         }
     }
 }

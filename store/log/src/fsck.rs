@@ -105,7 +105,7 @@ impl IndexFinding {
 }
 
 /// The object that a row belongs to, by its key.
-fn object_of(key: &[u8]) -> Option<ObjectId> {
+pub(crate) fn object_of(key: &[u8]) -> Option<ObjectId> {
     let (tag, rest) = key.split_first()?;
     let is_object = matches!((*tag, key.len()), (OBJECTS, 25) | (EXTENTS, 33));
     is_object.then(|| ObjectId::from_key(*rest.first_chunk().expect("24 bytes at least")))
@@ -123,6 +123,8 @@ pub struct IndexReport {
     pub found: u64,
     /// The most memory that it took, about.
     pub memory_bytes: u64,
+    /// Of a log that goes on: objects that did not fit at first sight, and changed whenever they were looked at again.
+    pub unsettled: u64,
     /// What the sums should be, where they could be counted and are not.
     segments: BTreeMap<u32, SegmentRow>,
     index_bytes: Option<u64>,
@@ -137,14 +139,14 @@ impl IndexReport {
         self.last_inos.get(&fs).copied().unwrap_or(0)
     }
 
-    fn add(&mut self, finding: IndexFinding) {
+    pub(crate) fn add(&mut self, finding: IndexFinding) {
         self.found += 1;
         if self.findings.len() < FINDINGS_KEPT {
             self.findings.push(finding);
         }
     }
 
-    fn row(&mut self, row: &'static str, key: &[u8]) {
+    pub(crate) fn row(&mut self, row: &'static str, key: &[u8]) {
         self.add(IndexFinding::Row { row, key: key.to_vec() });
     }
 

@@ -4,6 +4,7 @@
 //! docs/design/0005-object-log.md.
 
 mod bytes;
+mod check;
 mod clean;
 mod commit;
 mod cuts;
@@ -14,8 +15,10 @@ mod format;
 mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
+mod list;
 mod log;
 mod object;
+mod observe;
 mod open;
 mod ranges;
 mod read;
@@ -31,6 +34,7 @@ mod write;
 pub use deep::{SegmentFinding, SegmentReport, check_segments};
 pub use error::LogError;
 pub use fsck::{IndexFinding, IndexReport, IndexedObject, IndexedObjects, check_index};
+pub use list::ListedObjects;
 pub use log::{Ack, Config, Counters, ObjectLog, Stability, Stat};
 pub use ranges::DataRanges;
 pub use rebuild::{RebuildReport, Rebuilt};

@@ -14,6 +14,7 @@ use crate::LogError;
 use crate::extents::footprint;
 use crate::format::StripeOrder;
 use crate::object::Objects;
+use crate::observe::IndexObserver;
 use crate::rows::Lives;
 use crate::segment::Segments;
 use crate::stripe::{ClosedStripe, OpenStripe};
@@ -145,6 +146,8 @@ pub(crate) struct Inner {
     pub repairs: RangeLocks,
     /// Background work lives and dies with whoever opened the log, not with whoever asked last.
     pub group: Group,
+    /// Told of changes of the index, while there is one.
+    pub observer: RefCell<Option<Rc<dyn IndexObserver>>>,
 }
 
 pub(crate) struct State {

@@ -316,6 +316,7 @@ impl Inner {
             scrubbed_bytes: Cell::new(0),
             repairs: RangeLocks::default(),
             group: reactor::current_group(),
+            observer: RefCell::default(),
         })
     }
 

@@ -1,43 +1,16 @@
 //! Objects against files: each object has a file that knows of it and is no longer than it, and each component that a
-//! file notes has its object. Of a cluster that is down, where neither side changes.
-//!
-//! The inodes of the metadata and the objects of all targets are walked side by side, in the order of inode numbers; so
-//! memory is a page of each.
+//! file notes has its object. Here of a cluster that is down, where neither side changes; `suspects` is that of one that
+//! is up.
 
+use super::join::{Join, Met, Side};
 use super::report::FoundItem;
 use levada_base::ids::{Ino, ObjectId, TargetId};
 use levada_kv::{KvError, Store};
-use levada_log::{IndexedObject, IndexedObjects};
-use levada_meta::{FileNote, FileRow, FileUse, Files, Numbers, Paths};
+use levada_log::{IndexedObject, LogError};
+use levada_meta::{FileNote, FileRow, FileUse, Numbers, Paths};
 
 /// Findings that are told; more are counted.
-const FINDINGS_KEPT: usize = 100_000;
-
-/// An object target.
-pub struct Side<'a> {
-    pub id: TargetId,
-    objects: IndexedObjects<'a>,
-    head: Option<IndexedObject>,
-    pub count: u64,
-}
-
-impl<'a> Side<'a> {
-    /// That of the index in a store.
-    pub async fn new(id: TargetId, store: &'a Store) -> Result<Self, KvError> {
-        let mut objects = IndexedObjects::new(store).await?;
-        let head = objects.next().await?;
-        Ok(Self { id, objects, head, count: 0 })
-    }
-
-    async fn take(&mut self) -> Result<Option<IndexedObject>, KvError> {
-        let object = self.head.take();
-        if object.is_some() {
-            self.count += 1;
-            self.head = self.objects.next().await?;
-        }
-        Ok(object)
-    }
-}
+pub const FINDINGS_KEPT: usize = 100_000;
 
 /// An object and a file that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,6 +60,12 @@ impl ObjectFinding {
         }
     }
 
+    /// True of what is no fault while the file is being written or cut. An object that is noted is durable, and none is
+    /// ever where the layout does not have it.
+    pub fn may_be_of_use(&self) -> bool {
+        matches!(self, Self::Unlisted { .. } | Self::Longer { .. })
+    }
+
     pub async fn item(&self, target: &str, paths: &mut Paths<'_>) -> Result<FoundItem, KvError> {
         let (says, has) = match *self {
             Self::Longer { says, has, .. } => (Some(says), Some(has)),
@@ -105,18 +84,20 @@ impl ObjectFinding {
     }
 }
 
+/// With its target; none where the layout names no target that is there.
+pub type Misfit = (Option<TargetId>, ObjectFinding);
+
 /// What a comparison found.
 #[derive(Default)]
 pub struct Compared {
-    /// Each with its target; none where the layout names no target that is there.
-    pub findings: Vec<(Option<TargetId>, ObjectFinding)>,
+    pub findings: Vec<Misfit>,
     pub found: u64,
     /// Objects whose files a client may bring back.
     pub awaited: u64,
 }
 
 impl Compared {
-    fn add(&mut self, target: Option<TargetId>, finding: ObjectFinding) {
+    pub fn add(&mut self, target: Option<TargetId>, finding: ObjectFinding) {
         self.found += 1;
         if self.findings.len() < FINDINGS_KEPT {
             self.findings.push((target, finding));
@@ -124,60 +105,42 @@ impl Compared {
     }
 }
 
-/// Holds the objects of the targets that can be read against the metadata.
-pub async fn compare(
-    metadata: &Store,
+/// Holds the objects of the targets that can be read against the metadata, where neither changes.
+pub async fn compare<'a>(
+    metadata: &'a Store,
     fs: u64,
     numbers: Numbers,
-    sides: &mut [Side<'_>],
+    sides: &mut [Side<'a>],
     unread: &[TargetId],
-) -> Result<Compared, KvError> {
+) -> Result<Compared, LogError> {
     let mut compared = Compared::default();
-    let mut files = Files::new(metadata);
-    let mut objects = Vec::new();
-    loop {
-        let file = files.next().await?;
-        let end = file.as_ref().map(|(ino, _)| *ino);
-        objects.clear();
-        for side in &mut *sides {
-            // Those of other file systems come before and behind.
-            while let Some(IndexedObject { id, .. }) = side.head
-                && (id.fs != fs || end.is_none_or(|end| id.ino <= end))
-            {
-                let Some(object) = side.take().await? else { break };
-                if id.fs != fs {
-                    compared.add(Some(side.id), ObjectFinding::Foreign { object: id });
-                } else if end == Some(id.ino) {
-                    objects.push((side.id, object));
-                } else {
-                    compared.of_no_inode(numbers, side.id, id);
-                }
+    let read: Vec<TargetId> = sides.iter().map(|side| side.id).collect();
+    let targets = Targets { read: &read, unread };
+    let mut join = Join::new(metadata, fs, sides);
+    while let Some(met) = join.next().await? {
+        let (ino, row, objects) = match met {
+            Met::Inode(ino, row, objects) => (ino, row, objects),
+            Met::Foreign(target, object) => {
+                compared.add(Some(target), ObjectFinding::Foreign { object });
+                continue;
             }
-        }
-        let Some((ino, row)) = file else { return Ok(compared) };
-        let found = match row {
-            // What it says is unknown.
-            FileRow::Damaged => continue,
-            FileRow::NoFile => objects
-                .iter()
-                .map(|(on, object)| (Some(*on), ObjectFinding::Misplaced { object: object.id }))
-                .collect(),
-            FileRow::File(note) => of_file(ino, &note, &objects, sides, unread),
+            Met::Ownerless(target, object) => {
+                compared.of_no_inode(numbers, target, object);
+                continue;
+            }
         };
+        let found = misfits(ino, &row, &objects, targets);
         if found.is_empty() {
             continue;
         }
         let held = FileUse::of(metadata, ino).await?;
         for (target, finding) in found {
-            let is_sound = match finding {
-                ObjectFinding::Unlisted { .. } | ObjectFinding::Longer { .. } => held.is_written,
-                _ => false,
-            };
-            if !is_sound && !held.is_doomed {
+            if !(held.is_doomed || held.is_written && finding.may_be_of_use()) {
                 compared.add(target, finding);
             }
         }
     }
+    Ok(compared)
 }
 
 impl Compared {
@@ -195,14 +158,36 @@ impl Compared {
     }
 }
 
-/// What does not fit of one file.
+/// Where objects may lie.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    pub read: &'a [TargetId],
+    /// What is there is not known.
+    pub unread: &'a [TargetId],
+}
+
+/// What does not fit of one inode.
+pub fn misfits(
+    ino: Ino,
+    row: &FileRow,
+    objects: &[(TargetId, IndexedObject)],
+    targets: Targets<'_>,
+) -> Vec<Misfit> {
+    let misplaced = |on: TargetId, object| (Some(on), ObjectFinding::Misplaced { object });
+    match row {
+        // What it says is unknown.
+        FileRow::Damaged => Vec::new(),
+        FileRow::NoFile => objects.iter().map(|(on, object)| misplaced(*on, object.id)).collect(),
+        FileRow::File(note) => of_file(ino, note, objects, targets),
+    }
+}
+
 fn of_file(
     ino: Ino,
     note: &FileNote,
     objects: &[(TargetId, IndexedObject)],
-    sides: &[Side<'_>],
-    unread: &[TargetId],
-) -> Vec<(Option<TargetId>, ObjectFinding)> {
+    targets: Targets<'_>,
+) -> Vec<Misfit> {
     let mut found = Vec::new();
     let mut there = 0_u64;
     for (on, IndexedObject { id: object, size }) in objects.iter().copied() {
@@ -224,8 +209,8 @@ fn of_file(
     let missing = note.components & !there;
     for component in (0..u64::BITS).filter(|component| missing >> component & 1 == 1) {
         let place = note.layout.targets.get(component as usize).copied();
-        if place.is_none_or(|place| !unread.contains(&place)) {
-            let place = place.filter(|place| sides.iter().any(|side| side.id == *place));
+        if place.is_none_or(|place| !targets.unread.contains(&place)) {
+            let place = place.filter(|place| targets.read.contains(place));
             found.push((place, ObjectFinding::Missing { ino, component }));
         }
     }

@@ -7,7 +7,8 @@
 //! What always holds: without being told to repair, nothing is written beside the recovery that every opening is; and
 //! nothing is formatted.
 
-use super::objects::{Compared, ObjectFinding, Side, compare};
+use super::join::Side;
+use super::objects::{Compared, ObjectFinding, compare};
 use super::report::{Done, FoundItem, TargetReport};
 use crate::arrays;
 use crate::assembly::{self, AssemblyError, TargetError};
@@ -202,7 +203,7 @@ impl Parts<'_> {
         store: &Store,
         target: &mut Checked,
         objects: &mut [Checked],
-    ) -> Result<(), KvError> {
+    ) -> Result<(), TargetError> {
         let fs = self.table.fs.as_u64_pair().0;
         let last_ino =
             |target: &Checked| target.index.as_ref().map_or(0, |index| index.last_ino(fs));
@@ -340,7 +341,7 @@ impl Parts<'_> {
         target: &mut Checked,
         objects: &mut [Checked],
         repairs: bool,
-    ) -> Result<(), KvError> {
+    ) -> Result<(), TargetError> {
         let stores: Vec<(TargetId, Option<Store>)> = objects
             .iter()
             .map(|target| {
@@ -388,7 +389,7 @@ impl Parts<'_> {
                     match noted {
                         Ok(true) => done = Done::Repaired,
                         Ok(false) | Err(MetaError::Damaged(_)) => {}
-                        Err(MetaError::Store(error)) => return Err(error),
+                        Err(MetaError::Store(error)) => return Err(error.into()),
                         Err(error) => at.report.refused.push(error.to_string()),
                     }
                 }

@@ -11,7 +11,8 @@
 //! After a crash the old index is there, or the store holds no log: `up` keeps the target stopped and names the command,
 //! which begins anew.
 
-use super::objects::{Compared, Side, compare};
+use super::join::Side;
+use super::objects::{Compared, compare};
 use super::offline::item_of;
 use super::report::{Done, TargetReport};
 use crate::arrays;

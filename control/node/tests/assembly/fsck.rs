@@ -49,7 +49,7 @@ fn found(reports: &[TargetReport]) -> Vec<(String, String)> {
 }
 
 /// Changes rows of a target's store; `change` gets a key and may change the value, or take it away.
-async fn change_rows(
+pub async fn change_rows(
     shelf: &Shelf,
     target: &str,
     change: impl Fn(&[u8], Vec<u8>) -> Option<Vec<u8>>,
@@ -72,7 +72,7 @@ async fn change_rows(
 }
 
 /// The object target that holds the file's object; a file of a few bytes has one.
-async fn target_of_the_object(shelf: &Shelf) -> String {
+pub async fn target_of_the_object(shelf: &Shelf) -> String {
     let reports = checked(shelf).await.expect("checked");
     reports.iter().find(|report| report.objects > 0).expect("one has").target.clone()
 }
@@ -271,12 +271,13 @@ fn a_running_node_is_checked_and_metered() {
         let told = state(0).await;
         let [item] = &told.items[..] else { panic!("{told:?}") };
         assert_eq!((item.find.as_str(), item.path.as_deref()), ("entry", Some("/data")));
-        assert_eq!((told.reports.len(), told.reports[0].found), (1, 1));
+        assert_eq!((told.reports.len(), told.reports[0].found), (cluster.targets.len(), 1));
         assert_eq!(state(1).await.items, []);
         assert_eq!(operator.answer(order).await, ControlReply::FsckStarted { number: 2 });
         assert_eq!(operator.answer(ControlRequest::FsckStop).await, ControlReply::Done);
         let stopped = state(0).await;
         assert!(stopped.ended, "{stopped:?}");
+        assert_eq!(Sum::of(&stopped.reports).exit_code(), 8, "nothing was checked: {stopped:?}");
 
         let meters = match operator.answer(ControlRequest::Meters).await {
             ControlReply::Meters(meters) => *meters,

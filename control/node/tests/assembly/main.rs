@@ -1,5 +1,6 @@
 //! A cluster in a box on memory drives, from format to files and back, on virtual time.
 
+mod checks;
 mod drives;
 mod fsck;
 mod identity;

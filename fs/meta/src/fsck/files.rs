@@ -1,6 +1,6 @@
 //! What a metadata target says of objects, inode by inode, for whoever holds it against the objects.
 //!
-//! For a store at rest. Memory: a page of rows.
+//! Of a store at rest all together; while it changes each page is of another moment. Memory: a page of rows.
 
 use crate::census::FileNote;
 use crate::config::MetaError;
@@ -59,7 +59,7 @@ impl<'a> Files<'a> {
 }
 
 impl FileRow {
-    fn of(value: &[u8]) -> Self {
+    pub(super) fn of(value: &[u8]) -> Self {
         let Ok(inode) = Inode::decode(value) else { return Self::Damaged };
         FileNote::of(inode).map_or(Self::NoFile, Self::File)
     }

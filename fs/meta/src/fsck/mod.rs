@@ -16,6 +16,7 @@ mod files;
 mod finding;
 mod hash;
 mod links;
+mod now;
 mod path;
 mod reattach;
 mod repair;
@@ -28,6 +29,7 @@ mod tree;
 
 pub use files::{FileRow, FileUse, Files, Numbers, note_components};
 pub use finding::{EntryFault, Finding, Known, List};
+pub use now::FileNow;
 pub use path::Paths;
 pub use repair::{RepairOptions, repair};
 

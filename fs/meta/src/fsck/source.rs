@@ -6,8 +6,6 @@ use crate::row::{ClientRow, OrphanRow, ReplyRow, Session, Usage};
 use crate::service::MetaService;
 use levada_base::ids::Ino;
 use levada_kv::{Bytes, KvError, Store};
-use levada_wire::meta::MetaReply;
-use std::cell::RefCell;
 use std::rc::Rc;
 
 /// See the module.
@@ -37,21 +35,11 @@ impl Source {
             }
             Self::Serving(service) => service,
         };
-        let rows = RefCell::new(Vec::new());
-        let read = service.transact(MetaService::housekeeper(), None, None, |tx| {
+        let look = service.look(|tx| {
             tx.load(keys)?;
-            let mut found = Vec::with_capacity(keys.len());
-            for key in keys {
-                found.push(tx.row(key)?);
-            }
-            rows.replace(found);
-            Ok(MetaReply::Done)
+            keys.iter().map(|key| tx.row(key)).collect()
         });
-        match read.await {
-            Ok(_) => Ok(rows.take()),
-            // A read is refused only when the store has stopped.
-            Err(_) => Err(service.store().failure().unwrap_or(KvError::Stopped)),
-        }
+        look.await
     }
 
     /// What the service has in memory of a row, where that is another than the row. Asked in the step in which the
