@@ -55,7 +55,8 @@ pub fn settled(
         return Err(MetaFault::Unavailable.into());
     }
     write::check_stored(&inode, stored)?;
-    if gone.len() == sessions.len() {
+    let is_alone = gone.len() == sessions.len();
+    if is_alone {
         // Nobody has written since, and all components were asked.
         let mut found = StoredBytes::default();
         found.take(stored, false);
@@ -66,8 +67,9 @@ pub fn settled(
         inode.size = inode.size.max(size);
     }
     inode.components |= components;
-    // A time that was synced with all that there is stays.
-    if (inode.size, inode.components) != recorded {
+    // A time that was synced with all that there is stays. So does one beside a client that still writes: what was found may
+    // be its own, and then it has told the time of that, or will.
+    if is_alone && (inode.size, inode.components) != recorded {
         inode.mtime = tx.now;
     }
     touch_inode(tx, &mut inode);

@@ -7,7 +7,7 @@ use crate::row::Inode;
 use levada_kv::Batch;
 use levada_wire::attr::{Kind, Time};
 use levada_wire::frame::decode_body;
-use levada_wire::meta::{AttrChange, ToClient};
+use levada_wire::meta::{AttrChange, SetTime, ToClient};
 use levada_wire::rpc::ConnectionId;
 use std::collections::BTreeMap;
 
@@ -510,6 +510,31 @@ fn a_silent_client_leaves_chores() {
         assert_eq!(t.chores().await, (vec![], vec![]));
         other.register().await;
         assert_ne!(other.client.get(), old);
+    });
+}
+
+/// The objects show what all have written.
+#[test]
+fn a_time_that_a_writer_has_set_outlives_the_end_of_another() {
+    with_client(|world, t| async move {
+        for is_alone in [false, true] {
+            let other = Tester::new(&world, 2).await;
+            let ino = t.file(if is_alone { "alone" } else { "shared" }).await.ino;
+            let writers = if is_alone { &[&other][..] } else { &[&t, &other] };
+            for writer in writers {
+                attr_of(writer.change(MetaRequest::BeginWrite { ino }).await).expect("begun");
+            }
+            let set = Time(1_000_000_007);
+            let change = AttrChange { mtime: Some(SetTime::To(set)), ..AttrChange::default() };
+            let set_attr = MetaRequest::SetAttr { caller: ROOT, ino, change };
+            let attr = attr_of(t.change(set_attr).await).expect("set");
+            assert_eq!(other.read(MetaRequest::Leave).await, MetaReply::Done);
+            let (size, components, change) = (777, 1, attr.change);
+            let settled = MetaRequest::Settled { ino, size, components, change, stored: vec![] };
+            assert_eq!(t.change(settled).await, MetaReply::Done);
+            let attr = t.attr(ino).await.expect("there");
+            assert_eq!((attr.size, attr.mtime == set, attr.writers), (777, !is_alone, !is_alone));
+        }
     });
 }
 
