@@ -77,6 +77,9 @@ enum Command {
     Check,
     /// The node itself, in the foreground (`up` starts it in the background)
     Node(up::NodeArgs),
+    /// Ends the connection of a mount whose process was killed; started by that process
+    #[command(name = mount::GUARD, hide = true)]
+    GuardMount { mount: u32 },
 }
 
 fn main() -> ExitCode {
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::status(file, args),
         Command::Top(args) => top::top(file, args),
         Command::Mount(args) => mount::mount(file, args),
+        Command::GuardMount { mount } => levada_node::mounting::guard(*mount),
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),

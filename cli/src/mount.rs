@@ -28,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Who uses a mount is asked of every process there is.
 const LOOK_AT_USERS_EVERY: Duration = Duration::from_secs(1);
 
+/// The command that looks after a mount's process.
+pub const GUARD: &str = "guard-mount";
+
 #[derive(Args)]
 pub struct MountArgs {
     /// The directory to mount on
@@ -53,6 +56,7 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
             cluster_uuid: place::cluster(&loaded)?,
             record: record(&state, &target)?,
             socket: state.mount_socket(std::process::id()),
+            guard: GUARD,
             target,
         };
         return mounting::run(&plan, || say!("{}", process::READY));

@@ -77,7 +77,19 @@ fn a_cluster_is_checked_and_watched() {
     ends(&cluster, 8, &["fsck", "--offline"], &["watched is up", "levada down"]);
 
     let once = cluster.ok(&["top", "--once", "--interval", "200ms"]);
-    for part in ["watched: healthy", "TARGET", "mdt0", "ost1", "KIND", "DRIVE", "d0"] {
+    let parts = [
+        "watched: healthy",
+        "TARGET",
+        "mdt0",
+        "ost1",
+        "KIND",
+        "MOUNT",
+        "/mnt",
+        "CALL",
+        "DRIVE",
+        "d0",
+    ];
+    for part in parts {
         assert!(once.contains(part), "{part}: {once}");
     }
     let mut follows = Command::new(LEVADA)
@@ -103,6 +115,29 @@ fn a_cluster_is_checked_and_watched() {
     fs::write(mnt.join("home/more"), vec![1; 100_000]).expect("written");
     fs::File::open(mnt.join("home/more")).and_then(|file| file.sync_all()).expect("durable");
     assert!(looks.by_ref().take(50).any(|look| rate(&look, "Write") > 0.0), "writes are seen");
+    // The mount tells of itself, and once more when it was made anew.
+    let calls = |look: &serde_json::Value| {
+        let mount = &look["mounts"][0];
+        let is_named = mount["dir"].as_str().is_some_and(|dir| dir.ends_with("/mnt"));
+        mount["now"]["per_s"].as_f64().filter(|_| is_named).unwrap_or(0.0)
+    };
+    for is_again in [false, true] {
+        if is_again {
+            signal("-KILL", cluster.mount_process().expect("it runs"));
+            wait_until("the mount is dead", || fs::read_dir(&mnt).is_err());
+            cluster.ok(&["mount", "mnt"]);
+        }
+        let looked = || fs::metadata(mnt.join("home/no such file")).expect_err("not there");
+        let seen =
+            looks.by_ref().inspect(|_| drop(looked())).take(50).any(|look| calls(&look) > 0.0);
+        assert!(seen, "calls are seen");
+        let status = cluster.ok(&["status"]);
+        assert!(
+            status.contains("/mnt: ") && status.contains(" in flight, latency p50 "),
+            "{status}"
+        );
+    }
+    assert_eq!(fs::read_dir(cluster.path("state/mount-sockets")).expect("made").count(), 1);
     // Killed and started again under it: it begins anew, and no rate is of two lives.
     signal("-KILL", cluster.node().expect("a node"));
     wait_until("the node is gone", || !cluster.ok_or_not(&["status"]));

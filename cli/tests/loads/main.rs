@@ -121,3 +121,48 @@ fn fio_reads_what_it_wrote() {
     must_pass("fio", &output);
     scrubbed(&cluster);
 }
+
+/// Ended when dropped: what waits for a mount ends with that.
+struct Load(Child);
+
+impl Load {
+    fn fio(dir: &Path, engine: &str) -> Self {
+        let engine = format!("--ioengine={engine}");
+        let what = ["--name=load", "--filename=file", "--rw=randwrite", "--bs=4k", "--size=1m"];
+        let how = [&*engine, "--time_based", "--runtime=60", "--output=/dev/null"];
+        Self(start(dir, "fio", &[&what[..], &how[..]].concat()))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One mount writes the file that is mapped and changed on another, which so takes pages back all the time. A thread of that
+/// one, waiting in the kernel for what only its process could write, would keep the connection from ending with it.
+#[test]
+fn a_mount_that_is_killed_while_it_takes_pages_back_is_gone() {
+    let Some(cluster) = mounted("killed") else { return };
+    let (mapped, other) = (cluster.mnt(), cluster.path("other"));
+    std::fs::create_dir(&other).expect("made");
+    cluster.ok(&["mount", "other"]);
+    for round in 0..8 {
+        std::fs::write(mapped.join("file"), vec![0; 1 << 20]).expect("written");
+        let loads = [Load::fio(&mapped, "mmap"), Load::fio(&other, "psync")];
+        std::thread::sleep(Duration::from_millis(1000 + round * 70));
+        let process = cluster.mount_process().expect("it runs");
+        signal("-KILL", process);
+        let begun = Instant::now();
+        while Path::new("/proc").join(process.to_string()).exists() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "round {round}: it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(loads);
+        cluster.refused(&["umount", "mnt"], &["before everything was durable"]);
+        cluster.ok(&["mount", "mnt"]);
+    }
+    cluster.ok(&["down"]);
+}

@@ -10,9 +10,13 @@
 //! tree, and holds the directory's record locked meanwhile.
 
 mod desk;
+mod guard;
 mod note;
 
 use desk::{Clerk, Desk};
+use guard::Guard;
+
+pub use guard::guard;
 
 pub use note::{Life, Served, dead_in, is_at};
 
@@ -56,6 +60,8 @@ pub struct MountPlan {
     pub record: PathBuf,
     /// Where it tells what it does: [`crate::state::StateDir::mount_socket`].
     pub socket: PathBuf,
+    /// The command of this program that calls [`guard`], with the number of the process as its argument.
+    pub guard: &'static str,
 }
 
 /// Mounts, serves until unmounted or told to stop, and makes everything durable. `ready` is
@@ -154,6 +160,10 @@ async fn serve(
         let served = Served { pid: std::process::id(), device, cluster, life };
         note::write(record, &served.to_text()).context("cannot write the note of the mount")?;
     }
+    let guarded = mount.abort_file().and_then(|abort| Guard::start(plan.guard, abort));
+    let _guard = guarded.inspect_err(|error| {
+        tracing::warn!(%error, "programs may hang when the process of this mount is killed");
+    });
     let session = Rc::new(Session::new(
         Files::new(client.clone()).mounted_at(plan.target.clone()),
         Files::limits(),

@@ -118,7 +118,7 @@ fn boot() -> Option<Uuid> {
 }
 
 /// When the process `pid` began, and its state; `None`: there is none.
-fn process(pid: u32) -> std::io::Result<Option<(u64, char)>> {
+pub(super) fn process(pid: u32) -> std::io::Result<Option<(u64, char)>> {
     const ESRCH: i32 = 3;
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
         Err(error)
@@ -251,6 +251,7 @@ mod tests {
             target: dir.path().join("mnt"),
             record: dir.path().join("record"),
             socket: dir.path().join("socket"),
+            guard: "guard",
         };
         let mut child = Command::new("true").spawn().expect("started");
         let (started, _) = process(child.id()).expect("told").expect("not waited for yet");

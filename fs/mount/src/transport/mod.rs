@@ -7,6 +7,7 @@
 //! request at a time.
 
 pub mod blocking;
+mod control;
 pub mod dev_fuse;
 mod mount_table;
 mod notifier;
