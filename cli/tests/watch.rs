@@ -137,7 +137,7 @@ fn a_cluster_is_checked_and_watched() {
             "{status}"
         );
     }
-    assert_eq!(fs::read_dir(cluster.path("state/mount-sockets")).expect("made").count(), 1);
+    assert_eq!(fs::read_dir(cluster.path("state/top")).expect("made").count(), 1);
     // Killed and started again under it: it begins anew, and no rate is of two lives.
     signal("-KILL", cluster.node().expect("a node"));
     wait_until("the node is gone", || !cluster.ok_or_not(&["status"]));

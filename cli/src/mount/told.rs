@@ -18,7 +18,8 @@ pub fn meters(state: &StateDir) -> Vec<MountMeters> {
 fn meters_of(state: &StateDir, dir: &Path) -> Option<MountMeters> {
     let socket = state.mount_socket(served(&record(state, dir).ok()?)?.pid);
     match control::ask_within(&socket, &ControlRequest::Meters, LIMIT).ok()? {
-        ControlReply::MountMeters(meters) => Some(*meters),
+        // After a mount that was killed another one may have its number.
+        ControlReply::MountMeters(meters) if Path::new(&meters.dir) == dir => Some(*meters),
         _ => None,
     }
 }

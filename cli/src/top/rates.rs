@@ -139,8 +139,11 @@ impl Rates {
         let targets: Vec<_> = targets.collect();
         let mut calls = Kinds::default();
         let mounts = now.mounts.iter().map(|mount| {
-            let is_same = |known: &&MountMeters| known.dir == mount.dir && known.pid == mount.pid;
-            mount_rates(before.mounts.iter().find(is_same), mount, seconds, &mut calls)
+            // One that was not seen before may have been there for long; one that was made anew counts from its beginning.
+            let known = before.mounts.iter().find(|known| known.dir == mount.dir);
+            let before =
+                known.map_or(Some(mount), |known| Some(known).filter(|k| k.pid == mount.pid));
+            mount_rates(before, mount, seconds, &mut calls)
         });
         let mounts: Vec<_> = mounts.collect();
         // Space is that of objects; a metadata target's is of names.
@@ -338,6 +341,8 @@ mod tests {
         assert_eq!(rates(mount(5, 100, 10), mount(5, 130, 40)), (30.0, Some(100)));
         assert_eq!(rates(mount(5, 100, 10), mount(5, 100, 10)), (0.0, None));
         assert_eq!(rates(mount(5, 100, 10), mount(6, 130, 30)), (130.0, Some(75)));
+        let unseen = MountMeters { dir: "/elsewhere".into(), ..mount(5, 100, 10) };
+        assert_eq!(rates(unseen, mount(5, 130, 30)), (0.0, None));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Load {
     fn fio(dir: &Path, engine: &str) -> Self {
         let engine = format!("--ioengine={engine}");
         let what = ["--name=load", "--filename=file", "--rw=randwrite", "--bs=4k", "--size=1m"];
-        let how = [&*engine, "--time_based", "--runtime=60", "--output=/dev/null"];
+        let how = [&*engine, "--thread", "--time_based", "--runtime=60", "--output=/dev/null"];
         Self(start(dir, "fio", &[&what[..], &how[..]].concat()))
     }
 }

@@ -6,6 +6,7 @@
 use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -297,6 +298,8 @@ fn unreached(socket: &Path, error: &std::io::Error) -> ControlError {
     let socket = socket.to_owned();
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => ControlError::Denied { socket },
+        // It is there, and takes nobody.
+        std::io::ErrorKind::WouldBlock => ControlError::Broken(std::io::ErrorKind::TimedOut.into()),
         _ => ControlError::NotRunning { socket },
     }
 }
@@ -320,7 +323,7 @@ pub fn ask_within(
     request: &ControlRequest,
     limit: Duration,
 ) -> Result<ControlReply, ControlError> {
-    let stream = UnixStream::connect(socket).map_err(|error| unreached(socket, &error))?;
+    let stream = connect(socket).map_err(|error| unreached(socket, &error))?;
     stream.set_read_timeout(Some(limit)).map_err(ControlError::Broken)?;
     let mut line = serde_json::to_string(request).map_err(ControlError::Version)?;
     line.push('\n');
@@ -334,6 +337,16 @@ pub fn ask_within(
         ControlReply::Failed { why } => Err(ControlError::Refused { why }),
         reply => Ok(reply),
     }
+}
+
+/// Does not wait for one that takes nobody: its process is stopped.
+fn connect(socket: &Path) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 #[cfg(test)]

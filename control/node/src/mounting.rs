@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, join_all, select, try_join};
 use levada_base::ids::{TargetId, Uuid};
 use levada_base::reactor::signal::{Signal, Signals};
-use levada_base::reactor::{self, Reactor};
+use levada_base::reactor::{self, Reactor, mailbox};
 use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
 use levada_mount::session::Session;
@@ -34,6 +34,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
+use std::thread;
 use std::time::Duration;
 
 /// Time for a node that is up to answer a new mount: after a crash it first waits 30 s for mounts that held what was
@@ -153,17 +154,17 @@ async fn serve(
         no_devices: true,
         ..MountOptions::default()
     };
+    let guard = Guard::start(plan.guard);
     let (mount, channel) = FuseMount::new(&plan.target, &options)?;
     if let Some(device) = mount.device() {
+        if let Err(error) = guard.and_then(|guard| guard.guards(device.1)) {
+            tracing::warn!(%error, "programs may hang when the process of this mount is killed");
+        }
         let cluster = Some(plan.cluster_uuid);
         let life = Life::own(client_uuid);
         let served = Served { pid: std::process::id(), device, cluster, life };
         note::write(record, &served.to_text()).context("cannot write the note of the mount")?;
     }
-    let guarded = mount.abort_file().and_then(|abort| Guard::start(plan.guard, abort));
-    let _guard = guarded.inspect_err(|error| {
-        tracing::warn!(%error, "programs may hang when the process of this mount is killed");
-    });
     let session = Rc::new(Session::new(
         Files::new(client.clone()).mounted_at(plan.target.clone()),
         Files::limits(),
@@ -198,7 +199,7 @@ async fn serve(
                 // One that was out of the tree before, or is told twice, has users that do not
                 // end: they get ENOTCONN. What they have handed over becomes durable.
                 let out = match mount.take() {
-                    Some(mount) => mount.unmount()?,
+                    Some(mount) => unmounted(mount).await?,
                     None => Unmounted::Already,
                 };
                 if out == Unmounted::Already {
@@ -211,6 +212,14 @@ async fn serve(
     client.shutdown().await.context("not everything could be made durable")?;
     tracing::info!(target = %plan.target.display(), "unmounted");
     Ok(())
+}
+
+/// Unmounts by a thread of its own: the kernel may wait for what is still to be answered here.
+async fn unmounted(mount: FuseMount) -> Result<Unmounted> {
+    let (done, mut outcome) = mailbox::channel().context("cannot hear of the unmount")?;
+    let unmounting = move || drop(done.send(mount.unmount()));
+    thread::Builder::new().name("unmount".into()).spawn(unmounting).context("cannot unmount")?;
+    Ok(outcome.recv().await.context("the unmount was cut short")??)
 }
 
 /// The type that the mount table shows.

@@ -65,7 +65,7 @@ impl StateDir {
     /// Where the process of a mount, of that number, tells what it does.
     #[must_use]
     pub fn mount_socket(&self, pid: u32) -> PathBuf {
-        self.0.join("mount-sockets").join(pid.to_string())
+        self.0.join("top").join(pid.to_string())
     }
 
     /// Where the node writes what it says.

@@ -1,5 +1,6 @@
 //! Where the process of a mount tells what it does, for `levada top` and `levada status`.
 
+use super::note;
 use crate::control::{ControlReply, ControlRequest};
 use crate::desk;
 use crate::meters::{CacheMeters, MountMeters, OpMeters};
@@ -27,7 +28,7 @@ impl Desk {
     pub(super) fn open(socket: &Path, clerk: Clerk) -> io::Result<Self> {
         if let Some(dir) = socket.parent() {
             std::fs::create_dir_all(dir)?;
-            clear(dir)?;
+            clear(dir);
         }
         let group = Group::new();
         desk::open(socket, Rc::new(clerk), &group)?;
@@ -43,15 +44,14 @@ impl Drop for Desk {
     }
 }
 
-/// Removes the sockets of processes that were killed.
-fn clear(dir: &Path) -> io::Result<()> {
-    for socket in std::fs::read_dir(dir)? {
-        let socket = socket?;
-        if !Path::new("/proc").join(socket.file_name()).exists() {
-            std::fs::remove_file(socket.path())?;
+/// Removes the sockets of processes that were killed, unless another mount does just now.
+fn clear(dir: &Path) {
+    for socket in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let pid = socket.file_name().to_str().and_then(|name| name.parse().ok());
+        if pid.is_none_or(note::is_ended) {
+            let _ = std::fs::remove_file(socket.path());
         }
     }
-    Ok(())
 }
 
 /// Who answers.

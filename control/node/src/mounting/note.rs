@@ -113,12 +113,17 @@ impl Life {
     }
 }
 
+/// No process of this number runs, or its first thread has ended. What cannot be read says nothing.
+pub(super) fn is_ended(pid: u32) -> bool {
+    matches!(process(pid).map(|found| found.map(|(_, state)| state)), Ok(None | Some('Z' | 'X')))
+}
+
 fn boot() -> Option<Uuid> {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().parse().ok()
 }
 
 /// When the process `pid` began, and its state; `None`: there is none.
-pub(super) fn process(pid: u32) -> std::io::Result<Option<(u64, char)>> {
+fn process(pid: u32) -> std::io::Result<Option<(u64, char)>> {
     const ESRCH: i32 = 3;
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
         Err(error)

@@ -7,12 +7,15 @@ use std::fs::File;
 use std::io;
 
 /// Whoever writes to this file ends the connection of the mount with that device number: what waits for it fails with
-/// `ECONNABORTED`.
+/// `ECONNABORTED`. The file is that connection's, also when the number is another mount's later.
+///
+/// For who looks after a server that may be killed while one of its threads waits, in a notification, for the kernel, which
+/// waits for the server: such a process never ends by itself.
 ///
 /// # Errors
 ///
 /// Those of the system; before Linux 5.2 `ENOSYS`.
-pub(super) fn abort_file(device_minor: u32) -> io::Result<File> {
+pub fn abort_file(device_minor: u32) -> io::Result<File> {
     let fusectl = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&fusectl)?;
     // In no tree, so that nobody meets it.

@@ -23,7 +23,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::control;
 use super::mount_table::{Mounted, top_mount_at};
 
 const DEVICE: &str = "/dev/fuse";
@@ -212,17 +211,6 @@ impl FuseMount {
     pub fn device(&self) -> Option<(u32, u32)> {
         let mounted = &self.identity.as_ref()?.mounted;
         Some((mounted.device_major, mounted.device_minor))
-    }
-
-    /// What ends the connection from outside: any write to this file. For who looks after a server that may be killed while
-    /// one of its threads waits, in a notification, for the kernel, which waits for the server; such a process never ends.
-    ///
-    /// # Errors
-    ///
-    /// When the mount is gone, or the kernel has no such file.
-    pub fn abort_file(&self) -> io::Result<File> {
-        let (_, device_minor) = self.device().ok_or(io::ErrorKind::NotConnected)?;
-        control::abort_file(device_minor)
     }
 
     /// Lets the kernel read `bytes` ahead of a sequential reader. Its default

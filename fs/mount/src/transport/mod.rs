@@ -13,6 +13,7 @@ mod mount_table;
 mod notifier;
 pub mod reactor;
 
+pub use control::abort_file;
 pub use notifier::Notifier;
 
 use levada_base::BufMut;
