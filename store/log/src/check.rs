@@ -97,6 +97,8 @@ struct Check<'a> {
     sizes: RefCell<BTreeMap<[u8; ObjectId::KEY_BYTES], Option<u64>>>,
     /// Extents of the last page that were met before their objects.
     page: RefCell<Vec<(ObjectId, u64, Extent)>>,
+    /// The object that was looked at last: all of it, so that its extents on later pages tell nothing new.
+    looked_at_last: Cell<Option<ObjectId>>,
 }
 
 /// What is told of changes.
@@ -181,6 +183,7 @@ impl ObjectLog {
             counts: Cell::new(true),
             sizes: RefCell::default(),
             page: RefCell::default(),
+            looked_at_last: Cell::default(),
         };
         check.beside().await?;
         check.objects().await?;
@@ -217,10 +220,16 @@ impl Check<'_> {
             (self.told)(report.rows);
         })
         .await?;
-        if self.yields {
-            reactor::sleep(begun.elapsed()).await;
-        }
+        self.pause(begun).await;
         Ok(())
+    }
+
+    /// Gives others their time: as much as was taken since then, or a turn.
+    async fn pause(&self, begun: reactor::Instant) {
+        match self.yields {
+            true => reactor::sleep(begun.elapsed()).await,
+            false => reactor::yield_now().await,
+        }
     }
 
     /// All rows but those of objects and extents.
@@ -354,7 +363,17 @@ impl Check<'_> {
         self.page(walk, |rows, state| {
             let mut counted = self.walked.counted.borrow_mut();
             let mut sizes = self.sizes.borrow_mut();
-            if self.walked.extents.is_over() && self.page.borrow().is_empty() {
+            // Only those that are behind the page of extents, or in it, will be asked for.
+            let page = self.page.borrow();
+            let last = page.last().map(|(id, ..)| id.to_key());
+            let is_needed = |key: &[u8; ObjectId::KEY_BYTES]| match &last {
+                Some(last) if key <= last => {
+                    page.binary_search_by(|(id, ..)| id.to_key().cmp(key)).is_ok()
+                }
+                Some(_) => true,
+                None => !self.walked.extents.is_over(),
+            };
+            if last.is_none() && self.walked.extents.is_over() {
                 sizes.clear();
             }
             for (key, value) in rows {
@@ -366,7 +385,9 @@ impl Check<'_> {
                 self.report.borrow_mut().objects += 1;
                 counted.index_bytes += OBJECT_ROW_BYTES as i64;
                 let row = ObjectRow::decode(value).ok();
-                sizes.insert(id.to_key(), row.as_ref().map(|row| row.size));
+                if is_needed(&id.to_key()) {
+                    sizes.insert(id.to_key(), row.as_ref().map(|row| row.size));
+                }
                 let Some(row) = row else {
                     self.counts.set(false);
                     self.row("object", key);
@@ -435,8 +456,10 @@ impl Check<'_> {
             let mut sizes = self.sizes.borrow_mut();
             *sizes = sizes.split_off(&last);
         }
-        for suspect in suspects {
-            self.look(ObjectId::from_key(suspect)).await?;
+        for suspect in suspects.into_iter().map(ObjectId::from_key) {
+            if self.looked_at_last.replace(Some(suspect)) != Some(suspect) {
+                self.look(suspect).await?;
+            }
         }
         Ok(())
     }
@@ -476,7 +499,9 @@ impl Check<'_> {
         loop {
             let behind =
                 if is_first { Bound::Included(&from[..]) } else { Bound::Excluded(&from[..]) };
+            let begun = reactor::now();
             let page = store.scan_page(behind, Bound::Included(&to), PAGE_ROWS).await?;
+            self.pause(begun).await;
             for (key, value) in &page.rows {
                 // Those that make no sense were told.
                 let Ok((offset, extent)) = rows::decode_extent(key, value) else { continue };

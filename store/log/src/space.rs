@@ -99,7 +99,10 @@ impl Inner {
         let known = self.capacity_bytes(state, self.config.reserve_segments) / KNOWN_SHARE;
         let bytes = u128::from(state.used_bytes + known);
         let known_cost = known / (stripe / extent_row_cost(blocks_of(stripe))).max(1);
-        let cost = self.index_cost(state, &self.store.usage()) + known_cost;
+        // Those of segments are there whatever is stored.
+        let segments = u64::from(state.segments.count()) * SEGMENT_ROW_COST;
+        let rows = self.index_cost(state, &self.store.usage()).saturating_sub(segments);
+        let cost = rows + known_cost;
         let suffices = u128::from(self.index_left(state)) * bytes / u128::from(cost.max(1));
         u64::try_from(suffices).unwrap_or(u64::MAX)
     }

@@ -62,6 +62,8 @@ impl<'a> Need<'a> {
 
 /// New stripes that putting one change in place may take.
 pub(crate) const STRIPES_PER_CHANGE: u64 = 3;
+/// So often a change waits for what has died to help, which others' deletions of little may go on to promise.
+const SETTLES_MAX: u32 = 64;
 
 impl ObjectLog {
     /// Writes `data` at `offset`; creates the object. A write larger than a stripe is several
@@ -241,6 +243,7 @@ impl Inner {
 
     /// Waits until one change can be put in place: stripes to write to, and memory.
     pub(crate) async fn room(self: &Rc<Self>, need: Need<'_>) -> Result<(), LogError> {
+        let mut settles = 0;
         loop {
             // Again after every wait: others may have been let in by the same room meanwhile.
             self.index_room(need).await?;
@@ -252,8 +255,15 @@ impl Inner {
                     return Err(error.clone());
                 }
                 match need {
-                    Need::Data { object, from, to } | Need::Again { object, from, to } => {
-                        let free = self.unused_bytes(&state, self.reserve(need));
+                    Need::Data { object, from, to } => {
+                        if !fits(self.unused_bytes(&state, self.reserve(need)), object, from, to) {
+                            return Err(LogError::Full);
+                        }
+                    }
+                    // It was acknowledged in an earlier life, when less may have been held against it.
+                    Need::Again { object, from, to } => {
+                        let capacity = self.capacity_bytes(&state, self.reserve(need));
+                        let free = capacity.saturating_sub(state.used_bytes + state.mark_bytes);
                         if !fits(free, object, from, to) {
                             return Err(LogError::Full);
                         }
@@ -265,7 +275,8 @@ impl Inner {
                 if short_of_stripes {
                     let is_hopeless = state.is_hopeless();
                     // The cleaner finds only what the index knows to be dead.
-                    must_settle = is_hopeless && state.has_unindexed_deaths();
+                    must_settle =
+                        is_hopeless && state.has_unindexed_deaths() && settles < SETTLES_MAX;
                     if matches!(need, Need::Copy) || is_hopeless && !must_settle {
                         return Err(LogError::Full);
                     }
@@ -277,6 +288,7 @@ impl Inner {
                 short_of_stripes
             };
             if must_settle {
+                settles += 1;
                 self.settle().await?;
                 continue;
             }

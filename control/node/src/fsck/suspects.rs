@@ -78,11 +78,14 @@ struct Again {
 }
 
 impl Again {
-    fn in_use(&mut self, suspect: Suspect) {
-        match self.in_use.len() < SUSPECTS_MAX {
+    /// False: there are too many of them already.
+    fn in_use(&mut self, suspect: Suspect) -> bool {
+        let has_room = self.in_use.len() < SUSPECTS_MAX;
+        match has_room {
             true => self.in_use.push(suspect),
             false => self.unsettled += 1,
         }
+        has_room
     }
 
     fn ownerless(&mut self, target: TargetId, object: ObjectId) {
@@ -107,8 +110,11 @@ impl Pace {
 
     async fn step(&self) {
         self.steps.set(self.steps.get() + 1);
-        if self.yields && self.steps.get().is_multiple_of(INODES_AT_ONCE) {
-            reactor::sleep(self.since.get().elapsed()).await;
+        if self.steps.get().is_multiple_of(INODES_AT_ONCE) {
+            match self.yields {
+                true => reactor::sleep(self.since.get().elapsed()).await,
+                false => reactor::yield_now().await,
+            }
             self.since.set(reactor::now());
         }
     }
@@ -188,9 +194,8 @@ impl Beside<'_> {
         again: &mut Again,
     ) -> Result<(), LogError> {
         let Look { found, is_in_use } = self.look(ino, &met).await?;
-        if is_in_use {
-            again.in_use((ino, met));
-        } else {
+        // Of one that is not looked at again counts what nobody's use of it explains.
+        if !is_in_use || !again.in_use((ino, met)) {
             found.into_iter().for_each(|(target, finding)| compared.add(target, finding));
         }
         Ok(())
