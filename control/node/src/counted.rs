@@ -6,7 +6,7 @@
 use futures_util::future::LocalBoxFuture;
 use levada_base::meter::{InFlight, Meter};
 use levada_base::reactor;
-use levada_wire::frame::{Frame, decode_body, encode_body};
+use levada_wire::frame::{Frame, decode_body, encode_body, flags};
 use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
 use levada_wire::rpc::{ConnectionId, Handler, Pusher, Reply};
 use std::cell::{Cell, RefCell};
@@ -71,7 +71,7 @@ impl Counted {
         let begun = reactor::now();
         let _in_flight = InFlight::begin(&self.in_flight);
         let reply = answered.await;
-        let failed = reply.flags != 0 || self.faults.contains(&reply.body);
+        let failed = reply.flags & flags::REFUSALS != 0 || self.faults.contains(&reply.body);
         meter.add(0, begun.elapsed(), failed);
         reply
     }
@@ -136,6 +136,11 @@ mod tests {
                 .collect();
             assert_eq!(told, [("GetAttr", 3, 0), ("Sync", 0, 0)]);
             assert!(meters[0].1.latency.quantile(0.5) >= Duration::from_millis(2));
+            // A lease that comes with an answer is no failure.
+            let leased =
+                Reply { flags: flags::LEASES, ..Reply::new(encode_body(&MetaReply::Done)) };
+            counted.metered(counted.meter_of(&getattr), std::future::ready(leased)).await;
+            assert_eq!((meters[0].1.count.get(), meters[0].1.failed.get()), (4, 0));
             for (fault, failed) in [(MetaFault::Unavailable, 1), (MetaFault::Exists, 1)] {
                 refuse(&counted, &getattr, fault).await;
                 assert_eq!(meters[0].1.failed.get(), failed, "{fault:?}");

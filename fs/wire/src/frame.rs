@@ -82,9 +82,10 @@ pub mod flags {
     pub const DIRECTORY: u32 = 128;
     /// The leases that a reply may grant.
     pub const LEASES: u32 = NAMES | NODE | DIRECTORY;
+    /// What a reply says instead of an answer: nothing was done.
+    pub const REFUSALS: u32 = NOT_HERE | MALFORMED | RESTARTED;
     /// Every flag that version 3 knows.
-    pub const ALL: u32 =
-        NOT_HERE | MALFORMED | RESTARTED | UNSTABLE | WITH_DIRECTORY | LEASES | LIMITED;
+    pub const ALL: u32 = REFUSALS | UNSTABLE | WITH_DIRECTORY | LEASES | LIMITED;
 }
 
 /// The header but for lengths and checksums, which the codec fills in.

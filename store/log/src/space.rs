@@ -14,9 +14,9 @@ use levada_kv::{Usage, row_cost};
 /// Of the space that footprints may take so much is for records without data alone: else one who deletes an object
 /// of a full log could not write it again. When they take more, cleaning them out is worth a pass.
 pub(crate) const MARKS_SHARE: u64 = 32;
-/// What the index is said to suffice for follows what its rows have cost so far, once this part of the space is in
-/// use; before that, what rows of whole stripes cost.
-const KNOWN_SHARE: u64 = 256;
+/// What the index is said to suffice for follows what its rows have cost so far, the more of it they take; an empty one is said to
+/// hold this part of the space as whole stripes beside them.
+const SUPPOSED_SHARE: u64 = 16;
 /// What the row of a segment costs the store.
 pub(crate) const SEGMENT_ROW_COST: u64 = row_cost(5, 56);
 
@@ -95,15 +95,18 @@ impl Inner {
     /// The bytes of data for which what is left of the index suffices, if their rows cost what those of the data
     /// that is there do.
     fn index_suffices_for(&self, state: &State) -> u64 {
-        let stripe = self.stripe_bytes - BLOCK_BYTES;
-        let known = self.capacity_bytes(state, self.config.reserve_segments) / KNOWN_SHARE;
-        let bytes = u128::from(state.used_bytes + known);
-        let known_cost = known / (stripe / extent_row_cost(blocks_of(stripe))).max(1);
         // Those of segments are there whatever is stored.
         let segments = u64::from(state.segments.count()) * SEGMENT_ROW_COST;
-        let rows = self.index_cost(state, &self.store.usage()).saturating_sub(segments);
-        let cost = rows + known_cost;
-        let suffices = u128::from(self.index_left(state)) * bytes / u128::from(cost.max(1));
+        let cost = self.index_cost(state, &self.store.usage()).saturating_sub(segments);
+        let left = self.index_left(state);
+        let part = self.capacity_bytes(state, self.config.reserve_segments) / SUPPOSED_SHARE;
+        // Soon little beside what is there: of an index that is half full rows are believed.
+        let empty = left as f64 / (left + cost).max(1) as f64;
+        let supposed = (part as f64 * empty.powi(4)) as u64;
+        let stripe = self.stripe_bytes - BLOCK_BYTES;
+        let supposed_cost = supposed / (stripe / extent_row_cost(blocks_of(stripe))).max(1);
+        let bytes = u128::from(state.used_bytes + supposed);
+        let suffices = u128::from(left) * bytes / u128::from(cost + supposed_cost).max(1);
         u64::try_from(suffices).unwrap_or(u64::MAX)
     }
 
