@@ -5,12 +5,13 @@ mod support;
 use levada_base::ids::ObjectId;
 use levada_base::planted;
 use levada_base::reactor::{self, Group, Reactor};
-use levada_kv::{Batch, Store};
+use levada_kv::Store;
 use levada_log::{IndexFinding, IndexReport, LogError, ObjectLog, Stability, check_index};
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
+use support::damage::{get, log_of_eight, set, sorts};
 use support::model::{Model, TASKS, below, check_all, config, object, work};
 use support::{World, key, seeds};
 
@@ -136,13 +137,7 @@ fn a_check_that_believes_too_much_is_found() {
 fn found(is_open: bool, damage: impl AsyncFnOnce(&Store)) -> Vec<IndexFinding> {
     Reactor::simulated(5).block_on(async {
         let mut world = World::new(96).await;
-        let log = world.next_life().open(true).await;
-        for n in 1..9 {
-            let bytes = support::bytes(n as u8, 30_000);
-            log.write(object(n), 0, bytes, Stability::Unstable).await.expect("room");
-            log.truncate(object(n), 29_000, Stability::Unstable).await.expect("room");
-        }
-        log.settle().await.expect("settled");
+        let log = log_of_eight(&mut world).await;
         drop(log);
         let parts = world.next_life();
         let (array, epoch) = (parts.array.clone(), parts.epoch);
@@ -160,23 +155,6 @@ fn found(is_open: bool, damage: impl AsyncFnOnce(&Store)) -> Vec<IndexFinding> {
         }
         checked(&log).await.findings
     })
-}
-
-fn set(store: &Store, key: &[u8], value: Option<&[u8]>) {
-    let mut batch = Batch::default();
-    match value {
-        Some(value) => batch.put(key, value),
-        None => batch.delete(key),
-    }
-    store.apply(batch).expect("room");
-}
-
-async fn get(store: &Store, key: &[u8]) -> Vec<u8> {
-    store.get(key).await.expect("reads").expect("there").to_vec()
-}
-
-fn sorts(findings: &[IndexFinding]) -> Vec<&'static str> {
-    findings.iter().map(IndexFinding::sort).collect()
 }
 
 #[test]

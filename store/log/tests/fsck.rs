@@ -5,7 +5,7 @@ mod support;
 
 use levada_base::ids::ObjectId;
 use levada_base::reactor::{self, Group, Reactor};
-use levada_kv::{Batch, Store};
+use levada_kv::Store;
 use levada_log::{
     IndexFinding, IndexReport, IndexedObject, IndexedObjects, LogError, ObjectLog, Stability,
     check_index,
@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
+use support::damage::{get, log_of_eight, set, sorts};
 use support::model::{Model, TASKS, below, check_all, object, work};
 use support::{KV, World, key, seeds};
 
@@ -117,13 +118,7 @@ fn an_index_is_sound_whenever_the_power_goes() {
 fn found(damage: impl AsyncFnOnce(&Store)) -> (Vec<IndexFinding>, Vec<IndexFinding>) {
     Reactor::simulated(5).block_on(async {
         let mut world = World::new(96).await;
-        let log = world.next_life().open(true).await;
-        for n in 1..9 {
-            let bytes = support::bytes(n as u8, 30_000);
-            log.write(object(n), 0, bytes, Stability::Unstable).await.expect("room");
-            log.truncate(object(n), 29_000, Stability::Unstable).await.expect("room");
-        }
-        log.settle().await.expect("settled");
+        let log = log_of_eight(&mut world).await;
         // These stay staged.
         log.write(object(9), 0, support::bytes(9, 500), Stability::Durable).await.expect("room");
         drop(log);
@@ -145,23 +140,6 @@ fn found(damage: impl AsyncFnOnce(&Store)) -> (Vec<IndexFinding>, Vec<IndexFindi
 
 async fn all_rows(store: &Store) -> Vec<(levada_kv::Bytes, levada_kv::Bytes)> {
     store.scan(Bound::Unbounded, Bound::Unbounded, 99_999).await.expect("reads")
-}
-
-fn set(store: &Store, key: &[u8], value: Option<&[u8]>) {
-    let mut batch = Batch::default();
-    match value {
-        Some(value) => batch.put(key, value),
-        None => batch.delete(key),
-    }
-    store.apply(batch).expect("room");
-}
-
-async fn get(store: &Store, key: &[u8]) -> Vec<u8> {
-    store.get(key).await.expect("reads").expect("there").to_vec()
-}
-
-fn sorts(findings: &[IndexFinding]) -> Vec<&'static str> {
-    findings.iter().map(IndexFinding::sort).collect()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! slow by random amounts, and rotten where told.
 #![allow(dead_code)] // Not every test uses every part.
 
+pub mod damage;
 pub mod model;
 
 use levada_base::ids::ObjectId;
