@@ -492,13 +492,28 @@ fn at_of(asking: Asking) -> Moment {
 impl Changing {
     /// It was answered, with these flags.
     pub(crate) fn done(self, request: &MetaRequest, reply: &MetaReply, granted: u32) {
+        match (request, reply) {
+            (MetaRequest::Several { requests }, MetaReply::Several(replies)) => {
+                for (request, reply) in requests.iter().zip(replies) {
+                    self.take_in(request, reply, granted);
+                }
+            }
+            _ => self.take_in(request, reply, granted),
+        }
+    }
+
+    fn take_in(&self, request: &MetaRequest, reply: &MetaReply, granted: u32) {
         let (leases, asking) = (&self.leases, self.asking);
         // An open changes nothing, and which inode a name turns out to mean was not known: then another change of that
         // inode that is under way is none of its own.
         let own = |ino: Ino| self.keys.contains(&leases.node_key(ino));
         match (request, reply) {
             // It has one name less, or none.
-            (_, MetaReply::Removed { ino: Some(ino), .. }) => {
+            (
+                _,
+                MetaReply::Removed { ino: Some(ino), .. }
+                | MetaReply::RemovedFrom { ino: Some(ino), .. },
+            ) => {
                 let mut table = leases.table.borrow_mut();
                 table.nodes.pop(ino);
                 table.turn += 1;
@@ -518,19 +533,28 @@ impl Changing {
                 if *new == NewInode::Directory && granted & flags::NAMES != 0 {
                     leases.keep_directory(attr.ino, asking, asking.at.monotonic());
                 }
-                if let MetaReply::Made { directory, .. } = reply {
-                    let is_own = own(directory.ino);
-                    leases.keep_node(directory, granted & flags::DIRECTORY, asking, is_own);
-                }
             }
-            (MetaRequest::Link { parent, name, .. }, MetaReply::Attr(attr)) => {
-                leases.keep_node(attr, granted, asking, own(attr.ino));
+            (
+                MetaRequest::Link { parent, name, .. },
+                MetaReply::Attr(attr) | MetaReply::Made { attr, .. },
+            ) => {
+                leases.keep_node(attr, granted & flags::NODE, asking, own(attr.ino));
                 leases.keep_name((*parent, name), Some(attr.ino), granted, asking, true);
             }
-            (MetaRequest::SetAttr { .. } | MetaRequest::Open { .. }, MetaReply::Attr(attr)) => {
+            (
+                MetaRequest::SetAttr { .. }
+                | MetaRequest::Open { .. }
+                | MetaRequest::CommitWrite { end: true, .. },
+                MetaReply::Attr(attr),
+            ) => {
                 leases.keep_node(attr, granted, asking, own(attr.ino));
             }
             _ => {}
+        }
+        if let MetaReply::Made { directory, .. } | MetaReply::RemovedFrom { directory, .. } = reply
+        {
+            let is_own = own(directory.ino);
+            leases.keep_node(directory, granted & flags::DIRECTORY, asking, is_own);
         }
     }
 }

@@ -300,7 +300,7 @@ impl Meta {
         // The housekeeper acts on what it is told at once.
         let early = told == Told::Early && self.class == Class::Foreground;
         let flags = match request {
-            MetaRequest::Create { .. } if early && self.leases.is_wanted() => {
+            _ if early && self.leases.is_wanted() && request.changes_names_of().is_some() => {
                 flags::UNSTABLE | flags::WITH_DIRECTORY
             }
             _ if early => flags::UNSTABLE,
@@ -446,10 +446,7 @@ impl Meta {
         if let (Some(changing), Ok(reply)) = (changing, &reply) {
             changing.done(&request, reply, asked.granted);
         }
-        let reply = reply.map(|reply| match reply {
-            MetaReply::Made { attr, .. } => MetaReply::Entry(attr, true),
-            reply => reply,
-        });
+        let reply = reply.map(|reply| reply.without_directory(&request));
         drop(slot);
         // It came after everything held by then, and is durable.
         if let (

@@ -8,7 +8,7 @@ use levada_client::Client;
 use levada_wire::meta::{AttrChange, NewInode};
 use std::time::Duration;
 use world::leases::{is_there, mtime, set_mtime};
-use world::{ROOT, ROOT_DIR, World, below, create, leases};
+use world::{ROOT, ROOT_DIR, World, below, create, data, leases};
 
 #[test]
 fn what_is_read_after_an_answered_change_shows_it() {
@@ -105,7 +105,8 @@ fn a_lone_client_answers_itself() {
         let file = create(&client, "file").await;
         let ino = file.ino();
         file.close().await;
-        reactor::sleep(Duration::from_secs(5)).await;
+        // What the close told is over.
+        reactor::sleep(Duration::from_secs(12)).await;
         client.on_notice(std::rc::Rc::new(|notice| panic!("{notice:?}")));
         assert!(!is_there(&client, "absent").await);
         mtime(&client, ino).await;
@@ -129,6 +130,42 @@ fn a_lone_client_answers_itself() {
             client.unlink(ROOT, ROOT_DIR, format!("n{n}").as_bytes()).await.expect("there");
         }
         client.shutdown().await.expect("settled");
+    });
+}
+
+/// A kernel asks for a directory after each change of its names, and programs for a file that they have just written and
+/// closed: both came with the answer to the change.
+#[test]
+fn a_change_tells_what_is_asked_next() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(1).await;
+        let client = world.leasing("client").await;
+        let made = |name: &'static [u8]| {
+            let client = client.clone();
+            async move {
+                client.create(ROOT, ROOT_DIR, name, 0o755, NewInode::Directory).await.expect("made")
+            }
+        };
+        let (dir, other) = (made(b"dir").await.ino, made(b"other").await.ino);
+        let file = create(&client, "file").await;
+        let ino = file.ino();
+        file.write(0, data(b"written")).await.expect("written");
+        file.close().await;
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert!(client.knows(ino), "after the close");
+        assert_eq!(client.lookup(ROOT_DIR, b"file").await.expect("there").size, 7);
+
+        client.link(ROOT, ino, dir, b"link").await.expect("made");
+        assert!(client.knows(dir) && client.knows(ino), "after the link");
+        assert!(client.lookup(other, b"moved").await.is_err(), "as a kernel looks before a rename");
+        client.rename(ROOT, (dir, b"link"), (other, b"moved"), 0).await.expect("there");
+        assert!(client.knows(other), "after the rename");
+        client.unlink(ROOT, other, b"moved").await.expect("there");
+        assert!(client.knows(other), "after the unlink");
+        client.remove_dir(ROOT, ROOT_DIR, b"dir").await.expect("empty");
+        assert!(client.knows(ROOT_DIR), "after the end of a directory");
+        let trusted = client.attr(ROOT_DIR).await.expect("there");
+        assert_eq!(trusted, world.client("asks").await.attr(ROOT_DIR).await.expect("there"));
     });
 }
 

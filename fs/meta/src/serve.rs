@@ -26,11 +26,8 @@ impl Handler for MetaService {
             let unstable = header.flags & flags::UNSTABLE != 0;
             let call =
                 CallHeader { client, slot, sequence, unstable, connection: from.connection() };
-            let directory = match &body {
-                MetaRequest::Create { parent, .. } => Some(*parent),
-                _ => None,
-            };
-            let directory = directory.filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
+            let directory =
+                body.changes_names_of().filter(|_| header.flags & flags::WITH_DIRECTORY != 0);
             let grants = Grants::new(header.flags & flags::NAMES != 0);
             let mut reply = self.handle_leasing(call, body, &grants).await;
             if let MetaReply::Registered { client, .. } = reply {
@@ -48,11 +45,10 @@ impl Handler for MetaService {
                 };
             }
             // Nothing comes between this and the sending of the reply.
-            if let (Some(directory), MetaReply::Entry(attr, true)) = (directory, &mut reply)
+            if let Some(directory) = directory.filter(|_| reply.changed_names())
                 && let Some(directory) = self.directory_now(call, directory, &grants)
             {
-                let attr = attr.clone();
-                reply = MetaReply::Made { attr, directory };
+                reply = reply.with_directory(directory);
             }
             let durable = self.store().durable_seq();
             match self.tail.borrow_mut().frame_for(client, from.connection(), durable) {

@@ -78,7 +78,7 @@ pub mod flags {
     pub const NAMES: u32 = 32;
     /// Of a reply: a lease on each inode of which it tells attributes, as that document says.
     pub const NODE: u32 = 64;
-    /// Of a reply `Made`: a lease on the directory's attributes.
+    /// Of a reply that tells of a directory: a lease on the directory's attributes.
     pub const DIRECTORY: u32 = 128;
     /// The leases that a reply may grant.
     pub const LEASES: u32 = NAMES | NODE | DIRECTORY;

@@ -358,6 +358,19 @@ pub enum MetaRequest {
 }
 
 impl MetaRequest {
+    /// The directory whose names it changes; of a Rename the one of the new name.
+    #[must_use]
+    pub fn changes_names_of(&self) -> Option<Ino> {
+        match self {
+            Self::Create { parent, .. }
+            | Self::Link { parent, .. }
+            | Self::Unlink { parent, .. }
+            | Self::RemoveDir { parent, .. } => Some(*parent),
+            Self::Rename { to, .. } => Some(*to),
+            _ => None,
+        }
+    }
+
     /// The request's kind, for logs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -454,8 +467,8 @@ pub enum MetaReply {
         upto: Option<Ino>,
     },
     Failed(MetaFault),
-    /// As `Entry`, of something made now, with the directory as it was then or later: for a caller that
-    /// asks for it with the flag `WITH_DIRECTORY`, when it costs no wait. Never stored.
+    /// As `Entry`, of something made now, or as `Attr`, of what got another name, with the directory as it was then or
+    /// later: for a caller that asks for it with the flag `WITH_DIRECTORY`, when it costs no wait. Never stored.
     Made {
         attr: Box<Attr>,
         directory: Box<Attr>,
@@ -484,6 +497,41 @@ pub enum MetaReply {
     Granted {
         bytes: u64,
     },
+    /// As `Removed`, with the directory that lost the name, or got the new one of a Rename; likewise.
+    RemovedFrom {
+        ino: Option<Ino>,
+        nlink: u32,
+        directory: Box<Attr>,
+    },
+}
+
+impl MetaReply {
+    /// Beside this answer the directory may be told whose names the request changed: as it is now.
+    #[must_use]
+    pub fn with_directory(self, directory: Box<Attr>) -> Self {
+        match self {
+            Self::Entry(attr, true) | Self::Attr(attr) => Self::Made { attr, directory },
+            Self::Removed { ino, nlink } => Self::RemovedFrom { ino, nlink, directory },
+            other => other,
+        }
+    }
+
+    /// The answer to `request` alone.
+    #[must_use]
+    pub fn without_directory(self, request: &MetaRequest) -> Self {
+        match (self, request) {
+            (Self::Made { attr, .. }, MetaRequest::Link { .. }) => Self::Attr(attr),
+            (Self::Made { attr, .. }, _) => Self::Entry(attr, true),
+            (Self::RemovedFrom { ino, nlink, .. }, _) => Self::Removed { ino, nlink },
+            (other, _) => other,
+        }
+    }
+
+    /// Whether [`Self::with_directory`] tells more.
+    #[must_use]
+    pub fn changed_names(&self) -> bool {
+        matches!(self, Self::Entry(_, true) | Self::Attr(_) | Self::Removed { .. })
+    }
 }
 
 /// The body of a one-way frame to a client. The header's verifier says which life of the target speaks.

@@ -267,6 +267,10 @@ pub fn commit(
     }
     let mut attr = tx.attr(ino, &inode);
     attr.cut = !is_taken;
+    if end && is_taken {
+        // Who closes what he has written often looks at it next.
+        tx.tell_node(ino, &inode);
+    }
     settle_row(tx, ino, &mut inode);
     Ok(MetaReply::Attr(attr))
 }
