@@ -64,6 +64,12 @@ pub(crate) fn specs() -> Vec<Spec> {
             NamesWork::Stat,
             4
         )),
+        Spec {
+            name: "mount.disk.statx_4p_of_ext4",
+            what: "the same with the time of birth",
+            bar: Bar::None,
+            take: |e| names(e, NamesWork::Statx, 4),
+        },
         spec!("mount.disk.unlink_of_ext4", 0.2, "files removed by one process", |e| names(
             e,
             NamesWork::Unlink,
@@ -93,6 +99,8 @@ pub(crate) fn specs() -> Vec<Spec> {
 pub enum NamesWork {
     Create,
     Stat,
+    /// With the time of birth, of which FUSE tells in a request of its own.
+    Statx,
     Unlink,
 }
 
@@ -109,7 +117,11 @@ pub fn do_names(work: NamesWork, dir: &Path, count: u64) -> Result<()> {
                 OpenOptions::new().write(true).create_new(true).open(path)?;
             }
             NamesWork::Stat => {
-                fs::symlink_metadata(path)?;
+                rustix::fs::lstat(&path)?;
+            }
+            // The standard library asks for the time of birth as well.
+            NamesWork::Statx => {
+                fs::symlink_metadata(path)?.created()?;
             }
             NamesWork::Unlink => fs::remove_file(path)?,
         }
@@ -232,7 +244,7 @@ fn names_on(effort: Effort, work: NamesWork, processes: usize, mount: &Path) -> 
             all_do(dir, NamesWork::Create)?;
         }
         sync_of(dir)?;
-        if work == NamesWork::Stat {
+        if matches!(work, NamesWork::Stat | NamesWork::Statx) {
             forget_names()?;
         }
         let meter = Meter::start()?;
