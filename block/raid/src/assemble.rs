@@ -79,15 +79,8 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
     let Some(width) = spec.members.len().checked_sub(spec.spares) else {
         return geometry("more spares than members");
     };
-    match spec.level {
-        Level::Raid0 if width == 0 => return geometry("RAID 0 needs a member that is no spare"),
-        Level::Raid1 { copies } if copies == 0 || width < copies => {
-            return geometry("RAID 1 needs as many members, spares apart, as copies");
-        }
-        Level::Raid6 if !(3..=32).contains(&width) => {
-            return geometry("RAID 6 needs 3 to 32 members, spares apart");
-        }
-        Level::Raid0 | Level::Raid1 { .. } | Level::Raid6 => {}
+    if let Err(reason) = spec.level.check(width) {
+        return geometry(reason);
     }
     for (i, member) in spec.members.iter().enumerate() {
         let info = member.device.info();
@@ -114,8 +107,8 @@ fn info_of(name: &str, layout: &Layout) -> DeviceInfo {
 /// The default journal: enough for 16 stripes' chunks of a member, within bounds.
 fn default_journal_bytes(spec: &ArraySpec) -> u64 {
     match spec.level {
-        Level::Raid6 => (16 * spec.chunk_bytes).clamp(64 * KIB, 16 * MIB),
-        Level::Raid0 | Level::Raid1 { .. } => 64 * KIB,
+        level if level.has_parity() => (16 * spec.chunk_bytes).clamp(64 * KIB, 16 * MIB),
+        _ => 64 * KIB,
     }
 }
 
@@ -137,8 +130,8 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         Areas::fit(member_bytes, journal_bytes, spec.level, width, spec.chunk_bytes);
     if stripes == 0 {
         let rows = match spec.level {
-            Level::Raid0 | Level::Raid6 => 1,
             Level::Raid1 { copies } => copies as u64,
+            _ => 1,
         };
         let needed_bytes = areas.data_at + rows * spec.chunk_bytes;
         let member = smallest.name.clone();
@@ -148,11 +141,11 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
 
     let mut roles = vec![None; spec.members.len()];
     let order = match spec.level {
-        Level::Raid0 | Level::Raid6 => (0..width).collect(),
         Level::Raid1 { copies } => {
             let enclosures: Vec<u16> = spec.members[..width].iter().map(|m| m.enclosure).collect();
             raid1::deal(&enclosures, copies)
         }
+        _ => (0..width).collect(),
     };
     for (role, member) in order.into_iter().enumerate() {
         roles[member] = Some(role);

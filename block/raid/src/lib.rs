@@ -5,7 +5,8 @@
 //!
 //! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
 //! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
-//! `resync`, `rebuild`, `scrub`. A level is one file of arithmetic: `raid0`, `raid1`, `raid6`.
+//! `resync`, `rebuild`, `scrub`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
+//! `raid6`, `nplusm`; those with parity share `rotation`.
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
 
@@ -20,15 +21,18 @@ mod layout;
 mod map;
 mod mark;
 mod member;
+mod nplusm;
 mod raid;
 mod raid0;
 mod raid1;
+mod raid5;
 mod raid6;
 mod read;
 mod rebuild;
 mod recorded;
 mod redundancy;
 mod resync;
+mod rotation;
 mod scrub;
 mod standing;
 mod status;

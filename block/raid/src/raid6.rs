@@ -1,22 +1,17 @@
-//! RAID 6: parity rotates from the last role backwards, data follows it, so that reading a run
-//! of stripes uses every role (what md calls left-symmetric).
+//! RAID 6: two parities, P and Q (H. P. Anvin, "The mathematics of RAID-6"). Where they lie: [`crate::rotation`].
 
-use crate::layout::Place;
+use levada_parity::{CHUNKS_MAX, Code, ParityError};
 
-pub(crate) fn place(width: usize, stripe: u64, chunk: usize) -> Place {
-    let data_chunks = width - 2;
-    // Counted from P on: P, Q, then the data.
-    let from_p = if chunk < data_chunks { chunk + 2 } else { chunk - data_chunks };
-    Place { role: (p_role(width, stripe) + from_p) % width, slot: stripe }
+pub(crate) const PARITY: usize = 2;
+
+/// Why a group cannot be so wide.
+pub(crate) fn check(width: usize) -> Result<(), &'static str> {
+    match (3..=CHUNKS_MAX).contains(&width) {
+        true => Ok(()),
+        false => Err("RAID 6 needs 3 to 32 members, spares apart, in each group"),
+    }
 }
 
-pub(crate) fn chunk_in(width: usize, place: Place) -> (u64, usize) {
-    let data_chunks = width - 2;
-    let from_p = (place.role + width - p_role(width, place.slot)) % width;
-    let chunk = if from_p < 2 { data_chunks + from_p } else { from_p - 2 };
-    (place.slot, chunk)
-}
-
-fn p_role(width: usize, stripe: u64) -> usize {
-    width - 1 - (stripe % width as u64) as usize
+pub(crate) fn code(data_chunks: usize) -> Result<Code, ParityError> {
+    Code::pq(data_chunks)
 }

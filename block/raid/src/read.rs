@@ -221,12 +221,12 @@ impl Engine {
             Some((self.holder(place, avoid)?, place))
         };
         match self.layout.level {
-            Level::Raid0 | Level::Raid6 => at(chunk),
             // Among equally idle copies the stripe's number decides, to spread them.
             Level::Raid1 { copies } => (0..copies)
                 .map(|i| (i + (stripe / self.layout.width as u64) as usize) % copies)
                 .filter_map(at)
                 .min_by_key(|(member, _)| member.in_flight.get()),
+            _ => at(chunk),
         }
     }
 

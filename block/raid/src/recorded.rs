@@ -25,6 +25,8 @@ pub struct Recorded {
     pub chunk_bytes: u64,
     /// Where the data begins on each member, in bytes.
     pub data_at: u64,
+    /// Bytes of data on each member.
+    pub data_bytes: u64,
     pub members: Vec<RecordedMember>,
 }
 
@@ -47,6 +49,7 @@ impl Recorded {
             width: superblock.layout.width,
             chunk_bytes: superblock.layout.chunk_bytes,
             data_at: superblock.areas.data_at,
+            data_bytes: superblock.areas.data_bytes,
             members: superblock.members.into_iter().map(member).collect(),
         })
     }

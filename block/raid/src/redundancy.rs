@@ -1,6 +1,7 @@
-//! How the redundant chunks of a stripe follow from its data: not at all, copies, or P and Q.
+//! How the redundant chunks of a stripe follow from its data: not at all, copies, or parity.
 
 use crate::layout::{Layout, Level};
+use crate::{nplusm, raid5, raid6};
 use levada_parity::{Code, ParityError, Slot};
 
 /// The equations of one level. Chunks are numbered data first.
@@ -9,7 +10,7 @@ pub(crate) enum Redundancy {
     None,
     /// Every chunk holds the same bytes.
     Copies,
-    /// P and Q.
+    /// Sums of products.
     Parity(Code),
 }
 
@@ -18,7 +19,9 @@ impl Redundancy {
         Ok(match layout.level {
             Level::Raid0 => Self::None,
             Level::Raid1 { .. } => Self::Copies,
-            Level::Raid6 => Self::Parity(Code::pq(layout.data_chunks())?),
+            Level::Raid5 | Level::Raid50 { .. } => Self::Parity(raid5::code(layout.data_chunks())?),
+            Level::Raid6 | Level::Raid60 { .. } => Self::Parity(raid6::code(layout.data_chunks())?),
+            Level::NPlusM { parity } => Self::Parity(nplusm::code(layout.data_chunks(), parity)?),
         })
     }
 

@@ -24,6 +24,8 @@ const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
 const CRC_AT: usize = 4092;
 const NO_ROLE: u8 = 255;
+/// The number of the level that has none elsewhere.
+const N_PLUS_M: u8 = 100;
 /// The data area starts at a multiple of this.
 const DATA_ALIGN_BYTES: u64 = 64 << 10;
 
@@ -125,15 +127,19 @@ impl Superblock {
     /// Writes the superblock of member `index` into 4 KiB.
     pub fn encode(&self, index: usize, bytes: &mut [u8]) {
         bytes.fill(0);
-        let (level, copies) = match self.layout.level {
+        let (level, number) = match self.layout.level {
             Level::Raid0 => (0, 1),
-            Level::Raid1 { copies } => (1, copies as u8),
+            Level::Raid1 { copies } => (1, copies),
+            Level::Raid5 => (5, 1),
             Level::Raid6 => (6, 1),
+            Level::Raid50 { groups } => (50, groups),
+            Level::Raid60 { groups } => (60, groups),
+            Level::NPlusM { parity } => (N_PLUS_M, parity),
         };
         put(bytes, 0, MAGIC);
         put(bytes, 8, &VERSION.to_le_bytes());
         let width = self.layout.width as u8;
-        put(bytes, 10, &[level, copies, width, self.members.len() as u8, index as u8]);
+        put(bytes, 10, &[level, number as u8, width, self.members.len() as u8, index as u8]);
         put(bytes, 16, self.uuid.as_bytes());
         let numbers = [
             self.generation,
@@ -189,15 +195,24 @@ impl Superblock {
         if u16::from_le_bytes(get(bytes, 8)) != VERSION {
             return None;
         }
-        let [level, copies, width, count, index] = get(bytes, 10);
+        let [level, number, width, count, index] = get(bytes, 10);
         let (width, count, index) = (usize::from(width), usize::from(count), usize::from(index));
-        let level = match (level, usize::from(copies)) {
+        let level = match (level, usize::from(number)) {
             (0, 1) => Level::Raid0,
-            (1, copies) if (1..=width).contains(&copies) => Level::Raid1 { copies },
-            (6, 1) if width >= 3 => Level::Raid6,
+            (1, copies) => Level::Raid1 { copies },
+            (5, 1) => Level::Raid5,
+            (6, 1) => Level::Raid6,
+            (50, groups) => Level::Raid50 { groups },
+            (60, groups) => Level::Raid60 { groups },
+            (N_PLUS_M, parity) => Level::NPlusM { parity },
             _ => return None,
         };
-        if width == 0 || width > count || count > MEMBERS_MAX || index >= count {
+        if level.check(width).is_err()
+            || width == 0
+            || width > count
+            || count > MEMBERS_MAX
+            || index >= count
+        {
             return None;
         }
         let number = |i: usize| get_u64(bytes, 32 + 8 * i);

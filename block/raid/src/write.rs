@@ -17,6 +17,7 @@ use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::{Buf, BufMut, IoVec, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
+use levada_parity::{Code, PARITY_MAX};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -57,10 +58,10 @@ impl Cutter {
     }
 }
 
-/// P and Q of chunks that may each be made of several buffers.
-fn encode(code: &levada_parity::Code, chunks: &[IoVec], chunk_bytes: usize) -> [Buf; 2] {
-    let mut p = BufMut::for_overwrite(chunk_bytes);
-    let mut q = BufMut::for_overwrite(chunk_bytes);
+/// The parity of chunks that may each be made of several buffers.
+fn encode(code: &Code, chunks: &[IoVec], chunk_bytes: usize) -> SmallVec<[Buf; PARITY_MAX]> {
+    let mut parity: SmallVec<[BufMut; PARITY_MAX]> =
+        (0..code.parity_chunks()).map(|_| BufMut::for_overwrite(chunk_bytes)).collect();
     // Part and offset in it, per chunk; cut wherever one of the parts ends.
     let mut at: SmallVec<[(usize, usize); 16]> = chunks.iter().map(|_| (0, 0)).collect();
     let mut done = 0;
@@ -72,8 +73,9 @@ fn encode(code: &levada_parity::Code, chunks: &[IoVec], chunk_bytes: usize) -> [
             .zip(&at)
             .map(|(chunk, (part, start))| &chunk[*part][*start..*start + run])
             .collect();
-        let range = done..done + run;
-        code.encode(&data, &mut [&mut p[range.clone()], &mut q[range]]);
+        let mut into: SmallVec<[&mut [u8]; PARITY_MAX]> =
+            parity.iter_mut().map(|chunk| &mut chunk[done..done + run]).collect();
+        code.encode(&data, &mut into);
         for (chunk, (part, start)) in chunks.iter().zip(&mut at) {
             *start += run;
             if *start == chunk[*part].len() {
@@ -82,7 +84,7 @@ fn encode(code: &levada_parity::Code, chunks: &[IoVec], chunk_bytes: usize) -> [
         }
         done += run;
     }
-    [p.freeze(), q.freeze()]
+    parity.into_iter().map(BufMut::freeze).collect()
 }
 
 impl Engine {
@@ -139,9 +141,8 @@ impl Engine {
                 }
             }
             Redundancy::Parity(code) => {
-                let [p, q] = encode(code, &chunks, chunk_bytes as usize);
-                chunks.push(p.into_vec());
-                chunks.push(q.into_vec());
+                let parity = encode(code, &chunks, chunk_bytes as usize);
+                chunks.extend(parity.into_iter().map(Buf::into_vec));
             }
         }
         let writes = chunks.into_iter().enumerate().filter_map(|(chunk, from)| {

@@ -18,7 +18,17 @@ const MIRROR: Level = Level::Raid1 { copies: 3 };
 #[test]
 fn fresh_stripes_read_back_on_every_level() {
     Reactor::simulated(1).block_on(async {
-        for (level, members) in [(Level::Raid0, 4), (MIRROR, 12), (Level::Raid6, 10)] {
+        let parities = (1..=4).map(|parity| (Level::NPlusM { parity }, 5 + parity));
+        let others = [
+            (Level::Raid0, 4),
+            (Level::Raid1 { copies: 2 }, 2),
+            (MIRROR, 12),
+            (Level::Raid5, 5),
+            (Level::Raid6, 10),
+            (Level::Raid50 { groups: 3 }, 12),
+            (Level::Raid60 { groups: 2 }, 12),
+        ];
+        for (level, members) in others.into_iter().chain(parities) {
             let rig = Rig::new(level, members, 0, 16 << 10, 12);
             let array = rig.create().await;
             let geometry = array.geometry();
@@ -69,7 +79,9 @@ fn parity_takes_fresh_stripes_only() {
 #[test]
 fn all_66_pairs_of_12_drives_can_be_lost() {
     Reactor::simulated(2).block_on(async {
-        for (level, spares) in [(Level::Raid6, 2), (MIRROR, 0)] {
+        let groups = Level::Raid60 { groups: 2 };
+        let parity = Level::NPlusM { parity: 3 };
+        for (level, spares) in [(Level::Raid6, 2), (MIRROR, 0), (groups, 0), (parity, 1)] {
             let rig = Rig::new(level, 12, spares, 8 << 10, 12);
             let array = rig.create().await;
             let stripes = array.geometry().stripes.min(24);
@@ -851,7 +863,20 @@ fn impossible_arrays_are_refused() {
         assert!(geometry(refused(&|spec| spec.chunk_bytes = 1000).await));
         assert!(geometry(refused(&|spec| spec.spares = 4).await));
         assert!(geometry(refused(&|spec| spec.members.clear()).await));
-        assert!(geometry(refused(&|spec| spec.level = Level::Raid1 { copies: 7 }).await));
+        let levels = [
+            Level::Raid1 { copies: 7 },
+            Level::Raid50 { groups: 1 },
+            Level::Raid50 { groups: 4 },
+            Level::Raid50 { groups: 6 },
+            Level::Raid60 { groups: 0 },
+            Level::Raid60 { groups: 3 },
+            Level::NPlusM { parity: 0 },
+            Level::NPlusM { parity: 5 },
+            Level::NPlusM { parity: 6 },
+        ];
+        for level in levels {
+            assert!(geometry(refused(&|spec| spec.level = level).await), "{level}");
+        }
         assert!(geometry(refused(&|spec| spec.members[1] = spec.members[0].clone()).await));
         let too_small = refused(&|spec| spec.chunk_bytes = 1 << 30).await;
         assert!(matches!(too_small, RaidError::TooSmall { .. }), "{too_small}");

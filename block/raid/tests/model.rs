@@ -62,6 +62,16 @@ fn reads() -> impl Strategy<Value = Vec<(usize, usize, Vec<usize>)>> {
     prop::collection::vec((0..200usize, 1..60usize, prop::collection::vec(1..9usize, 0..5)), 1..10)
 }
 
+fn levels_with_parity() -> impl Strategy<Value = (Level, usize)> {
+    prop_oneof![
+        (2..9usize).prop_map(|width| (Level::Raid5, width)),
+        (3..9usize).prop_map(|width| (Level::Raid6, width)),
+        (2..5usize).prop_map(|each| (Level::Raid50 { groups: 3 }, 3 * each)),
+        (3..6usize).prop_map(|each| (Level::Raid60 { groups: 2 }, 2 * each)),
+        (1..5usize, 1..8usize).prop_map(|(parity, data)| (Level::NPlusM { parity }, data + parity)),
+    ]
+}
+
 async fn check_reads(
     array: &dyn Array,
     model: &[u8],
@@ -80,18 +90,18 @@ async fn check_reads(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Parity, some stripes written, up to two members lost while the array runs.
+    /// Parity, some stripes written, as many members lost while the array runs as the level bears.
     #[test]
     fn parity_reads_what_was_written(
-        width in 3..9usize,
+        (level, width) in levels_with_parity(),
         chunk_blocks in 1..5u64,
         written in prop::collection::vec(any::<bool>(), 12),
         parts in prop::collection::vec(1..9usize, 0..12),
-        lost in prop::collection::hash_set(0..9usize, 0..3),
+        lost in prop::collection::hash_set(0..12usize, 0..5),
         reads in reads(),
     ) {
         Reactor::simulated(1).block_on(async {
-            let rig = Rig::new(Level::Raid6, width, 0, chunk_blocks * BLOCK as u64, 12);
+            let rig = Rig::new(level, width, 0, chunk_blocks * BLOCK as u64, 12);
             let array = rig.create().await;
             let stripe_bytes = array.geometry().stripe_bytes as usize;
             let mut model = vec![0; 12 * stripe_bytes];
@@ -105,7 +115,11 @@ proptest! {
                 done.expect("written");
             }
             check_reads(&array, &model, &reads, MemberSet::NONE).await?;
-            let lost: Vec<usize> = lost.into_iter().filter(|member| *member < width).collect();
+            let lost: Vec<usize> = lost
+                .into_iter()
+                .filter(|member| *member < width)
+                .take(level.tolerates())
+                .collect();
             let avoid = lost.iter().fold(MemberSet::NONE, |set, member| set.with(*member));
             check_reads(&array, &model, &reads, avoid).await?;
             for member in &lost {

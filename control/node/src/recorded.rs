@@ -121,19 +121,11 @@ impl Standing {
         self.members.iter().any(|member| member.name == drive)
     }
 
-    fn level_name(&self) -> &'static str {
-        match self.level {
-            RaidLevel::Raid0 => "raid0",
-            RaidLevel::Raid1 { .. } => "raid1",
-            RaidLevel::Raid6 => "raid6",
-        }
-    }
-
     /// Of a mirror, else 1.
     fn copies(&self) -> usize {
         match self.level {
             RaidLevel::Raid1 { copies } => copies,
-            RaidLevel::Raid0 | RaidLevel::Raid6 => 1,
+            _ => 1,
         }
     }
 
@@ -242,14 +234,7 @@ pub(crate) async fn member_bytes(slice: Slice, status: &ArrayStatus) -> Option<u
     for at in [0, Recorded::BYTES] {
         let Some(block) = read_block(&slice, at).await else { continue };
         let Some(recorded) = Recorded::decode(&block, status.uuid) else { continue };
-        let chunks = match recorded.level {
-            RaidLevel::Raid0 | RaidLevel::Raid6 => status.stripes,
-            // As many stripes as there are members lie on them in as many rows as there are copies.
-            RaidLevel::Raid1 { copies } => {
-                status.stripes.div_ceil(recorded.width as u64) * copies as u64
-            }
-        };
-        return Some(recorded.data_at + chunks * recorded.chunk_bytes);
+        return Some(recorded.data_at + recorded.data_bytes);
     }
     None
 }
@@ -394,8 +379,8 @@ impl Findings {
 
     fn of_array(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
-        if array.level.name() != standing.level_name() {
-            let (in_file, on_drives) = (array.level.name().into(), standing.level_name().into());
+        if array.level.name() != standing.level.key() {
+            let (in_file, on_drives) = (array.level.name().into(), standing.level.key().into());
             // Nothing else can be compared.
             return self.say(key("level"), in_file, on_drives);
         }

@@ -285,9 +285,12 @@ impl Operator {
         let chunk_kib = status.chunk_bytes >> 10;
         let width = status.members.iter().filter(|member| member.role.is_some()).count();
         let level = match status.level {
-            Level::Raid0 => format!("RAID 0 over {width}, {chunk_kib} KiB chunks"),
             Level::Raid1 { copies } => format!("mirror of {copies} copies over {width} drives"),
-            Level::Raid6 => format!("RAID 6 {}+2, {chunk_kib} KiB chunks", width.saturating_sub(2)),
+            level @ (Level::Raid5 | Level::Raid6) => {
+                let parity = level.tolerates();
+                format!("{level} {}+{parity}, {chunk_kib} KiB chunks", width.saturating_sub(parity))
+            }
+            level => format!("{level} over {width}, {chunk_kib} KiB chunks"),
         };
         ArrayStatus {
             name: status.name,
