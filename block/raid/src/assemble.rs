@@ -10,6 +10,7 @@
 
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, Finding, RaidError};
+use crate::journal::Journal;
 use crate::layout::{Layout, Level};
 use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
@@ -19,6 +20,7 @@ use crate::superblock::{
     ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SUPERBLOCK_BYTES,
     Superblock,
 };
+use crate::update::Updates;
 use futures_util::future::join_all;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
@@ -55,7 +57,8 @@ pub struct ArraySpec {
     pub level: Level,
     /// Contiguous bytes on one member; for [`Level::Raid1`] the extent that is dealt.
     pub chunk_bytes: u64,
-    /// Bytes per member kept for a later journal; `None` for the default.
+    /// Bytes per member for the journal of overwrites; `None` for the default. With too few of them a level with parity
+    /// takes fresh stripes only.
     pub journal_bytes: Option<u64>,
     pub members: Vec<MemberSpec>,
     /// So many of the members, from the end, start as hot spares.
@@ -104,11 +107,12 @@ fn info_of(name: &str, layout: &Layout) -> DeviceInfo {
     }
 }
 
-/// The default journal: enough for 16 stripes' chunks of a member, within bounds.
-fn default_journal_bytes(spec: &ArraySpec) -> u64 {
-    match spec.level {
-        level if level.has_parity() => (16 * spec.chunk_bytes).clamp(64 * KIB, 16 * MIB),
-        _ => 64 * KIB,
+/// The default journal: 16 chunks, within bounds, but enough to be one. Levels that need none keep some room.
+fn default_journal_bytes(spec: &ArraySpec, layout: &Layout) -> u64 {
+    let least = Journal::bytes_min(layout.chunks());
+    match spec.level.has_parity() {
+        true => (16 * spec.chunk_bytes).clamp(64 * KIB, 16 * MIB).max(least),
+        false => 64 * KIB,
     }
 }
 
@@ -124,7 +128,8 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
     let smallest = spec.members.iter().min_by_key(|member| member.device.info().capacity_bytes);
     let Some(smallest) = smallest else { return geometry("no members") };
     let capacity_bytes = smallest.device.info().capacity_bytes;
-    let journal_bytes = spec.journal_bytes.unwrap_or_else(|| default_journal_bytes(&spec));
+    let layout = Layout { level: spec.level, width, chunk_bytes: spec.chunk_bytes, stripes: 0 };
+    let journal_bytes = spec.journal_bytes.unwrap_or_else(|| default_journal_bytes(&spec, &layout));
     let member_bytes = round_down(capacity_bytes, BLOCK_BYTES);
     let (areas, stripes) =
         Areas::fit(member_bytes, journal_bytes, spec.level, width, spec.chunk_bytes);
@@ -137,7 +142,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         let member = smallest.name.clone();
         return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
     }
-    let layout = Layout { level: spec.level, width, chunk_bytes: spec.chunk_bytes, stripes };
+    let layout = Layout { stripes, ..layout };
 
     let mut roles = vec![None; spec.members.len()];
     let order = match spec.level {
@@ -163,6 +168,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         generation: 0,
         epoch,
         held_by_all: 0,
+        journal_from: 1,
         layout,
         areas,
         members: spec.members.iter().zip(roles).map(entry).collect(),
@@ -170,7 +176,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
 
     let devices = spec.members.iter().map(|member| Some(Rc::clone(&member.device))).collect();
     let engine = build(&superblock, devices, epoch)?;
-    for result in join_all(spec.members.iter().map(|member| format(member, epoch))).await {
+    for result in join_all(spec.members.iter().map(|member| format(member, &areas, epoch))).await {
         result?;
     }
     engine.persist_pages(0..engine.map.pages()).await?;
@@ -183,10 +189,11 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
 }
 
 /// Takes the device and removes what would pass for superblocks.
-async fn format(member: &MemberSpec, epoch: Epoch) -> Result<(), BlockError> {
+async fn format(member: &MemberSpec, areas: &Areas, epoch: Epoch) -> Result<(), BlockError> {
     member.device.fence(epoch).await?;
     let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
-    member.device.write(0, blank.into_vec(), Durability::Fua).await
+    member.device.write(0, blank.into_vec(), Durability::Fua).await?;
+    areas.clear_journal(&member.device).await
 }
 
 /// The engine of a superblock; `devices` by index of member.
@@ -220,6 +227,9 @@ fn build(
         members: RefCell::new(members),
         roles: RefCell::new(roles),
         map: StripeMap::empty(superblock.uuid, layout.stripes),
+        journal: Journal::new(&layout, superblock.areas.journal_bytes, superblock.journal_from)
+            .map(Rc::new),
+        updates: Updates::default(),
         locks: RangeLocks::default(),
         preparing: RangeLocks::default(),
         unclean: RefCell::default(),
@@ -360,6 +370,7 @@ pub(crate) async fn open(
     for result in join_all(rewrites).await {
         result?;
     }
+    engine.replay().await?;
     engine.resync().await?;
     Ok((engine, report))
 }

@@ -12,6 +12,7 @@
 //! them, only the end of the process does, and then open resyncs what is dirty.
 
 use crate::array::MemberSet;
+use crate::journal::Journal;
 use crate::layout::{Layout, Place};
 use crate::map::StripeMap;
 use crate::mark;
@@ -19,6 +20,7 @@ use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
+use crate::update::Updates;
 use levada_base::buf::bytes_in;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Instant};
@@ -58,6 +60,9 @@ pub(crate) struct Engine {
     /// Who plays each role now; nobody where a member is out.
     pub roles: RefCell<Vec<Option<Rc<Member>>>>,
     pub map: StripeMap,
+    /// `None` where overwrites need none, or cannot be.
+    pub journal: Option<Rc<Journal>>,
+    pub updates: Updates,
     /// Bytes of the array that somebody changes.
     pub locks: RangeLocks,
     /// Stripes that somebody prepares for overwriting or discards.

@@ -1,5 +1,6 @@
 //! The parsers of this crate for `fuzz/`: bytes from a drive, with a checksum that is right.
 
+use crate::journal;
 use crate::map::{PageImage, StripeMap};
 use crate::superblock::{SUPERBLOCK_BYTES, Superblock};
 use levada_base::ids::Uuid;
@@ -16,6 +17,21 @@ pub fn superblock(input: &[u8]) {
     let mut again = vec![0; SUPERBLOCK_BYTES as usize];
     superblock.encode(index, &mut again);
     assert!(Superblock::decode(&again).is_some(), "what was read cannot be written");
+}
+
+/// A record of the journal, and what follows it: what is taken for one is written again as it was read.
+pub fn journal_record(input: &[u8]) {
+    let uuid = Uuid::from_u128(1);
+    let blocks = input.len().div_ceil(BLOCK_BYTES as usize).max(1);
+    let mut bytes = vec![0; blocks * BLOCK_BYTES as usize];
+    bytes[..input.len()].copy_from_slice(input);
+    let _ = journal::decode(&bytes, uuid);
+    journal::seal(&mut bytes, uuid);
+    let Some((header, payload)) = journal::decode(&bytes, uuid) else { return };
+    let payload = levada_base::Buf::copy_of(&payload);
+    let again: Vec<u8> =
+        header.encode(uuid, &[payload]).iter().flat_map(|part| part.iter().copied()).collect();
+    assert!(journal::decode(&again, uuid).is_some(), "what was read cannot be written");
 }
 
 /// A page of the written map, of an array with a last page that is not full.
@@ -39,6 +55,7 @@ mod tests {
         for input in [&[][..], &[0; 5000], &[255; 4096]] {
             super::superblock(input);
             super::map_page(input);
+            super::journal_record(input);
         }
     }
 }

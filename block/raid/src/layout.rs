@@ -128,7 +128,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    fn groups(&self) -> Option<Groups> {
+    /// Those of a level with parity.
+    pub fn groups(&self) -> Option<Groups> {
         self.level.groups(self.width)
     }
 

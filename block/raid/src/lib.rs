@@ -17,6 +17,7 @@ mod engine;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
+mod journal;
 mod layout;
 mod map;
 mod mark;
@@ -37,6 +38,7 @@ mod scrub;
 mod standing;
 mod status;
 mod superblock;
+mod update;
 mod views;
 mod vote;
 mod write;

@@ -1,6 +1,7 @@
 //! One member: its device, its standing, and what it has done so far.
 
 use crate::engine::UNREADABLE_MAX;
+use crate::journal::Ring;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_base::planted;
@@ -87,6 +88,8 @@ pub(crate) struct Member {
     pub flushing: Cell<bool>,
     pub flush_ended: Notify,
     pub in_flight: Cell<u32>,
+    /// Its records of the journal.
+    pub ring: RefCell<Ring>,
     /// Chunks in which something could not be read since open, until there are too many.
     unreadable: RefCell<BTreeSet<u64>>,
     /// Blocks that a rebuild left out, by their offset: what the device holds there is not what the member should.
@@ -141,6 +144,7 @@ impl Member {
             flushing: Cell::new(false),
             flush_ended: Notify::default(),
             in_flight: Cell::new(0),
+            ring: RefCell::default(),
             unreadable: RefCell::default(),
             left_out: RefCell::default(),
             stats: Stats::default(),

@@ -21,7 +21,7 @@ use crate::redundancy::Redundancy;
 use crate::status::ArrayEvent;
 use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
-use levada_base::{BufMut, IoVecMut, probe};
+use levada_base::{BufMut, IoVecMut, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
 use levada_parity::Slot;
 use smallvec::SmallVec;
@@ -256,6 +256,8 @@ impl Engine {
         let mut plan = Plan::new(self, at, into, avoid);
         plan.join_whole_stripes(self, avoid);
         let Plan { mut done, runs, missing, whole, .. } = plan;
+        let still: SmallVec<[Option<u64>; 8]> =
+            whole.iter().map(|whole| self.updates.stillness(whole.stripe)).collect();
 
         let reads = runs.into_iter().map(|run| async move {
             let parts = self.member_read(&run.member, run.at, run.parts).await.ok()?;
@@ -263,8 +265,8 @@ impl Engine {
         });
         let recoveries = missing.into_iter().map(|mut lost| async move {
             let (within, into) = (lost.within.clone(), &mut lost.into);
-            let bad =
-                self.reconstruct(lost.stripe, lost.chunk, within, avoid, 0, into).await.ok()?;
+            let bad = self.reconstruct_still(lost.stripe, lost.chunk, within, avoid, 0, into);
+            let bad = bad.await.ok()?;
             // A medium error on the way is repaired by the careful way.
             (bad == 0).then_some(lost)
         });
@@ -279,7 +281,11 @@ impl Engine {
             let lost = recovery?;
             done[lost.piece as usize] = Some(lost.into);
         }
-        for stripe in whole {
+        for (stripe, before) in whole.into_iter().zip(still) {
+            // The careful way sees to it that no update comes between.
+            if before.is_none() || self.updates.stillness(stripe.stripe) != before {
+                return None;
+            }
             self.recompute_whole(stripe, &mut done)?;
         }
         let mut done = done.into_iter().flatten();
@@ -407,7 +413,8 @@ impl Engine {
             let place = self.layout.place(stripe, chunk);
             let holder = if bad >> chunk & 1 == 1 { None } else { self.holder(place, avoid) };
             let Some(member) = holder else {
-                match self.reconstruct(stripe, chunk, within.clone(), avoid, bad, into).await {
+                match self.reconstruct_still(stripe, chunk, within.clone(), avoid, bad, into).await
+                {
                     Ok(more) => {
                         bad |= more;
                         break;
@@ -522,6 +529,39 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// As [`Engine::reconstruct`], for those who do not hold the stripe: of chunks that belong together.
+    async fn reconstruct_still(
+        self: &Rc<Self>,
+        stripe: u64,
+        chunk: usize,
+        within: Range<u64>,
+        avoid: MemberSet,
+        bad: u64,
+        into: &mut [u8],
+    ) -> Result<u64, BlockError> {
+        let before = self.updates.stillness(stripe);
+        if before.is_some() || planted!("raid-reconstructs-beside-updates") {
+            let result = self.reconstruct(stripe, chunk, within.clone(), avoid, bad, into).await;
+            let is_still = self.updates.stillness(stripe) == before;
+            if is_still || planted!("raid-reconstructs-beside-updates") {
+                return result;
+            }
+        }
+        // Detached: a reader that is not polled for a while must not hold the stripe.
+        let (engine, bytes) = (Rc::clone(self), into.len());
+        let (more, made) = self
+            .detached(async move {
+                let (start, end) = engine.stripe_range(stripe, 1);
+                let _guard = engine.locks.lock(start, end).await;
+                let mut made = BufMut::for_overwrite(bytes);
+                let more = engine.reconstruct(stripe, chunk, within, avoid, bad, &mut made).await?;
+                Ok((more, made))
+            })
+            .await?;
+        into.copy_from_slice(&made);
+        Ok(more)
     }
 
     /// Recomputes a range of a chunk from the others. `bad` are chunks known to be unreadable;

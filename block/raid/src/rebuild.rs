@@ -196,6 +196,8 @@ impl Engine {
         self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
         self.settle().await?;
+        // More members may be lost from then on, so records that were made with fewer must have lost their meaning.
+        self.void_all_records().await?;
         for member in targets {
             if cursor(member).is_some() {
                 member.apply(MemberEvent::RebuildDone);

@@ -92,6 +92,7 @@ impl Engine {
             generation: self.generation.get(),
             epoch: self.epoch,
             held_by_all: self.held_by_all.get(),
+            journal_from: self.journal.as_ref().map_or(0, |journal| journal.from.get()),
             layout: self.layout,
             areas: self.areas,
             members: members.iter().map(entry).collect(),
@@ -210,6 +211,7 @@ impl Engine {
         // Its old superblock must not win or confuse if we stop before the new one is there.
         let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
         with.device.write(0, blank.into_vec(), Durability::Fua).await?;
+        self.areas.clear_journal(&with.device).await?;
         let identity = (with.uuid, with.name, with.enclosure);
         let member = Member::new(index, identity, Some(with.device), None, MemberState::Spare);
         {
@@ -244,6 +246,9 @@ impl Engine {
         self.retire(0);
         // Stripes declared and never written stay dirty: their redundancy says nothing yet.
         self.persist(0..self.layout.stripes).await?;
+        if let Some(journal) = &self.journal {
+            journal.forget_all();
+        }
         self.confirm_standing().await
     }
 }

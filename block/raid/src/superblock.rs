@@ -9,6 +9,8 @@ use levada_base::Epoch;
 use levada_base::checksum::crc32c;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_up};
+use levada_device::{BlockError, Device};
+use std::rc::Rc;
 
 pub(crate) const SUPERBLOCK_BYTES: u64 = BLOCK_BYTES;
 /// Most members of an array, spares included.
@@ -20,6 +22,7 @@ pub const ARRAY_NAME_BYTES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
+const JOURNAL_FROM_AT: usize = 184;
 const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
 const CRC_AT: usize = 4092;
@@ -67,6 +70,14 @@ impl Areas {
     }
 }
 
+impl Areas {
+    /// What a device held where its journal will be has no meaning.
+    pub async fn clear_journal(&self, device: &Rc<dyn Device>) -> Result<(), BlockError> {
+        device.write_zeroes(self.journal_at, self.journal_bytes).await?;
+        device.flush().await
+    }
+}
+
 /// One line of the member table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemberEntry {
@@ -87,6 +98,8 @@ pub(crate) struct Superblock {
     /// Every member that is live in this superblock has held this generation or a later one. One
     /// that comes with less is not what it was: an old copy of itself.
     pub held_by_all: u64,
+    /// Records of the journal below this sequence have no meaning.
+    pub journal_from: u64,
     pub layout: Layout,
     pub areas: Areas,
     pub members: Vec<MemberEntry>,
@@ -157,6 +170,7 @@ impl Superblock {
         for (i, number) in numbers.iter().enumerate() {
             put(bytes, 32 + 8 * i, &number.to_le_bytes());
         }
+        put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
         put(bytes, 120, fitting(&self.name, ARRAY_NAME_BYTES).as_bytes());
         for (i, member) in self.members.iter().enumerate() {
             let entry = &mut bytes[TABLE_AT + i * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -233,6 +247,11 @@ impl Superblock {
             && layout.chunk_bytes.is_multiple_of(BLOCK_BYTES)
             && layout.slots() * layout.chunk_bytes == areas.data_bytes
             && areas.data_at.checked_add(areas.data_bytes).is_some()
+            && areas.journal_bytes < 1 << 40
+            && areas
+                .journal_at
+                .checked_add(areas.journal_bytes)
+                .is_some_and(|end| end <= areas.map_at)
             && areas.map_at.checked_add(areas.map_bytes).is_some_and(|end| end <= areas.data_at)
             && crate::map::pages_for(layout.stripes) <= areas.map_bytes / BLOCK_BYTES;
         if !aligned {
@@ -271,6 +290,7 @@ impl Superblock {
             generation: number(0),
             epoch: Epoch(number(1)),
             held_by_all: number(10),
+            journal_from: get_u64(bytes, JOURNAL_FROM_AT),
             layout,
             areas,
             members,
@@ -306,6 +326,7 @@ mod tests {
             generation: 5,
             epoch: Epoch(3),
             held_by_all: 4,
+            journal_from: 12,
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
             areas,
             members: (0..6).map(entry).collect(),

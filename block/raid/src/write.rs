@@ -26,21 +26,21 @@ use std::rc::Rc;
 const UNCLEAN_KEPT: usize = 256;
 /// When an overwrite meets a stripe that holds nothing, so many behind it are zeroed and marked
 /// with it: growing sequentially then costs one flush and one map page per so many.
-const MARKED_AHEAD: u64 = 7;
+pub(crate) const MARKED_AHEAD: u64 = 7;
 
 /// Takes the next `bytes` from a list of buffers.
-struct Cutter {
+pub(crate) struct Cutter {
     parts: IoVec,
     part: usize,
     at: usize,
 }
 
 impl Cutter {
-    fn new(parts: IoVec) -> Self {
+    pub fn new(parts: IoVec) -> Self {
         Self { parts, part: 0, at: 0 }
     }
 
-    fn take(&mut self, bytes: u64) -> IoVec {
+    pub fn take(&mut self, bytes: u64) -> IoVec {
         let mut left = bytes as usize;
         let mut taken = IoVec::new();
         while left > 0 {
@@ -102,6 +102,7 @@ impl Engine {
             let _preparing = engine.preparing.lock(range.start, range.end).await;
             let (start, end) = engine.stripe_range(range.start, count);
             let _guard = engine.locks.lock(start, end).await;
+            engine.void_records(&range).await?;
             engine.forget_unclean(&range);
             engine.forget_left_out(&range);
             engine.map.set(Bit::Dirty, range.clone(), true);
@@ -169,11 +170,15 @@ impl Engine {
     pub async fn flush(self: &Rc<Self>) -> Result<(), BlockError> {
         self.check_running()?;
         let upto = self.writes.get();
+        let in_place = self.journal.as_ref().map(|journal| journal.in_place());
         let members = self.live_members();
         let written = members.iter().filter(|member| member.flushed.get() < member.writes.get());
         join_all(written.map(|member| self.member_flush(member))).await;
         self.settle().await?;
         self.flushed.set(self.flushed.get().max(upto));
+        if let (Some(journal), Some(in_place)) = (&self.journal, in_place) {
+            journal.covered(&in_place);
+        }
         if !self.layout.overwrites() {
             self.retire(0);
         } else if self.unclean.borrow().len() > UNCLEAN_KEPT {
@@ -216,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// An overwrite, on levels without parity.
+    /// An overwrite in place.
     pub async fn overwrite(
         self: &Rc<Self>,
         at: u64,
@@ -224,14 +229,23 @@ impl Engine {
         durability: Durability,
     ) -> Result<(), BlockError> {
         let bytes = bytes_in(&from);
+        if self.layout.level.has_parity() {
+            check_range(&self.info, at, bytes)?;
+            self.check_running()?;
+            let engine = Rc::clone(self);
+            return self.detached(async move { engine.update(at, from).await }).await;
+        }
         self.change(at, bytes, durability, move |engine| async move {
             engine.write_pieces(at, bytes, from, durability).await;
         })
         .await
     }
 
-    /// Zeroes a range, on levels without parity.
+    /// Zeroes a range.
     pub async fn overwrite_zeroes(self: &Rc<Self>, at: u64, bytes: u64) -> Result<(), BlockError> {
+        if self.layout.level.has_parity() {
+            return self.update_zeroes(at, bytes).await;
+        }
         self.change(at, bytes, Durability::Volatile, move |engine| async move {
             engine.zero_pieces(at, bytes).await;
         })
@@ -253,9 +267,6 @@ impl Engine {
     {
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
-        if !self.layout.overwrites() {
-            return Err(BlockError::NotFresh { stripe: at / self.layout.stripe_bytes() });
-        }
         if bytes == 0 {
             return Ok(());
         }
@@ -371,12 +382,18 @@ impl Engine {
     }
 
     /// Makes stripes that hold nothing durably zero on all who play a role in them.
-    async fn zero(self: &Rc<Self>, empty: &[u64]) -> Result<(), BlockError> {
-        let stripe_bytes = self.layout.stripe_bytes();
+    pub async fn zero(self: &Rc<Self>, empty: &[u64]) -> Result<(), BlockError> {
         loop {
             let before = self.roles.borrow().clone();
-            let zeroes =
-                empty.iter().map(|stripe| self.zero_pieces(stripe * stripe_bytes, stripe_bytes));
+            let chunks = empty.iter().flat_map(|stripe| {
+                (0..self.layout.chunks()).map(|chunk| self.layout.place(*stripe, chunk))
+            });
+            let zeroes = chunks.filter_map(|place| {
+                let member = self.player(place.role)?;
+                let at = self.member_offset(place.slot, 0);
+                let bytes = self.layout.chunk_bytes;
+                Some(async move { self.member_zero(&member, at, bytes).await })
+            });
             join_all(zeroes).await;
             let members = self.live_members();
             join_all(members.iter().map(|member| self.member_flush(member))).await;
@@ -426,6 +443,7 @@ impl Engine {
             engine.forget_unclean(&range);
             let (start, end) = engine.stripe_range(range.start, count);
             let _guard = engine.locks.lock(start, end).await;
+            engine.void_records(&range).await?;
             engine.forget_unclean(&range);
             engine.forget_left_out(&range);
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {

@@ -57,9 +57,11 @@ fn fresh_stripes_read_back_on_every_level() {
 }
 
 #[test]
-fn parity_takes_fresh_stripes_only() {
+fn without_a_journal_parity_takes_fresh_stripes_only() {
     Reactor::simulated(1).block_on(async {
-        let array = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8).create().await;
+        let rig = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8);
+        let spec = levada_raid::ArraySpec { journal_bytes: Some(64 << 10), ..rig.spec() };
+        let array = RaidArray::create(spec, Epoch(1)).await.expect("created");
         let stripe_bytes = array.geometry().stripe_bytes as usize;
         let block = || pattern(0, BLOCK, 1).into_vec();
         let refused = Err(BlockError::NotFresh { stripe: 0 });

@@ -131,25 +131,35 @@ proptest! {
         })?;
     }
 
-    /// Levels that overwrite: writes, zeroes and discards of any range.
+    /// Writes, zeroes and discards of any range, on every level.
     #[test]
     fn overwrites_agree_with_a_flat_array(
-        mirror in any::<bool>(),
-        width in 3..8usize,
+        (level, width) in prop_oneof![
+            (3..8usize).prop_map(|width| (Level::Raid0, width)),
+            (3..8usize).prop_map(|width| (Level::Raid1 { copies: 3 }, width)),
+            levels_with_parity(),
+            levels_with_parity(),
+        ],
         chunk_blocks in 1..5u64,
         changes in prop::collection::vec(
             (0..200usize, 1..30usize, prop::collection::vec(1..9usize, 0..4), 0..10u8), 1..16),
-        lost in prop::option::of(0..8usize),
+        (lost, lost_after) in (prop::collection::vec(0..12usize, 0..4), 0..16usize),
         reads in reads(),
     ) {
         Reactor::simulated(1).block_on(async {
-            let level = if mirror { Level::Raid1 { copies: 3 } } else { Level::Raid0 };
             let rig = Rig::new(level, width, 0, chunk_blocks * BLOCK as u64, 9);
             let array = rig.create().await;
             let stripe_bytes = array.geometry().stripe_bytes as usize;
             let all_blocks = 6 * stripe_bytes / BLOCK;
             let mut model = vec![0; all_blocks * BLOCK];
+            let mut lost: Vec<usize> = lost.into_iter().filter(|lost| *lost < width).collect();
+            lost.sort_unstable();
+            lost.dedup();
+            lost.truncate(level.tolerates());
             for (version, (block, blocks, parts, kind)) in changes.into_iter().enumerate() {
+                if version == lost_after {
+                    lost.iter().for_each(|lost| rig.drives[*lost].pull());
+                }
                 let block = block % all_blocks;
                 let blocks = blocks.min(all_blocks - block);
                 let (at, bytes) = (block * BLOCK, blocks * BLOCK);
@@ -173,9 +183,14 @@ proptest! {
                 }
             }
             check_reads(&array, &model, &reads, MemberSet::NONE).await?;
-            if mirror && let Some(lost) = lost.filter(|lost| *lost < width) {
-                rig.drives[lost].pull();
-                check_reads(&array, &model, &reads, MemberSet::NONE).await?;
+            lost.iter().for_each(|lost| rig.drives[*lost].pull());
+            check_reads(&array, &model, &reads, MemberSet::NONE).await?;
+            // Of the others, so that parity is looked at.
+            for first in 0..width - level.tolerates().min(width) {
+                let avoid = (first..first + level.tolerates() - lost.len())
+                    .filter(|member| !lost.contains(member))
+                    .fold(MemberSet::NONE, |set, member| set.with(member));
+                check_reads(&array, &model, &reads, avoid).await?;
             }
             Ok::<(), TestCaseError>(())
         })?;

@@ -1,0 +1,535 @@
+//! Updates: overwrites in place on levels with parity, stripe by stripe.
+//!
+//! Writes of one stripe take turns; what waits for its turn goes together, so that neighbours become one update, and
+//! often a whole stripe. An update needs the parity of what it changes: from the old data and the old parity of just that
+//! (*read-modify*), or from all data beside it (*reconstruct*), whichever asks for fewer chunks; with members missing
+//! from whatever is left. New data and new parity are recorded in the [`crate::journal`] first, whole, then written in
+//! place.
+//!
+//! What always holds:
+//! - Whoever changes a stripe in place holds its lock.
+//! - Data and parity of a stripe belong together whenever nobody holds its lock. So whoever recomputes a chunk from others
+//!   sees to it that no update came between ([`Engine::reconstruct_still`]).
+//! - A stripe is written, and neither declared fresh nor dirty, before its first update.
+
+use crate::array::MemberSet;
+use crate::engine::Engine;
+use crate::journal::{Journal, Piece};
+use crate::map::Bit;
+use crate::redundancy::Redundancy;
+use crate::write::Cutter;
+use futures_util::future::join_all;
+use levada_base::sync::oneshot;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Buf, BufMut, IoVec, planted};
+use levada_device::{BlockError, Durability};
+use levada_parity::{Code, PARITY_MAX, Slot};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// New bytes of a stripe: where they begin in its data, in whole blocks.
+struct Patch {
+    at: u64,
+    bytes: Buf,
+}
+
+struct Waiting {
+    patches: Vec<Patch>,
+    done: oneshot::Sender<Result<(), BlockError>>,
+}
+
+/// Who updates what.
+#[derive(Default)]
+pub(crate) struct Updates {
+    /// By stripe: somebody works on it, and these wait for their turn.
+    turns: RefCell<HashMap<u64, Vec<Waiting>>>,
+    /// Stripes that are being written in place.
+    in_place: RefCell<HashMap<u64, ()>>,
+    /// Updates that began to be written in place.
+    begun: Cell<u64>,
+}
+
+/// A stripe is being written in place until this is dropped.
+struct InPlace<'a>(&'a Updates, u64);
+
+impl Updates {
+    fn begin(&self, stripe: u64) -> InPlace<'_> {
+        self.in_place.borrow_mut().insert(stripe, ());
+        self.begun.set(self.begun.get() + 1);
+        InPlace(self, stripe)
+    }
+
+    /// `None` while the stripe is being written in place; else the same again means that it was not meanwhile.
+    pub fn stillness(&self, stripe: u64) -> Option<u64> {
+        (!self.in_place.borrow().contains_key(&stripe)).then(|| self.begun.get())
+    }
+}
+
+impl Drop for InPlace<'_> {
+    fn drop(&mut self) {
+        self.0.in_place.borrow_mut().remove(&self.1);
+    }
+}
+
+/// Consecutive new blocks of one data chunk, in whole blocks.
+struct Segment {
+    chunk: usize,
+    within: Range<u64>,
+    bytes: Buf,
+}
+
+/// What one update makes of a range of a stripe's chunks: new contents, data first.
+struct Contents {
+    segments: Vec<Segment>,
+    /// The parity chunks that somebody holds, over the whole range.
+    parity: SmallVec<[(usize, Buf); PARITY_MAX]>,
+}
+
+impl Engine {
+    /// An overwrite on a level with parity. Durable when it returns, whatever `durability` says: it is in the journal.
+    pub async fn update(self: &Rc<Self>, at: u64, from: IoVec) -> Result<(), BlockError> {
+        let Some(journal) = self.journal.clone() else {
+            return Err(BlockError::NotFresh { stripe: at / self.layout.stripe_bytes() });
+        };
+        let from = in_blocks(from);
+        let end = at + levada_base::buf::bytes_in(&from);
+        self.prepare(self.stripes_of(at, end - at)).await?;
+        let stripe_bytes = self.layout.stripe_bytes();
+        let mut cutter = Cutter::new(from);
+        let mut of_stripes = Vec::new();
+        let mut start = at;
+        while start < end {
+            let stripe = start / stripe_bytes;
+            let run = ((stripe + 1) * stripe_bytes).min(end) - start;
+            let mut within = start % stripe_bytes;
+            let patches = cutter.take(run).into_iter().map(|bytes| {
+                let patch = Patch { at: within, bytes };
+                within += patch.bytes.len() as u64;
+                patch
+            });
+            of_stripes.push(self.take_turn(&journal, stripe, patches.collect()));
+            start += run;
+        }
+        join_all(of_stripes).await.into_iter().collect()
+    }
+
+    /// Zeroes a range: whole stripes are given back, and read as zeroes.
+    pub async fn update_zeroes(self: &Rc<Self>, at: u64, bytes: u64) -> Result<(), BlockError> {
+        levada_device::check_range(&self.info, at, bytes)?;
+        self.check_running()?;
+        let stripe_bytes = self.layout.stripe_bytes();
+        let (end, first) = (at + bytes, at.div_ceil(stripe_bytes));
+        let whole = (end / stripe_bytes).saturating_sub(first);
+        let zeroes = async |from: u64, to: u64| match from < to {
+            true => {
+                let zeroes = BufMut::zeroed((to - from) as usize).freeze().into_vec();
+                self.overwrite(from, zeroes, Durability::Volatile).await
+            }
+            false => Ok(()),
+        };
+        if whole == 0 {
+            // Not more than two stripes.
+            return zeroes(at, end).await;
+        }
+        zeroes(at, first * stripe_bytes).await?;
+        self.discard_stripes(first, whole).await?;
+        zeroes((first + whole) * stripe_bytes, end).await
+    }
+
+    /// Waits until these patches of a stripe are in place.
+    async fn take_turn(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        stripe: u64,
+        patches: Vec<Patch>,
+    ) -> Result<(), BlockError> {
+        let (done, outcome) = oneshot::channel();
+        let waiting = Waiting { patches, done };
+        let is_first = {
+            let mut turns = self.updates.turns.borrow_mut();
+            let is_first = !turns.contains_key(&stripe);
+            turns.entry(stripe).or_default().push(waiting);
+            is_first
+        };
+        if is_first {
+            let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
+            levada_base::reactor::spawn_in(&self.group, async move {
+                engine.take_turns(&journal, stripe).await;
+            });
+        }
+        outcome.await.unwrap_or(Err(BlockError::Gone))
+    }
+
+    async fn take_turns(self: &Rc<Self>, journal: &Rc<Journal>, stripe: u64) {
+        loop {
+            let (start, end) = self.stripe_range(stripe, 1);
+            let guard = self.locks.lock(start, end).await;
+            if !self.is_settled(stripe) {
+                // Discarded, or declared fresh, since it was prepared.
+                drop(guard);
+                if let Err(error) = self.prepare(stripe..stripe + 1).await {
+                    let all = self.updates.turns.borrow_mut().remove(&stripe);
+                    for waiting in all.into_iter().flatten() {
+                        waiting.done.send(Err(error.clone()));
+                    }
+                    return;
+                }
+                continue;
+            }
+            let batch = {
+                let mut turns = self.updates.turns.borrow_mut();
+                let waiting = turns.get_mut(&stripe).map(std::mem::take).unwrap_or_default();
+                if waiting.is_empty() {
+                    turns.remove(&stripe);
+                    return;
+                }
+                waiting
+            };
+            let (patches, waiting): (Vec<Vec<Patch>>, Vec<_>) =
+                batch.into_iter().map(|write| (write.patches, write.done)).unzip();
+            let result = self.update_stripe(journal, stripe, patches.into_iter().flatten()).await;
+            drop(guard);
+            for done in waiting {
+                done.send(result.clone());
+            }
+        }
+    }
+
+    /// Whether a stripe's data and parity are there and belong together.
+    fn is_settled(&self, stripe: u64) -> bool {
+        self.map.has(Bit::Written, stripe)
+            && !self.map.has(Bit::Dirty, stripe)
+            && !self.map.has(Bit::Fresh, stripe)
+    }
+
+    /// Makes stripes ready to be updated: those that hold nothing are zeroed, those that were written whole are flushed.
+    async fn prepare(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), BlockError> {
+        if stripes.clone().all(|stripe| self.is_settled(stripe)) {
+            return Ok(());
+        }
+        let end = (stripes.end + crate::write::MARKED_AHEAD).min(self.layout.stripes);
+        let _preparing = self.preparing.lock(stripes.start, end).await;
+        let (start_at, end_at) = self.stripe_range(stripes.start, end - stripes.start);
+        let _guard = self.locks.lock(start_at, end_at).await;
+        let holds = |stripe: &u64| {
+            self.map.has(Bit::Written, *stripe) && !self.map.has(Bit::Fresh, *stripe)
+        };
+        let mut empty: Vec<u64> = stripes.clone().filter(|stripe| !holds(stripe)).collect();
+        if !empty.is_empty() {
+            let untouched = |stripe: &u64| !self.map.has(Bit::Written, *stripe);
+            empty.extend((stripes.end..end).take_while(untouched));
+            self.void_records(&(empty[0]..empty[empty.len() - 1] + 1)).await?;
+            self.zero(&empty).await?;
+            for stripe in &empty {
+                let range = *stripe..stripe + 1;
+                self.map.set(Bit::Written, range.clone(), true);
+                self.map.set(Bit::Fresh, range.clone(), false);
+                self.map.set(Bit::Dirty, range, false);
+            }
+            self.persist(empty[0]..empty[empty.len() - 1] + 1).await?;
+        }
+        if stripes.clone().any(|stripe| self.map.has(Bit::Dirty, stripe)) {
+            self.flush().await?;
+        }
+        self.check_running()
+    }
+
+    /// Changes a stripe; the caller holds its lock.
+    async fn update_stripe(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        stripe: u64,
+        patches: impl Iterator<Item = Patch>,
+    ) -> Result<(), BlockError> {
+        let segments = self.segments(patches);
+        let (Some(start), Some(end)) = (
+            segments.iter().map(|segment| segment.within.start).min(),
+            segments.iter().map(|segment| segment.within.end).max(),
+        ) else {
+            return Ok(());
+        };
+        // So many blocks of each chunk that a record takes them.
+        let chunks: std::collections::BTreeSet<usize> =
+            segments.iter().map(|segment| segment.chunk).collect();
+        let rows = journal.limit() / (chunks.len() + self.layout.level.tolerates()) as u64;
+        let step = rows.max(1) * BLOCK_BYTES;
+        let mut at = start;
+        while at < end {
+            let within = at..(at + step).min(end);
+            let cut: Vec<Segment> =
+                segments.iter().filter_map(|segment| cut(segment, &within)).collect();
+            if !cut.is_empty() {
+                self.update_rows(journal, stripe, cut).await?;
+            }
+            at = within.end;
+        }
+        Ok(())
+    }
+
+    /// What the patches make of each chunk, the later ones over the earlier.
+    fn segments(&self, patches: impl Iterator<Item = Patch>) -> Vec<Segment> {
+        let chunk_bytes = self.layout.chunk_bytes;
+        let mut segments: Vec<Segment> = Vec::new();
+        for patch in patches {
+            let mut start = patch.at;
+            let end = patch.at + patch.bytes.len() as u64;
+            while start < end {
+                let (chunk, within) = ((start / chunk_bytes) as usize, start % chunk_bytes);
+                let run = (chunk_bytes - within).min(end - start);
+                let bytes = patch.bytes.slice((start - patch.at) as usize, run as usize);
+                lay_over(&mut segments, Segment { chunk, within: within..within + run, bytes });
+                start += run;
+            }
+        }
+        segments.sort_by_key(|segment| (segment.chunk, segment.within.start));
+        segments
+    }
+
+    /// One update that a record takes.
+    async fn update_rows(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        stripe: u64,
+        segments: Vec<Segment>,
+    ) -> Result<(), BlockError> {
+        let Redundancy::Parity(code) = &self.redundancy else { return Ok(()) };
+        let start = segments.iter().map(|segment| segment.within.start).min().unwrap_or(0);
+        let end = segments.iter().map(|segment| segment.within.end).max().unwrap_or(0);
+        let rows = start..end;
+        let contents = self.new_contents(code, stripe, rows.clone(), segments).await?;
+
+        let mut pieces = Vec::new();
+        let mut payload = IoVec::new();
+        let mut writes = Vec::new();
+        let segments = contents.segments.iter().map(|s| (s.chunk, s.within.start, &s.bytes));
+        let parity = contents.parity.iter().map(|(chunk, bytes)| (*chunk, rows.start, bytes));
+        for (chunk, within, bytes) in segments.chain(parity) {
+            let (first, blocks) = (within / BLOCK_BYTES, bytes.len() as u64 / BLOCK_BYTES);
+            pieces.push(Piece { stripe, chunk, first, blocks });
+            payload.push(bytes.clone());
+            let place = self.layout.place(stripe, chunk);
+            writes.push((place, within, bytes.clone()));
+        }
+        let logged = match planted!("raid-update-not-recorded") {
+            true => None,
+            false => Some(self.log(journal, pieces, payload).await?),
+        };
+        let in_place = self.updates.begin(stripe);
+        let writes = writes.into_iter().filter_map(|(place, within, bytes)| {
+            let member = self.player(place.role)?;
+            let at = self.member_offset(place.slot, within);
+            let from = bytes.into_vec();
+            Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
+        });
+        join_all(writes).await;
+        drop(in_place);
+        // Those that missed it are out, and on record as such.
+        self.settle().await?;
+        if let Some(logged) = logged {
+            journal.done(logged);
+        }
+        Ok(())
+    }
+
+    /// New data and the parity that belongs to it, in the way that reads fewer chunks.
+    async fn new_contents(
+        self: &Rc<Self>,
+        code: &Code,
+        stripe: u64,
+        rows: Range<u64>,
+        segments: Vec<Segment>,
+    ) -> Result<Contents, BlockError> {
+        let data_chunks = self.layout.data_chunks();
+        let covered = |chunk: usize| {
+            let of_chunk = segments.iter().filter(|segment| segment.chunk == chunk);
+            of_chunk.map(|segment| segment.within.end - segment.within.start).sum::<u64>()
+                == rows.end - rows.start
+        };
+        let rest = (0..data_chunks).filter(|chunk| !covered(*chunk)).count();
+        let parity: SmallVec<[usize; PARITY_MAX]> = (data_chunks..self.layout.chunks())
+            .filter(|chunk| self.has_chunk(stripe, *chunk))
+            .collect();
+        let has_old = segments.iter().all(|segment| self.has_chunk(stripe, segment.chunk));
+        if has_old
+            && segments.len() + parity.len() < rest
+            && let Some(parity) =
+                self.modified_parity(code, stripe, &rows, &segments, &parity).await
+        {
+            return Ok(Contents { segments, parity });
+        }
+        self.reconstructed(code, stripe, rows, segments).await
+    }
+
+    fn has_chunk(&self, stripe: u64, chunk: usize) -> bool {
+        self.holder(self.layout.place(stripe, chunk), MemberSet::NONE).is_some()
+    }
+
+    /// The parity after what the segments change, from the old of both. `None` when some of it cannot be read.
+    async fn modified_parity(
+        self: &Rc<Self>,
+        code: &Code,
+        stripe: u64,
+        rows: &Range<u64>,
+        segments: &[Segment],
+        parity: &[usize],
+    ) -> Option<SmallVec<[(usize, Buf); PARITY_MAX]>> {
+        let data_chunks = self.layout.data_chunks();
+        let wanted = segments.iter().map(|segment| (segment.chunk, segment.within.clone()));
+        let wanted = wanted.chain(parity.iter().map(|chunk| (*chunk, rows.clone())));
+        let reads = wanted.map(async |(chunk, within)| {
+            let place = self.layout.place(stripe, chunk);
+            let member = self.holder(place, MemberSet::NONE)?;
+            let at = self.member_offset(place.slot, within.start);
+            let into = BufMut::for_overwrite((within.end - within.start) as usize).into_vec();
+            self.member_read(&member, at, into).await.ok()?.pop()
+        });
+        let mut old: Vec<BufMut> = join_all(reads).await.into_iter().collect::<Option<_>>()?;
+        let mut held = old.split_off(segments.len());
+        // Those that nobody holds are computed beside the others, and thrown away.
+        let mut lost: Vec<(usize, BufMut)> = (data_chunks..self.layout.chunks())
+            .filter(|chunk| !parity.contains(chunk))
+            .map(|chunk| (chunk, BufMut::for_overwrite((rows.end - rows.start) as usize)))
+            .collect();
+        for (segment, old) in segments.iter().zip(&old) {
+            let from = (segment.within.start - rows.start) as usize;
+            let range = from..from + segment.bytes.len();
+            let mut into: SmallVec<[(usize, &mut [u8]); PARITY_MAX]> = SmallVec::new();
+            into.extend(
+                parity.iter().zip(&mut held).map(|(c, bytes)| (*c, &mut bytes[range.clone()])),
+            );
+            into.extend(lost.iter_mut().map(|(c, bytes)| (*c, &mut bytes[range.clone()])));
+            into.sort_by_key(|(chunk, _)| *chunk);
+            let mut into: SmallVec<[&mut [u8]; PARITY_MAX]> =
+                into.into_iter().map(|(_, bytes)| bytes).collect();
+            code.update_delta(segment.chunk, old, &segment.bytes, &mut into);
+        }
+        Some(parity.iter().copied().zip(held.into_iter().map(BufMut::freeze)).collect())
+    }
+
+    /// The same from all data, of which what is not new is read, or recomputed.
+    async fn reconstructed(
+        self: &Rc<Self>,
+        code: &Code,
+        stripe: u64,
+        rows: Range<u64>,
+        segments: Vec<Segment>,
+    ) -> Result<Contents, BlockError> {
+        let data_chunks = self.layout.data_chunks();
+        let bytes = (rows.end - rows.start) as usize;
+        let covers = |segment: &&Segment| segment.within == rows;
+        let whole: SmallVec<[Option<&Segment>; 16]> = (0..data_chunks)
+            .map(|chunk| segments.iter().find(|segment| segment.chunk == chunk).filter(covers))
+            .collect();
+        let missing = (0..data_chunks).filter(|chunk| whole[*chunk].is_none());
+        let mut old = match missing.clone().all(|chunk| self.has_chunk(stripe, chunk)) {
+            true => {
+                let skip = (0..self.layout.chunks())
+                    .filter(|chunk| *chunk >= data_chunks || whole[*chunk].is_some())
+                    .fold(0u64, |bits, chunk| bits | 1 << chunk);
+                let enough = missing.clone().count();
+                self.gather(stripe, rows.clone(), skip, MemberSet::NONE, enough).await.chunks
+            }
+            false => (0..self.layout.chunks()).map(|_| None).collect(),
+        };
+        if missing.clone().any(|chunk| old[chunk].is_none()) {
+            // The old data of the others, whatever it takes.
+            let all = data_chunks;
+            old = self.gather(stripe, rows.clone(), 0, MemberSet::NONE, all).await.chunks;
+            let mut lost: SmallVec<[(usize, BufMut); PARITY_MAX]> = missing
+                .clone()
+                .filter(|chunk| old[*chunk].is_none())
+                .map(|chunk| (chunk, BufMut::for_overwrite(bytes)))
+                .collect();
+            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
+            let mut outputs = lost.iter_mut().peekable();
+            for (chunk, held) in old.iter().enumerate() {
+                slots.push(match held {
+                    Some(bytes) => Slot::Present(bytes),
+                    None => match outputs.next_if(|(wanted, _)| *wanted == chunk) {
+                        Some((_, into)) => Slot::Wanted(into),
+                        None => Slot::Absent,
+                    },
+                });
+            }
+            let recovered = self.redundancy.recover(&mut slots);
+            drop(slots);
+            if !recovered {
+                self.check_running()?;
+                let (at, _) = self.stripe_range(stripe, 1);
+                return Err(BlockError::Medium { at, bytes: bytes as u64 });
+            }
+            for (chunk, bytes) in lost {
+                old[chunk] = Some(bytes);
+            }
+        }
+        // What is new over what was there.
+        for segment in &segments {
+            if let Some(held) =
+                old[segment.chunk].as_mut().filter(|_| whole[segment.chunk].is_none())
+            {
+                let from = (segment.within.start - rows.start) as usize;
+                held[from..from + segment.bytes.len()].copy_from_slice(&segment.bytes);
+            }
+        }
+        let mut data: SmallVec<[&[u8]; 16]> = SmallVec::new();
+        for chunk in 0..data_chunks {
+            data.push(match (whole[chunk], &old[chunk]) {
+                (Some(segment), _) => &segment.bytes,
+                (None, Some(held)) => held,
+                (None, None) => unreachable!("read, or recomputed"),
+            });
+        }
+        let mut parity: SmallVec<[BufMut; PARITY_MAX]> =
+            (0..code.parity_chunks()).map(|_| BufMut::for_overwrite(bytes)).collect();
+        let mut into: SmallVec<[&mut [u8]; PARITY_MAX]> =
+            parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
+        code.encode(&data, &mut into);
+        drop((data, whole, into));
+        let parity = parity.into_iter().zip(data_chunks..);
+        let parity = parity.map(|(bytes, chunk)| (chunk, bytes.freeze())).collect();
+        Ok(Contents { segments, parity })
+    }
+}
+
+/// The same bytes in buffers of whole blocks.
+fn in_blocks(parts: IoVec) -> IoVec {
+    let block = BLOCK_BYTES as usize;
+    if parts.iter().all(|part| part.len().is_multiple_of(block)) {
+        return parts.into_iter().filter(|part| !part.is_empty()).collect();
+    }
+    let mut whole = BufMut::for_overwrite(parts.iter().map(|part| part.len()).sum());
+    let mut at = 0;
+    for part in &parts {
+        whole[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    whole.freeze().into_vec()
+}
+
+/// The part of a segment that lies in `within`.
+fn cut(segment: &Segment, within: &Range<u64>) -> Option<Segment> {
+    let start = segment.within.start.max(within.start);
+    let end = segment.within.end.min(within.end);
+    (start < end).then(|| Segment {
+        chunk: segment.chunk,
+        within: start..end,
+        bytes: segment.bytes.slice((start - segment.within.start) as usize, (end - start) as usize),
+    })
+}
+
+/// Adds a segment, which takes the place of what it covers.
+fn lay_over(segments: &mut Vec<Segment>, new: Segment) {
+    let overlaps = |old: &Segment| {
+        old.chunk == new.chunk
+            && old.within.start < new.within.end
+            && new.within.start < old.within.end
+    };
+    for old in segments.extract_if(.., |old| overlaps(old)).collect::<Vec<_>>() {
+        segments.extend(cut(&old, &(0..new.within.start)));
+        segments.extend(cut(&old, &(new.within.end..u64::MAX)));
+    }
+    segments.push(new);
+}
