@@ -19,6 +19,7 @@ const PARTS: &[Part] = &[
     Part { percent: 2, seeds_min: stack::LOSSES as u64, ..part("losses", stack::losses) },
     part("mirror", arrays::mirror),
     part("raid6", arrays::parity),
+    part("journaled", arrays::journaled),
     part("kv", stores::kv),
     part("log", stores::log),
 ];

@@ -300,6 +300,11 @@ impl Engine {
         let end = segments.iter().map(|segment| segment.within.end).max().unwrap_or(0);
         let rows = start..end;
         let contents = self.new_contents(code, stripe, rows.clone(), segments).await?;
+        // Parity of which nobody is known to be the holder is left out: he must be on record as out, or he would be believed
+        // after a power cut.
+        if !planted!("raid-update-beside-unrecorded-loss") {
+            self.settle().await?;
+        }
 
         let mut pieces = Vec::new();
         let mut payload = IoVec::new();
@@ -353,7 +358,13 @@ impl Engine {
             .filter(|chunk| self.has_chunk(stripe, *chunk))
             .collect();
         let has_old = segments.iter().all(|segment| self.has_chunk(stripe, segment.chunk));
+        // Who is being rebuilt gets his parity whole: the rebuild may be passing over this stripe just now, because it held
+        // nothing when it looked.
+        let all_have = (data_chunks..self.layout.chunks()).all(|chunk| {
+            parity.contains(&chunk) || self.player(self.layout.place(stripe, chunk).role).is_none()
+        });
         if has_old
+            && (all_have || planted!("raid-update-leaves-out-who-is-rebuilt"))
             && segments.len() + parity.len() < rest
             && let Some(parity) =
                 self.modified_parity(code, stripe, &rows, &segments, &parity).await

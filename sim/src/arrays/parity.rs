@@ -1,6 +1,6 @@
 //! RAID 6, 8 + 2 with two hot spares: fresh whole stripes, declared, written, flushed, discarded.
 
-use crate::arrays::mirror::contents;
+use crate::arrays::overwrites::contents;
 use crate::arrays::rounds::{self, End};
 use crate::arrays::{Kind, Rack};
 use crate::{Outcome, Rng, Shape, World, recognise};

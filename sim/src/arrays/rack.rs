@@ -1,7 +1,7 @@
 //! A rack: a world's drives as the members of one array, and what befalls them.
 //!
-//! Faults are dealt so that the array must bear them: at most two drives are lost, rebuilding or
-//! hold unreadable blocks. Therefore every error of the array is a bug.
+//! Faults are dealt so that the array must bear them: at most as many drives as its level tolerates are lost,
+//! rebuilding or hold unreadable blocks. Therefore every error of the array is a bug.
 
 use crate::{LOSSES_MAX, Rng, World};
 use levada_base::ids::Uuid;
@@ -11,6 +11,7 @@ use levada_base::{BufMut, Epoch};
 use levada_raid::{ArraySpec, Level, Limits, MemberSpec, MemberState, RaidArray, Recorded};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,6 +22,45 @@ pub enum Kind {
     Mirror,
     /// 8 + 2, and two hot spares.
     Parity,
+    /// A level with parity over all drives but the last `spares`.
+    Journaled { level: Level, spares: usize, chunk_kib: u64 },
+}
+
+impl Kind {
+    /// One of the levels that have a journal; a seed always has the same.
+    #[must_use]
+    pub fn journaled(seed: u64) -> Self {
+        let (level, spares) = match seed % 8 {
+            0 => (Level::Raid5, 3),
+            1 => (Level::Raid50 { groups: 3 }, 0),
+            2 => (Level::Raid60 { groups: 2 }, 2),
+            3 => (Level::NPlusM { parity: 3 }, 1),
+            4 => (Level::NPlusM { parity: 4 }, 3),
+            _ => (Level::Raid6, 2),
+        };
+        Self::Journaled { level, spares, chunk_kib: [4, 8, 16][(seed / 8 % 3) as usize] }
+    }
+
+    /// Level, bytes of a chunk, spares.
+    fn shape(self) -> (Level, u64, usize) {
+        match self {
+            Self::Mirror => (Level::Raid1 { copies: 3 }, 64 * KIB, 0),
+            Self::Parity => (Level::Raid6, 16 * KIB, 2),
+            Self::Journaled { level, spares, chunk_kib } => (level, chunk_kib * KIB, spares),
+        }
+    }
+
+    /// Drives that may be lost.
+    #[must_use]
+    pub fn bears(self) -> usize {
+        self.shape().0.tolerates()
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shape().0.fmt(f)
+    }
 }
 
 /// See the module.
@@ -62,10 +102,7 @@ impl Rack {
             data_at: Cell::default(),
             members_made: Cell::new(0),
         });
-        let (level, chunk_bytes, spares) = match kind {
-            Kind::Mirror => (Level::Raid1 { copies: 3 }, 64 * KIB, 0),
-            Kind::Parity => (Level::Raid6, 16 * KIB, 2),
-        };
+        let (level, chunk_bytes, spares) = kind.shape();
         let members = (0..rack.world.shape.drives).map(|at| rack.member(at)).collect();
         let spec = ArraySpec {
             uuid: rack.uuid,
@@ -157,7 +194,7 @@ impl Rack {
         }
         let not_whole: BTreeSet<_> =
             self.lost.borrow().union(&self.unreadable.borrow()).copied().collect();
-        LOSSES_MAX.saturating_sub(not_whole.len())
+        self.kind.bears().saturating_sub(not_whole.len())
     }
 
     /// Drives that are lost now, or were and are not in step yet.
@@ -216,7 +253,7 @@ impl Rack {
                     self.lose(at, if rng.one_in(2) { 0 } else { rng.below(60) });
                 }
             }
-            1 if self.bears() == LOSSES_MAX => {
+            1 if self.bears() == self.kind.bears() && self.bears() >= LOSSES_MAX => {
                 let enclosure = rng.below(self.world.shape.enclosures as u64) as u16;
                 for at in self.drives_of(enclosure) {
                     self.lose(at, 0);
@@ -263,7 +300,7 @@ impl Rack {
     /// Some bytes of every fourth block of one drive read wrong. Not while anything else is the matter: of two
     /// copies that differ nobody could tell the right one.
     pub fn rot(&self, rng: &mut Rng) {
-        if self.bears() < LOSSES_MAX {
+        if self.bears() < self.kind.bears() {
             return;
         }
         let at = rng.below(self.world.shape.drives as u64) as usize;

@@ -62,6 +62,8 @@ struct Group {
     waiting: RefCell<VecDeque<Waiting>>,
     /// Tasks that write records.
     writers: Cell<u32>,
+    /// The last record.
+    last: Cell<u64>,
     /// Records that have a meaning, and how many of their updates are not in place.
     open: RefCell<BTreeMap<u64, u32>>,
     /// Records below this have no meaning: a flush covers them. And: a durable record says so.
@@ -140,11 +142,13 @@ impl Journal {
     /// A flush has covered what [`Journal::in_place`] said before it began.
     pub fn covered(&self, upto: &[u64]) {
         for (group, upto) in self.groups.iter().zip(upto) {
-            group.tail.set(group.tail.get().max(*upto));
-            let mut open = group.open.borrow_mut();
-            *open = open.split_off(&group.tail.get());
+            if *upto > group.tail.get() {
+                group.tail.set(*upto);
+                let mut open = group.open.borrow_mut();
+                *open = open.split_off(upto);
+                self.changed.notify_all();
+            }
         }
-        self.changed.notify_all();
     }
 
     /// The update is in place.
@@ -287,10 +291,26 @@ impl Engine {
         spare: u64,
         updates: u32,
     ) -> Option<(u64, Holders)> {
-        let mut players = self.players_of(number);
         let copies = self.layout.level.tolerates() + 1;
         let copies = if planted!("raid-journal-copy-left-out") { copies - 1 } else { copies };
         let sequence = journal.next.get();
+        let players = self.players_of(number);
+        let holders = Self::hold(journal, players, copies, sequence, (blocks, spare))?;
+        journal.next.set(sequence + 1);
+        let group = &journal.groups[number];
+        group.last.set(sequence);
+        group.open.borrow_mut().insert(sequence, updates);
+        Some((sequence, holders))
+    }
+
+    /// Takes room for so many blocks, beside what is to be spared, on as many of these members, or on all of them.
+    fn hold(
+        journal: &Journal,
+        mut players: Vec<Rc<Member>>,
+        copies: usize,
+        sequence: u64,
+        (blocks, spare): (u64, u64),
+    ) -> Option<Holders> {
         // Equals in turns.
         let turn = (sequence as usize * copies) % players.len().max(1);
         players.rotate_left(turn);
@@ -304,13 +324,11 @@ impl Engine {
         if players.is_empty() || !players.iter().all(has_room) {
             return None;
         }
-        journal.next.set(sequence + 1);
-        journal.groups[number].open.borrow_mut().insert(sequence, updates);
         let place = |member: Rc<Member>| {
             let start = member.ring.borrow_mut().reserve(journal.area, sequence, blocks, spare);
             (member, start.expect("it has room"))
         };
-        Some((sequence, players.into_iter().map(place).collect()))
+        Some(players.into_iter().map(place).collect())
     }
 
     /// Those who play a role of the group.
@@ -364,7 +382,6 @@ impl Engine {
         }
         let result = self.clear(journal, number).await;
         group.clearing.set(false);
-        journal.changed.notify_all();
         result
     }
 
@@ -393,8 +410,8 @@ impl Engine {
             loop {
                 self.check_running()?;
                 let changed = journal.changed.changed();
-                let last = group.stripes.borrow().values().copied().filter(|at| *at < upto).max();
-                if last.is_none_or(|last| last < group.durable_tail.get()) {
+                let last = group.last.get().min(upto.saturating_sub(1));
+                if last < group.durable_tail.get() {
                     break;
                 }
                 if !self.make_room(&journal, number).await? {

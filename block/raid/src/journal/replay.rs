@@ -1,9 +1,9 @@
 //! What a start does with the journal: writes in place what was recorded and may not be there.
 //!
 //! What always holds:
-//! - A record takes effect only when it is on as many members as may be lost from then on, and one more: one that was on its
-//!   way when the power went is recorded again first, as it may take effect in part and then be met without those that
-//!   have it.
+//! - A record takes effect only when it is durable on as many members as may be lost from then on, and one more: one that was
+//!   on its way when the power went is written to others first, as it may take effect in part and then be met without those
+//!   that have it. What a killed owner left in the cache of a drive is flushed before.
 //! - Records lose their meaning (in the superblock) behind a flush of all that they say.
 
 use super::record::{Header, looks_like_header};
@@ -15,15 +15,37 @@ use futures_util::future::join_all;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A record as found.
 struct Found {
     header: Header,
     payload: Vec<u8>,
-    /// Members that hold it whole.
-    copies: usize,
+    /// Members that hold it whole, by index.
+    holders: Vec<usize>,
+}
+
+/// Rows of parity chunks that an update left out, as nobody held them: by stripe and chunk. Who plays that role since got
+/// them from a rebuild, so what older records say of them does not hold any more.
+#[derive(Default)]
+struct Omitted(HashMap<(u64, usize), Vec<Range<u64>>>);
+
+impl Omitted {
+    /// The parts of `rows` that were not left out.
+    fn without(&self, of: (u64, usize), rows: Range<u64>) -> Vec<Range<u64>> {
+        let mut left = vec![rows];
+        for gone in self.0.get(&of).into_iter().flatten() {
+            let around = |rows: Range<u64>| {
+                let before = rows.start..rows.end.min(gone.start);
+                let after = rows.start.max(gone.end)..rows.end;
+                [before, after].into_iter().filter(|rows| rows.start < rows.end)
+            };
+            left = left.into_iter().flat_map(around).collect();
+        }
+        left
+    }
 }
 
 /// Records of one member: sequence, first block, blocks.
@@ -60,12 +82,14 @@ impl Engine {
         let scans = join_all(members.iter().map(|member| self.scan(journal, member))).await;
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let mut spans: Vec<Spans> = Vec::new();
-        for of_member in scans {
+        for (member, of_member) in members.iter().zip(scans) {
             let mut own = Spans::new();
             for (start, header, payload) in of_member {
                 own.push((header.sequence, start, 1 + header.payload_blocks()));
-                let sequence = header.sequence;
-                found.entry(sequence).or_insert(Found { header, payload, copies: 0 }).copies += 1;
+                let record = found.entry(header.sequence);
+                let record =
+                    record.or_insert_with(|| Found { header, payload, holders: Vec::new() });
+                record.holders.push(member.index);
             }
             own.sort_unstable();
             spans.push(own);
@@ -85,24 +109,33 @@ impl Engine {
         if planted!("raid-journal-not-replayed") {
             return Ok(!live.is_empty());
         }
+        if !live.is_empty() && !planted!("raid-journal-found-not-flushed") {
+            self.flush().await?;
+        }
         let whole = self.whole_roles(number);
         let width = self.layout.groups().map_or(0, |groups| groups.width);
         let enough = (self.layout.level.tolerates() + 1 + whole).saturating_sub(width);
-        for Found { header, payload, copies } in live.values() {
-            let pieces: Vec<(Piece, Buf)> = self.contents(header, payload);
+        let mut omitted = Omitted::default();
+        let contents: Vec<Vec<(Piece, Buf)>> =
+            live.values().rev().map(|found| self.contents(found, &mut omitted)).collect();
+        for (Found { header, payload, holders }, pieces) in
+            live.values().zip(contents.into_iter().rev())
+        {
             if pieces.is_empty() {
                 continue;
             }
-            if *copies < enough && !planted!("raid-journal-not-recorded-again") {
-                let listed = pieces.iter().map(|(piece, _)| *piece).collect();
-                let bytes: Vec<Buf> = pieces.iter().map(|(_, bytes)| bytes.clone()).collect();
-                let Some((sequence, holders)) =
-                    self.reserve(journal, number, 1 + header.payload_blocks(), 0, 0)
-                else {
+            let missing = enough.saturating_sub(holders.len());
+            if missing > 0 && !planted!("raid-journal-not-recorded-again") {
+                let others = members.iter().filter(|member| !holders.contains(&member.index));
+                let others: Vec<Rc<Member>> = others.cloned().collect();
+                let blocks = 1 + header.payload_blocks();
+                let more = Self::hold(journal, others, missing, header.sequence, (blocks, 0));
+                // Ordinary records leave room for it.
+                let Some(more) = more else {
                     return Err(BlockError::Unsupported { operation: "a journal without room" });
                 };
-                let again = Header { sequence, tail, pieces: listed, epoch: self.epoch };
-                self.write_to(journal, number, &again, &bytes, &holders).await?;
+                let payload = [Buf::copy_of(payload)];
+                self.write_to(journal, number, header, &payload, &more).await?;
             }
             let writes = pieces.into_iter().filter_map(|(piece, bytes)| {
                 let place = self.layout.place(piece.stripe, piece.chunk);
@@ -126,19 +159,35 @@ impl Engine {
         width - out.count_ones() as usize
     }
 
-    /// The pieces that there can be, with their contents.
-    fn contents(&self, header: &Header, payload: &[u8]) -> Vec<(Piece, Buf)> {
+    /// What a record says that still holds, with its contents. Records are to be looked at from the last one backwards.
+    fn contents(&self, found: &Found, omitted: &mut Omitted) -> Vec<(Piece, Buf)> {
+        let (data_chunks, block) = (self.layout.data_chunks(), BLOCK_BYTES as usize);
         let mut at = 0;
         let mut all = Vec::new();
-        for piece in &header.pieces {
-            let bytes = (piece.blocks * BLOCK_BYTES) as usize;
-            let contents = &payload[at..at + bytes];
-            at += bytes;
+        let mut updates: BTreeMap<u64, (Range<u64>, u64)> = BTreeMap::new();
+        for piece in &found.header.pieces {
+            let start = at;
+            at += piece.blocks as usize * block;
+            let rows = piece.first..piece.first + piece.blocks;
             let is_sound = piece.stripe < self.layout.stripes
                 && piece.chunk < self.layout.chunks()
-                && (piece.first + piece.blocks) * BLOCK_BYTES <= self.layout.chunk_bytes;
-            if is_sound && self.map.has(Bit::Written, piece.stripe) {
-                all.push((*piece, Buf::copy_of(contents)));
+                && rows.end * BLOCK_BYTES <= self.layout.chunk_bytes;
+            if !is_sound || !self.map.has(Bit::Written, piece.stripe) {
+                continue;
+            }
+            let update = updates.entry(piece.stripe).or_insert((rows.clone(), 0));
+            update.0 = update.0.start.min(rows.start)..update.0.end.max(rows.end);
+            update.1 |= 1 << piece.chunk;
+            for rows in omitted.without((piece.stripe, piece.chunk), rows) {
+                let start = start + (rows.start - piece.first) as usize * block;
+                let bytes = (rows.end - rows.start) as usize * block;
+                let part = Piece { first: rows.start, blocks: rows.end - rows.start, ..*piece };
+                all.push((part, Buf::copy_of(&found.payload[start..start + bytes])));
+            }
+        }
+        for (stripe, (rows, chunks)) in updates {
+            for parity in (data_chunks..self.layout.chunks()).filter(|p| chunks >> p & 1 == 0) {
+                omitted.0.entry((stripe, parity)).or_default().push(rows.clone());
             }
         }
         all

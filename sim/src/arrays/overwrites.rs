@@ -1,11 +1,11 @@
-//! The three-copy mirror: overwrites in place by several writers.
+//! Overwrites in place by several writers: on the three-copy mirror, and on levels with parity, which have a journal.
 
 use crate::arrays::rounds::{self, End};
 use crate::arrays::{Kind, Rack};
 use crate::{BlockModel, Outcome, Rng, Shape, World, fill};
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Reactor};
-use levada_base::units::{BLOCK_BYTES, KIB, MIB};
+use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{BufMut, IoVec};
 use levada_device::{BlockError, Device, Durability};
 use levada_raid::{Array, RaidArray};
@@ -17,36 +17,44 @@ use std::time::Duration;
 const WRITERS: u64 = 4;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-struct Mirror {
+struct Overwrites {
     rack: Rc<Rack>,
     model: RefCell<BlockModel>,
     /// Blocks that a writer works on.
     taken: RefCell<BTreeSet<u64>>,
     blocks: u64,
+    /// Of a stripe.
+    stripe_blocks: u64,
 }
 
 /// One seed of the mirror: rounds of writes and faults, each ended by a power cut, a kill or an
 /// orderly close.
 pub fn mirror(seed: u64) -> Outcome {
-    run(seed, None)
+    run(seed, Kind::Mirror, None)
+}
+
+/// The same on a level with parity, another one with each seed.
+pub fn journaled(seed: u64) -> Outcome {
+    run(seed, Kind::journaled(seed), None)
 }
 
 /// The mirror, while exactly these drives are lost in the middle.
 pub fn mirror_loses(seed: u64, drives: &[usize]) -> Outcome {
-    run(seed, Some(drives))
+    run(seed, Kind::Mirror, Some(drives))
 }
 
-fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
+fn run(seed: u64, kind: Kind, losses: Option<&[usize]>) -> Outcome {
     let reactor = Reactor::simulated(seed);
     let coverage = reactor.block_on(async {
         let world = Rc::new(World::new(seed, Shape::of_12(2 * MIB)));
-        let rack = Rack::create(Rc::clone(&world), Kind::Mirror).await;
+        let rack = Rack::create(Rc::clone(&world), kind).await;
         let blocks = rack.array().info().capacity_bytes / BLOCK_BYTES;
-        let mirror =
-            Rc::new(Mirror { rack, model: RefCell::default(), taken: RefCell::default(), blocks });
+        let stripe_blocks = rack.array().geometry().stripe_bytes / BLOCK_BYTES;
+        let (model, taken) = Default::default();
+        let all = Rc::new(Overwrites { rack, model, taken, blocks, stripe_blocks });
         match losses {
-            None => mirror.rounds().await,
-            Some(drives) => mirror.lose(drives).await,
+            None => all.rounds().await,
+            Some(drives) => all.lose(drives).await,
         }
         world.end()
     });
@@ -81,7 +89,7 @@ pub fn a_predecessors_cached_write_is_flushed(seed: u64) -> Outcome {
     Outcome { trace_hash: reactor.trace_hash(), ..Outcome::default() }
 }
 
-impl Mirror {
+impl Overwrites {
     async fn rounds(self: &Rc<Self>) {
         let world = Rc::clone(&self.rack.world);
         let rounds = world.rng(|rng| rng.between(3, 5));
@@ -141,8 +149,9 @@ impl Mirror {
 
     fn fail(&self, what: &str, error: &BlockError) -> ! {
         panic!(
-            "seed {}: {what} failed although the mirror bears what was lost ({:?}): {error}",
+            "seed {}: {what} failed although {} bears what was lost ({:?}): {error}",
             self.rack.world.seed,
+            self.rack.kind,
             self.rack.lost()
         )
     }
@@ -157,11 +166,11 @@ impl Mirror {
 
     fn spawn_writers(self: &Rc<Self>) {
         for _ in 0..WRITERS {
-            let (mirror, mut rng) = (Rc::clone(self), self.rack.world.rng(Rng::fork));
+            let (all, mut rng) = (Rc::clone(self), self.rack.world.rng(Rng::fork));
             reactor::spawn_in(&self.rack.world.node(), async move {
-                let array = mirror.rack.array();
+                let array = all.rack.array();
                 loop {
-                    mirror.step(&array, &mut rng).await;
+                    all.step(&array, &mut rng).await;
                     if rng.one_in(4) {
                         reactor::sleep(Duration::from_micros(rng.below(400))).await;
                     }
@@ -185,7 +194,7 @@ impl Mirror {
     }
 
     async fn step(&self, array: &RaidArray, rng: &mut Rng) {
-        // A few hot extents, so that blocks are written again and again.
+        // A few hot stripes, so that blocks are written again and again.
         let first = match rng.one_in(3) {
             true => rng.below(self.blocks),
             false => rng.below(self.blocks.min(96)),
@@ -219,15 +228,14 @@ impl Mirror {
                 self.model.borrow_mut().flush_done(begun);
             }
             _ => {
-                // Whole extents are given back and read as zeroes.
-                let per_extent = 64 * KIB / BLOCK_BYTES;
-                let (extent, count) = (first / per_extent, per_extent);
-                let first = extent * per_extent;
+                // Whole stripes are given back and read as zeroes.
+                let (stripe, count) = (first / self.stripe_blocks, self.stripe_blocks);
+                let first = stripe * count;
                 if first + count > self.blocks || !self.take(first, count) {
                     return;
                 }
                 self.model.borrow_mut().zeroes_begin(first, count);
-                let discarded = array.discard_stripes(extent, 1).await;
+                let discarded = array.discard_stripes(stripe, 1).await;
                 discarded.unwrap_or_else(|error| self.fail("discard", &error));
                 self.model.borrow_mut().write_done(first, count, true);
                 self.give_back(first, count);
@@ -248,7 +256,7 @@ impl Mirror {
         let read = read.unwrap_or_else(|error| self.fail("read", &error));
         let checked = self.model.borrow_mut().check_read(first, &read[0]);
         if let Err(what) = checked {
-            panic!("seed {}: mirror: {what}", self.rack.world.seed);
+            panic!("seed {}: {}: {what}", self.rack.world.seed, self.rack.kind);
         }
         self.give_back(first, count);
     }
