@@ -12,6 +12,12 @@ fn raid6_keeps_its_promises() {
     seeds::check("raid6", 100, arrays::parity);
 }
 
+/// Overwrites on every level that has a journal.
+#[test]
+fn levels_with_parity_keep_their_promises() {
+    seeds::check("journaled", 240, arrays::journaled);
+}
+
 #[test]
 fn a_predecessors_cached_write_is_flushed() {
     seeds::check("regression", 20, arrays::a_predecessors_cached_write_is_flushed);

@@ -186,6 +186,9 @@ impl Engine {
             }
         }
         for (stripe, (rows, chunks)) in updates {
+            if planted!("raid-journal-old-parity-comes-back") {
+                continue;
+            }
             for parity in (data_chunks..self.layout.chunks()).filter(|p| chunks >> p & 1 == 0) {
                 omitted.0.entry((stripe, parity)).or_default().push(rows.clone());
             }
