@@ -61,7 +61,7 @@ pub struct MountPlan {
     pub record: PathBuf,
     /// Where it tells what it does: [`crate::state::StateDir::mount_socket`].
     pub socket: PathBuf,
-    /// The command of this program that calls [`guard`], with the number of the process as its argument.
+    /// The command of this program that calls [`guard()`], with the number of the process as its argument.
     pub guard: &'static str,
 }
 

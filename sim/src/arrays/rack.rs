@@ -109,7 +109,8 @@ impl Rack {
             name: "sim".into(),
             level,
             chunk_bytes,
-            journal_bytes: None,
+            // Nothing is overwritten on stripes that are declared fresh, and small drives need their room.
+            journal_bytes: (kind == Kind::Parity).then_some(256 * KIB),
             members,
             spares,
         };

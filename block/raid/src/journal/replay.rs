@@ -109,7 +109,7 @@ impl Engine {
         if planted!("raid-journal-not-replayed") {
             return Ok(!live.is_empty());
         }
-        if !live.is_empty() && !planted!("raid-journal-found-not-flushed") {
+        if !live.is_empty() {
             self.flush().await?;
         }
         let whole = self.whole_roles(number);
@@ -125,7 +125,7 @@ impl Engine {
                 continue;
             }
             let missing = enough.saturating_sub(holders.len());
-            if missing > 0 && !planted!("raid-journal-not-recorded-again") {
+            if missing > 0 {
                 let others = members.iter().filter(|member| !holders.contains(&member.index));
                 let others: Vec<Rc<Member>> = others.cloned().collect();
                 let blocks = 1 + header.payload_blocks();
@@ -186,9 +186,6 @@ impl Engine {
             }
         }
         for (stripe, (rows, chunks)) in updates {
-            if planted!("raid-journal-old-parity-comes-back") {
-                continue;
-            }
             for parity in (data_chunks..self.layout.chunks()).filter(|p| chunks >> p & 1 == 0) {
                 omitted.0.entry((stripe, parity)).or_default().push(rows.clone());
             }
