@@ -24,8 +24,9 @@ pub enum BlockError {
     /// More members are lost than the level tolerates. The array stops until they are back.
     #[error("{lost} members lost, {tolerated} tolerated")]
     TooManyLost { lost: usize, tolerated: usize },
-    /// The array takes whole fresh stripes only (no journal for overwrites in place yet).
-    #[error("stripe {stripe} was not declared fresh, and this level is not journaled")]
+    /// The array takes whole fresh stripes only: its members have no room for a journal, without which a level with parity
+    /// does not overwrite in place.
+    #[error("stripe {stripe} was not declared fresh, and this array has no journal for overwrites")]
     NotFresh { stripe: u64 },
     /// The device does not offer this operation.
     #[error("{operation} is not supported here")]

@@ -63,8 +63,8 @@ pub struct ArrayGeometry {
 
 /// A device made of members. Device offset `stripe * stripe_bytes` is the start of that stripe.
 ///
-/// Unwritten stripes read as zeroes. On a level that is not journaled, [`Device::write`] fails
-/// with `NotFresh`; mirrors take it.
+/// Unwritten stripes read as zeroes. Where a level with parity has no room for its journal,
+/// [`Device::write`] fails with `NotFresh`.
 pub trait Array: Device {
     fn geometry(&self) -> ArrayGeometry;
 

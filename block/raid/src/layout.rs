@@ -200,11 +200,6 @@ impl Layout {
         }
     }
 
-    /// True when a caller may overwrite blocks in place: only parity needs a journal for that.
-    pub fn overwrites(&self) -> bool {
-        !self.level.has_parity()
-    }
-
     /// True when a stripe has the same slot on every role.
     pub fn slot_is_stripe(&self) -> bool {
         match (self.level, self.groups()) {

@@ -221,7 +221,7 @@ impl Device for RaidArray {
     fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
         let stripe_bytes = self.engine.layout.stripe_bytes();
         let whole = at.is_multiple_of(stripe_bytes) && bytes.is_multiple_of(stripe_bytes);
-        if !self.engine.layout.overwrites() && whole {
+        if self.engine.layout.level.has_parity() && whole {
             // Unwritten stripes read as zeroes.
             let (first, count) = (at / stripe_bytes, bytes / stripe_bytes);
             return Box::pin(self.engine.discard_stripes(first, count));

@@ -23,7 +23,6 @@ use futures_util::future::{join, join_all};
 use levada_base::buf::bytes_in;
 use levada_base::{BufMut, IoVecMut, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
-use levada_parity::Slot;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -78,7 +77,16 @@ pub(crate) struct Gathered {
     pub bad: u64,
 }
 
+/// What is at hand of each chunk.
+pub(crate) fn held(chunks: &Chunks) -> impl Iterator<Item = Option<&[u8]>> {
+    chunks.iter().map(|held| held.as_ref().map(|bytes| &bytes[..]))
+}
+
 impl Gathered {
+    pub fn held(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        held(&self.chunks)
+    }
+
     pub fn count(&self) -> usize {
         self.chunks.iter().flatten().count()
     }
@@ -301,24 +309,15 @@ impl Engine {
 
     /// Fills in the missing chunks of a stripe that was read whole.
     fn recompute_whole(&self, mut whole: Whole, done: &mut [Option<BufMut>]) -> Option<()> {
-        let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-        let mut outputs = whole.lost.iter_mut().peekable();
-        for chunk in 0..self.layout.chunks() {
-            let read = match chunk < self.layout.data_chunks() {
+        let held = (0..self.layout.chunks()).map(|chunk| {
+            let piece = match chunk < self.layout.data_chunks() {
                 true => Some(whole.first + chunk),
                 false => whole.extra.iter().find(|(c, _)| *c == chunk).map(|(_, piece)| *piece),
             };
-            let held = read.and_then(|piece| done[piece].as_ref());
-            slots.push(match held {
-                Some(bytes) => Slot::Present(bytes),
-                None => match outputs.next_if(|(lost, _)| *lost == chunk) {
-                    Some((_, into)) => Slot::Wanted(into),
-                    None => Slot::Absent,
-                },
-            });
-        }
-        let recovered = self.redundancy.recover(&mut slots);
-        drop(slots);
+            Some(&done[piece?].as_ref()?[..])
+        });
+        let wanted = whole.lost.iter_mut().map(|(chunk, into)| (*chunk, &mut into[..]));
+        let recovered = self.redundancy.recompute(held, wanted);
         if !recovered {
             tracing::debug!(array = %self.name, stripe = whole.stripe, "too few chunks at hand");
             return None;
@@ -578,16 +577,7 @@ impl Engine {
         let _busy = probe::busy("array degraded read");
         let enough = self.layout.data_chunks();
         let gathered = self.gather(stripe, within.clone(), bad | 1 << chunk, avoid, enough).await;
-        let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-        let mut into = Some(into);
-        for (i, held) in gathered.chunks.iter().enumerate() {
-            slots.push(match held {
-                Some(bytes) => Slot::Present(bytes),
-                None if i == chunk => Slot::Wanted(into.take().expect("one chunk is wanted")),
-                None => Slot::Absent,
-            });
-        }
-        if !self.redundancy.recover(&mut slots) {
+        if !self.redundancy.recompute(gathered.held(), std::iter::once((chunk, into))) {
             self.check_running()?;
             let chunks_before = stripe * self.layout.data_chunks() as u64 + chunk as u64;
             let at = chunks_before * self.layout.chunk_bytes + within.start;
@@ -601,7 +591,7 @@ impl Engine {
     async fn rewrite(self: &Rc<Self>, stripe: u64, chunk: usize, within: Range<u64>) {
         let (start, end) = self.stripe_range(stripe, 1);
         let _guard = self.locks.lock(start, end).await;
-        let unsettled = !self.layout.overwrites() && self.map.has(Bit::Dirty, stripe);
+        let unsettled = self.layout.level.has_parity() && self.map.has(Bit::Dirty, stripe);
         let place = self.layout.place(stripe, chunk);
         let member = self.holder(place, MemberSet::NONE);
         let (false, true, Some(member)) = (unsettled, self.map.has(Bit::Written, stripe), member)

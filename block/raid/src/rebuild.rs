@@ -31,7 +31,6 @@ use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
 use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
-use levada_parity::Slot;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -282,7 +281,7 @@ impl Engine {
             return Ok(());
         }
         self.check_running()?;
-        if self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites() {
+        if self.map.has(Bit::Dirty, stripe) && self.layout.level.has_parity() {
             // A stripe that nobody finished promises nothing.
             return Ok(());
         }
@@ -331,21 +330,10 @@ impl Engine {
         let bytes = (within.end - within.start) as usize;
         let mut computed: SmallVec<[BufMut; 2]> =
             lost.iter().map(|_| BufMut::for_overwrite(bytes)).collect();
-        {
-            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-            let mut outputs = lost.iter().zip(computed.iter_mut()).peekable();
-            for (chunk, held) in gathered.chunks.iter().enumerate() {
-                slots.push(match held {
-                    Some(bytes) => Slot::Present(bytes),
-                    None => match outputs.next_if(|((wanted, ..), _)| *wanted == chunk) {
-                        Some((_, into)) => Slot::Wanted(into),
-                        None => Slot::Absent,
-                    },
-                });
-            }
-            if !self.redundancy.recover(&mut slots) {
-                return false;
-            }
+        let wanted =
+            lost.iter().zip(&mut computed).map(|((chunk, ..), into)| (*chunk, &mut into[..]));
+        if !self.redundancy.recompute(gathered.held(), wanted) {
+            return false;
         }
         let writes = lost.iter().zip(computed).map(|((_, member, at), bytes)| async move {
             let (at, from) = (at + within.start, bytes.freeze().into_vec());

@@ -3,6 +3,7 @@
 use crate::layout::{Layout, Level};
 use crate::{nplusm, raid5, raid6};
 use levada_parity::{Code, ParityError, Slot};
+use smallvec::SmallVec;
 
 /// The equations of one level. Chunks are numbered data first.
 pub(crate) enum Redundancy {
@@ -25,8 +26,27 @@ impl Redundancy {
         })
     }
 
+    /// Computes chunks, or one range of them, from what is held of the others: `wanted` in order of their numbers, with the
+    /// memory that they go to. False when too few are held; then nothing was written.
+    pub fn recompute<'a>(
+        &self,
+        held: impl Iterator<Item = Option<&'a [u8]>>,
+        wanted: impl Iterator<Item = (usize, &'a mut [u8])>,
+    ) -> bool {
+        let mut wanted = wanted.peekable();
+        let slots = held.enumerate().map(|(chunk, held)| match (held, wanted.peek()) {
+            (_, Some((number, _))) if *number == chunk => {
+                wanted.next().map_or(Slot::Absent, |(_, into)| Slot::Wanted(into))
+            }
+            (Some(bytes), _) => Slot::Present(bytes),
+            (None, _) => Slot::Absent,
+        });
+        let mut slots: SmallVec<[Slot<'_>; 16]> = slots.collect();
+        self.recover(&mut slots)
+    }
+
     /// Computes every wanted chunk. False when too few are present; then nothing was written.
-    pub fn recover(&self, slots: &mut [Slot<'_>]) -> bool {
+    fn recover(&self, slots: &mut [Slot<'_>]) -> bool {
         match self {
             Self::None => !slots.iter().any(|slot| matches!(slot, Slot::Wanted(_))),
             Self::Copies => {

@@ -13,7 +13,7 @@ use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::BufMut;
 use levada_device::Durability;
-use levada_parity::{Slot, Verdict};
+use levada_parity::Verdict;
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -54,20 +54,10 @@ impl Engine {
                 computed.push((chunk, BufMut::for_overwrite(chunk_bytes as usize)));
             }
         }
-        {
-            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-            let mut outputs = computed.iter_mut().peekable();
-            for (chunk, held) in gathered.chunks.iter().enumerate() {
-                slots.push(match held {
-                    Some(bytes) if trusted >> chunk & 1 == 1 => Slot::Present(bytes),
-                    Some(_) | None => match outputs.next_if(|(wanted, _)| *wanted == chunk) {
-                        Some((_, into)) => Slot::Wanted(into),
-                        None => Slot::Absent,
-                    },
-                });
-            }
-            assert!(self.redundancy.recover(&mut slots), "k chunks are at hand");
-        }
+        let held = gathered.held().enumerate();
+        let held = held.map(|(chunk, held)| held.filter(|_| trusted >> chunk & 1 == 1));
+        let wanted = computed.iter_mut().map(|(chunk, into)| (*chunk, &mut into[..]));
+        assert!(self.redundancy.recompute(held, wanted), "k chunks are at hand");
         let writes = computed.into_iter().filter_map(|(chunk, bytes)| {
             let held = gathered.chunks[chunk].as_ref();
             if held.is_some_and(|held| held[..] == bytes[..]) {

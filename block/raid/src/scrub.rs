@@ -8,13 +8,13 @@
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::map::Bit;
-use crate::read::Chunks;
+use crate::read::{Chunks, held};
 use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::{BufMut, probe};
 use levada_device::{BlockError, Durability};
-use levada_parity::{Slot, Verdict};
+use levada_parity::Verdict;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
@@ -114,7 +114,7 @@ impl Engine {
         let _guard = self.locks.lock(start, end).await;
         // Overwrites dirty a stripe without making it disagree once they are through, and the
         // lock says that they are.
-        let unsettled = self.map.has(Bit::Dirty, stripe) && !self.layout.overwrites();
+        let unsettled = self.map.has(Bit::Dirty, stripe) && self.layout.level.has_parity();
         if unsettled || !self.map.has(Bit::Written, stripe) {
             report.skipped = 1;
             return report;
@@ -219,18 +219,8 @@ impl Engine {
     /// This range of chunk `wanted` as the others imply it.
     fn recomputed(&self, chunks: &Chunks, wanted: usize, within: &Range<u64>) -> Option<BufMut> {
         let mut bytes = BufMut::for_overwrite((within.end - within.start) as usize);
-        let mut into = Some(&mut bytes[..]);
-        let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-        for (chunk, held) in chunks.iter().enumerate() {
-            slots.push(match held {
-                _ if chunk == wanted => Slot::Wanted(into.take()?),
-                Some(held) => Slot::Present(held),
-                None => Slot::Absent,
-            });
-        }
-        let recovered = self.redundancy.recover(&mut slots);
-        drop(slots);
-        recovered.then_some(bytes)
+        let into = std::iter::once((wanted, &mut bytes[..]));
+        self.redundancy.recompute(held(chunks), into).then_some(bytes)
     }
 
     async fn write_chunk(

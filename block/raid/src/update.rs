@@ -16,6 +16,7 @@ use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::journal::{Journal, Piece};
 use crate::map::Bit;
+use crate::read::held;
 use crate::redundancy::Redundancy;
 use crate::write::Cutter;
 use futures_util::future::join_all;
@@ -23,10 +24,10 @@ use levada_base::sync::oneshot;
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, BufMut, IoVec, planted};
 use levada_device::{BlockError, Durability};
-use levada_parity::{Code, PARITY_MAX, Slot};
+use levada_parity::{Code, PARITY_MAX};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -47,7 +48,7 @@ pub(crate) struct Updates {
     /// By stripe: somebody works on it, and these wait for their turn.
     turns: RefCell<HashMap<u64, Vec<Waiting>>>,
     /// Stripes that are being written in place.
-    in_place: RefCell<HashMap<u64, ()>>,
+    in_place: RefCell<HashSet<u64>>,
     /// Updates that began to be written in place.
     begun: Cell<u64>,
 }
@@ -57,14 +58,14 @@ struct InPlace<'a>(&'a Updates, u64);
 
 impl Updates {
     fn begin(&self, stripe: u64) -> InPlace<'_> {
-        self.in_place.borrow_mut().insert(stripe, ());
+        self.in_place.borrow_mut().insert(stripe);
         self.begun.set(self.begun.get() + 1);
         InPlace(self, stripe)
     }
 
     /// `None` while the stripe is being written in place; else the same again means that it was not meanwhile.
     pub fn stillness(&self, stripe: u64) -> Option<u64> {
-        (!self.in_place.borrow().contains_key(&stripe)).then(|| self.begun.get())
+        (!self.in_place.borrow().contains(&stripe)).then(|| self.begun.get())
     }
 }
 
@@ -252,8 +253,7 @@ impl Engine {
             return Ok(());
         };
         // So many blocks of each chunk that a record takes them.
-        let chunks: std::collections::BTreeSet<usize> =
-            segments.iter().map(|segment| segment.chunk).collect();
+        let chunks: BTreeSet<usize> = segments.iter().map(|segment| segment.chunk).collect();
         let rows = journal.limit() / (chunks.len() + self.layout.level.tolerates()) as u64;
         let step = rows.max(1) * BLOCK_BYTES;
         let mut at = start;
@@ -295,7 +295,9 @@ impl Engine {
         stripe: u64,
         segments: Vec<Segment>,
     ) -> Result<(), BlockError> {
-        let Redundancy::Parity(code) = &self.redundancy else { return Ok(()) };
+        let Redundancy::Parity(code) = &self.redundancy else {
+            unreachable!("only levels with parity have a journal")
+        };
         let start = segments.iter().map(|segment| segment.within.start).min().unwrap_or(0);
         let end = segments.iter().map(|segment| segment.within.end).max().unwrap_or(0);
         let rows = start..end;
@@ -318,7 +320,7 @@ impl Engine {
         }
         let logged = match planted!("raid-update-not-recorded") {
             true => None,
-            false => Some(self.log(journal, pieces, payload).await?),
+            false => Some(self.log(journal, stripe, pieces, payload).await?),
         };
         let in_place = self.updates.begin(stripe);
         let writes = writes.into_iter().filter_map(|(place, within, bytes)| {
@@ -346,12 +348,7 @@ impl Engine {
         segments: Vec<Segment>,
     ) -> Result<Contents, BlockError> {
         let data_chunks = self.layout.data_chunks();
-        let covered = |chunk: usize| {
-            let of_chunk = segments.iter().filter(|segment| segment.chunk == chunk);
-            of_chunk.map(|segment| segment.within.end - segment.within.start).sum::<u64>()
-                == rows.end - rows.start
-        };
-        let rest = (0..data_chunks).filter(|chunk| !covered(*chunk)).count();
+        let rest = (0..data_chunks).filter(|chunk| !covers(&segments, *chunk, &rows)).count();
         let parity: SmallVec<[usize; PARITY_MAX]> = (data_chunks..self.layout.chunks())
             .filter(|chunk| self.has_chunk(stripe, *chunk))
             .collect();
@@ -428,10 +425,8 @@ impl Engine {
     ) -> Result<Contents, BlockError> {
         let data_chunks = self.layout.data_chunks();
         let bytes = (rows.end - rows.start) as usize;
-        let covers = |segment: &&Segment| segment.within == rows;
-        let whole: SmallVec<[Option<&Segment>; 16]> = (0..data_chunks)
-            .map(|chunk| segments.iter().find(|segment| segment.chunk == chunk).filter(covers))
-            .collect();
+        let whole: SmallVec<[Option<Buf>; 16]> =
+            (0..data_chunks).map(|chunk| whole_chunk(&segments, chunk, &rows)).collect();
         let missing = (0..data_chunks).filter(|chunk| whole[*chunk].is_none());
         let mut old = match missing.clone().all(|chunk| self.has_chunk(stripe, chunk)) {
             true => {
@@ -452,19 +447,8 @@ impl Engine {
                 .filter(|chunk| old[*chunk].is_none())
                 .map(|chunk| (chunk, BufMut::for_overwrite(bytes)))
                 .collect();
-            let mut slots: SmallVec<[Slot<'_>; 16]> = SmallVec::new();
-            let mut outputs = lost.iter_mut().peekable();
-            for (chunk, held) in old.iter().enumerate() {
-                slots.push(match held {
-                    Some(bytes) => Slot::Present(bytes),
-                    None => match outputs.next_if(|(wanted, _)| *wanted == chunk) {
-                        Some((_, into)) => Slot::Wanted(into),
-                        None => Slot::Absent,
-                    },
-                });
-            }
-            let recovered = self.redundancy.recover(&mut slots);
-            drop(slots);
+            let wanted = lost.iter_mut().map(|(chunk, into)| (*chunk, &mut into[..]));
+            let recovered = self.redundancy.recompute(held(&old), wanted);
             if !recovered {
                 self.check_running()?;
                 let (at, _) = self.stripe_range(stripe, 1);
@@ -485,8 +469,8 @@ impl Engine {
         }
         let mut data: SmallVec<[&[u8]; 16]> = SmallVec::new();
         for chunk in 0..data_chunks {
-            data.push(match (whole[chunk], &old[chunk]) {
-                (Some(segment), _) => &segment.bytes,
+            data.push(match (&whole[chunk], &old[chunk]) {
+                (Some(new), _) => new,
                 (None, Some(held)) => held,
                 (None, None) => unreachable!("read, or recomputed"),
             });
@@ -496,7 +480,7 @@ impl Engine {
         let mut into: SmallVec<[&mut [u8]; PARITY_MAX]> =
             parity.iter_mut().map(|chunk| &mut chunk[..]).collect();
         code.encode(&data, &mut into);
-        drop((data, whole, into));
+        drop((data, into));
         let parity = parity.into_iter().zip(data_chunks..);
         let parity = parity.map(|(bytes, chunk)| (chunk, bytes.freeze())).collect();
         Ok(Contents { segments, parity })
@@ -527,6 +511,30 @@ fn cut(segment: &Segment, within: &Range<u64>) -> Option<Segment> {
         within: start..end,
         bytes: segment.bytes.slice((start - segment.within.start) as usize, (end - start) as usize),
     })
+}
+
+/// Whether segments, which do not overlap, make up all rows of a chunk.
+fn covers(segments: &[Segment], chunk: usize, rows: &Range<u64>) -> bool {
+    let of_chunk = segments.iter().filter(|segment| segment.chunk == chunk);
+    of_chunk.map(|segment| segment.within.end - segment.within.start).sum::<u64>()
+        == rows.end - rows.start
+}
+
+/// All rows of a chunk, where segments make them up.
+fn whole_chunk(segments: &[Segment], chunk: usize, rows: &Range<u64>) -> Option<Buf> {
+    if !covers(segments, chunk, rows) {
+        return None;
+    }
+    let mut of_chunk = segments.iter().filter(|segment| segment.chunk == chunk);
+    if let Some(only) = of_chunk.clone().find(|segment| segment.within == *rows) {
+        return Some(only.bytes.clone());
+    }
+    let mut whole = BufMut::for_overwrite((rows.end - rows.start) as usize);
+    of_chunk.by_ref().for_each(|segment| {
+        let from = (segment.within.start - rows.start) as usize;
+        whole[from..from + segment.bytes.len()].copy_from_slice(&segment.bytes);
+    });
+    Some(whole.freeze())
 }
 
 /// Adds a segment, which takes the place of what it covers.

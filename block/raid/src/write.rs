@@ -179,7 +179,7 @@ impl Engine {
         if let (Some(journal), Some(in_place)) = (&self.journal, in_place) {
             journal.covered(&in_place);
         }
-        if !self.layout.overwrites() {
+        if self.layout.level.has_parity() {
             self.retire(0);
         } else if self.unclean.borrow().len() > UNCLEAN_KEPT {
             self.retire(UNCLEAN_KEPT / 2);

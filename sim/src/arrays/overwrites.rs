@@ -1,6 +1,6 @@
 //! Overwrites in place by several writers: on the three-copy mirror, and on levels with parity, which have a journal.
 
-use crate::arrays::rounds::{self, End};
+use crate::arrays::rounds::{self, Work};
 use crate::arrays::{Kind, Rack};
 use crate::{BlockModel, Outcome, Rng, Shape, World, fill};
 use futures_util::future::join_all;
@@ -53,7 +53,7 @@ fn run(seed: u64, kind: Kind, losses: Option<&[usize]>) -> Outcome {
         let (model, taken) = Default::default();
         let all = Rc::new(Overwrites { rack, model, taken, blocks, stripe_blocks });
         match losses {
-            None => all.rounds().await,
+            None => rounds::all(&all).await,
             Some(drives) => all.lose(drives).await,
         }
         world.end()
@@ -89,62 +89,9 @@ pub fn a_predecessors_cached_write_is_flushed(seed: u64) -> Outcome {
     Outcome { trace_hash: reactor.trace_hash(), ..Outcome::default() }
 }
 
-impl Overwrites {
-    async fn rounds(self: &Rc<Self>) {
-        let world = Rc::clone(&self.rack.world);
-        let rounds = world.rng(|rng| rng.between(3, 5));
-        for round in 0..rounds {
-            if round > 0 {
-                rounds::open(&self.rack, || self.crashed(true)).await;
-                self.verify().await;
-            }
-            self.spawn_writers();
-            let length = Duration::from_micros(world.rng(|rng| rng.between(2_000, 60_000)));
-            rounds::faults_for(&self.rack, length).await;
-            match rounds::draw_end(&world) {
-                End::PowerCut => {
-                    world.power_cut().await;
-                    self.crashed(true);
-                }
-                End::Killed => {
-                    world.kill();
-                    self.crashed(false);
-                }
-                End::Closed => {
-                    world.kill();
-                    self.crashed(false);
-                    rounds::open(&self.rack, || self.crashed(true)).await;
-                    self.verify().await;
-                    self.rack.array().close().await.unwrap_or_else(|e| self.fail("close", &e));
-                }
-            }
-        }
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.verify().await;
-        self.rack.finish().await;
-        self.verify().await;
-    }
-
-    /// Writes, loses `drives` at once, works on, replaces them, and checks everything each time.
-    async fn lose(self: &Rc<Self>, drives: &[usize]) {
-        let world = Rc::clone(&self.rack.world);
-        self.spawn_writers();
-        reactor::sleep(Duration::from_millis(20)).await;
-        for at in drives {
-            self.rack.lose(*at, 0);
-        }
-        reactor::sleep(Duration::from_millis(20)).await;
-        world.power_cut().await;
-        self.crashed(true);
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.verify().await;
-        self.spawn_writers();
-        reactor::sleep(Duration::from_millis(10)).await;
-        world.kill();
-        self.crashed(false);
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.rack.finish().await;
-        self.verify().await;
+impl Work for Overwrites {
+    fn rack(&self) -> &Rc<Rack> {
+        &self.rack
     }
 
     fn fail(&self, what: &str, error: &BlockError) -> ! {
@@ -164,7 +111,7 @@ impl Overwrites {
         }
     }
 
-    fn spawn_writers(self: &Rc<Self>) {
+    fn spawn(self: &Rc<Self>) {
         for _ in 0..WRITERS {
             let (all, mut rng) = (Rc::clone(self), self.rack.world.rng(Rng::fork));
             reactor::spawn_in(&self.rack.world.node(), async move {
@@ -177,6 +124,45 @@ impl Overwrites {
                 }
             });
         }
+    }
+
+    /// Reads everything that was ever written.
+    async fn verify(&self) {
+        let array = self.rack.array();
+        let written = self.model.borrow().written();
+        let runs: Vec<(u64, u64)> = written
+            .chunk_by(|a, b| a + 1 == *b)
+            .flat_map(|run| run.chunks(64))
+            .map(|run| (run[0], run.len() as u64))
+            .collect();
+        for some in runs.chunks(16) {
+            join_all(some.iter().map(|(first, count)| self.read(&array, *first, *count))).await;
+        }
+        self.rack.world.coverage.borrow_mut().count("full checks", 1);
+    }
+}
+
+impl Overwrites {
+    /// Writes, loses `drives` at once, works on, replaces them, and checks everything each time.
+    async fn lose(self: &Rc<Self>, drives: &[usize]) {
+        let world = Rc::clone(&self.rack.world);
+        self.spawn();
+        reactor::sleep(Duration::from_millis(20)).await;
+        for at in drives {
+            self.rack.lose(*at, 0);
+        }
+        reactor::sleep(Duration::from_millis(20)).await;
+        world.power_cut().await;
+        self.crashed(true);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.verify().await;
+        self.spawn();
+        reactor::sleep(Duration::from_millis(10)).await;
+        world.kill();
+        self.crashed(false);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.rack.finish().await;
+        self.verify().await;
     }
 
     fn take(&self, first: u64, count: u64) -> bool {
@@ -259,21 +245,6 @@ impl Overwrites {
             panic!("seed {}: {}: {what}", self.rack.world.seed, self.rack.kind);
         }
         self.give_back(first, count);
-    }
-
-    /// Reads everything that was ever written.
-    async fn verify(&self) {
-        let array = self.rack.array();
-        let written = self.model.borrow().written();
-        let runs: Vec<(u64, u64)> = written
-            .chunk_by(|a, b| a + 1 == *b)
-            .flat_map(|run| run.chunks(64))
-            .map(|run| (run[0], run.len() as u64))
-            .collect();
-        for some in runs.chunks(16) {
-            join_all(some.iter().map(|(first, count)| self.read(&array, *first, *count))).await;
-        }
-        self.rack.world.coverage.borrow_mut().count("full checks", 1);
     }
 }
 

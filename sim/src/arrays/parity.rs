@@ -1,7 +1,7 @@
 //! RAID 6, 8 + 2 with two hot spares: fresh whole stripes, declared, written, flushed, discarded.
 
 use crate::arrays::overwrites::contents;
-use crate::arrays::rounds::{self, End};
+use crate::arrays::rounds::{self, Work};
 use crate::arrays::{Kind, Rack};
 use crate::{Outcome, Rng, Shape, World, recognise};
 use futures_util::future::join_all;
@@ -87,7 +87,7 @@ fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
             versions: Cell::new(0),
         });
         match losses {
-            None => parity.rounds().await,
+            None => rounds::all(&parity).await,
             Some(drives) => parity.lose(drives).await,
         }
         world.end()
@@ -95,63 +95,9 @@ fn run(seed: u64, losses: Option<&[usize]>) -> Outcome {
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }
 
-impl Parity {
-    async fn rounds(self: &Rc<Self>) {
-        let world = Rc::clone(&self.rack.world);
-        let rounds = world.rng(|rng| rng.between(3, 5));
-        for round in 0..rounds {
-            if round > 0 {
-                rounds::open(&self.rack, || self.crashed(true)).await;
-                self.verify().await;
-            }
-            self.spawn_writers();
-            let length = Duration::from_micros(world.rng(|rng| rng.between(2_000, 60_000)));
-            rounds::faults_for(&self.rack, length).await;
-            match rounds::draw_end(&world) {
-                End::PowerCut => {
-                    world.power_cut().await;
-                    self.crashed(true);
-                }
-                End::Killed => {
-                    world.kill();
-                    self.crashed(false);
-                }
-                End::Closed => {
-                    world.kill();
-                    self.crashed(false);
-                    rounds::open(&self.rack, || self.crashed(true)).await;
-                    self.verify().await;
-                    self.rack.array().close().await.unwrap_or_else(|e| self.fail("close", &e));
-                }
-            }
-        }
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.verify().await;
-        self.rack.finish().await;
-        self.verify().await;
-    }
-
-    async fn lose(self: &Rc<Self>, drives: &[usize]) {
-        let world = Rc::clone(&self.rack.world);
-        self.spawn_writers();
-        reactor::sleep(Duration::from_millis(20)).await;
-        for at in drives {
-            self.rack.lose(*at, 0);
-        }
-        self.rack.spawn_rebuild();
-        reactor::sleep(Duration::from_millis(20)).await;
-        world.power_cut().await;
-        self.crashed(true);
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.verify().await;
-        self.spawn_writers();
-        self.rack.spawn_rebuild();
-        reactor::sleep(Duration::from_millis(10)).await;
-        world.kill();
-        self.crashed(false);
-        rounds::open(&self.rack, || self.crashed(true)).await;
-        self.rack.finish().await;
-        self.verify().await;
+impl Work for Parity {
+    fn rack(&self) -> &Rc<Rack> {
+        &self.rack
     }
 
     fn fail(&self, what: &str, error: &BlockError) -> ! {
@@ -185,7 +131,7 @@ impl Parity {
         self.declared.borrow_mut().clear();
     }
 
-    fn spawn_writers(self: &Rc<Self>) {
+    fn spawn(self: &Rc<Self>) {
         for _ in 0..WRITERS {
             let (parity, mut rng) = (Rc::clone(self), self.rack.world.rng(Rng::fork));
             reactor::spawn_in(&self.rack.world.node(), async move {
@@ -198,6 +144,40 @@ impl Parity {
                 }
             });
         }
+    }
+
+    async fn verify(&self) {
+        let array = self.rack.array();
+        let stripes: Vec<u64> = (0..self.stripes).collect();
+        for some in stripes.chunks(16) {
+            join_all(some.iter().map(|stripe| self.read(&array, *stripe, 1))).await;
+        }
+        self.rack.world.coverage.borrow_mut().count("full checks", 1);
+    }
+}
+
+impl Parity {
+    async fn lose(self: &Rc<Self>, drives: &[usize]) {
+        let world = Rc::clone(&self.rack.world);
+        self.spawn();
+        reactor::sleep(Duration::from_millis(20)).await;
+        for at in drives {
+            self.rack.lose(*at, 0);
+        }
+        self.rack.spawn_rebuild();
+        reactor::sleep(Duration::from_millis(20)).await;
+        world.power_cut().await;
+        self.crashed(true);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.verify().await;
+        self.spawn();
+        self.rack.spawn_rebuild();
+        reactor::sleep(Duration::from_millis(10)).await;
+        world.kill();
+        self.crashed(false);
+        rounds::open(&self.rack, || self.crashed(true)).await;
+        self.rack.finish().await;
+        self.verify().await;
     }
 
     /// Takes stripes for an operation, if nobody works on them.
@@ -339,15 +319,6 @@ impl Parity {
                 None => self.seen(stripe, other, bytes),
             },
         }
-    }
-
-    async fn verify(&self) {
-        let array = self.rack.array();
-        let stripes: Vec<u64> = (0..self.stripes).collect();
-        for some in stripes.chunks(16) {
-            join_all(some.iter().map(|stripe| self.read(&array, *stripe, 1))).await;
-        }
-        self.rack.world.coverage.borrow_mut().count("full checks", 1);
     }
 }
 

@@ -3,6 +3,8 @@
 use crate::World;
 use crate::arrays::Rack;
 use levada_base::reactor;
+use levada_device::BlockError;
+use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,6 +14,56 @@ pub enum End {
     PowerCut,
     Killed,
     Closed,
+}
+
+/// What writes to an array, and knows what it may read.
+pub trait Work {
+    fn rack(&self) -> &Rc<Rack>;
+    /// Starts it, on the node of now.
+    fn spawn(self: &Rc<Self>);
+    /// The node has ended, with the power or alone.
+    fn crashed(&self, power: bool);
+    /// Checks everything.
+    fn verify(&self) -> impl Future<Output = ()>;
+    /// Something failed that the array bears.
+    fn fail(&self, what: &str, error: &BlockError) -> !;
+}
+
+/// Some rounds, and an orderly end in which everything is put right.
+pub async fn all<W: Work>(work: &Rc<W>) {
+    let rack = work.rack();
+    let world = Rc::clone(&rack.world);
+    let opened = async || {
+        open(rack, || work.crashed(true)).await;
+        work.verify().await;
+    };
+    for round in 0..world.rng(|rng| rng.between(3, 5)) {
+        if round > 0 {
+            opened().await;
+        }
+        work.spawn();
+        let length = Duration::from_micros(world.rng(|rng| rng.between(2_000, 60_000)));
+        faults_for(rack, length).await;
+        match draw_end(&world) {
+            End::PowerCut => {
+                world.power_cut().await;
+                work.crashed(true);
+            }
+            End::Killed => {
+                world.kill();
+                work.crashed(false);
+            }
+            End::Closed => {
+                world.kill();
+                work.crashed(false);
+                opened().await;
+                rack.array().close().await.unwrap_or_else(|error| work.fail("close", &error));
+            }
+        }
+    }
+    opened().await;
+    rack.finish().await;
+    work.verify().await;
 }
 
 /// Opens the array; in some rounds the power fails meanwhile, and it is opened again. Calls

@@ -75,6 +75,13 @@ struct Group {
     clearing: Cell<bool>,
 }
 
+impl Group {
+    /// Without records, whose first sequence will be `from` or a later one.
+    fn from(from: u64) -> Self {
+        Self { tail: Cell::new(from), durable_tail: Cell::new(from), ..Self::default() }
+    }
+}
+
 /// An update that waits for its record.
 struct Waiting {
     pieces: Vec<Piece>,
@@ -98,9 +105,10 @@ impl Journal {
     pub fn new(layout: &Layout, journal_bytes: u64, from: u64) -> Option<Self> {
         let groups = layout.groups()?.groups;
         let area = journal_bytes / BLOCK_BYTES;
-        let limit = (area / RECORD_SHARE).min(PAYLOAD_BLOCKS_MAX);
+        // Never more pieces than blocks, so that whatever has few enough blocks fits.
+        let limit = (area / RECORD_SHARE).min(PAYLOAD_BLOCKS_MAX).min(PIECES_MAX as u64);
         (limit >= layout.chunks() as u64).then(|| Self {
-            groups: (0..groups).map(|_| Group::default()).collect(),
+            groups: (0..groups).map(|_| Group::from(from)).collect(),
             next: Cell::new(from),
             from: Cell::new(from),
             area,
@@ -184,15 +192,15 @@ impl Journal {
 
 impl Engine {
     /// Makes an update durable in the journal; then it may be written in place, and [`Journal::done`] says that it is. At
-    /// most [`Journal::limit`] blocks, all of one stripe.
+    /// most [`Journal::limit`] blocks, all of that stripe.
     pub async fn log(
         self: &Rc<Self>,
         journal: &Rc<Journal>,
+        stripe: u64,
         pieces: Vec<Piece>,
         payload: IoVec,
     ) -> Result<Logged, BlockError> {
-        let Some(first) = pieces.first() else { return Err(BlockError::Gone) };
-        let number = journal.group_of(first.stripe);
+        let number = journal.group_of(stripe);
         let group = &journal.groups[number];
         let blocks = pieces.iter().map(|piece| piece.blocks).sum();
         let (sender, logged) = oneshot::channel();
@@ -216,14 +224,13 @@ impl Engine {
         let group = &journal.groups[number];
         loop {
             let mut batch: Vec<Waiting> = Vec::new();
-            let (mut blocks, mut count) = (0, 0);
+            let mut blocks = 0;
             {
                 let mut waiting = group.waiting.borrow_mut();
                 while let Some(next) = waiting.front()
                     && blocks + next.blocks <= journal.limit
-                    && count + next.pieces.len() <= PIECES_MAX
                 {
-                    (blocks, count) = (blocks + next.blocks, count + next.pieces.len());
+                    blocks += next.blocks;
                     batch.extend(waiting.pop_front());
                 }
             }

@@ -10,7 +10,7 @@ use super::record::{Header, looks_like_header};
 use super::{Group, Journal, Piece, Ring, decode};
 use crate::engine::Engine;
 use crate::map::Bit;
-use crate::member::{Member, add};
+use crate::member::{Member, MemberState, add};
 use futures_util::future::join_all;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{Buf, BufMut, planted, probe};
@@ -23,8 +23,8 @@ use std::rc::Rc;
 struct Found {
     header: Header,
     payload: Vec<u8>,
-    /// Members that hold it whole, by index.
-    holders: Vec<usize>,
+    /// Who holds it whole.
+    holders: Vec<Rc<Member>>,
 }
 
 /// Rows of parity chunks that an update left out, as nobody held them: by stripe and chunk. Who plays that role since got
@@ -89,7 +89,7 @@ impl Engine {
                 let record = found.entry(header.sequence);
                 let record =
                     record.or_insert_with(|| Found { header, payload, holders: Vec::new() });
-                record.holders.push(member.index);
+                record.holders.push(Rc::clone(member));
             }
             own.sort_unstable();
             spans.push(own);
@@ -124,18 +124,28 @@ impl Engine {
             if pieces.is_empty() {
                 continue;
             }
-            let missing = enough.saturating_sub(holders.len());
+            // One that is being rebuilt counts among the lost.
+            let is_whole = |member: &&Rc<Member>| member.state.get() == MemberState::InSync;
+            let missing = enough.saturating_sub(holders.iter().filter(is_whole).count());
             if missing > 0 {
-                let others = members.iter().filter(|member| !holders.contains(&member.index));
-                let others: Vec<Rc<Member>> = others.cloned().collect();
+                let is_other =
+                    |member: &&Rc<Member>| !holders.iter().any(|holder| Rc::ptr_eq(holder, member));
+                let others = members.iter().filter(is_whole).filter(is_other).cloned().collect();
                 let blocks = 1 + header.payload_blocks();
-                let more = Self::hold(journal, others, missing, header.sequence, (blocks, 0));
-                // Ordinary records leave room for it.
-                let Some(more) = more else {
-                    return Err(BlockError::Unsupported { operation: "a journal without room" });
-                };
-                let payload = [Buf::copy_of(payload)];
-                self.write_to(journal, number, header, &payload, &more).await?;
+                match Self::hold(journal, others, missing, header.sequence, (blocks, 0)) {
+                    Some(more) => {
+                        let payload = [Buf::copy_of(payload)];
+                        self.write_to(journal, number, header, &payload, &more).await?;
+                    }
+                    // Ordinary records leave room for those that were on their way; bad sectors may cost more of them a
+                    // copy. Not to start would cost more than what is at stake: a second power cut within this start, after
+                    // which just those that have it are missing.
+                    None => tracing::warn!(
+                        array = %self.name,
+                        sequence = header.sequence,
+                        "no room to record an update again; it is written in place from fewer copies"
+                    ),
+                }
             }
             let writes = pieces.into_iter().filter_map(|(piece, bytes)| {
                 let place = self.layout.place(piece.stripe, piece.chunk);

@@ -1,0 +1,212 @@
+//! Which members make an array, and which are refused.
+
+mod common;
+
+use common::{ARRAY, BLOCK, Rig, read, write_stripe};
+use levada_base::Epoch;
+use levada_base::reactor::Reactor;
+use levada_device::Device;
+use levada_raid::{Array, Finding, Level, Limits, RaidArray, RaidError};
+
+const MIRROR: Level = Level::Raid1 { copies: 3 };
+
+#[test]
+fn a_stale_member_is_not_served() {
+    Reactor::simulated(5).block_on(async {
+        for (level, members) in [(MIRROR, 3), (Level::Raid6, 5)] {
+            let rig = Rig::new(level, members, 0, 8 << 10, 8);
+            let array = rig.create().await;
+            write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            rig.drives[1].pull();
+            array.discard_stripes(0, 1).await.expect("discarded");
+            let data = write_stripe(&array, 0, 2).await.expect("written");
+            array.flush().await.expect("flushed");
+            drop(array);
+            rig.drives[1].plug_in();
+            rig.epoch.set(9);
+            let opened = RaidArray::open(ARRAY, rig.devices(), Epoch(9), false).await;
+            let (array, report) = opened.expect("opened");
+            assert!(matches!(report.devices[1].1, Finding::Stale { member: 1, .. }), "{report}");
+            for _ in 0..20 {
+                assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+            }
+            array.replace(1, rig.member(1)).await.expect("replaced");
+            array.rebuild(Limits::NONE).await.expect("rebuilt");
+            rig.drives[0].pull();
+            rig.drives[2].pull();
+            assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+        }
+    });
+}
+
+/// Two of five drives are put back as they were at an earlier time, when nothing had failed: they
+/// must not outvote the others. `orderly`: the copies are of just before the array was closed, else
+/// of before it was opened.
+fn old_copies_are_known(level: Level, orderly: bool) {
+    Reactor::simulated(7).block_on(async {
+        let rig = Rig::new(level, 5, 0, 8 << 10, 9);
+        let array = rig.create().await;
+        write_stripe(&array, 0, 1).await.expect("written");
+        array.flush().await.expect("flushed");
+        let images = || rig.drives[..2].iter().map(|drive| drive.image()).collect::<Vec<_>>();
+        let before = images();
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        array.discard_stripes(0, 1).await.expect("discarded");
+        let data = write_stripe(&array, 0, 2).await.expect("written");
+        array.flush().await.expect("flushed");
+        let old = if orderly { images() } else { before };
+        if orderly {
+            array.close().await.expect("closed");
+        }
+        drop(array);
+        for (drive, image) in rig.drives.iter().zip(&old) {
+            drive.put_back(image);
+        }
+        rig.epoch.set(9);
+        let opened = RaidArray::open(ARRAY, rig.devices(), Epoch(9), false).await;
+        let (array, report) = opened.expect("opened");
+        for member in [0, 1] {
+            let found = &report.devices[member].1;
+            assert!(matches!(found, Finding::Stale { .. }), "{level:?}, {orderly}: {report}");
+        }
+        assert_eq!(report.faulty, ["drive-0", "drive-1"]);
+        for _ in 0..20 {
+            assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+        }
+        for member in [0, 1] {
+            array.replace(member, rig.member(member)).await.expect("replaced");
+        }
+        array.rebuild(Limits::NONE).await.expect("rebuilt");
+        let scrubbed = array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!((scrubbed.wrong_repaired, scrubbed.mismatched, scrubbed.lost), (0, 0, 0));
+    });
+}
+
+#[test]
+fn a_member_put_back_as_it_was_is_not_served() {
+    for level in [MIRROR, Level::Raid6] {
+        old_copies_are_known(level, false);
+        old_copies_are_known(level, true);
+    }
+}
+
+#[test]
+fn most_members_put_back_as_they_were_need_a_decision() {
+    Reactor::simulated(8).block_on(async {
+        let rig = Rig::new(MIRROR, 3, 0, 8 << 10, 9);
+        let array = rig.create().await;
+        let old: Vec<_> = rig.drives[..2].iter().map(|drive| drive.image()).collect();
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        let data = write_stripe(&array, 0, 2).await.expect("written");
+        array.close().await.expect("closed");
+        drop(array);
+        for (drive, image) in rig.drives.iter().zip(&old) {
+            drive.put_back(image);
+        }
+        let refused = RaidArray::open(ARRAY, rig.devices(), Epoch(8), false).await.err();
+        assert!(matches!(refused, Some(RaidError::NoMajority { found: 1, .. })), "{refused:?}");
+        let (array, _) =
+            RaidArray::open(ARRAY, rig.devices(), Epoch(9), true).await.expect("forced");
+        assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+    });
+}
+
+/// A start that is cut short after any number of superblocks, here and there, and another one that is cut
+/// short too: the first write of a start never goes over what was a member's newest superblock.
+#[test]
+fn a_start_leaves_the_newest_superblock_alone() {
+    for cut in 0..9 {
+        Reactor::simulated(9).block_on(async {
+            let rig = Rig::new(MIRROR, 3, 0, 8 << 10, 9);
+            drop(rig.create().await);
+            for (number, drive) in rig.drives.iter().enumerate() {
+                drive.pull_after_writes(if number == 0 { cut / 3 } else { cut % 3 });
+            }
+            drop(rig.open().await);
+            let newest: Vec<u64> =
+                rig.drives.iter().map(|drive| drive.newest_generation()).collect();
+            for drive in &rig.drives {
+                drive.plug_in();
+                drive.pull_after_writes(1);
+            }
+            assert!(rig.open().await.is_err());
+            let mut written = 0;
+            for (drive, newest) in rig.drives.iter().zip(newest) {
+                let held = [0, BLOCK as u64].map(|at| drive.generation_at(at));
+                assert!(held.contains(&newest), "{cut}: {held:?} without {newest}");
+                written += usize::from(held.iter().any(|held| *held > newest));
+            }
+            assert!(written >= 1, "{cut}: nothing was written");
+        });
+    }
+}
+
+#[test]
+fn an_older_owner_is_fenced() {
+    Reactor::simulated(6).block_on(async {
+        let rig = Rig::new(MIRROR, 4, 0, 8 << 10, 9);
+        drop(rig.create().await);
+        drop(rig.open().await.expect("opened"));
+        let late = RaidArray::open(ARRAY, rig.devices(), Epoch(1), false).await;
+        let fenced = RaidError::Fenced { ours: Epoch(1), seen: Epoch(2) };
+        assert_eq!(late.err(), Some(fenced));
+    });
+}
+
+#[test]
+fn impossible_arrays_are_refused() {
+    Reactor::simulated(11).block_on(async {
+        let refused = async |change: &dyn Fn(&mut levada_raid::ArraySpec)| {
+            let mut spec = Rig::new(Level::Raid6, 6, 0, 8 << 10, 8).spec();
+            change(&mut spec);
+            RaidArray::create(spec, Epoch(1)).await.err().expect("refused")
+        };
+        let geometry = |error| matches!(error, RaidError::Geometry { .. });
+        assert!(geometry(refused(&|spec| spec.chunk_bytes = 1000).await));
+        assert!(geometry(refused(&|spec| spec.spares = 4).await));
+        assert!(geometry(refused(&|spec| spec.members.clear()).await));
+        let levels = [
+            Level::Raid1 { copies: 7 },
+            Level::Raid50 { groups: 1 },
+            Level::Raid50 { groups: 4 },
+            Level::Raid50 { groups: 6 },
+            Level::Raid60 { groups: 0 },
+            Level::Raid60 { groups: 3 },
+            Level::NPlusM { parity: 0 },
+            Level::NPlusM { parity: 5 },
+            Level::NPlusM { parity: 6 },
+        ];
+        for level in levels {
+            assert!(geometry(refused(&|spec| spec.level = level).await), "{level}");
+        }
+        assert!(geometry(refused(&|spec| spec.members[1] = spec.members[0].clone()).await));
+        let too_small = refused(&|spec| spec.chunk_bytes = 1 << 30).await;
+        assert!(matches!(too_small, RaidError::TooSmall { .. }), "{too_small}");
+    });
+}
+
+#[test]
+fn foreign_and_blank_devices_are_named() {
+    Reactor::simulated(12).block_on(async {
+        let rig = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        drop(rig.create().await);
+        let other = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        let mut spec = other.spec();
+        spec.uuid = levada_base::ids::Uuid::from_u128(5);
+        drop(RaidArray::create(spec, Epoch(1)).await.expect("created"));
+        let blank = Rig::new(Level::Raid6, 4, 0, 8 << 10, 8);
+        let mut devices = vec![other.devices().remove(0), blank.devices().remove(0)];
+        let none = RaidArray::open(ARRAY, devices.clone(), Epoch(2), false).await;
+        assert!(matches!(none.err(), Some(RaidError::NotFound { .. })));
+        devices.extend(rig.devices());
+        devices.push(rig.devices().remove(0));
+        let (_, report) = RaidArray::open(ARRAY, devices, Epoch(2), false).await.expect("opened");
+        let findings: Vec<_> = report.devices.iter().map(|(_, finding)| finding.clone()).collect();
+        assert!(matches!(findings[0], Finding::Foreign { .. }));
+        assert_eq!(findings[1], Finding::NoSuperblock);
+        assert_eq!(findings[6], Finding::Duplicate { member: 0 });
+    });
+}
