@@ -26,7 +26,7 @@ pub fn fill(into: &mut [u8], version: u64, block: u64) {
 #[must_use]
 pub fn recognise(bytes: &[u8], block: u64, versions: &[u64]) -> Option<u64> {
     let mut expected = [0; BLOCK];
-    versions.iter().copied().find(|version| {
+    versions.iter().copied().filter(|version| *version != LOST).find(|version| {
         fill(&mut expected, *version, block);
         bytes == expected
     })
@@ -39,8 +39,13 @@ struct Block {
     maybe: Vec<(u64, u64)>,
     /// False after a crash, until a read has told which one it is.
     known: bool,
+    /// Its whole stripe was on its way at a crash: a medium error is an answer.
+    may_be_lost: bool,
     in_flight: Option<u64>,
 }
+
+/// Stands among the versions for a block that is lost: it cannot be read until it is written.
+const LOST: u64 = u64::MAX;
 
 /// A flush that has begun.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +73,7 @@ impl BlockModel {
         self.blocks.entry(block).or_insert(Block {
             maybe: vec![(0, 0)],
             known: true,
+            may_be_lost: false,
             in_flight: None,
         })
     }
@@ -100,6 +106,7 @@ impl BlockModel {
             let state = self.block(block);
             let version = state.in_flight.take().expect("it was begun");
             state.known = true;
+            state.may_be_lost = false;
             if durable {
                 state.maybe.clear();
             }
@@ -154,6 +161,40 @@ impl BlockModel {
         }
     }
 
+    /// At a crash, before the model is told of it: stripes of which every block is on its way, or written and not flushed, may
+    /// have been overwritten whole, and the blocks of absent members may be lost.
+    pub fn stripes_may_be_lost(&mut self, stripe_blocks: u64) {
+        let is_open = |state: &Block| state.in_flight.is_some() || state.maybe.len() > 1;
+        let mut open: BTreeMap<u64, u64> = BTreeMap::new();
+        for (block, _) in self.blocks.iter().filter(|(_, state)| is_open(state)) {
+            *open.entry(block / stripe_blocks).or_default() += 1;
+        }
+        for (stripe, _) in open.into_iter().filter(|(_, count)| *count == stripe_blocks) {
+            for block in stripe * stripe_blocks..(stripe + 1) * stripe_blocks {
+                self.block(block).may_be_lost = true;
+            }
+        }
+    }
+
+    /// Block `block` could not be read: nothing is there that says what it should be.
+    ///
+    /// # Errors
+    ///
+    /// When it should have been readable.
+    pub fn check_lost(&mut self, block: u64) -> Result<(), String> {
+        let state = self.block(block);
+        let was_lost = state.maybe.iter().any(|(version, _)| *version == LOST);
+        if state.in_flight.is_some() {
+            return Ok(());
+        }
+        if !was_lost && !state.may_be_lost {
+            return Err(format!("block {block} cannot be read, expected {:?}", state.maybe));
+        }
+        *state = Block { maybe: vec![(LOST, 0)], known: true, may_be_lost: false, in_flight: None };
+        self.note(block);
+        Ok(())
+    }
+
     /// Every block that was ever written.
     #[must_use]
     pub fn written(&self) -> Vec<u64> {
@@ -188,6 +229,7 @@ impl BlockModel {
                 ));
             };
             let state = self.block(block);
+            state.may_be_lost = false;
             if !state.known {
                 state.known = true;
                 state.maybe = vec![(seen, 0)];

@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::error::{AssemblyReport, Finding, RaidError};
 use crate::journal::Journal;
 use crate::layout::{Layout, Level};
+use crate::lost::Lost;
 use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
 use crate::raid1;
@@ -230,6 +231,7 @@ fn build(
         journal: Journal::new(&layout, superblock.areas.journal_bytes, superblock.journal_from)
             .map(Rc::new),
         updates: Updates::default(),
+        lost: Lost::new(superblock.areas.lost_bytes),
         locks: RangeLocks::default(),
         preparing: RangeLocks::default(),
         unclean: RefCell::default(),
@@ -370,6 +372,7 @@ pub(crate) async fn open(
     for result in join_all(rewrites).await {
         result?;
     }
+    engine.load_lost().await?;
     engine.replay().await?;
     engine.resync().await?;
     Ok((engine, report))
@@ -571,7 +574,7 @@ impl Engine {
             self.settle().await?;
         }
         if any {
-            self.flush().await?;
+            self.flush_members().await?;
             let mut at = 0;
             while let Some(stripe) = self.map.next_set(Bit::Dirty, at) {
                 self.map.set(Bit::Dirty, stripe..stripe + 1, false);

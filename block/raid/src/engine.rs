@@ -14,6 +14,7 @@
 use crate::array::MemberSet;
 use crate::journal::Journal;
 use crate::layout::{Layout, Place};
+use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
@@ -63,6 +64,7 @@ pub(crate) struct Engine {
     /// `None` where overwrites need none, or cannot be.
     pub journal: Option<Rc<Journal>>,
     pub updates: Updates,
+    pub lost: Lost,
     /// Bytes of the array that somebody changes.
     pub locks: RangeLocks,
     /// Stripes that somebody prepares for overwriting or discards.
@@ -352,6 +354,9 @@ impl Engine {
         if self.stopped.borrow().is_none() {
             tracing::error!(array = %self.name, %error, "array stopped");
             *self.stopped.borrow_mut() = Some(error.clone());
+            if let Some(journal) = &self.journal {
+                journal.stopped();
+            }
             self.emit(&ArrayEvent::Stopped { error });
         }
     }

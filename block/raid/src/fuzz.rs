@@ -1,6 +1,7 @@
 //! The parsers of this crate for `fuzz/`: bytes from a drive, with a checksum that is right.
 
 use crate::journal;
+use crate::lost;
 use crate::map::{PageImage, StripeMap};
 use crate::superblock::{SUPERBLOCK_BYTES, Superblock};
 use levada_base::ids::Uuid;
@@ -34,6 +35,16 @@ pub fn journal_record(input: &[u8]) {
     assert!(journal::decode(&again, uuid).is_some(), "what was read cannot be written");
 }
 
+/// A list of lost blocks.
+pub fn lost_blocks(input: &[u8]) {
+    let uuid = Uuid::from_u128(1);
+    let mut bytes = vec![0; input.len().max(BLOCK_BYTES as usize)];
+    bytes[..input.len()].copy_from_slice(input);
+    let _ = lost::Image::decode(&bytes, uuid);
+    lost::Image::seal(&mut bytes, uuid);
+    let _ = lost::Image::decode(&bytes, uuid);
+}
+
 /// A page of the written map, of an array with a last page that is not full.
 pub fn map_page(input: &[u8]) {
     let uuid = Uuid::from_u128(1);
@@ -56,6 +67,7 @@ mod tests {
             super::superblock(input);
             super::map_page(input);
             super::journal_record(input);
+            super::lost_blocks(input);
         }
     }
 }

@@ -19,6 +19,7 @@ mod error;
 pub mod fuzz;
 mod journal;
 mod layout;
+mod lost;
 mod map;
 mod mark;
 mod member;
@@ -41,6 +42,7 @@ mod superblock;
 mod update;
 mod views;
 mod vote;
+mod whole;
 mod write;
 
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};

@@ -166,6 +166,7 @@ impl RaidArray {
             capacity_bytes: engine.info.capacity_bytes,
             stripes: engine.layout.stripes,
             stripes_written: engine.map.written_stripes(),
+            lost_blocks: engine.lost.blocks(),
             generation: engine.generation.get(),
             degraded: engine.roles_out().count_ones() as usize,
             tolerates: engine.layout.level.tolerates(),

@@ -214,6 +214,7 @@ impl Engine {
         let bytes = bytes_in(&into);
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
+        self.check_not_lost(at, bytes)?;
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
         match self.read_direct(at, into, avoid).await {
             Some(filled) => Ok(filled),

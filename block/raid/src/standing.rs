@@ -235,8 +235,10 @@ impl Engine {
         }
         self.fill_roles();
         add(&self.standing_wanted, 1);
-        // It is live from here on and gets every page; now those that do not change.
+        // It is live from here on and gets every page and the list of lost blocks; now those that do not change.
         self.persist_pages(0..self.map.pages()).await?;
+        self.lost.is_to_be_persisted();
+        self.persist_lost().await?;
         Ok(self.settle().await?)
     }
 

@@ -63,6 +63,8 @@ pub struct ArrayStatus {
     pub capacity_bytes: u64,
     pub stripes: u64,
     pub stripes_written: u64,
+    /// Blocks that a power cut cost, with a member absent: they read as medium errors until they are written.
+    pub lost_blocks: u64,
     pub generation: u64,
     /// Roles without good data everywhere.
     pub degraded: usize,

@@ -4,6 +4,7 @@
 //! trusted: what does not decode is `None`, as if nothing were there.
 
 use crate::layout::{Layout, Level};
+use crate::lost::Lost;
 use crate::member::MemberState;
 use levada_base::Epoch;
 use levada_base::checksum::crc32c;
@@ -23,6 +24,7 @@ pub const ARRAY_NAME_BYTES: usize = 64;
 const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
 const JOURNAL_FROM_AT: usize = 184;
+const LOST_BYTES_AT: usize = 192;
 const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
 const CRC_AT: usize = 4092;
@@ -37,6 +39,9 @@ const DATA_ALIGN_BYTES: u64 = 64 << 10;
 pub(crate) struct Areas {
     pub journal_at: u64,
     pub journal_bytes: u64,
+    /// Behind the journal.
+    pub lost_at: u64,
+    pub lost_bytes: u64,
     pub map_at: u64,
     pub map_bytes: u64,
     pub data_at: u64,
@@ -54,7 +59,12 @@ impl Areas {
         chunk_bytes: u64,
     ) -> (Self, u64) {
         let journal_at = 2 * SUPERBLOCK_BYTES;
-        let map_at = journal_at + journal_bytes;
+        let lost_at = journal_at + journal_bytes;
+        let lost_bytes = match level.has_parity() && journal_bytes > 0 {
+            true => Lost::bytes_for(member_bytes, chunk_bytes),
+            false => 0,
+        };
+        let map_at = lost_at + lost_bytes;
         let stripes_from = |data_at: u64| {
             let slots = member_bytes.saturating_sub(data_at) / chunk_bytes;
             Layout::stripes_in(level, width, slots)
@@ -66,14 +76,22 @@ impl Areas {
         let stripes = stripes_from(data_at);
         let layout = Layout { level, width, chunk_bytes, stripes };
         let data_bytes = layout.slots() * chunk_bytes;
-        (Self { journal_at, journal_bytes, map_at, map_bytes, data_at, data_bytes }, stripes)
+        let areas = Self {
+            journal_at,
+            journal_bytes,
+            lost_at,
+            lost_bytes,
+            map_at,
+            map_bytes,
+            data_at,
+            data_bytes,
+        };
+        (areas, stripes)
     }
-}
 
-impl Areas {
-    /// What a device held where its journal will be has no meaning.
+    /// What a device held where its journal and its list of lost blocks will be has no meaning.
     pub async fn clear_journal(&self, device: &Rc<dyn Device>) -> Result<(), BlockError> {
-        device.write_zeroes(self.journal_at, self.journal_bytes).await?;
+        device.write_zeroes(self.journal_at, self.journal_bytes + self.lost_bytes).await?;
         device.flush().await
     }
 }
@@ -171,6 +189,7 @@ impl Superblock {
             put(bytes, 32 + 8 * i, &number.to_le_bytes());
         }
         put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
+        put(bytes, LOST_BYTES_AT, &self.areas.lost_bytes.to_le_bytes());
         put(bytes, 120, fitting(&self.name, ARRAY_NAME_BYTES).as_bytes());
         for (i, member) in self.members.iter().enumerate() {
             let entry = &mut bytes[TABLE_AT + i * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -234,6 +253,8 @@ impl Superblock {
         let areas = Areas {
             journal_at: number(4),
             journal_bytes: number(5),
+            lost_at: number(4).saturating_add(number(5)),
+            lost_bytes: get_u64(bytes, LOST_BYTES_AT),
             map_at: number(6),
             map_bytes: number(7),
             data_at: number(8),
@@ -248,10 +269,9 @@ impl Superblock {
             && layout.slots() * layout.chunk_bytes == areas.data_bytes
             && areas.data_at.checked_add(areas.data_bytes).is_some()
             && areas.journal_bytes < 1 << 40
-            && areas
-                .journal_at
-                .checked_add(areas.journal_bytes)
-                .is_some_and(|end| end <= areas.map_at)
+            && areas.lost_bytes.is_multiple_of(2 * BLOCK_BYTES)
+            && areas.lost_bytes <= Lost::bytes_for(u64::MAX, layout.chunk_bytes)
+            && areas.lost_at.checked_add(areas.lost_bytes).is_some_and(|end| end <= areas.map_at)
             && areas.map_at.checked_add(areas.map_bytes).is_some_and(|end| end <= areas.data_at)
             && crate::map::pages_for(layout.stripes) <= areas.map_bytes / BLOCK_BYTES;
         if !aligned {

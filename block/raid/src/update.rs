@@ -37,9 +37,19 @@ struct Patch {
     bytes: Buf,
 }
 
+/// How well an update is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// It is in the journal.
+    Durable,
+    /// In the members' caches, until a flush.
+    Volatile,
+}
+
 struct Waiting {
     patches: Vec<Patch>,
-    done: oneshot::Sender<Result<(), BlockError>>,
+    /// Takes how it ended.
+    done: oneshot::Sender<Result<Kept, BlockError>>,
 }
 
 /// Who updates what.
@@ -54,10 +64,10 @@ pub(crate) struct Updates {
 }
 
 /// A stripe is being written in place until this is dropped.
-struct InPlace<'a>(&'a Updates, u64);
+pub(crate) struct InPlace<'a>(&'a Updates, u64);
 
 impl Updates {
-    fn begin(&self, stripe: u64) -> InPlace<'_> {
+    pub fn begin(&self, stripe: u64) -> InPlace<'_> {
         self.in_place.borrow_mut().insert(stripe);
         self.begun.set(self.begun.get() + 1);
         InPlace(self, stripe)
@@ -76,10 +86,10 @@ impl Drop for InPlace<'_> {
 }
 
 /// Consecutive new blocks of one data chunk, in whole blocks.
-struct Segment {
-    chunk: usize,
-    within: Range<u64>,
-    bytes: Buf,
+pub(crate) struct Segment {
+    pub chunk: usize,
+    pub within: Range<u64>,
+    pub bytes: Buf,
 }
 
 /// What one update makes of a range of a stripe's chunks: new contents, data first.
@@ -90,8 +100,14 @@ struct Contents {
 }
 
 impl Engine {
-    /// An overwrite on a level with parity. Durable when it returns, whatever `durability` says: it is in the journal.
-    pub async fn update(self: &Rc<Self>, at: u64, from: IoVec) -> Result<(), BlockError> {
+    /// An overwrite on a level with parity. Parts of stripes are durable when it returns, whatever `durability` says: they are
+    /// in the journal.
+    pub async fn update(
+        self: &Rc<Self>,
+        at: u64,
+        from: IoVec,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
         let Some(journal) = self.journal.clone() else {
             return Err(BlockError::NotFresh { stripe: at / self.layout.stripe_bytes() });
         };
@@ -111,10 +127,19 @@ impl Engine {
                 within += patch.bytes.len() as u64;
                 patch
             });
-            of_stripes.push(self.take_turn(&journal, stripe, patches.collect()));
+            let (done, outcome) = oneshot::channel();
+            let waiting = Waiting { patches: patches.collect(), done };
+            self.take_turn(&journal, stripe, waiting);
+            of_stripes.push(outcome);
             start += run;
         }
-        join_all(of_stripes).await.into_iter().collect()
+        let outcomes = join_all(of_stripes).await.into_iter();
+        let kept = outcomes.map(|outcome| outcome.unwrap_or(Err(BlockError::Gone)));
+        let kept: Vec<Kept> = kept.collect::<Result<_, _>>()?;
+        match durability {
+            Durability::Fua if kept.contains(&Kept::Volatile) => self.flush().await,
+            Durability::Fua | Durability::Volatile => Ok(()),
+        }
     }
 
     /// Zeroes a range: whole stripes are given back, and read as zeroes.
@@ -140,15 +165,8 @@ impl Engine {
         zeroes((first + whole) * stripe_bytes, end).await
     }
 
-    /// Waits until these patches of a stripe are in place.
-    async fn take_turn(
-        self: &Rc<Self>,
-        journal: &Rc<Journal>,
-        stripe: u64,
-        patches: Vec<Patch>,
-    ) -> Result<(), BlockError> {
-        let (done, outcome) = oneshot::channel();
-        let waiting = Waiting { patches, done };
+    /// Lets patches of a stripe wait for their turn.
+    fn take_turn(self: &Rc<Self>, journal: &Rc<Journal>, stripe: u64, waiting: Waiting) {
         let is_first = {
             let mut turns = self.updates.turns.borrow_mut();
             let is_first = !turns.contains_key(&stripe);
@@ -161,7 +179,6 @@ impl Engine {
                 engine.take_turns(&journal, stripe).await;
             });
         }
-        outcome.await.unwrap_or(Err(BlockError::Gone))
     }
 
     async fn take_turns(self: &Rc<Self>, journal: &Rc<Journal>, stripe: u64) {
@@ -233,7 +250,7 @@ impl Engine {
             self.persist(empty[0]..empty[empty.len() - 1] + 1).await?;
         }
         if stripes.clone().any(|stripe| self.map.has(Bit::Dirty, stripe)) {
-            self.flush().await?;
+            self.flush_members().await?;
         }
         self.check_running()
     }
@@ -244,13 +261,23 @@ impl Engine {
         journal: &Rc<Journal>,
         stripe: u64,
         patches: impl Iterator<Item = Patch>,
-    ) -> Result<(), BlockError> {
-        let segments = self.segments(patches);
+    ) -> Result<Kept, BlockError> {
+        let mut segments = self.segments(patches);
+        if self.may_be_listed(journal, stripe, &segments) {
+            match self.overwrite_whole(journal, stripe, segments).await? {
+                None => return Ok(Kept::Volatile),
+                Some(not_listed) => segments = not_listed,
+            }
+        }
+        if journal.is_listed(stripe) && !planted!("raid-update-of-listed-stripe") {
+            // Parity that is recorded must find the data that it was computed from.
+            self.void_records(&(stripe..stripe + 1)).await?;
+        }
         let (Some(start), Some(end)) = (
             segments.iter().map(|segment| segment.within.start).min(),
             segments.iter().map(|segment| segment.within.end).max(),
         ) else {
-            return Ok(());
+            return Ok(Kept::Durable);
         };
         // So many blocks of each chunk that a record takes them.
         let chunks: BTreeSet<usize> = segments.iter().map(|segment| segment.chunk).collect();
@@ -266,7 +293,7 @@ impl Engine {
             }
             at = within.end;
         }
-        Ok(())
+        Ok(Kept::Durable)
     }
 
     /// What the patches make of each chunk, the later ones over the earlier.
@@ -309,6 +336,8 @@ impl Engine {
         let mut pieces = Vec::new();
         let mut payload = IoVec::new();
         let mut writes = Vec::new();
+        let new = contents.segments.iter().map(|s| (s.chunk, s.within.clone()));
+        let new: SmallVec<[(usize, Range<u64>); 8]> = new.collect();
         let segments = contents.segments.iter().map(|s| (s.chunk, s.within.start, &s.bytes));
         let parity = contents.parity.iter().map(|(chunk, bytes)| (*chunk, rows.start, bytes));
         for (chunk, within, bytes) in segments.chain(parity) {
@@ -333,6 +362,11 @@ impl Engine {
         drop(in_place);
         // Those that missed it are out, and on record as such.
         self.settle().await?;
+        if !self.lost.is_empty() {
+            // Its record keeps its meaning until the list is shorter.
+            new.into_iter().for_each(|(chunk, within)| self.lost.remove(stripe, chunk, within));
+            self.persist_lost().await?;
+        }
         if let Some(logged) = logged {
             journal.done(logged);
         }
@@ -514,7 +548,7 @@ fn cut(segment: &Segment, within: &Range<u64>) -> Option<Segment> {
 }
 
 /// Whether segments, which do not overlap, make up all rows of a chunk.
-fn covers(segments: &[Segment], chunk: usize, rows: &Range<u64>) -> bool {
+pub(crate) fn covers(segments: &[Segment], chunk: usize, rows: &Range<u64>) -> bool {
     let of_chunk = segments.iter().filter(|segment| segment.chunk == chunk);
     of_chunk.map(|segment| segment.within.end - segment.within.start).sum::<u64>()
         == rows.end - rows.start

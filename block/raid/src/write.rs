@@ -59,7 +59,11 @@ impl Cutter {
 }
 
 /// The parity of chunks that may each be made of several buffers.
-fn encode(code: &Code, chunks: &[IoVec], chunk_bytes: usize) -> SmallVec<[Buf; PARITY_MAX]> {
+pub(crate) fn encode(
+    code: &Code,
+    chunks: &[IoVec],
+    chunk_bytes: usize,
+) -> SmallVec<[Buf; PARITY_MAX]> {
     let mut parity: SmallVec<[BufMut; PARITY_MAX]> =
         (0..code.parity_chunks()).map(|_| BufMut::for_overwrite(chunk_bytes)).collect();
     // Part and offset in it, per chunk; cut wherever one of the parts ends.
@@ -109,8 +113,10 @@ impl Engine {
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
             if !planted!("raid-map-not-persisted") {
-                engine.persist(range).await?;
+                engine.persist(range.clone()).await?;
             }
+            engine.lost.remove_stripes(&range);
+            engine.persist_lost().await?;
             engine.settle().await
         })
         .await
@@ -130,10 +136,19 @@ impl Engine {
         }
         self.map.set(Bit::Fresh, stripe..stripe + 1, false);
 
-        let chunk_bytes = self.layout.chunk_bytes;
         let mut cutter = Cutter::new(data);
-        let mut chunks: SmallVec<[IoVec; 16]> =
-            (0..self.layout.data_chunks()).map(|_| cutter.take(chunk_bytes)).collect();
+        let data_chunks = 0..self.layout.data_chunks();
+        let chunks = data_chunks.map(|_| cutter.take(self.layout.chunk_bytes)).collect();
+        self.write_chunks(stripe, chunks).await;
+        // Members that failed to take it are out; if the level cannot bear that, this fails.
+        self.settle().await?;
+        self.note_write(stripe);
+        Ok(())
+    }
+
+    /// Writes the data chunks of a stripe, and the redundancy that follows from them, to all who play a role. The caller
+    /// holds the stripe and settles.
+    pub async fn write_chunks(&self, stripe: u64, mut chunks: SmallVec<[IoVec; 16]>) {
         match &self.redundancy {
             Redundancy::None => {}
             Redundancy::Copies => {
@@ -142,7 +157,7 @@ impl Engine {
                 }
             }
             Redundancy::Parity(code) => {
-                let parity = encode(code, &chunks, chunk_bytes as usize);
+                let parity = encode(code, &chunks, self.layout.chunk_bytes as usize);
                 chunks.extend(parity.into_iter().map(Buf::into_vec));
             }
         }
@@ -153,10 +168,6 @@ impl Engine {
             Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
         });
         join_all(writes).await;
-        // Members that failed to take it are out; if the level cannot bear that, this fails.
-        self.settle().await?;
-        self.note_write(stripe);
-        Ok(())
     }
 
     /// A volatile write of this stripe completed: the next flush makes it clean.
@@ -167,7 +178,25 @@ impl Engine {
         entry.sequence = self.writes.get();
     }
 
+    /// Makes everything durable that was acknowledged before, whichever members are absent afterwards.
     pub async fn flush(self: &Rc<Self>) -> Result<(), BlockError> {
+        let Some(journal) = &self.journal else { return self.flush_members().await };
+        let listed = journal.listed();
+        if !journal.is_live(&listed) || planted!("raid-list-outlives-flush") {
+            return self.flush_members().await;
+        }
+        let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
+        self.detached(async move {
+            // A record is covered when all its updates are in place, those of others as well.
+            engine.wait_in_place(&journal, &listed).await?;
+            engine.flush_members().await?;
+            engine.retire_records(&journal, &listed).await
+        })
+        .await
+    }
+
+    /// Makes durable what is written; records of the journal may still tell that it was on its way.
+    pub async fn flush_members(self: &Rc<Self>) -> Result<(), BlockError> {
         self.check_running()?;
         let upto = self.writes.get();
         let in_place = self.journal.as_ref().map(|journal| journal.in_place());
@@ -233,7 +262,7 @@ impl Engine {
             check_range(&self.info, at, bytes)?;
             self.check_running()?;
             let engine = Rc::clone(self);
-            return self.detached(async move { engine.update(at, from).await }).await;
+            return self.detached(async move { engine.update(at, from, durability).await }).await;
         }
         self.change(at, bytes, durability, move |engine| async move {
             engine.write_pieces(at, bytes, from, durability).await;
@@ -449,7 +478,9 @@ impl Engine {
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
                 engine.map.set(bit, range.clone(), false);
             }
-            engine.persist(range).await?;
+            engine.persist(range.clone()).await?;
+            engine.lost.remove_stripes(&range);
+            engine.persist_lost().await?;
             engine.settle().await
         })
         .await

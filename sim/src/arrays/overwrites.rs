@@ -105,6 +105,9 @@ impl Work for Overwrites {
 
     fn crashed(&self, power: bool) {
         self.taken.borrow_mut().clear();
+        if self.rack.kind.is_journaled() {
+            self.model.borrow_mut().stripes_may_be_lost(self.stripe_blocks);
+        }
         match power {
             true => self.model.borrow_mut().power_cut(),
             false => self.model.borrow_mut().killed(),
@@ -185,7 +188,16 @@ impl Overwrites {
             true => rng.below(self.blocks),
             false => rng.below(self.blocks.min(96)),
         };
-        let count = (1 + rng.below(8) * rng.below(5)).min(self.blocks - first);
+        let mut count = (1 + rng.below(8) * rng.below(5)).min(self.blocks - first);
+        let mut first = first;
+        if self.rack.kind.is_journaled() && rng.one_in(5) {
+            // Whole stripes, which take another way.
+            first = first / self.stripe_blocks * self.stripe_blocks;
+            count = self.stripe_blocks * rng.between(1, 2);
+            if first + count > self.blocks {
+                return;
+            }
+        }
         self.rack.world.coverage.borrow_mut().count("operations", 1);
         match rng.weighted(&[45, 20, 25, 12, 4, 2]) {
             op @ (0 | 1 | 4) => {
@@ -239,12 +251,35 @@ impl Overwrites {
             true => array.read_agreed(first * BLOCK_BYTES, into).await,
             false => array.read(first * BLOCK_BYTES, into).await,
         };
-        let read = read.unwrap_or_else(|error| self.fail("read", &error));
-        let checked = self.model.borrow_mut().check_read(first, &read[0]);
+        match read {
+            Ok(read) => self.check(self.model.borrow_mut().check_read(first, &read[0])),
+            Err(BlockError::Medium { .. }) if array.status().lost_blocks > 0 => {
+                for block in first..first + count {
+                    self.read_block(array, block).await;
+                }
+            }
+            Err(error) => self.fail("read", &error),
+        }
+        self.give_back(first, count);
+    }
+
+    /// One block, which may be lost.
+    async fn read_block(&self, array: &RaidArray, block: u64) {
+        let into = BufMut::for_overwrite(BLOCK).into_vec();
+        match array.read(block * BLOCK_BYTES, into).await {
+            Ok(read) => self.check(self.model.borrow_mut().check_read(block, &read[0])),
+            Err(BlockError::Medium { .. }) => {
+                self.rack.world.coverage.borrow_mut().count("lost blocks met", 1);
+                self.check(self.model.borrow_mut().check_lost(block));
+            }
+            Err(error) => self.fail("read", &error),
+        }
+    }
+
+    fn check(&self, checked: Result<(), String>) {
         if let Err(what) = checked {
             panic!("seed {}: {}: {what}", self.rack.world.seed, self.rack.kind);
         }
-        self.give_back(first, count);
     }
 }
 

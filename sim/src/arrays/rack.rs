@@ -50,6 +50,12 @@ impl Kind {
         }
     }
 
+    /// True where parts of stripes are overwritten through a journal.
+    #[must_use]
+    pub fn is_journaled(self) -> bool {
+        matches!(self, Self::Journaled { .. })
+    }
+
     /// Drives that may be lost.
     #[must_use]
     pub fn bears(self) -> usize {
@@ -82,6 +88,8 @@ pub struct Rack {
     /// Where the data begins on each drive, in bytes.
     data_at: Cell<u64>,
     members_made: Cell<u64>,
+    /// When it was last opened.
+    lost_blocks: Cell<u64>,
 }
 
 impl Rack {
@@ -101,6 +109,7 @@ impl Rack {
             may_rot: Cell::default(),
             data_at: Cell::default(),
             members_made: Cell::new(0),
+            lost_blocks: Cell::new(0),
         });
         let (level, chunk_bytes, spares) = kind.shape();
         let members = (0..rack.world.shape.drives).map(|at| rack.member(at)).collect();
@@ -174,6 +183,14 @@ impl Rack {
         let found = self.world.drives.borrow().iter().map(|drive| drive.device()).collect();
         match RaidArray::open(self.uuid, found, Epoch(epoch), false).await {
             Ok((array, _)) => {
+                let is_whole = self.lost.borrow().is_empty() && self.unreadable.borrow().is_empty();
+                let lost = array.status().lost_blocks;
+                assert!(
+                    !is_whole || lost <= self.lost_blocks.get(),
+                    "seed {}: {lost} blocks are lost, and no drive is",
+                    self.world.seed
+                );
+                self.lost_blocks.set(lost);
                 *self.array.borrow_mut() = Some(array.clone());
                 array
             }

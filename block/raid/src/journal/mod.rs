@@ -9,6 +9,9 @@
 //! - Nothing of an update is written in place before its record is durable on as many members as may be lost from then on,
 //!   and one more.
 //! - A record keeps its meaning until a flush covers all that it says, and its room until a durable record says so.
+//! - Of a stripe that is overwritten whole only its number is recorded: at the next open its parity is made anew from whatever
+//!   data is there, old or new, and what is absent of it is lost ([`crate::lost`]). So the array's flush does not return
+//!   before such records have lost their meaning, and a stripe that is listed has no contents in any other record with one.
 //! - Stripes that get new contents in another way (declared fresh, discarded) have no record with a meaning.
 //!
 //! Each group of roles ([`crate::rotation::Groups`]) has a journal of its own, as losses count by group. Updates that come
@@ -69,8 +72,13 @@ struct Group {
     /// Records below this have no meaning: a flush covers them. And: a durable record says so.
     tail: Cell<u64>,
     durable_tail: Cell<u64>,
-    /// Stripes of which a record may be found after a crash: the last one.
+    /// Stripes of which contents may be found after a crash, and those that may be found listed: the last record.
     stripes: RefCell<HashMap<u64, u64>>,
+    listed: RefCell<HashMap<u64, u64>>,
+    /// Stripes that are about to be listed.
+    listing: Cell<usize>,
+    /// The last record of which a listed stripe is in place.
+    listed_done: Cell<u64>,
     /// Somebody makes room.
     clearing: Cell<bool>,
 }
@@ -95,6 +103,7 @@ struct Waiting {
 pub(crate) struct Logged {
     group: usize,
     sequence: u64,
+    is_listed: bool,
 }
 
 /// Room for a record, by member.
@@ -136,15 +145,32 @@ impl Journal {
         (stripe % self.groups.len() as u64) as usize
     }
 
-    /// Records up to which all updates are in place, by group: what a flush that begins now covers.
+    /// Records below this are in place, all updates of them.
+    fn in_place_of(&self, group: &Group) -> u64 {
+        let open = group.open.borrow();
+        let unfinished = open.iter().find(|(_, left)| **left > 0).map(|(sequence, _)| *sequence);
+        unfinished.unwrap_or(self.next.get())
+    }
+
+    /// [`Self::in_place_of`] by group: what a flush that begins now covers.
     pub fn in_place(&self) -> SmallVec<[u64; 4]> {
-        let upto = |group: &Group| {
-            let open = group.open.borrow();
-            let unfinished =
-                open.iter().find(|(_, left)| **left > 0).map(|(sequence, _)| *sequence);
-            unfinished.unwrap_or(self.next.get())
-        };
-        self.groups.iter().map(upto).collect()
+        self.groups.iter().map(|group| self.in_place_of(group)).collect()
+    }
+
+    /// By group: the last record with a stripe that was overwritten whole, which a flush that begins now must cover.
+    pub fn listed(&self) -> SmallVec<[u64; 4]> {
+        self.groups.iter().map(|group| group.listed_done.get()).collect()
+    }
+
+    /// Whether any of these records, by group, may be found after a crash.
+    pub fn is_live(&self, records: &[u64]) -> bool {
+        let mut all = self.groups.iter().zip(records);
+        all.any(|(group, record)| *record > 0 && *record >= group.durable_tail.get())
+    }
+
+    /// The array has stopped: nobody shall wait.
+    pub fn stopped(&self) {
+        self.changed.notify_all();
     }
 
     /// A flush has covered what [`Journal::in_place`] said before it began.
@@ -161,11 +187,15 @@ impl Journal {
 
     /// The update is in place.
     pub fn done(&self, logged: Logged) {
-        let mut open = self.groups[logged.group].open.borrow_mut();
+        let group = &self.groups[logged.group];
+        let mut open = group.open.borrow_mut();
         if let Some(left) = open.get_mut(&logged.sequence) {
             *left -= 1;
         }
         drop(open);
+        if logged.is_listed {
+            group.listed_done.set(group.listed_done.get().max(logged.sequence));
+        }
         self.changed.notify_all();
     }
 
@@ -178,15 +208,33 @@ impl Journal {
             group.durable_tail.set(next);
             group.open.borrow_mut().clear();
             group.stripes.borrow_mut().clear();
+            group.listed.borrow_mut().clear();
         }
     }
 
     fn is_recorded(&self, group: usize, stripes: &Range<u64>) -> bool {
         let group = &self.groups[group];
-        let listed = group.stripes.borrow();
-        listed
-            .iter()
-            .any(|(stripe, last)| stripes.contains(stripe) && *last >= group.durable_tail.get())
+        let any = |records: &RefCell<HashMap<u64, u64>>| {
+            let is_live = |(stripe, last): (&u64, &u64)| {
+                stripes.contains(stripe) && *last >= group.durable_tail.get()
+            };
+            records.borrow().iter().any(is_live)
+        };
+        any(&group.stripes) || any(&group.listed)
+    }
+
+    /// Whether contents of this stripe may be found after a crash.
+    pub fn has_contents(&self, stripe: u64) -> bool {
+        let group = &self.groups[self.group_of(stripe)];
+        let last = group.stripes.borrow().get(&stripe).copied();
+        last.is_some_and(|last| last >= group.durable_tail.get())
+    }
+
+    /// Whether this stripe may be found listed after a crash.
+    pub fn is_listed(&self, stripe: u64) -> bool {
+        let group = &self.groups[self.group_of(stripe)];
+        let last = group.listed.borrow().get(&stripe).copied();
+        last.is_some_and(|last| last >= group.durable_tail.get())
     }
 }
 
@@ -202,6 +250,7 @@ impl Engine {
     ) -> Result<Logged, BlockError> {
         let number = journal.group_of(stripe);
         let group = &journal.groups[number];
+        let is_listed = pieces.iter().any(Piece::is_listed);
         let blocks = pieces.iter().map(|piece| piece.blocks).sum();
         let (sender, logged) = oneshot::channel();
         let waiting = Waiting { pieces, payload, blocks, logged: sender };
@@ -216,7 +265,35 @@ impl Engine {
             });
         }
         let sequence = logged.await.unwrap_or(Err(BlockError::Gone))?;
-        Ok(Logged { group: number, sequence })
+        Ok(Logged { group: number, sequence, is_listed })
+    }
+
+    /// As [`Engine::log`], for a stripe that is overwritten whole: its number only. `None` when so many are listed already
+    /// that no more could be lost.
+    pub async fn log_listed(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        stripe: u64,
+    ) -> Result<Option<Logged>, BlockError> {
+        let number = journal.group_of(stripe);
+        let group = &journal.groups[number];
+        let may_list = || {
+            let stripes = group.listed.borrow().len() + group.listing.get() + 1;
+            // Each group its share, and as many chunks of a stripe as may be absent.
+            let chunks = stripes * self.layout.level.tolerates() * journal.groups.len();
+            chunks <= self.lost.room()
+        };
+        if !may_list() {
+            self.make_room(journal, number).await?;
+        }
+        if !may_list() {
+            return Ok(None);
+        }
+        group.listing.set(group.listing.get() + 1);
+        let pieces = vec![Piece::listed(stripe)];
+        let logged = self.log(journal, stripe, pieces, IoVec::new()).await;
+        group.listing.set(group.listing.get() - 1);
+        logged.map(Some)
     }
 
     /// Records what waits, as much at once as a record takes.
@@ -282,9 +359,9 @@ impl Engine {
         pieces: Vec<Piece>,
     ) -> Header {
         let group = &journal.groups[number];
-        let mut stripes = group.stripes.borrow_mut();
         for piece in &pieces {
-            stripes.insert(piece.stripe, sequence);
+            let records = if piece.is_listed() { &group.listed } else { &group.stripes };
+            records.borrow_mut().insert(piece.stripe, sequence);
         }
         Header { epoch: self.epoch, sequence, tail: group.tail.get(), pieces }
     }
@@ -371,6 +448,7 @@ impl Engine {
                 member.ring.borrow_mut().free_below(header.tail);
             }
             group.stripes.borrow_mut().retain(|_, last| *last >= header.tail);
+            group.listed.borrow_mut().retain(|_, last| *last >= header.tail);
         }
         journal.changed.notify_all();
         Ok(())
@@ -397,7 +475,16 @@ impl Engine {
         journal: &Rc<Journal>,
         number: usize,
     ) -> Result<bool, BlockError> {
-        self.flush().await?;
+        self.flush_members().await?;
+        self.tell_tail(journal, number).await
+    }
+
+    /// Writes a record without pieces if that tells something new, and there is room.
+    async fn tell_tail(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        number: usize,
+    ) -> Result<bool, BlockError> {
         let group = &journal.groups[number];
         let before = group.durable_tail.get();
         if group.tail.get() > before
@@ -407,6 +494,46 @@ impl Engine {
             self.write_to(journal, number, &header, &[], &holders).await?;
         }
         Ok(group.durable_tail.get() > before)
+    }
+
+    /// Waits until all updates of these records, by group, are in place.
+    pub async fn wait_in_place(&self, journal: &Journal, upto: &[u64]) -> Result<(), BlockError> {
+        loop {
+            let changed = journal.changed.changed();
+            self.check_running()?;
+            let mut all = journal.groups.iter().zip(upto);
+            if all.all(|(group, upto)| journal.in_place_of(group) > *upto) {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    /// Makes records up to these, by group, lose their meaning for good. A flush has covered them.
+    pub async fn retire_records(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        upto: &[u64],
+    ) -> Result<(), BlockError> {
+        for (number, (group, upto)) in journal.groups.iter().zip(upto).enumerate() {
+            loop {
+                self.check_running()?;
+                let changed = journal.changed.changed();
+                if group.durable_tail.get() > *upto {
+                    break;
+                }
+                if group.clearing.replace(true) {
+                    changed.await;
+                    continue;
+                }
+                let told = self.tell_tail(journal, number).await;
+                group.clearing.set(false);
+                if !told? {
+                    changed.await;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes all records so far lose their meaning, for good.

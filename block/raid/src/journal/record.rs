@@ -20,7 +20,10 @@ pub(crate) const PIECES_MAX: usize = (BLOCK - PIECES_AT) / PIECE_BYTES;
 /// Most blocks of contents in a record: one bit each says whether it is escaped.
 pub(crate) const PAYLOAD_BLOCKS_MAX: u64 = ((PIECES_AT - ESCAPED_AT) * 8) as u64;
 
-/// New contents of some blocks of a chunk.
+/// The chunk of a piece that only lists its stripe.
+const LISTED: usize = u16::MAX as usize;
+
+/// New contents of some blocks of a chunk; or, without any, a stripe that is being overwritten whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub stripe: u64,
@@ -29,6 +32,17 @@ pub(crate) struct Piece {
     /// First block within the chunk, and how many, of [`BLOCK_BYTES`].
     pub first: u64,
     pub blocks: u64,
+}
+
+impl Piece {
+    /// Says that this stripe is being overwritten whole, and nothing of its contents.
+    pub fn listed(stripe: u64) -> Self {
+        Self { stripe, chunk: LISTED, first: 0, blocks: 0 }
+    }
+
+    pub fn is_listed(&self) -> bool {
+        self.chunk == LISTED && self.blocks == 0
+    }
 }
 
 /// What a record says beside its contents.
@@ -179,6 +193,7 @@ mod tests {
         let pieces = vec![
             Piece { stripe: 7, chunk: 3, first: 2, blocks: 2 },
             Piece { stripe: 7, chunk: 8, first: 2, blocks: 2 },
+            Piece::listed(12),
             Piece { stripe: 1 << 40, chunk: 0, first: 0, blocks: 1 },
         ];
         let mut second = vec![0x22; 2 * BLOCK];

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -61,7 +61,7 @@ impl Engine {
             any |= self.replay_group(&journal, number).await?;
         }
         if any {
-            self.flush().await?;
+            self.flush_members().await?;
             journal.forget_all();
             add(&self.standing_wanted, 1);
             self.settle().await?;
@@ -110,20 +110,25 @@ impl Engine {
             return Ok(!live.is_empty());
         }
         if !live.is_empty() {
-            self.flush().await?;
+            self.flush_members().await?;
         }
         let whole = self.whole_roles(number);
         let width = self.layout.groups().map_or(0, |groups| groups.width);
         let enough = (self.layout.level.tolerates() + 1 + whole).saturating_sub(width);
+        let data_chunks = self.layout.data_chunks();
         let mut omitted = Omitted::default();
+        let mut listed = BTreeSet::new();
         let contents: Vec<Vec<(Piece, Buf)>> =
             live.values().rev().map(|found| self.contents(found, &mut omitted)).collect();
         for (Found { header, payload, holders }, pieces) in
             live.values().zip(contents.into_iter().rev())
         {
-            if pieces.is_empty() {
+            let of_record = header.pieces.iter().filter(|piece| self.is_listed(piece));
+            let of_record: Vec<u64> = of_record.map(|piece| piece.stripe).collect();
+            if pieces.is_empty() && of_record.is_empty() {
                 continue;
             }
+            listed.extend(of_record);
             // One that is being rebuilt counts among the lost.
             let is_whole = |member: &&Rc<Member>| member.state.get() == MemberState::InSync;
             let missing = enough.saturating_sub(holders.iter().filter(is_whole).count());
@@ -147,6 +152,11 @@ impl Engine {
                     ),
                 }
             }
+            for (piece, _) in pieces.iter().filter(|(piece, _)| piece.chunk < data_chunks) {
+                let rows = piece.first..piece.first + piece.blocks;
+                let within = rows.start * BLOCK_BYTES..rows.end * BLOCK_BYTES;
+                self.lost.remove(piece.stripe, piece.chunk, within);
+            }
             let writes = pieces.into_iter().filter_map(|(piece, bytes)| {
                 let place = self.layout.place(piece.stripe, piece.chunk);
                 let member = self.player(place.role)?;
@@ -159,7 +169,17 @@ impl Engine {
             join_all(writes).await;
             self.settle().await?;
         }
+        if !planted!("raid-list-not-settled") {
+            self.settle_listed(&listed.into_iter().collect::<Vec<_>>()).await?;
+        }
+        self.persist_lost().await?;
         Ok(!live.is_empty())
+    }
+
+    /// A piece that says of a stripe that it was being overwritten whole.
+    fn is_listed(&self, piece: &Piece) -> bool {
+        let is_sound = piece.is_listed() && piece.stripe < self.layout.stripes;
+        is_sound && self.map.has(Bit::Written, piece.stripe)
     }
 
     /// Roles of the group whose players have everything.

@@ -1,0 +1,396 @@
+//! Lost blocks: those whose contents nothing tells any more, and that must never read as something else.
+//!
+//! A power cut in the middle of an overwrite of whole stripes, of which only the list is recorded, leaves chunks of which some
+//! are old and some new. When one of them is absent afterwards, what the others imply of it is neither. At the next open such
+//! blocks are given a content on which redundancy agrees (zeroes), and are listed here: they read as medium errors until they
+//! are written. Format: docs/design/0015-parity-journal.md.
+//!
+//! What always holds:
+//! - A block is listed, durably, before it is given its content.
+//! - A block is taken from the list only when what was written there is recorded or flushed; whoever acknowledges that waits
+//!   for the list.
+//! - The list never outgrows its room: as many stripes may be overwritten whole between two flushes as it could take.
+
+use crate::engine::Engine;
+use crate::map::Bit;
+use futures_util::future::join_all;
+use levada_base::checksum::crc32c;
+use levada_base::ids::Uuid;
+use levada_base::sync::Semaphore;
+use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_base::{BufMut, Epoch, planted};
+use levada_device::{BlockError, Durability};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+const MAGIC: &[u8; 8] = b"LVDLOSTB";
+const CRC_AT: usize = 44;
+const ENTRIES_AT: usize = 64;
+const ENTRY_BYTES: usize = 48;
+const ROWS_AT: usize = 16;
+/// Most blocks of a chunk: an entry has a bit for each.
+const ROWS: u64 = 256;
+/// Members that are smaller than this have room for fewer.
+const SMALL_MEMBER_BYTES: u64 = 64 * MIB;
+
+/// Blocks of a chunk, a bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rows([u64; (ROWS / 64) as usize]);
+
+impl Rows {
+    pub fn of(blocks: Range<u64>) -> Self {
+        let mut rows = Self::default();
+        rows.set(blocks, true);
+        rows
+    }
+
+    pub fn set(&mut self, blocks: Range<u64>, to: bool) {
+        for block in blocks {
+            let (word, bit) = (&mut self.0[(block / 64) as usize], 1 << (block % 64));
+            if to { *word |= bit } else { *word &= !bit }
+        }
+    }
+
+    fn has_any(self, blocks: Range<u64>) -> bool {
+        blocks.into_iter().any(|block| self.0[(block / 64) as usize] >> (block % 64) & 1 == 1)
+    }
+
+    pub fn count(self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// The blocks, run by run.
+    pub fn runs(self) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for block in (0..ROWS).filter(|block| self.has_any(*block..block + 1)) {
+            match runs.last_mut() {
+                Some(run) if run.end == block => run.end = block + 1,
+                Some(_) | None => runs.push(block..block + 1),
+            }
+        }
+        runs
+    }
+}
+
+/// By stripe and data chunk.
+type Entries = BTreeMap<(u64, usize), Rows>;
+
+/// See the module.
+pub(crate) struct Lost {
+    /// Room for one image of the list, of which each member has two; 0: there is none.
+    image_bytes: u64,
+    entries: RefCell<Entries>,
+    /// Of the last image.
+    sequence: Cell<u64>,
+    /// Changes made, and those that are durable.
+    wanted: Cell<u64>,
+    durable: Cell<u64>,
+    turn: Rc<Semaphore>,
+}
+
+impl Lost {
+    /// Without entries, in `bytes` of each member.
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            image_bytes: bytes / 2,
+            entries: RefCell::default(),
+            sequence: Cell::new(0),
+            wanted: Cell::new(0),
+            durable: Cell::new(0),
+            turn: Semaphore::new(1),
+        }
+    }
+
+    /// What members of this size have room for, in bytes; none where a chunk has more blocks than an entry has bits.
+    pub fn bytes_for(member_bytes: u64, chunk_bytes: u64) -> u64 {
+        match (chunk_bytes <= ROWS * BLOCK_BYTES, member_bytes < SMALL_MEMBER_BYTES) {
+            (false, _) => 0,
+            (true, true) => 2 * BLOCK_BYTES,
+            (true, false) => 16 * BLOCK_BYTES,
+        }
+    }
+
+    /// How many more chunks may have lost blocks.
+    pub fn room(&self) -> usize {
+        let entries = (self.image_bytes as usize).saturating_sub(ENTRIES_AT) / ENTRY_BYTES;
+        entries.saturating_sub(self.entries.borrow().len())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.borrow().is_empty()
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.entries.borrow().values().map(|rows| rows.count()).sum()
+    }
+
+    pub fn is_in(&self, stripe: u64) -> bool {
+        self.entries.borrow().range((stripe, 0)..(stripe + 1, 0)).next().is_some()
+    }
+
+    /// Whether any byte of this range of a data chunk is lost.
+    fn has(&self, stripe: u64, chunk: usize, within: &Range<u64>) -> bool {
+        let entries = self.entries.borrow();
+        let blocks = within.start / BLOCK_BYTES..within.end.div_ceil(BLOCK_BYTES);
+        entries.get(&(stripe, chunk)).is_some_and(|rows| rows.has_any(blocks))
+    }
+
+    /// Somebody lacks it.
+    pub fn is_to_be_persisted(&self) {
+        if self.sequence.get() > 0 {
+            self.changed();
+        }
+    }
+
+    fn changed(&self) {
+        self.wanted.set(self.wanted.get() + 1);
+    }
+
+    /// False when there is no room.
+    pub fn add(&self, stripe: u64, chunk: usize, lost: Rows) -> bool {
+        let is_new = !self.entries.borrow().contains_key(&(stripe, chunk));
+        if is_new && self.room() == 0 {
+            return false;
+        }
+        let mut entries = self.entries.borrow_mut();
+        let rows = entries.entry((stripe, chunk)).or_default();
+        let before = *rows;
+        rows.0.iter_mut().zip(lost.0).for_each(|(word, more)| *word |= more);
+        if *rows != before {
+            self.changed();
+        }
+        true
+    }
+
+    /// These bytes of a chunk, whole blocks, have a content again.
+    pub fn remove(&self, stripe: u64, chunk: usize, within: Range<u64>) {
+        let mut entries = self.entries.borrow_mut();
+        let Some(rows) = entries.get_mut(&(stripe, chunk)) else { return };
+        let before = *rows;
+        rows.set(within.start / BLOCK_BYTES..within.end / BLOCK_BYTES, false);
+        if *rows == before {
+            return;
+        }
+        if *rows == Rows::default() {
+            entries.remove(&(stripe, chunk));
+        }
+        self.changed();
+    }
+
+    /// These stripes have other contents, or none.
+    pub fn remove_stripes(&self, stripes: &Range<u64>) {
+        let mut entries = self.entries.borrow_mut();
+        let before = entries.len();
+        entries.retain(|(stripe, _), _| !stripes.contains(stripe));
+        if entries.len() != before {
+            self.changed();
+        }
+    }
+
+    fn encode(&self, uuid: Uuid, epoch: Epoch) -> BufMut {
+        let mut image = BufMut::zeroed(self.image_bytes as usize);
+        let mut put = |at: usize, value: &[u8]| image[at..at + value.len()].copy_from_slice(value);
+        let entries = self.entries.borrow();
+        put(0, MAGIC);
+        put(8, uuid.as_bytes());
+        put(24, &epoch.0.to_le_bytes());
+        put(32, &self.sequence.get().to_le_bytes());
+        put(40, &(entries.len() as u32).to_le_bytes());
+        for (i, ((stripe, chunk), rows)) in entries.iter().enumerate() {
+            let at = ENTRIES_AT + i * ENTRY_BYTES;
+            put(at, &stripe.to_le_bytes());
+            put(at + 8, &(*chunk as u16).to_le_bytes());
+            for (word, at) in rows.0.iter().zip((at + ROWS_AT..).step_by(8)) {
+                put(at, &word.to_le_bytes());
+            }
+        }
+        let crc = crc32c(&image).to_le_bytes();
+        image[CRC_AT..CRC_AT + 4].copy_from_slice(&crc);
+        image
+    }
+}
+
+/// A list as found on a member.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Image {
+    pub epoch: Epoch,
+    sequence: u64,
+    entries: Entries,
+}
+
+impl Image {
+    /// Of several images the one with the highest counts.
+    fn order(&self) -> (Epoch, u64) {
+        (self.epoch, self.sequence)
+    }
+
+    /// Reads a list of array `uuid`; `None` when these bytes are not that.
+    pub fn decode(bytes: &[u8], uuid: Uuid) -> Option<Self> {
+        let whole = bytes.len() >= ENTRIES_AT && &bytes[..8] == MAGIC;
+        if !whole || bytes[8..24] != uuid.as_bytes()[..] {
+            return None;
+        }
+        let mut blank = bytes.to_vec();
+        blank[CRC_AT..CRC_AT + 4].fill(0);
+        if crc32c(&blank).to_le_bytes() != bytes[CRC_AT..CRC_AT + 4] {
+            return None;
+        }
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let count = u32::from_le_bytes(bytes[40..44].try_into().expect("4 bytes")) as usize;
+        if count > (bytes.len() - ENTRIES_AT) / ENTRY_BYTES {
+            return None;
+        }
+        let entry = |i: usize| {
+            let at = ENTRIES_AT + i * ENTRY_BYTES;
+            let chunk = u16::from_le_bytes([bytes[at + 8], bytes[at + 9]]);
+            let rows = std::array::from_fn(|i| word(at + ROWS_AT + 8 * i));
+            ((word(at), usize::from(chunk)), Rows(rows))
+        };
+        let entries = (0..count).map(entry).collect();
+        Some(Self { epoch: Epoch(word(24)), sequence: word(32), entries })
+    }
+
+    /// Makes magic, identity and checksum right, so that a fuzzer gets past them.
+    pub fn seal(bytes: &mut [u8], uuid: Uuid) {
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..24].copy_from_slice(uuid.as_bytes());
+        bytes[CRC_AT..CRC_AT + 4].fill(0);
+        let crc = crc32c(bytes).to_le_bytes();
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc);
+    }
+}
+
+impl Engine {
+    /// Fails where a read would give bytes that nothing tells.
+    pub fn check_not_lost(&self, at: u64, bytes: u64) -> Result<(), BlockError> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let mut lost = None;
+        let mut piece_at = at;
+        self.pieces(at, bytes, |stripe, chunk, within, run| {
+            if self.lost.has(stripe, chunk, &(within..within + run)) {
+                lost.get_or_insert(piece_at);
+            }
+            piece_at += run;
+        });
+        match lost {
+            Some(at) => Err(BlockError::Medium { at, bytes }),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until every change of the list so far is on all live members.
+    pub async fn persist_lost(self: &Rc<Self>) -> Result<(), BlockError> {
+        if self.lost.durable.get() >= self.lost.wanted.get() || planted!("raid-lost-not-persisted")
+        {
+            return Ok(());
+        }
+        let engine = Rc::clone(self);
+        self.detached(async move { engine.write_lost().await }).await
+    }
+
+    async fn write_lost(self: &Rc<Self>) -> Result<(), BlockError> {
+        let _turn = self.lost.turn.acquire(1).await;
+        while self.lost.durable.get() < self.lost.wanted.get() {
+            self.check_running()?;
+            let version = self.lost.wanted.get();
+            self.lost.sequence.set(self.lost.sequence.get() + 1);
+            let image = self.lost.encode(self.uuid, self.epoch).freeze();
+            // Over the older of the two.
+            let at = self.areas.lost_at + self.lost.sequence.get() % 2 * self.lost.image_bytes;
+            let live = self.live_members();
+            let writes = live.iter().map(|member| {
+                self.member_write(member, at, image.clone().into_vec(), Durability::Fua)
+            });
+            join_all(writes).await;
+            // Those that missed it are out, and on record as such.
+            self.settle().await?;
+            self.lost.durable.set(version);
+        }
+        Ok(())
+    }
+
+    /// Takes over the newest list on any live member, and gives it to those that have another.
+    pub async fn load_lost(self: &Rc<Self>) -> Result<(), BlockError> {
+        let image_bytes = self.lost.image_bytes;
+        if image_bytes == 0 {
+            return Ok(());
+        }
+        let live = self.live_members();
+        let reads = live.iter().map(async |member| {
+            let mut newest: Option<Image> = None;
+            for at in [self.areas.lost_at, self.areas.lost_at + image_bytes] {
+                let into = BufMut::for_overwrite(image_bytes as usize).into_vec();
+                let Ok(bytes) = self.member_read(member, at, into).await else { continue };
+                let Some(image) = Image::decode(&bytes[0], self.uuid) else { continue };
+                let is_newer = newest.as_ref().is_none_or(|old| old.order() < image.order());
+                if image.epoch <= self.epoch && is_newer {
+                    newest = Some(image);
+                }
+            }
+            newest
+        });
+        let found = join_all(reads).await;
+        let order = |image: &Option<Image>| image.as_ref().map(Image::order);
+        let newest = found.iter().map(order).max().flatten();
+        let differs = !found.iter().all(|image| order(image) == newest);
+        let Some(image) = found.into_iter().flatten().find(|i| Some(i.order()) == newest) else {
+            return Ok(());
+        };
+        self.lost.sequence.set(image.sequence);
+        for ((stripe, chunk), rows) in image.entries {
+            let is_sound = stripe < self.layout.stripes && chunk < self.layout.data_chunks();
+            // A discard makes its stripes hold nothing before it shortens the list.
+            if is_sound && self.map.has(Bit::Written, stripe) {
+                self.lost.add(stripe, chunk, rows);
+            }
+        }
+        // As it is on the members already, unless they differ.
+        self.lost.durable.set(self.lost.wanted.get());
+        if differs {
+            self.lost.changed();
+        }
+        self.persist_lost().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_reads_back_and_a_torn_one_does_not() {
+        let (uuid, lost) = (Uuid::from_u128(7), Lost::new(2 * BLOCK_BYTES));
+        assert!(lost.add(9, 3, Rows::of(0..16)) && lost.add(1 << 40, 0, Rows::of(255..256)));
+        lost.remove(9, 3, 4 * BLOCK_BYTES..6 * BLOCK_BYTES);
+        assert!(lost.has(9, 3, &(0..100)) && !lost.has(9, 3, &(16384..24576)));
+        assert_eq!(lost.blocks(), 15);
+        let mut bytes = lost.encode(uuid, Epoch(2));
+        let image = Image::decode(&bytes, uuid).expect("just written");
+        assert_eq!(image.entries, *lost.entries.borrow());
+        assert_eq!(Image::decode(&bytes, Uuid::from_u128(8)), None);
+        bytes[70] ^= 1;
+        assert_eq!(Image::decode(&bytes, uuid), None);
+    }
+
+    #[test]
+    fn it_takes_no_more_than_its_room() {
+        let lost = Lost::new(2 * BLOCK_BYTES);
+        let room = lost.room() as u64;
+        assert!((0..room).all(|stripe| lost.add(stripe, 0, Rows::of(0..1))));
+        assert!(!lost.add(room, 0, Rows::of(0..1)) && lost.add(0, 0, Rows::of(1..2)));
+        lost.remove(0, 0, 0..8192);
+        assert!(lost.add(room, 0, Rows::of(0..1)));
+        let _ = lost.encode(Uuid::from_u128(7), Epoch(1));
+    }
+
+    #[test]
+    fn rows_come_in_runs() {
+        let mut rows = Rows::of(3..70);
+        rows.set(10..12, false);
+        assert_eq!(rows.runs(), [3..10, 12..70]);
+    }
+}
