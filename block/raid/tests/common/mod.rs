@@ -72,12 +72,19 @@ impl TestDrive {
         self.gone.set(true);
     }
 
+    pub fn is_gone(&self) -> bool {
+        self.gone.get()
+    }
+
     pub fn pull_after_writes(&self, writes: u64) {
         self.writes_left.set(Some(writes));
     }
 
     pub fn plug_in(&self) {
-        self.gone.set(false);
+        // Writes that failed when it went do not land any more.
+        if self.gone.replace(false) {
+            self.lose_in_flight();
+        }
         self.writes_left.set(None);
     }
 
