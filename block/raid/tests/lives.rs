@@ -298,16 +298,19 @@ impl Life {
         self.array.replace(at, self.rig.member(at)).await.expect("borne");
     }
 
-    /// Which are away at the next start: no more than the array bears, nor than leaves a majority.
-    fn away(&self) -> Vec<usize> {
+    /// Which are away at the next start: no more than the array bears, nor than leaves a majority. Those that were not vital
+    /// a moment ago may not be on record as such.
+    fn away(&self, before: &[usize]) -> Vec<usize> {
+        let members = self.array.status().members;
+        let roles = members.iter().filter(|member| member.role.is_some()).count();
         let mut vital = self.vital();
+        vital.retain(|at| before.contains(at));
         let unheard = vital.iter().filter(|at| self.rig.drives[**at].is_gone()).count();
-        let may = self.bears().saturating_sub(unheard);
+        let may = self.tolerates.saturating_sub(roles - vital.len() + unheard);
         let mut away = Vec::new();
         for _ in 0..random(may as u64 + 1) {
             away.push(vital.swap_remove(random(vital.len() as u64) as usize));
         }
-        let members = self.array.status().members;
         let live = members.iter().filter(|m| m.state != MemberState::Faulty).count();
         away.truncate((live - 1) / 2);
         away
@@ -354,8 +357,10 @@ async fn life(seed: u64) {
         life.spawn(round);
         let soft = life.spoil();
         life.faults(&soft).await;
-        reactor::sleep(Duration::from_micros(500 + random(8000))).await;
-        let away = life.away();
+        reactor::sleep(Duration::from_micros(random(8000))).await;
+        let vital = life.vital();
+        reactor::sleep(Duration::from_micros(500)).await;
+        let away = life.away(&vital);
         life.rig.drives.iter().for_each(|drive| drive.make_readable());
         life.cut_power();
         if random(2) == 0 {
