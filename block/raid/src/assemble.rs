@@ -170,6 +170,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         epoch,
         held_by_all: 0,
         journal_from: 1,
+        patched: false,
         layout,
         areas,
         members: spec.members.iter().zip(roles).map(entry).collect(),
@@ -232,6 +233,8 @@ fn build(
             .map(Rc::new),
         updates: Updates::default(),
         lost: Lost::new(superblock.areas.lost_bytes),
+        patched: Cell::new(superblock.patched),
+        detached: Rc::default(),
         locks: RangeLocks::default(),
         preparing: RangeLocks::default(),
         unclean: RefCell::default(),
@@ -365,6 +368,9 @@ pub(crate) async fn open(
         member.superblock_at.set(at);
     }
     let stale_pages = load_map(&engine, epoch, &report).await?;
+    if superblock.patched {
+        engine.map.patch_all();
+    }
     engine.fill_roles();
     engine.confirm_standing().await?;
     // What was read must not change when other members are missing next time.

@@ -25,7 +25,7 @@ use crate::update::Updates;
 use levada_base::buf::bytes_in;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Instant};
-use levada_base::sync::{Semaphore, queue};
+use levada_base::sync::{Notify, Semaphore, queue};
 use levada_base::{Epoch, IoVec, IoVecMut, RangeLocks, planted};
 use levada_device::{BlockError, DeviceInfo, Durability};
 use std::cell::{Cell, RefCell};
@@ -65,6 +65,9 @@ pub(crate) struct Engine {
     pub journal: Option<Rc<Journal>>,
     pub updates: Updates,
     pub lost: Lost,
+    /// Stripes may be patched, says the superblock or will say.
+    pub patched: Cell<bool>,
+    pub detached: Rc<Running>,
     /// Bytes of the array that somebody changes.
     pub locks: RangeLocks,
     /// Stripes that somebody prepares for overwriting or discards.
@@ -127,6 +130,37 @@ impl Drop for InFlight<'_> {
     }
 }
 
+/// Tasks that run to their end whoever gave up waiting.
+#[derive(Default)]
+pub(crate) struct Running {
+    count: Cell<u32>,
+    ended: Notify,
+}
+
+impl Running {
+    /// Waits until there are none.
+    pub async fn until_none(&self) {
+        self.ended.until(|| (self.count.get() == 0).then_some(())).await;
+    }
+}
+
+/// One of them, until this is dropped.
+struct Runs(Rc<Running>);
+
+impl Runs {
+    fn begin(running: &Rc<Running>) -> Self {
+        running.count.set(running.count.get() + 1);
+        Self(Rc::clone(running))
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.0.count.set(self.0.count.get() - 1);
+        self.0.ended.notify_all();
+    }
+}
+
 /// A flush on its way; its end, or its caller's, wakes those who wait for it.
 struct Flushing<'a>(&'a Member);
 
@@ -152,6 +186,11 @@ impl Engine {
         T: 'static,
         F: Future<Output = Result<T, BlockError>> + 'static,
     {
+        let runs = Runs::begin(&self.detached);
+        let work = async move {
+            let _runs = runs;
+            work.await
+        };
         // A task that was killed means that this process' node is gone.
         reactor::spawn_in(&self.group, work).await.unwrap_or(Err(BlockError::Gone))
     }

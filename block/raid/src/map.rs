@@ -6,8 +6,9 @@
 //! - A page's sequence grows with every image taken of it, and images are written one at a time
 //!   ([`StripeMap::begin_write`]), so an older image never lands on a newer one.
 //!
-//! The fresh bits (declared, not written yet) live in memory only: after a restart a stripe that
-//! was declared and not written must be declared again.
+//! Three bits live in memory only. Fresh: declared, not written yet; after a restart such a stripe must be declared again.
+//! Patched: it was overwritten in place since its redundancy was last known to be right; the superblock says whether there
+//! may be any. Suspect: a scrub found that its chunks disagree.
 
 use levada_base::Epoch;
 use levada_base::checksum::crc32c;
@@ -37,6 +38,13 @@ pub(crate) enum Bit {
     Written,
     Dirty,
     Fresh,
+    Patched,
+    Suspect,
+}
+
+impl Bit {
+    /// Those that say something of a stripe's contents.
+    pub const OF_CONTENTS: [Self; 2] = [Self::Patched, Self::Suspect];
 }
 
 /// One page in memory.
@@ -45,6 +53,8 @@ struct Page {
     written: Bits,
     dirty: Bits,
     fresh: Bits,
+    patched: Bits,
+    suspect: Bits,
     /// Counts the changes that somebody waits for.
     wanted: u64,
     /// Of those, the ones on disk.
@@ -58,6 +68,8 @@ impl Page {
             Bit::Written => &mut self.written,
             Bit::Dirty => &mut self.dirty,
             Bit::Fresh => &mut self.fresh,
+            Bit::Patched => &mut self.patched,
+            Bit::Suspect => &mut self.suspect,
         }
     }
 }
@@ -124,6 +136,8 @@ impl StripeMap {
             written: [0; WORDS],
             dirty: [0; WORDS],
             fresh: [0; WORDS],
+            patched: [0; WORDS],
+            suspect: [0; WORDS],
             wanted: 0,
             durable: 0,
             writing: false,
@@ -157,6 +171,18 @@ impl StripeMap {
         }
         let count: u32 = page.written.iter().map(|word| word.count_ones()).sum();
         self.written_stripes.set(self.written_stripes.get() + u64::from(count));
+    }
+
+    /// Of no stripe that holds something is known that its redundancy is right.
+    pub fn patch_all(&self) {
+        for page in self.pages.borrow_mut().iter_mut() {
+            page.patched = page.written;
+        }
+    }
+
+    /// These stripes get other contents, or none: nothing is known against them.
+    pub fn begin_anew(&self, range: Range<u64>) {
+        Bit::OF_CONTENTS.into_iter().for_each(|bit| self.set(bit, range.clone(), false));
     }
 
     /// Stripes that hold data.

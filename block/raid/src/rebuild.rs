@@ -169,7 +169,11 @@ impl Engine {
             self.check_running()?;
             self.rebuild.set(Some(pace.progress));
             let (batch, end) = self.batch(targets, next);
-            let work = batch.iter().map(|stripe| self.rebuild_stripe(*stripe, targets));
+            // Detached: a rebuild that is given up must not let go of a stripe that it is writing to.
+            let work = batch.iter().map(|stripe| {
+                let (engine, stripe, targets) = (Rc::clone(self), *stripe, targets.to_vec());
+                self.detached(async move { engine.rebuild_stripe(stripe, &targets).await })
+            });
             for result in join_all(work).await {
                 result?;
             }
@@ -197,16 +201,18 @@ impl Engine {
         self.settle().await?;
         // More members may be lost from then on, so records that were made with fewer must have lost their meaning.
         self.void_all_records().await?;
-        for member in targets {
-            if cursor(member).is_some() {
-                member.apply(MemberEvent::RebuildDone);
-                let (member, name) = (member.index, member.name.clone());
-                self.emit(&ArrayEvent::RebuildDone { member, name });
-            }
-        }
+        let done = targets.iter().filter(|member| cursor(member).is_some());
+        let done: Vec<&Rc<Member>> = done.collect();
+        done.iter().for_each(|member| member.apply(MemberEvent::RebuildDone));
         self.rebuild_stuck.borrow_mut().clear();
         add(&self.standing_wanted, 1);
-        self.settle().await
+        self.settle().await?;
+        // On record, so that it may be relied upon.
+        for member in done {
+            let (member, name) = (member.index, member.name.clone());
+            self.emit(&ArrayEvent::RebuildDone { member, name });
+        }
+        Ok(())
     }
 
     /// The next written stripes from slot `from` on, and the slot behind them.

@@ -8,6 +8,7 @@
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::map::Bit;
+use crate::member::add;
 use crate::read::{Chunks, held};
 use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
 use crate::redundancy::Redundancy;
@@ -43,6 +44,8 @@ struct Found {
     wrong: u64,
     mismatched: bool,
     lost: bool,
+    /// All chunks are there, and agree.
+    checked: bool,
 }
 
 impl Found {
@@ -86,9 +89,19 @@ impl Engine {
                 from = stripe + 1;
             }
             if batch.is_empty() {
+                if self.map.next_set(Bit::Patched, 0).is_none() && self.patched.replace(false) {
+                    add(&self.standing_wanted, 1);
+                    self.settle().await?;
+                }
                 return Ok(report);
             }
-            let results = join_all(batch.iter().map(|stripe| self.scrub_stripe(*stripe))).await;
+            // Detached: a scrub that is given up must not let go of a stripe that it is writing to.
+            let stripes = batch.iter().map(|stripe| {
+                let (engine, stripe) = (Rc::clone(self), *stripe);
+                self.detached(async move { Ok(engine.scrub_stripe(stripe).await) })
+            });
+            let results: Vec<ScrubReport> =
+                join_all(stripes).await.into_iter().collect::<Result<_, _>>()?;
             self.settle().await?;
             for of_stripe in results {
                 report.stripes += of_stripe.stripes;
@@ -134,6 +147,10 @@ impl Engine {
                 found
             }
         };
+        if found.checked {
+            self.map.set(Bit::Patched, stripe..stripe + 1, false);
+        }
+        self.map.set(Bit::Suspect, stripe..stripe + 1, found.mismatched);
         if found.mismatched {
             tracing::warn!(array = %self.name, stripe, "scrub: chunks disagree");
         }
@@ -165,7 +182,17 @@ impl Engine {
             return Some(found);
         }
         let wrong = match self.examine(&held.chunks) {
-            Finding::Good => 0,
+            Finding::Good => {
+                found.checked = held.count() == all;
+                0
+            }
+            // It may have rotted before it was overwritten, and then it is the parity that is wrong.
+            Finding::Wrong { chunk }
+                if chunk < self.layout.data_chunks() && self.map.has(Bit::Patched, stripe) =>
+            {
+                found.mismatched = true;
+                return Some(found);
+            }
             Finding::Mismatch => {
                 found.mismatched = true;
                 return Some(found);

@@ -92,6 +92,7 @@ impl Engine {
             generation: self.generation.get(),
             epoch: self.epoch,
             held_by_all: self.held_by_all.get(),
+            patched: self.patched.get(),
             journal_from: self.journal.as_ref().map_or(0, |journal| journal.from.get()),
             layout: self.layout,
             areas: self.areas,
@@ -244,7 +245,10 @@ impl Engine {
 
     /// Orderly end: everything flushed, nothing dirty, so that the next open has nothing to do.
     pub async fn close(self: &Rc<Self>) -> Result<(), BlockError> {
+        // What callers have given up goes on.
+        self.detached.until_none().await;
         self.flush().await?;
+        self.flush_members().await?;
         self.retire(0);
         // Stripes declared and never written stay dirty: their redundancy says nothing yet.
         self.persist(0..self.layout.stripes).await?;

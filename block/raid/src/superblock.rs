@@ -23,6 +23,9 @@ pub const ARRAY_NAME_BYTES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
+const FLAGS_AT: usize = 15;
+/// Stripes were overwritten in place since a scrub found everything right.
+const PATCHED: u8 = 1;
 const JOURNAL_FROM_AT: usize = 184;
 const LOST_BYTES_AT: usize = 192;
 const TABLE_AT: usize = 512;
@@ -118,6 +121,8 @@ pub(crate) struct Superblock {
     pub held_by_all: u64,
     /// Records of the journal below this sequence have no meaning.
     pub journal_from: u64,
+    /// Stripes may be patched ([`crate::map::Bit::Patched`]).
+    pub patched: bool,
     pub layout: Layout,
     pub areas: Areas,
     pub members: Vec<MemberEntry>,
@@ -188,6 +193,7 @@ impl Superblock {
         for (i, number) in numbers.iter().enumerate() {
             put(bytes, 32 + 8 * i, &number.to_le_bytes());
         }
+        bytes[FLAGS_AT] = if self.patched { PATCHED } else { 0 };
         put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
         put(bytes, LOST_BYTES_AT, &self.areas.lost_bytes.to_le_bytes());
         put(bytes, 120, fitting(&self.name, ARRAY_NAME_BYTES).as_bytes());
@@ -311,6 +317,7 @@ impl Superblock {
             epoch: Epoch(number(1)),
             held_by_all: number(10),
             journal_from: get_u64(bytes, JOURNAL_FROM_AT),
+            patched: bytes[FLAGS_AT] & PATCHED != 0,
             layout,
             areas,
             members,
@@ -347,6 +354,7 @@ mod tests {
             epoch: Epoch(3),
             held_by_all: 4,
             journal_from: 12,
+            patched: true,
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
             areas,
             members: (0..6).map(entry).collect(),

@@ -16,6 +16,7 @@ use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::journal::{Journal, Piece};
 use crate::map::Bit;
+use crate::member::add;
 use crate::read::held;
 use crate::redundancy::Redundancy;
 use crate::write::Cutter;
@@ -26,12 +27,13 @@ use levada_base::{Buf, BufMut, IoVec, planted};
 use levada_device::{BlockError, Durability};
 use levada_parity::{Code, PARITY_MAX};
 use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
 /// New bytes of a stripe: where they begin in its data, in whole blocks.
+#[derive(Clone)]
 struct Patch {
     at: u64,
     bytes: Buf,
@@ -53,14 +55,24 @@ struct Waiting {
 }
 
 /// Who updates what.
-#[derive(Default)]
 pub(crate) struct Updates {
     /// By stripe: somebody works on it, and these wait for their turn.
     turns: RefCell<HashMap<u64, Vec<Waiting>>>,
-    /// Stripes that are being written in place.
-    in_place: RefCell<HashSet<u64>>,
-    /// Updates that began to be written in place.
-    begun: Cell<u64>,
+    /// Stripes that are being written in place, and by how many at once.
+    in_place: RefCell<HashMap<u64, u32>>,
+    /// Changes that began to be written in place, of stripes with the same number modulo [`BEGUN`].
+    begun: RefCell<[u64; BEGUN]>,
+}
+
+/// So many counters tell readers that no update came between: few enough to be cheap, so many that an update of another stripe
+/// seldom makes anybody read again.
+const BEGUN: usize = 512;
+
+impl Default for Updates {
+    fn default() -> Self {
+        let (turns, in_place) = Default::default();
+        Self { turns, in_place, begun: RefCell::new([0; BEGUN]) }
+    }
 }
 
 /// A stripe is being written in place until this is dropped.
@@ -68,20 +80,27 @@ pub(crate) struct InPlace<'a>(&'a Updates, u64);
 
 impl Updates {
     pub fn begin(&self, stripe: u64) -> InPlace<'_> {
-        self.in_place.borrow_mut().insert(stripe);
-        self.begun.set(self.begun.get() + 1);
+        *self.in_place.borrow_mut().entry(stripe).or_default() += 1;
+        self.begun.borrow_mut()[stripe as usize % BEGUN] += 1;
         InPlace(self, stripe)
     }
 
     /// `None` while the stripe is being written in place; else the same again means that it was not meanwhile.
     pub fn stillness(&self, stripe: u64) -> Option<u64> {
-        (!self.in_place.borrow().contains(&stripe)).then(|| self.begun.get())
+        let is_still = !self.in_place.borrow().contains_key(&stripe);
+        is_still.then(|| self.begun.borrow()[stripe as usize % BEGUN])
     }
 }
 
 impl Drop for InPlace<'_> {
     fn drop(&mut self) {
-        self.0.in_place.borrow_mut().remove(&self.1);
+        let mut in_place = self.0.in_place.borrow_mut();
+        if let Some(count) = in_place.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                in_place.remove(&self.1);
+            }
+        }
     }
 }
 
@@ -206,12 +225,18 @@ impl Engine {
                 }
                 waiting
             };
-            let (patches, waiting): (Vec<Vec<Patch>>, Vec<_>) =
-                batch.into_iter().map(|write| (write.patches, write.done)).unzip();
-            let result = self.update_stripe(journal, stripe, patches.into_iter().flatten()).await;
+            let all = batch.iter().flat_map(|write| write.patches.iter().cloned());
+            let mut results = vec![self.update_stripe(journal, stripe, all).await; batch.len()];
+            if batch.len() > 1 && matches!(results[0], Err(BlockError::Medium { .. })) {
+                // Not all of them meet what cannot be read.
+                for (write, result) in batch.iter().zip(&mut results) {
+                    let patches = write.patches.iter().cloned();
+                    *result = self.update_stripe(journal, stripe, patches).await;
+                }
+            }
             drop(guard);
-            for done in waiting {
-                done.send(result.clone());
+            for (write, result) in batch.into_iter().zip(results) {
+                write.done.send(result);
             }
         }
     }
@@ -228,7 +253,7 @@ impl Engine {
         if stripes.clone().all(|stripe| self.is_settled(stripe)) {
             return Ok(());
         }
-        let end = (stripes.end + crate::write::MARKED_AHEAD).min(self.layout.stripes);
+        let end = (stripes.end + self.marked_ahead()).min(self.layout.stripes);
         let _preparing = self.preparing.lock(stripes.start, end).await;
         let (start_at, end_at) = self.stripe_range(stripes.start, end - stripes.start);
         let _guard = self.locks.lock(start_at, end_at).await;
@@ -245,7 +270,8 @@ impl Engine {
                 let range = *stripe..stripe + 1;
                 self.map.set(Bit::Written, range.clone(), true);
                 self.map.set(Bit::Fresh, range.clone(), false);
-                self.map.set(Bit::Dirty, range, false);
+                self.map.set(Bit::Dirty, range.clone(), false);
+                self.map.begin_anew(range);
             }
             self.persist(empty[0]..empty[empty.len() - 1] + 1).await?;
         }
@@ -273,27 +299,39 @@ impl Engine {
             // Parity that is recorded must find the data that it was computed from.
             self.void_records(&(stripe..stripe + 1)).await?;
         }
-        let (Some(start), Some(end)) = (
-            segments.iter().map(|segment| segment.within.start).min(),
-            segments.iter().map(|segment| segment.within.end).max(),
-        ) else {
-            return Ok(Kept::Durable);
-        };
         // So many blocks of each chunk that a record takes them.
         let chunks: BTreeSet<usize> = segments.iter().map(|segment| segment.chunk).collect();
         let rows = journal.limit() / (chunks.len() + self.layout.level.tolerates()) as u64;
         let step = rows.max(1) * BLOCK_BYTES;
-        let mut at = start;
-        while at < end {
-            let within = at..(at + step).min(end);
-            let cut: Vec<Segment> =
-                segments.iter().filter_map(|segment| cut(segment, &within)).collect();
-            if !cut.is_empty() {
-                self.update_rows(journal, stripe, cut).await?;
-            }
-            at = within.end;
-        }
+        let steps = runs_of_rows(&segments).into_iter().flat_map(|run| {
+            let end = run.end;
+            run.step_by(step as usize).map(move |at| at..(at + step).min(end))
+        });
+        let updates = steps.map(|rows| self.update_run(journal, stripe, &segments, rows));
+        join_all(updates).await.into_iter().collect::<Result<(), _>>()?;
         Ok(Kept::Durable)
+    }
+
+    /// Changes some rows of a stripe: at once if that can be, else row by row, for bad places in several chunks are seldom
+    /// at the same one.
+    async fn update_run(
+        self: &Rc<Self>,
+        journal: &Rc<Journal>,
+        stripe: u64,
+        segments: &[Segment],
+        rows: Range<u64>,
+    ) -> Result<(), BlockError> {
+        let of = |rows: &Range<u64>| segments.iter().filter_map(|s| cut(s, rows)).collect();
+        let result = self.update_rows(journal, stripe, of(&rows)).await;
+        if rows.end - rows.start == BLOCK_BYTES || !matches!(result, Err(BlockError::Medium { .. }))
+        {
+            return result;
+        }
+        self.check_running()?;
+        for at in rows.step_by(BLOCK_BYTES as usize) {
+            self.update_rows(journal, stripe, of(&(at..at + BLOCK_BYTES))).await?;
+        }
+        Ok(())
     }
 
     /// What the patches make of each chunk, the later ones over the earlier.
@@ -315,7 +353,7 @@ impl Engine {
         segments
     }
 
-    /// One update that a record takes.
+    /// One update that a record takes. All rows between the first and the last are changed in some chunk.
     async fn update_rows(
         self: &Rc<Self>,
         journal: &Rc<Journal>,
@@ -329,6 +367,7 @@ impl Engine {
         let end = segments.iter().map(|segment| segment.within.end).max().unwrap_or(0);
         let rows = start..end;
         let contents = self.new_contents(code, stripe, rows.clone(), segments).await?;
+        self.note_patched(stripe);
         // Parity of which nobody is known to be the holder is left out: he must be on record as out, or he would be believed
         // after a power cut.
         self.settle().await?;
@@ -386,6 +425,8 @@ impl Engine {
         let parity: SmallVec<[usize; PARITY_MAX]> = (data_chunks..self.layout.chunks())
             .filter(|chunk| self.has_chunk(stripe, *chunk))
             .collect();
+        // Made anew, the parity would agree with what is wrong.
+        let is_suspect = self.map.has(Bit::Suspect, stripe);
         let has_old = segments.iter().all(|segment| self.has_chunk(stripe, segment.chunk));
         // Who is being rebuilt gets his parity whole: the rebuild may be passing over this stripe just now, because it held
         // nothing when it looked.
@@ -394,13 +435,21 @@ impl Engine {
         });
         if has_old
             && (all_have || planted!("raid-update-leaves-out-who-is-rebuilt"))
-            && segments.len() + parity.len() < rest
+            && (segments.len() + parity.len() < rest || is_suspect)
             && let Some(parity) =
                 self.modified_parity(code, stripe, &rows, &segments, &parity).await
         {
             return Ok(Contents { segments, parity });
         }
         self.reconstructed(code, stripe, rows, segments).await
+    }
+
+    /// What was wrong in this stripe is so in its parity as well from now on, as a scrub has to know. The caller settles.
+    pub fn note_patched(&self, stripe: u64) {
+        self.map.set(Bit::Patched, stripe..stripe + 1, true);
+        if !self.patched.replace(true) {
+            add(&self.standing_wanted, 1);
+        }
     }
 
     fn has_chunk(&self, stripe: u64, chunk: usize) -> bool {
@@ -534,6 +583,20 @@ fn in_blocks(parts: IoVec) -> IoVec {
         at += part.len();
     }
     whole.freeze().into_vec()
+}
+
+/// The rows that segments change, each run of them.
+fn runs_of_rows(segments: &[Segment]) -> Vec<Range<u64>> {
+    let mut rows: Vec<Range<u64>> = segments.iter().map(|s| s.within.clone()).collect();
+    rows.sort_unstable_by_key(|rows| rows.start);
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for rows in rows {
+        match runs.last_mut() {
+            Some(run) if rows.start <= run.end => run.end = run.end.max(rows.end),
+            Some(_) | None => runs.push(rows),
+        }
+    }
+    runs
 }
 
 /// The part of a segment that lies in `within`.

@@ -9,6 +9,7 @@ use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::journal::Journal;
 use crate::lost::Rows;
+use crate::map::Bit;
 use crate::rebuild::STRIPES_AT_ONCE;
 use crate::redundancy::Redundancy;
 use crate::update::{Segment, covers};
@@ -52,13 +53,13 @@ impl Engine {
                 None => return Ok(Some(segments)),
             },
         };
+        self.note_patched(stripe);
         let mut chunks: SmallVec<[IoVec; 16]> =
             (0..self.layout.data_chunks()).map(|_| IoVec::new()).collect();
         // In order of address, says whoever made them.
         segments.into_iter().for_each(|segment| chunks[segment.chunk].push(segment.bytes));
-        let in_place = self.updates.begin(stripe);
         self.write_chunks(stripe, chunks).await;
-        drop(in_place);
+        self.map.set(Bit::Suspect, stripe..stripe + 1, false);
         // Those that missed it are out, and on record as such.
         self.settle().await?;
         if let Some(logged) = logged {

@@ -15,6 +15,7 @@ use crate::member::Member;
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
+use levada_base::units::MIB;
 use levada_base::{Buf, BufMut, IoVec, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
 use levada_parity::{Code, PARITY_MAX};
@@ -26,7 +27,9 @@ use std::rc::Rc;
 const UNCLEAN_KEPT: usize = 256;
 /// When an overwrite meets a stripe that holds nothing, so many behind it are zeroed and marked
 /// with it: growing sequentially then costs one flush and one map page per so many.
-pub(crate) const MARKED_AHEAD: u64 = 7;
+const MARKED_AHEAD: u64 = 7;
+/// But no more than so many bytes.
+const ZEROED_AHEAD_BYTES: u64 = 8 * MIB;
 
 /// Takes the next `bytes` from a list of buffers.
 pub(crate) struct Cutter {
@@ -92,6 +95,11 @@ pub(crate) fn encode(
 }
 
 impl Engine {
+    /// So many stripes that hold nothing are made ready with the one that is overwritten before them.
+    pub fn marked_ahead(&self) -> u64 {
+        MARKED_AHEAD.min(ZEROED_AHEAD_BYTES / self.layout.stripe_bytes())
+    }
+
     /// The stripes whose standing is to change; `None`: there are none.
     fn stripes_to_change(&self, first: u64, count: u64) -> Result<Option<Range<u64>>, BlockError> {
         self.check_stripes(first, count)?;
@@ -112,6 +120,7 @@ impl Engine {
             engine.map.set(Bit::Dirty, range.clone(), true);
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
+            engine.map.begin_anew(range.clone());
             if !planted!("raid-map-not-persisted") {
                 engine.persist(range.clone()).await?;
             }
@@ -130,20 +139,24 @@ impl Engine {
             return Err(BlockError::Misaligned { at: start, bytes, block_bytes: end - start });
         }
         self.check_running()?;
-        let _guard = self.locks.lock(start, end).await;
-        if !self.map.has(Bit::Fresh, stripe) {
-            return Err(BlockError::NotFresh { stripe });
-        }
-        self.map.set(Bit::Fresh, stripe..stripe + 1, false);
-
-        let mut cutter = Cutter::new(data);
-        let data_chunks = 0..self.layout.data_chunks();
-        let chunks = data_chunks.map(|_| cutter.take(self.layout.chunk_bytes)).collect();
-        self.write_chunks(stripe, chunks).await;
-        // Members that failed to take it are out; if the level cannot bear that, this fails.
-        self.settle().await?;
-        self.note_write(stripe);
-        Ok(())
+        let engine = Rc::clone(self);
+        // Detached: writes go on when their caller gives up, and nobody else may have the stripe meanwhile.
+        self.detached(async move {
+            let _guard = engine.locks.lock(start, end).await;
+            if !engine.map.has(Bit::Fresh, stripe) {
+                return Err(BlockError::NotFresh { stripe });
+            }
+            engine.map.set(Bit::Fresh, stripe..stripe + 1, false);
+            let mut cutter = Cutter::new(data);
+            let data_chunks = 0..engine.layout.data_chunks();
+            let chunks = data_chunks.map(|_| cutter.take(engine.layout.chunk_bytes)).collect();
+            engine.write_chunks(stripe, chunks).await;
+            // Members that failed to take it are out; if the level cannot bear that, this fails.
+            engine.settle().await?;
+            engine.note_write(stripe);
+            Ok(())
+        })
+        .await
     }
 
     /// Writes the data chunks of a stripe, and the redundancy that follows from them, to all who play a role. The caller
@@ -161,6 +174,7 @@ impl Engine {
                 chunks.extend(parity.into_iter().map(Buf::into_vec));
             }
         }
+        let in_place = self.updates.begin(stripe);
         let writes = chunks.into_iter().enumerate().filter_map(|(chunk, from)| {
             let place = self.layout.place(stripe, chunk);
             let member = self.player(place.role)?;
@@ -168,6 +182,7 @@ impl Engine {
             Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
         });
         join_all(writes).await;
+        drop(in_place);
     }
 
     /// A volatile write of this stripe completed: the next flush makes it clean.
@@ -182,6 +197,10 @@ impl Engine {
     pub async fn flush(self: &Rc<Self>) -> Result<(), BlockError> {
         let Some(journal) = &self.journal else { return self.flush_members().await };
         let listed = journal.listed();
+        if !journal.is_live(&listed) && self.writes.get() == self.flushed.get() {
+            // What else was acknowledged is in the journal.
+            return self.settle().await;
+        }
         if !journal.is_live(&listed) || planted!("raid-list-outlives-flush") {
             return self.flush_members().await;
         }
@@ -261,6 +280,9 @@ impl Engine {
         if self.layout.level.has_parity() {
             check_range(&self.info, at, bytes)?;
             self.check_running()?;
+            if bytes == 0 {
+                return Ok(());
+            }
             let engine = Rc::clone(self);
             return self.detached(async move { engine.update(at, from, durability).await }).await;
         }
@@ -371,7 +393,7 @@ impl Engine {
         }
         // Again after waiting: a discard may have come between.
         while !stripes.clone().all(|stripe| is_marked(&stripe)) {
-            let end = (stripes.end + MARKED_AHEAD).min(self.layout.stripes);
+            let end = (stripes.end + self.marked_ahead()).min(self.layout.stripes);
             let preparing = self.preparing.lock(stripes.start, end).await;
             let holds = |stripe: &u64| self.map.has(Bit::Written, *stripe);
             let mut unmarked: Vec<u64> =
@@ -412,6 +434,7 @@ impl Engine {
 
     /// Makes stripes that hold nothing durably zero on all who play a role in them.
     pub async fn zero(self: &Rc<Self>, empty: &[u64]) -> Result<(), BlockError> {
+        let _in_place: Vec<_> = empty.iter().map(|stripe| self.updates.begin(*stripe)).collect();
         loop {
             let before = self.roles.borrow().clone();
             let chunks = empty.iter().flat_map(|stripe| {
@@ -478,6 +501,7 @@ impl Engine {
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
                 engine.map.set(bit, range.clone(), false);
             }
+            engine.map.begin_anew(range.clone());
             engine.persist(range.clone()).await?;
             engine.lost.remove_stripes(&range);
             engine.persist_lost().await?;
@@ -486,32 +510,39 @@ impl Engine {
         .await
     }
 
-    /// Writes good contents where a caller's checksum proved them bad.
+    /// Writes good contents where a caller's checksum proved them bad. Not where stripes were overwritten in place: what the
+    /// caller read says nothing any more.
     pub async fn repair(self: &Rc<Self>, at: u64, data: IoVec) -> Result<(), BlockError> {
         let bytes = bytes_in(&data);
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
-        let mut stripes = self.stripes_of(at, bytes);
-        if let Some(stripe) = stripes.find(|stripe| !self.map.has(Bit::Written, *stripe)) {
-            return Err(BlockError::NotFresh { stripe });
-        }
-        let _guard = self.locks.lock(at, at + bytes).await;
-        let mut cutter = Cutter::new(data);
-        let mut writes = Vec::new();
-        self.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
-            let data = cutter.take(run_bytes);
-            for (member, at) in self.places_of(stripe, chunk, within) {
-                let data = data.clone();
-                writes.push(async move {
-                    let written = self.member_write(&member, at, data, Durability::Volatile).await;
-                    if written.is_ok() {
-                        self.note_repair(&member, stripe);
-                    }
-                });
+        let engine = Rc::clone(self);
+        // Detached, as in `write_fresh`.
+        self.detached(async move {
+            let _guard = engine.locks.lock(at, at + bytes).await;
+            let has = |bit, stripe| engine.map.has(bit, stripe);
+            let holds = |stripe: &u64| has(Bit::Written, *stripe) && !has(Bit::Patched, *stripe);
+            if let Some(stripe) = engine.stripes_of(at, bytes).find(|stripe| !holds(stripe)) {
+                return Err(BlockError::NotFresh { stripe });
             }
-        });
-        join_all(writes).await;
-        self.settle().await
+            let mut cutter = Cutter::new(data);
+            let mut writes = Vec::new();
+            engine.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
+                let data = cutter.take(run_bytes);
+                for (member, at) in engine.places_of(stripe, chunk, within) {
+                    let (engine, data) = (&engine, data.clone());
+                    writes.push(async move {
+                        let written = engine.member_write(&member, at, data, Durability::Volatile);
+                        if written.await.is_ok() {
+                            engine.note_repair(&member, stripe);
+                        }
+                    });
+                }
+            });
+            join_all(writes).await;
+            engine.settle().await
+        })
+        .await
     }
 
     /// Members that hold these data bytes, all copies included.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{BLOCK, Rig, pattern, read};
 use levada_base::reactor::{self, Group, Reactor};
-use levada_device::{Device, Durability};
+use levada_device::{BlockError, Device, Durability};
 use levada_raid::{Array, IoClass, Level, Limits, MemberState, MemberStatus, RaidArray};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,10 @@ fn random(below: u64) -> u64 {
     reactor::random_u64() % below
 }
 
+/// Stands for a block that cannot be read until it is written: its stripe was being overwritten whole when the power went, and
+/// a member was away afterwards.
+const LOST: u64 = u64::MAX;
+
 /// What a block may hold; version 0 is zeroes.
 #[derive(Clone)]
 enum Promise {
@@ -34,6 +38,7 @@ type Promises = Rc<RefCell<BTreeMap<u64, Promise>>>;
 fn holds(held: &[u8], block: u64, version: u64) -> bool {
     match version {
         0 => held.iter().all(|byte| *byte == 0),
+        LOST => false,
         version => held == &pattern(block * BLOCK as u64, BLOCK, version)[..],
     }
 }
@@ -106,7 +111,7 @@ impl Owner {
                         let at = all.start;
                         let data = pattern(at * BLOCK as u64, BLOCK, version + 1).into_vec();
                         let at = at * BLOCK as u64;
-                        self.array.write(at, data, Durability::Volatile).await.expect("borne");
+                        self.array.write(at, data, Durability::Fua).await.expect("borne");
                         self.set(all.clone(), &Promise::OneOf(vec![version]));
                         self.set(all.start..all.start + 1, &Promise::OneOf(vec![version + 1]));
                         version += 1;
@@ -124,7 +129,7 @@ impl Owner {
                     self.issue(blocks.clone(), version);
                     let at = first * BLOCK as u64;
                     let data = pattern(at, count as usize * BLOCK, version).into_vec();
-                    let written = self.array.write(at, data, Durability::Volatile);
+                    let written = self.array.write(at, data, Durability::Fua);
                     match reactor::timeout(patience, written).await {
                         Ok(written) => {
                             written.expect("borne");
@@ -142,7 +147,35 @@ impl Owner {
 
     async fn check(&self, blocks: Range<u64>) {
         let bytes = (blocks.end - blocks.start) as usize * BLOCK;
-        let held = read(&self.array, blocks.start * BLOCK as u64, bytes).await.expect("borne");
+        let held = match read(&self.array, blocks.start * BLOCK as u64, bytes).await {
+            Err(BlockError::Medium { .. }) if self.array.status().lost_blocks > 0 => {
+                for block in blocks {
+                    self.check_block(block).await;
+                }
+                return;
+            }
+            held => held.expect("borne"),
+        };
+        self.compare(blocks, &held);
+    }
+
+    async fn check_block(&self, block: u64) {
+        match read(&self.array, block * BLOCK as u64, BLOCK).await {
+            Err(BlockError::Medium { .. }) => {
+                let mut promises = self.promises.borrow_mut();
+                let promise = promises.entry(block).or_insert(Promise::OneOf(vec![0]));
+                let may_be_lost = match promise {
+                    Promise::OneOf(versions) => versions.len() > 1 || versions.contains(&LOST),
+                    Promise::Anything(seen) => seen.is_none(),
+                };
+                assert!(may_be_lost, "seed {}: block {block} is lost", self.seed);
+                *promise = Promise::OneOf(vec![LOST]);
+            }
+            held => self.compare(block..block + 1, &held.expect("borne")),
+        }
+    }
+
+    fn compare(&self, blocks: Range<u64>, held: &[u8]) {
         for (block, held) in blocks.zip(held.chunks(BLOCK)) {
             let mut promises = self.promises.borrow_mut();
             let promise = promises.entry(block).or_insert(Promise::OneOf(vec![0]));

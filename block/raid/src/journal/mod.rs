@@ -42,6 +42,9 @@ use std::rc::Rc;
 /// Records of a group on their way at once.
 const IN_FLIGHT: u32 = 2;
 
+/// Far more records than are on their way at once.
+const SEQUENCES_SKIPPED: u64 = 1 << 20;
+
 /// Of the area, what one record's contents may take at most: room for several must be left when it is nearly full.
 const RECORD_SHARE: u64 = 8;
 
@@ -197,6 +200,11 @@ impl Journal {
             group.listed_done.set(group.listed_done.get().max(logged.sequence));
         }
         self.changed.notify_all();
+    }
+
+    /// Gives no sequence to another record that an earlier owner may have given to one which nobody could read just now.
+    pub fn skip_sequences(&self) {
+        self.next.set(self.next.get() + SEQUENCES_SKIPPED);
     }
 
     /// Nothing that was recorded has a meaning any more, once the superblock says so.
@@ -465,9 +473,14 @@ impl Engine {
         if group.clearing.replace(true) {
             return Ok(false);
         }
-        let result = self.clear(journal, number).await;
-        group.clearing.set(false);
-        result
+        // Detached: whoever gives up while he makes room must not keep others from it.
+        let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
+        self.detached(async move {
+            let result = engine.clear(&journal, number).await;
+            journal.groups[number].clearing.set(false);
+            result
+        })
+        .await
     }
 
     async fn clear(

@@ -35,17 +35,25 @@ struct Omitted(HashMap<(u64, usize), Vec<Range<u64>>>);
 impl Omitted {
     /// The parts of `rows` that were not left out.
     fn without(&self, of: (u64, usize), rows: Range<u64>) -> Vec<Range<u64>> {
-        let mut left = vec![rows];
-        for gone in self.0.get(&of).into_iter().flatten() {
-            let around = |rows: Range<u64>| {
-                let before = rows.start..rows.end.min(gone.start);
-                let after = rows.start.max(gone.end)..rows.end;
-                [before, after].into_iter().filter(|rows| rows.start < rows.end)
-            };
-            left = left.into_iter().flat_map(around).collect();
+        match self.0.get(&of) {
+            Some(gone) => subtract(rows, gone),
+            None => vec![rows],
         }
-        left
     }
+}
+
+/// The parts of `rows` that are in none of `gone`.
+fn subtract(rows: Range<u64>, gone: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut left = vec![rows];
+    for gone in gone {
+        let around = |rows: Range<u64>| {
+            let before = rows.start..rows.end.min(gone.start);
+            let after = rows.start.max(gone.end)..rows.end;
+            [before, after].into_iter().filter(|rows| rows.start < rows.end)
+        };
+        left = left.into_iter().flat_map(around).collect();
+    }
+    left
 }
 
 /// Records of one member: sequence, first block, blocks.
@@ -62,10 +70,12 @@ impl Engine {
         }
         if any {
             self.flush_members().await?;
-            journal.forget_all();
-            add(&self.standing_wanted, 1);
-            self.settle().await?;
         }
+        // Also those that could not be read this time: a drive may find its sectors again.
+        journal.skip_sequences();
+        journal.forget_all();
+        add(&self.standing_wanted, 1);
+        self.settle().await?;
         for member in self.live_members() {
             *member.ring.borrow_mut() = Ring::default();
         }
@@ -103,7 +113,7 @@ impl Engine {
         group.durable_tail.set(tail);
         for (member, own) in members.iter().zip(spans) {
             let live = own.into_iter().filter(|(sequence, ..)| *sequence >= tail);
-            *member.ring.borrow_mut() = Ring::found(live);
+            *member.ring.borrow_mut() = Ring::found(journal.area, live);
         }
         let live = found.split_off(&tail);
         if planted!("raid-journal-not-replayed") {
@@ -194,7 +204,8 @@ impl Engine {
         let (data_chunks, block) = (self.layout.data_chunks(), BLOCK_BYTES as usize);
         let mut at = 0;
         let mut all = Vec::new();
-        let mut updates: BTreeMap<u64, (Range<u64>, u64)> = BTreeMap::new();
+        // By stripe and chunk.
+        let mut recorded: BTreeMap<(u64, usize), Vec<Range<u64>>> = BTreeMap::new();
         for piece in &found.header.pieces {
             let start = at;
             at += piece.blocks as usize * block;
@@ -205,9 +216,7 @@ impl Engine {
             if !is_sound || !self.map.has(Bit::Written, piece.stripe) {
                 continue;
             }
-            let update = updates.entry(piece.stripe).or_insert((rows.clone(), 0));
-            update.0 = update.0.start.min(rows.start)..update.0.end.max(rows.end);
-            update.1 |= 1 << piece.chunk;
+            recorded.entry((piece.stripe, piece.chunk)).or_default().push(rows.clone());
             for rows in omitted.without((piece.stripe, piece.chunk), rows) {
                 let start = start + (rows.start - piece.first) as usize * block;
                 let bytes = (rows.end - rows.start) as usize * block;
@@ -215,9 +224,11 @@ impl Engine {
                 all.push((part, Buf::copy_of(&found.payload[start..start + bytes])));
             }
         }
-        for (stripe, (rows, chunks)) in updates {
-            for parity in (data_chunks..self.layout.chunks()).filter(|p| chunks >> p & 1 == 0) {
-                omitted.0.entry((stripe, parity)).or_default().push(rows.clone());
+        for ((stripe, _), rows) in recorded.iter().filter(|((_, chunk), _)| *chunk < data_chunks) {
+            for parity in data_chunks..self.layout.chunks() {
+                let of_parity = recorded.get(&(*stripe, parity)).map_or(&[][..], |rows| rows);
+                let left_out = rows.iter().flat_map(|rows| subtract(rows.clone(), of_parity));
+                omitted.0.entry((*stripe, parity)).or_default().extend(left_out);
             }
         }
         all
@@ -243,6 +254,9 @@ impl Engine {
             }
             // One bad sector must not cost the others.
             for at in (at..at + bytes).step_by(BLOCK_BYTES as usize) {
+                if !member.is_live() {
+                    return Vec::new();
+                }
                 match read(at, BLOCK_BYTES).await {
                     Ok(parts) => area.extend_from_slice(&parts[0]),
                     Err(_) => area.resize(area.len() + BLOCK_BYTES as usize, 0),
