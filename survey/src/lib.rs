@@ -17,6 +17,7 @@ pub mod table;
 mod array;
 mod client;
 mod cluster;
+mod isal;
 mod log;
 mod meta;
 mod node;
