@@ -280,11 +280,27 @@ impl Pairs {
     /// The figure: median of our rate over theirs times `scale`, pair by pair.
     #[must_use]
     pub fn ratio(&self, rate: Rate, names: (&'static str, &'static str), scale: f64) -> Taken {
+        self.taken(rate, names, scale, |ratio| ratio)
+    }
+
+    /// The share of their rate that ours lacks: median pair by pair; below zero where we are faster.
+    #[must_use]
+    pub fn cost(&self, rate: Rate, names: (&'static str, &'static str)) -> Taken {
+        self.taken(rate, names, 1.0, |ratio| 1.0 - ratio)
+    }
+
+    fn taken(
+        &self,
+        rate: Rate,
+        names: (&'static str, &'static str),
+        scale: f64,
+        of_ratio: impl Fn(f64) -> f64,
+    ) -> Taken {
         let ratios: Vec<f64> = self
             .ours
             .iter()
             .zip(&self.theirs)
-            .map(|(ours, theirs)| rate.of(ours) / (rate.of(theirs) * scale))
+            .map(|(ours, theirs)| of_ratio(rate.of(ours) / (rate.of(theirs) * scale)))
             .collect();
         let side = |name, runs: &[Run], scale: f64| Operand {
             name,

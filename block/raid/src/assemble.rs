@@ -230,6 +230,7 @@ fn build(
         journal: Journal::new(&layout, superblock.areas.journal_bytes, superblock.journal_from)
             .map(Rc::new),
         updates: Updates::default(),
+        records_nothing: Cell::new(false),
         locks: RangeLocks::default(),
         preparing: RangeLocks::default(),
         unclean: RefCell::default(),

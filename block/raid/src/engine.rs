@@ -63,6 +63,8 @@ pub(crate) struct Engine {
     /// `None` where overwrites need none, or cannot be.
     pub journal: Option<Rc<Journal>>,
     pub updates: Updates,
+    /// Overwrites are not recorded: for measurements only.
+    pub records_nothing: Cell<bool>,
     /// Bytes of the array that somebody changes.
     pub locks: RangeLocks,
     /// Stripes that somebody prepares for overwriting or discards.
