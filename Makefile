@@ -30,6 +30,7 @@ bench-build:
 	$(CARGO) build --release --locked -p levada-survey
 
 bench: build bench-build ## Measures; writes target/figures.json and prints it.
+	scripts/peers target/peers
 	target/release/levada-survey bench --out target/figures.json
 
 soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.

@@ -11,6 +11,7 @@ use std::process::Command;
 pub enum Bar {
     AtLeast(f64),
     Below(f64),
+    AtMost(f64),
     /// Only reported.
     None,
 }
@@ -21,6 +22,7 @@ impl Bar {
         match self {
             Self::AtLeast(bar) => value >= bar,
             Self::Below(bar) => value < bar,
+            Self::AtMost(bar) => value <= bar,
             Self::None => true,
         }
     }
@@ -31,6 +33,7 @@ impl std::fmt::Display for Bar {
         match self {
             Self::AtLeast(bar) => write!(f, ">= {bar}"),
             Self::Below(bar) => write!(f, "< {bar}"),
+            Self::AtMost(bar) => write!(f, "<= {bar}"),
             Self::None => Ok(()),
         }
     }
@@ -163,6 +166,7 @@ mod tests {
     fn a_bar_is_met_or_missed() {
         assert!(Bar::AtLeast(0.95).is_met_by(0.95) && !Bar::AtLeast(0.95).is_met_by(0.949));
         assert!(Bar::Below(1.0).is_met_by(0.5) && !Bar::Below(1.0).is_met_by(1.0));
+        assert!(Bar::AtMost(0.03).is_met_by(0.03) && !Bar::AtMost(0.03).is_met_by(0.031));
         // A failed measurement must not count as met.
         assert!(!Bar::AtLeast(0.9).is_met_by(f64::NAN) && !Bar::Below(1.0).is_met_by(f64::NAN));
     }

@@ -14,6 +14,7 @@
 use crate::figure::{Cpu, Operand, Spread, Taken};
 use crate::table::short;
 use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::time::{Duration, Instant};
 
 /// How thoroughly to measure.
@@ -31,6 +32,24 @@ impl Effort {
     pub fn amount(&self, full: u64) -> u64 {
         if self.is_quick { (full / 8).max(1) } else { full }
     }
+
+    /// No fewer runs than this, unless quick.
+    #[must_use]
+    pub fn at_least(self, runs: usize) -> Self {
+        let runs = if self.is_quick { self.runs } else { self.runs.max(runs) };
+        Self { runs, ..self }
+    }
+}
+
+/// Keeps this thread, and what it starts from here on, on the core where it is: for sides that are two processes.
+///
+/// # Errors
+///
+/// When the kernel does not let it.
+pub fn stay_on_this_core() -> Result<()> {
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here).context("sched_setaffinity")
 }
 
 /// CPU time since some point in the past.
@@ -261,11 +280,27 @@ impl Pairs {
     /// The figure: median of our rate over theirs times `scale`, pair by pair.
     #[must_use]
     pub fn ratio(&self, rate: Rate, names: (&'static str, &'static str), scale: f64) -> Taken {
+        self.taken(rate, names, scale, |ratio| ratio)
+    }
+
+    /// The share of their rate that ours lacks: median pair by pair; below zero where we are faster.
+    #[must_use]
+    pub fn cost(&self, rate: Rate, names: (&'static str, &'static str)) -> Taken {
+        self.taken(rate, names, 1.0, |ratio| 1.0 - ratio)
+    }
+
+    fn taken(
+        &self,
+        rate: Rate,
+        names: (&'static str, &'static str),
+        scale: f64,
+        of_ratio: impl Fn(f64) -> f64,
+    ) -> Taken {
         let ratios: Vec<f64> = self
             .ours
             .iter()
             .zip(&self.theirs)
-            .map(|(ours, theirs)| rate.of(ours) / (rate.of(theirs) * scale))
+            .map(|(ours, theirs)| of_ratio(rate.of(ours) / (rate.of(theirs) * scale)))
             .collect();
         let side = |name, runs: &[Run], scale: f64| Operand {
             name,

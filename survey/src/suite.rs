@@ -2,7 +2,9 @@
 
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
-use crate::{array, client, disk, log, meta, mount, node, parity, wire};
+use crate::{
+    array, client, degraded, disk, engine, log, meta, mount, node, overwrites, parity, wire,
+};
 use anyhow::Result;
 
 /// One figure of the suite.
@@ -21,7 +23,10 @@ pub struct Spec {
 pub fn specs() -> Vec<Spec> {
     [
         parity::specs(),
+        engine::specs(),
         array::specs(),
+        overwrites::specs(),
+        degraded::specs(),
         log::specs(),
         wire::specs(),
         client::specs(),

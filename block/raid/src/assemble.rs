@@ -235,6 +235,7 @@ fn build(
         lost: Lost::new(superblock.areas.lost_bytes),
         patched: Cell::new(superblock.patched),
         detached: Rc::default(),
+        records_nothing: Cell::new(false),
         locks: RangeLocks::default(),
         preparing: RangeLocks::default(),
         unclean: RefCell::default(),

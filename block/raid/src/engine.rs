@@ -68,6 +68,8 @@ pub(crate) struct Engine {
     /// Stripes may be patched, says the superblock or will say.
     pub patched: Cell<bool>,
     pub detached: Rc<Running>,
+    /// Overwrites are not recorded: for measurements only.
+    pub records_nothing: Cell<bool>,
     /// Bytes of the array that somebody changes.
     pub locks: RangeLocks,
     /// Stripes that somebody prepares for overwriting or discards.

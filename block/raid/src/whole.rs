@@ -46,7 +46,7 @@ impl Engine {
         stripe: u64,
         segments: Vec<Segment>,
     ) -> Result<Option<Vec<Segment>>, BlockError> {
-        let logged = match planted!("raid-list-not-recorded") {
+        let logged = match planted!("raid-list-not-recorded") || self.records_nothing.get() {
             true => None,
             false => match self.log_listed(journal, stripe).await? {
                 Some(logged) => Some(logged),
@@ -62,8 +62,9 @@ impl Engine {
         self.map.set(Bit::Suspect, stripe..stripe + 1, false);
         // Those that missed it are out, and on record as such.
         self.settle().await?;
-        if let Some(logged) = logged {
-            journal.done(logged);
+        match logged {
+            Some(logged) => journal.done(logged),
+            None => self.writes.set(self.writes.get() + 1),
         }
         Ok(None)
     }

@@ -40,6 +40,8 @@ pub struct Kernel {
 /// All kernels of this architecture, fastest first.
 static KERNELS: &[&Kernel] = &[
     #[cfg(target_arch = "x86_64")]
+    &x86::GFNI_WIDE,
+    #[cfg(target_arch = "x86_64")]
     &x86::GFNI,
     #[cfg(target_arch = "x86_64")]
     &x86::AVX512,
@@ -87,7 +89,7 @@ impl Kernel {
         Self::all_supported().find(|kernel| kernel.name == name)
     }
 
-    /// What `LEVADA_PARITY_KERNEL` calls it: `gfni`, `avx512`, `avx2`, `portable`.
+    /// What `LEVADA_PARITY_KERNEL` calls it: `gfni_wide`, `gfni`, `avx512`, `avx2`, `portable`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
