@@ -5,6 +5,10 @@
 //! blocks are given a content on which redundancy agrees (zeroes), and are listed here: they read as medium errors until they
 //! are written. Format: docs/design/0015-parity-journal.md.
 //!
+//! So are blocks that a rebuild could not make, as too much of their stripe was unreadable: they are *absent* from their
+//! member, and nothing is made of what it holds there instead. That may be said of a block which was put right since; then it
+//! is recomputed.
+//!
 //! What always holds:
 //! - A block is listed, durably, before it is given its content.
 //! - A block is taken from the list only when what was written there is recorded or flushed; whoever acknowledges that waits
@@ -74,8 +78,17 @@ impl Rows {
     }
 }
 
-/// By stripe and data chunk.
-type Entries = BTreeMap<(u64, usize), Rows>;
+/// What is the matter with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Why {
+    /// Its place holds zeroes on which redundancy agrees.
+    Untold,
+    /// Its place holds anything.
+    Absent,
+}
+
+/// By stripe and chunk.
+type Entries = BTreeMap<(u64, usize, Why), Rows>;
 
 /// See the module.
 pub(crate) struct Lost {
@@ -127,14 +140,16 @@ impl Lost {
     }
 
     pub fn is_in(&self, stripe: u64) -> bool {
-        self.entries.borrow().range((stripe, 0)..(stripe + 1, 0)).next().is_some()
+        let range = (stripe, 0, Why::Untold)..(stripe + 1, 0, Why::Untold);
+        self.entries.borrow().range(range).next().is_some()
     }
 
     /// Whether any byte of this range of a data chunk is lost.
     fn has(&self, stripe: u64, chunk: usize, within: &Range<u64>) -> bool {
         let entries = self.entries.borrow();
         let blocks = within.start / BLOCK_BYTES..within.end.div_ceil(BLOCK_BYTES);
-        entries.get(&(stripe, chunk)).is_some_and(|rows| rows.has_any(blocks))
+        let untold = entries.get(&(stripe, chunk, Why::Untold));
+        untold.is_some_and(|rows| rows.has_any(blocks))
     }
 
     /// Somebody lacks it.
@@ -149,13 +164,13 @@ impl Lost {
     }
 
     /// False when there is no room.
-    pub fn add(&self, stripe: u64, chunk: usize, lost: Rows) -> bool {
-        let is_new = !self.entries.borrow().contains_key(&(stripe, chunk));
+    pub fn add(&self, (stripe, chunk): (u64, usize), why: Why, lost: Rows) -> bool {
+        let is_new = !self.entries.borrow().contains_key(&(stripe, chunk, why));
         if is_new && self.room() == 0 {
             return false;
         }
         let mut entries = self.entries.borrow_mut();
-        let rows = entries.entry((stripe, chunk)).or_default();
+        let rows = entries.entry((stripe, chunk, why)).or_default();
         let before = *rows;
         rows.0.iter_mut().zip(lost.0).for_each(|(word, more)| *word |= more);
         if *rows != before {
@@ -167,23 +182,25 @@ impl Lost {
     /// These bytes of a chunk, whole blocks, have a content again.
     pub fn remove(&self, stripe: u64, chunk: usize, within: Range<u64>) {
         let mut entries = self.entries.borrow_mut();
-        let Some(rows) = entries.get_mut(&(stripe, chunk)) else { return };
-        let before = *rows;
-        rows.set(within.start / BLOCK_BYTES..within.end / BLOCK_BYTES, false);
-        if *rows == before {
-            return;
+        for key in [(stripe, chunk, Why::Untold), (stripe, chunk, Why::Absent)] {
+            let Some(rows) = entries.get_mut(&key) else { continue };
+            let before = *rows;
+            rows.set(within.start / BLOCK_BYTES..within.end / BLOCK_BYTES, false);
+            if *rows == before {
+                continue;
+            }
+            if *rows == Rows::default() {
+                entries.remove(&key);
+            }
+            self.changed();
         }
-        if *rows == Rows::default() {
-            entries.remove(&(stripe, chunk));
-        }
-        self.changed();
     }
 
     /// These stripes have other contents, or none.
     pub fn remove_stripes(&self, stripes: &Range<u64>) {
         let mut entries = self.entries.borrow_mut();
         let before = entries.len();
-        entries.retain(|(stripe, _), _| !stripes.contains(stripe));
+        entries.retain(|(stripe, ..), _| !stripes.contains(stripe));
         if entries.len() != before {
             self.changed();
         }
@@ -198,10 +215,11 @@ impl Lost {
         put(24, &epoch.0.to_le_bytes());
         put(32, &self.sequence.get().to_le_bytes());
         put(40, &(entries.len() as u32).to_le_bytes());
-        for (i, ((stripe, chunk), rows)) in entries.iter().enumerate() {
+        for (i, ((stripe, chunk, why), rows)) in entries.iter().enumerate() {
             let at = ENTRIES_AT + i * ENTRY_BYTES;
             put(at, &stripe.to_le_bytes());
             put(at + 8, &(*chunk as u16).to_le_bytes());
+            put(at + 10, &[u8::from(*why == Why::Absent)]);
             for (word, at) in rows.0.iter().zip((at + ROWS_AT..).step_by(8)) {
                 put(at, &word.to_le_bytes());
             }
@@ -246,7 +264,8 @@ impl Image {
             let at = ENTRIES_AT + i * ENTRY_BYTES;
             let chunk = u16::from_le_bytes([bytes[at + 8], bytes[at + 9]]);
             let rows = std::array::from_fn(|i| word(at + ROWS_AT + 8 * i));
-            ((word(at), usize::from(chunk)), Rows(rows))
+            let why = if bytes[at + 10] == 0 { Why::Untold } else { Why::Absent };
+            ((word(at), usize::from(chunk), why), Rows(rows))
         };
         let entries = (0..count).map(entry).collect();
         Some(Self { epoch: Epoch(word(24)), sequence: word(32), entries })
@@ -341,11 +360,19 @@ impl Engine {
             return Ok(());
         };
         self.lost.sequence.set(image.sequence);
-        for ((stripe, chunk), rows) in image.entries {
-            let is_sound = stripe < self.layout.stripes && chunk < self.layout.data_chunks();
+        for ((stripe, chunk, why), rows) in image.entries {
+            let is_sound = stripe < self.layout.stripes && chunk < self.layout.chunks();
             // A discard makes its stripes hold nothing before it shortens the list.
-            if is_sound && self.map.has(Bit::Written, stripe) {
-                self.lost.add(stripe, chunk, rows);
+            if !is_sound || !self.map.has(Bit::Written, stripe) {
+                continue;
+            }
+            self.lost.add((stripe, chunk), why, rows);
+            let place = self.layout.place(stripe, chunk);
+            if let (Why::Absent, Some(member)) = (why, self.player(place.role)) {
+                let blocks = rows.runs().into_iter().flatten();
+                let blocks =
+                    blocks.map(|block| self.member_offset(place.slot, block * BLOCK_BYTES));
+                blocks.for_each(|at| member.leave_out(at));
             }
         }
         // As it is on the members already, unless they differ.
@@ -364,9 +391,11 @@ mod tests {
     #[test]
     fn a_list_reads_back_and_a_torn_one_does_not() {
         let (uuid, lost) = (Uuid::from_u128(7), Lost::new(2 * BLOCK_BYTES));
-        assert!(lost.add(9, 3, Rows::of(0..16)) && lost.add(1 << 40, 0, Rows::of(255..256)));
+        assert!(lost.add((9, 3), Why::Untold, Rows::of(0..16)));
+        assert!(lost.add((1 << 40, 0), Why::Absent, Rows::of(255..256)));
         lost.remove(9, 3, 4 * BLOCK_BYTES..6 * BLOCK_BYTES);
         assert!(lost.has(9, 3, &(0..100)) && !lost.has(9, 3, &(16384..24576)));
+        assert!(!lost.has(1 << 40, 0, &(0..1 << 20)), "its member knows");
         assert_eq!(lost.blocks(), 15);
         let mut bytes = lost.encode(uuid, Epoch(2));
         let image = Image::decode(&bytes, uuid).expect("just written");
@@ -380,10 +409,11 @@ mod tests {
     fn it_takes_no_more_than_its_room() {
         let lost = Lost::new(2 * BLOCK_BYTES);
         let room = lost.room() as u64;
-        assert!((0..room).all(|stripe| lost.add(stripe, 0, Rows::of(0..1))));
-        assert!(!lost.add(room, 0, Rows::of(0..1)) && lost.add(0, 0, Rows::of(1..2)));
+        let add = |stripe, blocks| lost.add((stripe, 0), Why::Untold, Rows::of(blocks));
+        assert!((0..room).all(|stripe| add(stripe, 0..1)));
+        assert!(!add(room, 0..1) && add(0, 1..2));
         lost.remove(0, 0, 0..8192);
-        assert!(lost.add(room, 0, Rows::of(0..1)));
+        assert!(add(room, 0..1));
         let _ = lost.encode(Uuid::from_u128(7), Epoch(1));
     }
 

@@ -93,7 +93,7 @@ pub(crate) struct Member {
     /// Chunks in which something could not be read since open, until there are too many.
     unreadable: RefCell<BTreeSet<u64>>,
     /// Blocks that a rebuild left out, by their offset: what the device holds there is not what the member should.
-    /// Seldom any. Forgotten when the array is closed; on mirrors [`crate::mark`]s tell of them again.
+    /// Seldom any. At the next start [`crate::lost`] tells of them again, on mirrors [`crate::mark`]s.
     left_out: RefCell<BTreeSet<u64>>,
     pub stats: Stats,
 }

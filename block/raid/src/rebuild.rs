@@ -13,13 +13,15 @@
 //!
 //! Where bad places in several chunks leave too little to recompute from, a stripe is done block by block; blocks that
 //! are beyond repair stop a rebuild a few times, and are then left out, so that the rest gets its redundancy back. The
-//! new member lacks them: they read as unreadable until they are written, and nothing is made from them.
+//! new member lacks them: they read as unreadable until they are written, and nothing is made from them. On levels with parity
+//! that is on record ([`crate::lost`]), on mirrors in the blocks themselves ([`crate::mark`]).
 //!
 //! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
 
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::layout::Place;
+use crate::lost::{Rows, Why};
 use crate::map::Bit;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
@@ -303,10 +305,22 @@ impl Engine {
         if !blocks_lost.is_empty() {
             self.give_up(stripe, blocks_lost.len())?;
         }
-        for (_, member, at) in &lost {
-            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
+        if blocks_lost.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let mut rows = Rows::default();
+        for block in &blocks_lost {
+            rows.set(block / block_bytes..block / block_bytes + 1, true);
+        }
+        for (chunk, member, at) in &lost {
+            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
+            if self.areas.lost_bytes > 0 && !self.lost.add((stripe, *chunk), Why::Absent, rows) {
+                let (at, end) = self.stripe_range(stripe, 1);
+                return Err(BlockError::Medium { at, bytes: end - at });
+            }
+        }
+        // Before anybody takes the member for whole.
+        self.persist_lost().await
     }
 
     /// Blocks of a stripe are beyond repair. They may come back: fails a few times, with which the rebuild ends, before

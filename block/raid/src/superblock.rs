@@ -23,6 +23,8 @@ pub const ARRAY_NAME_BYTES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
+/// Of members with a list of lost blocks: who does not know of it must not open them.
+const VERSION_LOST: u16 = 2;
 const FLAGS_AT: usize = 15;
 /// Stripes were overwritten in place since a scrub found everything right.
 const PATCHED: u8 = 1;
@@ -173,7 +175,8 @@ impl Superblock {
             Level::NPlusM { parity } => (N_PLUS_M, parity),
         };
         put(bytes, 0, MAGIC);
-        put(bytes, 8, &VERSION.to_le_bytes());
+        let version = if self.areas.lost_bytes == 0 { VERSION } else { VERSION_LOST };
+        put(bytes, 8, &version.to_le_bytes());
         let width = self.layout.width as u8;
         put(bytes, 10, &[level, number as u8, width, self.members.len() as u8, index as u8]);
         put(bytes, 16, self.uuid.as_bytes());
@@ -219,7 +222,7 @@ impl Superblock {
     /// Makes the magic, version and checksum of `bytes` right, so that a fuzzer gets past them.
     pub fn seal(bytes: &mut [u8]) {
         put(bytes, 0, MAGIC);
-        put(bytes, 8, &VERSION.to_le_bytes());
+        put(bytes, 8, &VERSION_LOST.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         put(bytes, CRC_AT, &crc.to_le_bytes());
     }
@@ -231,7 +234,7 @@ impl Superblock {
         if !whole || crc32c(&bytes[..CRC_AT]) != u32::from_le_bytes(get(bytes, CRC_AT)) {
             return None;
         }
-        if u16::from_le_bytes(get(bytes, 8)) != VERSION {
+        if !(VERSION..=VERSION_LOST).contains(&u16::from_le_bytes(get(bytes, 8))) {
             return None;
         }
         let [level, number, width, count, index] = get(bytes, 10);

@@ -404,6 +404,9 @@ impl Engine {
         if !self.lost.is_empty() {
             // Its record keeps its meaning until the list is shorter.
             new.into_iter().for_each(|(chunk, within)| self.lost.remove(stripe, chunk, within));
+            for chunk in self.layout.data_chunks()..self.layout.chunks() {
+                self.lost.remove(stripe, chunk, rows.clone());
+            }
             self.persist_lost().await?;
         }
         match logged {

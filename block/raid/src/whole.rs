@@ -8,7 +8,7 @@
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::journal::Journal;
-use crate::lost::Rows;
+use crate::lost::{Rows, Why};
 use crate::map::Bit;
 use crate::rebuild::STRIPES_AT_ONCE;
 use crate::redundancy::Redundancy;
@@ -80,7 +80,7 @@ impl Engine {
                         array = %self.name, stripe, chunk, blocks = rows.count(),
                         "lost: a member is absent and the stripe was being overwritten"
                     );
-                    if !self.lost.add(*stripe, *chunk, *rows) {
+                    if !self.lost.add((*stripe, *chunk), Why::Untold, *rows) {
                         let (at, end) = self.stripe_range(*stripe, 1);
                         return Err(BlockError::Medium { at, bytes: end - at });
                     }

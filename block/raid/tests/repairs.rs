@@ -311,6 +311,13 @@ fn nothing_is_made_from_what_a_rebuild_left_out() {
             assert!(matches!(unreadable, Err(BlockError::Medium { .. })), "{unreadable:?}");
         }
         assert!(read(&array, BLOCK as u64, BLOCK).await.as_deref() == Ok(&data[BLOCK..2 * BLOCK]));
+        // Also after the next start: what the new member holds there was never this block.
+        drop(array);
+        let array = rig.open().await.expect("opened");
+        for at in &at {
+            let unreadable = read(&array, *at, BLOCK).await;
+            assert!(matches!(unreadable, Err(BlockError::Medium { .. })), "{unreadable:?}");
+        }
         for member in &holders[1..] {
             rig.drives[*member].make_readable();
         }

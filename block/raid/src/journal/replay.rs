@@ -125,7 +125,6 @@ impl Engine {
         let whole = self.whole_roles(number);
         let width = self.layout.groups().map_or(0, |groups| groups.width);
         let enough = (self.layout.level.tolerates() + 1 + whole).saturating_sub(width);
-        let data_chunks = self.layout.data_chunks();
         let mut omitted = Omitted::default();
         let mut listed = BTreeSet::new();
         let contents: Vec<Vec<(Piece, Buf)>> =
@@ -162,7 +161,7 @@ impl Engine {
                     ),
                 }
             }
-            for (piece, _) in pieces.iter().filter(|(piece, _)| piece.chunk < data_chunks) {
+            for (piece, _) in &pieces {
                 let rows = piece.first..piece.first + piece.blocks;
                 let within = rows.start * BLOCK_BYTES..rows.end * BLOCK_BYTES;
                 self.lost.remove(piece.stripe, piece.chunk, within);
