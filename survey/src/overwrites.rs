@@ -1,8 +1,8 @@
 //! Overwrites in place on RAID 6 8+2, and what the journal costs that closes the write hole (design note 0015).
 
 use crate::array::{
-    CHUNK_BYTES, Ceiling, DATA_SHARE, FLUSH_STRIPES, SOURCE_STRIPES, STRIPE_BYTES, WIDTH,
-    WRITE_DEPTH, raid6_of, run, source, steps, ten, write_round,
+    CHUNK_BYTES, Ceiling, DATA_SHARE, FLUSH_STRIPES, SOURCE_STRIPES, STRIPE_BYTES, WIDTH, raid6_of,
+    run, source, steps, ten, write_round,
 };
 use crate::figure::{Bar, Operand, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, Said, pairs};
@@ -17,6 +17,8 @@ use levada_raid::{Array, RaidArray};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+/// Whole stripes in flight: each is recorded before it is in place, and others are to be in place meanwhile.
+const STRIPE_DEPTH: usize = 16;
 /// 4 KiB writes in flight.
 const RANDOM_DEPTH: usize = 128;
 /// I/Os that a small write of RAID 6 cannot do without: old data and old parity are read, new ones written.
@@ -91,7 +93,7 @@ impl Written {
         let meter = Meter::start()?;
         for span in steps(self.stripes, step, STRIPE_BYTES) {
             let (array, source) = (self.array.clone(), Rc::clone(&self.source));
-            let load = Load::sequential(span, STRIPE_BYTES, WRITE_DEPTH);
+            let load = Load::sequential(span, STRIPE_BYTES, STRIPE_DEPTH);
             load.drive(move |at| {
                 let data = source[(at / STRIPE_BYTES % SOURCE_STRIPES) as usize].clone();
                 let array = array.clone();

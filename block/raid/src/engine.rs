@@ -188,13 +188,25 @@ impl Engine {
         T: 'static,
         F: Future<Output = Result<T, BlockError>> + 'static,
     {
+        self.spawn_detached(work).await
+    }
+
+    /// As [`Engine::detached`], begun at once.
+    pub fn spawn_detached<T, F>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<T, BlockError>> + use<T, F>
+    where
+        T: 'static,
+        F: Future<Output = Result<T, BlockError>> + 'static,
+    {
         let runs = Runs::begin(&self.detached);
-        let work = async move {
+        let task = reactor::spawn_in(&self.group, async move {
             let _runs = runs;
             work.await
-        };
+        });
         // A task that was killed means that this process' node is gone.
-        reactor::spawn_in(&self.group, work).await.unwrap_or(Err(BlockError::Gone))
+        async move { task.await.unwrap_or(Err(BlockError::Gone)) }
     }
 
     /// Fails when the array has stopped.

@@ -34,12 +34,13 @@ use levada_base::units::MIB;
 use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Stripes rebuilt or scrubbed together.
-pub(crate) const STRIPES_AT_ONCE: u64 = 8;
+pub(crate) const STRIPES_AT_ONCE: usize = 8;
 /// Most bytes written to a member between two stores of its cursor; a 64th of a small one.
 const CURSOR_EVERY_BYTES_MAX: u64 = 256 * MIB;
 /// Attempts after which a stripe that is beyond repair in part is left behind.
@@ -158,7 +159,7 @@ impl Engine {
             MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
         };
         let slots = self.layout.slots();
-        let mut next = targets.iter().filter_map(cursor).min().unwrap_or(slots);
+        let next = targets.iter().filter_map(cursor).min().unwrap_or(slots);
         let chunk_bytes = self.layout.chunk_bytes;
         let share = self.layout.slots() * self.layout.width as u64 / self.layout.chunks() as u64;
         // Written stripes with a chunk on the target, by proportion on spread mirrors.
@@ -167,17 +168,28 @@ impl Engine {
         let mut pace = Pace::new(limits, total.min(slots));
         let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
         let mut unstored_bytes = 0;
-        while next < slots {
+        // Stripes in flight, in order, each with the slot behind it. As many always: the new member never waits for the others.
+        let mut in_flight = VecDeque::new();
+        let mut ahead = next;
+        loop {
             self.check_running()?;
             self.rebuild.set(Some(pace.progress));
-            let (batch, end) = self.batch(targets, next);
-            // Detached: a rebuild that is given up must not let go of a stripe that it is writing to.
-            let work = batch.iter().map(|stripe| {
-                let (engine, stripe, targets) = (Rc::clone(self), *stripe, targets.to_vec());
-                self.detached(async move { engine.rebuild_stripe(stripe, &targets).await })
-            });
-            for result in join_all(work).await {
-                result?;
+            while in_flight.len() < STRIPES_AT_ONCE && ahead < slots {
+                let (stripe, end) = self.next_to_rebuild(targets, ahead);
+                ahead = end;
+                let (engine, targets) = (Rc::clone(self), targets.to_vec());
+                // Detached: a rebuild that is given up must not let go of a stripe that it is writing to.
+                let work = stripe.map(|stripe| {
+                    self.spawn_detached(
+                        async move { engine.rebuild_stripe(stripe, &targets).await },
+                    )
+                });
+                in_flight.push_back((work, end));
+            }
+            let Some((work, end)) = in_flight.pop_front() else { break };
+            let stripes = u64::from(work.is_some());
+            if let Some(work) = work {
+                work.await?;
             }
             self.settle().await?;
             if targets.iter().any(|member| cursor(member).is_none()) {
@@ -188,15 +200,14 @@ impl Engine {
                     member.apply(MemberEvent::RebuiltTo { next_slot: end });
                 }
             }
-            next = end;
-            let written = batch.len() as u64 * chunk_bytes;
+            let written = stripes * chunk_bytes;
             unstored_bytes += written;
             if unstored_bytes >= cursor_every_bytes {
                 unstored_bytes = 0;
                 self.store_cursor(targets).await?;
             }
             let moved = written * (self.layout.data_chunks() + targets.len()) as u64;
-            pace.spend(self, batch.len() as u64, moved).await;
+            pace.spend(self, stripes, moved).await;
         }
         self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
@@ -217,29 +228,23 @@ impl Engine {
         Ok(())
     }
 
-    /// The next written stripes from slot `from` on, and the slot behind them.
-    fn batch(&self, targets: &[Rc<Member>], from: u64) -> (SmallVec<[u64; 8]>, u64) {
+    /// The next written stripe from slot `from` on, if there is one within a while, and the slot behind.
+    fn next_to_rebuild(&self, targets: &[Rc<Member>], from: u64) -> (Option<u64>, u64) {
+        /// Slots that are looked at in one go.
+        const LOOK_AT: u64 = 4096;
         let slots = self.layout.slots();
-        let mut batch = SmallVec::new();
-        let mut slot = from;
-        while slot < slots && (batch.len() as u64) < STRIPES_AT_ONCE {
-            if self.layout.slot_is_stripe() {
-                // Long unwritten runs cost nothing.
-                let Some(stripe) = self.map.next_set(Bit::Written, slot) else {
-                    return (batch, slots);
-                };
-                batch.push(stripe);
-                slot = stripe + 1;
-                continue;
-            }
-            let role = targets[0].role.get().unwrap_or(0);
-            let (stripe, _) = self.layout.chunk_in(Place { role, slot });
-            if stripe < self.layout.stripes && self.map.has(Bit::Written, stripe) {
-                batch.push(stripe);
-            }
-            slot += 1;
+        if self.layout.slot_is_stripe() {
+            // Long unwritten runs cost nothing.
+            let stripe = self.map.next_set(Bit::Written, from);
+            return (stripe, stripe.map_or(slots, |stripe| stripe + 1));
         }
-        (batch, slot)
+        let role = targets[0].role.get().unwrap_or(0);
+        let end = slots.min(from + LOOK_AT);
+        let in_slot = |slot| self.layout.chunk_in(Place { role, slot }).0;
+        let is_written =
+            |stripe: &u64| *stripe < self.layout.stripes && self.map.has(Bit::Written, *stripe);
+        let found = (from..end).find(|slot| is_written(&in_slot(*slot)));
+        (found.map(in_slot), found.map_or(end, |slot| slot + 1))
     }
 
     /// Stores the cursors, behind a flush of the data they describe.

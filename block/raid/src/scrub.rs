@@ -82,7 +82,7 @@ impl Engine {
             self.check_running()?;
             self.scrub.set(Some(pace.progress));
             let mut batch: SmallVec<[u64; 8]> = SmallVec::new();
-            while (batch.len() as u64) < STRIPES_AT_ONCE
+            while batch.len() < STRIPES_AT_ONCE
                 && let Some(stripe) = self.map.next_set(Bit::Written, from)
             {
                 batch.push(stripe);

@@ -72,7 +72,7 @@ impl Engine {
     /// Gives stripes that were being overwritten whole a parity that belongs to the data that is there; what is not there is
     /// lost. May be repeated, as long as the stripes are listed.
     pub async fn settle_listed(self: &Rc<Self>, stripes: &[u64]) -> Result<(), BlockError> {
-        for some in stripes.chunks(STRIPES_AT_ONCE as usize) {
+        for some in stripes.chunks(STRIPES_AT_ONCE) {
             let found = join_all(some.iter().map(|stripe| self.what_is_there(*stripe))).await;
             for (stripe, (_, lost)) in some.iter().zip(&found) {
                 for (chunk, rows) in lost {

@@ -41,6 +41,9 @@ use std::rc::Rc;
 
 /// Records of a group on their way at once.
 const IN_FLIGHT: u32 = 2;
+/// As long as nothing but numbers of stripes is to be recorded: those that come meanwhile share the next record, and whoever
+/// overwrites whole stripes has others on their way.
+const IN_FLIGHT_LISTED: u32 = 1;
 
 /// Far more records than are on their way at once.
 const SEQUENCES_SKIPPED: u64 = 1 << 20;
@@ -263,7 +266,8 @@ impl Engine {
         let (sender, logged) = oneshot::channel();
         let waiting = Waiting { pieces, payload, blocks, logged: sender };
         group.waiting.borrow_mut().push_back(waiting);
-        if group.writers.get() < IN_FLIGHT {
+        let in_flight = if is_listed { IN_FLIGHT_LISTED } else { IN_FLIGHT };
+        if group.writers.get() < in_flight {
             group.writers.set(group.writers.get() + 1);
             let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
             reactor::spawn_in(&self.group, async move {
