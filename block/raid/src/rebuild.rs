@@ -70,14 +70,17 @@ pub(crate) struct Pace {
     /// When the bytes moved so far are paid for.
     paid: Instant,
     bytes: u64,
+    /// How many foreground I/Os there had been when it was last looked, and when there were new ones.
+    foreground: (u64, Option<Instant>),
     pub progress: Progress,
 }
 
 impl Pace {
-    pub fn new(limits: Limits, stripes_total: u64) -> Self {
+    pub fn new(engine: &Engine, limits: Limits, stripes_total: u64) -> Self {
         let now = reactor::now();
         let progress = Progress { stripes_total, ..Progress::default() };
-        Self { limits, begun: now, paid: now, bytes: 0, progress }
+        let foreground = (engine.foreground.get(), None);
+        Self { limits, begun: now, paid: now, bytes: 0, foreground, progress }
     }
 
     /// Counts work done and waits until the next may begin.
@@ -90,8 +93,11 @@ impl Pace {
         if seconds > 0.0 {
             self.progress.bytes_per_second = self.bytes as f64 / seconds;
         }
-        let last = engine.last_foreground.get();
-        let busy = last != Instant::default() && last.elapsed() < BUSY_FOR;
+        let count = engine.foreground.get();
+        if count != self.foreground.0 {
+            self.foreground = (count, Some(reactor::now()));
+        }
+        let busy = self.foreground.1.is_some_and(|last| last.elapsed() < BUSY_FOR);
         let rate = match busy {
             true => self.limits.floor_bytes_per_second,
             false => self.limits.ceiling_bytes_per_second,
@@ -162,7 +168,7 @@ impl Engine {
         // Written stripes with a chunk on the target, by proportion on spread mirrors.
         let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
             / u128::from(share.max(1))) as u64;
-        let mut pace = Pace::new(limits, total.min(slots));
+        let mut pace = Pace::new(self, limits, total.min(slots));
         let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
         let mut unstored_bytes = 0;
         while next < slots {
