@@ -1,8 +1,9 @@
 //! Rebuild: brings members that took a role back into step, slot by slot.
 //!
-//! Per stripe: read enough surviving chunks, recompute the lost ones, write them. Other I/O
-//! continues; a stripe that is being written is waited for, and writers write to the rebuilding
-//! member too, so the rebuild never has to look back.
+//! Per stripe: read enough surviving chunks, recompute the lost ones, write them. The next one begins
+//! when one ends, so that the new member always has something to write. Other I/O continues; a stripe
+//! that is being written is waited for, and writers write to the rebuilding member too, so the rebuild
+//! never has to look back.
 //!
 //! What always holds:
 //! - The cursor, in memory and on disk, never runs ahead of the data it describes; on disk it is
@@ -26,12 +27,14 @@ use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
 use crate::vote::Copy;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
 use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -85,6 +88,11 @@ impl Pace {
 
     /// Counts work done and waits until the next may begin.
     pub async fn spend(&mut self, engine: &Engine, stripes: u64, bytes: u64) {
+        wait_until(self.charge(engine, stripes, bytes)).await;
+    }
+
+    /// Counts work done: when the next may begin, if not at once.
+    fn charge(&mut self, engine: &Engine, stripes: u64, bytes: u64) -> Option<Instant> {
         self.bytes += bytes;
         self.progress.stripes_done += stripes;
         // Stripes written since it began are visited too.
@@ -102,15 +110,67 @@ impl Pace {
             true => self.limits.floor_bytes_per_second,
             false => self.limits.ceiling_bytes_per_second,
         };
-        if rate < u64::MAX {
-            let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            // Time not used is not saved up.
-            let from = self.paid.max(reactor::now());
-            self.paid = from + cost;
-            reactor::sleep_until(self.paid).await;
-        } else {
-            reactor::yield_now().await;
+        if rate == u64::MAX {
+            return None;
         }
+        let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+        // Time not used is not saved up.
+        self.paid = self.paid.max(reactor::now()) + cost;
+        Some(self.paid)
+    }
+}
+
+/// Waits until then, or lets others go first.
+async fn wait_until(then: Option<Instant>) {
+    match then {
+        Some(then) => reactor::sleep_until(then).await,
+        None => reactor::yield_now().await,
+    }
+}
+
+/// One way through the slots, on which several stripes are under way at once.
+struct Course<'a> {
+    targets: &'a [Rc<Member>],
+    pace: RefCell<Pace>,
+    /// Where the next stripe is looked for.
+    next: Cell<u64>,
+    /// Stripes under way or done before one that is under way: the slot behind each, and whether it is done.
+    under_way: RefCell<VecDeque<(u64, bool)>>,
+    /// Number of the first of these, of all so far.
+    first: Cell<u64>,
+    unstored_bytes: Cell<u64>,
+    storing: Cell<bool>,
+    /// A target is out.
+    ended: Cell<bool>,
+}
+
+impl Course<'_> {
+    /// Begins a stripe; its number.
+    fn begin(&self, end: u64) -> u64 {
+        let mut under_way = self.under_way.borrow_mut();
+        under_way.push_back((end, false));
+        self.first.get() + under_way.len() as u64 - 1
+    }
+
+    /// A stripe is done: the slot below which all are, if that is another one now.
+    fn done(&self, number: u64) -> Option<u64> {
+        let mut under_way = self.under_way.borrow_mut();
+        under_way[(number - self.first.get()) as usize].1 = true;
+        let mut below = None;
+        while let Some((end, true)) = under_way.front() {
+            below = Some(*end);
+            under_way.pop_front();
+            self.first.set(self.first.get() + 1);
+        }
+        below
+    }
+}
+
+/// How far a member is rebuilt; `None` when it is not being rebuilt any more.
+fn cursor(member: &Rc<Member>) -> Option<u64> {
+    match member.state.get() {
+        MemberState::Rebuilding { next_slot } => Some(next_slot),
+        MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
     }
 }
 
@@ -157,47 +217,26 @@ impl Engine {
         targets: &[Rc<Member>],
         limits: Limits,
     ) -> Result<(), BlockError> {
-        let cursor = |member: &Rc<Member>| match member.state.get() {
-            MemberState::Rebuilding { next_slot } => Some(next_slot),
-            MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
-        };
         let slots = self.layout.slots();
-        let mut next = targets.iter().filter_map(cursor).min().unwrap_or(slots);
-        let chunk_bytes = self.layout.chunk_bytes;
         let share = self.layout.slots() * self.layout.width as u64 / self.layout.chunks() as u64;
         // Written stripes with a chunk on the target, by proportion on spread mirrors.
         let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
             / u128::from(share.max(1))) as u64;
-        let mut pace = Pace::new(self, limits, total.min(slots));
-        let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
-        let mut unstored_bytes = 0;
-        while next < slots {
-            self.check_running()?;
-            self.rebuild.set(Some(pace.progress));
-            let (batch, end) = self.batch(targets, next);
-            let work = batch.iter().map(|stripe| self.rebuild_stripe(*stripe, targets));
-            for result in join_all(work).await {
-                result?;
-            }
-            self.settle().await?;
-            if targets.iter().any(|member| cursor(member).is_none()) {
-                return Ok(());
-            }
-            for member in targets {
-                if cursor(member).is_some_and(|at| at < end) {
-                    member.apply(MemberEvent::RebuiltTo { next_slot: end });
-                }
-            }
-            next = end;
-            let written = batch.len() as u64 * chunk_bytes;
-            unstored_bytes += written;
-            if unstored_bytes >= cursor_every_bytes {
-                unstored_bytes = 0;
-                self.store_cursor(targets).await?;
-            }
-            let moved = written * (self.layout.data_chunks() + targets.len()) as u64;
-            pace.spend(self, batch.len() as u64, moved).await;
+        let course = Course {
+            targets,
+            pace: RefCell::new(Pace::new(self, limits, total.min(slots))),
+            next: Cell::new(targets.iter().filter_map(cursor).min().unwrap_or(slots)),
+            under_way: RefCell::default(),
+            first: Cell::new(0),
+            unstored_bytes: Cell::new(0),
+            storing: Cell::new(false),
+            ended: Cell::new(false),
+        };
+        try_join_all((0..STRIPES_AT_ONCE).map(|_| self.rebuild_stripes(&course))).await?;
+        if course.ended.get() {
+            return Ok(());
         }
+        self.rebuilt_to(targets, slots);
         self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
         self.settle().await?;
@@ -215,29 +254,65 @@ impl Engine {
         self.settle().await
     }
 
-    /// The next written stripes from slot `from` on, and the slot behind them.
-    fn batch(&self, targets: &[Rc<Member>], from: u64) -> (SmallVec<[u64; 8]>, u64) {
-        let slots = self.layout.slots();
-        let mut batch = SmallVec::new();
-        let mut slot = from;
-        while slot < slots && (batch.len() as u64) < STRIPES_AT_ONCE {
-            if self.layout.slot_is_stripe() {
-                // Long unwritten runs cost nothing.
-                let Some(stripe) = self.map.next_set(Bit::Written, slot) else {
-                    return (batch, slots);
-                };
-                batch.push(stripe);
-                slot = stripe + 1;
-                continue;
+    /// Rebuilds stripe after stripe until there is none left.
+    async fn rebuild_stripes(self: &Rc<Self>, course: &Course<'_>) -> Result<(), BlockError> {
+        let targets = course.targets;
+        let chunk_bytes = self.layout.chunk_bytes;
+        let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
+        loop {
+            self.check_running()?;
+            self.rebuild.set(Some(course.pace.borrow().progress));
+            let (stripe, end) = self.stripe_from(targets, course.next.get());
+            course.next.set(end);
+            let Some(stripe) = stripe else { return Ok(()) };
+            let number = course.begin(end);
+            self.rebuild_stripe(stripe, targets).await?;
+            self.settle().await?;
+            if course.ended.get() || targets.iter().any(|member| cursor(member).is_none()) {
+                course.ended.set(true);
+                return Ok(());
             }
-            let role = targets[0].role.get().unwrap_or(0);
+            if let Some(below) = course.done(number) {
+                self.rebuilt_to(targets, below);
+            }
+            course.unstored_bytes.set(course.unstored_bytes.get() + chunk_bytes);
+            if course.unstored_bytes.get() >= cursor_every_bytes && !course.storing.replace(true) {
+                course.unstored_bytes.set(0);
+                let stored = self.store_cursor(targets).await;
+                course.storing.set(false);
+                stored?;
+            }
+            let moved = chunk_bytes * (self.layout.data_chunks() + targets.len()) as u64;
+            let then = course.pace.borrow_mut().charge(self, 1, moved);
+            wait_until(then).await;
+        }
+    }
+
+    /// Every slot below this holds good data on the targets.
+    fn rebuilt_to(&self, targets: &[Rc<Member>], next_slot: u64) {
+        for member in targets {
+            if cursor(member).is_some_and(|at| at < next_slot) {
+                member.apply(MemberEvent::RebuiltTo { next_slot });
+            }
+        }
+    }
+
+    /// The next written stripe from a slot on, if there is one, and the slot behind it.
+    fn stripe_from(&self, targets: &[Rc<Member>], from: u64) -> (Option<u64>, u64) {
+        let slots = self.layout.slots();
+        if self.layout.slot_is_stripe() {
+            // Long unwritten runs cost nothing.
+            let stripe = self.map.next_set(Bit::Written, from);
+            return (stripe, stripe.map_or(slots, |stripe| stripe + 1));
+        }
+        let role = targets[0].role.get().unwrap_or(0);
+        for slot in from..slots {
             let (stripe, _) = self.layout.chunk_in(Place { role, slot });
             if stripe < self.layout.stripes && self.map.has(Bit::Written, stripe) {
-                batch.push(stripe);
+                return (Some(stripe), slot + 1);
             }
-            slot += 1;
         }
-        (batch, slot)
+        (None, slots)
     }
 
     /// Stores the cursors, behind a flush of the data they describe.
