@@ -24,7 +24,7 @@ use crate::superblock::{
 use crate::update::Updates;
 use futures_util::future::join_all;
 use levada_base::ids::Uuid;
-use levada_base::reactor::{self, Instant};
+use levada_base::reactor;
 use levada_base::sync::Semaphore;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB, round_down};
 use levada_base::{BufMut, Epoch, RangeLocks, planted, probe};
@@ -248,7 +248,7 @@ fn build(
         standing_turn: Semaphore::new(1),
         stopped: RefCell::new(None),
         subscribers: RefCell::default(),
-        last_foreground: Cell::new(Instant::default()),
+        foreground: Cell::new(0),
         rebuild: Cell::new(None),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),

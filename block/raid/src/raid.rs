@@ -5,13 +5,13 @@ use crate::assemble::{self, ArraySpec, MemberSpec};
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, RaidError};
 use crate::map::Bit;
-use crate::member::Member;
+use crate::member::{Member, add};
 use crate::rebuild::Limits;
 use crate::scrub::ScrubReport;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
 use levada_base::ids::Uuid;
 use levada_base::sync::queue;
-use levada_base::{Epoch, IoVec, IoVecMut, reactor};
+use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
 
@@ -187,7 +187,7 @@ impl RaidArray {
     /// Rebuild and scrub give way to I/O that passed here.
     fn note_class(&self, class: IoClass) {
         match class {
-            IoClass::Foreground => self.engine.last_foreground.set(reactor::now()),
+            IoClass::Foreground => add(&self.engine.foreground, 1),
             IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => {}
         }
     }

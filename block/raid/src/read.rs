@@ -211,6 +211,41 @@ impl Engine {
         into: IoVecMut,
         avoid: MemberSet,
     ) -> Result<IoVecMut, BlockError> {
+        if let Some((member, place_at)) = self.only_place(at, &into, avoid) {
+            let bytes = into[0].len();
+            if let Ok(filled) = self.member_read(&member, place_at, into).await {
+                return Ok(filled);
+            }
+            // Boxed, as what is seldom needed would be part of every read.
+            return Box::pin(self.read_carefully(at, &[bytes], avoid)).await;
+        }
+        Box::pin(self.read_parts(at, into, avoid)).await
+    }
+
+    /// The place of a read that lies in one chunk which somebody has: most small reads, and nothing to split or to look up
+    /// twice. `None` for any other, also for those that fail.
+    fn only_place(&self, at: u64, into: &IoVecMut, avoid: MemberSet) -> Option<(Rc<Member>, u64)> {
+        let [only] = &into[..] else { return None };
+        let (bytes, chunk_bytes) = (only.len() as u64, self.layout.chunk_bytes);
+        let within = at % chunk_bytes;
+        if within + bytes > chunk_bytes || self.stopped.borrow().is_some() {
+            return None;
+        }
+        check_range(&self.info, at, bytes).ok()?;
+        let (stripe, chunk) = self.chunk_at(at);
+        if !self.map.has(Bit::Written, stripe) {
+            return None;
+        }
+        let (member, place) = self.source(stripe, chunk, avoid)?;
+        Some((member, self.member_offset(place.slot, within)))
+    }
+
+    async fn read_parts(
+        self: &Rc<Self>,
+        at: u64,
+        into: IoVecMut,
+        avoid: MemberSet,
+    ) -> Result<IoVecMut, BlockError> {
         let bytes = bytes_in(&into);
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
@@ -243,24 +278,9 @@ impl Engine {
     async fn read_direct(
         self: &Rc<Self>,
         at: u64,
-        mut into: IoVecMut,
+        into: IoVecMut,
         avoid: MemberSet,
     ) -> Option<IoVecMut> {
-        let chunk_bytes = self.layout.chunk_bytes;
-        let bytes = bytes_in(&into);
-        if into.len() == 1 && at % chunk_bytes + bytes <= chunk_bytes {
-            // Most small reads: nothing to split.
-            let (stripe, chunk) = self.chunk_at(at);
-            if !self.map.has(Bit::Written, stripe) {
-                into[0].fill(0);
-                return Some(into);
-            }
-            if let Some((member, place)) = self.source(stripe, chunk, avoid) {
-                let at = self.member_offset(place.slot, at % chunk_bytes);
-                return self.member_read(&member, at, into).await.ok();
-            }
-        }
-
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
         let mut plan = Plan::new(self, at, into, avoid);
         plan.join_whole_stripes(self, avoid);

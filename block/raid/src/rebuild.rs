@@ -1,8 +1,9 @@
 //! Rebuild: brings members that took a role back into step, slot by slot.
 //!
-//! Per stripe: read enough surviving chunks, recompute the lost ones, write them. Other I/O
-//! continues; a stripe that is being written is waited for, and writers write to the rebuilding
-//! member too, so the rebuild never has to look back.
+//! Per stripe: read enough surviving chunks, recompute the lost ones, write them. The next one begins
+//! when one ends, so that the new member always has something to write. Other I/O continues; a stripe
+//! that is being written is waited for, and writers write to the rebuilding member too, so the rebuild
+//! never has to look back.
 //!
 //! What always holds:
 //! - The cursor, in memory and on disk, never runs ahead of the data it describes; on disk it is
@@ -28,12 +29,13 @@ use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
 use crate::vote::Copy;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
 use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -73,18 +75,26 @@ pub(crate) struct Pace {
     /// When the bytes moved so far are paid for.
     paid: Instant,
     bytes: u64,
+    /// How many foreground I/Os there had been when it was last looked, and when there were new ones.
+    foreground: (u64, Option<Instant>),
     pub progress: Progress,
 }
 
 impl Pace {
-    pub fn new(limits: Limits, stripes_total: u64) -> Self {
+    pub fn new(engine: &Engine, limits: Limits, stripes_total: u64) -> Self {
         let now = reactor::now();
         let progress = Progress { stripes_total, ..Progress::default() };
-        Self { limits, begun: now, paid: now, bytes: 0, progress }
+        let foreground = (engine.foreground.get(), None);
+        Self { limits, begun: now, paid: now, bytes: 0, foreground, progress }
     }
 
     /// Counts work done and waits until the next may begin.
     pub async fn spend(&mut self, engine: &Engine, stripes: u64, bytes: u64) {
+        wait_until(self.charge(engine, stripes, bytes)).await;
+    }
+
+    /// Counts work done: when the next may begin, if not at once.
+    fn charge(&mut self, engine: &Engine, stripes: u64, bytes: u64) -> Option<Instant> {
         self.bytes += bytes;
         self.progress.stripes_done += stripes;
         // Stripes written since it began are visited too.
@@ -93,21 +103,76 @@ impl Pace {
         if seconds > 0.0 {
             self.progress.bytes_per_second = self.bytes as f64 / seconds;
         }
-        let last = engine.last_foreground.get();
-        let busy = last != Instant::default() && last.elapsed() < BUSY_FOR;
+        let count = engine.foreground.get();
+        if count != self.foreground.0 {
+            self.foreground = (count, Some(reactor::now()));
+        }
+        let busy = self.foreground.1.is_some_and(|last| last.elapsed() < BUSY_FOR);
         let rate = match busy {
             true => self.limits.floor_bytes_per_second,
             false => self.limits.ceiling_bytes_per_second,
         };
-        if rate < u64::MAX {
-            let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            // Time not used is not saved up.
-            let from = self.paid.max(reactor::now());
-            self.paid = from + cost;
-            reactor::sleep_until(self.paid).await;
-        } else {
-            reactor::yield_now().await;
+        if rate == u64::MAX {
+            return None;
         }
+        let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+        // Time not used is not saved up.
+        self.paid = self.paid.max(reactor::now()) + cost;
+        Some(self.paid)
+    }
+}
+
+/// Waits until then, or lets others go first.
+async fn wait_until(then: Option<Instant>) {
+    match then {
+        Some(then) => reactor::sleep_until(then).await,
+        None => reactor::yield_now().await,
+    }
+}
+
+/// One way through the slots, on which several stripes are under way at once.
+struct Course<'a> {
+    targets: &'a [Rc<Member>],
+    pace: RefCell<Pace>,
+    /// Where the next stripe is looked for.
+    next: Cell<u64>,
+    /// Stripes under way or done before one that is under way: the slot behind each, and whether it is done.
+    under_way: RefCell<VecDeque<(u64, bool)>>,
+    /// Number of the first of these, of all so far.
+    first: Cell<u64>,
+    unstored_bytes: Cell<u64>,
+    storing: Cell<bool>,
+    /// A target is out.
+    ended: Cell<bool>,
+}
+
+impl Course<'_> {
+    /// Begins a stripe; its number.
+    fn begin(&self, end: u64) -> u64 {
+        let mut under_way = self.under_way.borrow_mut();
+        under_way.push_back((end, false));
+        self.first.get() + under_way.len() as u64 - 1
+    }
+
+    /// A stripe is done: the slot below which all are, if that is another one now.
+    fn done(&self, number: u64) -> Option<u64> {
+        let mut under_way = self.under_way.borrow_mut();
+        under_way[(number - self.first.get()) as usize].1 = true;
+        let mut below = None;
+        while let Some((end, true)) = under_way.front() {
+            below = Some(*end);
+            under_way.pop_front();
+            self.first.set(self.first.get() + 1);
+        }
+        below
+    }
+}
+
+/// How far a member is rebuilt; `None` when it is not being rebuilt any more.
+fn cursor(member: &Rc<Member>) -> Option<u64> {
+    match member.state.get() {
+        MemberState::Rebuilding { next_slot } => Some(next_slot),
+        MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
     }
 }
 
@@ -154,61 +219,26 @@ impl Engine {
         targets: &[Rc<Member>],
         limits: Limits,
     ) -> Result<(), BlockError> {
-        let cursor = |member: &Rc<Member>| match member.state.get() {
-            MemberState::Rebuilding { next_slot } => Some(next_slot),
-            MemberState::InSync | MemberState::Faulty | MemberState::Spare => None,
-        };
         let slots = self.layout.slots();
-        let next = targets.iter().filter_map(cursor).min().unwrap_or(slots);
-        let chunk_bytes = self.layout.chunk_bytes;
         let share = self.layout.slots() * self.layout.width as u64 / self.layout.chunks() as u64;
         // Written stripes with a chunk on the target, by proportion on spread mirrors.
         let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
             / u128::from(share.max(1))) as u64;
-        let mut pace = Pace::new(limits, total.min(slots));
-        let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
-        let mut unstored_bytes = 0;
-        // Stripes in flight, in order, each with the slot behind it. As many always: the new member never waits for the others.
-        let mut in_flight = VecDeque::new();
-        let mut ahead = next;
-        loop {
-            self.check_running()?;
-            self.rebuild.set(Some(pace.progress));
-            while in_flight.len() < STRIPES_AT_ONCE && ahead < slots {
-                let (stripe, end) = self.next_to_rebuild(targets, ahead);
-                ahead = end;
-                let (engine, targets) = (Rc::clone(self), targets.to_vec());
-                // Detached: a rebuild that is given up must not let go of a stripe that it is writing to.
-                let work = stripe.map(|stripe| {
-                    self.spawn_detached(
-                        async move { engine.rebuild_stripe(stripe, &targets).await },
-                    )
-                });
-                in_flight.push_back((work, end));
-            }
-            let Some((work, end)) = in_flight.pop_front() else { break };
-            let stripes = u64::from(work.is_some());
-            if let Some(work) = work {
-                work.await?;
-            }
-            self.settle().await?;
-            if targets.iter().any(|member| cursor(member).is_none()) {
-                return Ok(());
-            }
-            for member in targets {
-                if cursor(member).is_some_and(|at| at < end) {
-                    member.apply(MemberEvent::RebuiltTo { next_slot: end });
-                }
-            }
-            let written = stripes * chunk_bytes;
-            unstored_bytes += written;
-            if unstored_bytes >= cursor_every_bytes {
-                unstored_bytes = 0;
-                self.store_cursor(targets).await?;
-            }
-            let moved = written * (self.layout.data_chunks() + targets.len()) as u64;
-            pace.spend(self, stripes, moved).await;
+        let course = Course {
+            targets,
+            pace: RefCell::new(Pace::new(self, limits, total.min(slots))),
+            next: Cell::new(targets.iter().filter_map(cursor).min().unwrap_or(slots)),
+            under_way: RefCell::default(),
+            first: Cell::new(0),
+            unstored_bytes: Cell::new(0),
+            storing: Cell::new(false),
+            ended: Cell::new(false),
+        };
+        try_join_all((0..STRIPES_AT_ONCE).map(|_| self.rebuild_stripes(&course))).await?;
+        if course.ended.get() {
+            return Ok(());
         }
+        self.rebuilt_to(targets, slots);
         self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
         self.settle().await?;
@@ -228,10 +258,53 @@ impl Engine {
         Ok(())
     }
 
-    /// The next written stripe from slot `from` on, if there is one within a while, and the slot behind.
-    fn next_to_rebuild(&self, targets: &[Rc<Member>], from: u64) -> (Option<u64>, u64) {
-        /// Slots that are looked at in one go.
-        const LOOK_AT: u64 = 4096;
+    /// Rebuilds stripe after stripe until there is none left.
+    async fn rebuild_stripes(self: &Rc<Self>, course: &Course<'_>) -> Result<(), BlockError> {
+        let targets = course.targets;
+        let chunk_bytes = self.layout.chunk_bytes;
+        let cursor_every_bytes = (self.areas.data_bytes / 64).min(CURSOR_EVERY_BYTES_MAX);
+        loop {
+            self.check_running()?;
+            self.rebuild.set(Some(course.pace.borrow().progress));
+            let (stripe, end) = self.stripe_from(targets, course.next.get());
+            course.next.set(end);
+            let Some(stripe) = stripe else { return Ok(()) };
+            let number = course.begin(end);
+            // Detached: a rebuild that is given up must not let go of a stripe that it is writing to.
+            let (engine, of_stripe) = (Rc::clone(self), targets.to_vec());
+            self.detached(async move { engine.rebuild_stripe(stripe, &of_stripe).await }).await?;
+            self.settle().await?;
+            if course.ended.get() || targets.iter().any(|member| cursor(member).is_none()) {
+                course.ended.set(true);
+                return Ok(());
+            }
+            if let Some(below) = course.done(number) {
+                self.rebuilt_to(targets, below);
+            }
+            course.unstored_bytes.set(course.unstored_bytes.get() + chunk_bytes);
+            if course.unstored_bytes.get() >= cursor_every_bytes && !course.storing.replace(true) {
+                course.unstored_bytes.set(0);
+                let stored = self.store_cursor(targets).await;
+                course.storing.set(false);
+                stored?;
+            }
+            let moved = chunk_bytes * (self.layout.data_chunks() + targets.len()) as u64;
+            let then = course.pace.borrow_mut().charge(self, 1, moved);
+            wait_until(then).await;
+        }
+    }
+
+    /// Every slot below this holds good data on the targets.
+    fn rebuilt_to(&self, targets: &[Rc<Member>], next_slot: u64) {
+        for member in targets {
+            if cursor(member).is_some_and(|at| at < next_slot) {
+                member.apply(MemberEvent::RebuiltTo { next_slot });
+            }
+        }
+    }
+
+    /// The next written stripe from a slot on, if there is one, and the slot behind it.
+    fn stripe_from(&self, targets: &[Rc<Member>], from: u64) -> (Option<u64>, u64) {
         let slots = self.layout.slots();
         if self.layout.slot_is_stripe() {
             // Long unwritten runs cost nothing.
@@ -239,12 +312,13 @@ impl Engine {
             return (stripe, stripe.map_or(slots, |stripe| stripe + 1));
         }
         let role = targets[0].role.get().unwrap_or(0);
-        let end = slots.min(from + LOOK_AT);
-        let in_slot = |slot| self.layout.chunk_in(Place { role, slot }).0;
-        let is_written =
-            |stripe: &u64| *stripe < self.layout.stripes && self.map.has(Bit::Written, *stripe);
-        let found = (from..end).find(|slot| is_written(&in_slot(*slot)));
-        (found.map(in_slot), found.map_or(end, |slot| slot + 1))
+        for slot in from..slots {
+            let (stripe, _) = self.layout.chunk_in(Place { role, slot });
+            if stripe < self.layout.stripes && self.map.has(Bit::Written, stripe) {
+                return (Some(stripe), slot + 1);
+            }
+        }
+        (None, slots)
     }
 
     /// Stores the cursors, behind a flush of the data they describe.

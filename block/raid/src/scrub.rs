@@ -76,7 +76,7 @@ impl Engine {
         let _shown = Shown(self);
         let _busy = probe::busy("array scrub");
         let mut report = ScrubReport::default();
-        let mut pace = Pace::new(limits, self.map.written_stripes());
+        let mut pace = Pace::new(self, limits, self.map.written_stripes());
         let mut from = 0;
         loop {
             self.check_running()?;

@@ -17,7 +17,6 @@ use futures_util::future::join_all;
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{BufMut, IoVec, planted};
 use levada_device::{BlockError, Durability};
-use smallvec::SmallVec;
 use std::rc::Rc;
 
 impl Engine {
@@ -54,11 +53,9 @@ impl Engine {
             },
         };
         self.note_patched(stripe);
-        let mut chunks: SmallVec<[IoVec; 16]> =
-            (0..self.layout.data_chunks()).map(|_| IoVec::new()).collect();
         // In order of address, says whoever made them.
-        segments.into_iter().for_each(|segment| chunks[segment.chunk].push(segment.bytes));
-        self.write_chunks(stripe, chunks).await;
+        let data = segments.into_iter().map(|segment| segment.bytes).collect();
+        self.write_stripe(stripe, data).await;
         self.map.set(Bit::Suspect, stripe..stripe + 1, false);
         // Those that missed it are out, and on record as such.
         self.settle().await?;
@@ -134,8 +131,7 @@ impl Engine {
 
     /// Writes the parity of these chunks, and the zeroes that stand for what is lost.
     async fn agree(&self, stripe: u64, data: Vec<BufMut>, lost: Vec<(usize, Rows)>) {
-        let data: SmallVec<[IoVec; 16]> =
-            data.into_iter().map(|chunk| chunk.freeze().into_vec()).collect();
+        let data: IoVec = data.into_iter().map(BufMut::freeze).collect();
         let Redundancy::Parity(code) = &self.redundancy else {
             unreachable!("only levels with parity have a journal")
         };

@@ -61,37 +61,50 @@ impl Cutter {
     }
 }
 
-/// The parity of chunks that may each be made of several buffers.
-pub(crate) fn encode(
-    code: &Code,
-    chunks: &[IoVec],
-    chunk_bytes: usize,
-) -> SmallVec<[Buf; PARITY_MAX]> {
+/// The parity of a stripe, whose data may be cut into buffers anyhow.
+pub(crate) fn encode(code: &Code, data: &[Buf], chunk_bytes: usize) -> SmallVec<[Buf; PARITY_MAX]> {
     let mut parity: SmallVec<[BufMut; PARITY_MAX]> =
         (0..code.parity_chunks()).map(|_| BufMut::for_overwrite(chunk_bytes)).collect();
-    // Part and offset in it, per chunk; cut wherever one of the parts ends.
-    let mut at: SmallVec<[(usize, usize); 16]> = chunks.iter().map(|_| (0, 0)).collect();
+    // Where each chunk goes on: a buffer and the offset in it. Cut wherever one of the buffers ends.
+    let mut at = starts(data, chunk_bytes, code.data_chunks());
     let mut done = 0;
     while done < chunk_bytes {
-        let left = |(chunk, at): (&IoVec, &(usize, usize))| chunk[at.0].len() - at.1;
-        let run = chunks.iter().zip(&at).map(left).min().expect("a stripe has data");
-        let data: SmallVec<[&[u8]; 16]> = chunks
-            .iter()
-            .zip(&at)
-            .map(|(chunk, (part, start))| &chunk[*part][*start..*start + run])
-            .collect();
+        let left = |(part, start): &(usize, usize)| data[*part].len() - start;
+        let run = at.iter().map(left).min().expect("a stripe has data").min(chunk_bytes - done);
+        let chunks: SmallVec<[&[u8]; 16]> =
+            at.iter().map(|(part, start)| &data[*part][*start..*start + run]).collect();
         let mut into: SmallVec<[&mut [u8]; PARITY_MAX]> =
             parity.iter_mut().map(|chunk| &mut chunk[done..done + run]).collect();
-        code.encode(&data, &mut into);
-        for (chunk, (part, start)) in chunks.iter().zip(&mut at) {
-            *start += run;
-            if *start == chunk[*part].len() {
-                (*part, *start) = (*part + 1, 0);
-            }
-        }
+        code.encode(&chunks, &mut into);
         done += run;
+        if done < chunk_bytes {
+            at.iter_mut().for_each(|(part, start)| skip(data, part, start, run));
+        }
     }
     parity.into_iter().map(BufMut::freeze).collect()
+}
+
+/// Where the chunks of a stripe begin.
+fn starts(data: &[Buf], chunk_bytes: usize, chunks: usize) -> SmallVec<[(usize, usize); 16]> {
+    let (mut part, mut start) = (0, 0);
+    skip(data, &mut part, &mut start, 0);
+    let mut starts = SmallVec::new();
+    for chunk in 0..chunks {
+        starts.push((part, start));
+        if chunk + 1 < chunks {
+            skip(data, &mut part, &mut start, chunk_bytes);
+        }
+    }
+    starts
+}
+
+/// Goes on by so many bytes, past the ends of buffers.
+fn skip(data: &[Buf], part: &mut usize, start: &mut usize, bytes: usize) {
+    *start += bytes;
+    while *start >= data[*part].len() {
+        *start -= data[*part].len();
+        *part += 1;
+    }
 }
 
 impl Engine {
@@ -147,10 +160,7 @@ impl Engine {
                 return Err(BlockError::NotFresh { stripe });
             }
             engine.map.set(Bit::Fresh, stripe..stripe + 1, false);
-            let mut cutter = Cutter::new(data);
-            let data_chunks = 0..engine.layout.data_chunks();
-            let chunks = data_chunks.map(|_| cutter.take(engine.layout.chunk_bytes)).collect();
-            engine.write_chunks(stripe, chunks).await;
+            engine.write_stripe(stripe, data).await;
             // Members that failed to take it are out; if the level cannot bear that, this fails.
             engine.settle().await?;
             engine.note_write(stripe);
@@ -159,29 +169,34 @@ impl Engine {
         .await
     }
 
-    /// Writes the data chunks of a stripe, and the redundancy that follows from them, to all who play a role. The caller
-    /// holds the stripe and settles.
-    pub async fn write_chunks(&self, stripe: u64, mut chunks: SmallVec<[IoVec; 16]>) {
-        match &self.redundancy {
-            Redundancy::None => {}
-            Redundancy::Copies => {
-                for _ in 0..self.layout.level.tolerates() {
-                    chunks.push(chunks[0].clone());
-                }
-            }
-            Redundancy::Parity(code) => {
-                let parity = encode(code, &chunks, self.layout.chunk_bytes as usize);
-                chunks.extend(parity.into_iter().map(Buf::into_vec));
-            }
-        }
-        let in_place = self.updates.begin(stripe);
-        let writes = chunks.into_iter().enumerate().filter_map(|(chunk, from)| {
-            let place = self.layout.place(stripe, chunk);
-            let member = self.player(place.role)?;
-            let at = self.member_offset(place.slot, 0);
-            Some(async move { self.member_write(&member, at, from, Durability::Volatile).await })
+    /// Writes a stripe's data, `stripe_bytes` of it, and the redundancy that follows from that, to all who play a role. The
+    /// caller holds the stripe and settles.
+    pub async fn write_stripe(&self, stripe: u64, data: IoVec) {
+        let (chunk_bytes, data_chunks) = (self.layout.chunk_bytes, self.layout.data_chunks());
+        let parity = match &self.redundancy {
+            Redundancy::None | Redundancy::Copies => SmallVec::new(),
+            Redundancy::Parity(code) => encode(code, &data, chunk_bytes as usize),
+        };
+        let players: SmallVec<[(Option<Rc<Member>>, u64); 16]> = (0..self.layout.chunks())
+            .map(|chunk| {
+                let place = self.layout.place(stripe, chunk);
+                (self.player(place.role), self.member_offset(place.slot, 0))
+            })
+            .collect();
+        // A stripe of copies has one chunk, which all of them get.
+        let copied = matches!(self.redundancy, Redundancy::Copies).then(|| data.clone());
+        let mut cutter = Cutter::new(data);
+        let mut parity = parity.into_iter();
+        let writes = players.iter().enumerate().filter_map(|(chunk, (player, at))| {
+            let from = match &copied {
+                Some(copied) => copied.clone(),
+                None if chunk < data_chunks => cutter.take(chunk_bytes),
+                None => parity.next().expect("as many as the code has").into_vec(),
+            };
+            Some((player.as_ref()?, *at, from))
         });
-        join_all(writes).await;
+        let in_place = self.updates.begin(stripe);
+        self.write_all(writes, Durability::Volatile).await;
         drop(in_place);
     }
 

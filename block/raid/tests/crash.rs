@@ -347,7 +347,8 @@ fn interrupted_rebuild(seed: u64) {
                 rebuilt.rebuild(Limits::NONE).await.expect("rebuilt");
             });
             drop(array);
-            reactor::sleep(Duration::from_micros(random(1500))).await;
+            // All of it takes some 500 us.
+            reactor::sleep(Duration::from_micros(random(500))).await;
             node.kill();
             rig.cut_power();
             array = rig.open_without(&[2]).await.expect("opened");

@@ -137,26 +137,56 @@ unsafe fn cover<L: Lanes, const UNROLL: usize>(bytes: usize, block: &mut impl Bl
     }
 }
 
+/// Sources that a row takes together; even.
+const ROW_SOURCES: usize = 4;
+
 /// `p` = the sum of the sources, `q` = the sum of 2^i * source i.
+///
+/// With `ROW_BYTES` so many bytes of a few sources are taken before the same of
+/// the next few, and the sums so far wait in `p` and `q`: for registers that are
+/// too few for wide blocks.
 ///
 /// # Safety
 ///
 /// The instructions exist; there is a source; every source reaches from `at`
 /// as far as `p` and `q`, which are of one length.
 #[inline(always)]
-pub(super) unsafe fn pq<L: Lanes, const UNROLL: usize>(
+pub(super) unsafe fn pq<L: Lanes, const UNROLL: usize, const ROW_BYTES: usize>(
     sources: &[&[u8]],
     at: usize,
     p: &mut [u8],
     q: &mut [u8],
 ) {
-    let (p_to, q_to) = (p.as_mut_ptr(), q.as_mut_ptr());
-    // SAFETY: the caller's promise is what the block needs for `p.len()` bytes.
-    unsafe { cover::<L, UNROLL>(p.len(), &mut PqBlock { sources, at, p_to, q_to }) }
+    let bytes = p.len();
+    let (row_bytes, together) =
+        if ROW_BYTES == 0 { (bytes, sources.len()) } else { (ROW_BYTES, ROW_SOURCES) };
+    let mut done = 0;
+    while done < bytes {
+        let row = row_bytes.min(bytes - done);
+        // From the highest source down; what is left over goes first.
+        let mut rest = sources;
+        while !rest.is_empty() {
+            let count = (rest.len() - 1) % together + 1;
+            let (lower, these) = rest.split_at(rest.len() - count);
+            let goes_on = rest.len() < sources.len();
+            let at = at + done;
+            // SAFETY: the caller's promise is what the block needs for all `bytes` bytes, and this row is
+            // a part of them.
+            unsafe {
+                let (p_to, q_to) = (p.as_mut_ptr().add(done), q.as_mut_ptr().add(done));
+                let mut block = PqBlock { sources: these, goes_on, at, p_to, q_to };
+                cover::<L, UNROLL>(row, &mut block);
+            }
+            rest = lower;
+        }
+        done += row;
+    }
 }
 
 struct PqBlock<'a> {
     sources: &'a [&'a [u8]],
+    /// The sums of higher sources are there already; then the sources are an even number.
+    goes_on: bool,
     at: usize,
     p_to: *mut u8,
     q_to: *mut u8,
@@ -173,6 +203,11 @@ impl<L: Lanes> Block<L> for PqBlock<'_> {
             let (pairs, last) = self.sources.as_chunks::<2>();
             let (mut p, mut q);
             let pairs = match (last, pairs.split_last()) {
+                _ if self.goes_on => {
+                    p = load::<L, U>(self.p_to.add(done), extent);
+                    q = load::<L, U>(self.q_to.add(done), extent);
+                    pairs
+                }
                 ([last], _) => {
                     p = load::<L, U>(last.as_ptr().add(from), extent);
                     q = p;

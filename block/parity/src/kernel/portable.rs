@@ -78,7 +78,7 @@ impl Lanes for Word {
 
 unsafe fn pq(sources: &[&[u8]], at: usize, p: &mut [u8], q: &mut [u8]) {
     // SAFETY: the caller keeps the contract of `Pq`, which is that of `lanes::pq`.
-    unsafe { lanes::pq::<Word, 4>(sources, at, p, q) }
+    unsafe { lanes::pq::<Word, 4, 0>(sources, at, p, q) }
 }
 
 unsafe fn sum(sources: &[&[u8]], at: usize, out: &mut [u8]) {

@@ -143,9 +143,22 @@ impl Case {
 /// combination of blocks, single registers and remainder.
 #[test]
 fn every_length_agrees_with_bytes() {
-    for bytes in 0..=2 * 256 + 66 {
+    for bytes in 0..=2 * 512 + 66 {
         let case = Case::new(&[0, 1, 8], [0, 0, 3, 0], 0, bytes, bytes as u64 + 1);
         Kernel::all_supported().for_each(|kernel| case.check_all(kernel));
+    }
+}
+
+/// Lengths about one row and two, of as many sources as leave every remainder.
+#[test]
+fn rows_agree_with_bytes() {
+    for row in [2048, 2 * 2048] {
+        for bytes in [row - 1, row, row + 1, row + 33, row + 1000] {
+            for sources in 1..=9 {
+                let case = Case::new(&[3; 9][..sources], [0, 7, 0, 0], 5, bytes, bytes as u64);
+                Kernel::all_supported().for_each(|kernel| case.check_all(kernel));
+            }
+        }
     }
 }
 

@@ -70,8 +70,9 @@ impl Ring {
 
     /// Records below `tail` have no meaning any more.
     pub fn free_below(&mut self, tail: u64) {
-        while let Some(span) = self.spans.pop_front_if(|span| span.sequence < tail) {
+        while let Some(span) = self.spans.front().filter(|span| span.sequence < tail) {
             self.used -= span.blocks;
+            self.spans.pop_front();
         }
     }
 
