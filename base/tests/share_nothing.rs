@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that a read or a write goes through.
-const IO_PATH: [&str; 12] = [
+const IO_PATH: [&str; 13] = [
     "base",
     "block/parity",
     "block/device",
@@ -17,6 +17,7 @@ const IO_PATH: [&str; 12] = [
     "fs/object",
     "fs/meta",
     "fs/client",
+    "export/file",
     "fs/mount",
     "fs/fuse",
 ];
