@@ -192,3 +192,37 @@ fn a_scrub_finds_rot_and_says_so() {
     let said = arrays.ok(&[&["scrub"], &DRIVES[..]].concat());
     assert!(said.contains("nothing was wrong"), "{said}");
 }
+
+/// A drive of a cluster has a label at both ends, and either is enough to write the other anew: none may be left.
+#[test]
+fn a_cluster_and_an_array_do_not_take_each_others_drives() {
+    use crate::support::{Cluster, LEVADA, TINY, can_run, said};
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("owner", TINY);
+    cluster.ok(&["up"]);
+    let drives = ["d0.img", "d1.img", "d2.img"];
+    let array = |words: &[&str]| {
+        let mut command = std::process::Command::new(LEVADA);
+        command.arg("array").args(words).args(drives).current_dir(cluster.dir.path());
+        crate::fixture::run(
+            command.env("LEVADA_ARRAYS_DIR", cluster.path("run")),
+            crate::support::LIMIT,
+        )
+    };
+    let create = ["create", "thief", "--level", "5"];
+    let in_use = said(&array(&[&create[..], &["--force"]].concat()));
+    assert!(in_use.contains("d0.img is in use"), "{in_use}");
+    cluster.ok(&["down"]);
+    let refused = said(&array(&create));
+    assert!(refused.contains("d0.img holds drive d0 of cluster owner"), "{refused}");
+    cluster.ok(&["up"]);
+    cluster.ok(&["down"]);
+
+    let made = array(&[&create[..], &["--force"]].concat());
+    assert!(made.status.success(), "{}", said(&made));
+    cluster.refused(&["up"], &["d0"]);
+    let shown = said(&array(&["show"]));
+    assert!(shown.contains("thief: healthy"), "{shown}");
+}

@@ -204,7 +204,7 @@ impl Keeper {
         }
         self.scrub_begun.set(Some(reactor::now()));
         let _begun = Begun(&self.scrub_begun);
-        let found = self.array.scrub(pace.limits()).await?;
+        let found = self.array.scrub(self.paced(pace).limits()).await?;
         let result = ScrubResult {
             name: self.name().into(),
             uuid: self.uuid(),
@@ -219,10 +219,15 @@ impl Keeper {
         Ok(result)
     }
 
+    /// Who asks for no pace gets the one that is in force.
+    fn paced(&self, asked: Pace) -> Pace {
+        if asked == Pace::default() { self.pace.get() } else { asked }
+    }
+
     /// Waits until nothing waits for a rebuild, or one fails.
     async fn rebuild(&self, pace: Pace) -> Result<(), ArrayError> {
         self.rebuilds.set(true);
-        self.pace.set(pace);
+        self.pace.set(self.paced(pace));
         let failed_before = self.failures.borrow().0;
         self.changed.notify_all();
         self.rebuild_ended
