@@ -99,6 +99,13 @@ impl Box {
         run(&mut self.levada(arguments), LIMIT)
     }
 
+    /// One that goes on meanwhile.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        let mut command = self.levada(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the program starts")
+    }
+
     /// What it printed; it must succeed.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);

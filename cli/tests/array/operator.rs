@@ -211,3 +211,27 @@ fn work_shows_its_progress() {
     assert!(progress["stripes_done"].as_u64() < progress["stripes_total"].as_u64(), "{progress}");
     arrays.stop();
 }
+
+/// Ctrl-C while a command has the array open itself: it closes it, and says that it did not finish.
+#[test]
+fn interrupted_work_closes_the_array() {
+    if !can_run() {
+        return;
+    }
+    let mut arrays = made(&["6"], &DRIVES);
+    arrays.serve(&DRIVES);
+    fs::write(arrays.file(), vec![3; 24_000_000]).expect("written");
+    arrays.stop();
+    let mut scrub = arrays.start(&[&["scrub", "--ceiling", "5"], &DRIVES[..]].concat());
+    crate::support::wait_until("it scrubs", || {
+        let shown = arrays.json(&["show", "d0"]);
+        shown["open_by"]["pid"] == scrub.id() && !shown["scrub"].is_null()
+    });
+    // Others are not in its way, nor it in theirs.
+    arrays.refused(&["scrub", "d0"], &["a scrub of data runs already"]);
+    crate::support::signal("-INT", scrub.id());
+    assert_eq!(scrub.wait().expect("a child").code(), Some(1));
+    let shown = arrays.json(&[&["show"], &DRIVES[..]].concat());
+    assert_eq!((shown["state"].as_str(), shown["open_by"].is_null()), (Some("healthy"), true));
+    arrays.ok(&[&["scrub"], &DRIVES[..]].concat());
+}

@@ -231,3 +231,28 @@ fn it_ends_in_order_and_comes_back() {
     assert_eq!(&there, b"last");
     arrays.stop();
 }
+
+/// What nothing can bring back is an error where it was asked for, and nowhere else.
+#[test]
+fn what_is_lost_reads_as_an_error() {
+    if !can_run() {
+        return;
+    }
+    let (mut arrays, drives) = made(&["0"], 2);
+    arrays.serve(&names(&drives));
+    let file = open(&arrays);
+    file.write_all_at(&[6; 8 << 20], 0).expect("written");
+    let cut = File::options().write(true).open(arrays.path("d1")).expect("there");
+    cut.set_len(2 << 20).expect("cut");
+    let mut there = vec![0; 64 << 10];
+    let lost = file.read_at(&mut there, (6 << 20) + (64 << 10)).expect_err("it was on d1");
+    assert_eq!(lost.raw_os_error(), Some(libc::EIO));
+    file.read_exact_at(&mut there, 6 << 20).expect("it is on d0");
+    assert!(there.iter().all(|byte| *byte == 6));
+    let shown = arrays.json(&["show", "d0"]);
+    assert!(shown["members"][1]["io"]["medium_errors"].as_u64() > Some(0), "{shown}");
+    assert_eq!(shown["members"][0]["io"]["medium_errors"], 0);
+    arrays.refused(&["fail", "d1", "d0"], &["cannot be taken out", "nowhere else"]);
+    drop(file);
+    arrays.stop();
+}
