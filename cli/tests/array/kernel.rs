@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::Instant;
 
 #[path = "../support/random.rs"]
 mod random;
@@ -123,14 +123,20 @@ fn bears_two_losses(of: FileSystem) {
     let device = arrays.attach();
     of.make(&device);
     let mnt = arrays.mount(&device);
+    let is_out = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let copying = scope.spawn(|| {
+        scope.spawn(|| {
             copy_tree(&mnt.join("tree"));
             fill(&mnt, 0..8);
+            // However fast that was: it goes on until the member is out, or the test has failed.
+            let begun = Instant::now();
+            while !is_out.load(Ordering::Relaxed) && begun.elapsed() < LIMIT {
+                fill(&mnt, 7..8);
+            }
         });
-        std::thread::sleep(Duration::from_millis(150));
+        wait_until("it copies", || mnt.join("tree/block").exists());
         arrays.ok(&["fail", "d1", "d0"]);
-        assert!(!copying.is_finished(), "it failed meanwhile");
+        is_out.store(true, Ordering::Relaxed);
     });
     fill(&mnt, 8..14);
     arrays.umount();
@@ -193,8 +199,10 @@ type Durable = Arc<Mutex<BTreeMap<String, (u64, usize)>>>;
 /// Writes files and makes each durable until that fails; `written` counts them.
 fn write_durably(dir: &Path, seed: u64, durable: &Durable, written: &AtomicU64, stop: &AtomicBool) {
     let mut random = Random::new(seed);
+    let begun = Instant::now();
     for number in 0u64.. {
-        if stop.load(Ordering::Relaxed) {
+        // Nobody tells it to stop when the test has failed.
+        if stop.load(Ordering::Relaxed) || begun.elapsed() > 2 * LIMIT {
             return;
         }
         let (key, len) = (random.next(), random.between(1, 300_000) as usize);
