@@ -5,6 +5,7 @@
 
 pub mod buf;
 pub mod checksum;
+mod errno;
 pub mod ids;
 pub mod meter;
 pub mod planted;
@@ -16,5 +17,6 @@ pub mod sync;
 pub mod units;
 
 pub use buf::{Buf, BufMut, IoVec, IoVecMut};
+pub use errno::HasErrno;
 pub use ids::Epoch;
 pub use range_locks::{RangeGuard, RangeLocks};

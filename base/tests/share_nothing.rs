@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that a read or a write goes through.
-const IO_PATH: [&str; 11] = [
+const IO_PATH: [&str; 13] = [
     "base",
     "block/parity",
     "block/device",
@@ -17,7 +17,9 @@ const IO_PATH: [&str; 11] = [
     "fs/object",
     "fs/meta",
     "fs/client",
+    "export/file",
     "fs/mount",
+    "fs/fuse",
 ];
 
 /// Files where two threads meet, and what passes there.
@@ -36,11 +38,11 @@ const MEETING_PLACES: [&str; 11] = [
     "store/kv/src/checkpoint/engine.rs",
     "store/kv/src/checkpoint/space.rs",
     // Serving a mount from a plain thread, for tests and tools.
-    "fs/mount/src/transport/blocking.rs",
+    "fs/fuse/src/transport/blocking.rs",
     // The thread that looks directories up, for which the kernel may let it wait, too.
     "fs/mount/src/files/places.rs",
     // The thread that writes notifications, for which the kernel may let it wait.
-    "fs/mount/src/transport/notifier.rs",
+    "fs/fuse/src/transport/notifier.rs",
 ];
 
 const SHARED: [&str; 8] =

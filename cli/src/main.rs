@@ -3,6 +3,7 @@
 //! Every command finds the cluster the same way ([`place`]): `-f FILE`, else `levada.toml` here,
 //! else the cluster in a box under `./levada-data`.
 
+mod array;
 mod drive;
 mod fsck;
 mod mount;
@@ -61,6 +62,9 @@ enum Command {
     /// Fail, replace and add drives
     #[command(subcommand)]
     Drive(drive::DriveCommand),
+    /// Arrays on their own, over files or block devices, without a cluster
+    #[command(subcommand)]
+    Array(array::ArrayCommand),
     /// Show the rebuild of lost members
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
         Command::GuardMount { mount } => levada_node::mounting::guard(*mount),
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
+        Command::Array(command) => array::array(command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
         Command::Quota(command) => quota::quota(file, command),

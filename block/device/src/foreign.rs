@@ -70,6 +70,9 @@ const AT_START: &[(&str, usize, &[u8])] = &[
     ("a GPT partition table", 512, b"EFI PART"),
     ("a GPT partition table", 4096, b"EFI PART"),
     (BAD_LABEL, 0, &label::MAGIC),
+    // Of an array of its own, made over whole drives (docs/array.md). Either superblock may be the torn one.
+    ("a member of an array of Levada", 0, b"LVDARRAY"),
+    ("a member of an array of Levada", 4096, b"LVDARRAY"),
     ("a NILFS2 file system", 1030, &[0x34, 0x34]),
     // Last: the longer names above say more, and several of them also end a boot sector so.
     ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),

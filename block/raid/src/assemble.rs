@@ -122,18 +122,17 @@ fn truncated(name: &str, bytes_max: usize) -> String {
     fits.map(|(_, c)| c).collect()
 }
 
-/// Lays an array out over `spec.members` and opens it. What the devices held is lost.
-pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, RaidError> {
-    check_spec(&spec)?;
-    let width = spec.members.len() - spec.spares;
+/// Where everything of a new array will lie. Writes nothing.
+fn plan(spec: &ArraySpec) -> Result<(Layout, Areas), RaidError> {
+    check_spec(spec)?;
+    let layout = spec.layout();
     let smallest = spec.members.iter().min_by_key(|member| member.device.info().capacity_bytes);
     let Some(smallest) = smallest else { return geometry("no members") };
     let capacity_bytes = smallest.device.info().capacity_bytes;
-    let layout = Layout { level: spec.level, width, chunk_bytes: spec.chunk_bytes, stripes: 0 };
-    let journal_bytes = spec.journal_bytes.unwrap_or_else(|| default_journal_bytes(&spec, &layout));
+    let journal_bytes = spec.journal_bytes.unwrap_or_else(|| default_journal_bytes(spec, &layout));
     let member_bytes = round_down(capacity_bytes, BLOCK_BYTES);
     let (areas, stripes) =
-        Areas::fit(member_bytes, journal_bytes, spec.level, width, spec.chunk_bytes);
+        Areas::fit(member_bytes, journal_bytes, spec.level, layout.width, spec.chunk_bytes);
     if stripes == 0 {
         let rows = match spec.level {
             Level::Raid1 { copies } => copies as u64,
@@ -143,7 +142,41 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         let member = smallest.name.clone();
         return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
     }
-    let layout = Layout { stripes, ..layout };
+    Ok((Layout { stripes, ..layout }, areas))
+}
+
+impl ArraySpec {
+    /// With no stripes yet. Of a spec that was checked.
+    fn layout(&self) -> Layout {
+        let width = self.members.len() - self.spares;
+        Layout { level: self.level, width, chunk_bytes: self.chunk_bytes, stripes: 0 }
+    }
+
+    /// Whether such an array can be; its capacity in bytes. Writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`RaidError::Geometry`], [`RaidError::TooSmall`].
+    pub fn check(&self) -> Result<u64, RaidError> {
+        Ok(plan(self)?.0.capacity_bytes())
+    }
+
+    /// The smallest journal with which such an array takes overwrites; 0 where the level needs none.
+    ///
+    /// # Errors
+    ///
+    /// As [`ArraySpec::check`].
+    pub fn journal_bytes_min(&self) -> Result<u64, RaidError> {
+        check_spec(self)?;
+        let chunks = self.layout().chunks();
+        Ok(if self.level.has_parity() { Journal::bytes_min(chunks) } else { 0 })
+    }
+}
+
+/// Lays an array out over `spec.members` and opens it. What the devices held is lost.
+pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, RaidError> {
+    let (layout, areas) = plan(&spec)?;
+    let width = layout.width;
 
     let mut roles = vec![None; spec.members.len()];
     let order = match spec.level {

@@ -9,6 +9,7 @@ use levada_base::ids::Uuid;
 /// A member, as a superblock has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedMember {
+    pub uuid: Uuid,
     pub name: String,
     pub role: Option<usize>,
     pub state: MemberState,
@@ -17,12 +18,16 @@ pub struct RecordedMember {
 /// An array, as a superblock has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
+    pub uuid: Uuid,
+    pub name: String,
     /// Owner's epoch and generation: of several superblocks the one with the highest counts.
     pub order: (Epoch, u64),
     pub level: Level,
     /// Roles.
     pub width: usize,
     pub chunk_bytes: u64,
+    pub stripes: u64,
+    pub capacity_bytes: u64,
     /// Where the data begins on each member, in bytes.
     pub data_at: u64,
     /// Bytes of data on each member.
@@ -37,20 +42,33 @@ impl Recorded {
     /// Reads a superblock of array `uuid`. `None` when these bytes are damaged or of another array.
     #[must_use]
     pub fn decode(bytes: &[u8], uuid: Uuid) -> Option<Self> {
-        let (superblock, _) = Superblock::decode(bytes).filter(|(found, _)| found.uuid == uuid)?;
+        Some(Self::identify(bytes)?.0).filter(|found| found.uuid == uuid)
+    }
+
+    /// Reads a superblock of whatever array, and the index of the member that it lies on. `None` when these bytes are
+    /// none, or damaged.
+    #[must_use]
+    pub fn identify(bytes: &[u8]) -> Option<(Self, usize)> {
+        let (superblock, index) = Superblock::decode(bytes)?;
         let member = |entry: crate::superblock::MemberEntry| RecordedMember {
+            uuid: entry.uuid,
             name: entry.name,
             role: entry.role,
             state: entry.state,
         };
-        Some(Self {
+        let recorded = Self {
+            uuid: superblock.uuid,
+            name: superblock.name,
             order: (superblock.epoch, superblock.generation),
             level: superblock.layout.level,
             width: superblock.layout.width,
             chunk_bytes: superblock.layout.chunk_bytes,
+            stripes: superblock.layout.stripes,
+            capacity_bytes: superblock.layout.capacity_bytes(),
             data_at: superblock.areas.data_at,
             data_bytes: superblock.areas.data_bytes,
             members: superblock.members.into_iter().map(member).collect(),
-        })
+        };
+        Some((recorded, index))
     }
 }

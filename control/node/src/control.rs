@@ -6,10 +6,8 @@
 use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use levada_desk::AskError;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -293,14 +291,16 @@ pub enum ControlError {
     Refused { why: String },
 }
 
-/// Why nobody could be asked.
-fn unreached(socket: &Path, error: &std::io::Error) -> ControlError {
-    let socket = socket.to_owned();
-    match error.kind() {
-        std::io::ErrorKind::PermissionDenied => ControlError::Denied { socket },
-        // It is there, and takes nobody.
-        std::io::ErrorKind::WouldBlock => ControlError::Broken(std::io::ErrorKind::TimedOut.into()),
-        _ => ControlError::NotRunning { socket },
+impl ControlError {
+    /// What a desk that gave no answer means, when it is a node's.
+    fn of(error: AskError, socket: &Path) -> Self {
+        let socket = socket.to_owned();
+        match error {
+            AskError::NobodyThere => Self::NotRunning { socket },
+            AskError::Denied => Self::Denied { socket },
+            AskError::Broken(error) => Self::Broken(error),
+            AskError::NotUnderstood(error) => Self::Version(error),
+        }
     }
 }
 
@@ -323,30 +323,11 @@ pub fn ask_within(
     request: &ControlRequest,
     limit: Duration,
 ) -> Result<ControlReply, ControlError> {
-    let stream = connect(socket).map_err(|error| unreached(socket, &error))?;
-    stream.set_read_timeout(Some(limit)).map_err(ControlError::Broken)?;
-    let mut line = serde_json::to_string(request).map_err(ControlError::Version)?;
-    line.push('\n');
-    (&stream).write_all(line.as_bytes()).map_err(ControlError::Broken)?;
-    let mut answer = String::new();
-    BufReader::new(&stream).read_line(&mut answer).map_err(ControlError::Broken)?;
-    if answer.is_empty() {
-        return Err(ControlError::Broken(std::io::ErrorKind::UnexpectedEof.into()));
-    }
-    match serde_json::from_str(&answer).map_err(ControlError::Version)? {
+    let reply = levada_desk::ask(socket, request, Some(limit));
+    match reply.map_err(|error| ControlError::of(error, socket))? {
         ControlReply::Failed { why } => Err(ControlError::Refused { why }),
         reply => Ok(reply),
     }
-}
-
-/// Does not wait for one that takes nobody: its process is stopped.
-fn connect(socket: &Path) -> std::io::Result<UnixStream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?)?;
-    let stream = UnixStream::from(fd);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 #[cfg(test)]
@@ -356,11 +337,11 @@ mod tests {
     #[test]
     fn another_users_node_is_not_called_absent() {
         let socket = Path::new("state/control.sock");
-        let text = |errno| unreached(socket, &std::io::Error::from_raw_os_error(errno)).to_string();
-        assert!(text(13).contains("permission denied"), "{}", text(13));
-        for errno in [2, 111] {
-            assert!(text(errno).contains("no node is running"), "{}", text(errno));
-        }
+        let text = |error| ControlError::of(error, socket).to_string();
+        let denied = text(AskError::Denied);
+        assert!(denied.contains("permission denied"), "{denied}");
+        let absent = text(AskError::NobodyThere);
+        assert!(absent.contains("no node is running"), "{absent}");
     }
 
     #[test]

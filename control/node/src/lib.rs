@@ -13,7 +13,6 @@ pub mod assembly;
 pub mod control;
 pub mod counted;
 pub mod damage;
-mod desk;
 pub mod drives;
 mod file_drives;
 pub mod fit;
@@ -28,5 +27,4 @@ pub mod state;
 pub mod targets;
 
 pub use file_drives::FileDrives;
-pub(crate) use run::log_to_stderr;
-pub use run::{Ended, NodeOptions, run};
+pub use run::{Ended, NodeOptions, log_to_stderr, run};

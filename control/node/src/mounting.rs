@@ -24,17 +24,17 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, join_all, select, try_join};
 use levada_base::ids::{TargetId, Uuid};
 use levada_base::reactor::signal::{Signal, Signals};
-use levada_base::reactor::{self, Reactor, mailbox};
+use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
+use levada_mount::transport::reactor::unmount as unmount_mount;
 use levada_wire::same_host::HostTransport;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
-use std::thread;
 use std::time::Duration;
 
 /// Time for a node that is up to answer a new mount: after a crash it first waits 30 s for mounts that held what was
@@ -199,7 +199,7 @@ async fn serve(
                 // One that was out of the tree before, or is told twice, has users that do not
                 // end: they get ENOTCONN. What they have handed over becomes durable.
                 let out = match mount.take() {
-                    Some(mount) => unmounted(mount).await?,
+                    Some(mount) => unmount_mount(mount).await?,
                     None => Unmounted::Already,
                 };
                 if out == Unmounted::Already {
@@ -212,14 +212,6 @@ async fn serve(
     client.shutdown().await.context("not everything could be made durable")?;
     tracing::info!(target = %plan.target.display(), "unmounted");
     Ok(())
-}
-
-/// Unmounts by a thread of its own: the kernel may wait for what is still to be answered here.
-async fn unmounted(mount: FuseMount) -> Result<Unmounted> {
-    let (done, mut outcome) = mailbox::channel().context("cannot hear of the unmount")?;
-    let unmounting = move || drop(done.send(mount.unmount()));
-    thread::Builder::new().name("unmount".into()).spawn(unmounting).context("cannot unmount")?;
-    Ok(outcome.recv().await.context("the unmount was cut short")??)
 }
 
 /// The type that the mount table shows.

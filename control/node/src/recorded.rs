@@ -133,6 +133,7 @@ impl Standing {
     fn of(status: &ArrayStatus) -> Self {
         let roles = status.members.iter().filter_map(|member| member.role);
         let member = |member: &MemberStatus| RecordedMember {
+            uuid: member.uuid,
             name: member.name.clone(),
             role: member.role,
             state: member.state,

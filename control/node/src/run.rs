@@ -4,7 +4,6 @@ use crate::arrays;
 use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use crate::control::{ControlReply, ControlRequest};
 use crate::damage;
-use crate::desk::{self, Clerk};
 use crate::drives::MayOverwrite;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
@@ -15,6 +14,7 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper, placement};
+use levada_desk::{self as desk, Clerk};
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -67,7 +67,7 @@ pub enum Ended {
 }
 
 /// Says what the process does on standard error, which is the node's log.
-pub(crate) fn log_to_stderr() {
+pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LEVADA_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // A second call in one process (tests) keeps the first.
@@ -277,6 +277,13 @@ struct FrontDesk {
 }
 
 impl Clerk for FrontDesk {
+    type Request = ControlRequest;
+    type Reply = ControlReply;
+
+    fn refuse(&self, why: String) -> ControlReply {
+        ControlReply::Failed { why }
+    }
+
     fn answer(&self, request: ControlRequest) -> LocalBoxFuture<'_, ControlReply> {
         Box::pin(async move {
             match request {

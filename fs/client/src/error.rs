@@ -48,6 +48,12 @@ pub enum Error {
     Closed,
 }
 
+impl levada_base::HasErrno for Error {
+    fn errno(&self) -> i32 {
+        (*self).errno()
+    }
+}
+
 impl Error {
     /// The error number that a program sees.
     #[must_use]

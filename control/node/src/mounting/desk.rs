@@ -2,11 +2,11 @@
 
 use super::note;
 use crate::control::{ControlReply, ControlRequest};
-use crate::desk;
 use crate::meters::{CacheMeters, MountMeters, OpMeters};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::Group;
 use levada_client::Client;
+use levada_desk as desk;
 use levada_mount::files::Files;
 use levada_mount::session::Session;
 use std::io;
@@ -79,6 +79,13 @@ impl Clerk {
 }
 
 impl desk::Clerk for Clerk {
+    type Request = ControlRequest;
+    type Reply = ControlReply;
+
+    fn refuse(&self, why: String) -> ControlReply {
+        ControlReply::Failed { why }
+    }
+
     fn answer(&self, request: ControlRequest) -> LocalBoxFuture<'_, ControlReply> {
         Box::pin(async move {
             match request {

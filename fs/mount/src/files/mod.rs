@@ -49,7 +49,7 @@ use leases::Trust;
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor;
-use levada_client::{Client, Error};
+use levada_client::Client;
 use levada_wire::attr::{Attr, Kind};
 use levada_wire::meta::{self, AttrChange, NewInode, NewMode};
 use locks::Kernel;
@@ -91,12 +91,6 @@ pub struct Files {
 struct Asking {
     names: names::Asking,
     bare: xattrs::Asking,
-}
-
-impl From<Error> for Errno {
-    fn from(error: Error) -> Self {
-        Errno::from_raw(error.errno())
-    }
 }
 
 /// Who changes names and attributes.

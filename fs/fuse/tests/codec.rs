@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use levada_base::Buf;
-use levada_mount::codec::operation::{CopyArgs, LockArgs, OpenArgs, ReleaseArgs};
-use levada_mount::codec::{
+use levada_fuse::codec::operation::{CopyArgs, LockArgs, OpenArgs, ReleaseArgs};
+use levada_fuse::codec::{
     Attr, Caller, Entry, Errno, FileLock, InitFlags, InitRequest, Opcode, OpenReply,
     OpenReplyFlags, Operation, ParseError, ReadArgs, Reply, Request, SetAttr, SetTime, StatFs,
     Statx, Time, WRITE_DATA_OFFSET, WriteArgs,

@@ -10,10 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use levada_base::reactor::Reactor;
-use levada_mount::codec::Limits;
-use levada_mount::session::Session;
-use levada_mount::transport::dev_fuse::{Channel, FuseMount, MountOptions, Unmounted};
-use levada_mount::transport::{blocking, reactor};
+use levada_fuse::codec::Limits;
+use levada_fuse::session::Session;
+use levada_fuse::transport::dev_fuse::{Channel, FuseMount, MountOptions, Unmounted};
+use levada_fuse::transport::{blocking, reactor};
 use tempfile::TempDir;
 
 use super::{Toy, ToyHandler};

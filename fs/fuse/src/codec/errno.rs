@@ -1,5 +1,7 @@
 //! Error numbers as FUSE replies carry them.
 
+use levada_base::HasErrno;
+
 /// A positive `errno` value of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(i32);
@@ -93,9 +95,9 @@ impl Errno {
     }
 }
 
-impl From<&std::io::Error> for Errno {
-    fn from(error: &std::io::Error) -> Self {
-        error.raw_os_error().map_or(Errno::IO, Errno::from_raw)
+impl<E: HasErrno> From<E> for Errno {
+    fn from(error: E) -> Self {
+        Errno::from_raw(error.errno())
     }
 }
 

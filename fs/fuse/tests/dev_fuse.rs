@@ -2,6 +2,7 @@
 //! plain system calls. Needs root and `/dev/fuse`.
 #![allow(unsafe_code)] // system calls that std does not have
 
+#[path = "../../mount/tests/syscalls/mod.rs"]
 mod syscalls;
 mod toy;
 
@@ -19,13 +20,13 @@ use std::time::Duration;
 use levada_base::reactor::{self as base_reactor, Reactor};
 use levada_base::sync::Notify;
 use levada_base::{Buf, BufMut};
-use levada_mount::codec::{
+use levada_fuse::codec::{
     Attr, Entry, Errno, Limits, OpenReply, Operation, ROOT_INODE, Reply, Request,
 };
-use levada_mount::handler::Handler;
-use levada_mount::session::Session;
-use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
-use levada_mount::transport::{Notifier, blocking, reactor};
+use levada_fuse::handler::Handler;
+use levada_fuse::session::Session;
+use levada_fuse::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
+use levada_fuse::transport::{Notifier, blocking, reactor};
 use syscalls::{c_path, handle_of, open_handle, write_by_mapping};
 use toy::Toy;
 use toy::harness::{Transport, in_time, serve, with_mount};

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use levada_base::Buf;
-use levada_mount::codec::{
+use levada_fuse::codec::{
     Attr, Caller, DirBuilder, Entry, Errno, Negotiated, OpenReply, OpenReplyFlags, Operation,
     ROOT_INODE, Reply, Request, SetAttr, SetTime, StatFs, Time,
 };
-use levada_mount::handler::{Handler, write_data};
+use levada_fuse::handler::{Handler, write_data};
 
 pub mod harness;
 

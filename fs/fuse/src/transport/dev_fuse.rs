@@ -29,9 +29,21 @@ const DEVICE: &str = "/dev/fuse";
 /// The type that the mount table shows.
 pub const FS_TYPE: &str = "fuse.levada";
 
+/// What is mounted, and so what it is mounted on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Root {
+    /// A tree, on a directory.
+    #[default]
+    Directory,
+    /// One regular file, on a regular file.
+    File,
+}
+
 /// How a mount is made.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
+    /// What its root is.
+    pub root: Root,
     /// What `mount` and `df` show as the source.
     pub source: String,
     /// Other users than root may enter.
@@ -51,6 +63,7 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> Self {
         MountOptions {
+            root: Root::Directory,
             source: "levada".into(),
             allow_other: true,
             default_permissions: true,
@@ -80,6 +93,12 @@ pub enum MountError {
     /// The mount point is not a directory.
     #[error("{target:?} is not a directory")]
     NotADirectory {
+        /// The mount point.
+        target: PathBuf,
+    },
+    /// The mount point of a file is none.
+    #[error("{target:?} is not a regular file")]
+    NotAFile {
         /// The mount point.
         target: PathBuf,
     },
@@ -176,8 +195,12 @@ impl FuseMount {
         detach_dead(&target)?;
         let at = |source| MountError::Target { target: target.clone(), source };
         let target = target.canonicalize().map_err(at)?;
-        if !target.is_dir() {
-            return Err(MountError::NotADirectory { target });
+        match options.root {
+            Root::Directory if !target.is_dir() => {
+                return Err(MountError::NotADirectory { target });
+            }
+            Root::File if !target.is_file() => return Err(MountError::NotAFile { target }),
+            Root::Directory | Root::File => {}
         }
 
         let device = OpenOptions::new()
@@ -308,7 +331,12 @@ impl MountOptions {
     /// The options of the fuse file system (Documentation/filesystems/fuse).
     fn data(&self, device: &File) -> String {
         let fd = device.as_raw_fd();
-        let mut data = format!("fd={fd},rootmode=40755,user_id=0,group_id=0");
+        // The type counts; permissions are those that GETATTR tells.
+        let root_mode = match self.root {
+            Root::Directory => "40755",
+            Root::File => "100600",
+        };
+        let mut data = format!("fd={fd},rootmode={root_mode},user_id=0,group_id=0");
         data += &format!(",max_read={}", self.max_read_bytes);
         if self.allow_other {
             data += ",allow_other";
@@ -320,8 +348,18 @@ impl MountOptions {
     }
 }
 
-/// Removes a mount of ours whose server is gone, so that the directory can be
+/// Removes a mount of ours whose server is gone, so that what it was mounted on can be
 /// looked at again.
+///
+/// # Errors
+///
+/// [`MountError::Table`], [`MountError::Unmount`], [`MountError::Target`].
+pub fn clear_dead(target: &Path) -> Result<(), MountError> {
+    let target = std::path::absolute(target)
+        .map_err(|source| MountError::Target { target: target.into(), source })?;
+    detach_dead(&target)
+}
+
 fn detach_dead(target: &Path) -> Result<(), MountError> {
     while let Some(mounted) = top_mount_at(target).map_err(MountError::Table)? {
         let dead = matches!(
@@ -600,9 +638,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_mount_point() {
+    fn a_tree_is_not_mounted_on_a_file_nor_a_file_on_a_directory() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = FuseMount::new(file.path(), &MountOptions::default()).unwrap_err();
         assert!(matches!(error, MountError::NotADirectory { .. }), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let options = MountOptions { root: Root::File, ..MountOptions::default() };
+        let error = FuseMount::new(dir.path(), &options).unwrap_err();
+        assert!(matches!(error, MountError::NotAFile { .. }), "{error}");
     }
 }

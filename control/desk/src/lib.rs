@@ -1,11 +1,18 @@
-//! The desk: where a running node answers [`ControlRequest`]s.
+//! A desk: where a running process answers what other programs ask, a line of JSON each way over a
+//! Unix socket. Whose questions they are, a node's or an array's, is for its clerk to say.
 //!
-//! Nothing here touches the data path; a slow or rude program costs a task and 64 KiB.
+//! Nothing here touches the data path; a slow or rude program costs a task and 64 KiB. After a crash
+//! the socket stays and answers nobody; whoever knows that its process is gone opens the desk anew.
 
-use crate::control::{ControlReply, ControlRequest};
+mod ask;
+
+pub use ask::{AskError, ask};
+
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{self, Group, net};
 use levada_base::{Buf, BufMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -17,8 +24,16 @@ const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Who answers.
 pub trait Clerk {
+    /// What may be asked.
+    type Request: DeserializeOwned;
+    /// What is answered.
+    type Reply: Serialize;
+
     /// Carries a request out.
-    fn answer(&self, request: ControlRequest) -> LocalBoxFuture<'_, ControlReply>;
+    fn answer(&self, request: Self::Request) -> LocalBoxFuture<'_, Self::Reply>;
+
+    /// Answers what is no request.
+    fn refuse(&self, why: String) -> Self::Reply;
 }
 
 /// Opens the desk at `socket`; requests are answered by tasks of `group`.
@@ -26,8 +41,8 @@ pub trait Clerk {
 /// # Errors
 ///
 /// When the socket cannot be made.
-pub fn open(socket: &Path, clerk: Rc<dyn Clerk>, group: &Group) -> io::Result<()> {
-    // Left behind by a node that was killed; the state lock says that it is gone.
+pub fn open<C: Clerk + 'static>(socket: &Path, clerk: Rc<C>, group: &Group) -> io::Result<()> {
+    // Left behind by a process that was killed; a lock of the caller's says that it is gone.
     if socket.exists() {
         std::fs::remove_file(socket)?;
     }
@@ -71,7 +86,7 @@ async fn next<T>(accept: impl AsyncFn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-async fn serve(stream: &net::Stream, clerk: &dyn Clerk) -> io::Result<()> {
+async fn serve(stream: &net::Stream, clerk: &impl Clerk) -> io::Result<()> {
     let mut pending = Vec::new();
     loop {
         let (chunk, got) = stream.read(BufMut::for_overwrite(4096)).await?;
@@ -83,7 +98,7 @@ async fn serve(stream: &net::Stream, clerk: &dyn Clerk) -> io::Result<()> {
             let line: Vec<u8> = pending.drain(..=end).collect();
             let reply = match serde_json::from_slice(&line) {
                 Ok(request) => clerk.answer(request).await,
-                Err(error) => ControlReply::Failed { why: format!("not a request: {error}") },
+                Err(error) => clerk.refuse(format!("not a request: {error}")),
             };
             let mut answer = serde_json::to_vec(&reply)?;
             answer.push(b'\n');

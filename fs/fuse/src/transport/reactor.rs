@@ -15,12 +15,13 @@
 
 use std::io;
 use std::rc::Rc;
+use std::thread;
 
-use levada_base::reactor::{self, Fd};
+use levada_base::reactor::{self, Fd, mailbox};
 use levada_base::sync::Semaphore;
 use levada_base::{Buf, BufMut};
 
-use super::dev_fuse::{Channel, Received};
+use super::dev_fuse::{Channel, FuseMount, MountError, Received, Unmounted};
 use super::{Notifier, message_buffer};
 use crate::handler::Handler;
 use crate::session::Session;
@@ -98,5 +99,24 @@ where
             taken = 0;
             reactor::yield_now().await;
         }
+    }
+}
+
+/// Unmounts by a thread of its own: the kernel may wait for what is still to be answered here.
+///
+/// # Errors
+///
+/// As [`FuseMount::unmount`].
+pub async fn unmount(mount: FuseMount) -> Result<Unmounted, MountError> {
+    let target = mount.target().to_owned();
+    let failed = |source| MountError::Unmount { target, source };
+    let (done, mut outcome) = match mailbox::channel() {
+        Ok(channel) => channel,
+        Err(error) => return Err(failed(error)),
+    };
+    let unmounting = move || drop(done.send(mount.unmount()));
+    match thread::Builder::new().name("unmount".into()).spawn(unmounting) {
+        Ok(_) => outcome.recv().await.unwrap_or(Ok(Unmounted::Already)),
+        Err(error) => Err(failed(error)),
     }
 }

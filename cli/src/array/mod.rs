@@ -1,0 +1,264 @@
+//! `array`: arrays on their own, over files or block devices, without a cluster (docs/array.md).
+
+mod show;
+mod work;
+
+use crate::out::say;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use levada_array::{Creation, Keeping, LevelWords, Opening, Pace, Reply, Request};
+use levada_spec::Bytes;
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum ArrayCommand {
+    /// Make an array over drives that hold nothing
+    #[command(after_help = LEVELS)]
+    Create(CreateArgs),
+    /// Show what an array is and how its members stand; changes nothing
+    Show(ShowArgs),
+    /// Open an array and show it as one regular file, for losetup, mkfs, dd or any program, until SIGINT or SIGTERM
+    ///
+    /// Nothing is cached: what a write acknowledged is in the array, and what fsync acknowledged is durable. What waits for a
+    /// rebuild is rebuilt meanwhile. The other commands work on the array while it is served: one of its drives
+    /// says which it is.
+    Serve(ServeArgs),
+    /// Read everything written on every member, check it against parity or copies, and repair what can be located
+    ///
+    /// Fails when something is wrong that nothing tells how to repair. Interrupted, a scrub of a served array goes on there.
+    Scrub(WorkArgs),
+    /// Bring every member that waits for it back into step, and wait until that is done
+    Rebuild(WorkArgs),
+    /// Take a member out, as if its drive had been pulled; a hot spare takes its place at once
+    Fail {
+        /// Its number or name as `show` tells them, or the path of its drive
+        member: String,
+        #[command(flatten)]
+        on: OnArray,
+    },
+    /// Put a drive in the place of a member that is out
+    Replace {
+        /// The number or name of the member that is out, as `show` tells them
+        member: String,
+        /// The new drive, or the old one come back; what it holds is lost
+        new: PathBuf,
+        /// Overwrite what NEW holds
+        #[arg(long)]
+        overwrite: bool,
+        #[command(flatten)]
+        on: OnArray,
+    },
+    /// Add a hot spare, which takes over for a failed member by itself; where a place is vacant it takes it at once
+    AddSpare {
+        /// The new drive; what it holds is lost
+        new: PathBuf,
+        /// Overwrite what NEW holds
+        #[arg(long)]
+        overwrite: bool,
+        #[command(flatten)]
+        on: OnArray,
+    },
+}
+
+const LEVELS: &str = "\
+Levels:
+  0        striped over all drives, nothing protected
+  1        mirror: every drive holds everything (--copies 2 or 3, as many drives)
+  10       spread mirror: each extent on two drives (--copies), dealt over any number of them, odd ones too
+  5, 6     one or two drives' worth of parity: any 1, any 2 drives may be lost
+  50, 60   stripes dealt to --groups N equal groups of level 5 or 6; each bears its own 1 or 2 losses
+  N+M      such as 8+3: M drives' worth of parity, any M drives may be lost (M up to 4)
+
+Of drives of unequal size the smallest rules. `levada array serve` shows the array as a file.";
+
+#[derive(Args)]
+pub struct CreateArgs {
+    /// The array's name, for people
+    name: String,
+    /// 0, 1, 10, 5, 6, 50, 60, or N+M such as 8+3
+    #[arg(long)]
+    level: String,
+    /// Copies of a mirror (levels 1 and 10) [default: 2]
+    #[arg(long, value_name = "N")]
+    copies: Option<usize>,
+    /// Groups (levels 50 and 60) [default: 2]
+    #[arg(long, value_name = "N")]
+    groups: Option<usize>,
+    /// Contiguous bytes on one drive, 4KiB to 1MiB [default: 64KiB; mirrors: 1MiB]
+    #[arg(long, value_name = "SIZE")]
+    chunk: Option<Bytes>,
+    /// So many of the drives, from the end, start as hot spares
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    spares: usize,
+    /// Room on each drive for the journal of overwrites [default: 16 chunks, at least 64KiB, at most 16MiB]
+    #[arg(long, value_name = "SIZE")]
+    journal: Option<Bytes>,
+    /// Make drives that do not exist, as files of this size
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Bytes>,
+    /// Overwrite what the drives hold: file systems, partition tables, other arrays
+    #[arg(long, visible_alias = "yes")]
+    force: bool,
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// Files or block devices
+    #[arg(required = true, value_name = "DRIVE")]
+    drives: Vec<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ShowArgs {
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// Its drives; while it is served one is enough
+    #[arg(required = true, value_name = "DRIVE")]
+    drives: Vec<PathBuf>,
+}
+
+/// What may be missing.
+#[derive(Args)]
+struct OpeningArgs {
+    /// Go on without live members whose drives are not given: they are out from then on
+    #[arg(long)]
+    degraded: bool,
+    /// As --degraded, also when half of the live members or more are not given: only when those are gone for good, as
+    /// they might know better what was written last
+    #[arg(long)]
+    force: bool,
+}
+
+/// How fast.
+#[derive(Args)]
+struct PaceArgs {
+    /// MB/s moved on all members together while there is other I/O [default: no limit]
+    #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
+    floor: Option<u64>,
+    /// MB/s moved on all members together when there is no other I/O [default: no limit]
+    #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
+    ceiling: Option<u64>,
+}
+
+impl PaceArgs {
+    fn pace(&self) -> Pace {
+        Pace::of_mb_per_s(self.floor, self.ceiling)
+    }
+}
+
+/// An array that may be served, or not.
+#[derive(Args)]
+pub struct OnArray {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// All its drives; while it is served one is enough
+    #[arg(required = true, value_name = "DRIVE")]
+    drives: Vec<PathBuf>,
+}
+
+impl OnArray {
+    fn keeping(&self) -> Keeping {
+        let OpeningArgs { degraded, force } = self.opening;
+        let opening = Opening { degraded, force };
+        Keeping { drives: self.drives.clone(), opening, pace: Pace::default() }
+    }
+}
+
+#[derive(Args)]
+pub struct ServeArgs {
+    /// Where to show it: an empty file, or one that does not exist and goes again
+    #[arg(long, value_name = "FILE")]
+    at: PathBuf,
+    #[command(flatten)]
+    pace: PaceArgs,
+    #[command(flatten)]
+    opening: OpeningArgs,
+    /// All its drives
+    #[arg(required = true, value_name = "DRIVE")]
+    drives: Vec<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct WorkArgs {
+    #[command(flatten)]
+    pace: PaceArgs,
+    #[command(flatten)]
+    on: OnArray,
+}
+
+/// Carries an array command out.
+pub fn array(command: &ArrayCommand) -> Result<()> {
+    match command {
+        ArrayCommand::Create(args) => create(args),
+        ArrayCommand::Show(args) => {
+            show::print_status(&levada_array::show(&args.drives)?, args.json)
+        }
+        ArrayCommand::Serve(args) => serve(args),
+        ArrayCommand::Scrub(args) => work::scrub(&args.on, args.pace.pace()),
+        ArrayCommand::Rebuild(args) => work::rebuild(&args.on, args.pace.pace()),
+        ArrayCommand::Fail { member, on } => work::fail(on, member),
+        ArrayCommand::Replace { member, new, overwrite, on } => {
+            let (member, new) = (member.clone(), std::path::absolute(new)?);
+            let request = Request::Replace { member: member.clone(), new, force: *overwrite };
+            work::admit(on, request, &format!("in the place of {member}"))
+        }
+        ArrayCommand::AddSpare { new, overwrite, on } => {
+            let request = Request::AddSpare { new: std::path::absolute(new)?, force: *overwrite };
+            work::admit(on, request, "added")
+        }
+    }
+}
+
+fn create(args: &CreateArgs) -> Result<()> {
+    let made = levada_array::create(&Creation {
+        name: args.name.clone(),
+        level: LevelWords { level: args.level.clone(), copies: args.copies, groups: args.groups },
+        chunk_bytes: args.chunk.map(|bytes| bytes.0),
+        journal_bytes: args.journal.map(|bytes| bytes.0),
+        spares: args.spares,
+        size_bytes: args.size.map(|bytes| bytes.0),
+        force: args.force,
+        drives: args.drives.clone(),
+    })?;
+    for remark in &made.remarks {
+        eprintln!("{remark}");
+    }
+    match args.json {
+        true => show::print_status(&made.status, true),
+        false => {
+            say!("{}", show::headline(&made.status));
+            Ok(())
+        }
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
+    levada_node::log_to_stderr();
+    let OpeningArgs { degraded, force } = args.opening;
+    let keeping = Keeping {
+        drives: args.drives.clone(),
+        opening: Opening { degraded, force },
+        pace: args.pace.pace(),
+    };
+    levada_array::serve(&keeping, &args.at, |status, at| {
+        say!(
+            "{}: {} bytes, array {} ({})",
+            at.display(),
+            status.capacity_bytes,
+            status.name,
+            status.uuid
+        );
+    })?;
+    Ok(())
+}
+
+/// Asks whoever has the array open, or opens it for that.
+fn ask(on: &OnArray, request: Request) -> Result<Reply> {
+    let asked = levada_array::ask_or_open(&on.keeping(), move |socket| {
+        levada_array::ask(socket, &request)
+    })??;
+    asked.ok_or_else(|| anyhow::anyhow!("the array was closed meanwhile: try again"))
+}

@@ -1,0 +1,124 @@
+//! What an array is, for people and as JSON.
+
+use crate::out::{print, say};
+use crate::status::bytes;
+use anyhow::Result;
+use levada_array::{MemberStatus, Progress, Status};
+use std::fmt::Write;
+
+/// Prints an array.
+pub fn print_status(status: &Status, json: bool) -> Result<()> {
+    match json {
+        true => say!("{}", serde_json::to_string(status)?),
+        false => print(&render(status)),
+    }
+    Ok(())
+}
+
+/// An array in a line.
+pub fn headline(status: &Status) -> String {
+    format!(
+        "{}: {}, {}, {}; {}",
+        status.name,
+        status.state,
+        status.description,
+        bytes(status.capacity_bytes),
+        survives(status)
+    )
+}
+
+/// What it bears from here on.
+pub fn survives(status: &Status) -> String {
+    let left = status.tolerates.saturating_sub(status.lost);
+    let of = match status.level.as_str() {
+        "10" => " (more where no two of them are neighbours)",
+        "50" | "60" if status.lost == 0 => " in each group",
+        _ => "",
+    };
+    match (left, status.lost) {
+        (0, 0) => "no drive may be lost".into(),
+        (0, _) => "no further drive may be lost".into(),
+        (1, 0) => format!("any 1 drive may be lost{of}"),
+        (left, 0) => format!("any {left} drives may be lost{of}"),
+        (left, _) => format!("{left} more may be lost{of}"),
+    }
+}
+
+/// How far some work is.
+pub fn progress_text(progress: &Progress) -> String {
+    let percent = 100.0 * progress.stripes_done as f64 / progress.stripes_total.max(1) as f64;
+    let left = progress.seconds_left.map_or("?".into(), |seconds| format!("{seconds:.0}"));
+    format!(
+        "{percent:.1} %, stripe {} of {}, {}/s, {left} s left",
+        progress.stripes_done,
+        progress.stripes_total,
+        bytes(progress.bytes_per_s)
+    )
+}
+
+fn render(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing into a String cannot fail.
+    let _ = draw(status, &mut out);
+    out
+}
+
+fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
+    writeln!(out, "{}", headline(status))?;
+    if let Some(problem) = &status.problem {
+        writeln!(out, "  ! {problem}")?;
+    }
+    match &status.open_by {
+        Some(by) => {
+            let at =
+                by.at.as_ref().map_or(String::new(), |at| format!(", shown as {}", at.display()));
+            writeln!(out, "  {}  open by process {}{at}", status.uuid, by.pid)?;
+        }
+        None => writeln!(out, "  {}  not open", status.uuid)?,
+    }
+    write!(out, "  {} stripes of {}", status.stripes, bytes(status.stripe_bytes))?;
+    if let Some(written) = status.stripes_written {
+        write!(out, ", {written} written")?;
+    }
+    writeln!(out, "; generation {}", status.generation)?;
+    for member in &status.members {
+        draw_member(member, out)?;
+    }
+    for (what, progress) in [("rebuild", &status.rebuild), ("scrub", &status.scrub)] {
+        if let Some(progress) = progress {
+            writeln!(out, "  {what}: {}", progress_text(progress))?;
+        }
+    }
+    if let Some(result) = &status.last_scrub {
+        writeln!(out, "  last scrub: {}", super::work::result_text(result))?;
+    }
+    Ok(())
+}
+
+fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
+    let role = member.role.map_or("-".into(), |role| role.to_string());
+    let state = match member.rebuilt_percent {
+        Some(percent) => format!("{} {percent} %", member.state),
+        None => member.state.clone(),
+    };
+    write!(out, "  {:>2}  {:<28} role {role:<3} {state:<18}", member.index, member.name)?;
+    if let Some(io) = &member.io {
+        let latency = &io.latency_us;
+        write!(
+            out,
+            " errors {} (medium {}), repaired {}; {} us p50, {} us p99",
+            io.io_errors + io.medium_errors,
+            io.medium_errors,
+            io.repairs,
+            latency.p50.round(),
+            latency.p99.round()
+        )?;
+        if io.lacks_blocks > 0 {
+            write!(out, "; lacks {} blocks", io.lacks_blocks)?;
+        }
+    }
+    match &member.path {
+        Some(path) => writeln!(out, "  {}", path.display()),
+        None => writeln!(out),
+    }
+}

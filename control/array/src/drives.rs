@@ -1,0 +1,247 @@
+//! Drives: what is on them, whose they are, and taking them.
+//!
+//! What always holds:
+//! - To look at a drive neither opens it as a device nor locks it, so an array that is open elsewhere can be looked for.
+//! - A drive that is not blank is overwritten only when told so, and then at both its ends: what is left of a label or
+//!   a partition table must not come back to life in the midst of an array.
+
+use crate::error::ArrayError;
+use levada_base::BufMut;
+use levada_base::ids::Uuid;
+use levada_base::units::{BLOCK_BYTES, MIB, round_down};
+use levada_device::{Device, Durability, FileDevice, find_foreign, read_label};
+use levada_raid::{MEMBER_NAME_BYTES, Recorded};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Wiped at either end of a drive that held something else.
+const END_BYTES: u64 = MIB;
+
+/// A drive, looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct Sighted {
+    pub path: PathBuf,
+    /// Tells it from every other drive, whatever its path.
+    identity: (bool, u64, u64),
+    pub bytes: u64,
+    /// What its newest superblock says, and which member it is.
+    pub member: Option<(Recorded, usize)>,
+}
+
+impl Sighted {
+    /// The UUID of the member that it is.
+    pub fn member_uuid(&self) -> Option<Uuid> {
+        self.member.as_ref().map(|(recorded, index)| recorded.members[*index].uuid)
+    }
+}
+
+/// Looks at a drive.
+pub(crate) fn sight(path: &Path) -> Result<Sighted, ArrayError> {
+    let failed = |source| ArrayError::Read { path: path.into(), source };
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    let is_block_device = metadata.file_type().is_block_device();
+    let identity = match is_block_device {
+        true => (true, 0, metadata.rdev()),
+        false => (false, metadata.dev(), metadata.ino()),
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let mut member: Option<(Recorded, usize)> = None;
+    for at in [0, Recorded::BYTES] {
+        let mut block = vec![0; Recorded::BYTES as usize];
+        // One that cannot be read does not hide the other.
+        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut block));
+        if read.is_ok()
+            && let Some(found) = Recorded::identify(&block)
+            && member.as_ref().is_none_or(|(other, _)| other.order < found.0.order)
+        {
+            member = Some(found);
+        }
+    }
+    Ok(Sighted { path: path.into(), identity, bytes, member })
+}
+
+/// Looks at drives, none of which may be given twice.
+pub(crate) fn sight_all(paths: &[PathBuf]) -> Result<Vec<Sighted>, ArrayError> {
+    let mut all: Vec<Sighted> = Vec::new();
+    for path in paths {
+        let sighted = sight(path)?;
+        if let Some(first) = all.iter().find(|other| other.identity == sighted.identity) {
+            return Err(ArrayError::Twice { first: first.path.clone(), second: path.clone() });
+        }
+        all.push(sighted);
+    }
+    Ok(all)
+}
+
+/// The array that these drives are members of: what the newest superblock among them says.
+///
+/// # Errors
+///
+/// [`ArrayError::NoMember`], [`ArrayError::SeveralArrays`].
+pub(crate) fn array_of(drives: &[Sighted]) -> Result<Recorded, ArrayError> {
+    let found = drives.iter().filter_map(|drive| Some((drive, &drive.member.as_ref()?.0)));
+    let arrays: BTreeSet<Uuid> = found.clone().map(|(_, recorded)| recorded.uuid).collect();
+    if arrays.len() > 1 {
+        let drives = found
+            .map(|(drive, array)| (drive.path.clone(), array.name.clone(), array.uuid))
+            .collect();
+        return Err(ArrayError::SeveralArrays { drives });
+    }
+    if let Some(drive) = drives.iter().find(|drive| drive.member.is_none()) {
+        let holds = "no superblock of one".into();
+        return Err(ArrayError::NoMember { path: drive.path.clone(), holds });
+    }
+    let newest = found.map(|(_, recorded)| recorded).max_by_key(|recorded| recorded.order);
+    // The command line asks for at least one drive.
+    newest
+        .cloned()
+        .ok_or_else(|| ArrayError::NoMember { path: PathBuf::new(), holds: "nothing".into() })
+}
+
+/// Whether the drives fit together as members of `array`.
+///
+/// # Errors
+///
+/// [`ArrayError::Claimed`], [`ArrayError::CutShort`].
+pub(crate) fn check_members(array: &Recorded, drives: &[Sighted]) -> Result<(), ArrayError> {
+    let needed_bytes = array.data_at + array.data_bytes;
+    for (i, drive) in drives.iter().enumerate() {
+        let Some(uuid) = drive.member_uuid() else { continue };
+        let Some(member) = array.members.iter().find(|member| member.uuid == uuid) else {
+            continue;
+        };
+        let other = drives[..i].iter().find(|other| other.member_uuid() == Some(uuid));
+        if let Some(other) = other {
+            return Err(ArrayError::Claimed {
+                first: other.path.clone(),
+                second: drive.path.clone(),
+                member: member.name.clone(),
+            });
+        }
+        if member.state.is_live() && drive.bytes < needed_bytes {
+            let (path, bytes) = (drive.path.clone(), drive.bytes);
+            return Err(ArrayError::CutShort { path, bytes, needed_bytes });
+        }
+    }
+    Ok(())
+}
+
+/// What a drive holds that is somebody's; `None` when it is blank, or was a member of `array` and no longer is.
+pub(crate) async fn holds(
+    device: &FileDevice,
+    sighted: &Sighted,
+    array: Option<Uuid>,
+) -> Result<Option<String>, ArrayError> {
+    if let Some((recorded, index)) = &sighted.member {
+        let name = &recorded.members[*index].name;
+        return Ok(match array == Some(recorded.uuid) {
+            true => None,
+            false => Some(format!("member {name} of array {} ({})", recorded.name, recorded.uuid)),
+        });
+    }
+    if let Ok(label) = read_label(device).await {
+        return Ok(Some(format!("drive {} of cluster {}", label.drive_name, label.cluster_name)));
+    }
+    Ok(find_foreign(device).await?.map(|found| found.to_string()))
+}
+
+/// Removes whatever somebody would take a drive for, at both of its ends.
+pub(crate) async fn wipe(device: &FileDevice) -> Result<(), ArrayError> {
+    let capacity = round_down(device.info().capacity_bytes, BLOCK_BYTES);
+    let bytes = END_BYTES.min(capacity);
+    for at in [0, capacity - bytes] {
+        let zeroes = BufMut::zeroed(bytes as usize).freeze().into_vec();
+        device.write(at, zeroes, Durability::Volatile).await?;
+    }
+    Ok(device.flush().await?)
+}
+
+/// Opens a drive that is to become a member of `array`, and sees to it that it is nobody's.
+pub(crate) async fn take(
+    path: &Path,
+    array: Uuid,
+    force: bool,
+) -> Result<Rc<FileDevice>, ArrayError> {
+    let sighted = sight(path)?;
+    let device = FileDevice::open(path)?;
+    if let Some(holds) = holds(&device, &sighted, Some(array)).await? {
+        if !force {
+            return Err(ArrayError::Holds { drives: vec![(path.into(), holds)] });
+        }
+        wipe(&device).await?;
+    }
+    reserve(path)?;
+    Ok(Rc::new(device))
+}
+
+/// Gives a regular file all its space, so that a write cannot fail for want of it.
+pub(crate) fn reserve(path: &Path) -> Result<(), ArrayError> {
+    let failed = |source| ArrayError::Read { path: path.into(), source };
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        return Ok(());
+    }
+    let file = File::options().write(true).open(path).map_err(failed)?;
+    let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(&file, flags, 0, metadata.len()) {
+        // A file system that cannot promise it.
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        result => result.map_err(|error| failed(error.into())),
+    }
+}
+
+/// The name of the member on a drive: its file name, or the end of it, where serial numbers are. `taken` are those of others.
+pub(crate) fn name_of(path: &Path, taken: &BTreeSet<String>) -> String {
+    let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let mut start = file_name.len().saturating_sub(MEMBER_NAME_BYTES);
+    while !file_name.is_char_boundary(start) {
+        start += 1;
+    }
+    let name = file_name[start..].to_owned();
+    if !taken.contains(&name) {
+        return name;
+    }
+    (2..)
+        .map(|n: u32| {
+            let number = format!("~{n}");
+            let kept = name.char_indices().map(|(at, c)| at + c.len_utf8());
+            let end = kept.take_while(|end| *end + number.len() <= MEMBER_NAME_BYTES).last();
+            format!("{}{number}", &name[..end.unwrap_or(0)])
+        })
+        .find(|name| !taken.contains(name))
+        .unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_named_apart() {
+        let mut taken = BTreeSet::new();
+        for (path, name) in [
+            ("/dev/sda", "sda"),
+            ("a/d0.img", "d0.img"),
+            ("b/d0.img", "d0.img~2"),
+            ("c/d0.img", "d0.img~3"),
+            (
+                "/dev/disk/by-id/nvme-A_Maker_Of_Drives_S4EWNX0R123456",
+                "er_Of_Drives_S4EWNX0R123456",
+            ),
+            ("/x/nvme-A_Maker_Of_Drives_S4EWNX0R123456", "er_Of_Drives_S4EWNX0R1234~2"),
+            ("ä-very-long-name-of-a-drivé", "ä-very-long-name-of-a-drivé"),
+        ] {
+            let found = name_of(Path::new(path), &taken);
+            assert!(found.len() <= MEMBER_NAME_BYTES && !taken.contains(&found), "{found}");
+            if name.len() < 27 {
+                assert_eq!(found, name);
+            }
+            taken.insert(found);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Why something cannot be done with an array, in terms of what a person does next.
+
+use crate::level::LevelError;
+use levada_base::ids::Uuid;
+use levada_base::units::BLOCK_BYTES;
+use levada_desk::AskError;
+use levada_device::{BlockError, FileDeviceError};
+use levada_export_file::ExportError;
+use levada_raid::RaidError;
+use std::path::PathBuf;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum ArrayError {
+    /// A drive cannot be opened: not there, in use, no store at all.
+    #[error(transparent)]
+    Drive(#[from] FileDeviceError),
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} and {} are the same drive", first.display(), second.display())]
+    Twice { first: PathBuf, second: PathBuf },
+    #[error("{} is no member of an array; it holds {holds}", path.display())]
+    NoMember { path: PathBuf, holds: String },
+    #[error("these drives belong to several arrays: {}", join(drives, |(path, array, uuid)| format!("{} to {array} ({uuid})", path.display())))]
+    SeveralArrays { drives: Vec<(PathBuf, String, Uuid)> },
+    #[error(
+        "{} and {} both claim to be {member}: one is a copy of the other; leave out the older one",
+        first.display(), second.display()
+    )]
+    Claimed { first: PathBuf, second: PathBuf, member: String },
+    #[error(
+        "{} has {bytes} bytes, and its superblock says that it had at least {needed_bytes}: it was cut short; leave it out \
+         with --degraded, or restore it",
+        path.display()
+    )]
+    CutShort { path: PathBuf, bytes: u64, needed_bytes: u64 },
+    /// Nothing would stop the array from opening, but for good without these.
+    #[error(
+        "{array} has live members that are not among the drives given: {}; name their drives too, or go on for good without \
+         them by --degraded",
+        names.join(", ")
+    )]
+    Missing { array: String, names: Vec<String> },
+    /// What would be overwritten.
+    #[error("{}; nothing was changed: --force overwrites it", join(drives, |(path, holds)| format!("{} holds {holds}", path.display())))]
+    Holds { drives: Vec<(PathBuf, String)> },
+    #[error("{} does not exist; --size SIZE makes it", path.display())]
+    NotThere { path: PathBuf },
+    #[error(
+        "the journal of such an array needs {needed_bytes} bytes or more on each drive, --journal says {bytes}"
+    )]
+    JournalTooSmall { bytes: u64, needed_bytes: u64 },
+    #[error("{bytes} bytes are no size for {what}: a multiple of {BLOCK_BYTES}, and not 0")]
+    Unaligned { what: &'static str, bytes: u64 },
+    #[error(transparent)]
+    Level(#[from] LevelError),
+    #[error(transparent)]
+    Raid(#[from] RaidError),
+    /// The array's members failed meanwhile.
+    #[error("the array cannot go on: {0}")]
+    Block(#[from] BlockError),
+    #[error("{array} has no member {word:?}; its members are {members}")]
+    NoSuchMember { array: String, word: String, members: String },
+    #[error("several members of {array} are named {word:?}: say which by its number ({numbers})")]
+    Ambiguous { array: String, word: String, numbers: String },
+    #[error("{member} is out already; `levada array replace` puts a drive in its place")]
+    OutAlready { member: String },
+    #[error("{member} cannot be taken out: its data is nowhere else now")]
+    LastCopy { member: String },
+    #[error("{member} is not out: `levada array fail` first")]
+    NotOut { member: String },
+    #[error("{} is {member} of this array, and live", path.display())]
+    InUseHere { path: PathBuf, member: String },
+    #[error("a scrub of {array} runs already")]
+    ScrubRuns { array: String },
+    /// What a rebuild met.
+    #[error("the rebuild stopped: {why}")]
+    Rebuild { why: String },
+    #[error("{array} is open already, by process {pid}")]
+    OpenAlready { array: String, pid: u32 },
+    #[error("cannot listen at {}", socket.display())]
+    Desk { socket: PathBuf, source: std::io::Error },
+    #[error("cannot {what}")]
+    System { what: &'static str, source: std::io::Error },
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The process that has the array open refused; it says why.
+    #[error("{why}")]
+    Refused { why: String },
+    #[error("permission denied: the process that has the array open belongs to another user")]
+    Denied,
+    #[error("the process that had the array open stopped answering")]
+    Gone(#[source] std::io::Error),
+    #[error("the process that has the array open is of another version")]
+    Version(#[source] serde_json::Error),
+    /// A signal came before the work was done.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl ArrayError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    /// Of a desk that did not answer; `None` when nobody is there.
+    pub(crate) fn of_desk(error: AskError) -> Option<Self> {
+        match error {
+            AskError::NobodyThere => None,
+            AskError::Denied => Some(Self::Denied),
+            AskError::Broken(error) => Some(Self::Gone(error)),
+            AskError::NotUnderstood(error) => Some(Self::Version(error)),
+        }
+    }
+}
+
+fn join<T>(all: &[T], text: impl Fn(&T) -> String) -> String {
+    all.iter().map(text).collect::<Vec<_>>().join(", ")
+}

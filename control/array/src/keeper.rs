@@ -1,0 +1,440 @@
+//! The keeper of an open array: carries out what is asked of it, and rebuilds what waits for a rebuild.
+//!
+//! What always holds:
+//! - One rebuild at a time, at the pace that was asked for last.
+//! - A drive stays locked while it may be a member, also when its member is out: it may come back.
+//!
+//! After a crash the array is opened anew; a rebuild goes on where its cursor was stored.
+
+use crate::drives::{array_of, check_members, name_of, sight_all, take};
+use crate::error::ArrayError;
+use crate::request::{Pace, Reply, Request};
+use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
+use futures_util::future::{Either, LocalBoxFuture, select};
+use levada_base::ids::Uuid;
+use levada_base::reactor::{self, Instant};
+use levada_base::sync::Notify;
+use levada_device::{Device, FileDevice};
+use levada_raid::{
+    self as raid, ArrayEvent, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Between two tries of a rebuild that failed although the array goes on.
+const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// What may be missing when an array is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// Live members that are not given; they are out from then on.
+    pub degraded: bool,
+    /// As many of them that no majority is left.
+    pub force: bool,
+}
+
+/// A drive that is, or was, a member.
+struct Drive {
+    path: PathBuf,
+    device: Rc<FileDevice>,
+    member: Uuid,
+}
+
+/// See the module.
+pub(crate) struct Keeper {
+    pub array: RaidArray,
+    recorded: Recorded,
+    drives: RefCell<Vec<Drive>>,
+    /// The file that shows the array.
+    pub at: RefCell<Option<PathBuf>>,
+    rebuilds: Cell<bool>,
+    pace: Cell<Pace>,
+    /// Something happened to a member, or another pace is wanted.
+    changed: Notify,
+    /// A rebuild ended, one way or the other.
+    rebuild_ended: Notify,
+    /// How often a rebuild failed, and why it did last.
+    failures: RefCell<(u64, String)>,
+    /// When the work under way began.
+    rebuild_begun: Cell<Option<Instant>>,
+    scrub_begun: Cell<Option<Instant>>,
+    last_scrub: RefCell<Option<ScrubResult>>,
+}
+
+impl Keeper {
+    /// Opens the array that these drives belong to. `rebuilds`: what waits for a rebuild gets it without being asked.
+    pub async fn open(
+        paths: &[PathBuf],
+        opening: Opening,
+        rebuilds: bool,
+        pace: Pace,
+    ) -> Result<Rc<Self>, ArrayError> {
+        let sighted = sight_all(paths)?;
+        let recorded = array_of(&sighted)?;
+        check_members(&recorded, &sighted)?;
+        let mut drives = Vec::new();
+        for drive in &sighted {
+            let Some(member) = drive.member_uuid() else { continue };
+            let device = Rc::new(FileDevice::open(&drive.path)?);
+            drives.push(Drive { path: drive.path.clone(), device, member });
+        }
+        let devices: Vec<Rc<dyn Device>> =
+            drives.iter().map(|drive| Rc::clone(&drive.device) as Rc<dyn Device>).collect();
+        // Locked now: nobody changes what was seen.
+        let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
+        RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
+        let is_given = |uuid: Uuid| drives.iter().any(|drive| drive.member == uuid);
+        let missing: Vec<String> = recorded
+            .members
+            .iter()
+            .filter(|member| member.state.is_live() && !is_given(member.uuid))
+            .map(|member| member.name.clone())
+            .collect();
+        if !missing.is_empty() && !opening.degraded && !opening.force {
+            return Err(ArrayError::Missing { array: recorded.name, names: missing });
+        }
+        let (array, report) =
+            RaidArray::open(recorded.uuid, devices, recorded.order.0.next(), opening.force).await?;
+        if !report.missing.is_empty() {
+            tracing::warn!(
+                array = recorded.name,
+                missing = report.missing.join(", "),
+                "goes on without"
+            );
+        }
+        let keeper = Rc::new(Self {
+            array,
+            recorded,
+            drives: RefCell::new(drives),
+            at: RefCell::default(),
+            rebuilds: Cell::new(rebuilds),
+            pace: Cell::new(pace),
+            changed: Notify::default(),
+            rebuild_ended: Notify::default(),
+            failures: RefCell::default(),
+            rebuild_begun: Cell::default(),
+            scrub_begun: Cell::default(),
+            last_scrub: RefCell::default(),
+        });
+        keeper.listen();
+        Ok(keeper)
+    }
+
+    pub fn uuid(&self) -> Uuid {
+        self.recorded.uuid
+    }
+
+    fn name(&self) -> &str {
+        &self.recorded.name
+    }
+
+    /// Tells people what happens, and wakes who waits for it.
+    fn listen(self: &Rc<Self>) {
+        let mut events = self.array.events();
+        let keeper = Rc::downgrade(self);
+        reactor::spawn(async move {
+            while let Some(event) = events.recv().await {
+                let Some(keeper) = keeper.upgrade() else { break };
+                tell(keeper.name(), &event);
+                keeper.changed.notify_all();
+            }
+        });
+    }
+
+    /// Rebuilds what waits for it, as long as this is polled.
+    pub async fn look_after(self: Rc<Self>) {
+        loop {
+            let changed = self.changed.changed();
+            let waits = self.rebuilds.get()
+                && self.array.needs_rebuild()
+                && self.array.status().stopped.is_none();
+            if !waits {
+                self.rebuild_ended.notify_all();
+                changed.await;
+                continue;
+            }
+            self.rebuild_begun.set(Some(reactor::now()));
+            let pace = self.pace.get();
+            let repaced = self.changed.until(|| (self.pace.get() != pace).then_some(()));
+            // A rebuild that is dropped pauses, and goes on where it was.
+            let failure = match select(pin!(self.array.rebuild(pace.limits())), pin!(repaced)).await
+            {
+                Either::Left((ended, _)) => ended.err(),
+                Either::Right(_) => None,
+            };
+            self.rebuild_begun.set(None);
+            if let Some(error) = failure {
+                tracing::error!(array = self.name(), %error, "the rebuild stopped");
+                {
+                    let mut failures = self.failures.borrow_mut();
+                    *failures = (failures.0 + 1, error.to_string());
+                }
+                self.rebuild_ended.notify_all();
+                select(pin!(reactor::sleep(REBUILD_AGAIN_AFTER)), pin!(changed)).await;
+            }
+        }
+    }
+
+    async fn carry_out(&self, request: Request) -> Result<Reply, ArrayError> {
+        match request {
+            Request::Show => {}
+            Request::Scrub { pace } => return Ok(Reply::Scrubbed(self.scrub(pace).await?)),
+            Request::Rebuild { pace } => self.rebuild(pace).await?,
+            Request::Fail { member } => self.fail(&member).await?,
+            Request::Replace { member, new, force } => self.replace(&member, &new, force).await?,
+            Request::AddSpare { new, force } => self.add_spare(&new, force).await?,
+        }
+        Ok(Reply::Status(Box::new(self.status())))
+    }
+
+    async fn scrub(&self, pace: Pace) -> Result<ScrubResult, ArrayError> {
+        /// Takes the beginning away again, also when nobody waits any more.
+        struct Begun<'a>(&'a Cell<Option<Instant>>);
+        impl Drop for Begun<'_> {
+            fn drop(&mut self) {
+                self.0.set(None);
+            }
+        }
+        if self.scrub_begun.get().is_some() {
+            return Err(ArrayError::ScrubRuns { array: self.name().into() });
+        }
+        self.scrub_begun.set(Some(reactor::now()));
+        let _begun = Begun(&self.scrub_begun);
+        let found = self.array.scrub(self.paced(pace).limits()).await?;
+        let result = ScrubResult {
+            name: self.name().into(),
+            uuid: self.uuid(),
+            stripes: found.stripes,
+            skipped: found.skipped,
+            unreadable_repaired: found.unreadable_repaired,
+            wrong_repaired: found.wrong_repaired,
+            mismatched: found.mismatched,
+            lost: found.lost,
+        };
+        *self.last_scrub.borrow_mut() = Some(result.clone());
+        Ok(result)
+    }
+
+    /// Who asks for no pace gets the one that is in force.
+    fn paced(&self, asked: Pace) -> Pace {
+        if asked == Pace::default() { self.pace.get() } else { asked }
+    }
+
+    /// Waits until nothing waits for a rebuild, or one fails.
+    async fn rebuild(&self, pace: Pace) -> Result<(), ArrayError> {
+        self.rebuilds.set(true);
+        self.pace.set(self.paced(pace));
+        let failed_before = self.failures.borrow().0;
+        self.changed.notify_all();
+        self.rebuild_ended
+            .until(|| {
+                if let Some(error) = self.array.status().stopped {
+                    return Some(Err(error.into()));
+                }
+                let (failed, why) = &*self.failures.borrow();
+                if *failed > failed_before {
+                    return Some(Err(ArrayError::Rebuild { why: why.clone() }));
+                }
+                (!self.array.needs_rebuild()).then_some(Ok(()))
+            })
+            .await
+    }
+
+    /// The member that a person means.
+    fn member(&self, word: &str) -> Result<raid::MemberStatus, ArrayError> {
+        let members = self.array.status().members;
+        if let Some(member) = word.parse().ok().and_then(|index: usize| members.get(index)) {
+            return Ok(member.clone());
+        }
+        let by_path = || {
+            let drives = self.drives.borrow();
+            let drive = drives.iter().find(|drive| drive.device.is_at(Path::new(word)));
+            drive.map(|drive| drive.member)
+        };
+        let named: Vec<_> = members.iter().filter(|member| member.name == word).collect();
+        match named[..] {
+            [member] => Ok(member.clone()),
+            [] => {
+                let uuid = by_path();
+                let found = members.iter().find(|member| Some(member.uuid) == uuid);
+                found.cloned().ok_or_else(|| {
+                    let names: Vec<String> =
+                        members.iter().map(|m| format!("{} ({})", m.name, m.index)).collect();
+                    ArrayError::NoSuchMember {
+                        array: self.name().into(),
+                        word: word.into(),
+                        members: names.join(", "),
+                    }
+                })
+            }
+            _ => {
+                let numbers: Vec<String> = named.iter().map(|m| m.index.to_string()).collect();
+                Err(ArrayError::Ambiguous {
+                    array: self.name().into(),
+                    word: word.into(),
+                    numbers: numbers.join(", "),
+                })
+            }
+        }
+    }
+
+    async fn fail(&self, word: &str) -> Result<(), ArrayError> {
+        let member = self.member(word)?;
+        if member.state == MemberState::Faulty {
+            return Err(ArrayError::OutAlready { member: member.name });
+        }
+        match self.array.fail(member.index).await {
+            Err(RaidError::Member { .. }) => Err(ArrayError::LastCopy { member: member.name }),
+            failed => Ok(failed?),
+        }
+    }
+
+    async fn replace(&self, word: &str, new: &Path, force: bool) -> Result<(), ArrayError> {
+        let member = self.member(word)?;
+        if member.state != MemberState::Faulty {
+            return Err(ArrayError::NotOut { member: member.name });
+        }
+        let (with, device) = self.newcomer(new, force, Some(member.index)).await?;
+        let uuid = with.uuid;
+        self.array.replace(member.index, with).await?;
+        self.drives.borrow_mut().retain(|drive| drive.member != member.uuid);
+        self.admitted(new, device, uuid);
+        Ok(())
+    }
+
+    async fn add_spare(&self, new: &Path, force: bool) -> Result<(), ArrayError> {
+        let (with, device) = self.newcomer(new, force, None).await?;
+        let uuid = with.uuid;
+        self.array.add_spare(with).await?;
+        self.admitted(new, device, uuid);
+        Ok(())
+    }
+
+    /// A drive that is to be a member, in the place of number `instead`.
+    async fn newcomer(
+        &self,
+        new: &Path,
+        force: bool,
+        instead: Option<usize>,
+    ) -> Result<(MemberSpec, Rc<FileDevice>), ArrayError> {
+        let members = self.array.status().members;
+        let held = {
+            let drives = self.drives.borrow();
+            let held = drives.iter().find(|drive| drive.device.is_at(new));
+            held.map(|drive| (Rc::clone(&drive.device), drive.member))
+        };
+        let device = match held {
+            // Ours, and locked by us.
+            Some((device, uuid)) => {
+                let live = |m: &&raid::MemberStatus| m.uuid == uuid && m.state.is_live();
+                if let Some(member) = members.iter().find(live) {
+                    let (path, member) = (new.into(), member.name.clone());
+                    return Err(ArrayError::InUseHere { path, member });
+                }
+                device
+            }
+            None => take(new, self.uuid(), force).await?,
+        };
+        let others = members.iter().filter(|member| Some(member.index) != instead);
+        let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
+        let name = name_of(new, &taken);
+        let spec = MemberSpec {
+            device: Rc::clone(&device) as Rc<dyn Device>,
+            uuid: Uuid::new_v4(),
+            name,
+            enclosure: 0,
+        };
+        Ok((spec, device))
+    }
+
+    fn admitted(&self, new: &Path, device: Rc<FileDevice>, member: Uuid) {
+        let mut drives = self.drives.borrow_mut();
+        drives.retain(|drive| !Rc::ptr_eq(&drive.device, &device));
+        drives.push(Drive { path: new.into(), device, member });
+        self.changed.notify_all();
+    }
+
+    /// The array as it is now.
+    pub fn status(&self) -> Status {
+        let now = self.array.status();
+        let drives = self.drives.borrow();
+        let path_of = |uuid: Uuid| {
+            drives.iter().find(|drive| drive.member == uuid).map(|drive| drive.path.clone())
+        };
+        let slots = self.recorded.data_bytes / self.recorded.chunk_bytes;
+        let member = |member: &raid::MemberStatus| MemberStatus {
+            index: member.index,
+            name: member.name.clone(),
+            uuid: member.uuid,
+            path: path_of(member.uuid),
+            role: member.role,
+            state: status::word_of(member.state).into(),
+            rebuilt_percent: status::percent_of(member.state, slots),
+            io: Some(Io::from(member)),
+        };
+        let since =
+            |begun: &Cell<Option<Instant>>| begun.get().map_or(Duration::ZERO, Instant::elapsed);
+        let progress = |of: &Option<raid::Progress>, begun: &Cell<Option<Instant>>| {
+            of.as_ref().map(|progress| Progress::of(progress, since(begun)))
+        };
+        let open_by = OpenBy { pid: std::process::id(), at: self.at.borrow().clone() };
+        let mut status = Status {
+            open_by: Some(open_by),
+            problem: now.stopped.as_ref().map(ToString::to_string),
+            lost: now.degraded,
+            stripes_written: Some(now.stripes_written),
+            generation: now.generation,
+            members: now.members.iter().map(member).collect(),
+            rebuild: progress(&now.rebuild, &self.rebuild_begun),
+            scrub: progress(&now.scrub, &self.scrub_begun),
+            last_scrub: self.last_scrub.borrow().clone(),
+            ..Status::recorded(&self.recorded)
+        };
+        status.judge();
+        status
+    }
+}
+
+/// Who answers at the desk.
+pub(crate) struct Clerk(pub Rc<Keeper>);
+
+impl levada_desk::Clerk for Clerk {
+    type Request = Request;
+    type Reply = Reply;
+
+    fn answer(&self, request: Request) -> LocalBoxFuture<'_, Reply> {
+        Box::pin(async move {
+            let carried_out = self.0.carry_out(request).await;
+            carried_out.unwrap_or_else(|error| Reply::Failed { why: error.to_string() })
+        })
+    }
+
+    fn refuse(&self, why: String) -> Reply {
+        Reply::Failed { why }
+    }
+}
+
+fn tell(array: &str, event: &ArrayEvent) {
+    match event {
+        ArrayEvent::MemberOut { name, error: Some(error), .. } => {
+            tracing::error!(array, member = name, %error, "a member is out");
+        }
+        ArrayEvent::MemberOut { name, error: None, .. } => {
+            tracing::warn!(array, member = name, "a member was taken out");
+        }
+        ArrayEvent::RebuildNeeded { name, .. } => {
+            tracing::info!(array, member = name, "a member waits for its rebuild");
+        }
+        ArrayEvent::RebuildDone { name, .. } => {
+            tracing::info!(array, member = name, "a member is in sync again");
+        }
+        ArrayEvent::Repaired { name, stripe, .. } => {
+            tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
+        }
+        ArrayEvent::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
+    }
+}

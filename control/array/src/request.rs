@@ -1,0 +1,101 @@
+//! What may be asked of the process that has an array open.
+
+use crate::error::ArrayError;
+use crate::status::{ScrubResult, Status};
+use levada_base::units::MIB;
+use levada_raid::Limits;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// How fast a scrub or a rebuild may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Beside other I/O, in bytes per second moved on all members; `None`: as fast as it goes.
+    pub floor_bytes_per_s: Option<u64>,
+    /// Without other I/O.
+    pub ceiling_bytes_per_s: Option<u64>,
+}
+
+impl Pace {
+    /// From MB per second (10^6 bytes), as on the command line.
+    #[must_use]
+    pub fn of_mb_per_s(floor: Option<u64>, ceiling: Option<u64>) -> Self {
+        let bytes = |mb: u64| mb.saturating_mul(1_000_000);
+        Self { floor_bytes_per_s: floor.map(bytes), ceiling_bytes_per_s: ceiling.map(bytes) }
+    }
+
+    pub(crate) fn limits(self) -> Limits {
+        // A ceiling alone holds beside other I/O, too.
+        let ceiling = self.ceiling_bytes_per_s.unwrap_or(u64::MAX);
+        let floor = self.floor_bytes_per_s.unwrap_or(ceiling);
+        Limits { floor_bytes_per_second: floor.min(ceiling), ceiling_bytes_per_second: ceiling }
+    }
+}
+
+/// A question or an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum Request {
+    Show,
+    /// Answered at its end by [`Reply::Scrubbed`].
+    Scrub {
+        pace: Pace,
+    },
+    /// Answered when no member waits for a rebuild any more; one that runs goes on at this pace.
+    Rebuild {
+        pace: Pace,
+    },
+    Fail {
+        member: String,
+    },
+    Replace {
+        member: String,
+        new: PathBuf,
+        force: bool,
+    },
+    AddSpare {
+        new: PathBuf,
+        force: bool,
+    },
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "kebab-case")]
+pub enum Reply {
+    /// The array, after what was asked.
+    Status(Box<Status>),
+    Scrubbed(ScrubResult),
+    Failed {
+        why: String,
+    },
+}
+
+/// Most bytes of a request, so that it fits a line at the desk.
+const PATH_BYTES_MAX: usize = MIB as usize / 64;
+
+/// Asks the process that listens at `socket`. Blocks. `None`: nobody is there.
+///
+/// # Errors
+///
+/// What that process answers; [`ArrayError::Gone`] when it ended meanwhile.
+pub fn ask(socket: &Path, request: &Request) -> Result<Option<Reply>, ArrayError> {
+    match levada_desk::ask(socket, request, None) {
+        Ok(Reply::Failed { why }) => Err(ArrayError::Refused { why }),
+        Ok(reply) => Ok(Some(reply)),
+        Err(error) => match ArrayError::of_desk(error) {
+            Some(error) => Err(error),
+            None => Ok(None),
+        },
+    }
+}
+
+/// The path as another process finds it.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, ArrayError> {
+    let failed = |source| ArrayError::Read { path: path.into(), source };
+    let path = std::path::absolute(path).map_err(failed)?;
+    match path.as_os_str().len() <= PATH_BYTES_MAX {
+        true => Ok(path),
+        false => Err(failed(std::io::ErrorKind::InvalidFilename.into())),
+    }
+}

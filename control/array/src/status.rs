@@ -1,0 +1,227 @@
+//! What an array tells: the JSON of docs/array.md.
+
+use crate::level;
+use levada_base::ids::Uuid;
+use levada_base::meter::Latency;
+use levada_raid::{self as raid, MemberState, Recorded};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An array as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub name: String,
+    pub uuid: Uuid,
+    /// As on the command line: `6`, `10`, `8+3`.
+    pub level: String,
+    pub description: String,
+    /// `healthy`, `degraded`, `rebuilding`, `stopped`, `incomplete`.
+    pub state: String,
+    pub open_by: Option<OpenBy>,
+    /// Why it has stopped, or cannot be opened.
+    pub problem: Option<String>,
+    /// Places for members; spares have none.
+    pub width: usize,
+    /// Places that may be without good data, wherever they are.
+    pub tolerates: usize,
+    /// Places that are without good data everywhere.
+    pub lost: usize,
+    pub chunk_bytes: u64,
+    pub capacity_bytes: u64,
+    pub stripe_bytes: u64,
+    pub stripes: u64,
+    pub stripes_written: Option<u64>,
+    pub generation: u64,
+    pub members: Vec<MemberStatus>,
+    pub rebuild: Option<Progress>,
+    pub scrub: Option<Progress>,
+    pub last_scrub: Option<ScrubResult>,
+}
+
+/// The process that has an array open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenBy {
+    pub pid: u32,
+    /// The file that shows it.
+    pub at: Option<PathBuf>,
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    pub index: usize,
+    pub name: String,
+    pub uuid: Uuid,
+    pub path: Option<PathBuf>,
+    pub role: Option<usize>,
+    /// `in-sync`, `rebuilding`, `spare`, `faulty`, `missing`.
+    pub state: String,
+    /// Of one that is being rebuilt.
+    pub rebuilt_percent: Option<f64>,
+    pub io: Option<Io>,
+}
+
+/// What a member has done since the array was opened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Io {
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub medium_errors: u64,
+    pub io_errors: u64,
+    /// Chunks rewritten from redundancy.
+    pub repairs: u64,
+    /// Blocks that a rebuild could not make.
+    pub lacks_blocks: u64,
+    pub latency_us: LatencyUs,
+}
+
+/// Of reads and writes together, in microseconds; each the upper end of a bucket that is 19 % wide.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatencyUs {
+    pub count: u64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl LatencyUs {
+    fn of(latency: &Latency) -> Self {
+        let at = |fraction| latency.quantile(fraction).as_nanos() as f64 / 1000.0;
+        Self { count: latency.count(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+/// Work under way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    pub stripes_done: u64,
+    pub stripes_total: u64,
+    /// Moved on all members together.
+    pub bytes_per_s: u64,
+    /// `None`: not known yet.
+    pub seconds_left: Option<f64>,
+}
+
+impl Progress {
+    /// Of work that began `since` ago.
+    pub(crate) fn of(progress: &raid::Progress, since: Duration) -> Self {
+        let left = progress.stripes_total.saturating_sub(progress.stripes_done) as f64;
+        let rate = progress.stripes_done as f64 / since.as_secs_f64();
+        Self {
+            stripes_done: progress.stripes_done,
+            stripes_total: progress.stripes_total,
+            bytes_per_s: progress.bytes_per_second as u64,
+            seconds_left: (rate.is_finite() && rate > 0.0).then(|| left / rate),
+        }
+    }
+}
+
+/// What a scrub found, in stripes but for chunks that were repaired.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubResult {
+    pub name: String,
+    pub uuid: Uuid,
+    pub stripes: u64,
+    /// Being written, or with too few members to tell.
+    pub skipped: u64,
+    pub unreadable_repaired: u64,
+    pub wrong_repaired: u64,
+    pub mismatched: u64,
+    pub lost: u64,
+}
+
+/// The word for a member's standing.
+pub(crate) fn word_of(state: MemberState) -> &'static str {
+    match state {
+        MemberState::InSync => "in-sync",
+        MemberState::Rebuilding { .. } => "rebuilding",
+        MemberState::Spare => "spare",
+        MemberState::Faulty => "faulty",
+    }
+}
+
+/// How much of a member is rebuilt, of one that is.
+pub(crate) fn percent_of(state: MemberState, slots: u64) -> Option<f64> {
+    match state {
+        MemberState::Rebuilding { next_slot } => {
+            Some((1000.0 * next_slot as f64 / slots.max(1) as f64).round() / 10.0)
+        }
+        MemberState::InSync | MemberState::Spare | MemberState::Faulty => None,
+    }
+}
+
+impl From<&raid::MemberStatus> for Io {
+    fn from(member: &raid::MemberStatus) -> Self {
+        Self {
+            bytes_read: member.bytes_read,
+            bytes_written: member.bytes_written,
+            medium_errors: member.medium_errors,
+            io_errors: member.io_errors,
+            repairs: member.repairs,
+            lacks_blocks: member.lacks_blocks,
+            latency_us: LatencyUs::of(&member.latency),
+        }
+    }
+}
+
+impl Status {
+    /// What a superblock alone tells: an array that nobody has open, whose drives nobody has looked for.
+    pub(crate) fn recorded(array: &Recorded) -> Self {
+        let slots = array.data_bytes / array.chunk_bytes;
+        let members: Vec<MemberStatus> = array
+            .members
+            .iter()
+            .enumerate()
+            .map(|(index, member)| MemberStatus {
+                index,
+                name: member.name.clone(),
+                uuid: member.uuid,
+                path: None,
+                role: member.role,
+                state: word_of(member.state).into(),
+                rebuilt_percent: percent_of(member.state, slots),
+                io: None,
+            })
+            .collect();
+        let whole = members.iter().filter(|m| m.role.is_some() && m.state == "in-sync").count();
+        let mut status = Self {
+            name: array.name.clone(),
+            uuid: array.uuid,
+            level: level::word_of(array.level, array.width),
+            description: level::describe(array.level, array.width, array.chunk_bytes),
+            state: String::new(),
+            open_by: None,
+            problem: None,
+            width: array.width,
+            tolerates: array.level.tolerates(),
+            lost: array.width - whole.min(array.width),
+            chunk_bytes: array.chunk_bytes,
+            capacity_bytes: array.capacity_bytes,
+            stripe_bytes: array.capacity_bytes / array.stripes.max(1),
+            stripes: array.stripes,
+            stripes_written: None,
+            generation: array.order.1,
+            members,
+            rebuild: None,
+            scrub: None,
+            last_scrub: None,
+        };
+        status.judge();
+        status
+    }
+
+    /// Says in a word how it stands, by its members and its problem.
+    pub(crate) fn judge(&mut self) {
+        let rebuilding = self.members.iter().any(|member| member.state == "rebuilding");
+        self.state = match (&self.problem, &self.open_by) {
+            (Some(_), Some(_)) => "stopped",
+            (Some(_), None) => "incomplete",
+            (None, _) if rebuilding => "rebuilding",
+            (None, _) if self.lost > 0 => "degraded",
+            (None, _) => "healthy",
+        }
+        .into();
+    }
+}
