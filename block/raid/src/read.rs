@@ -228,7 +228,8 @@ impl Engine {
         let [only] = &into[..] else { return None };
         let (bytes, chunk_bytes) = (only.len() as u64, self.layout.chunk_bytes);
         let within = at % chunk_bytes;
-        if within + bytes > chunk_bytes || self.stopped.borrow().is_some() {
+        let is_plain = self.stopped.borrow().is_none() && self.lost.is_empty();
+        if within + bytes > chunk_bytes || !is_plain {
             return None;
         }
         check_range(&self.info, at, bytes).ok()?;
