@@ -41,9 +41,11 @@ use std::rc::Rc;
 
 /// Records of a group on their way at once.
 const IN_FLIGHT: u32 = 2;
-/// As long as nothing but numbers of stripes is to be recorded: those that come meanwhile share the next record, and whoever
-/// overwrites whole stripes has others on their way.
-const IN_FLIGHT_LISTED: u32 = 1;
+/// A record of less than [`LISTED_TOGETHER`] numbers waits while so many listed stripes are being written in place: those keep
+/// the members busy, and what they do not spend on records goes to data. Not of many more: what a record lets go on is to
+/// queue behind the next one.
+const BUSY_WITH: u32 = 4;
+const LISTED_TOGETHER: usize = 4;
 
 /// Far more records than are on their way at once.
 const SEQUENCES_SKIPPED: u64 = 1 << 20;
@@ -81,8 +83,9 @@ struct Group {
     /// Stripes of which contents may be found after a crash, and those that may be found listed: the last record.
     stripes: RefCell<HashMap<u64, u64>>,
     listed: RefCell<HashMap<u64, u64>>,
-    /// Stripes that are about to be listed.
+    /// Stripes that are about to be listed, and those that are and are not in place.
     listing: Cell<usize>,
+    listed_under_way: Cell<u32>,
     /// The last record of which a listed stripe is in place.
     listed_done: Cell<u64>,
     /// Somebody makes room.
@@ -93,6 +96,13 @@ impl Group {
     /// Without records, whose first sequence will be `from` or a later one.
     fn from(from: u64) -> Self {
         Self { tail: Cell::new(from), durable_tail: Cell::new(from), ..Self::default() }
+    }
+
+    /// Whether what is to be recorded are a few numbers of stripes, and the members are busy with others.
+    fn may_wait(&self) -> bool {
+        let waiting = self.waiting.borrow();
+        let are_few = waiting.len() < LISTED_TOGETHER && waiting.iter().all(|w| w.blocks == 0);
+        are_few && !waiting.is_empty() && self.listed_under_way.get() >= BUSY_WITH
     }
 }
 
@@ -200,6 +210,7 @@ impl Journal {
         }
         drop(open);
         if logged.is_listed {
+            group.listed_under_way.set(group.listed_under_way.get() - 1);
             group.listed_done.set(group.listed_done.get().max(logged.sequence));
         }
         self.changed.notify_all();
@@ -266,8 +277,7 @@ impl Engine {
         let (sender, logged) = oneshot::channel();
         let waiting = Waiting { pieces, payload, blocks, logged: sender };
         group.waiting.borrow_mut().push_back(waiting);
-        let in_flight = if is_listed { IN_FLIGHT_LISTED } else { IN_FLIGHT };
-        if group.writers.get() < in_flight {
+        if group.writers.get() < IN_FLIGHT {
             group.writers.set(group.writers.get() + 1);
             let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
             reactor::spawn_in(&self.group, async move {
@@ -289,29 +299,45 @@ impl Engine {
     ) -> Result<Option<Logged>, BlockError> {
         let number = journal.group_of(stripe);
         let group = &journal.groups[number];
-        let may_list = || {
-            let stripes = group.listed.borrow().len() + group.listing.get() + 1;
-            // Each group its share, and as many chunks of a stripe as may be absent.
-            let chunks = stripes * self.layout.level.tolerates() * journal.groups.len();
-            chunks <= self.lost.room()
-        };
-        if !may_list() {
-            self.make_room(journal, number).await?;
-        }
-        if !may_list() {
+        let listed = || group.listed.borrow().len() + group.listing.get();
+        // Each group its share, and as many chunks of a stripe as may be absent.
+        let room = self.lost.room() / self.layout.level.tolerates() / journal.groups.len();
+        if room == 0 {
             return Ok(None);
+        }
+        if listed() >= room / 2 && !group.clearing.get() {
+            let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
+            reactor::spawn_in(&self.group, async move {
+                // Whoever needs the room meets the error, too.
+                let _ = engine.make_room(&journal, number).await;
+            });
+        }
+        loop {
+            let changed = journal.changed.changed();
+            self.check_running()?;
+            if listed() < room {
+                break;
+            }
+            if !self.make_room(journal, number).await? {
+                changed.await;
+            }
         }
         group.listing.set(group.listing.get() + 1);
         let pieces = vec![Piece::listed(stripe)];
         let logged = self.log(journal, stripe, pieces, IoVec::new()).await;
         group.listing.set(group.listing.get() - 1);
-        logged.map(Some)
+        let logged = logged?;
+        group.listed_under_way.set(group.listed_under_way.get() + 1);
+        Ok(Some(logged))
     }
 
     /// Records what waits, as much at once as a record takes.
     async fn write_records(self: &Rc<Self>, journal: &Rc<Journal>, number: usize) {
         let group = &journal.groups[number];
         loop {
+            while self.check_running().is_ok() && group.may_wait() {
+                journal.changed.changed().await;
+            }
             let mut batch: Vec<Waiting> = Vec::new();
             let mut blocks = 0;
             {
