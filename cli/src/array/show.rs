@@ -81,6 +81,12 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
         write!(out, ", {written} written")?;
     }
     writeln!(out, "; generation {}", status.generation)?;
+    if let Some(lost @ 1..) = status.lost_blocks {
+        writeln!(
+            out,
+            "  ! {lost} blocks are lost (a power cut during writes, then a member missing): EIO until they are written"
+        )?;
+    }
     for member in &status.members {
         draw_member(member, out)?;
     }

@@ -387,6 +387,7 @@ impl Keeper {
             problem: now.stopped.as_ref().map(ToString::to_string),
             lost: now.degraded,
             stripes_written: Some(now.stripes_written),
+            lost_blocks: Some(now.lost_blocks),
             generation: now.generation,
             members: now.members.iter().map(member).collect(),
             rebuild: progress(&now.rebuild, &self.rebuild_begun),

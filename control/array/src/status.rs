@@ -32,6 +32,9 @@ pub struct Status {
     pub stripe_bytes: u64,
     pub stripes: u64,
     pub stripes_written: Option<u64>,
+    /// Blocks that cannot be read until they are written: a power cut met whole stripes on their way, and a member was absent
+    /// afterwards.
+    pub lost_blocks: Option<u64>,
     pub generation: u64,
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
@@ -202,6 +205,7 @@ impl Status {
             stripe_bytes: array.capacity_bytes / array.stripes.max(1),
             stripes: array.stripes,
             stripes_written: None,
+            lost_blocks: None,
             generation: array.order.1,
             members,
             rebuild: None,
