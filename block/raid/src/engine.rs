@@ -202,6 +202,19 @@ impl Engine {
         reactor::spawn_in(&self.group, work).await.unwrap_or(Err(BlockError::Gone))
     }
 
+    /// As [`Engine::detached`], without a task for what ends at once.
+    pub async fn detached_unless_ready<T, F>(&self, work: F) -> Result<T, BlockError>
+    where
+        T: 'static,
+        F: Future<Output = Result<T, BlockError>> + 'static,
+    {
+        let mut work = Box::pin(work);
+        match poll!(&mut work) {
+            Poll::Ready(result) => result,
+            Poll::Pending => self.detached(work).await,
+        }
+    }
+
     /// Fails when the array has stopped.
     pub fn check_running(&self) -> Result<(), BlockError> {
         match &*self.stopped.borrow() {

@@ -82,6 +82,8 @@ pub(crate) struct Member {
     /// While it rebuilds: every slot below this holds good data, flushed. Behind the cursor in
     /// `state`, which reads may follow but no superblock may tell.
     slots_flushed: Cell<u64>,
+    /// It is rebuilt, and the next superblock says so; until that is on record nobody may rely on it.
+    pub is_rebuilt: Cell<bool>,
     /// Volatile writes completed, and how many of them a flush covers.
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
@@ -137,6 +139,7 @@ impl Member {
             state: Cell::new(state),
             superblock_at: Cell::new(None),
             slots_flushed: Cell::new(slots_flushed),
+            is_rebuilt: Cell::new(false),
             // An owner that was killed may have left writes in the drive's cache: the first flush is
             // never for nothing.
             writes: Cell::new(1),
@@ -168,6 +171,7 @@ impl Member {
     /// cursor on disk stays behind a flush.
     pub fn recorded_state(&self) -> MemberState {
         match self.state.get() {
+            MemberState::Rebuilding { .. } if self.is_rebuilt.get() => MemberState::InSync,
             MemberState::Rebuilding { .. } if !planted!("raid-cursor-told-early") => {
                 MemberState::Rebuilding { next_slot: self.slots_flushed.get() }
             }

@@ -246,12 +246,13 @@ impl Engine {
         self.void_all_records().await?;
         let done = targets.iter().filter(|member| cursor(member).is_some());
         let done: Vec<&Rc<Member>> = done.collect();
-        done.iter().for_each(|member| member.apply(MemberEvent::RebuildDone));
+        done.iter().for_each(|member| member.is_rebuilt.set(true));
         self.rebuild_stuck.borrow_mut().clear();
         add(&self.standing_wanted, 1);
         self.settle().await?;
         // On record, so that it may be relied upon.
-        for member in done {
+        for member in done.into_iter().filter(|member| member.is_live()) {
+            member.apply(MemberEvent::RebuildDone);
             let (member, name) = (member.index, member.name.clone());
             self.emit(&ArrayEvent::RebuildDone { member, name });
         }

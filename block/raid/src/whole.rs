@@ -55,7 +55,9 @@ impl Engine {
         self.note_patched(stripe);
         // In order of address, says whoever made them.
         let data = segments.into_iter().map(|segment| segment.bytes).collect();
+        let in_place = self.updates.begin(stripe);
         self.write_stripe(stripe, data).await;
+        drop(in_place);
         self.map.set(Bit::Suspect, stripe..stripe + 1, false);
         // Those that missed it are out, and on record as such.
         self.settle().await?;

@@ -154,7 +154,7 @@ impl Engine {
         self.check_running()?;
         let engine = Rc::clone(self);
         // Detached: writes go on when their caller gives up, and nobody else may have the stripe meanwhile.
-        self.detached(async move {
+        self.detached_unless_ready(async move {
             let _guard = engine.locks.lock(start, end).await;
             if !engine.map.has(Bit::Fresh, stripe) {
                 return Err(BlockError::NotFresh { stripe });
@@ -195,9 +195,7 @@ impl Engine {
             };
             Some((player.as_ref()?, *at, from))
         });
-        let in_place = self.updates.begin(stripe);
         self.write_all(writes, Durability::Volatile).await;
-        drop(in_place);
     }
 
     /// A volatile write of this stripe completed: the next flush makes it clean.

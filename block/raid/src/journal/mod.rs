@@ -40,7 +40,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Records of a group on their way at once.
-const IN_FLIGHT: u32 = 2;
+const IN_FLIGHT: u32 = 3;
+/// Updates share a record as long as it has no more blocks of contents: the header counts for little by then, and what comes
+/// behind it on its members waits for it.
+const SHARED_BLOCKS_MAX: u64 = 96;
 /// A record of less than [`LISTED_TOGETHER`] numbers waits while so many listed stripes are being written in place: those keep
 /// the members busy, and what they do not spend on records goes to data. Not of many more: what a record lets go on is to
 /// queue behind the next one.
@@ -150,6 +153,11 @@ impl Journal {
     /// Most blocks of one update.
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Most blocks of several updates that share a record.
+    fn shared_limit(&self) -> u64 {
+        self.limit.min(SHARED_BLOCKS_MAX)
     }
 
     /// Room that ordinary records leave: for those that tell of the tail, and for what a start records again.
@@ -343,7 +351,7 @@ impl Engine {
             {
                 let mut waiting = group.waiting.borrow_mut();
                 while let Some(next) = waiting.front()
-                    && blocks + next.blocks <= journal.limit
+                    && (batch.is_empty() || blocks + next.blocks <= journal.shared_limit())
                 {
                     blocks += next.blocks;
                     batch.extend(waiting.pop_front());
