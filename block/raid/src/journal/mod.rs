@@ -39,8 +39,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Records of a group on their way at once.
-const IN_FLIGHT: u32 = 3;
+/// Records of a group on their way at once. More leave no room for any in the smallest journal.
+const IN_FLIGHT: u32 = 2;
 /// Updates share a record as long as it has no more blocks of contents: the header counts for little by then, and what comes
 /// behind it on its members waits for it.
 const SHARED_BLOCKS_MAX: u64 = 96;
@@ -628,5 +628,27 @@ impl Engine {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Level;
+
+    /// Whoever waits for room waits for ever where even an empty journal has none.
+    #[test]
+    fn an_empty_journal_has_room_for_the_largest_record() {
+        for width in 2..=36 {
+            for parity in 1..=4.min(width - 1) {
+                let level = Level::NPlusM { parity };
+                let layout = Layout { level, width, chunk_bytes: 4096, stripes: 1 };
+                let bytes = Journal::bytes_min(layout.chunks());
+                let journal = Journal::new(&layout, bytes, 1).expect("large enough");
+                let fits =
+                    Ring::default().has_room(journal.area, 1 + journal.limit, journal.spare());
+                assert!(fits, "{width} wide: {} blocks", journal.area);
+            }
+        }
     }
 }
