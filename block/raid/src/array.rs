@@ -92,7 +92,8 @@ pub trait Array: Device {
     fn members_of(&self, at: u64, bytes: u64) -> MemberSet;
 
     /// Writes a chunk-aligned block range of a stripe anew from the good contents `data`
-    /// (which parity already agrees with): repair after a checksum error, not an overwrite.
+    /// (which parity already agrees with): repair after a checksum error, not an overwrite. Fails with `NotFresh` where the
+    /// stripe was overwritten in place, as then what the caller read says nothing any more.
     fn repair(&self, at: u64, data: IoVec) -> IoFuture<'_, ()>;
 
     /// Gives whole stripes back: durable when this completes. They read as zeroes, and rebuild

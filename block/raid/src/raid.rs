@@ -15,7 +15,7 @@ use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
 
-/// An open array: RAID 0, spread RAID 1 or RAID 6. Cheap to clone; all clones are one array.
+/// An open array of any level. Cheap to clone; all clones are one array.
 ///
 /// Dropping it is a stop without warning, which costs the next open a resync of what is dirty;
 /// [`RaidArray::close`] is the orderly end.

@@ -21,6 +21,30 @@ pub enum ArrayEvent {
     Stopped { error: BlockError },
 }
 
+impl ArrayEvent {
+    /// Writes it to the log, as something that happened to array `array`.
+    pub fn log(&self, array: &str) {
+        match self {
+            Self::MemberOut { name, error: Some(error), .. } => {
+                tracing::error!(array, member = name, %error, "a member is out");
+            }
+            Self::MemberOut { name, error: None, .. } => {
+                tracing::warn!(array, member = name, "a member was taken out");
+            }
+            Self::RebuildNeeded { name, .. } => {
+                tracing::info!(array, member = name, "a member waits for its rebuild");
+            }
+            Self::RebuildDone { name, .. } => {
+                tracing::info!(array, member = name, "a member is in sync again");
+            }
+            Self::Repaired { name, stripe, .. } => {
+                tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
+            }
+            Self::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
+        }
+    }
+}
+
 /// One member, for people.
 #[derive(Clone, Debug)]
 pub struct MemberStatus {
@@ -38,7 +62,6 @@ pub struct MemberStatus {
     pub repairs: u64,
     /// Blocks that a rebuild could not make, as far as is known since open. They cannot be read until they are written.
     pub lacks_blocks: u64,
-    /// Of reads and writes.
     /// Of its reads and writes.
     pub latency: Latency,
 }

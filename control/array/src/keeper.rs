@@ -15,9 +15,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::{Device, FileDevice};
-use levada_raid::{
-    self as raid, ArrayEvent, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
-};
+use levada_raid::{self as raid, MemberSpec, MemberState, RaidArray, RaidError, Recorded};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -139,7 +137,7 @@ impl Keeper {
         reactor::spawn(async move {
             while let Some(event) = events.recv().await {
                 let Some(keeper) = keeper.upgrade() else { break };
-                tell(keeper.name(), &event);
+                event.log(keeper.name());
                 keeper.changed.notify_all();
             }
         });
@@ -416,26 +414,5 @@ impl levada_desk::Clerk for Clerk {
 
     fn refuse(&self, why: String) -> Reply {
         Reply::Failed { why }
-    }
-}
-
-fn tell(array: &str, event: &ArrayEvent) {
-    match event {
-        ArrayEvent::MemberOut { name, error: Some(error), .. } => {
-            tracing::error!(array, member = name, %error, "a member is out");
-        }
-        ArrayEvent::MemberOut { name, error: None, .. } => {
-            tracing::warn!(array, member = name, "a member was taken out");
-        }
-        ArrayEvent::RebuildNeeded { name, .. } => {
-            tracing::info!(array, member = name, "a member waits for its rebuild");
-        }
-        ArrayEvent::RebuildDone { name, .. } => {
-            tracing::info!(array, member = name, "a member is in sync again");
-        }
-        ArrayEvent::Repaired { name, stripe, .. } => {
-            tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
-        }
-        ArrayEvent::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
     }
 }

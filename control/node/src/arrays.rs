@@ -11,8 +11,8 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    ArrayEvent, ArraySpec as RaidSpec, Level as RaidLevel, Limits, MemberSpec, MemberState,
-    RaidArray, RaidError,
+    ArraySpec as RaidSpec, Level as RaidLevel, Limits, MemberSpec, MemberState, RaidArray,
+    RaidError,
 };
 use levada_spec::{ArraySpec, ClusterFile, Level};
 use std::cell::RefCell;
@@ -282,7 +282,7 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
         let name = array.spec.name.clone();
         reactor::spawn(async move {
             while let Some(event) = events.recv().await {
-                tell(&name, &event);
+                event.log(&name);
                 changed.notify_all();
             }
         });
@@ -306,25 +306,6 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
             }
         }
     });
-}
-
-fn tell(array: &str, event: &ArrayEvent) {
-    match event {
-        ArrayEvent::MemberOut { name, error, .. } => match error {
-            Some(error) => tracing::error!(array, member = name, %error, "a member is out"),
-            None => tracing::warn!(array, member = name, "a member was taken out"),
-        },
-        ArrayEvent::RebuildNeeded { name, .. } => {
-            tracing::info!(array, member = name, "a member waits for its rebuild");
-        }
-        ArrayEvent::RebuildDone { name, .. } => {
-            tracing::info!(array, member = name, "a member is in sync again");
-        }
-        ArrayEvent::Repaired { name, stripe, .. } => {
-            tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
-        }
-        ArrayEvent::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
-    }
 }
 
 /// Fails a drive in every array that uses it. With `force`, also when data would be lost.
