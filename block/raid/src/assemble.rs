@@ -8,13 +8,14 @@
 //!
 //! After a crash during open, the next one does the same again: every step may be repeated.
 
+use crate::away;
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, Finding, RaidError};
 use crate::journal::Journal;
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
-use crate::map::{Bit, PageImage, StripeMap, pages_for};
-use crate::member::{Member, MemberState};
+use crate::map::{Bit, MapFormat, PageImage, StripeMap};
+use crate::member::{Held, Member, MemberState};
 use crate::raid1;
 use crate::redundancy::Redundancy;
 use crate::superblock::{
@@ -195,6 +196,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         enclosure: member.enclosure,
         role,
         state: if role.is_some() { MemberState::InSync } else { MemberState::Spare },
+        held: None,
     };
     let superblock = Superblock {
         uuid: spec.uuid,
@@ -244,6 +246,7 @@ fn build(
     for (index, (entry, device)) in superblock.members.iter().zip(devices).enumerate() {
         let identity = (entry.uuid, entry.name.clone(), entry.enclosure);
         let member = Member::new(index, identity, device, entry.role, entry.state);
+        member.held.set(entry.held);
         if let Some(role) = entry.role
             && member.is_live()
         {
@@ -261,7 +264,7 @@ fn build(
         info: info_of(&superblock.name, &layout),
         members: RefCell::new(members),
         roles: RefCell::new(roles),
-        map: StripeMap::empty(superblock.uuid, layout.stripes),
+        map: StripeMap::empty(superblock.uuid, layout.stripes, superblock.areas.map_format),
         journal: Journal::new(&layout, superblock.areas.journal_bytes, superblock.journal_from)
             .map(Rc::new),
         updates: Updates::default(),
@@ -279,6 +282,7 @@ fn build(
         standing_wanted: Cell::new(0),
         standing_recorded: Cell::new(0),
         standing_turn: Semaphore::new(1),
+        absences: RefCell::default(),
         stopped: RefCell::new(None),
         subscribers: RefCell::default(),
         foreground: Cell::new(0),
@@ -291,16 +295,16 @@ fn build(
 }
 
 /// The newest superblock of a device.
-struct Probed {
-    superblock: Superblock,
+pub(crate) struct Probed {
+    pub superblock: Superblock,
     /// Index of the member that the device is.
-    member: usize,
+    pub member: usize,
     /// Where it lies.
-    at: u64,
+    pub at: u64,
 }
 
 /// What the superblocks of a device say: the valid one of the higher (epoch, generation).
-async fn probe(device: &Rc<dyn Device>) -> Result<Option<Probed>, BlockError> {
+pub(crate) async fn probe(device: &Rc<dyn Device>) -> Result<Option<Probed>, BlockError> {
     let mut newest: Option<Probed> = None;
     let mut failure = None;
     for at in [0, SUPERBLOCK_BYTES] {
@@ -368,7 +372,9 @@ async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidErro
     report.devices = classify(found, &probed, Some(&newest), uuid, &mut devices);
     let mut superblocks_at = vec![None; newest.members.len()];
     for (probe, (_, finding)) in probed.iter().zip(&report.devices) {
-        if let (Ok(Some(probe)), Finding::Used { member }) = (probe, finding) {
+        if let (Ok(Some(probe)), Finding::Used { member } | Finding::CatchesUp { member }) =
+            (probe, finding)
+        {
             superblocks_at[*member] = Some(probe.at);
         }
     }
@@ -392,8 +398,21 @@ pub(crate) async fn open(
     // Those that are missing are out, before anything is written that they would miss.
     let mut superblock = newest.clone();
     for (entry, device) in superblock.members.iter_mut().zip(&devices) {
-        if device.is_none() {
-            entry.state = MemberState::Faulty;
+        match (device, entry.state) {
+            (None, state) => {
+                if state == MemberState::InSync && newest.areas.map_format != MapFormat::Single {
+                    let generation = newest.held_by_all;
+                    let held = Held { generation, by_itself: true };
+                    entry.held = (generation > 0).then_some(held);
+                }
+                entry.state = MemberState::Faulty;
+            }
+            (Some(device), MemberState::Faulty) => {
+                // It was away. What it recorded has a meaning no more.
+                superblock.areas.clear_journal(device).await?;
+                entry.state = MemberState::Rebuilding { next_slot: 0 };
+            }
+            (Some(_), _) => {}
         }
     }
     superblock.generation = newest.generation + GENERATIONS_SKIPPED;
@@ -406,6 +425,7 @@ pub(crate) async fn open(
         engine.map.patch_all();
     }
     engine.fill_roles();
+    engine.note_roles();
     engine.confirm_standing().await?;
     // What was read must not change when other members are missing next time.
     let rewrites = stale_pages.into_iter().map(|page| engine.persist_pages(page..page + 1));
@@ -415,6 +435,7 @@ pub(crate) async fn open(
     engine.load_lost().await?;
     engine.replay().await?;
     engine.resync().await?;
+    engine.note_roles();
     Ok((engine, report))
 }
 
@@ -442,12 +463,19 @@ fn classify(
                 match newest.members.get(member) {
                     Some(entry) if entry.uuid != identity => Finding::Replaced { uuid: identity },
                     None => Finding::Replaced { uuid: identity },
+                    Some(_) if devices[member].is_some() => Finding::Duplicate { member },
+                    Some(_)
+                        if away::held_by(superblock, newest, member)
+                            .is_some_and(|held| held.by_itself) =>
+                    {
+                        devices[member] = Some(Rc::clone(device));
+                        Finding::CatchesUp { member }
+                    }
                     Some(entry)
                         if !entry.state.is_live() || superblock.generation < newest.held_by_all =>
                     {
                         Finding::Stale { member, generation: superblock.generation }
                     }
-                    Some(_) if devices[member].is_some() => Finding::Duplicate { member },
                     Some(_) => {
                         devices[member] = Some(Rc::clone(device));
                         Finding::Used { member }
@@ -494,9 +522,12 @@ fn name_absent(
         findings.any(|finding| matches!(finding, Finding::Stale { member, .. } if *member == index))
     };
     for (index, (entry, device)) in newest.members.iter().zip(devices).enumerate() {
-        if !entry.state.is_live() || (device.is_none() && old(report, index)) {
+        if device.is_some() {
+            continue;
+        }
+        if !entry.state.is_live() || old(report, index) {
             report.faulty.push(entry.name.clone());
-        } else if device.is_none() {
+        } else {
             report.missing.push(entry.name.clone());
         }
     }
@@ -522,7 +553,8 @@ fn check_standing(
         });
     }
     let live = entries().filter(|(entry, _)| entry.state.is_live()).count();
-    let found = entries().filter(|(_, device)| device.is_some()).count();
+    let found = entries().filter(|(entry, device)| entry.state.is_live() && device.is_some());
+    let found = found.count();
     if found * 2 <= live && !force {
         return Err(RaidError::NoMajority { found, live, report: Box::new(report.clone()) });
     }
@@ -535,13 +567,15 @@ async fn load_map(
     epoch: Epoch,
     report: &AssemblyReport,
 ) -> Result<Vec<u64>, RaidError> {
-    let pages = pages_for(engine.layout.stripes);
-    let step = MAP_IO_BYTES / BLOCK_BYTES;
+    let pages = engine.map.pages();
+    let step = MAP_IO_BYTES / engine.map.format.bytes_for(1);
     let mut stale = Vec::new();
     for first in (0..pages).step_by(step as usize) {
         let count = step.min(pages - first);
+        // One that was away may have a page that nobody else has, and of which another was made.
         let live = engine.live_members();
-        let reads = live.iter().map(|member| read_pages(engine, member, first, count));
+        let live = live.iter().filter(|member| member.held.get().is_none());
+        let reads = live.map(|member| read_pages(engine, member, first, count));
         let images = join_all(reads).await;
         for page in first..first + count {
             let of_page = || images.iter().map(|of_member| &of_member[(page - first) as usize]);
@@ -559,31 +593,45 @@ async fn load_map(
             engine.map.load(page, newest);
         }
     }
+    if engine.live_members().iter().any(|member| member.held.get().is_some()) {
+        stale = (0..pages).collect();
+    }
     Ok(stale)
 }
 
-/// Reads pages of one member; those that are unreadable or invalid are `None`.
+/// Reads pages of one member, the newest image of each; those that are unreadable or invalid are `None`.
 async fn read_pages(
     engine: &Rc<Engine>,
     member: &Rc<Member>,
     first: u64,
     count: u64,
 ) -> Vec<Option<PageImage>> {
-    let at = |page: u64| engine.areas.map_at + page * BLOCK_BYTES;
-    let decode = |bytes: &[u8], page| PageImage::decode(bytes, engine.uuid, page);
-    let into = BufMut::zeroed((count * BLOCK_BYTES) as usize).into_vec();
-    if let Ok(bytes) = engine.member_read(member, at(first), into).await {
-        let pages = bytes[0].chunks(BLOCK_BYTES as usize);
-        return pages.zip(first..).map(|(bytes, page)| decode(bytes, page)).collect();
+    let format = engine.map.format;
+    let decode = |bytes: &[u8], page| PageImage::decode(bytes, format, engine.uuid, page);
+    let newest = |images: &mut dyn Iterator<Item = Option<PageImage>>| {
+        images.flatten().max_by_key(|image| (image.epoch, image.sequence))
+    };
+    let (at, bytes_each) = (engine.areas.map_at, format.bytes_for(1));
+    let into = BufMut::zeroed((count * bytes_each) as usize).into_vec();
+    if let Ok(bytes) = engine.member_read(member, at + first * bytes_each, into).await {
+        let pages = bytes[0].chunks(bytes_each as usize).zip(first..);
+        let images = pages.map(|(images, page)| {
+            newest(&mut images.chunks(BLOCK_BYTES as usize).map(|bytes| decode(bytes, page)))
+        });
+        return images.collect();
     }
     // One bad sector must not cost the others.
-    let mut images = Vec::new();
+    let mut pages = Vec::new();
     for page in first..first + count {
-        let into = BufMut::zeroed(BLOCK_BYTES as usize).into_vec();
-        let read = engine.member_read(member, at(page), into).await;
-        images.push(read.ok().and_then(|bytes| decode(&bytes[0], page)));
+        let mut images = Vec::new();
+        for image in 0..format.images() {
+            let into = BufMut::zeroed(BLOCK_BYTES as usize).into_vec();
+            let read = engine.member_read(member, at + format.offset(page, image), into).await;
+            images.push(read.ok().and_then(|bytes| decode(&bytes[0], page)));
+        }
+        pages.push(newest(&mut images.into_iter()));
     }
-    images
+    pages
 }
 
 impl Engine {

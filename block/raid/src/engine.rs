@@ -17,7 +17,7 @@ use crate::layout::{Layout, Place};
 use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
-use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::member::{Held, Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
@@ -89,6 +89,8 @@ pub(crate) struct Engine {
     pub standing_wanted: Cell<u64>,
     pub standing_recorded: Cell<u64>,
     pub standing_turn: Rc<Semaphore>,
+    /// Members that went, and what they hold, of which superblocks do not tell yet ([`crate::away`]).
+    pub absences: RefCell<Vec<(Rc<Member>, Held)>>,
     pub stopped: RefCell<Option<BlockError>>,
     pub subscribers: RefCell<Vec<queue::Sender<ArrayEvent>>>,
     /// Counts foreground I/Os: rebuild and scrub look whether there were any.
@@ -200,6 +202,15 @@ impl Engine {
         };
         // A task that was killed means that this process' node is gone.
         reactor::spawn_in(&self.group, work).await.unwrap_or(Err(BlockError::Gone))
+    }
+
+    /// As [`Engine::detached`], with nobody who waits.
+    pub fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        let runs = Runs::begin(&self.detached);
+        reactor::spawn_in(&self.group, async move {
+            let _runs = runs;
+            work.await;
+        });
     }
 
     /// As [`Engine::detached`], without a task for what ends at once.
@@ -519,6 +530,8 @@ impl Engine {
                 return;
             }
         }
+        let plays_role = member.role.get().is_some();
+        let held = self.held_when_gone(member, error.as_ref());
         member.apply(MemberEvent::Failed);
         if let Some(role) = member.role.get() {
             self.roles.borrow_mut()[role] = None;
@@ -527,6 +540,9 @@ impl Engine {
         let (index, name) = (member.index, member.name.clone());
         self.emit(&ArrayEvent::MemberOut { member: index, name, error });
         self.fill_roles();
+        if plays_role {
+            self.begin_absence(member, held);
+        }
         add(&self.standing_wanted, 1);
     }
 

@@ -13,6 +13,8 @@ pub enum Finding {
     /// The array went on without it, or it is an old copy of itself: its data is old. Give it back with
     /// [`crate::RaidArray::replace`], which rebuilds it.
     Stale { member: usize, generation: u64 },
+    /// The array went on without it for a while: it takes part again, and gets what changed meanwhile.
+    CatchesUp { member: usize },
     /// A member that another device has replaced.
     Replaced { uuid: Uuid },
     /// A member of another array.
@@ -54,6 +56,7 @@ impl fmt::Display for AssemblyReport {
                 Finding::Stale { generation, .. } => {
                     write!(f, "; {name} is stale (generation {generation})")?;
                 }
+                Finding::CatchesUp { .. } => write!(f, "; {name} was away and catches up")?,
                 Finding::Replaced { .. } => write!(f, "; {name} has been replaced")?,
                 Finding::Foreign { array } => write!(f, "; {name} belongs to array {array}")?,
                 Finding::NoSuperblock => write!(f, "; {name} has no superblock")?,

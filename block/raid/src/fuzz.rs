@@ -2,7 +2,7 @@
 
 use crate::journal;
 use crate::lost;
-use crate::map::{PageImage, StripeMap};
+use crate::map::{MapFormat, PageImage, StripeMap};
 use crate::superblock::{SUPERBLOCK_BYTES, Superblock};
 use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
@@ -51,12 +51,14 @@ pub fn map_page(input: &[u8]) {
     let mut bytes = vec![0; BLOCK_BYTES as usize];
     let len = input.len().min(bytes.len());
     bytes[..len].copy_from_slice(&input[..len]);
-    let _ = PageImage::decode(&bytes, uuid, 0);
-    PageImage::seal(&mut bytes, uuid, 0);
-    let Some(image) = PageImage::decode(&bytes, uuid, 0) else { return };
-    let map = StripeMap::empty(uuid, 1000);
-    map.load(0, &image);
-    assert!(map.pages() == 1);
+    for format in [MapFormat::Single, MapFormat::Paired] {
+        let _ = PageImage::decode(&bytes, format, uuid, 0);
+        PageImage::seal(&mut bytes, format, uuid, 0);
+        let image = PageImage::decode(&bytes, format, uuid, 0).expect("sealed");
+        let map = StripeMap::empty(uuid, 1000, format);
+        map.load(0, &image);
+        assert!(map.pages() == 1 && map.missed_stripes() <= map.written_stripes());
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!
 //! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
 //! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
-//! `resync`, `rebuild`, `scrub`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
+//! `resync`, `rebuild`, `scrub`, `away`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
 //! `raid6`, `nplusm`; those with parity share `rotation`.
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
@@ -13,6 +13,7 @@
 mod agreed;
 mod array;
 mod assemble;
+mod away;
 mod engine;
 mod error;
 #[doc(hidden)]
@@ -54,6 +55,7 @@ pub use raid::RaidArray;
 pub use rebuild::Limits;
 pub use recorded::{Recorded, RecordedMember};
 pub use scrub::ScrubReport;
+pub use standing::Admitted;
 pub use status::{ArrayEvent, ArrayStatus, MemberStatus, Progress};
 pub use superblock::{ARRAY_NAME_BYTES, MEMBER_NAME_BYTES, MEMBERS_MAX};
 pub use views::{ByteRange, StripeRange};

@@ -367,20 +367,28 @@ impl Engine {
                 continue;
             }
             self.lost.add((stripe, chunk), why, rows);
-            let place = self.layout.place(stripe, chunk);
-            if let (Why::Absent, Some(member)) = (why, self.player(place.role)) {
-                let blocks = rows.runs().into_iter().flatten();
-                let blocks =
-                    blocks.map(|block| self.member_offset(place.slot, block * BLOCK_BYTES));
-                blocks.for_each(|at| member.leave_out(at));
-            }
         }
+        (0..self.layout.width).for_each(|role| self.tell_left_out(role));
         // As it is on the members already, unless they differ.
         self.lost.durable.set(self.lost.wanted.get());
         if differs {
             self.lost.changed();
         }
         self.persist_lost().await
+    }
+
+    /// Tells whoever plays a role which blocks are absent there.
+    pub fn tell_left_out(&self, role: usize) {
+        let Some(member) = self.player(role) else { return };
+        for ((stripe, chunk, why), rows) in self.lost.entries.borrow().iter() {
+            let place = self.layout.place(*stripe, *chunk);
+            if (*why, place.role) == (Why::Absent, role) {
+                let blocks = rows.runs().into_iter().flatten();
+                let blocks =
+                    blocks.map(|block| self.member_offset(place.slot, block * BLOCK_BYTES));
+                blocks.for_each(|at| member.leave_out(at));
+            }
+        }
     }
 }
 

@@ -25,6 +25,31 @@ pub enum MemberState {
     Spare,
 }
 
+/// What a member that went away holds all the same: everything that it held when the array was at this generation, but for
+/// the missed stripes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Not 0. Its own superblock is of this generation or a later one, unless it was put back as it was before.
+    pub generation: u64,
+    /// It takes part again as soon as it is found. Else only when somebody says so: it has failed, or was taken out.
+    pub by_itself: bool,
+}
+
+impl Held {
+    const BY_ITSELF: u64 = 1 << 63;
+
+    /// As superblocks have it; 0 says that there is no such thing.
+    pub fn to_bits(self) -> u64 {
+        self.generation | if self.by_itself { Self::BY_ITSELF } else { 0 }
+    }
+
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let generation = bits & !Self::BY_ITSELF;
+        let by_itself = bits & Self::BY_ITSELF != 0;
+        (generation > 0).then_some(Self { generation, by_itself })
+    }
+}
+
 /// What may happen to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemberEvent {
@@ -84,6 +109,8 @@ pub(crate) struct Member {
     slots_flushed: Cell<u64>,
     /// It is rebuilt, and the next superblock says so; until that is on record nobody may rely on it.
     pub is_rebuilt: Cell<bool>,
+    /// While it is out or rebuilt: what it holds nevertheless.
+    pub held: Cell<Option<Held>>,
     /// Volatile writes completed, and how many of them a flush covers.
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
@@ -140,6 +167,7 @@ impl Member {
             superblock_at: Cell::new(None),
             slots_flushed: Cell::new(slots_flushed),
             is_rebuilt: Cell::new(false),
+            held: Cell::new(None),
             // An owner that was killed may have left writes in the drive's cache: the first flush is
             // never for nothing.
             writes: Cell::new(1),

@@ -8,6 +8,7 @@ use crate::map::Bit;
 use crate::member::{Member, add};
 use crate::rebuild::Limits;
 use crate::scrub::ScrubReport;
+use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
 use levada_base::ids::Uuid;
 use levada_base::sync::queue;
@@ -87,12 +88,13 @@ impl RaidArray {
     }
 
     /// Puts a new device, or the old one come back, in the place of a faulty member. It takes
-    /// the member's role and needs [`RaidArray::rebuild`], or is a spare when another has it.
+    /// the member's role and needs [`RaidArray::rebuild`], or is a spare when another has it. With the UUID of the old one it
+    /// may be that one: then it needs only what changed meanwhile.
     ///
     /// # Errors
     ///
     /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`].
-    pub async fn replace(&self, member: usize, with: MemberSpec) -> Result<(), RaidError> {
+    pub async fn replace(&self, member: usize, with: MemberSpec) -> Result<Admitted, RaidError> {
         self.engine.replace(member, with).await
     }
 
@@ -157,6 +159,7 @@ impl RaidArray {
             enclosure: member.enclosure,
             role: member.role.get(),
             state: member.state.get(),
+            catches_up: member.held.get().is_some() && member.role.get().is_some(),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),
             medium_errors: member.stats.medium_errors.get(),

@@ -168,6 +168,11 @@ impl Course<'_> {
     }
 }
 
+/// Whether it needs what it missed only.
+fn catches_up(member: &Rc<Member>) -> bool {
+    member.held.get().is_some()
+}
+
 /// How far a member is rebuilt; `None` when it is not being rebuilt any more.
 fn cursor(member: &Rc<Member>) -> Option<u64> {
     match member.state.get() {
@@ -205,6 +210,10 @@ impl Engine {
             if targets.is_empty() {
                 return Ok(());
             }
+            if targets.iter().any(catches_up) {
+                // They need less.
+                targets.retain(catches_up);
+            }
             if !self.layout.slot_is_stripe() {
                 // Their stripes are met in another order on every role.
                 targets.truncate(1);
@@ -222,8 +231,11 @@ impl Engine {
         let slots = self.layout.slots();
         let share = self.layout.slots() * self.layout.width as u64 / self.layout.chunks() as u64;
         // Written stripes with a chunk on the target, by proportion on spread mirrors.
-        let total = (u128::from(self.map.written_stripes()) * u128::from(slots)
-            / u128::from(share.max(1))) as u64;
+        let wanted = match targets.iter().all(catches_up) {
+            true => self.map.missed_stripes(),
+            false => self.map.written_stripes(),
+        };
+        let total = (u128::from(wanted) * u128::from(slots) / u128::from(share.max(1))) as u64;
         let course = Course {
             targets,
             pace: RefCell::new(Pace::new(self, limits, total.min(slots))),
@@ -253,9 +265,11 @@ impl Engine {
         // On record, so that it may be relied upon.
         for member in done.into_iter().filter(|member| member.is_live()) {
             member.apply(MemberEvent::RebuildDone);
+            member.held.set(None);
             let (member, name) = (member.index, member.name.clone());
             self.emit(&ArrayEvent::RebuildDone { member, name });
         }
+        self.note_roles();
         Ok(())
     }
 
@@ -304,18 +318,27 @@ impl Engine {
         }
     }
 
-    /// The next written stripe from a slot on, if there is one, and the slot behind it.
+    /// The next stripe from a slot on that the targets need, if there is one, and the slot behind it.
     fn stripe_from(&self, targets: &[Rc<Member>], from: u64) -> (Option<u64>, u64) {
         let slots = self.layout.slots();
+        // Written ones, or of these what they missed.
+        let bit = if targets.iter().all(catches_up) { Bit::Missed } else { Bit::Written };
         if self.layout.slot_is_stripe() {
             // Long unwritten runs cost nothing.
-            let stripe = self.map.next_set(Bit::Written, from);
-            return (stripe, stripe.map_or(slots, |stripe| stripe + 1));
+            let mut from = from;
+            while let Some(stripe) = self.map.next_set(bit, from) {
+                from = stripe + 1;
+                if self.map.has(Bit::Written, stripe) {
+                    return (Some(stripe), from);
+                }
+            }
+            return (None, slots);
         }
         let role = targets[0].role.get().unwrap_or(0);
         for slot in from..slots {
             let (stripe, _) = self.layout.chunk_in(Place { role, slot });
-            if stripe < self.layout.stripes && self.map.has(Bit::Written, stripe) {
+            let is_needed = |bit| self.map.has(bit, stripe);
+            if stripe < self.layout.stripes && is_needed(Bit::Written) && is_needed(bit) {
                 return (Some(stripe), slot + 1);
             }
         }

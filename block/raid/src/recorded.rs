@@ -13,6 +13,8 @@ pub struct RecordedMember {
     pub name: String,
     pub role: Option<usize>,
     pub state: MemberState,
+    /// Out, or being rebuilt: it was away, and what it holds is good but for what changed meanwhile.
+    pub catches_up: bool,
 }
 
 /// An array, as a superblock has it.
@@ -55,6 +57,7 @@ impl Recorded {
             name: entry.name,
             role: entry.role,
             state: entry.state,
+            catches_up: entry.held.is_some() && entry.role.is_some(),
         };
         let recorded = Self {
             uuid: superblock.uuid,

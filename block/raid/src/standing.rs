@@ -9,8 +9,7 @@
 use crate::MemberSpec;
 use crate::engine::Engine;
 use crate::error::RaidError;
-use crate::map::StripeMap;
-use crate::member::{Member, MemberState, add};
+use crate::member::{Held, Member, MemberState, add};
 use crate::status::ArrayEvent;
 use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
 use futures_util::future::join_all;
@@ -19,6 +18,15 @@ use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
 use std::ops::Range;
 use std::rc::Rc;
+
+/// How a device took a member's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// It gets everything.
+    Anew,
+    /// It is that member come back, and gets what changed meanwhile.
+    CatchesUp,
+}
 
 impl Engine {
     /// Waits until every change of standing so far is recorded. Whoever acknowledges a write
@@ -29,6 +37,7 @@ impl Engine {
         if unrecorded && !planted!("raid-standing-not-recorded") {
             let engine = Rc::clone(self);
             self.detached(async move { engine.record_standing().await }).await?;
+            self.tell_absences();
         }
         self.check_running()
     }
@@ -85,6 +94,7 @@ impl Engine {
             enclosure: member.enclosure,
             role: member.role.get(),
             state: member.recorded_state(),
+            held: member.held.get(),
         };
         Superblock {
             uuid: self.uuid,
@@ -102,7 +112,7 @@ impl Engine {
 
     /// Makes the present bits of these stripes durable on every live member.
     pub async fn persist(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), BlockError> {
-        self.persist_pages(StripeMap::pages_of(&stripes)).await
+        self.persist_pages(self.map.pages_of(&stripes)).await
     }
 
     pub async fn persist_pages(self: &Rc<Self>, pages: Range<u64>) -> Result<(), BlockError> {
@@ -124,7 +134,7 @@ impl Engine {
         Ok(())
     }
 
-    async fn persist_page(self: &Rc<Self>, page: u64, version: u64) -> Result<(), BlockError> {
+    pub async fn persist_page(self: &Rc<Self>, page: u64, version: u64) -> Result<(), BlockError> {
         loop {
             let changed = self.map.written.changed();
             if self.map.is_durable(page, version) {
@@ -133,10 +143,10 @@ impl Engine {
             self.check_running()?;
             let mut image = BufMut::for_overwrite(BLOCK_BYTES as usize);
             match self.map.begin_write(page, self.epoch, &mut image) {
-                Some(version) => {
+                Some((version, at)) => {
                     let engine = Rc::clone(self);
                     let image = image.freeze();
-                    self.detached(async move { engine.write_page(page, version, image).await })
+                    self.detached(async move { engine.write_page(page, version, at, image).await })
                         .await?;
                 }
                 None => changed.await,
@@ -148,9 +158,10 @@ impl Engine {
         self: Rc<Self>,
         page: u64,
         version: u64,
+        at: u64,
         image: Buf,
     ) -> Result<(), BlockError> {
-        let at = self.areas.map_at + page * BLOCK_BYTES;
+        let at = self.areas.map_at + at;
         let live = self.live_members();
         let writes = live
             .iter()
@@ -182,12 +193,20 @@ impl Engine {
     }
 
     /// Puts `with` in the place of a faulty member. It plays that member's role if nobody else
-    /// does by now, and is a spare otherwise.
-    pub async fn replace(self: &Rc<Self>, index: usize, with: MemberSpec) -> Result<(), RaidError> {
-        if self.member(index)?.is_live() {
+    /// does by now, and is a spare otherwise. With the UUID of that member it is that member: what it has not missed it
+    /// need not get again.
+    pub async fn replace(
+        self: &Rc<Self>,
+        index: usize,
+        with: MemberSpec,
+    ) -> Result<Admitted, RaidError> {
+        let member = self.member(index)?;
+        if member.is_live() {
             return Err(RaidError::Member { member: index, reason: "it has not failed" });
         }
-        self.admit(index, with).await
+        let held = self.held_by(&member, &with).await;
+        self.admit(index, with, held).await?;
+        Ok(if held.is_some() { Admitted::CatchesUp } else { Admitted::Anew })
     }
 
     /// Adds a member to the table, as a spare.
@@ -196,11 +215,17 @@ impl Engine {
         if index >= crate::MEMBERS_MAX {
             return Err(RaidError::Member { member: index, reason: "the member table is full" });
         }
-        self.admit(index, with).await?;
+        self.admit(index, with, None).await?;
         Ok(index)
     }
 
-    async fn admit(self: &Rc<Self>, index: usize, with: MemberSpec) -> Result<(), RaidError> {
+    /// `held` is what the device holds of the member whose place it takes, and where its newest superblock lies.
+    async fn admit(
+        self: &Rc<Self>,
+        index: usize,
+        with: MemberSpec,
+        held: Option<(Held, u64)>,
+    ) -> Result<(), RaidError> {
         self.check_running()?;
         let needed_bytes = self.areas.data_at + self.areas.data_bytes;
         let capacity_bytes = with.device.info().capacity_bytes;
@@ -209,12 +234,15 @@ impl Engine {
             return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
         }
         with.device.fence(self.epoch).await?;
-        // Its old superblock must not win or confuse if we stop before the new one is there.
-        let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
-        with.device.write(0, blank.into_vec(), Durability::Fua).await?;
+        if held.is_none() {
+            // Its old superblock must not win or confuse if we stop before the new one is there.
+            let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
+            with.device.write(0, blank.into_vec(), Durability::Fua).await?;
+        }
         self.areas.clear_journal(&with.device).await?;
         let identity = (with.uuid, with.name, with.enclosure);
         let member = Member::new(index, identity, Some(with.device), None, MemberState::Spare);
+        member.superblock_at.set(held.map(|(_, at)| at));
         {
             let mut members = self.members.borrow_mut();
             if index == members.len() {
@@ -225,12 +253,14 @@ impl Engine {
                 let old = std::mem::replace(&mut members[index], Rc::clone(&member));
                 if let Some(role) = old.role.get() {
                     member.role.set(Some(role));
+                    member.held.set(held.map(|(held, _)| held));
                     member.state.set(MemberState::Rebuilding { next_slot: 0 });
                     self.roles.borrow_mut()[role] = Some(Rc::clone(&member));
                 }
             }
         }
-        if member.role.get().is_some() {
+        if let Some(role) = member.role.get() {
+            self.tell_left_out(role);
             let (member, name) = (index, member.name.clone());
             self.emit(&ArrayEvent::RebuildNeeded { member, name });
         }

@@ -54,6 +54,8 @@ pub struct MemberStatus {
     pub enclosure: u16,
     pub role: Option<usize>,
     pub state: MemberState,
+    /// Out, or being rebuilt: it was away, and what it holds is good but for what changed meanwhile.
+    pub catches_up: bool,
     /// Since open.
     pub bytes_read: u64,
     pub bytes_written: u64,

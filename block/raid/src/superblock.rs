@@ -5,7 +5,8 @@
 
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
-use crate::member::MemberState;
+use crate::map::MapFormat;
+use crate::member::{Held, MemberState};
 use levada_base::Epoch;
 use levada_base::checksum::crc32c;
 use levada_base::ids::Uuid;
@@ -25,6 +26,8 @@ const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
 /// Of members with a list of lost blocks: who does not know of it must not open them.
 const VERSION_LOST: u16 = 2;
+/// Of members whose map tells what an absent member missed, or not all do: who does not know would let it come back wrong.
+const VERSION_MISSED: u16 = 3;
 const FLAGS_AT: usize = 15;
 /// Stripes were overwritten in place since a scrub found everything right.
 const PATCHED: u8 = 1;
@@ -49,6 +52,7 @@ pub(crate) struct Areas {
     pub lost_bytes: u64,
     pub map_at: u64,
     pub map_bytes: u64,
+    pub map_format: MapFormat,
     pub data_at: u64,
     pub data_bytes: u64,
 }
@@ -74,9 +78,9 @@ impl Areas {
             let slots = member_bytes.saturating_sub(data_at) / chunk_bytes;
             Layout::stripes_in(level, width, slots)
         };
+        let map_format = MapFormat::Paired;
         // Without a map there would be this many stripes; with it there are fewer.
-        let pages = crate::map::pages_for(stripes_from(map_at)).max(1);
-        let map_bytes = pages * BLOCK_BYTES;
+        let map_bytes = map_format.bytes_for(stripes_from(map_at).max(1));
         let data_at = round_up(map_at + map_bytes, DATA_ALIGN_BYTES);
         let stripes = stripes_from(data_at);
         let layout = Layout { level, width, chunk_bytes, stripes };
@@ -88,6 +92,7 @@ impl Areas {
             lost_bytes,
             map_at,
             map_bytes,
+            map_format,
             data_at,
             data_bytes,
         };
@@ -109,6 +114,8 @@ pub(crate) struct MemberEntry {
     pub enclosure: u16,
     pub role: Option<usize>,
     pub state: MemberState,
+    /// Of one that is out or being rebuilt: what of its data is good nevertheless.
+    pub held: Option<Held>,
 }
 
 /// A superblock without the index of the member that carries it.
@@ -175,7 +182,11 @@ impl Superblock {
             Level::NPlusM { parity } => (N_PLUS_M, parity),
         };
         put(bytes, 0, MAGIC);
-        let version = if self.areas.lost_bytes == 0 { VERSION } else { VERSION_LOST };
+        let version = match (self.areas.map_format, self.areas.lost_bytes) {
+            (MapFormat::Paired, _) => VERSION_MISSED,
+            (MapFormat::Single, 0) => VERSION,
+            (MapFormat::Single, _) => VERSION_LOST,
+        };
         put(bytes, 8, &version.to_le_bytes());
         let width = self.layout.width as u8;
         put(bytes, 10, &[level, number as u8, width, self.members.len() as u8, index as u8]);
@@ -214,6 +225,7 @@ impl Superblock {
             };
             entry[47] = state;
             put(entry, 48, &next_slot.to_le_bytes());
+            put(entry, 56, &member.held.map_or(0, Held::to_bits).to_le_bytes());
         }
         let crc = crc32c(&bytes[..CRC_AT]);
         put(bytes, CRC_AT, &crc.to_le_bytes());
@@ -222,7 +234,8 @@ impl Superblock {
     /// Makes the magic, version and checksum of `bytes` right, so that a fuzzer gets past them.
     pub fn seal(bytes: &mut [u8]) {
         put(bytes, 0, MAGIC);
-        put(bytes, 8, &VERSION_LOST.to_le_bytes());
+        let version = u16::from_le_bytes(get(bytes, 8)).clamp(VERSION, VERSION_MISSED);
+        put(bytes, 8, &version.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         put(bytes, CRC_AT, &crc.to_le_bytes());
     }
@@ -234,9 +247,11 @@ impl Superblock {
         if !whole || crc32c(&bytes[..CRC_AT]) != u32::from_le_bytes(get(bytes, CRC_AT)) {
             return None;
         }
-        if !(VERSION..=VERSION_LOST).contains(&u16::from_le_bytes(get(bytes, 8))) {
-            return None;
-        }
+        let map_format = match u16::from_le_bytes(get(bytes, 8)) {
+            VERSION | VERSION_LOST => MapFormat::Single,
+            VERSION_MISSED => MapFormat::Paired,
+            _ => return None,
+        };
         let [level, number, width, count, index] = get(bytes, 10);
         let (width, count, index) = (usize::from(width), usize::from(count), usize::from(index));
         let level = match (level, usize::from(number)) {
@@ -266,6 +281,7 @@ impl Superblock {
             lost_bytes: get_u64(bytes, LOST_BYTES_AT),
             map_at: number(6),
             map_bytes: number(7),
+            map_format,
             data_at: number(8),
             data_bytes: number(9),
         };
@@ -282,7 +298,7 @@ impl Superblock {
             && areas.lost_bytes <= Lost::bytes_for(u64::MAX, layout.chunk_bytes)
             && areas.lost_at.checked_add(areas.lost_bytes).is_some_and(|end| end <= areas.map_at)
             && areas.map_at.checked_add(areas.map_bytes).is_some_and(|end| end <= areas.data_at)
-            && crate::map::pages_for(layout.stripes) <= areas.map_bytes / BLOCK_BYTES;
+            && map_format.bytes_for(layout.stripes) <= areas.map_bytes;
         if !aligned {
             return None;
         }
@@ -305,12 +321,19 @@ impl Superblock {
                 (3, None) => MemberState::Spare,
                 _ => return None,
             };
+            let held = match (state, map_format) {
+                (MemberState::Faulty | MemberState::Rebuilding { .. }, MapFormat::Paired) => {
+                    Held::from_bits(get_u64(entry, 56))
+                }
+                _ => None,
+            };
             members.push(MemberEntry {
                 uuid: Uuid::from_bytes(get(entry, 0)),
                 name: get_name(&entry[16..16 + MEMBER_NAME_BYTES]),
                 enclosure: u16::from_le_bytes(get(entry, 44)),
                 role,
                 state,
+                held,
             });
         }
         let superblock = Self {
@@ -349,6 +372,7 @@ mod tests {
             enclosure: i as u16 / 2,
             role: [None, Some(1), Some(2), Some(3), Some(0), None][i],
             state: state(i),
+            held: (i == 4).then_some(Held { generation: 4, by_itself: true }),
         };
         Superblock {
             uuid: Uuid::from_u128(99),

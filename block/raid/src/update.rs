@@ -92,6 +92,14 @@ impl Updates {
     }
 }
 
+impl Updates {
+    /// Stripes that are being updated, or will be.
+    pub fn stripes(&self) -> Vec<u64> {
+        let (turns, in_place) = (self.turns.borrow(), self.in_place.borrow());
+        turns.keys().chain(in_place.keys()).copied().collect()
+    }
+}
+
 impl Drop for InPlace<'_> {
     fn drop(&mut self) {
         let mut in_place = self.0.in_place.borrow_mut();
@@ -288,6 +296,7 @@ impl Engine {
         stripe: u64,
         patches: impl Iterator<Item = Patch>,
     ) -> Result<Kept, BlockError> {
+        self.note_missed(stripe).await?;
         let mut segments = self.segments(patches);
         if self.may_be_listed(journal, stripe, &segments) {
             match self.overwrite_whole(journal, stripe, segments).await? {

@@ -120,7 +120,7 @@ pub struct ShowArgs {
 /// What may be missing.
 #[derive(Args)]
 struct OpeningArgs {
-    /// Go on without live members whose drives are not given: they are out from then on
+    /// Go on without live members whose drives are not given: they are out until they are given again
     #[arg(long)]
     degraded: bool,
     /// As --degraded, also when half of the live members or more are not given: only when those are gone for good, as

@@ -4,7 +4,7 @@ use super::{OnArray, ask, show};
 use crate::out::say;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use levada_array::{Pace, Progress, Reply, Request, ScrubResult, Status};
+use levada_array::{MemberStatus, Pace, Progress, Reply, Request, ScrubResult, Status};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -157,6 +157,12 @@ pub fn admit(on: &OnArray, request: Request, how: &str) -> Result<()> {
     if on.json {
         return show::print_status(&status, true);
     }
+    let is_there = |member: &&MemberStatus| member.path.as_deref() == Some(Path::new(&new));
+    let is_back = |member: &MemberStatus| is_there(&member) && member.catches_up;
+    let how = match status.members.iter().any(is_back) {
+        true => format!("{how} again, and needs only what changed meanwhile"),
+        false => how.to_owned(),
+    };
     say!("{new} is {how}; {}: {}", show::headline(&status), next_step(&status));
     Ok(())
 }

@@ -81,6 +81,21 @@ fn members_of_unequal_size_lose_what_the_smallest_has_not() {
     );
 }
 
+/// A drive is not given once, and comes back.
+#[test]
+fn a_drive_that_was_absent_catches_up() {
+    let arrays = made(&["5"], &DRIVES);
+    let all = |words: &[&'static str]| [words, &DRIVES[..]].concat();
+    arrays.ok(&["scrub", "--degraded", "d0", "d1", "d2", "d3", "d4"]);
+    let shown = arrays.json(&all(&["show"]));
+    assert_eq!((&shown["members"][5]["state"], &shown["lost"]), (&"faulty".into(), &1.into()));
+    assert_eq!(members(&shown, "catches_up")[4..], [false, true]);
+    assert!(arrays.ok(&all(&["show"])).contains("faulty, may catch up"));
+    let rebuilt = arrays.json(&all(&["rebuild"]));
+    assert_eq!((rebuilt["state"].as_str(), &rebuilt["lost"]), (Some("healthy"), &0.into()));
+    assert_eq!(arrays.json(&all(&["show"]))["members"][5]["catches_up"], false);
+}
+
 /// With nobody serving each command opens the array, does its work and closes it.
 #[test]
 fn commands_work_with_nobody_serving() {
@@ -102,7 +117,8 @@ fn commands_work_with_nobody_serving() {
     let drives = ["d0", "d1", "d2", "d3", "n4", "d5"];
     let all = |words: &[&'static str]| [words, &drives[..]].concat();
     assert_eq!(arrays.json(&all(&["show"]))["state"], "rebuilding");
-    arrays.ok(&all(&["replace", "d2", "d2"]));
+    let said = arrays.ok(&all(&["replace", "d2", "d2"]));
+    assert!(said.contains("needs only what changed meanwhile"), "{said}");
     let rebuilt = arrays.json(&all(&["rebuild", "--ceiling", "500"]));
     assert_eq!((rebuilt["state"].as_str(), &rebuilt["lost"]), (Some("healthy"), &0.into()));
     let scrubbed = arrays.json(&all(&["scrub"]));

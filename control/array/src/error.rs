@@ -34,9 +34,9 @@ pub enum ArrayError {
         path.display()
     )]
     CutShort { path: PathBuf, bytes: u64, needed_bytes: u64 },
-    /// Nothing would stop the array from opening, but for good without these.
+    /// Nothing would stop the array from opening, but it would go on without these.
     #[error(
-        "{array} has live members that are not among the drives given: {}; name their drives too, or go on for good without \
+        "{array} has live members that are not among the drives given: {}; name their drives too, or go on without \
          them by --degraded",
         names.join(", ")
     )]

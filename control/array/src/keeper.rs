@@ -6,7 +6,7 @@
 //!
 //! After a crash the array is opened anew; a rebuild goes on where its cursor was stored.
 
-use crate::drives::{array_of, check_members, name_of, sight_all, take};
+use crate::drives::{array_of, check_members, name_of, sight, sight_all, take};
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
@@ -340,9 +340,13 @@ impl Keeper {
         let others = members.iter().filter(|member| Some(member.index) != instead);
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);
+        // The member itself, come back, need not get everything.
+        let uuid = sight(new)?
+            .member_uuid()
+            .filter(|uuid| members.iter().any(|m| Some(m.index) == instead && m.uuid == *uuid));
         let spec = MemberSpec {
             device: Rc::clone(&device) as Rc<dyn Device>,
-            uuid: Uuid::new_v4(),
+            uuid: uuid.unwrap_or_else(Uuid::new_v4),
             name,
             enclosure: 0,
         };
@@ -371,6 +375,7 @@ impl Keeper {
             path: path_of(member.uuid),
             role: member.role,
             state: status::word_of(member.state).into(),
+            catches_up: member.catches_up,
             rebuilt_percent: status::percent_of(member.state, slots),
             io: Some(Io::from(member)),
         };

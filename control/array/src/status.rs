@@ -60,6 +60,9 @@ pub struct MemberStatus {
     pub role: Option<usize>,
     /// `in-sync`, `rebuilding`, `spare`, `faulty`, `missing`.
     pub state: String,
+    /// Faulty or rebuilding: it was away, and what it holds is good but for what changed meanwhile.
+    #[serde(default)]
+    pub catches_up: bool,
     /// Of one that is being rebuilt.
     pub rebuilt_percent: Option<f64>,
     pub io: Option<Io>,
@@ -184,6 +187,7 @@ impl Status {
                 path: None,
                 role: member.role,
                 state: word_of(member.state).into(),
+                catches_up: member.catches_up,
                 rebuilt_percent: percent_of(member.state, slots),
                 io: None,
             })

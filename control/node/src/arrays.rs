@@ -267,7 +267,7 @@ impl ClusterArray {
             return Ok(());
         };
         match self.member_on(name) {
-            Some(index) => self.array.replace(index, with).await,
+            Some(index) => self.array.replace(index, with).await.map(|_| ()),
             None => self.array.add_spare(with).await.map(|_| ()),
         }
     }

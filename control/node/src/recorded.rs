@@ -137,6 +137,7 @@ impl Standing {
             name: member.name.clone(),
             role: member.role,
             state: member.state,
+            catches_up: member.catches_up,
         };
         Self {
             level: status.level,

@@ -8,7 +8,9 @@ use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, KIB};
 use levada_base::{BufMut, Epoch};
-use levada_raid::{ArraySpec, Level, Limits, MemberSpec, MemberState, RaidArray, Recorded};
+use levada_raid::{
+    Admitted, ArraySpec, Finding, Level, Limits, MemberSpec, MemberState, RaidArray, Recorded,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,6 +40,8 @@ impl Kind {
             4 => (Level::NPlusM { parity: 4 }, 3),
             _ => (Level::Raid6, 2),
         };
+        // Without a spare a member that is lost may come back and catch up.
+        let spares = if seed / 8 % 2 == 0 { spares } else { 0 };
         Self::Journaled { level, spares, chunk_kib: [4, 8, 16][(seed / 8 % 3) as usize] }
     }
 
@@ -182,7 +186,11 @@ impl Rack {
         self.epoch.set(epoch);
         let found = self.world.drives.borrow().iter().map(|drive| drive.device()).collect();
         match RaidArray::open(self.uuid, found, Epoch(epoch), false).await {
-            Ok((array, _)) => {
+            Ok((array, report)) => {
+                let returns = |(_, finding): &(_, _)| matches!(finding, Finding::CatchesUp { .. });
+                if report.devices.iter().any(returns) {
+                    self.world.note("member there again catches up");
+                }
                 let is_whole = self.lost.borrow().is_empty() && self.unreadable.borrow().is_empty();
                 let lost = array.status().lost_blocks;
                 assert!(
@@ -376,6 +384,17 @@ impl Rack {
         }
     }
 
+    /// Before a start, a drive that is gone may be put in again as it was.
+    pub fn put_in_again(&self, rng: &mut Rng) {
+        for at in self.gone() {
+            if rng.one_in(3) {
+                self.tell(|| format!("{at} is there again"));
+                self.world.note("drive there again at a start");
+                self.world.drive(at).faults.restore();
+            }
+        }
+    }
+
     /// Drives that are gone now.
     fn gone(&self) -> Vec<usize> {
         let drives = self.world.drives.borrow();
@@ -398,11 +417,16 @@ impl Rack {
         }
         self.unreadable.borrow_mut().remove(&at);
         self.doomed.borrow_mut().remove(&at);
-        let spec = self.member(at);
-        if let Err(error) = array.replace(at, spec).await
-            && !self.world.drive(at).faults.is_gone()
-        {
-            panic!("seed {}: replacing member {at}: {error}", self.world.seed);
+        let mut spec = self.member(at);
+        if old && self.world.rng(|rng| !rng.one_in(4)) {
+            // Whoever gives it back knows what it was.
+            spec.uuid = array.status().members[at].uuid;
+        }
+        match array.replace(at, spec).await {
+            Ok(Admitted::Anew) => {}
+            Ok(Admitted::CatchesUp) => self.world.note("member given back catches up"),
+            Err(_) if self.world.drive(at).faults.is_gone() => {}
+            Err(error) => panic!("seed {}: replacing member {at}: {error}", self.world.seed),
         }
     }
 

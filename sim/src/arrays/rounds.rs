@@ -70,6 +70,7 @@ pub async fn all<W: Work>(work: &Rc<W>) {
 /// `crashed` after every power cut.
 pub async fn open(rack: &Rc<Rack>, crashed: impl Fn()) {
     loop {
+        rack.world.rng(|rng| rack.put_in_again(rng));
         let opening = {
             let rack = Rc::clone(rack);
             reactor::spawn_in(&rack.world.clone().node(), async move { drop(rack.open().await) })

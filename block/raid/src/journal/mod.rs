@@ -253,6 +253,17 @@ impl Journal {
         any(&group.stripes) || any(&group.listed)
     }
 
+    /// Stripes of which something may be found after a crash.
+    pub fn stripes(&self) -> Vec<u64> {
+        let live = |group: &Group| {
+            let tail = group.durable_tail.get();
+            let (stripes, listed) = (group.stripes.borrow(), group.listed.borrow());
+            let all = stripes.iter().chain(listed.iter()).filter(|(_, last)| **last >= tail);
+            all.map(|(stripe, _)| *stripe).collect::<Vec<u64>>()
+        };
+        self.groups.iter().flat_map(live).collect()
+    }
+
     /// Whether contents of this stripe may be found after a crash.
     pub fn has_contents(&self, stripe: u64) -> bool {
         let group = &self.groups[self.group_of(stripe)];

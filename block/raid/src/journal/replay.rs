@@ -71,6 +71,8 @@ impl Engine {
         if any {
             self.flush_members().await?;
         }
+        // What members that are away miss of it, before it is forgotten.
+        self.persist_wanted_pages().await?;
         // Also those that could not be read this time: a drive may find its sectors again.
         journal.skip_sequences();
         journal.forget_all();
@@ -136,6 +138,11 @@ impl Engine {
             let of_record: Vec<u64> = of_record.map(|piece| piece.stripe).collect();
             if pieces.is_empty() && of_record.is_empty() {
                 continue;
+            }
+            // Also with all members here: one may go before this is in place.
+            let stripes = pieces.iter().map(|(piece, _)| piece.stripe);
+            for stripe in stripes.chain(of_record.iter().copied()) {
+                self.map.miss(stripe);
             }
             listed.extend(of_record);
             // One that is being rebuilt counts among the lost.

@@ -1,0 +1,126 @@
+//! Members that were away for a while: what they hold is good but for the stripes that changed meanwhile.
+//!
+//! While a role has nobody with all of its data, the map notes which stripes are written: they are *missed*. A member that
+//! comes back as what it was is brought into step by a rebuild of these, instead of everything. It comes back by itself when it
+//! had vanished (its drive was gone, or absent at a start), and when somebody says so if it had failed.
+//!
+//! What always holds:
+//! - Superblocks say what an absent member holds only when the map tells, durably, what it missed until then: what was
+//!   dirty, being written or in the journal when it went.
+//! - From then on a stripe is missed, durably, before a write to it is acknowledged.
+//! - Stripes stay missed until every role has somebody with all of its data, so the oldest absence counts for all.
+//! - A member is believed only if it is not older than every member was known to be when it went, and if it has not gone on
+//!   without those that went on without it.
+//!
+//! After a crash half-way: a member whose absence is not told yet is rebuilt whole.
+
+use crate::MemberSpec;
+use crate::assemble::{Probed, probe};
+use crate::engine::Engine;
+use crate::map::MapFormat;
+use crate::member::{Held, Member, MemberState, add};
+use crate::superblock::Superblock;
+use levada_base::planted;
+use levada_device::BlockError;
+use std::rc::Rc;
+
+/// What a member holds of an array, if it can catch up; by what its own newest superblock says, and the newest of all.
+pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Option<Held> {
+    let (of_own, of_newest) = (own.members.get(index)?, newest.members.get(index)?);
+    let held = of_newest.held?;
+    let was_whole = match of_own.state {
+        MemberState::InSync => true,
+        // It went again while it caught up.
+        MemberState::Rebuilding { .. } => of_own.held.is_some(),
+        MemberState::Faulty | MemberState::Spare => false,
+    };
+    let is_same = own.uuid == newest.uuid && of_own.uuid == of_newest.uuid;
+    let is_out = of_newest.state == MemberState::Faulty && of_newest.role == of_own.role;
+    let is_old = own.generation < held.generation;
+    // Two owners that do not know of each other: each calls the other's members faulty.
+    let mut both = own.members.iter().zip(&newest.members);
+    let went_apart = both.any(|(own, newest)| {
+        own.state == MemberState::Faulty
+            && newest.state == MemberState::InSync
+            && own.uuid == newest.uuid
+    });
+    (is_same && is_out && was_whole && !is_old && !went_apart && of_own.role.is_some())
+        .then_some(held)
+}
+
+impl Engine {
+    /// What a member that goes now holds for later; before its standing changes.
+    pub fn held_when_gone(&self, member: &Member, error: Option<&BlockError>) -> Option<Held> {
+        let forgets = member.lacks_blocks() > 0 && self.areas.lost_bytes == 0;
+        if self.map.format == MapFormat::Single || forgets {
+            return None;
+        }
+        let by_itself = matches!(error, Some(BlockError::Gone));
+        if let Some(held) = member.held.get() {
+            // It has not caught up yet, so all of this is told.
+            member.held.set(Some(Held { by_itself, ..held }));
+            return None;
+        }
+        let held = Held { generation: self.held_by_all.get(), by_itself };
+        (member.state.get() == MemberState::InSync && held.generation > 0).then_some(held)
+    }
+
+    /// A member is out: from now on what changes is missed, and so is what was changing. `held` is told once that is durable.
+    pub fn begin_absence(&self, member: &Rc<Member>, held: Option<Held>) {
+        self.map.set_short(true);
+        let recorded = self.journal.as_ref().map_or(Vec::new(), |journal| journal.stripes());
+        for stripe in self.updates.stripes().into_iter().chain(recorded) {
+            if !planted!("raid-under-way-not-missed") {
+                self.map.miss(stripe);
+            }
+        }
+        if let Some(held) = held
+            && member.role.get().is_some()
+        {
+            self.absences.borrow_mut().push((Rc::clone(member), held));
+        }
+    }
+
+    /// Tells, when the map is durable, of absences that began.
+    pub fn tell_absences(self: &Rc<Self>) {
+        let absences = std::mem::take(&mut *self.absences.borrow_mut());
+        if absences.is_empty() {
+            return;
+        }
+        let engine = Rc::clone(self);
+        self.spawn(async move {
+            if engine.persist_wanted_pages().await.is_err() {
+                return;
+            }
+            absences.iter().for_each(|(member, held)| member.held.set(Some(*held)));
+            add(&engine.standing_wanted, 1);
+            // An array that stops tells nothing, and whoever is away is rebuilt whole.
+            let _ = engine.settle().await;
+        });
+    }
+
+    /// A stripe is about to change: where somebody is away, that is durable when this ends.
+    pub async fn note_missed(self: &Rc<Self>, stripe: u64) -> Result<(), BlockError> {
+        if !self.map.is_short() || planted!("raid-missed-not-noted") {
+            return Ok(());
+        }
+        let (page, version) = self.map.miss(stripe);
+        self.persist_page(page, version).await
+    }
+
+    /// All roles have somebody with all of their data, or not.
+    pub fn note_roles(&self) {
+        self.map.set_short(self.roles_out() != 0 && !planted!("raid-missed-forgotten"));
+    }
+
+    /// What a device holds that somebody says is this member again; also where its newest superblock lies.
+    pub async fn held_by(&self, member: &Member, with: &MemberSpec) -> Option<(Held, u64)> {
+        if with.uuid != member.uuid {
+            return None;
+        }
+        let Probed { superblock, member: index, at } = probe(&with.device).await.ok()??;
+        let is_ours = index == member.index && superblock.epoch <= self.epoch;
+        let held = held_by(&superblock, &self.superblock(), index)?;
+        is_ours.then_some((held, at))
+    }
+}
