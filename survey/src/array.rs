@@ -110,6 +110,7 @@ async fn create(
         name: name.into(),
         level,
         chunk_bytes,
+        block_bytes: None,
         journal_bytes: None,
         members: members.iter().enumerate().map(member).collect(),
         spares: 0,

@@ -24,6 +24,8 @@ use std::rc::Rc;
 
 /// `_IO(0x12, 104)` of `linux/fs.h`.
 const BLKSSZGET: libc::Ioctl = 0x1268;
+/// `_IO(0x12, 123)` of `linux/fs.h`.
+const BLKPBSZGET: libc::Ioctl = 0x127b;
 
 /// The kernel moves no more at a time (`MAX_RW_COUNT`).
 const REQUEST_BYTES_MAX: usize = 0x7fff_f000;
@@ -110,9 +112,23 @@ impl File {
     ///
     /// What `ioctl(2)` says; `ENOTTY` when this is no block device.
     pub fn logical_block_bytes(&self) -> io::Result<u64> {
+        self.block_size(BLKSSZGET)
+    }
+
+    /// Bytes of the unit that a block device writes at once (`BLKPBSZGET`): of NVMe drives no more than they say they write
+    /// atomically at a power failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::logical_block_bytes`].
+    pub fn physical_block_bytes(&self) -> io::Result<u64> {
+        self.block_size(BLKPBSZGET)
+    }
+
+    fn block_size(&self, which: libc::Ioctl) -> io::Result<u64> {
         let mut bytes: libc::c_int = 0;
-        // SAFETY: the request writes one int, and `bytes` is one.
-        let got = unsafe { libc::ioctl(self.opened.fd().as_raw_fd(), BLKSSZGET, &raw mut bytes) };
+        // SAFETY: the requests write one int, and `bytes` is one.
+        let got = unsafe { libc::ioctl(self.opened.fd().as_raw_fd(), which, &raw mut bytes) };
         if got < 0 {
             return Err(io::Error::last_os_error());
         }

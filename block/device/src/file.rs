@@ -163,11 +163,16 @@ impl FileDevice {
         if !file.try_lock().map_err(failed)? {
             return Err(FileDeviceError::InUse { path: path.into() });
         }
+        // Of a regular file: those of the file systems that people put them on.
+        let (mut block_bytes, mut atomic_write_bytes) = (BLOCK_BYTES, BLOCK_BYTES);
         if is_block_device {
-            let bytes = file.logical_block_bytes().map_err(failed)?;
-            if bytes > BLOCK_BYTES {
-                return Err(FileDeviceError::BlocksTooLarge { path: path.into(), bytes });
+            block_bytes = file.logical_block_bytes().map_err(failed)?;
+            if block_bytes > BLOCK_BYTES {
+                let (path, bytes) = (path.into(), block_bytes);
+                return Err(FileDeviceError::BlocksTooLarge { path, bytes });
             }
+            let physical_bytes = file.physical_block_bytes().map_err(failed)?;
+            atomic_write_bytes = physical_bytes.clamp(block_bytes, BLOCK_BYTES);
         }
         let bytes = file.len().map_err(failed)?;
         let capacity_bytes = round_down(bytes, BLOCK_BYTES);
@@ -178,8 +183,8 @@ impl FileDevice {
             info: DeviceInfo {
                 name: path.display().to_string(),
                 capacity_bytes,
-                block_bytes: BLOCK_BYTES,
-                atomic_write_bytes: BLOCK_BYTES,
+                block_bytes,
+                atomic_write_bytes,
                 io_bytes_best: MIB,
             },
             identity: Identity::of_open(&file).map_err(failed)?,

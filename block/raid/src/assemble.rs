@@ -19,8 +19,8 @@ use crate::member::{Held, Member, MemberState};
 use crate::raid1;
 use crate::redundancy::Redundancy;
 use crate::superblock::{
-    ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SUPERBLOCK_BYTES,
-    Superblock,
+    ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SECTOR_BYTES,
+    SUPERBLOCK_BYTES, Superblock,
 };
 use crate::update::Updates;
 use futures_util::future::join_all;
@@ -59,6 +59,9 @@ pub struct ArraySpec {
     pub level: Level,
     /// Contiguous bytes on one member; for [`Level::Raid1`] the extent that is dealt.
     pub chunk_bytes: u64,
+    /// Of a block as users see it, of which a power cut leaves each old or new: 4096 or 512; `None` for the larger that all members
+    /// write atomically.
+    pub block_bytes: Option<u64>,
     /// Bytes per member for the journal of overwrites; `None` for the default. With too few of them a level with parity
     /// takes fresh stripes only.
     pub journal_bytes: Option<u64>,
@@ -78,6 +81,9 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
     if spec.chunk_bytes == 0 || !spec.chunk_bytes.is_multiple_of(BLOCK_BYTES) {
         return geometry("a chunk is a multiple of 4 KiB");
     }
+    if ![u64::from(SECTOR_BYTES), BLOCK_BYTES].contains(&spec.block_bytes()) {
+        return geometry("a block has 512 or 4096 bytes");
+    }
     if spec.journal_bytes.is_some_and(|bytes| !bytes.is_multiple_of(BLOCK_BYTES)) {
         return geometry("the journal is a multiple of 4 KiB");
     }
@@ -88,9 +94,14 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
         return geometry(reason);
     }
     for (i, member) in spec.members.iter().enumerate() {
-        let info = member.device.info();
-        if info.atomic_write_bytes < BLOCK_BYTES || !BLOCK_BYTES.is_multiple_of(info.block_bytes) {
-            return geometry("members must write 4 KiB atomically, at offsets of 4 KiB");
+        let (info, block_bytes) = (member.device.info(), spec.block_bytes());
+        if !block_bytes.is_multiple_of(info.block_bytes) {
+            return geometry("a member has larger blocks than the array was to have");
+        }
+        if info.atomic_write_bytes < block_bytes {
+            return geometry(
+                "a member does not write a whole block of the array at once; blocks of 512 bytes would do",
+            );
         }
         if spec.members[..i].iter().any(|other| other.uuid == member.uuid) {
             return geometry("a member is listed twice");
@@ -99,12 +110,12 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
     Ok(())
 }
 
-fn info_of(name: &str, layout: &Layout) -> DeviceInfo {
+fn info_of(name: &str, layout: &Layout, block_bytes: u64) -> DeviceInfo {
     DeviceInfo {
         name: name.to_owned(),
         capacity_bytes: layout.capacity_bytes(),
-        block_bytes: BLOCK_BYTES,
-        atomic_write_bytes: BLOCK_BYTES,
+        block_bytes,
+        atomic_write_bytes: block_bytes,
         io_bytes_best: layout.stripe_bytes(),
     }
 }
@@ -151,6 +162,14 @@ impl ArraySpec {
     fn layout(&self) -> Layout {
         let width = self.members.len() - self.spares;
         Layout { level: self.level, width, chunk_bytes: self.chunk_bytes, stripes: 0 }
+    }
+
+    /// Of a block, where that is not said: of a spec that may be wrong.
+    fn block_bytes(&self) -> u64 {
+        let atomic = self.members.iter().map(|member| member.device.info().atomic_write_bytes);
+        let is_small = atomic.min().is_some_and(|bytes| bytes < BLOCK_BYTES);
+        let larger = if is_small { u64::from(SECTOR_BYTES) } else { BLOCK_BYTES };
+        self.block_bytes.unwrap_or(larger)
     }
 
     /// Whether such an array can be; its capacity in bytes. Writes nothing.
@@ -207,6 +226,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         journal_from: 1,
         patched: false,
         layout,
+        block_bytes: spec.block_bytes(),
         areas,
         members: spec.members.iter().zip(roles).map(entry).collect(),
     };
@@ -261,7 +281,7 @@ fn build(
         layout,
         areas: superblock.areas,
         redundancy,
-        info: info_of(&superblock.name, &layout),
+        info: info_of(&superblock.name, &layout, superblock.block_bytes),
         members: RefCell::new(members),
         roles: RefCell::new(roles),
         map: StripeMap::empty(superblock.uuid, layout.stripes, superblock.areas.map_format),

@@ -293,7 +293,9 @@ impl Engine {
                 add(&member.stats.bytes_read, bytes);
                 let is_data = at >= self.areas.data_at;
                 if is_data && matches!(self.redundancy, Redundancy::Copies) {
-                    mark::find(member, at, parts).into_iter().for_each(|at| member.leave_out(at));
+                    mark::find(member, at, parts, self.info.block_bytes)
+                        .into_iter()
+                        .for_each(|at| member.leave_out(at));
                     if member.lacks(&(at..at + bytes)) {
                         return Err(BlockError::Medium { at, bytes });
                     }

@@ -36,6 +36,7 @@ mod recorded;
 mod redundancy;
 mod resync;
 mod rotation;
+mod rows;
 mod scrub;
 mod standing;
 mod status;

@@ -6,7 +6,6 @@
 //! place, and is none anywhere else.
 
 use crate::member::Member;
-use levada_base::units::BLOCK_BYTES;
 use levada_base::{BufMut, IoVecMut};
 
 const MAGIC: &[u8; 8] = b"LVDNOCPY";
@@ -22,20 +21,20 @@ fn head(member: &Member, at: u64) -> [u8; HEAD_BYTES] {
 }
 
 /// What `member` is to hold of the block at this offset.
-pub(crate) fn mark(member: &Member, at: u64) -> BufMut {
-    let mut block = BufMut::zeroed(BLOCK_BYTES as usize);
+pub(crate) fn mark(member: &Member, at: u64, block_bytes: u64) -> BufMut {
+    let mut block = BufMut::zeroed(block_bytes as usize);
     block[..HEAD_BYTES].copy_from_slice(&head(member, at));
     block[HEAD_BYTES..][..TEXT.len()].copy_from_slice(TEXT);
     block
 }
 
 /// Where the marks are among what `member` gave from `at` on, which is the start of a block.
-pub(crate) fn find(member: &Member, at: u64, parts: &IoVecMut) -> Vec<u64> {
+pub(crate) fn find(member: &Member, at: u64, parts: &IoVecMut, block_bytes: u64) -> Vec<u64> {
     let mut found = Vec::new();
     let mut part_at = at;
     for part in parts {
-        let first = part_at.next_multiple_of(BLOCK_BYTES);
-        for block_at in (first..part_at + part.len() as u64).step_by(BLOCK_BYTES as usize) {
+        let first = part_at.next_multiple_of(block_bytes);
+        for block_at in (first..part_at + part.len() as u64).step_by(block_bytes as usize) {
             let block = &part[(block_at - part_at) as usize..];
             if block.starts_with(MAGIC) && block.starts_with(&head(member, block_at)) {
                 found.push(block_at);

@@ -211,6 +211,9 @@ impl Engine {
         into: IoVecMut,
         avoid: MemberSet,
     ) -> Result<IoVecMut, BlockError> {
+        if self.reads_parts_of_rows(at, &into) {
+            return Box::pin(self.read_of_rows(at, into, avoid)).await;
+        }
         if let Some((member, place_at)) = self.only_place(at, &into, avoid) {
             let bytes = into[0].len();
             if let Ok(filled) = self.member_read(&member, place_at, into).await {
@@ -402,7 +405,7 @@ impl Engine {
         into: &mut [u8],
     ) -> Result<(), BlockError> {
         let whole = self.read_at_once(stripe, chunk, within.clone(), avoid, into).await;
-        let block_bytes = self.info.block_bytes;
+        let block_bytes = self.least_bytes();
         if whole.is_ok() || within.end - within.start <= block_bytes {
             return whole;
         }

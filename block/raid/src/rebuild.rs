@@ -397,7 +397,7 @@ impl Engine {
             return Ok(());
         }
         // Bad places in several chunks are seldom at the same one.
-        let block_bytes = self.info.block_bytes;
+        let block_bytes = self.least_bytes();
         let mut blocks_lost = Vec::new();
         for block in (0..chunk_bytes).step_by(block_bytes as usize) {
             if !self.recompute(stripe, block..block + block_bytes, skip, &lost).await {
@@ -507,7 +507,7 @@ impl Engine {
         }
         for (_, member, at) in lost {
             for at in vote.silent.iter().map(|block| at + *block as u64) {
-                let mark = mark::mark(member, at).freeze().into_vec();
+                let mark = mark::mark(member, at, self.info.block_bytes).freeze().into_vec();
                 // One that does not take it is out.
                 let _ = self.member_write(member, at, mark, Durability::Volatile).await;
                 member.leave_out(at);

@@ -28,6 +28,8 @@ pub struct Recorded {
     /// Roles.
     pub width: usize,
     pub chunk_bytes: u64,
+    /// Of a block as users see it: 512 or 4096.
+    pub block_bytes: u64,
     pub stripes: u64,
     pub capacity_bytes: u64,
     /// Where the data begins on each member, in bytes.
@@ -66,6 +68,7 @@ impl Recorded {
             level: superblock.layout.level,
             width: superblock.layout.width,
             chunk_bytes: superblock.layout.chunk_bytes,
+            block_bytes: superblock.block_bytes,
             stripes: superblock.layout.stripes,
             capacity_bytes: superblock.layout.capacity_bytes(),
             data_at: superblock.areas.data_at,

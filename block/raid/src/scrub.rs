@@ -135,7 +135,7 @@ impl Engine {
         if let Redundancy::Copies = self.redundancy {
             return self.scrub_copies(stripe).await;
         }
-        let (chunk_bytes, block_bytes) = (self.layout.chunk_bytes, self.info.block_bytes);
+        let (chunk_bytes, block_bytes) = (self.layout.chunk_bytes, self.least_bytes());
         let found = match self.scrub_range(stripe, 0..chunk_bytes).await {
             Some(found) => found,
             None => {
@@ -173,7 +173,7 @@ impl Engine {
     async fn scrub_range(self: &Rc<Self>, stripe: u64, within: Range<u64>) -> Option<Found> {
         let all = self.layout.chunks();
         let mut held = self.gather(stripe, within.clone(), 0, MemberSet::NONE, all).await;
-        if held.bad != 0 && within.end - within.start > self.info.block_bytes {
+        if held.bad != 0 && within.end - within.start > self.least_bytes() {
             return None;
         }
         let mut found = Found::default();

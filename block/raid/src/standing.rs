@@ -9,6 +9,7 @@
 use crate::MemberSpec;
 use crate::engine::Engine;
 use crate::error::RaidError;
+use crate::map::MapFormat;
 use crate::member::{Held, Member, MemberState, add};
 use crate::status::ArrayEvent;
 use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
@@ -105,6 +106,7 @@ impl Engine {
             patched: self.patched.get(),
             journal_from: self.journal.as_ref().map_or(0, |journal| journal.from.get()),
             layout: self.layout,
+            block_bytes: self.info.block_bytes,
             areas: self.areas,
             members: members.iter().map(entry).collect(),
         }
@@ -232,6 +234,15 @@ impl Engine {
         if capacity_bytes < needed_bytes {
             let member = with.name;
             return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
+        }
+        let info = with.device.info();
+        // Of older arrays nobody had asked.
+        let may_tear =
+            info.atomic_write_bytes < self.info.block_bytes && self.map.format == MapFormat::Paired;
+        if may_tear || !self.info.block_bytes.is_multiple_of(info.block_bytes) {
+            let reason =
+                "its blocks are larger than the array's, or it writes less than one atomically";
+            return Err(RaidError::Member { member: index, reason });
         }
         with.device.fence(self.epoch).await?;
         if held.is_none() {

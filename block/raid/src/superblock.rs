@@ -33,9 +33,12 @@ const FLAGS_AT: usize = 15;
 const PATCHED: u8 = 1;
 const JOURNAL_FROM_AT: usize = 184;
 const LOST_BYTES_AT: usize = 192;
+const BLOCK_BYTES_AT: usize = 256;
 const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
 const CRC_AT: usize = 4092;
+/// The other size of blocks.
+pub(crate) const SECTOR_BYTES: u32 = 512;
 const NO_ROLE: u8 = 255;
 /// The number of the level that has none elsewhere.
 const N_PLUS_M: u8 = 100;
@@ -133,6 +136,8 @@ pub(crate) struct Superblock {
     /// Stripes may be patched ([`crate::map::Bit::Patched`]).
     pub patched: bool,
     pub layout: Layout,
+    /// Of the array as its users see it: 512 or 4096.
+    pub block_bytes: u64,
     pub areas: Areas,
     pub members: Vec<MemberEntry>,
 }
@@ -210,6 +215,9 @@ impl Superblock {
         bytes[FLAGS_AT] = if self.patched { PATCHED } else { 0 };
         put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
         put(bytes, LOST_BYTES_AT, &self.areas.lost_bytes.to_le_bytes());
+        let of_four_kib = self.block_bytes == BLOCK_BYTES;
+        let block_bytes = if of_four_kib { 0 } else { self.block_bytes as u32 };
+        put(bytes, BLOCK_BYTES_AT, &block_bytes.to_le_bytes());
         put(bytes, 120, fitting(&self.name, ARRAY_NAME_BYTES).as_bytes());
         for (i, member) in self.members.iter().enumerate() {
             let entry = &mut bytes[TABLE_AT + i * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -302,6 +310,11 @@ impl Superblock {
         if !aligned {
             return None;
         }
+        let block_bytes = match (u32::from_le_bytes(get(bytes, BLOCK_BYTES_AT)), map_format) {
+            (0, _) => BLOCK_BYTES,
+            (SECTOR_BYTES, MapFormat::Paired) => u64::from(SECTOR_BYTES),
+            _ => return None,
+        };
         let mut members = Vec::with_capacity(count);
         let mut roles = 0u64;
         for i in 0..count {
@@ -345,6 +358,7 @@ impl Superblock {
             journal_from: get_u64(bytes, JOURNAL_FROM_AT),
             patched: bytes[FLAGS_AT] & PATCHED != 0,
             layout,
+            block_bytes,
             areas,
             members,
         };
@@ -383,6 +397,7 @@ mod tests {
             journal_from: 12,
             patched: true,
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
+            block_bytes: 512,
             areas,
             members: (0..6).map(entry).collect(),
         }

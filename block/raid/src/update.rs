@@ -34,9 +34,9 @@ use std::rc::Rc;
 
 /// New bytes of a stripe: where they begin in its data, in whole blocks.
 #[derive(Clone)]
-struct Patch {
-    at: u64,
-    bytes: Buf,
+pub(crate) struct Patch {
+    pub at: u64,
+    pub bytes: Buf,
 }
 
 /// How well an update is kept.
@@ -297,7 +297,7 @@ impl Engine {
         patches: impl Iterator<Item = Patch>,
     ) -> Result<Kept, BlockError> {
         self.note_missed(stripe).await?;
-        let mut segments = self.segments(patches);
+        let mut segments = self.segments(self.in_rows(stripe, patches.collect()).await?);
         if self.may_be_listed(journal, stripe, &segments) {
             match self.overwrite_whole(journal, stripe, segments).await? {
                 None => return Ok(Kept::Volatile),
@@ -344,7 +344,7 @@ impl Engine {
     }
 
     /// What the patches make of each chunk, the later ones over the earlier.
-    fn segments(&self, patches: impl Iterator<Item = Patch>) -> Vec<Segment> {
+    fn segments(&self, patches: Vec<Patch>) -> Vec<Segment> {
         let chunk_bytes = self.layout.chunk_bytes;
         let mut segments: Vec<Segment> = Vec::new();
         for patch in patches {
@@ -583,7 +583,7 @@ impl Engine {
     }
 }
 
-/// The same bytes in buffers of whole blocks.
+/// The same bytes in buffers of whole rows, but for what is less at the end.
 fn in_blocks(parts: IoVec) -> IoVec {
     let block = BLOCK_BYTES as usize;
     if parts.iter().all(|part| part.len().is_multiple_of(block)) {

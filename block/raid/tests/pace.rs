@@ -36,6 +36,7 @@ async fn array(level: Level) -> RaidArray {
         name: "pace".to_owned(),
         level,
         chunk_bytes: CHUNK,
+        block_bytes: None,
         journal_bytes: None,
         members: members(),
         spares: 0,

@@ -90,6 +90,10 @@ pub struct CreateArgs {
     /// So many of the drives, from the end, start as hot spares
     #[arg(long, value_name = "N", default_value_t = 0)]
     spares: usize,
+    /// Bytes of a block, 512 or 4096, of which a power cut leaves each old or new [default: 4096, or 512 where a drive
+    /// does not write more at once]
+    #[arg(long, value_name = "SIZE")]
+    block: Option<Bytes>,
     /// Room on each drive for the journal of overwrites [default: 16 chunks, at least 64KiB, at most 16MiB]
     #[arg(long, value_name = "SIZE")]
     journal: Option<Bytes>,
@@ -218,6 +222,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         level: LevelWords { level: args.level.clone(), copies: args.copies, groups: args.groups },
         chunk_bytes: args.chunk.map(|bytes| bytes.0),
         journal_bytes: args.journal.map(|bytes| bytes.0),
+        block_bytes: args.block.map(|bytes| bytes.0),
         spares: args.spares,
         size_bytes: args.size.map(|bytes| bytes.0),
         force: args.force,

@@ -76,7 +76,13 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
         }
         None => writeln!(out, "  {}  not open", status.uuid)?,
     }
-    write!(out, "  {} stripes of {}", status.stripes, bytes(status.stripe_bytes))?;
+    write!(
+        out,
+        "  {} stripes of {}, blocks of {}",
+        status.stripes,
+        bytes(status.stripe_bytes),
+        status.block_bytes
+    )?;
     if let Some(written) = status.stripes_written {
         write!(out, ", {written} written")?;
     }

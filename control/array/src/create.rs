@@ -30,6 +30,8 @@ pub struct Creation {
     pub level: LevelWords,
     pub chunk_bytes: Option<u64>,
     pub journal_bytes: Option<u64>,
+    /// Of a block of the array: 512 or 4096; `None` for the larger that all drives write atomically.
+    pub block_bytes: Option<u64>,
     pub spares: usize,
     /// Drives that are not there are made as files of this size.
     pub size_bytes: Option<u64>,
@@ -146,6 +148,7 @@ fn spec_of(plan: &Creation, level: Level, devices: &[Rc<FileDevice>]) -> ArraySp
         name: plan.name.clone(),
         level,
         chunk_bytes: plan.chunk_bytes.unwrap_or(default_chunk),
+        block_bytes: plan.block_bytes,
         journal_bytes: plan.journal_bytes,
         members,
         spares: plan.spares,

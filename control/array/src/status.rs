@@ -28,6 +28,8 @@ pub struct Status {
     /// Places that are without good data everywhere.
     pub lost: usize,
     pub chunk_bytes: u64,
+    /// 512 or 4096.
+    pub block_bytes: u64,
     pub capacity_bytes: u64,
     pub stripe_bytes: u64,
     pub stripes: u64,
@@ -205,6 +207,7 @@ impl Status {
             tolerates: array.level.tolerates(),
             lost: array.width - whole.min(array.width),
             chunk_bytes: array.chunk_bytes,
+            block_bytes: array.block_bytes,
             capacity_bytes: array.capacity_bytes,
             stripe_bytes: array.capacity_bytes / array.stripes.max(1),
             stripes: array.stripes,

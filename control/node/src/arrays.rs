@@ -148,7 +148,16 @@ pub(crate) fn raid_spec(
         Level::Raid6 { chunk, .. } => (RaidLevel::Raid6, chunk.0),
     };
     let name = spec.name.clone();
-    RaidSpec { uuid, name, level, chunk_bytes, journal_bytes: None, members, spares }
+    RaidSpec {
+        uuid,
+        name,
+        level,
+        chunk_bytes,
+        block_bytes: None,
+        journal_bytes: None,
+        members,
+        spares,
+    }
 }
 
 /// Opens every array of a cluster from the drives that are there.

@@ -82,6 +82,7 @@ impl Target {
                     name: "data".to_owned(),
                     level: Level::Raid6,
                     chunk_bytes: 16 * KIB,
+                    block_bytes: None,
                     journal_bytes: Some(0),
                     members: found.enumerate().map(member).collect(),
                     spares: 0,

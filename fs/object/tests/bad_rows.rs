@@ -29,6 +29,7 @@ async fn array() -> RaidArray {
         name: "data".to_owned(),
         level: Level::Raid6,
         chunk_bytes: 16 * KIB,
+        block_bytes: None,
         journal_bytes: Some(0),
         members: (0..6).map(member).collect(),
         spares: 0,

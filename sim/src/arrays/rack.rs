@@ -123,6 +123,7 @@ impl Rack {
             level,
             chunk_bytes,
             // Nothing is overwritten on stripes that are declared fresh, and small drives need their room.
+            block_bytes: None,
             journal_bytes: (kind == Kind::Parity).then_some(256 * KIB),
             members,
             spares,

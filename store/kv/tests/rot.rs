@@ -67,6 +67,7 @@ fn a_drive_that_is_wrong_everywhere_is_outvoted() {
                 name: "meta".to_owned(),
                 level: Level::Raid1 { copies: 3 },
                 chunk_bytes: 64 * KIB,
+                block_bytes: None,
                 journal_bytes: None,
                 members: drives.iter().cloned().enumerate().map(member).collect(),
                 spares: 0,

@@ -68,6 +68,7 @@ impl Cluster {
             name: "test".to_owned(),
             level: Level::Raid6,
             chunk_bytes: CHUNK_BYTES,
+            block_bytes: None,
             journal_bytes: Some(0),
             members: (0..self.drives.len()).map(|n| self.member(n)).collect(),
             spares: SPARES,

@@ -18,8 +18,10 @@ pub const ARRAY: Uuid = Uuid::from_u128(0xa55a);
 type Block = Box<[u8]>;
 
 /// What a drive holds.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Media {
+    /// Bytes of a block, which is written as a whole or not.
+    block_bytes: usize,
     /// What survives a power cut for sure; absent blocks are zero.
     stable: BTreeMap<u64, Block>,
     /// Writes acknowledged since, per block, oldest first.
@@ -48,15 +50,20 @@ pub struct TestDrive {
 
 impl TestDrive {
     pub fn new(name: &str, capacity_bytes: u64) -> Rc<Self> {
+        Self::with_blocks(name, capacity_bytes, BLOCK)
+    }
+
+    /// A drive that writes blocks of so many bytes.
+    pub fn with_blocks(name: &str, capacity_bytes: u64, block_bytes: usize) -> Rc<Self> {
         Rc::new(Self {
             info: DeviceInfo {
                 name: name.to_owned(),
                 capacity_bytes,
-                block_bytes: BLOCK as u64,
-                atomic_write_bytes: BLOCK as u64,
+                block_bytes: block_bytes as u64,
+                atomic_write_bytes: block_bytes as u64,
                 io_bytes_best: 1 << 20,
             },
-            media: RefCell::default(),
+            media: RefCell::new(Media::new(block_bytes)),
             gone: Cell::new(false),
             writes_left: Cell::new(None),
             flushes: Cell::new(0),
@@ -121,7 +128,8 @@ impl TestDrive {
     }
 
     pub fn make_unreadable(&self, at: u64, bytes: u64) {
-        let blocks = at / BLOCK as u64..(at + bytes).div_ceil(BLOCK as u64);
+        let block_bytes = self.info.block_bytes;
+        let blocks = at / block_bytes..(at + bytes).div_ceil(block_bytes);
         self.media.borrow_mut().unreadable.extend(blocks);
     }
 
@@ -133,9 +141,9 @@ impl TestDrive {
     /// Changes bytes behind the array's back.
     pub fn corrupt(&self, at: u64) {
         let mut media = self.media.borrow_mut();
-        let block = at / BLOCK as u64;
+        let block = at / self.info.block_bytes;
         let mut data = media.block(block);
-        data[at as usize % BLOCK] ^= 0x5a;
+        data[(at % self.info.block_bytes) as usize] ^= 0x5a;
         media.cached.remove(&block);
         media.stable.insert(block, data);
     }
@@ -143,13 +151,16 @@ impl TestDrive {
     /// Where the superblock says that the data begins (docs/design/0003-array-format.md).
     pub fn data_at(&self) -> u64 {
         let media = self.media.borrow();
-        let field = |block| u64::from_le_bytes(media.block(block)[96..104].try_into().expect("8"));
-        field(0).max(field(1))
+        let field = |at| {
+            let block = media.block(at / self.info.block_bytes);
+            u64::from_le_bytes(block[96..104].try_into().expect("8"))
+        };
+        field(0).max(field(BLOCK as u64))
     }
 
     /// Generation in the superblock at `slot`, a byte offset; 0 when there is none.
     pub fn generation_at(&self, slot: u64) -> u64 {
-        let superblock = self.media.borrow().block(slot / BLOCK as u64);
+        let superblock = self.media.borrow().block(slot / self.info.block_bytes);
         u64::from_le_bytes(superblock[32..40].try_into().expect("8 bytes"))
     }
 
@@ -179,8 +190,8 @@ impl TestDrive {
             self.writes_left.set(Some(left.saturating_sub(1)));
         }
         let blocks: Vec<(u64, Block)> = data
-            .chunks(BLOCK)
-            .zip(at / BLOCK as u64..)
+            .chunks(self.info.block_bytes as usize)
+            .zip(at / self.info.block_bytes..)
             .map(|(data, block)| (block, data.into()))
             .collect();
         let id = {
@@ -213,7 +224,22 @@ impl TestDrive {
 impl Media {
     fn block(&self, block: u64) -> Block {
         let cached = self.cached.get(&block).and_then(|versions| versions.last());
-        cached.or(self.stable.get(&block)).cloned().unwrap_or_else(|| vec![0; BLOCK].into())
+        cached
+            .or(self.stable.get(&block))
+            .cloned()
+            .unwrap_or_else(|| vec![0; self.block_bytes].into())
+    }
+
+    fn new(block_bytes: usize) -> Self {
+        Self {
+            block_bytes,
+            stable: BTreeMap::new(),
+            cached: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            next_write: 0,
+            unreadable: BTreeSet::new(),
+            epoch: Epoch::default(),
+        }
     }
 }
 
@@ -229,14 +255,12 @@ impl Device for TestDrive {
             self.delay().await?;
             self.reads.set(self.reads.get() + 1);
             let media = self.media.borrow();
-            let mut block = at / BLOCK as u64;
+            let bytes = self.info.block_bytes;
+            let mut block = at / bytes;
             for part in &mut into {
-                for piece in part.chunks_mut(BLOCK) {
+                for piece in part.chunks_mut(bytes as usize) {
                     if media.unreadable.contains(&block) {
-                        return Err(BlockError::Medium {
-                            at: block * BLOCK as u64,
-                            bytes: BLOCK as u64,
-                        });
+                        return Err(BlockError::Medium { at: block * bytes, bytes });
                     }
                     piece.copy_from_slice(&media.block(block));
                     block += 1;
@@ -312,8 +336,20 @@ pub struct Rig {
 impl Rig {
     /// `members` drives, two to an enclosure, the last `spares` of them hot spares.
     pub fn new(level: Level, members: usize, spares: usize, chunk_bytes: u64, slots: u64) -> Self {
+        Self::with_blocks(level, members, spares, chunk_bytes, slots, BLOCK)
+    }
+
+    /// Of drives that write blocks of so many bytes.
+    pub fn with_blocks(
+        level: Level,
+        members: usize,
+        spares: usize,
+        chunk_bytes: u64,
+        slots: u64,
+        block_bytes: usize,
+    ) -> Self {
         let capacity_bytes = (512 << 10) + slots * chunk_bytes;
-        let drive = |i| TestDrive::new(&format!("drive-{i}"), capacity_bytes);
+        let drive = |i| TestDrive::with_blocks(&format!("drive-{i}"), capacity_bytes, block_bytes);
         Self {
             drives: (0..members).map(drive).collect(),
             spares,
@@ -338,6 +374,7 @@ impl Rig {
             name: "test".to_owned(),
             level: self.level,
             chunk_bytes: self.chunk_bytes,
+            block_bytes: None,
             journal_bytes: None,
             members: (0..self.drives.len()).map(|i| self.member(i)).collect(),
             spares: self.spares,

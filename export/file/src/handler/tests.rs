@@ -24,6 +24,7 @@ async fn array(level: Level, width: usize) -> RaidArray {
         name: "served".into(),
         level,
         chunk_bytes: 16 << 10,
+        block_bytes: None,
         journal_bytes: None,
         members: (0..width).map(member).collect(),
         spares: 0,

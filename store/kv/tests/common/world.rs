@@ -52,6 +52,7 @@ impl Ground {
                 name: "meta".to_owned(),
                 level: Level::Raid1 { copies: 3 },
                 chunk_bytes: 128 * KIB,
+                block_bytes: None,
                 journal_bytes: None,
                 members: found.enumerate().map(member).collect(),
                 spares: 0,
