@@ -347,20 +347,24 @@ impl Engine {
                 journal.changed.changed().await;
             }
             let mut batch: Vec<Waiting> = Vec::new();
+            let mut pieces: Vec<Piece> = Vec::new();
             let mut blocks = 0;
             {
                 let mut waiting = group.waiting.borrow_mut();
+                // Numbers of stripes have no blocks, so blocks alone would not bound them.
                 while let Some(next) = waiting.front()
-                    && (batch.is_empty() || blocks + next.blocks <= journal.shared_limit())
+                    && (batch.is_empty()
+                        || (blocks + next.blocks <= journal.shared_limit()
+                            && pieces.len() + next.pieces.len() <= PIECES_MAX))
                 {
                     blocks += next.blocks;
+                    pieces.extend_from_slice(&next.pieces);
                     batch.extend(waiting.pop_front());
                 }
             }
             if batch.is_empty() {
                 return;
             }
-            let pieces = batch.iter().flat_map(|update| update.pieces.iter().copied()).collect();
             let payload: IoVec =
                 batch.iter().flat_map(|update| update.payload.iter().cloned()).collect();
             let updates = batch.len() as u32;
