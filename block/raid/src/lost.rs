@@ -360,10 +360,12 @@ impl Engine {
             return Ok(());
         };
         self.lost.sequence.set(image.sequence);
+        let mut is_shorter = false;
         for ((stripe, chunk, why), rows) in image.entries {
             let is_sound = stripe < self.layout.stripes && chunk < self.layout.chunks();
             // A discard makes its stripes hold nothing before it shortens the list.
             if !is_sound || !self.map.has(Bit::Written, stripe) {
+                is_shorter = true;
                 continue;
             }
             self.lost.add((stripe, chunk), why, rows);
@@ -375,9 +377,10 @@ impl Engine {
                 blocks.for_each(|at| member.leave_out(at));
             }
         }
-        // As it is on the members already, unless they differ.
+        // As it is on the members already, unless they differ, or tell of stripes that hold nothing: those may be written, and
+        // no entry of before must come back then.
         self.lost.durable.set(self.lost.wanted.get());
-        if differs {
+        if differs || is_shorter {
             self.lost.changed();
         }
         self.persist_lost().await

@@ -1,0 +1,133 @@
+//! Histories that once cost data or an array: stripes that are overwritten whole, and blocks that are lost by that.
+
+mod common;
+
+use common::{BLOCK, Rig, pattern, read, write_stripe};
+use levada_base::reactor::{self, Group, Reactor};
+use levada_device::{BlockError, Device, Durability};
+use levada_raid::{Array, Level, RaidArray};
+use std::rc::Rc;
+use std::time::Duration;
+
+const CHUNK: u64 = 8 << 10;
+
+/// An array whose owner can be killed.
+struct Owned {
+    rig: Rc<Rig>,
+    node: Group,
+    array: RaidArray,
+}
+
+impl Owned {
+    async fn create(rig: Rig) -> Self {
+        let (rig, node) = (Rc::new(rig), Group::new());
+        let made = Rc::clone(&rig);
+        let created = reactor::spawn_in(&node, async move { made.create().await });
+        Self { rig, node, array: created.await.expect("not killed") }
+    }
+
+    /// The power fails, and these are away when it is back.
+    async fn restart_without(&mut self, away: &[usize]) {
+        self.cut_power();
+        self.open_without(away).await;
+    }
+
+    fn cut_power(&mut self) {
+        self.node.kill();
+        self.node = Group::new();
+        self.rig.cut_power();
+    }
+
+    async fn open_without(&mut self, away: &[usize]) {
+        let (rig, away) = (Rc::clone(&self.rig), away.to_vec());
+        let opened = reactor::spawn_in(&self.node, async move { rig.open_without(&away).await });
+        self.array = opened.await.expect("not killed").expect("opened");
+    }
+
+    fn stripe_bytes(&self) -> u64 {
+        self.array.geometry().stripe_bytes
+    }
+
+    /// Overwrites whole stripes; volatile.
+    async fn overwrite(&self, first: u64, count: u64, version: u64) -> Result<(), BlockError> {
+        let at = first * self.stripe_bytes();
+        let data = pattern(at, (count * self.stripe_bytes()) as usize, version).into_vec();
+        self.array.write(at, data, Durability::Volatile).await
+    }
+
+    /// Who has the first data chunk of a stripe.
+    fn holder(&self, stripe: u64) -> usize {
+        let of_stripe = self.array.members_of(stripe * self.stripe_bytes(), BLOCK as u64);
+        (0..self.rig.drives.len()).find(|at| of_stripe.contains(*at)).expect("somebody")
+    }
+
+    /// The power fails behind an overwrite of this stripe, which was written and flushed before, and who has its first
+    /// chunk is away: that is lost.
+    async fn lose_first_chunk(&mut self, stripe: u64) -> usize {
+        write_stripe(&self.array, stripe, 1).await.expect("written");
+        self.array.flush().await.expect("flushed");
+        self.overwrite(stripe, 1, 2).await.expect("written");
+        let away = self.holder(stripe);
+        self.restart_without(&[away]).await;
+        assert_eq!(self.array.status().lost_blocks, CHUNK / BLOCK as u64);
+        assert!(is_lost(&self.array, stripe * self.stripe_bytes()).await);
+        away
+    }
+
+    async fn holds(&self, stripe: u64, version: u64) -> Result<bool, BlockError> {
+        let (at, bytes) = (stripe * self.stripe_bytes(), self.stripe_bytes() as usize);
+        Ok(read(&self.array, at, bytes).await? == pattern(at, bytes, version)[..])
+    }
+}
+
+async fn is_lost(array: &RaidArray, at: u64) -> bool {
+    matches!(read(array, at, BLOCK).await, Err(BlockError::Medium { .. }))
+}
+
+/// Whoever overwrites very many stripes at once has more numbers to record than one record takes.
+#[test]
+fn very_many_stripes_can_be_overwritten_at_once() {
+    Reactor::simulated(1).block_on(async {
+        let of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 9000)).await;
+        let count = 400;
+        of.overwrite(0, count, 1).await.expect("written");
+        of.overwrite(0, count, 2).await.expect("written");
+        of.array.flush().await.expect("flushed");
+        for stripe in 0..count {
+            assert_eq!(of.holds(stripe, 2).await, Ok(true), "stripe {stripe}");
+        }
+    });
+}
+
+/// A stripe with lost blocks is discarded, and the power goes just before the list of lost blocks is shorter. It is written
+/// anew and flushed: the list must not tell of it any more.
+fn discarded_when_the_power_went(seed: u64) -> Result<(), String> {
+    Reactor::simulated(seed).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+        let away = of.lose_first_chunk(0).await;
+        let array = of.array.clone();
+        reactor::spawn_in(&of.node, async move { drop(array.discard_stripes(0, 1).await) });
+        reactor::sleep(Duration::from_micros(reactor::random_u64() % 400)).await;
+        of.restart_without(&[away]).await;
+        if of.array.is_written(0) {
+            return Ok(());
+        }
+        match reactor::random_u64() % 2 {
+            0 => drop(write_stripe(&of.array, 0, 3).await.expect("written")),
+            _ => of.overwrite(0, 1, 3).await.expect("written"),
+        }
+        of.array.flush().await.expect("flushed");
+        assert_eq!(of.holds(0, 3).await, Ok(true));
+        of.restart_without(&[away]).await;
+        match of.holds(0, 3).await {
+            Ok(true) => Ok(()),
+            other => Err(format!("seed {seed}: {other:?}")),
+        }
+    })
+}
+
+#[test]
+fn what_is_written_behind_a_discard_is_not_lost() {
+    let wrong: Vec<_> = (0..100).filter_map(|s| discarded_when_the_power_went(s).err()).collect();
+    assert_eq!(wrong, [""; 0], "flushed contents cannot be read");
+}
