@@ -13,7 +13,8 @@
 //! - A block is listed, durably, before it is given its content.
 //! - A block is taken from the list only when what was written there is recorded or flushed; whoever acknowledges that waits
 //!   for the list.
-//! - The list never outgrows its room: as many stripes may be overwritten whole between two flushes as it could take.
+//! - The list never outgrows its room: as many stripes may be overwritten whole between two flushes as it could take, beside
+//!   what a rebuild leaves out ([`Engine::list_absent`]).
 
 use crate::engine::Engine;
 use crate::map::Bit;
@@ -95,6 +96,8 @@ pub(crate) struct Lost {
     /// Room for one image of the list, of which each member has two; 0: there is none.
     image_bytes: u64,
     entries: RefCell<Entries>,
+    /// Room for so many entries is not for stripes that are overwritten whole.
+    kept: Cell<usize>,
     /// Of the last image.
     sequence: Cell<u64>,
     /// Changes made, and those that are durable.
@@ -109,6 +112,7 @@ impl Lost {
         Self {
             image_bytes: bytes / 2,
             entries: RefCell::default(),
+            kept: Cell::new(0),
             sequence: Cell::new(0),
             wanted: Cell::new(0),
             durable: Cell::new(0),
@@ -128,7 +132,7 @@ impl Lost {
     /// How many more chunks may have lost blocks.
     pub fn room(&self) -> usize {
         let entries = (self.image_bytes as usize).saturating_sub(ENTRIES_AT) / ENTRY_BYTES;
-        entries.saturating_sub(self.entries.borrow().len())
+        entries.saturating_sub(self.entries.borrow().len() + self.kept.get())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -299,6 +303,32 @@ impl Engine {
             Some(at) => Err(BlockError::Medium { at, bytes }),
             None => Ok(()),
         }
+    }
+
+    /// Lists blocks of these chunks that a rebuild could not make. When this returns, that is on the members; false when there
+    /// is no room.
+    pub async fn list_absent(
+        self: &Rc<Self>,
+        stripe: u64,
+        chunks: impl ExactSizeIterator<Item = usize>,
+        rows: Rows,
+    ) -> Result<bool, BlockError> {
+        // Stripes that are overwritten whole may count on all the room there is. From here on they count on less; those that
+        // count on more must not be found listed any more.
+        let kept = chunks.len();
+        self.lost.kept.set(self.lost.kept.get() + kept);
+        let made = match self.lost.room() < self.may_become_lost() {
+            true => self.void_all_records().await,
+            false => Ok(()),
+        };
+        self.lost.kept.set(self.lost.kept.get() - kept);
+        made?;
+        let mut chunks = chunks;
+        if !chunks.all(|chunk| self.lost.add((stripe, chunk), Why::Absent, rows)) {
+            return Ok(false);
+        }
+        self.persist_lost().await?;
+        Ok(true)
     }
 
     /// Waits until every change of the list so far is on all live members.

@@ -3,9 +3,10 @@
 mod common;
 
 use common::{BLOCK, Rig, pattern, read, write_stripe};
+use futures_util::future::join_all;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_device::{BlockError, Device, Durability};
-use levada_raid::{Array, Level, RaidArray};
+use levada_raid::{Array, Level, Limits, RaidArray};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -130,4 +131,34 @@ fn discarded_when_the_power_went(seed: u64) -> Result<(), String> {
 fn what_is_written_behind_a_discard_is_not_lost() {
     let wrong: Vec<_> = (0..100).filter_map(|s| discarded_when_the_power_went(s).err()).collect();
     assert_eq!(wrong, [""; 0], "flushed contents cannot be read");
+}
+
+/// Stripes of one group are being overwritten whole, as many as the list of lost blocks has room for, when a rebuild of the
+/// other group leaves out blocks, which that list tells of as well.
+#[test]
+fn what_a_rebuild_leaves_out_takes_no_room_from_what_may_be_lost() {
+    Reactor::simulated(3).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid50 { groups: 2 }, 6, 0, CHUNK, 120)).await;
+        for stripe in 0..200 {
+            write_stripe(&of.array, stripe, 1).await.expect("written");
+        }
+        of.array.flush().await.expect("flushed");
+        of.array.fail(3).await.expect("borne");
+        of.array.replace(3, of.rig.member(3)).await.expect("replaced");
+        let drive = &of.rig.drives[4];
+        for slot in 0..100 {
+            drive.make_unreadable(drive.data_at() + slot * CHUNK, BLOCK as u64);
+        }
+        // Even stripes are those of the first group.
+        let all = (0..42).map(|i| of.overwrite(2 * i, 1, 2));
+        join_all(all).await.into_iter().collect::<Result<(), _>>().expect("written");
+        // What stops it often enough is left out.
+        for _ in 0..350 {
+            let rebuilt = of.array.rebuild(Limits::NONE).await;
+            assert!(matches!(rebuilt, Err(BlockError::Medium { .. })), "{rebuilt:?}");
+        }
+        assert!(of.array.status().members[3].lacks_blocks >= 60);
+        drive.make_readable();
+        of.restart_without(&[0]).await;
+    });
 }
