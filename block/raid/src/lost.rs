@@ -7,7 +7,7 @@
 //!
 //! So are blocks that a rebuild could not make, as too much of their stripe was unreadable: they are *absent* from their
 //! member, and nothing is made of what it holds there instead. That may be said of a block which was put right since; then it
-//! is recomputed.
+//! is recomputed, until a flush covers what put it right and takes it from the list.
 //!
 //! What always holds:
 //! - A block is listed, durably, before it is given its content.
@@ -56,6 +56,10 @@ impl Rows {
             let (word, bit) = (&mut self.0[(block / 64) as usize], 1 << (block % 64));
             if to { *word |= bit } else { *word &= !bit }
         }
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
 
     fn has_any(self, blocks: Range<u64>) -> bool {
@@ -200,6 +204,22 @@ impl Lost {
         }
     }
 
+    /// These blocks are absent no more.
+    fn are_there(&self, stripe: u64, chunk: usize, there: Rows) {
+        let mut entries = self.entries.borrow_mut();
+        let key = (stripe, chunk, Why::Absent);
+        let Some(rows) = entries.get_mut(&key) else { return };
+        let left = rows.without(there);
+        if left == *rows {
+            return;
+        }
+        *rows = left;
+        if left == Rows::default() {
+            entries.remove(&key);
+        }
+        self.changed();
+    }
+
     /// These stripes have other contents, or none.
     pub fn remove_stripes(&self, stripes: &Range<u64>) {
         let mut entries = self.entries.borrow_mut();
@@ -329,6 +349,46 @@ impl Engine {
         }
         self.persist_lost().await?;
         Ok(true)
+    }
+
+    /// Blocks that are listed as absent and were put right since, by chunk: whoever plays their role does not lack them.
+    /// (Who took the role since gets them from his rebuild.)
+    pub fn put_right(&self) -> Vec<(u64, usize, Rows)> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let entries = self.lost.entries.borrow();
+        let absent = entries.iter().filter(|((.., why), _)| *why == Why::Absent);
+        let right = absent.filter_map(|((stripe, chunk, _), rows)| {
+            let place = self.layout.place(*stripe, *chunk);
+            let player = self.player(place.role);
+            let mut right = *rows;
+            for block in rows.runs().into_iter().flatten() {
+                let at = self.member_offset(place.slot, block * BLOCK_BYTES);
+                if player.as_ref().is_some_and(|player| player.lacks(&(at..at + BLOCK_BYTES))) {
+                    right.set(block..block + 1, false);
+                }
+            }
+            (right != Rows::default()).then_some((*stripe, *chunk, right))
+        });
+        right.collect()
+    }
+
+    /// Takes blocks from the list that were put right before a flush, which has ended.
+    pub async fn forget_put_right(
+        self: &Rc<Self>,
+        right: Vec<(u64, usize, Rows)>,
+    ) -> Result<(), BlockError> {
+        if right.is_empty() {
+            return Ok(());
+        }
+        // A rebuild may have left some of them out again meanwhile.
+        for (stripe, chunk, now) in self.put_right() {
+            for (.., then) in right.iter().filter(|(s, c, _)| (*s, *c) == (stripe, chunk)) {
+                self.lost.are_there(stripe, chunk, now.without(now.without(*then)));
+            }
+        }
+        self.persist_lost().await
     }
 
     /// Waits until every change of the list so far is on all live members.

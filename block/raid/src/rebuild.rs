@@ -244,6 +244,10 @@ impl Engine {
         self.settle().await?;
         // More members may be lost from then on, so records that were made with fewer must have lost their meaning.
         self.void_all_records().await?;
+        if !self.lost.is_empty() {
+            // What could be made this time must not pass for absent.
+            self.flush_members().await?;
+        }
         let done = targets.iter().filter(|member| cursor(member).is_some());
         let done: Vec<&Rc<Member>> = done.collect();
         done.iter().for_each(|member| member.is_rebuilt.set(true));

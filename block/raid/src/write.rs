@@ -232,6 +232,7 @@ impl Engine {
         self.check_running()?;
         let upto = self.writes.get();
         let in_place = self.journal.as_ref().map(|journal| journal.in_place());
+        let put_right = self.put_right();
         let members = self.live_members();
         let written = members.iter().filter(|member| member.flushed.get() < member.writes.get());
         join_all(written.map(|member| self.member_flush(member))).await;
@@ -245,7 +246,7 @@ impl Engine {
         } else if self.unclean.borrow().len() > UNCLEAN_KEPT {
             self.retire(UNCLEAN_KEPT / 2);
         }
-        Ok(())
+        self.forget_put_right(put_right).await
     }
 
     /// Clears the dirty bits of stripes that a flush covers, but for the `keep` latest. In

@@ -162,3 +162,52 @@ fn what_a_rebuild_leaves_out_takes_no_room_from_what_may_be_lost() {
         of.restart_without(&[0]).await;
     });
 }
+
+/// A member lacks a block that a rebuild could not make. It is put right when the others can be read again, and flushed:
+/// from then on it must do without those others, also after a start.
+async fn put_right(how: Mender) {
+    let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+    for stripe in 0..4 {
+        write_stripe(&of.array, stripe, 1).await.expect("written");
+    }
+    of.array.flush().await.expect("flushed");
+    let lacks = of.holder(0);
+    let other = (lacks + 1) % 4;
+    let spec = of.rig.member(lacks);
+    of.array.fail(lacks).await.expect("borne");
+    of.array.replace(lacks, spec.clone()).await.expect("replaced");
+    let drive = Rc::clone(&of.rig.drives[other]);
+    drive.make_unreadable(drive.data_at(), BLOCK as u64);
+    while of.array.needs_rebuild() {
+        let _ = of.array.rebuild(Limits::NONE).await;
+    }
+    assert_eq!(of.array.status().members[lacks].lacks_blocks, 1);
+    drive.make_readable();
+    match how {
+        Mender::Read => assert_eq!(of.holds(0, 1).await, Ok(true)),
+        Mender::Scrub => drop(of.array.scrub(Limits::NONE).await.expect("scrubbed")),
+        Mender::Rebuild => {
+            of.array.fail(lacks).await.expect("borne");
+            of.array.replace(lacks, spec).await.expect("replaced");
+            of.array.rebuild(Limits::NONE).await.expect("rebuilt");
+        }
+    }
+    assert_eq!(of.array.status().members[lacks].lacks_blocks, 0, "{how:?}");
+    of.array.close().await.expect("closed");
+    of.restart_without(&[other]).await;
+    assert_eq!(of.holds(0, 1).await, Ok(true), "{how:?}");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mender {
+    Read,
+    Scrub,
+    Rebuild,
+}
+
+#[test]
+fn a_block_that_was_put_right_is_not_absent_any_more() {
+    for how in [Mender::Read, Mender::Scrub, Mender::Rebuild] {
+        Reactor::simulated(4).block_on(put_right(how));
+    }
+}
