@@ -525,7 +525,7 @@ impl Engine {
     }
 
     /// Writes good contents where a caller's checksum proved them bad. Not where stripes were overwritten in place: what the
-    /// caller read says nothing any more.
+    /// caller read says nothing any more; nor what is lost, for parity does not agree with it.
     pub async fn repair(self: &Rc<Self>, at: u64, data: IoVec) -> Result<(), BlockError> {
         let bytes = bytes_in(&data);
         check_range(&self.info, at, bytes)?;
@@ -538,6 +538,9 @@ impl Engine {
             let holds = |stripe: &u64| has(Bit::Written, *stripe) && !has(Bit::Patched, *stripe);
             if let Some(stripe) = engine.stripes_of(at, bytes).find(|stripe| !holds(stripe)) {
                 return Err(BlockError::NotFresh { stripe });
+            }
+            if let Err(BlockError::Medium { at, .. }) = engine.check_not_lost(at, bytes) {
+                return Err(BlockError::NotFresh { stripe: at / engine.layout.stripe_bytes() });
             }
             let mut cutter = Cutter::new(data);
             let mut writes = Vec::new();

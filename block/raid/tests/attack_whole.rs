@@ -211,3 +211,22 @@ fn a_block_that_was_put_right_is_not_absent_any_more() {
         Reactor::simulated(4).block_on(put_right(how));
     }
 }
+
+/// Good contents of a lost block turn up. Parity does not agree with them, so to write them in place is no repair.
+#[test]
+fn a_repair_of_a_lost_block_leaves_the_parity_alone() {
+    Reactor::simulated(5).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+        let lost = of.lose_first_chunk(0).await;
+        of.array.replace(lost, of.rig.member(lost)).await.expect("replaced");
+        of.array.rebuild(Limits::NONE).await.expect("rebuilt");
+        // From now on nothing tells that the stripe was overwritten in place.
+        of.array.scrub(Limits::NONE).await.expect("scrubbed");
+        let repaired = of.array.repair(0, pattern(0, BLOCK, 1).into_vec()).await;
+        assert_eq!(repaired, Err(BlockError::NotFresh { stripe: 0 }));
+        let report = of.array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!(report.mismatched + report.wrong_repaired, 0, "{report:?}");
+        of.overwrite(0, 1, 3).await.expect("written");
+        assert_eq!(of.holds(0, 3).await, Ok(true));
+    });
+}
