@@ -129,7 +129,6 @@ impl Engine {
             let _guard = engine.locks.lock(start, end).await;
             engine.void_records(&range).await?;
             engine.forget_unclean(&range);
-            engine.forget_left_out(&range);
             engine.map.set(Bit::Dirty, range.clone(), true);
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
@@ -137,6 +136,8 @@ impl Engine {
             if !planted!("raid-map-not-persisted") {
                 engine.persist(range.clone()).await?;
             }
+            // Not before: a flush takes from the list what no member lacks, and the old contents may come back until here.
+            engine.forget_left_out(&range);
             engine.lost.remove_stripes(&range);
             engine.persist_lost().await?;
             engine.settle().await
@@ -511,12 +512,13 @@ impl Engine {
             let _guard = engine.locks.lock(start, end).await;
             engine.void_records(&range).await?;
             engine.forget_unclean(&range);
-            engine.forget_left_out(&range);
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
                 engine.map.set(bit, range.clone(), false);
             }
             engine.map.begin_anew(range.clone());
             engine.persist(range.clone()).await?;
+            // Not before: a flush takes from the list what no member lacks, and the old contents may come back until here.
+            engine.forget_left_out(&range);
             engine.lost.remove_stripes(&range);
             engine.persist_lost().await?;
             engine.settle().await
