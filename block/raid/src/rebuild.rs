@@ -392,16 +392,20 @@ impl Engine {
         if blocks_lost.is_empty() {
             return Ok(());
         }
+        for (_, member, at) in &lost {
+            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
+        }
+        if self.areas.lost_bytes == 0 {
+            // There is no list, perhaps because a chunk has more blocks than it could tell of.
+            return Ok(());
+        }
         let mut rows = Rows::default();
         for block in &blocks_lost {
             rows.set(block / block_bytes..block / block_bytes + 1, true);
         }
-        for (_, member, at) in &lost {
-            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
-        }
         // Before anybody takes the member for whole.
         let chunks = lost.iter().map(|(chunk, ..)| *chunk);
-        if self.areas.lost_bytes > 0 && !self.list_absent(stripe, chunks, rows).await? {
+        if !self.list_absent(stripe, chunks, rows).await? {
             return Err(BlockError::Medium { at: start, bytes: end - start });
         }
         Ok(())
