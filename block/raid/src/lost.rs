@@ -7,13 +7,14 @@
 //!
 //! So are blocks that a rebuild could not make, as too much of their stripe was unreadable: they are *absent* from their
 //! member, and nothing is made of what it holds there instead. That may be said of a block which was put right since; then it
-//! is recomputed.
+//! is recomputed, until a flush covers what put it right and takes it from the list.
 //!
 //! What always holds:
 //! - A block is listed, durably, before it is given its content.
 //! - A block is taken from the list only when what was written there is recorded or flushed; whoever acknowledges that waits
 //!   for the list.
-//! - The list never outgrows its room: as many stripes may be overwritten whole between two flushes as it could take.
+//! - The list never outgrows its room: as many stripes may be overwritten whole between two flushes as it could take, beside
+//!   what a rebuild leaves out ([`Engine::list_absent`]).
 
 use crate::engine::Engine;
 use crate::map::Bit;
@@ -57,6 +58,10 @@ impl Rows {
         }
     }
 
+    fn without(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
+    }
+
     fn has_any(self, blocks: Range<u64>) -> bool {
         blocks.into_iter().any(|block| self.0[(block / 64) as usize] >> (block % 64) & 1 == 1)
     }
@@ -95,6 +100,8 @@ pub(crate) struct Lost {
     /// Room for one image of the list, of which each member has two; 0: there is none.
     image_bytes: u64,
     entries: RefCell<Entries>,
+    /// Room for so many entries is not for stripes that are overwritten whole.
+    kept: Cell<usize>,
     /// Of the last image.
     sequence: Cell<u64>,
     /// Changes made, and those that are durable.
@@ -109,6 +116,7 @@ impl Lost {
         Self {
             image_bytes: bytes / 2,
             entries: RefCell::default(),
+            kept: Cell::new(0),
             sequence: Cell::new(0),
             wanted: Cell::new(0),
             durable: Cell::new(0),
@@ -128,7 +136,7 @@ impl Lost {
     /// How many more chunks may have lost blocks.
     pub fn room(&self) -> usize {
         let entries = (self.image_bytes as usize).saturating_sub(ENTRIES_AT) / ENTRY_BYTES;
-        entries.saturating_sub(self.entries.borrow().len())
+        entries.saturating_sub(self.entries.borrow().len() + self.kept.get())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -194,6 +202,22 @@ impl Lost {
             }
             self.changed();
         }
+    }
+
+    /// These blocks are absent no more.
+    fn are_there(&self, stripe: u64, chunk: usize, there: Rows) {
+        let mut entries = self.entries.borrow_mut();
+        let key = (stripe, chunk, Why::Absent);
+        let Some(rows) = entries.get_mut(&key) else { return };
+        let left = rows.without(there);
+        if left == *rows {
+            return;
+        }
+        *rows = left;
+        if left == Rows::default() {
+            entries.remove(&key);
+        }
+        self.changed();
     }
 
     /// These stripes have other contents, or none.
@@ -301,6 +325,72 @@ impl Engine {
         }
     }
 
+    /// Lists blocks of these chunks that a rebuild could not make. When this returns, that is on the members; false when there
+    /// is no room.
+    pub async fn list_absent(
+        self: &Rc<Self>,
+        stripe: u64,
+        chunks: impl ExactSizeIterator<Item = usize>,
+        rows: Rows,
+    ) -> Result<bool, BlockError> {
+        // Stripes that are overwritten whole may count on all the room there is. From here on they count on less; those that
+        // count on more must not be found listed any more.
+        let kept = chunks.len();
+        self.lost.kept.set(self.lost.kept.get() + kept);
+        let made = match self.lost.room() < self.may_become_lost() {
+            true => self.void_all_records().await,
+            false => Ok(()),
+        };
+        self.lost.kept.set(self.lost.kept.get() - kept);
+        made?;
+        let mut chunks = chunks;
+        if !chunks.all(|chunk| self.lost.add((stripe, chunk), Why::Absent, rows)) {
+            return Ok(false);
+        }
+        self.persist_lost().await?;
+        Ok(true)
+    }
+
+    /// Blocks that are listed as absent and were put right since, by chunk: whoever plays their role does not lack them.
+    /// (Who took the role since gets them from his rebuild.)
+    pub fn put_right(&self) -> Vec<(u64, usize, Rows)> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let entries = self.lost.entries.borrow();
+        let absent = entries.iter().filter(|((.., why), _)| *why == Why::Absent);
+        let right = absent.filter_map(|((stripe, chunk, _), rows)| {
+            let place = self.layout.place(*stripe, *chunk);
+            let player = self.player(place.role);
+            let mut right = *rows;
+            for block in rows.runs().into_iter().flatten() {
+                let at = self.member_offset(place.slot, block * BLOCK_BYTES);
+                if player.as_ref().is_some_and(|player| player.lacks(&(at..at + BLOCK_BYTES))) {
+                    right.set(block..block + 1, false);
+                }
+            }
+            (right != Rows::default()).then_some((*stripe, *chunk, right))
+        });
+        right.collect()
+    }
+
+    /// Takes blocks from the list that were put right before a flush, which has ended.
+    pub async fn forget_put_right(
+        self: &Rc<Self>,
+        right: Vec<(u64, usize, Rows)>,
+    ) -> Result<(), BlockError> {
+        if right.is_empty() {
+            return Ok(());
+        }
+        // A rebuild may have left some of them out again meanwhile.
+        for (stripe, chunk, now) in self.put_right() {
+            for (.., then) in right.iter().filter(|(s, c, _)| (*s, *c) == (stripe, chunk)) {
+                self.lost.are_there(stripe, chunk, now.without(now.without(*then)));
+            }
+        }
+        self.persist_lost().await
+    }
+
     /// Waits until every change of the list so far is on all live members.
     pub async fn persist_lost(self: &Rc<Self>) -> Result<(), BlockError> {
         if self.lost.durable.get() >= self.lost.wanted.get() || planted!("raid-lost-not-persisted")
@@ -360,18 +450,21 @@ impl Engine {
             return Ok(());
         };
         self.lost.sequence.set(image.sequence);
+        let mut is_shorter = false;
         for ((stripe, chunk, why), rows) in image.entries {
             let is_sound = stripe < self.layout.stripes && chunk < self.layout.chunks();
             // A discard makes its stripes hold nothing before it shortens the list.
             if !is_sound || !self.map.has(Bit::Written, stripe) {
+                is_shorter = true;
                 continue;
             }
             self.lost.add((stripe, chunk), why, rows);
         }
         (0..self.layout.width).for_each(|role| self.tell_left_out(role));
-        // As it is on the members already, unless they differ.
+        // As it is on the members already, unless they differ, or tell of stripes that hold nothing: those may be written, and
+        // no entry of before must come back then.
         self.lost.durable.set(self.lost.wanted.get());
-        if differs {
+        if differs || is_shorter {
             self.lost.changed();
         }
         self.persist_lost().await

@@ -22,7 +22,7 @@
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::layout::Place;
-use crate::lost::{Rows, Why};
+use crate::lost::Rows;
 use crate::map::Bit;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
@@ -256,6 +256,10 @@ impl Engine {
         self.settle().await?;
         // More members may be lost from then on, so records that were made with fewer must have lost their meaning.
         self.void_all_records().await?;
+        if !self.lost.is_empty() {
+            // What could be made this time must not pass for absent.
+            self.flush_members().await?;
+        }
         let done = targets.iter().filter(|member| cursor(member).is_some());
         let done: Vec<&Rc<Member>> = done.collect();
         done.iter().for_each(|member| member.is_rebuilt.set(true));
@@ -411,19 +415,23 @@ impl Engine {
         if blocks_lost.is_empty() {
             return Ok(());
         }
+        for (_, member, at) in &lost {
+            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
+        }
+        if self.areas.lost_bytes == 0 {
+            // There is no list, perhaps because a chunk has more blocks than it could tell of.
+            return Ok(());
+        }
         let mut rows = Rows::default();
         for block in &blocks_lost {
             rows.set(block / block_bytes..block / block_bytes + 1, true);
         }
-        for (chunk, member, at) in &lost {
-            blocks_lost.iter().for_each(|block| member.leave_out(at + block));
-            if self.areas.lost_bytes > 0 && !self.lost.add((stripe, *chunk), Why::Absent, rows) {
-                let (at, end) = self.stripe_range(stripe, 1);
-                return Err(BlockError::Medium { at, bytes: end - at });
-            }
-        }
         // Before anybody takes the member for whole.
-        self.persist_lost().await
+        let chunks = lost.iter().map(|(chunk, ..)| *chunk);
+        if !self.list_absent(stripe, chunks, rows).await? {
+            return Err(BlockError::Medium { at: start, bytes: end - start });
+        }
+        Ok(())
     }
 
     /// Blocks of a stripe are beyond repair. They may come back: fails a few times, with which the rebuild ends, before

@@ -93,6 +93,10 @@ impl Engine {
                     add(&self.standing_wanted, 1);
                     self.settle().await?;
                 }
+                if !self.lost.is_empty() {
+                    // What was put right is taken from the list behind a flush.
+                    self.flush_members().await?;
+                }
                 return Ok(report);
             }
             // Detached: a scrub that is given up must not let go of a stripe that it is writing to.

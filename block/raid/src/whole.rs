@@ -38,6 +38,12 @@ impl Engine {
         (0..self.layout.chunks()).all(|chunk| out >> self.layout.place(stripe, chunk).role & 1 == 0)
     }
 
+    /// How many chunks would be lost if the power failed, with as many members absent as may be.
+    pub fn may_become_lost(&self) -> usize {
+        let stripes = self.journal.as_ref().map_or(0, |journal| journal.listed_stripes());
+        stripes * self.layout.level.tolerates()
+    }
+
     /// Overwrites a whole stripe; the caller holds its lock. Gives the segments back if it could not be listed.
     pub async fn overwrite_whole(
         self: &Rc<Self>,

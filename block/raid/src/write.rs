@@ -129,7 +129,6 @@ impl Engine {
             let _guard = engine.locks.lock(start, end).await;
             engine.void_records(&range).await?;
             engine.forget_unclean(&range);
-            engine.forget_left_out(&range);
             engine.map.set(Bit::Dirty, range.clone(), true);
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
@@ -137,6 +136,8 @@ impl Engine {
             if !planted!("raid-map-not-persisted") {
                 engine.persist(range.clone()).await?;
             }
+            // Not before: a flush takes from the list what no member lacks, and the old contents may come back until here.
+            engine.forget_left_out(&range);
             engine.lost.remove_stripes(&range);
             engine.persist_lost().await?;
             engine.settle().await
@@ -232,6 +233,7 @@ impl Engine {
         self.check_running()?;
         let upto = self.writes.get();
         let in_place = self.journal.as_ref().map(|journal| journal.in_place());
+        let put_right = self.put_right();
         let members = self.live_members();
         let written = members.iter().filter(|member| member.flushed.get() < member.writes.get());
         join_all(written.map(|member| self.member_flush(member))).await;
@@ -245,7 +247,7 @@ impl Engine {
         } else if self.unclean.borrow().len() > UNCLEAN_KEPT {
             self.retire(UNCLEAN_KEPT / 2);
         }
-        Ok(())
+        self.forget_put_right(put_right).await
     }
 
     /// Clears the dirty bits of stripes that a flush covers, but for the `keep` latest. In
@@ -510,12 +512,13 @@ impl Engine {
             let _guard = engine.locks.lock(start, end).await;
             engine.void_records(&range).await?;
             engine.forget_unclean(&range);
-            engine.forget_left_out(&range);
             for bit in [Bit::Written, Bit::Dirty, Bit::Fresh] {
                 engine.map.set(bit, range.clone(), false);
             }
             engine.map.begin_anew(range.clone());
             engine.persist(range.clone()).await?;
+            // Not before: a flush takes from the list what no member lacks, and the old contents may come back until here.
+            engine.forget_left_out(&range);
             engine.lost.remove_stripes(&range);
             engine.persist_lost().await?;
             engine.settle().await
@@ -524,7 +527,7 @@ impl Engine {
     }
 
     /// Writes good contents where a caller's checksum proved them bad. Not where stripes were overwritten in place: what the
-    /// caller read says nothing any more.
+    /// caller read says nothing any more; nor what is lost, for parity does not agree with it.
     pub async fn repair(self: &Rc<Self>, at: u64, data: IoVec) -> Result<(), BlockError> {
         let bytes = bytes_in(&data);
         check_range(&self.info, at, bytes)?;
@@ -537,6 +540,9 @@ impl Engine {
             let holds = |stripe: &u64| has(Bit::Written, *stripe) && !has(Bit::Patched, *stripe);
             if let Some(stripe) = engine.stripes_of(at, bytes).find(|stripe| !holds(stripe)) {
                 return Err(BlockError::NotFresh { stripe });
+            }
+            if let Err(BlockError::Medium { at, .. }) = engine.check_not_lost(at, bytes) {
+                return Err(BlockError::NotFresh { stripe: at / engine.layout.stripe_bytes() });
             }
             let mut cutter = Cutter::new(data);
             let mut writes = Vec::new();

@@ -29,6 +29,8 @@ const LOST: u64 = u64::MAX;
 #[derive(Clone)]
 enum Promise {
     OneOf(Vec<u64>),
+    /// The last of these, which is not flushed: any of them after a power cut.
+    Volatile(Vec<u64>),
     /// Anything, but always the same once seen.
     Anything(Option<Vec<u8>>),
 }
@@ -53,14 +55,66 @@ struct Owner {
 
 impl Owner {
     fn issue(&self, blocks: Range<u64>, version: u64) {
-        for block in blocks {
+        for block in blocks.clone() {
             let mut promises = self.promises.borrow_mut();
             let promise = promises.entry(block).or_insert(Promise::OneOf(vec![0]));
+            let first = block / self.stripe_blocks * self.stripe_blocks;
+            let is_whole = blocks.start <= first && first + self.stripe_blocks <= blocks.end;
             match promise {
-                Promise::OneOf(versions) => versions.push(version),
+                Promise::OneOf(versions) | Promise::Volatile(versions) => {
+                    // Only who overwrites a whole stripe may lose it.
+                    versions.extend(is_whole.then_some(LOST));
+                    versions.push(version);
+                }
                 Promise::Anything(seen) => *seen = None,
             }
         }
+    }
+
+    /// What was issued for these blocks is answered, and not flushed.
+    fn is_volatile(&self, blocks: Range<u64>) {
+        for block in blocks {
+            if let Some(promise) = self.promises.borrow_mut().get_mut(&block)
+                && let Promise::OneOf(versions) = promise
+            {
+                *promise = Promise::Volatile(std::mem::take(versions));
+            }
+        }
+    }
+
+    /// What its stripes held when this began is durable, but for these.
+    async fn flush(&self, given_up: &BTreeSet<u64>) {
+        self.array.flush().await.expect("borne");
+        let all = self.stripes.start * self.stripe_blocks..self.stripes.end * self.stripe_blocks;
+        for (block, promise) in self.promises.borrow_mut().range_mut(all) {
+            if let Promise::Volatile(versions) = promise
+                && !given_up.contains(&(block / self.stripe_blocks))
+            {
+                *promise = Promise::OneOf(versions.split_off(versions.len() - 1));
+            }
+        }
+    }
+
+    /// Overwrites some stripes, from this one on, whole. False when its caller gave up.
+    async fn overwrite_whole(&self, stripes: Range<u64>, version: u64, patience: Duration) -> bool {
+        let blocks = stripes.start * self.stripe_blocks..stripes.end * self.stripe_blocks;
+        let is_known =
+            |block: u64| !matches!(self.promises.borrow().get(&block), Some(Promise::Anything(_)));
+        let durability = match blocks.clone().all(is_known) && random(4) > 0 {
+            true => Durability::Volatile,
+            false => Durability::Fua,
+        };
+        self.issue(blocks.clone(), version);
+        let (at, bytes) =
+            (blocks.start * BLOCK as u64, (blocks.end - blocks.start) as usize * BLOCK);
+        let written = self.array.write(at, pattern(at, bytes, version).into_vec(), durability);
+        let Ok(written) = reactor::timeout(patience, written).await else { return false };
+        written.expect("borne");
+        match durability {
+            Durability::Volatile => self.is_volatile(blocks),
+            Durability::Fua => self.set(blocks, &Promise::OneOf(vec![version])),
+        }
+        true
     }
 
     fn set(&self, blocks: Range<u64>, promise: &Promise) {
@@ -84,7 +138,7 @@ impl Owner {
                 0 => Duration::from_micros(random(150)),
                 _ => Duration::from_secs(600),
             };
-            match random(14) {
+            match random(18) {
                 0 => {
                     self.issue(all.clone(), 0);
                     let discarded = self.array.discard_stripes(stripe, 1);
@@ -117,8 +171,15 @@ impl Owner {
                         version += 1;
                     }
                 }
-                2 => self.array.flush().await.expect("borne"),
+                2 => self.flush(&given_up).await,
                 3 | 4 => self.check(all).await,
+                5..8 => {
+                    let next = given_up.range(stripe..).next().copied();
+                    let end = next.unwrap_or(self.stripes.end).min(stripe + 1 + random(3));
+                    if !self.overwrite_whole(stripe..end, version, patience).await {
+                        given_up.extend(stripe..end);
+                    }
+                }
                 _ => {
                     let first = all.start + random(self.stripe_blocks);
                     let next = given_up.range(stripe..).next().copied();
@@ -165,7 +226,8 @@ impl Owner {
                 let mut promises = self.promises.borrow_mut();
                 let promise = promises.entry(block).or_insert(Promise::OneOf(vec![0]));
                 let may_be_lost = match promise {
-                    Promise::OneOf(versions) => versions.len() > 1 || versions.contains(&LOST),
+                    Promise::OneOf(versions) => versions.contains(&LOST),
+                    Promise::Volatile(_) => false,
                     Promise::Anything(seen) => seen.is_none(),
                 };
                 assert!(may_be_lost, "seed {}: block {block} is lost", self.seed);
@@ -180,6 +242,14 @@ impl Owner {
             let mut promises = self.promises.borrow_mut();
             let promise = promises.entry(block).or_insert(Promise::OneOf(vec![0]));
             match promise {
+                Promise::Volatile(versions) => {
+                    let current = *versions.last().expect("never empty");
+                    let seed = self.seed;
+                    assert!(
+                        holds(held, block, current),
+                        "seed {seed}: block {block} is not {current}"
+                    );
+                }
                 Promise::OneOf(versions) => {
                     let seen = versions.iter().copied().find(|v| holds(held, block, *v));
                     let Some(seen) = seen else {
@@ -333,7 +403,8 @@ impl Life {
 
     /// Which are away at the next start: no more than the array bears, nor than leaves a majority. Those that were not vital
     /// a moment ago may not be on record as such.
-    fn away(&self, before: &[usize]) -> Vec<usize> {
+    /// And how many more the array would bear.
+    fn away(&self, before: &[usize]) -> (Vec<usize>, usize) {
         let members = self.array.status().members;
         let roles = members.iter().filter(|member| member.role.is_some()).count();
         let mut vital = self.vital();
@@ -346,13 +417,19 @@ impl Life {
         }
         let live = members.iter().filter(|m| m.state != MemberState::Faulty).count();
         away.truncate((live - 1) / 2);
-        away
+        let left = may - away.len();
+        (away, left)
     }
 
     fn cut_power(&mut self) {
         self.node.kill();
         self.node = Group::new();
         self.rig.cut_power();
+        for promise in self.promises.borrow_mut().values_mut() {
+            if let Promise::Volatile(versions) = promise {
+                *promise = Promise::OneOf(std::mem::take(versions));
+            }
+        }
     }
 
     /// Starts again; now and then the power fails meanwhile.
@@ -393,15 +470,26 @@ async fn life(seed: u64) {
         reactor::sleep(Duration::from_micros(random(8000))).await;
         let vital = life.vital();
         reactor::sleep(Duration::from_micros(500)).await;
-        let away = life.away(&vital);
-        life.rig.drives.iter().for_each(|drive| drive.make_readable());
+        let (away, left) = life.away(&vital);
+        // What cannot be read at a start is as if it were away.
+        let is_readable = soft.len() > left || random(2) == 0;
+        if is_readable {
+            life.rig.drives.iter().for_each(|drive| drive.make_readable());
+        }
+        let lost_before = life.array.status().lost_blocks;
         life.cut_power();
         if random(2) == 0 {
             // Those that were lost are back, with what they held.
             life.rig.drives.iter().for_each(|drive| drive.plug_in());
         }
         life.open(&away).await;
+        let status = life.array.status();
+        assert!(
+            !is_readable || status.degraded > 0 || status.lost_blocks <= lost_before,
+            "seed {seed}: blocks are lost, and nobody is away"
+        );
         life.check().await;
+        life.rig.drives.iter().for_each(|drive| drive.make_readable());
         if random(2) == 0 {
             for at in 0..life.rig.drives.len() {
                 if life.state(at) == MemberState::Faulty {

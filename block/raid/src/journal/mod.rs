@@ -101,6 +101,11 @@ impl Group {
         Self { tail: Cell::new(from), durable_tail: Cell::new(from), ..Self::default() }
     }
 
+    /// Stripes that may be found listed after a crash, or are about to be.
+    fn listed_stripes(&self) -> usize {
+        self.listed.borrow().len() + self.listing.get()
+    }
+
     /// Whether what is to be recorded are a few numbers of stripes, and the members are busy with others.
     fn may_wait(&self) -> bool {
         let waiting = self.waiting.borrow();
@@ -184,6 +189,11 @@ impl Journal {
     /// By group: the last record with a stripe that was overwritten whole, which a flush that begins now must cover.
     pub fn listed(&self) -> SmallVec<[u64; 4]> {
         self.groups.iter().map(|group| group.listed_done.get()).collect()
+    }
+
+    /// Stripes that may be found listed after a crash.
+    pub fn listed_stripes(&self) -> usize {
+        self.groups.iter().map(Group::listed_stripes).sum()
     }
 
     /// Whether any of these records, by group, may be found after a crash.
@@ -318,13 +328,14 @@ impl Engine {
     ) -> Result<Option<Logged>, BlockError> {
         let number = journal.group_of(stripe);
         let group = &journal.groups[number];
-        let listed = || group.listed.borrow().len() + group.listing.get();
-        // Each group its share, and as many chunks of a stripe as may be absent.
-        let room = self.lost.room() / self.layout.level.tolerates() / journal.groups.len();
-        if room == 0 {
+        // Each group its share, and as many chunks of a stripe as may be absent. An eighth is for what a start cannot read
+        // besides: without room for that it fails.
+        let room =
+            || self.lost.room() * 7 / 8 / self.layout.level.tolerates() / journal.groups.len();
+        if room() == 0 {
             return Ok(None);
         }
-        if listed() >= room / 2 && !group.clearing.get() {
+        if group.listed_stripes() >= room() / 2 && !group.clearing.get() {
             let (engine, journal) = (Rc::clone(self), Rc::clone(journal));
             reactor::spawn_in(&self.group, async move {
                 // Whoever needs the room meets the error, too.
@@ -334,8 +345,12 @@ impl Engine {
         loop {
             let changed = journal.changed.changed();
             self.check_running()?;
-            if listed() < room {
+            if group.listed_stripes() < room() {
                 break;
+            }
+            if room() == 0 {
+                // A rebuild has taken it meanwhile.
+                return Ok(None);
             }
             if !self.make_room(journal, number).await? {
                 changed.await;
@@ -358,20 +373,24 @@ impl Engine {
                 journal.changed.changed().await;
             }
             let mut batch: Vec<Waiting> = Vec::new();
+            let mut pieces: Vec<Piece> = Vec::new();
             let mut blocks = 0;
             {
                 let mut waiting = group.waiting.borrow_mut();
+                // Numbers of stripes have no blocks, so blocks alone would not bound them.
                 while let Some(next) = waiting.front()
-                    && (batch.is_empty() || blocks + next.blocks <= journal.shared_limit())
+                    && (batch.is_empty()
+                        || (blocks + next.blocks <= journal.shared_limit()
+                            && pieces.len() + next.pieces.len() <= PIECES_MAX))
                 {
                     blocks += next.blocks;
+                    pieces.extend_from_slice(&next.pieces);
                     batch.extend(waiting.pop_front());
                 }
             }
             if batch.is_empty() {
                 return;
             }
-            let pieces = batch.iter().flat_map(|update| update.pieces.iter().copied()).collect();
             let payload: IoVec =
                 batch.iter().flat_map(|update| update.payload.iter().cloned()).collect();
             let updates = batch.len() as u32;

@@ -1,0 +1,232 @@
+//! Histories that once cost data or an array: stripes that are overwritten whole, and blocks that are lost by that.
+
+mod common;
+
+use common::{BLOCK, Rig, pattern, read, write_stripe};
+use futures_util::future::join_all;
+use levada_base::reactor::{self, Group, Reactor};
+use levada_device::{BlockError, Device, Durability};
+use levada_raid::{Array, Level, Limits, RaidArray};
+use std::rc::Rc;
+use std::time::Duration;
+
+const CHUNK: u64 = 8 << 10;
+
+/// An array whose owner can be killed.
+struct Owned {
+    rig: Rc<Rig>,
+    node: Group,
+    array: RaidArray,
+}
+
+impl Owned {
+    async fn create(rig: Rig) -> Self {
+        let (rig, node) = (Rc::new(rig), Group::new());
+        let made = Rc::clone(&rig);
+        let created = reactor::spawn_in(&node, async move { made.create().await });
+        Self { rig, node, array: created.await.expect("not killed") }
+    }
+
+    /// The power fails, and these are away when it is back.
+    async fn restart_without(&mut self, away: &[usize]) {
+        self.cut_power();
+        self.open_without(away).await;
+    }
+
+    fn cut_power(&mut self) {
+        self.node.kill();
+        self.node = Group::new();
+        self.rig.cut_power();
+    }
+
+    async fn open_without(&mut self, away: &[usize]) {
+        let (rig, away) = (Rc::clone(&self.rig), away.to_vec());
+        let opened = reactor::spawn_in(&self.node, async move { rig.open_without(&away).await });
+        self.array = opened.await.expect("not killed").expect("opened");
+    }
+
+    fn stripe_bytes(&self) -> u64 {
+        self.array.geometry().stripe_bytes
+    }
+
+    /// Overwrites whole stripes; volatile.
+    async fn overwrite(&self, first: u64, count: u64, version: u64) -> Result<(), BlockError> {
+        let at = first * self.stripe_bytes();
+        let data = pattern(at, (count * self.stripe_bytes()) as usize, version).into_vec();
+        self.array.write(at, data, Durability::Volatile).await
+    }
+
+    /// Who has the first data chunk of a stripe.
+    fn holder(&self, stripe: u64) -> usize {
+        let of_stripe = self.array.members_of(stripe * self.stripe_bytes(), BLOCK as u64);
+        (0..self.rig.drives.len()).find(|at| of_stripe.contains(*at)).expect("somebody")
+    }
+
+    /// The power fails behind an overwrite of this stripe, which was written and flushed before, and who has its first
+    /// chunk is away: that is lost.
+    async fn lose_first_chunk(&mut self, stripe: u64) -> usize {
+        write_stripe(&self.array, stripe, 1).await.expect("written");
+        self.array.flush().await.expect("flushed");
+        self.overwrite(stripe, 1, 2).await.expect("written");
+        let away = self.holder(stripe);
+        self.restart_without(&[away]).await;
+        assert_eq!(self.array.status().lost_blocks, CHUNK / BLOCK as u64);
+        assert!(is_lost(&self.array, stripe * self.stripe_bytes()).await);
+        away
+    }
+
+    async fn holds(&self, stripe: u64, version: u64) -> Result<bool, BlockError> {
+        let (at, bytes) = (stripe * self.stripe_bytes(), self.stripe_bytes() as usize);
+        Ok(read(&self.array, at, bytes).await? == pattern(at, bytes, version)[..])
+    }
+}
+
+async fn is_lost(array: &RaidArray, at: u64) -> bool {
+    matches!(read(array, at, BLOCK).await, Err(BlockError::Medium { .. }))
+}
+
+/// Whoever overwrites very many stripes at once has more numbers to record than one record takes.
+#[test]
+fn very_many_stripes_can_be_overwritten_at_once() {
+    Reactor::simulated(1).block_on(async {
+        let of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 9000)).await;
+        let count = 400;
+        of.overwrite(0, count, 1).await.expect("written");
+        of.overwrite(0, count, 2).await.expect("written");
+        of.array.flush().await.expect("flushed");
+        for stripe in 0..count {
+            assert_eq!(of.holds(stripe, 2).await, Ok(true), "stripe {stripe}");
+        }
+    });
+}
+
+/// A stripe with lost blocks is discarded, and the power goes just before the list of lost blocks is shorter. It is written
+/// anew and flushed: the list must not tell of it any more.
+fn discarded_when_the_power_went(seed: u64) -> Result<(), String> {
+    Reactor::simulated(seed).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+        let away = of.lose_first_chunk(0).await;
+        let array = of.array.clone();
+        reactor::spawn_in(&of.node, async move { drop(array.discard_stripes(0, 1).await) });
+        reactor::sleep(Duration::from_micros(reactor::random_u64() % 400)).await;
+        of.restart_without(&[away]).await;
+        if of.array.is_written(0) {
+            return Ok(());
+        }
+        match reactor::random_u64() % 2 {
+            0 => drop(write_stripe(&of.array, 0, 3).await.expect("written")),
+            _ => of.overwrite(0, 1, 3).await.expect("written"),
+        }
+        of.array.flush().await.expect("flushed");
+        assert_eq!(of.holds(0, 3).await, Ok(true));
+        of.restart_without(&[away]).await;
+        match of.holds(0, 3).await {
+            Ok(true) => Ok(()),
+            other => Err(format!("seed {seed}: {other:?}")),
+        }
+    })
+}
+
+#[test]
+fn what_is_written_behind_a_discard_is_not_lost() {
+    let wrong: Vec<_> = (0..100).filter_map(|s| discarded_when_the_power_went(s).err()).collect();
+    assert_eq!(wrong, [""; 0], "flushed contents cannot be read");
+}
+
+/// Stripes of one group are being overwritten whole, as many as the list of lost blocks has room for, when a rebuild of the
+/// other group leaves out blocks, which that list tells of as well.
+#[test]
+fn what_a_rebuild_leaves_out_takes_no_room_from_what_may_be_lost() {
+    Reactor::simulated(3).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid50 { groups: 2 }, 6, 0, CHUNK, 120)).await;
+        for stripe in 0..200 {
+            write_stripe(&of.array, stripe, 1).await.expect("written");
+        }
+        of.array.flush().await.expect("flushed");
+        of.array.fail(3).await.expect("borne");
+        of.array.replace(3, of.rig.member(3)).await.expect("replaced");
+        let drive = &of.rig.drives[4];
+        for slot in 0..100 {
+            drive.make_unreadable(drive.data_at() + slot * CHUNK, BLOCK as u64);
+        }
+        // Even stripes are those of the first group.
+        let all = (0..42).map(|i| of.overwrite(2 * i, 1, 2));
+        join_all(all).await.into_iter().collect::<Result<(), _>>().expect("written");
+        // What stops it often enough is left out.
+        for _ in 0..350 {
+            let rebuilt = of.array.rebuild(Limits::NONE).await;
+            assert!(matches!(rebuilt, Err(BlockError::Medium { .. })), "{rebuilt:?}");
+        }
+        assert!(of.array.status().members[3].lacks_blocks >= 60);
+        drive.make_readable();
+        of.restart_without(&[0]).await;
+    });
+}
+
+/// A member lacks a block that a rebuild could not make. It is put right when the others can be read again, and flushed:
+/// from then on it must do without those others, also after a start.
+async fn put_right(how: Mender) {
+    let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+    for stripe in 0..4 {
+        write_stripe(&of.array, stripe, 1).await.expect("written");
+    }
+    of.array.flush().await.expect("flushed");
+    let lacks = of.holder(0);
+    let other = (lacks + 1) % 4;
+    let spec = of.rig.member(lacks);
+    of.array.fail(lacks).await.expect("borne");
+    of.array.replace(lacks, spec.clone()).await.expect("replaced");
+    let drive = Rc::clone(&of.rig.drives[other]);
+    drive.make_unreadable(drive.data_at(), BLOCK as u64);
+    while of.array.needs_rebuild() {
+        let _ = of.array.rebuild(Limits::NONE).await;
+    }
+    assert_eq!(of.array.status().members[lacks].lacks_blocks, 1);
+    drive.make_readable();
+    match how {
+        Mender::Read => assert_eq!(of.holds(0, 1).await, Ok(true)),
+        Mender::Scrub => drop(of.array.scrub(Limits::NONE).await.expect("scrubbed")),
+        Mender::Rebuild => {
+            of.array.fail(lacks).await.expect("borne");
+            of.array.replace(lacks, spec).await.expect("replaced");
+            of.array.rebuild(Limits::NONE).await.expect("rebuilt");
+        }
+    }
+    assert_eq!(of.array.status().members[lacks].lacks_blocks, 0, "{how:?}");
+    of.array.close().await.expect("closed");
+    of.restart_without(&[other]).await;
+    assert_eq!(of.holds(0, 1).await, Ok(true), "{how:?}");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mender {
+    Read,
+    Scrub,
+    Rebuild,
+}
+
+#[test]
+fn a_block_that_was_put_right_is_not_absent_any_more() {
+    for how in [Mender::Read, Mender::Scrub, Mender::Rebuild] {
+        Reactor::simulated(4).block_on(put_right(how));
+    }
+}
+
+/// Good contents of a lost block turn up. Parity does not agree with them, so to write them in place is no repair.
+#[test]
+fn a_repair_of_a_lost_block_leaves_the_parity_alone() {
+    Reactor::simulated(5).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
+        let lost = of.lose_first_chunk(0).await;
+        of.array.replace(lost, of.rig.member(lost)).await.expect("replaced");
+        of.array.rebuild(Limits::NONE).await.expect("rebuilt");
+        // From now on nothing tells that the stripe was overwritten in place.
+        of.array.scrub(Limits::NONE).await.expect("scrubbed");
+        let repaired = of.array.repair(0, pattern(0, BLOCK, 1).into_vec()).await;
+        assert_eq!(repaired, Err(BlockError::NotFresh { stripe: 0 }));
+        let report = of.array.scrub(Limits::NONE).await.expect("scrubbed");
+        assert_eq!(report.mismatched + report.wrong_repaired, 0, "{report:?}");
+        of.overwrite(0, 1, 3).await.expect("written");
+        assert_eq!(of.holds(0, 3).await, Ok(true));
+    });
+}
