@@ -780,7 +780,7 @@ fn slice_table(
         }
         let kind = match array.level {
             Level::Raid1 { .. } => SliceKind::Metadata,
-            Level::Raid0 { .. } | Level::Raid6 { .. } => SliceKind::Data,
+            Level::Raid0 { .. } | Level::Parity { .. } => SliceKind::Data,
         };
         table.push(SliceEntry {
             array_uuid: *array_uuid,

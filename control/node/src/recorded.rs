@@ -391,8 +391,17 @@ impl Findings {
             Level::Raid1 { copies, .. } => {
                 self.number(key("copies"), u64::from(copies), standing.copies() as u64)
             }
-            Level::Raid6 { data, .. } => {
-                self.number(key("data"), u64::from(data), width.saturating_sub(2))
+            Level::Parity { kind, data, .. } => {
+                let (groups, parity) = match standing.level {
+                    RaidLevel::Raid50 { groups } | RaidLevel::Raid60 { groups } => {
+                        (groups as u64, u64::from(kind.parity()))
+                    }
+                    level => (1, level.tolerates() as u64),
+                };
+                self.number(key("groups"), u64::from(kind.groups()), groups);
+                self.number(key("parity"), u64::from(kind.parity()), parity);
+                let of_group = width / groups.max(1);
+                self.number(key("data"), u64::from(data), of_group.saturating_sub(parity));
             }
         }
         self.of_members(array, standing, joining);
@@ -416,8 +425,8 @@ impl Findings {
             joins_now: array.drives.iter().filter(is_new).any(|new| Some(&**new) == joining),
             left_out: standing.members.iter().filter(is_left_out).count() as u64,
         };
-        // The file says by `data` how many drives of a RAID 6 play a role, else by `spares`.
-        let spares_say_roles = !matches!(array.level, Level::Raid6 { .. });
+        // The file says by `data` how many drives of a level with parity play a role, else by `spares`.
+        let spares_say_roles = array.level.roles().is_none();
         let judged = count.judge(u64::from(array.spares), spares_say_roles);
         if let Judged::Spares { fit } = judged {
             self.number(key("spares"), u64::from(array.spares), fit);

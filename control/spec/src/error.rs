@@ -143,6 +143,11 @@ pub enum ProblemKind {
         "array \"{array}\" keeps {copies} copies in different enclosures, but its drives sit in {enclosures}"
     )]
     TooFewEnclosures { array: String, copies: u32, enclosures: usize },
+    #[error(
+        "a stripe of array \"{array}\" has {} chunks, {data} of data and {parity} of parity",
+        data + parity
+    )]
+    StripeTooWide { array: String, data: u32, parity: u32, most: u32 },
     #[error("array \"{array}\" has {drives} drives")]
     TooManyMembers { array: String, drives: usize, most: usize },
     #[error(
@@ -185,9 +190,15 @@ pub enum ProblemKind {
     #[error("array \"{array}\" survives no loss at all")]
     SurvivesNothing { array: String, level: &'static str },
     #[error(
-        "array \"{array}\" does not survive the loss of enclosure \"{enclosure}\", which holds {members} of its members"
+        "array \"{array}\" does not survive the loss of enclosure \"{enclosure}\", which holds {members} of {of}"
     )]
-    EnclosureTooFull { array: String, enclosure: String, members: usize, borne: u32 },
+    EnclosureTooFull {
+        array: String,
+        enclosure: String,
+        members: usize,
+        of: &'static str,
+        borne: u32,
+    },
     #[error("{} of the drives of array \"{array}\" would neither serve nor wait: {}", drives.len(), drives.join(", "))]
     UnusedDrives { array: String, drives: Vec<String> },
     #[error(
@@ -296,6 +307,9 @@ impl ProblemKind {
             TooFewEnclosures { .. } => {
                 "add enclosures, lower `copies`, or write spread = \"drive\" to let copies share an enclosure".into()
             }
+            StripeTooWide { most, .. } => {
+                format!("at most {most} together: lower `data`, raise `groups` of a raid50 or raid60, or make several arrays")
+            }
             TooManyMembers { most, .. } => {
                 format!("an array has at most {most}, spares included; name fewer in `drives` and make several arrays")
             }
@@ -316,7 +330,7 @@ impl ProblemKind {
             }
             DriveUnderMount { .. } => "keep drives and mounts apart".into(),
             SurvivesNothing { level, .. } => match *level {
-                "raid0" => "raid1 keeps copies, raid6 survives any 2 drives".into(),
+                "raid0" => "raid1 keeps copies, raid5 survives any 1 drive, raid6 any 2".into(),
                 _ => "raise `copies`".into(),
             },
             EnclosureTooFull { borne, .. } => {

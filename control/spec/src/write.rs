@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::file::{
-    ClusterFile, DriveSpec, Level, ModelSpec, SliceSize, Spread, TestingSpec, Wrapper,
+    ClusterFile, DriveSpec, Level, ModelSpec, ParityKind, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::{Bytes, Survival};
 
@@ -117,11 +117,20 @@ impl ClusterFile {
                     )?;
                     writeln!(out, "spread = {}", quoted(spread))?;
                 }
-                Level::Raid6 { data, chunk } => {
-                    writeln!(
-                        out,
-                        "# Data chunks per stripe; two parity chunks join them.\ndata = {data}"
-                    )?;
+                Level::Parity { kind, data, chunk } => {
+                    match kind {
+                        ParityKind::Raid5 | ParityKind::Raid6 => {}
+                        ParityKind::Raid50 { groups } | ParityKind::Raid60 { groups } => {
+                            writeln!(out, "# Each of so many drives.\ngroups = {groups}")?;
+                        }
+                        ParityKind::NPlusM { parity } => writeln!(out, "parity = {parity}")?,
+                    }
+                    let joined = match kind.parity() {
+                        1 => "one parity chunk joins",
+                        2 => "two parity chunks join",
+                        _ => "the parity chunks join",
+                    };
+                    writeln!(out, "# Data chunks per stripe; {joined} them.\ndata = {data}")?;
                     writeln!(out, "chunk = {}", size(chunk))?;
                 }
             }

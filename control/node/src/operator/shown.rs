@@ -1,7 +1,7 @@
 //! What a node shows of itself: its status for people, its meters for whoever watches.
 
 use super::{Operator, is_promised};
-use crate::arrays::ClusterArray;
+use crate::arrays::{ClusterArray, out_beside};
 use crate::assembly::{Service, Target};
 use crate::control::{
     ArrayStatus, ClientStatus, DriveStatus, MemberStatus, Progress, Segments, Status, TargetStatus,
@@ -254,7 +254,7 @@ impl Operator {
         let left = |array: &Rc<ClusterArray>| {
             let status = array.array.status();
             let name = &array.spec.name;
-            let left = status.tolerates.saturating_sub(status.degraded);
+            let left = status.tolerates.saturating_sub(out_beside(&status, None));
             match left {
                 _ if status.stopped.is_some() => format!("{name} serves nothing now"),
                 0 => format!("{name} survives no further loss now"),
@@ -286,9 +286,13 @@ impl Operator {
         let width = status.members.iter().filter(|member| member.role.is_some()).count();
         let level = match status.level {
             Level::Raid1 { copies } => format!("mirror of {copies} copies over {width} drives"),
-            level @ (Level::Raid5 | Level::Raid6) => {
+            level @ (Level::Raid5 | Level::Raid6 | Level::NPlusM { .. }) => {
                 let parity = level.tolerates();
-                format!("{level} {}+{parity}, {chunk_kib} KiB chunks", width.saturating_sub(parity))
+                let data = width.saturating_sub(parity);
+                match level {
+                    Level::NPlusM { .. } => format!("{data}+{parity}, {chunk_kib} KiB chunks"),
+                    level => format!("{level} {data}+{parity}, {chunk_kib} KiB chunks"),
+                }
             }
             level => format!("{level} over {width}, {chunk_kib} KiB chunks"),
         };

@@ -4,5 +4,6 @@ mod checks;
 mod drives;
 mod fsck;
 mod identity;
+mod levels;
 mod shelf;
 mod starts;
