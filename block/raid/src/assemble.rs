@@ -448,6 +448,11 @@ fn classify(
                         Finding::Stale { member, generation: superblock.generation }
                     }
                     Some(_) if devices[member].is_some() => Finding::Duplicate { member },
+                    Some(_) if device.info().capacity_bytes < newest.areas.bytes() => {
+                        let (bytes, needed_bytes) =
+                            (device.info().capacity_bytes, newest.areas.bytes());
+                        Finding::CutShort { member, bytes, needed_bytes }
+                    }
                     Some(_) => {
                         devices[member] = Some(Rc::clone(device));
                         Finding::Used { member }

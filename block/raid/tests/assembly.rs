@@ -188,6 +188,45 @@ fn impossible_arrays_are_refused() {
     });
 }
 
+/// A drive with less room than the superblock on it says: not believed, as far as the level bears it.
+#[test]
+fn a_member_that_was_cut_short_counts_as_missing() {
+    Reactor::simulated(14).block_on(async {
+        for (level, members) in [(MIRROR, 4), (Level::Raid5, 4), (Level::Raid0, 2)] {
+            let mut rig = Rig::new(level, members, 0, 8 << 10, 9);
+            let array = rig.create().await;
+            let data = write_stripe(&array, 0, 1).await.expect("written");
+            array.close().await.expect("closed");
+            drop(array);
+            let (whole, short) = (rig.drives[1].info().capacity_bytes, rig.drives[1].data_at());
+            let cut = common::TestDrive::new("drive-1", short + BLOCK as u64);
+            cut.put_blocks(rig.drives[1].stable_blocks());
+            rig.drives[1] = cut;
+            let opened = RaidArray::open(ARRAY, rig.devices(), Epoch(2), false).await;
+            if level == Level::Raid0 {
+                let Some(RaidError::TooManyLost { report, .. }) = opened.err() else {
+                    panic!("opened")
+                };
+                assert_eq!(report.missing, ["drive-1"]);
+                assert!(report.to_string().contains("drive-1 has"), "{report}");
+                assert!(report.to_string().contains("was cut short"), "{report}");
+                continue;
+            }
+            let (array, report) = opened.expect("opened");
+            let Finding::CutShort { member: 1, bytes, needed_bytes } = report.devices[1].1 else {
+                panic!("{report}")
+            };
+            assert_eq!(bytes, short + BLOCK as u64);
+            assert!(needed_bytes > bytes && needed_bytes <= whole);
+            assert_eq!(report.missing, ["drive-1"]);
+            assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
+            // Nor is it taken back.
+            let again = array.replace(1, rig.member(1)).await;
+            assert!(matches!(again, Err(RaidError::TooSmall { .. })), "{again:?}");
+        }
+    });
+}
+
 #[test]
 fn foreign_and_blank_devices_are_named() {
     Reactor::simulated(12).block_on(async {

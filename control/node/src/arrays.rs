@@ -11,10 +11,10 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    ArraySpec as RaidSpec, ArrayStatus, Level as RaidLevel, Limits, MemberSpec, MemberState,
-    RaidArray, RaidError,
+    ArraySpec as RaidSpec, ArrayStatus, Finding, Level as RaidLevel, Limits, MemberSpec,
+    MemberState, RaidArray, RaidError,
 };
-use levada_spec::{ArraySpec, ClusterFile, Level, ParityKind};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -217,6 +217,16 @@ pub async fn open(
                 spec.name,
                 report.missing.join(", ")
             ));
+        }
+        for (drive, finding) in &report.devices {
+            if let Finding::CutShort { bytes, needed_bytes, .. } = finding {
+                remarks.push(format!(
+                    "array {}: its part of {drive} was cut short, and counts as lost: {} of {}",
+                    spec.name,
+                    Bytes(*bytes),
+                    Bytes(*needed_bytes)
+                ));
+            }
         }
         arrays.push(ClusterArray::new(spec, array, remarks));
     }
