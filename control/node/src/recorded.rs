@@ -196,7 +196,7 @@ impl OnDrives {
         }
         for (name, standing) in &self.arrays {
             if let Some(array) = file.array(name) {
-                found.of_array(array, standing, joining);
+                found.of_array(file, array, standing, joining);
             }
         }
         if let (Some((holder, table)), [fs]) = (&self.table, &file.filesystems[..]) {
@@ -378,7 +378,13 @@ impl Findings {
         }
     }
 
-    fn of_array(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+    fn of_array(
+        &mut self,
+        file: &ClusterFile,
+        array: &ArraySpec,
+        standing: &Standing,
+        joining: Option<&str>,
+    ) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
         if array.level.name() != standing.level.key() {
             let (in_file, on_drives) = (array.level.name().into(), standing.level.key().into());
@@ -404,7 +410,7 @@ impl Findings {
                 self.number(key("data"), u64::from(data), of_group.saturating_sub(parity));
             }
         }
-        self.of_members(array, standing, joining);
+        self.of_members(file, array, standing, joining);
         if let Some(chunk) = array.level.chunk()
             && chunk.0 != standing.chunk_bytes
         {
@@ -412,15 +418,25 @@ impl Findings {
         }
     }
 
-    /// The drives of an array, and how many of them are spares.
-    fn of_members(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+    /// The drives of an array, and how many of them are spares. Spares of the cluster come in by themselves: the file
+    /// lists them apart.
+    fn of_members(
+        &mut self,
+        file: &ClusterFile,
+        array: &ArraySpec,
+        standing: &Standing,
+        joining: Option<&str>,
+    ) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
         let is_new = |drive: &&String| !standing.has(drive);
-        let is_left_out = |member: &&RecordedMember| !array.drives.contains(&member.name);
+        let of_cluster = |member: &&RecordedMember| file.spares.contains(&member.name);
+        let is_left_out =
+            |member: &&RecordedMember| !array.drives.contains(&member.name) && !of_cluster(member);
+        let came_in = standing.members.iter().filter(of_cluster).count();
         let count = Headcount {
             listed: array.drives.len() as u64,
             roles: standing.width as u64,
-            spare_members: standing.spares() as u64,
+            spare_members: standing.spares().saturating_sub(came_in) as u64,
             new: array.drives.iter().filter(is_new).count() as u64,
             joins_now: array.drives.iter().filter(is_new).any(|new| Some(&**new) == joining),
             left_out: standing.members.iter().filter(is_left_out).count() as u64,

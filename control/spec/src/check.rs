@@ -277,6 +277,10 @@ impl<'c> Checker<'c> {
             };
             self.problem(kind, node, "chunk");
         }
+        if let Some(drive) = array.drives.iter().find(|drive| self.cluster.spares.contains(drive)) {
+            let (drive, array) = (drive.clone(), array.name.clone());
+            return self.problem(ProblemKind::SpareInArray { drive, array }, node, "drives");
+        }
         if !self.drive_count(node, array) {
             return;
         }

@@ -91,6 +91,7 @@ impl ClusterFile {
                 .map(|i| EnclosureSpec { name: format!("e{i}"), host: None })
                 .collect(),
             drives,
+            spares: Vec::new(),
             arrays: vec![
                 ArraySpec {
                     name: "meta".into(),

@@ -123,6 +123,8 @@ pub enum ProblemKind {
     OneFileSystem { found: usize },
     #[error("`{key}` has no meaning for {level}")]
     KeyNotForLevel { key: &'static str, level: &'static str, allowed: &'static [&'static str] },
+    #[error("drive \"{drive}\" is a spare of the cluster and a drive of array \"{array}\"")]
+    SpareInArray { drive: String, array: String },
     #[error("drive \"{drive}\" is a file and has no size")]
     FileNeedsSize { drive: String },
     #[error("drive \"{drive}\" is a block device, which has a size of its own")]
@@ -297,6 +299,9 @@ impl ProblemKind {
             FileSystemNeeded { .. } => "write filesystem = \"NAME\"".into(),
             OneFileSystem { .. } => "this release serves exactly one file system".into(),
             KeyNotForLevel { level, allowed, .. } => format!("{level} takes {}", quoted(allowed)),
+            SpareInArray { .. } => {
+                "a drive of [spares] belongs to no array; a spare of one array alone is listed in its `drives` and counted in its `spares`".into()
+            }
             FileNeedsSize { .. } => {
                 "write `size = \"2GiB\"` in [drives] for all files, in the [[enclosure]] for its own, or in the drive; \
                  block devices are paths under /dev"

@@ -34,6 +34,8 @@ pub struct ClusterFile {
     pub enclosures: Vec<EnclosureSpec>,
     /// All drives, by enclosure, in file order.
     pub drives: Vec<DriveSpec>,
+    /// Names of drives that belong to no array, and take the place of a lost one in any.
+    pub spares: Vec<String>,
     /// All arrays, in file order. Slices lie on a drive in this order.
     pub arrays: Vec<ArraySpec>,
     /// The file systems; exactly one in this release.

@@ -31,11 +31,21 @@ const GROUPS_MOST: u64 = 27;
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
 
-const FILE_KEYS: &[&str] =
-    &["cluster", "host", "drives", "enclosure", "array", "filesystem", "mount", "testing"];
+const FILE_KEYS: &[&str] = &[
+    "cluster",
+    "host",
+    "drives",
+    "enclosure",
+    "spares",
+    "array",
+    "filesystem",
+    "mount",
+    "testing",
+];
 const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
+const SPARES_KEYS: &[&str] = &["drives"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
 const ARRAY_KEYS: &[&str] = &[
@@ -172,6 +182,7 @@ impl Reader<'_> {
             hosts: Vec::new(),
             enclosures: Vec::new(),
             drives: Vec::new(),
+            spares: Vec::new(),
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
@@ -209,6 +220,11 @@ impl Reader<'_> {
             .any(|index| self.places.in_doubt(&[Node::Enclosure(index)]))
         {
             self.places.doubtful.insert(Node::Drives);
+        }
+        if let Some(table) = self.table(root, "spares", Node::Spares, "[spares]", SPARES_KEYS) {
+            self.needs(table, "drives", "drives = [\"d12\"]");
+            cluster.spares =
+                self.doubting(Node::Spares, |reader| reader.listed_drives(table, &cluster));
         }
         for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
             let array = self.doubting(table.node, |reader| reader.array(table, &cluster));
@@ -374,57 +390,54 @@ impl Reader<'_> {
     fn array(&mut self, table: Table<'_>, cluster: &ClusterFile) -> ArraySpec {
         let name = self.name(table).unwrap_or_default();
         let spares = self.number(table, "spares", 0, 1000).unwrap_or(0) as u32;
-        let all = cluster.drives.iter().map(|drive| drive.name.clone());
-        let drives: Vec<String> = match table.keys.contains_key("drives") {
-            false => all.collect(),
-            true => {
-                let mut wanted = HashSet::new();
-                for (value, span) in self.list(table, "drives") {
-                    let Some(text) = value.as_str() else {
-                        self.wrong_type(
-                            "drives",
-                            &Item::Value(value),
-                            "a list of drive names",
-                            span,
-                        );
-                        continue;
-                    };
-                    for drive in self.expand(text, span.clone()).unwrap_or_default() {
-                        if cluster.drive(&drive).is_none() {
-                            if self.places.in_doubt(&[Node::File, Node::Drives]) {
-                                continue;
-                            }
-                            let known: Vec<String> =
-                                cluster.drives.iter().map(|drive| drive.name.clone()).collect();
-                            let near =
-                                nearest(&drive, known.iter().map(String::as_str)).map(String::from);
-                            let kind = ProblemKind::UnknownName {
-                                what: "drive",
-                                name: drive,
-                                nearest: near,
-                                known,
-                            };
-                            self.problem(kind, span.clone());
-                            // One word about a pattern is enough.
-                            break;
-                        }
-                        if !wanted.insert(drive.clone()) {
-                            let kind = ProblemKind::DuplicateName {
-                                what: "member",
-                                name: drive,
-                                first_line: None,
-                            };
-                            self.problem(kind, span.clone());
-                            break;
-                        }
-                    }
-                }
-                all.filter(|name| wanted.contains(name)).collect()
+        let drives = match table.keys.contains_key("drives") {
+            false => {
+                let names = cluster.drives.iter().map(|drive| drive.name.clone());
+                names.filter(|name| !cluster.spares.contains(name)).collect()
             }
+            true => self.listed_drives(table, cluster),
         };
         let level = self.level(table, drives.len(), spares);
         let slice = self.slice(table);
         ArraySpec { name, level, slice, spares, drives }
+    }
+
+    /// The drives that `drives` names, in cluster order.
+    fn listed_drives(&mut self, table: Table<'_>, cluster: &ClusterFile) -> Vec<String> {
+        let mut wanted = HashSet::new();
+        for (value, span) in self.list(table, "drives") {
+            let Some(text) = value.as_str() else {
+                self.wrong_type("drives", &Item::Value(value), "a list of drive names", span);
+                continue;
+            };
+            for drive in self.expand(text, span.clone()).unwrap_or_default() {
+                if cluster.drive(&drive).is_none() {
+                    if self.places.in_doubt(&[Node::File, Node::Drives]) {
+                        continue;
+                    }
+                    let known: Vec<String> =
+                        cluster.drives.iter().map(|drive| drive.name.clone()).collect();
+                    let near = nearest(&drive, known.iter().map(String::as_str)).map(String::from);
+                    let kind = ProblemKind::UnknownName {
+                        what: "drive",
+                        name: drive,
+                        nearest: near,
+                        known,
+                    };
+                    self.problem(kind, span.clone());
+                    // One word about a pattern is enough.
+                    break;
+                }
+                if !wanted.insert(drive.clone()) {
+                    let what = if table.node == Node::Spares { "spare" } else { "member" };
+                    let kind = ProblemKind::DuplicateName { what, name: drive, first_line: None };
+                    self.problem(kind, span.clone());
+                    break;
+                }
+            }
+        }
+        let all = cluster.drives.iter().map(|drive| drive.name.clone());
+        all.filter(|name| wanted.contains(name)).collect()
     }
 
     fn level(&mut self, table: Table<'_>, drives: usize, spares: u32) -> Level {

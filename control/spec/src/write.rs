@@ -81,6 +81,11 @@ impl ClusterFile {
                 writeln!(out, "drives = [\n    {},\n]\n", drives.join(",\n    "))?;
             }
         }
+        if !self.spares.is_empty() {
+            let spares: Vec<String> = self.spares.iter().map(|name| quoted(name)).collect();
+            writeln!(out, "# Drives of no array, for whichever loses one.\n[spares]")?;
+            writeln!(out, "drives = [{}]\n", spares.join(", "))?;
+        }
         self.write_arrays(out)?;
         self.write_filesystems(out)?;
         self.testing.as_ref().map_or(Ok(()), |testing| write_testing(out, testing))
@@ -145,7 +150,8 @@ impl ClusterFile {
                 SliceSize::Percent(percent) => writeln!(out, "slice = \"{percent}%\"")?,
                 SliceSize::Rest => writeln!(out, "slice = \"rest\"")?,
             }
-            if !array.drives.iter().eq(self.drives.iter().map(|drive| &drive.name)) {
+            let all = self.drives.iter().map(|drive| &drive.name);
+            if !array.drives.iter().eq(all.filter(|name| !self.spares.contains(name))) {
                 let drives: Vec<String> = array.drives.iter().map(|name| quoted(name)).collect();
                 writeln!(out, "drives = [{}]", drives.join(", "))?;
             }

@@ -516,6 +516,31 @@ fn mistakes_in_levels() {
 }
 
 #[test]
+fn spares_of_the_cluster_belong_to_no_array() {
+    let spares = "[spares]\ndrives = [\"d03\", \"d07\", \"d11\"]\n\n[[array]]\nname = \"meta\"";
+    let text = GOOD
+        .replace("[[array]]\nname = \"meta\"", spares)
+        .replace("spares = 2", "spares = 0")
+        .replace("data = 8", "data = 7");
+    let (cluster, _) =
+        ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    assert_eq!(cluster.spares, ["d03", "d07", "d11"]);
+    assert_eq!(cluster.arrays[1].drives.len(), 9);
+    reads_back(&cluster);
+    let alone = |lines: &str| {
+        errors(&text.replace("[spares]\ndrives = [\"d03\", \"d07\", \"d11\"]", lines))
+    };
+    assert_eq!(alone("[spares]"), [(17, "[spares] has no `drives`".into())]);
+    let unknown = alone("[spares]\ndrives = [\"d12\"]");
+    assert_eq!(unknown[0], (18, "there is no drive named \"d12\"".into()));
+    let twice = alone("[spares]\ndrives = [\"d03\", \"d03\"]");
+    assert_eq!(twice[0], (18, "there are two spares named \"d03\"".into()));
+    let both = errors(&text.replace("data = 7", "data = 7\ndrives = [\"d{00..08}\"]"));
+    let says = "drive \"d03\" is a spare of the cluster and a drive of array \"data\"";
+    assert_eq!(both, [(30, says.into())]);
+}
+
+#[test]
 fn arrays_that_formats_cannot_hold() {
     let text = GOOD.replace("d{08..11}", "d{08..63}").replace("data = 8\n", "");
     let found = errors(&text);

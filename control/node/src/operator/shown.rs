@@ -85,8 +85,12 @@ impl Operator {
 
     pub(super) fn status(&self) -> Status {
         let arrays: Vec<_> = self.cluster.arrays.iter().map(|array| self.array(array)).collect();
-        let drives: Vec<_> =
-            self.drives.borrow().values().map(|(spec, drive)| drive_status(spec, drive)).collect();
+        let drives: Vec<_> = self
+            .drives
+            .borrow()
+            .values()
+            .map(|(spec, drive)| self.drive_shown(spec, drive))
+            .collect();
         let targets: Vec<_> = self.cluster.targets.iter().map(target_status).collect();
         let clients = self.clients();
         let mut problems = Vec::new();
@@ -108,7 +112,8 @@ impl Operator {
                     let promised = arrays.filter(|array| is_promised(array, open));
                     let names: Vec<_> = promised.map(|array| &*array.spec.name).collect();
                     // An order that is under way now gets there by itself.
-                    if !names.is_empty() && self.admitting.available() > 0 {
+                    let comes_in = self.spare_state(drive).is_none() && self.admitting.available() > 0;
+                    if !names.is_empty() && comes_in {
                         problems.push(format!(
                             "drive {drive} has not come into {} yet, taking it was cut short; \
                              `levada drive add {drive}` completes it",
@@ -189,6 +194,13 @@ impl Operator {
             clients,
             mounts: Vec::new(),
             traffic: self.traffic.get(),
+        }
+    }
+
+    fn drive_shown(&self, spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
+        DriveStatus {
+            spare: self.spare_state(&spec.name).map(str::to_owned),
+            ..drive_status(spec, found)
         }
     }
 

@@ -6,4 +6,5 @@ mod fsck;
 mod identity;
 mod levels;
 mod shelf;
+mod spares;
 mod starts;
