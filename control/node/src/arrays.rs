@@ -11,7 +11,7 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    ArraySpec as RaidSpec, ArrayStatus, Finding, Level as RaidLevel, Limits, MemberSpec,
+    AssemblyReport, ArraySpec as RaidSpec, ArrayStatus, Finding, Level as RaidLevel, Limits, MemberSpec,
     MemberState, RaidArray, RaidError,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
@@ -189,7 +189,7 @@ pub async fn open(
         examined.push((spec, RaidArray::examine(uuid, &found, false).await));
     }
     let is_there =
-        |(_, standing): &(_, Result<(), _>)| !matches!(standing, Err(RaidError::NotFound { .. }));
+        |(_, standing): &(_, Result<AssemblyReport, _>)| !matches!(standing, Err(RaidError::NotFound { .. }));
     let cluster_was_made = examined.iter().any(is_there);
     for (spec, standing) in examined {
         standing
