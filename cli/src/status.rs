@@ -106,6 +106,24 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
             writeln!(out, "    last scrub: {}", work::result_text(result))?;
         }
     }
+    let spares: Vec<_> = status.drives.iter().filter(|drive| drive.spare.is_some()).collect();
+    if !spares.is_empty() {
+        writeln!(out, "\nspares of the cluster")?;
+    }
+    for drive in spares {
+        let state = match (&*drive.state, &drive.spare) {
+            ("ok", Some(spare)) => spare,
+            (state, _) => state,
+        };
+        writeln!(
+            out,
+            "  {:<8} {:<12} {}, in enclosure {}",
+            drive.name,
+            state,
+            bytes(drive.capacity_bytes),
+            drive.enclosure
+        )?;
+    }
     writeln!(out, "\ntargets")?;
     for target in &status.targets {
         write!(

@@ -20,7 +20,7 @@ fn a_wrong_cluster_file_is_told_by_line() {
     for (from, to, parts) in [
         ("copies = 3", "copis = 3", &["levada.toml:21", "copis", "copies"][..]),
         ("copies = 3", "copies = 9", &["levada.toml:21", "8"]),
-        ("data = 4", "data = 60", &["levada.toml:26", "53"]),
+        ("data = 4", "data = 60", &["levada.toml:26", "30"]),
         ("\"72MiB\"", "\"72M\"", &["levada.toml:5", "MiB"]),
         ("d{2..3}", "d{0..1}", &["levada.toml:11", "d0"]),
         ("name = \"fs\"", "name = ", &["levada.toml:29"]),

@@ -321,11 +321,14 @@ pub(crate) struct Probed {
     pub member: usize,
     /// Where it lies.
     pub at: u64,
+    /// Another array that the device has a superblock of as well.
+    pub other: Option<Uuid>,
 }
 
 /// What the superblocks of a device say: the valid one of the higher (epoch, generation).
 pub(crate) async fn probe(device: &Rc<dyn Device>) -> Result<Option<Probed>, BlockError> {
     let mut newest: Option<Probed> = None;
+    let mut arrays = [None; 2];
     let mut failure = None;
     for at in [0, SUPERBLOCK_BYTES] {
         // Read apart: an unreadable one does not hide the other.
@@ -337,11 +340,15 @@ pub(crate) async fn probe(device: &Rc<dyn Device>) -> Result<Option<Probed>, Blo
                 continue;
             }
         };
-        if let Some((superblock, member)) = Superblock::decode(&bytes[0])
-            && newest.as_ref().is_none_or(|other| order(&other.superblock) < order(&superblock))
-        {
-            newest = Some(Probed { superblock, member, at });
+        let Some((superblock, member)) = Superblock::decode(&bytes[0]) else { continue };
+        arrays[(at / SUPERBLOCK_BYTES) as usize] = Some(superblock.uuid);
+        if newest.as_ref().is_none_or(|other| order(&other.superblock) < order(&superblock)) {
+            newest = Some(Probed { superblock, member, at, other: None });
         }
+    }
+    if let Some(newest) = &mut newest {
+        let is_other = |array: &Uuid| *array != newest.superblock.uuid;
+        newest.other = arrays.into_iter().flatten().find(is_other);
     }
     match (newest, failure) {
         (Some(newest), _) => Ok(Some(newest)),
@@ -369,16 +376,19 @@ pub(crate) async fn examine(
     uuid: Uuid,
     found: &[Rc<dyn Device>],
     force: bool,
-) -> Result<(), RaidError> {
+) -> Result<AssemblyReport, RaidError> {
     let Sighting { newest, devices, mut report, .. } = look(uuid, found).await?;
     name_absent(&newest, &devices, &mut report);
-    check_standing(&newest, &devices, force, &report)
+    check_standing(&newest, &devices, force, &report)?;
+    Ok(report)
 }
 
 async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidError> {
     let probed = join_all(found.iter().map(probe)).await;
     let ours = |probe: &Result<Option<Probed>, BlockError>| match probe {
-        Ok(Some(Probed { superblock, .. })) if superblock.uuid == uuid => Some(superblock.clone()),
+        Ok(Some(Probed { superblock, other: None, .. })) if superblock.uuid == uuid => {
+            Some(superblock.clone())
+        }
         Ok(_) | Err(_) => None,
     };
     let newest = probed.iter().filter_map(ours).max_by_key(order);
@@ -472,6 +482,12 @@ fn classify(
         let finding = match (probe, newest) {
             (Err(error), _) => Finding::Unreadable { error: error.clone() },
             (Ok(None), _) => Finding::NoSuperblock,
+            (Ok(Some(Probed { superblock, other: Some(other), .. })), _)
+                if superblock.uuid == uuid || *other == uuid =>
+            {
+                let by = if superblock.uuid == uuid { *other } else { superblock.uuid };
+                Finding::Claimed { by }
+            }
             (Ok(Some(Probed { superblock, .. })), None) => {
                 Finding::Foreign { array: superblock.uuid }
             }
@@ -486,7 +502,8 @@ fn classify(
                     Some(_) if devices[member].is_some() => Finding::Duplicate { member },
                     Some(_)
                         if away::held_by(superblock, newest, member)
-                            .is_some_and(|held| held.by_itself) =>
+                            .is_some_and(|held| held.by_itself)
+                            && device.info().capacity_bytes >= newest.areas.bytes() =>
                     {
                         devices[member] = Some(Rc::clone(device));
                         Finding::CatchesUp { member }
@@ -495,6 +512,11 @@ fn classify(
                         if !entry.state.is_live() || superblock.generation < newest.held_by_all =>
                     {
                         Finding::Stale { member, generation: superblock.generation }
+                    }
+                    Some(_) if device.info().capacity_bytes < newest.areas.bytes() => {
+                        let (bytes, needed_bytes) =
+                            (device.info().capacity_bytes, newest.areas.bytes());
+                        Finding::CutShort { member, bytes, needed_bytes }
                     }
                     Some(_) => {
                         devices[member] = Some(Rc::clone(device));

@@ -118,8 +118,8 @@ impl Engine {
         if with.uuid != member.uuid {
             return None;
         }
-        let Probed { superblock, member: index, at } = probe(&with.device).await.ok()??;
-        let is_ours = index == member.index && superblock.epoch <= self.epoch;
+        let Probed { superblock, member: index, at, other } = probe(&with.device).await.ok()??;
+        let is_ours = other.is_none() && index == member.index && superblock.epoch <= self.epoch;
         let held = held_by(&superblock, &self.superblock(), index)?;
         is_ours.then_some((held, at))
     }

@@ -25,6 +25,10 @@ pub enum Finding {
     Unreadable { error: BlockError },
     /// The same member was given before.
     Duplicate { member: usize },
+    /// It has a superblock of this array and one of another, so it is nobody's.
+    Claimed { by: Uuid },
+    /// A live member on less than its superblock says that it has: what is gone is not believed to be only the end.
+    CutShort { member: usize, bytes: u64, needed_bytes: u64 },
 }
 
 /// What assembly found, device by device, and who is missing.
@@ -62,6 +66,11 @@ impl fmt::Display for AssemblyReport {
                 Finding::NoSuperblock => write!(f, "; {name} has no superblock")?,
                 Finding::Unreadable { error } => write!(f, "; {name} cannot be read: {error}")?,
                 Finding::Duplicate { .. } => write!(f, "; {name} was given twice")?,
+                Finding::Claimed { by } => write!(f, "; {name} is claimed by array {by} as well")?,
+                Finding::CutShort { bytes, needed_bytes, .. } => write!(
+                    f,
+                    "; {name} has {bytes} bytes and was cut short: its superblock says that it had {needed_bytes}"
+                )?,
             }
         }
         Ok(())

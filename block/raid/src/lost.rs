@@ -361,11 +361,12 @@ impl Engine {
         let absent = entries.iter().filter(|((.., why), _)| *why == Why::Absent);
         let right = absent.filter_map(|((stripe, chunk, _), rows)| {
             let place = self.layout.place(*stripe, *chunk);
-            let player = self.player(place.role);
+            // One that is away may come back as it was.
+            let player = self.player(place.role)?;
             let mut right = *rows;
             for block in rows.runs().into_iter().flatten() {
                 let at = self.member_offset(place.slot, block * BLOCK_BYTES);
-                if player.as_ref().is_some_and(|player| player.lacks(&(at..at + BLOCK_BYTES))) {
+                if player.lacks(&(at..at + BLOCK_BYTES)) {
                     right.set(block..block + 1, false);
                 }
             }

@@ -46,7 +46,7 @@ impl RaidArray {
         uuid: Uuid,
         found: &[Rc<dyn Device>],
         force: bool,
-    ) -> Result<(), RaidError> {
+    ) -> Result<AssemblyReport, RaidError> {
         assemble::examine(uuid, found, force).await
     }
 

@@ -102,6 +102,11 @@ impl Areas {
         (areas, stripes)
     }
 
+    /// Bytes of a member that the array uses.
+    pub fn bytes(&self) -> u64 {
+        self.data_at + self.data_bytes
+    }
+
     /// What a device held where its journal and its list of lost blocks will be has no meaning.
     pub async fn clear_journal(&self, device: &Rc<dyn Device>) -> Result<(), BlockError> {
         device.write_zeroes(self.journal_at, self.journal_bytes + self.lost_bytes).await?;

@@ -20,6 +20,18 @@ fn impossible_geometries_are_refused_before_anything_is_made() {
         (&["--level", "6", "a", "b"][..], &["impossible geometry"][..]),
         (&["--level", "7", "a", "b", "c"], &["\"7\" is no level", "8+3"]),
         (&["--level", "8+3", "a", "b", "c"], &["11 drives", "3 are given"]),
+        (
+            &[
+                &["--level", "30+3"][..],
+                &[
+                    "a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "b0", "b1", "b2",
+                    "b3", "b4", "b5", "b6", "b7", "b8", "b9", "c0", "c1", "c2", "c3", "c4", "c5",
+                    "c6", "c7", "c8", "c9", "d0", "d1", "d2",
+                ],
+            ]
+            .concat(),
+            &["impossible geometry", "at most 32"],
+        ),
         (&["--level", "1+5", "a", "b", "c", "d", "e", "f"], &["impossible geometry"]),
         (&["--level", "1", "a", "b", "c"], &["--copies 3", "--level 10"]),
         (
@@ -115,6 +127,57 @@ fn a_place_is_claimed_once() {
     let drives = ["d0", "d1", "copy", "d2", "d3", "d4", "d5"];
     arrays.refused(&[&["scrub"], &drives[..]].concat(), &["/copy both claim to be d1"]);
     arrays.refused(&["scrub", "d0", "d1", "./d1"], &["d1 and ./d1 are the same drive"]);
+}
+
+/// Superblocks of two arrays on one drive, which no command writes: it holds some of both.
+#[test]
+fn a_drive_that_two_arrays_claim_is_told() {
+    let arrays = made("first");
+    arrays.ok(&["create", "second", "--level", "5", "--size", "24MiB", "e0", "e1", "e2"]);
+    let mut block = vec![0; 4096];
+    let e1 = File::open(arrays.path("e1")).expect("there");
+    e1.read_exact_at(&mut block, 4096).expect("read");
+    let d1 = File::options().write(true).open(arrays.path("d1")).expect("there");
+    d1.write_all_at(&block, 4096).expect("written");
+    for command in ["show", "scrub", "rebuild"] {
+        arrays.refused(
+            &[&[command], &DRIVES[..]].concat(),
+            &["d1 was written over by another array", "first (", "second (", "leave it out"],
+        );
+    }
+    arrays.ok(&["scrub", "--degraded", "d0", "d2", "d3", "d4", "d5"]);
+    // Nor is it taken unasked.
+    let others = ["d0", "d2", "d3", "d4", "d5"];
+    arrays.refused(&[&["replace", "d1", "d1"], &others[..]].concat(), &["d1 holds", "--overwrite"]);
+}
+
+/// A drive put back as it was: an image restored, a snapshot rolled back.
+#[test]
+fn an_older_copy_of_a_member_is_told() {
+    let arrays = made("older");
+    fs::copy(arrays.path("d1"), arrays.path("before")).expect("copied");
+    for _ in 0..2 {
+        arrays.ok(&[&["scrub"], &DRIVES[..]].concat());
+    }
+    fs::rename(arrays.path("before"), arrays.path("d1")).expect("put back");
+    let shown = arrays.json(&[&["show"], &DRIVES[..]].concat());
+    assert_eq!(shown["state"], "incomplete");
+    assert!(shown["problem"].as_str().is_some_and(|why| why.contains("an older copy")), "{shown}");
+    for command in ["scrub", "rebuild"] {
+        arrays.refused(
+            &[&[command], &DRIVES[..]].concat(),
+            &["d1 is d1 as it was at generation", "an older copy, put back", "--degraded"],
+        );
+    }
+    arrays.ok(&[&["scrub", "--degraded"], &DRIVES[..]].concat());
+    // It is on record as out, so that nobody asks any more.
+    let shown = arrays.json(&[&["show"], &DRIVES[..]].concat());
+    assert_eq!(
+        (&shown["state"], &shown["members"][1]["state"]),
+        (&"degraded".into(), &"faulty".into())
+    );
+    arrays.ok(&[&["replace", "d1", "d1"], &["d0", "d2", "d3", "d4", "d5"][..]].concat());
+    arrays.ok(&[&["rebuild"], &DRIVES[..]].concat());
 }
 
 #[test]

@@ -169,7 +169,7 @@ async fn clear(
     }
     if !held.is_empty() && !plan.force {
         let drives = held.into_iter().map(|(drive, _, holds)| (drive.path.clone(), holds));
-        return Err(ArrayError::Holds { drives: drives.collect() });
+        return Err(ArrayError::Holds { drives: drives.collect(), option: "--force" });
     }
     for (_, device, _) in held {
         wipe(device).await?;

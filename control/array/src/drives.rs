@@ -10,7 +10,7 @@ use levada_base::BufMut;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
 use levada_device::{Device, Durability, FileDevice, find_foreign, read_label};
-use levada_raid::{MEMBER_NAME_BYTES, Recorded};
+use levada_raid::{AssemblyReport, Finding, MEMBER_NAME_BYTES, Recorded};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -30,6 +30,8 @@ pub(crate) struct Sighted {
     pub bytes: u64,
     /// What its newest superblock says, and which member it is.
     pub member: Option<(Recorded, usize)>,
+    /// The other one, when it is of another array.
+    other: Option<Recorded>,
 }
 
 impl Sighted {
@@ -50,19 +52,20 @@ pub(crate) fn sight(path: &Path) -> Result<Sighted, ArrayError> {
     };
     let mut file = File::open(path).map_err(failed)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let mut member: Option<(Recorded, usize)> = None;
+    let mut found: Vec<(Recorded, usize)> = Vec::new();
     for at in [0, Recorded::BYTES] {
         let mut block = vec![0; Recorded::BYTES as usize];
         // One that cannot be read does not hide the other.
         let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut block));
-        if read.is_ok()
-            && let Some(found) = Recorded::identify(&block)
-            && member.as_ref().is_none_or(|(other, _)| other.order < found.0.order)
-        {
-            member = Some(found);
+        if read.is_ok() {
+            found.extend(Recorded::identify(&block));
         }
     }
-    Ok(Sighted { path: path.into(), identity, bytes, member })
+    found.sort_by_key(|(recorded, _)| recorded.order);
+    let member = found.pop();
+    let other = found.pop().map(|(recorded, _)| recorded);
+    let other = other.filter(|other| member.as_ref().is_some_and(|(it, _)| it.uuid != other.uuid));
+    Ok(Sighted { path: path.into(), identity, bytes, member, other })
 }
 
 /// Looks at drives, none of which may be given twice.
@@ -82,8 +85,15 @@ pub(crate) fn sight_all(paths: &[PathBuf]) -> Result<Vec<Sighted>, ArrayError> {
 ///
 /// # Errors
 ///
-/// [`ArrayError::NoMember`], [`ArrayError::SeveralArrays`].
+/// [`ArrayError::TwoArrays`], [`ArrayError::NoMember`], [`ArrayError::SeveralArrays`].
 pub(crate) fn array_of(drives: &[Sighted]) -> Result<Recorded, ArrayError> {
+    for drive in drives {
+        if let (Some((newer, _)), Some(older)) = (&drive.member, &drive.other) {
+            let name = |array: &Recorded| format!("{} ({})", array.name, array.uuid);
+            let (path, first, second) = (drive.path.clone(), name(newer), name(older));
+            return Err(ArrayError::TwoArrays { path, first, second });
+        }
+    }
     let found = drives.iter().filter_map(|drive| Some((drive, &drive.member.as_ref()?.0)));
     let arrays: BTreeSet<Uuid> = found.clone().map(|(_, recorded)| recorded.uuid).collect();
     if arrays.len() > 1 {
@@ -131,6 +141,28 @@ pub(crate) fn check_members(array: &Recorded, drives: &[Sighted]) -> Result<(), 
     Ok(())
 }
 
+/// Whether any of the drives holds an older copy of a live member, by what assembly made of them in this order.
+///
+/// # Errors
+///
+/// [`ArrayError::Older`].
+pub(crate) fn check_age<'a>(
+    array: &Recorded,
+    paths: impl Iterator<Item = &'a Path>,
+    report: &AssemblyReport,
+) -> Result<(), ArrayError> {
+    let older = paths.zip(&report.devices).filter_map(|(path, (_, finding))| {
+        let Finding::Stale { member, generation } = finding else { return None };
+        let member = array.members.get(*member).filter(|member| member.state.is_live())?;
+        Some((path.to_owned(), member.name.clone(), *generation))
+    });
+    let drives: Vec<_> = older.collect();
+    match drives.is_empty() {
+        true => Ok(()),
+        false => Err(ArrayError::Older { drives, newest: report.generation }),
+    }
+}
+
 /// What a drive holds that is somebody's; `None` when it is blank, or was a member of `array` and no longer is.
 pub(crate) async fn holds(
     device: &FileDevice,
@@ -139,7 +171,7 @@ pub(crate) async fn holds(
 ) -> Result<Option<String>, ArrayError> {
     if let Some((recorded, index)) = &sighted.member {
         let name = &recorded.members[*index].name;
-        return Ok(match array == Some(recorded.uuid) {
+        return Ok(match array == Some(recorded.uuid) && sighted.other.is_none() {
             true => None,
             false => Some(format!("member {name} of array {} ({})", recorded.name, recorded.uuid)),
         });
@@ -171,7 +203,8 @@ pub(crate) async fn take(
     let device = FileDevice::open(path)?;
     if let Some(holds) = holds(&device, &sighted, Some(array)).await? {
         if !force {
-            return Err(ArrayError::Holds { drives: vec![(path.into(), holds)] });
+            let drives = vec![(path.into(), holds)];
+            return Err(ArrayError::Holds { drives, option: "--overwrite" });
         }
         wipe(&device).await?;
     }

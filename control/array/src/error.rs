@@ -34,6 +34,15 @@ pub enum ArrayError {
         path.display()
     )]
     CutShort { path: PathBuf, bytes: u64, needed_bytes: u64 },
+    #[error("{} was written over by another array: it has superblocks of {first} and of {second}; leave it out", path.display())]
+    TwoArrays { path: PathBuf, first: String, second: String },
+    #[error(
+        "{}: an older copy, put back; go on without it by --degraded, and give it back by `levada array replace`",
+        join(drives, |(path, member, generation)| format!(
+            "{} is {member} as it was at generation {generation}, and the array is at {newest}", path.display()
+        ))
+    )]
+    Older { drives: Vec<(PathBuf, String, u64)>, newest: u64 },
     /// Nothing would stop the array from opening, but it would go on without these.
     #[error(
         "{array} has live members that are not among the drives given: {}; name their drives too, or go on without \
@@ -42,8 +51,8 @@ pub enum ArrayError {
     )]
     Missing { array: String, names: Vec<String> },
     /// What would be overwritten.
-    #[error("{}; nothing was changed: --force overwrites it", join(drives, |(path, holds)| format!("{} holds {holds}", path.display())))]
-    Holds { drives: Vec<(PathBuf, String)> },
+    #[error("{}; nothing was changed: {option} overwrites it", join(drives, |(path, holds)| format!("{} holds {holds}", path.display())))]
+    Holds { drives: Vec<(PathBuf, String)>, option: &'static str },
     #[error("{} does not exist; --size SIZE makes it", path.display())]
     NotThere { path: PathBuf },
     #[error(

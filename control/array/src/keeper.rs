@@ -6,7 +6,7 @@
 //!
 //! After a crash the array is opened anew; a rebuild goes on where its cursor was stored.
 
-use crate::drives::{array_of, check_members, name_of, sight, sight_all, take};
+use crate::drives::{array_of, check_age, check_members, name_of, sight, sight_all, take};
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
@@ -84,7 +84,10 @@ impl Keeper {
             drives.iter().map(|drive| Rc::clone(&drive.device) as Rc<dyn Device>).collect();
         // Locked now: nobody changes what was seen.
         let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
-        RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
+        let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
+        if !opening.degraded && !opening.force {
+            check_age(&recorded, drives.iter().map(|drive| &*drive.path), &report)?;
+        }
         let is_given = |uuid: Uuid| drives.iter().any(|drive| drive.member == uuid);
         let missing: Vec<String> = recorded
             .members

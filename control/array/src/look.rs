@@ -1,6 +1,6 @@
 //! Looking at an array without opening it.
 
-use crate::drives::{Sighted, array_of, check_members, sight_all};
+use crate::drives::{Sighted, array_of, check_age, check_members, sight_all};
 use crate::error::ArrayError;
 use crate::place;
 use crate::request::{Reply, Request, ask};
@@ -46,7 +46,8 @@ pub fn show(drives: &[PathBuf]) -> Result<Status, ArrayError> {
             devices.push(Rc::new(FileDevice::open(&drive.path)?));
         }
         let reactor = Reactor::new().map_err(ArrayError::system("use io_uring"))?;
-        Ok(reactor.block_on(RaidArray::examine(array.uuid, &devices, false))?)
+        let report = reactor.block_on(RaidArray::examine(array.uuid, &devices, false))?;
+        check_age(&array, sighted.iter().map(|drive| &*drive.path), &report)
     });
     match examined {
         Ok(()) => {}

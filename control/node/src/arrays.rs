@@ -11,10 +11,10 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    ArraySpec as RaidSpec, Level as RaidLevel, Limits, MemberSpec, MemberState, RaidArray,
-    RaidError,
+    ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
+    MemberSpec, MemberState, RaidArray, RaidError,
 };
-use levada_spec::{ArraySpec, ClusterFile, Level};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -145,7 +145,7 @@ pub(crate) fn raid_spec(
         Level::Raid1 { copies, .. } => {
             (RaidLevel::Raid1 { copies: copies as usize }, MIRROR_EXTENT_BYTES)
         }
-        Level::Raid6 { chunk, .. } => (RaidLevel::Raid6, chunk.0),
+        Level::Parity { kind, chunk, .. } => (parity_level(kind), chunk.0),
     };
     let name = spec.name.clone();
     RaidSpec {
@@ -157,6 +157,16 @@ pub(crate) fn raid_spec(
         journal_bytes: None,
         members,
         spares,
+    }
+}
+
+fn parity_level(kind: ParityKind) -> RaidLevel {
+    match kind {
+        ParityKind::Raid5 => RaidLevel::Raid5,
+        ParityKind::Raid6 => RaidLevel::Raid6,
+        ParityKind::Raid50 { groups } => RaidLevel::Raid50 { groups: groups as usize },
+        ParityKind::Raid60 { groups } => RaidLevel::Raid60 { groups: groups as usize },
+        ParityKind::NPlusM { parity } => RaidLevel::NPlusM { parity: parity as usize },
     }
 }
 
@@ -187,8 +197,9 @@ pub async fn open(
         let (uuid, found) = members_of(spec);
         examined.push((spec, RaidArray::examine(uuid, &found, false).await));
     }
-    let is_there =
-        |(_, standing): &(_, Result<(), _>)| !matches!(standing, Err(RaidError::NotFound { .. }));
+    let is_there = |(_, standing): &(_, Result<AssemblyReport, _>)| {
+        !matches!(standing, Err(RaidError::NotFound { .. }))
+    };
     let cluster_was_made = examined.iter().any(is_there);
     for (spec, standing) in examined {
         standing
@@ -216,6 +227,16 @@ pub async fn open(
                 spec.name,
                 report.missing.join(", ")
             ));
+        }
+        for (drive, finding) in &report.devices {
+            if let Finding::CutShort { bytes, needed_bytes, .. } = finding {
+                remarks.push(format!(
+                    "array {}: its part of {drive} was cut short, and counts as lost: {} of {}",
+                    spec.name,
+                    Bytes(*bytes),
+                    Bytes(*needed_bytes)
+                ));
+            }
         }
         arrays.push(ClusterArray::new(spec, array, remarks));
     }
@@ -317,6 +338,26 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
     });
 }
 
+/// Lost roles that count together with that of `member`: those of its group, or of the group that lost most.
+#[must_use]
+pub fn out_beside(status: &ArrayStatus, member: Option<usize>) -> usize {
+    let groups = match status.level {
+        RaidLevel::Raid50 { groups } | RaidLevel::Raid60 { groups } => groups,
+        _ => return status.degraded,
+    };
+    let roles = || status.members.iter().filter_map(|member| Some((member.role?, member.state)));
+    let width = roles().map(|(role, _)| role + 1).max().unwrap_or(0);
+    let in_group = |group: usize| {
+        let of_group = |role| role / (width / groups).max(1) == group;
+        roles().filter(|(role, state)| of_group(*role) && *state != MemberState::InSync).count()
+    };
+    let role = member.and_then(|index| status.members.get(index)?.role);
+    match role {
+        Some(role) => in_group(role / (width / groups).max(1)),
+        None => (0..groups).map(in_group).max().unwrap_or(0),
+    }
+}
+
 /// Fails a drive in every array that uses it. With `force`, also when data would be lost.
 ///
 /// # Errors
@@ -335,7 +376,7 @@ pub async fn fail_drive(
                 let role = status.members[index].role;
                 role.is_some() && status.members[index].state == MemberState::InSync
             });
-            if loses && status.degraded >= status.tolerates {
+            if loses && out_beside(&status, array.member_on(name)) >= status.tolerates {
                 let out = array.out();
                 return Err(FailError::WouldStop {
                     array: array.spec.name.clone(),

@@ -135,6 +135,9 @@ pub struct DriveStatus {
     pub capacity_bytes: u64,
     /// `ok`, `failed`, `missing`.
     pub state: String,
+    /// Of a spare of the cluster: `spare`, or `in use` when it has the place of a lost drive.
+    #[serde(default)]
+    pub spare: Option<String>,
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub errors: u64,

@@ -680,6 +680,49 @@ pub async fn format_one(
     Ok(drive)
 }
 
+/// Formats a spare of the cluster, which holds nothing, for these parts of arrays, one behind the other: as many bytes of each.
+///
+/// # Errors
+///
+/// [`DrivesError::Drive`].
+pub async fn give_slices(
+    drive: &Rc<Drive>,
+    epoch: Epoch,
+    parts: &[(&ArraySpec, Uuid, u64)],
+) -> Result<Rc<Drive>, DrivesError> {
+    let label = drive.label().clone();
+    let name = label.drive_name.clone();
+    let failed = |source| DrivesError::Drive { drive: name.clone(), source: Box::new(source) };
+    let identity = DriveIdentity {
+        cluster_uuid: label.cluster_uuid,
+        cluster_name: label.cluster_name,
+        drive_uuid: Uuid::from_u64_pair(random(), random()),
+        drive_name: label.drive_name,
+        drive_index: label.drive_index,
+        enclosure_name: label.enclosure_name,
+    };
+    let mut start = DRIVE_RESERVED_BYTES / 2;
+    let mut table = Vec::new();
+    for (array, uuid, bytes) in parts {
+        table.push(slice_entry(array, *uuid, start, *bytes));
+        start += bytes;
+    }
+    let device = Rc::clone(drive.device());
+    let given =
+        Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
+    given.fence(epoch).await.map_err(failed)?;
+    Ok(given)
+}
+
+fn slice_entry(array: &ArraySpec, array_uuid: Uuid, start: u64, bytes: u64) -> SliceEntry {
+    let kind = match array.level {
+        Level::Raid1 { .. } => SliceKind::Metadata,
+        Level::Raid0 { .. } | Level::Parity { .. } => SliceKind::Data,
+    };
+    let array_name = array.name.clone();
+    SliceEntry { array_uuid, array_name, kind, start, bytes, owner_epoch: Epoch::default() }
+}
+
 fn random() -> u64 {
     levada_base::reactor::random_u64()
 }
@@ -778,18 +821,7 @@ fn slice_table(
         if bytes == 0 || start + bytes > capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES / 2) {
             return Err(too_small());
         }
-        let kind = match array.level {
-            Level::Raid1 { .. } => SliceKind::Metadata,
-            Level::Raid0 { .. } | Level::Raid6 { .. } => SliceKind::Data,
-        };
-        table.push(SliceEntry {
-            array_uuid: *array_uuid,
-            array_name: array.name.clone(),
-            kind,
-            start,
-            bytes,
-            owner_epoch: Epoch::default(),
-        });
+        table.push(slice_entry(array, *array_uuid, start, bytes));
         start += bytes;
     }
     Ok(table)

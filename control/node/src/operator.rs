@@ -2,6 +2,7 @@
 
 mod scrub;
 mod shown;
+mod spares;
 
 use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
@@ -39,6 +40,8 @@ pub struct Operator {
     /// Drives as they are now: those replaced or added since the start stand before the
     /// cluster's own.
     drives: RefCell<BTreeMap<String, KnownDrive>>,
+    /// The cluster file as it was when a drive came in last.
+    latest: RefCell<ClusterFile>,
     /// Drives come in one after the other: an order to replace or add one looks at what is there, formats
     /// the drive and gives it to array after array. Nothing waits to fail one, which is what helps
     /// when a drive hangs.
@@ -112,6 +115,7 @@ impl Operator {
             .map(|drive| (drive.spec.name.clone(), (drive.spec.clone(), drive.found.clone())));
         Rc::new(Self {
             drives: RefCell::new(drives.collect()),
+            latest: RefCell::new(cluster.file.clone()),
             source,
             file,
             address,
@@ -313,6 +317,7 @@ impl Operator {
         // It is ours from here on: where an array does not take it, the same order completes it.
         let known = (spec, Ok(Rc::clone(&drive)));
         self.drives.borrow_mut().insert(name.to_owned(), known);
+        self.latest.replace(file.clone());
         for array in &self.cluster.arrays {
             let admitted = array.admit(&file, name, &drive).await;
             admitted

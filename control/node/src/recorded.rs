@@ -197,7 +197,7 @@ impl OnDrives {
         }
         for (name, standing) in &self.arrays {
             if let Some(array) = file.array(name) {
-                found.of_array(array, standing, joining);
+                found.of_array(file, array, standing, joining);
             }
         }
         if let (Some((holder, table)), [fs]) = (&self.table, &file.filesystems[..]) {
@@ -379,7 +379,13 @@ impl Findings {
         }
     }
 
-    fn of_array(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+    fn of_array(
+        &mut self,
+        file: &ClusterFile,
+        array: &ArraySpec,
+        standing: &Standing,
+        joining: Option<&str>,
+    ) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
         if array.level.name() != standing.level.key() {
             let (in_file, on_drives) = (array.level.name().into(), standing.level.key().into());
@@ -392,11 +398,20 @@ impl Findings {
             Level::Raid1 { copies, .. } => {
                 self.number(key("copies"), u64::from(copies), standing.copies() as u64)
             }
-            Level::Raid6 { data, .. } => {
-                self.number(key("data"), u64::from(data), width.saturating_sub(2))
+            Level::Parity { kind, data, .. } => {
+                let (groups, parity) = match standing.level {
+                    RaidLevel::Raid50 { groups } | RaidLevel::Raid60 { groups } => {
+                        (groups as u64, u64::from(kind.parity()))
+                    }
+                    level => (1, level.tolerates() as u64),
+                };
+                self.number(key("groups"), u64::from(kind.groups()), groups);
+                self.number(key("parity"), u64::from(kind.parity()), parity);
+                let of_group = width / groups.max(1);
+                self.number(key("data"), u64::from(data), of_group.saturating_sub(parity));
             }
         }
-        self.of_members(array, standing, joining);
+        self.of_members(file, array, standing, joining);
         if let Some(chunk) = array.level.chunk()
             && chunk.0 != standing.chunk_bytes
         {
@@ -404,21 +419,31 @@ impl Findings {
         }
     }
 
-    /// The drives of an array, and how many of them are spares.
-    fn of_members(&mut self, array: &ArraySpec, standing: &Standing, joining: Option<&str>) {
+    /// The drives of an array, and how many of them are spares. Spares of the cluster come in by themselves: the file
+    /// lists them apart.
+    fn of_members(
+        &mut self,
+        file: &ClusterFile,
+        array: &ArraySpec,
+        standing: &Standing,
+        joining: Option<&str>,
+    ) {
         let key = |key: &str| format!("[[array]] {}: {key}", array.name);
         let is_new = |drive: &&String| !standing.has(drive);
-        let is_left_out = |member: &&RecordedMember| !array.drives.contains(&member.name);
+        let of_cluster = |member: &&RecordedMember| file.spares.contains(&member.name);
+        let is_left_out =
+            |member: &&RecordedMember| !array.drives.contains(&member.name) && !of_cluster(member);
+        let came_in = standing.members.iter().filter(of_cluster).count();
         let count = Headcount {
             listed: array.drives.len() as u64,
             roles: standing.width as u64,
-            spare_members: standing.spares() as u64,
+            spare_members: standing.spares().saturating_sub(came_in) as u64,
             new: array.drives.iter().filter(is_new).count() as u64,
             joins_now: array.drives.iter().filter(is_new).any(|new| Some(&**new) == joining),
             left_out: standing.members.iter().filter(is_left_out).count() as u64,
         };
-        // The file says by `data` how many drives of a RAID 6 play a role, else by `spares`.
-        let spares_say_roles = !matches!(array.level, Level::Raid6 { .. });
+        // The file says by `data` how many drives of a level with parity play a role, else by `spares`.
+        let spares_say_roles = array.level.roles().is_none();
         let judged = count.judge(u64::from(array.spares), spares_say_roles);
         if let Judged::Spares { fit } = judged {
             self.number(key("spares"), u64::from(array.spares), fit);

@@ -172,6 +172,7 @@ async fn serve(
     let stop = Rc::new(Notify::default());
     let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed);
     reactor::spawn_in(&services, Rc::clone(&operator).measure());
+    reactor::spawn_in(&services, Rc::clone(&operator).keep_spares());
     let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::error::nearest;
 use crate::file::{
     ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, FileSystemSpec, Level,
-    SLICE_ALIGN_BYTES, SliceSize, Spread,
+    SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, SliceSize, Spread,
 };
 use crate::parse::{
     CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, is_device_path, plain_path,
@@ -277,7 +277,19 @@ impl<'c> Checker<'c> {
             };
             self.problem(kind, node, "chunk");
         }
-        if self.drive_count(node, array) {
+        if let Some(drive) = array.drives.iter().find(|drive| self.cluster.spares.contains(drive)) {
+            let (drive, array) = (drive.clone(), array.name.clone());
+            return self.problem(ProblemKind::SpareInArray { drive, array }, node, "drives");
+        }
+        if !self.drive_count(node, array) {
+            return;
+        }
+        if let Level::Parity { kind, data, .. } = array.level
+            && data.saturating_add(kind.parity()) > STRIPE_CHUNKS_MAX
+        {
+            let (array, parity, most) = (array.name.clone(), kind.parity(), STRIPE_CHUNKS_MAX);
+            self.problem(ProblemKind::StripeTooWide { array, data, parity, most }, node, "data");
+        } else {
             self.standing(node, array);
         }
     }
@@ -288,7 +300,11 @@ impl<'c> Checker<'c> {
         let (key, mut parts) = match array.level {
             Level::Raid0 { .. } => ("level", vec![(1, "data")]),
             Level::Raid1 { copies, .. } => ("copies", vec![(u64::from(copies), "copies")]),
-            Level::Raid6 { data, .. } => ("data", vec![(u64::from(data), "data"), (2, "parity")]),
+            Level::Parity { kind, data, .. } => {
+                let (groups, data) = (u64::from(kind.groups()), u64::from(data));
+                let parity = u64::from(kind.parity());
+                ("data", vec![(groups * data, "data"), (groups * parity, "parity")])
+            }
         };
         if spares > 0 {
             parts.push((spares, "spares"));
@@ -313,7 +329,7 @@ impl<'c> Checker<'c> {
             return false;
         }
         if let Level::Raid1 { copies, spread: Spread::Enclosure } = array.level {
-            let counts = self.members_by_enclosure(array);
+            let counts = array.members_by_enclosure(self.cluster).pop().unwrap_or_default();
             let members: usize = counts.iter().map(|(_, count)| count).sum();
             let Some(&(enclosure, held)) = counts.iter().max_by_key(|(_, count)| count) else {
                 return false;
@@ -336,19 +352,6 @@ impl<'c> Checker<'c> {
         true
     }
 
-    /// How many members (without spares) sit in each enclosure.
-    fn members_by_enclosure(&self, array: &ArraySpec) -> Vec<(&'c str, usize)> {
-        let mut counts: Vec<(&str, usize)> = Vec::new();
-        for name in array.placement(self.cluster).members {
-            let Some(drive) = self.cluster.drive(&name) else { continue };
-            match counts.iter_mut().find(|(enclosure, _)| *enclosure == drive.enclosure) {
-                Some((_, count)) => *count += 1,
-                None => counts.push((&drive.enclosure, 1)),
-            }
-        }
-        counts
-    }
-
     /// Says what the array would not survive.
     fn standing(&mut self, node: Node, array: &ArraySpec) {
         let name = array.name.clone();
@@ -361,18 +364,23 @@ impl<'c> Checker<'c> {
             );
             return;
         }
-        let counts = self.members_by_enclosure(array);
+        let groups = array.members_by_enclosure(self.cluster);
+        let single = groups.len() < 2;
         let spread = matches!(array.level, Level::Raid1 { spread: Spread::Enclosure, .. });
         // With a single enclosure nothing else was to be expected.
         if !spread
-            && counts.len() > 1
-            && let Some((enclosure, members)) =
-                counts.iter().max_by_key(|(_, count)| *count).copied()
+            && let Some((enclosure, members)) = groups
+                .iter()
+                .filter(|counts| counts.len() > 1)
+                .flatten()
+                .max_by_key(|(_, count)| *count)
+                .copied()
             && members > borne as usize
         {
             let (array, enclosure) = (name.clone(), enclosure.into());
+            let of = if single { "its members" } else { "the members of one group" };
             self.problem(
-                ProblemKind::EnclosureTooFull { array, enclosure, members, borne },
+                ProblemKind::EnclosureTooFull { array, enclosure, members, of, borne },
                 node,
                 "drives",
             );

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Bytes;
 use crate::file::{
     ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec, Level,
-    MountSpec, SLICE_ALIGN_BYTES, SliceSize, Spread,
+    MountSpec, ParityKind, SLICE_ALIGN_BYTES, SliceSize, Spread,
 };
 
 /// Drives of a box.
@@ -91,6 +91,7 @@ impl ClusterFile {
                 .map(|i| EnclosureSpec { name: format!("e{i}"), host: None })
                 .collect(),
             drives,
+            spares: Vec::new(),
             arrays: vec![
                 ArraySpec {
                     name: "meta".into(),
@@ -101,7 +102,11 @@ impl ClusterFile {
                 },
                 ArraySpec {
                     name: "data".into(),
-                    level: Level::Raid6 { data: 8, chunk: Bytes::kib(128) },
+                    level: Level::Parity {
+                        kind: ParityKind::Raid6,
+                        data: 8,
+                        chunk: Bytes::kib(128),
+                    },
                     slice: SliceSize::Rest,
                     spares: 2,
                     drives: names,

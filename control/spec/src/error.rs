@@ -123,6 +123,8 @@ pub enum ProblemKind {
     OneFileSystem { found: usize },
     #[error("`{key}` has no meaning for {level}")]
     KeyNotForLevel { key: &'static str, level: &'static str, allowed: &'static [&'static str] },
+    #[error("drive \"{drive}\" is a spare of the cluster and a drive of array \"{array}\"")]
+    SpareInArray { drive: String, array: String },
     #[error("drive \"{drive}\" is a file and has no size")]
     FileNeedsSize { drive: String },
     #[error("drive \"{drive}\" is a block device, which has a size of its own")]
@@ -143,6 +145,11 @@ pub enum ProblemKind {
         "array \"{array}\" keeps {copies} copies in different enclosures, but its drives sit in {enclosures}"
     )]
     TooFewEnclosures { array: String, copies: u32, enclosures: usize },
+    #[error(
+        "a stripe of array \"{array}\" has {} chunks, {data} of data and {parity} of parity",
+        data + parity
+    )]
+    StripeTooWide { array: String, data: u32, parity: u32, most: u32 },
     #[error("array \"{array}\" has {drives} drives")]
     TooManyMembers { array: String, drives: usize, most: usize },
     #[error(
@@ -185,9 +192,15 @@ pub enum ProblemKind {
     #[error("array \"{array}\" survives no loss at all")]
     SurvivesNothing { array: String, level: &'static str },
     #[error(
-        "array \"{array}\" does not survive the loss of enclosure \"{enclosure}\", which holds {members} of its members"
+        "array \"{array}\" does not survive the loss of enclosure \"{enclosure}\", which holds {members} of {of}"
     )]
-    EnclosureTooFull { array: String, enclosure: String, members: usize, borne: u32 },
+    EnclosureTooFull {
+        array: String,
+        enclosure: String,
+        members: usize,
+        of: &'static str,
+        borne: u32,
+    },
     #[error("{} of the drives of array \"{array}\" would neither serve nor wait: {}", drives.len(), drives.join(", "))]
     UnusedDrives { array: String, drives: Vec<String> },
     #[error(
@@ -286,6 +299,9 @@ impl ProblemKind {
             FileSystemNeeded { .. } => "write filesystem = \"NAME\"".into(),
             OneFileSystem { .. } => "this release serves exactly one file system".into(),
             KeyNotForLevel { level, allowed, .. } => format!("{level} takes {}", quoted(allowed)),
+            SpareInArray { .. } => {
+                "a drive of [spares] belongs to no array; a spare of one array alone is listed in its `drives` and counted in its `spares`".into()
+            }
             FileNeedsSize { .. } => {
                 "write `size = \"2GiB\"` in [drives] for all files, in the [[enclosure]] for its own, or in the drive; \
                  block devices are paths under /dev"
@@ -295,6 +311,9 @@ impl ProblemKind {
             TooFewDrives { .. } => "add drives, or ask for fewer".into(),
             TooFewEnclosures { .. } => {
                 "add enclosures, lower `copies`, or write spread = \"drive\" to let copies share an enclosure".into()
+            }
+            StripeTooWide { most, .. } => {
+                format!("at most {most} together: lower `data`, raise `groups` of a raid50 or raid60, or make several arrays")
             }
             TooManyMembers { most, .. } => {
                 format!("an array has at most {most}, spares included; name fewer in `drives` and make several arrays")
@@ -316,7 +335,7 @@ impl ProblemKind {
             }
             DriveUnderMount { .. } => "keep drives and mounts apart".into(),
             SurvivesNothing { level, .. } => match *level {
-                "raid0" => "raid1 keeps copies, raid6 survives any 2 drives".into(),
+                "raid0" => "raid1 keeps copies, raid5 survives any 1 drive, raid6 any 2".into(),
                 _ => "raise `copies`".into(),
             },
             EnclosureTooFull { borne, .. } => {

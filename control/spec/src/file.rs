@@ -15,6 +15,9 @@ pub const DRIVE_RESERVED_BYTES: u64 = 2 * Bytes::MIB;
 /// Slices start and end on this boundary.
 pub const SLICE_ALIGN_BYTES: u64 = Bytes::MIB;
 
+/// The most chunks of a stripe with parity, data and parity together.
+pub const STRIPE_CHUNKS_MAX: u32 = 32;
+
 /// The most drives of an array, spares included: a superblock names no more.
 pub const ARRAY_DRIVES_MAX: usize = 55;
 
@@ -31,6 +34,8 @@ pub struct ClusterFile {
     pub enclosures: Vec<EnclosureSpec>,
     /// All drives, by enclosure, in file order.
     pub drives: Vec<DriveSpec>,
+    /// Names of drives that belong to no array, and take the place of a lost one in any.
+    pub spares: Vec<String>,
     /// All arrays, in file order. Slices lie on a drive in this order.
     pub arrays: Vec<ArraySpec>,
     /// The file systems; exactly one in this release.
@@ -87,13 +92,60 @@ pub enum Level {
         /// What no two copies of an extent may share.
         spread: Spread,
     },
-    /// Double parity: any two members may be lost.
-    Raid6 {
-        /// Data chunks per stripe; two parity chunks join them.
+    /// Parity: of each group, any so many members may be lost as a stripe has parity chunks.
+    Parity {
+        /// Which of them.
+        kind: ParityKind,
+        /// Data chunks per stripe; the parity chunks join them.
         data: u32,
         /// Contiguous bytes on one member before the next takes over.
         chunk: Bytes,
     },
+}
+
+/// The levels with parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParityKind {
+    /// One parity.
+    Raid5,
+    /// Two parities.
+    Raid6,
+    /// Stripes dealt to equal groups of one parity each.
+    Raid50 {
+        /// How many.
+        groups: u32,
+    },
+    /// Stripes dealt to equal groups of two parities each.
+    Raid60 {
+        /// How many.
+        groups: u32,
+    },
+    /// Any number of parities.
+    NPlusM {
+        /// How many.
+        parity: u32,
+    },
+}
+
+impl ParityKind {
+    /// Parity chunks per stripe.
+    #[must_use]
+    pub fn parity(self) -> u32 {
+        match self {
+            ParityKind::Raid5 | ParityKind::Raid50 { .. } => 1,
+            ParityKind::Raid6 | ParityKind::Raid60 { .. } => 2,
+            ParityKind::NPlusM { parity } => parity,
+        }
+    }
+
+    /// Groups of members to which stripes are dealt.
+    #[must_use]
+    pub fn groups(self) -> u32 {
+        match self {
+            ParityKind::Raid5 | ParityKind::Raid6 | ParityKind::NPlusM { .. } => 1,
+            ParityKind::Raid50 { groups } | ParityKind::Raid60 { groups } => groups,
+        }
+    }
 }
 
 /// What the copies of a mirrored extent must not share.
@@ -254,7 +306,33 @@ impl Level {
         match self {
             Level::Raid0 { .. } => "raid0",
             Level::Raid1 { .. } => "raid1",
-            Level::Raid6 { .. } => "raid6",
+            Level::Parity { kind, .. } => match kind {
+                ParityKind::Raid5 => "raid5",
+                ParityKind::Raid6 => "raid6",
+                ParityKind::Raid50 { .. } => "raid50",
+                ParityKind::Raid60 { .. } => "raid60",
+                ParityKind::NPlusM { .. } => "n+m",
+            },
+        }
+    }
+
+    /// Groups of members that bear their losses each for itself.
+    #[must_use]
+    pub fn groups(self) -> u32 {
+        match self {
+            Level::Raid0 { .. } | Level::Raid1 { .. } => 1,
+            Level::Parity { kind, .. } => kind.groups(),
+        }
+    }
+
+    /// Drives that play a role; `None` where all but the spares do.
+    #[must_use]
+    pub fn roles(self) -> Option<usize> {
+        match self {
+            Level::Raid0 { .. } | Level::Raid1 { .. } => None,
+            Level::Parity { kind, data, .. } => {
+                Some(kind.groups() as usize * (data as usize + kind.parity() as usize))
+            }
         }
     }
 
@@ -264,7 +342,7 @@ impl Level {
         match self {
             Level::Raid0 { .. } => 0,
             Level::Raid1 { copies, .. } => copies.saturating_sub(1),
-            Level::Raid6 { .. } => 2,
+            Level::Parity { kind, .. } => kind.parity(),
         }
     }
 
@@ -272,7 +350,7 @@ impl Level {
     #[must_use]
     pub fn chunk(self) -> Option<Bytes> {
         match self {
-            Level::Raid0 { chunk } | Level::Raid6 { chunk, .. } => Some(chunk),
+            Level::Raid0 { chunk } | Level::Parity { chunk, .. } => Some(chunk),
             Level::Raid1 { .. } => None,
         }
     }

@@ -14,7 +14,7 @@ use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
     ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, FileSystemSpec, HostSpec, Level, Loaded,
-    ModelSpec, MountSpec, SliceSize, Spread, TestingSpec, Wrapper,
+    ModelSpec, MountSpec, ParityKind, STRIPE_CHUNKS_MAX, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
@@ -25,21 +25,50 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// More drives than this is a slip of a pattern, not a cluster.
 const DRIVES_MAX: usize = 4096;
 
+/// Groups of one chunk of data and one of parity each fill an array.
+const GROUPS_MOST: u64 = 27;
+
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
 
-const FILE_KEYS: &[&str] =
-    &["cluster", "host", "drives", "enclosure", "array", "filesystem", "mount", "testing"];
+const FILE_KEYS: &[&str] = &[
+    "cluster",
+    "host",
+    "drives",
+    "enclosure",
+    "spares",
+    "array",
+    "filesystem",
+    "mount",
+    "testing",
+];
 const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
+const SPARES_KEYS: &[&str] = &["drives"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
-const ARRAY_KEYS: &[&str] =
-    &["name", "level", "copies", "spread", "data", "chunk", "slice", "spares", "drives"];
+const ARRAY_KEYS: &[&str] = &[
+    "name", "level", "copies", "spread", "groups", "parity", "data", "chunk", "slice", "spares",
+    "drives",
+];
 const RAID0_KEYS: &[&str] = &["chunk"];
 const RAID1_KEYS: &[&str] = &["copies", "spread"];
-const RAID6_KEYS: &[&str] = &["data", "chunk"];
+const PARITY_KEYS: &[&str] = &["data", "chunk"];
+const GROUPED_KEYS: &[&str] = &["groups", "data", "chunk"];
+const N_PLUS_M_KEYS: &[&str] = &["parity", "data", "chunk"];
+/// Keys that belong to some levels.
+const LEVEL_KEYS: &[&str] = &["copies", "spread", "groups", "parity", "data", "chunk"];
+const LEVELS: &[(&str, &[&str])] = &[
+    ("raid0", RAID0_KEYS),
+    ("raid1", RAID1_KEYS),
+    ("raid10", RAID1_KEYS),
+    ("raid5", PARITY_KEYS),
+    ("raid6", PARITY_KEYS),
+    ("raid50", GROUPED_KEYS),
+    ("raid60", GROUPED_KEYS),
+    ("n+m", N_PLUS_M_KEYS),
+];
 const FILESYSTEM_KEYS: &[&str] = &[
     "name",
     "data",
@@ -153,6 +182,7 @@ impl Reader<'_> {
             hosts: Vec::new(),
             enclosures: Vec::new(),
             drives: Vec::new(),
+            spares: Vec::new(),
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
@@ -190,6 +220,11 @@ impl Reader<'_> {
             .any(|index| self.places.in_doubt(&[Node::Enclosure(index)]))
         {
             self.places.doubtful.insert(Node::Drives);
+        }
+        if let Some(table) = self.table(root, "spares", Node::Spares, "[spares]", SPARES_KEYS) {
+            self.needs(table, "drives", "drives = [\"d12\"]");
+            cluster.spares =
+                self.doubting(Node::Spares, |reader| reader.listed_drives(table, &cluster));
         }
         for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
             let array = self.doubting(table.node, |reader| reader.array(table, &cluster));
@@ -355,111 +390,130 @@ impl Reader<'_> {
     fn array(&mut self, table: Table<'_>, cluster: &ClusterFile) -> ArraySpec {
         let name = self.name(table).unwrap_or_default();
         let spares = self.number(table, "spares", 0, 1000).unwrap_or(0) as u32;
-        let all = cluster.drives.iter().map(|drive| drive.name.clone());
-        let drives: Vec<String> = match table.keys.contains_key("drives") {
-            false => all.collect(),
-            true => {
-                let mut wanted = HashSet::new();
-                for (value, span) in self.list(table, "drives") {
-                    let Some(text) = value.as_str() else {
-                        self.wrong_type(
-                            "drives",
-                            &Item::Value(value),
-                            "a list of drive names",
-                            span,
-                        );
-                        continue;
-                    };
-                    for drive in self.expand(text, span.clone()).unwrap_or_default() {
-                        if cluster.drive(&drive).is_none() {
-                            if self.places.in_doubt(&[Node::File, Node::Drives]) {
-                                continue;
-                            }
-                            let known: Vec<String> =
-                                cluster.drives.iter().map(|drive| drive.name.clone()).collect();
-                            let near =
-                                nearest(&drive, known.iter().map(String::as_str)).map(String::from);
-                            let kind = ProblemKind::UnknownName {
-                                what: "drive",
-                                name: drive,
-                                nearest: near,
-                                known,
-                            };
-                            self.problem(kind, span.clone());
-                            // One word about a pattern is enough.
-                            break;
-                        }
-                        if !wanted.insert(drive.clone()) {
-                            let kind = ProblemKind::DuplicateName {
-                                what: "member",
-                                name: drive,
-                                first_line: None,
-                            };
-                            self.problem(kind, span.clone());
-                            break;
-                        }
-                    }
-                }
-                all.filter(|name| wanted.contains(name)).collect()
+        let drives = match table.keys.contains_key("drives") {
+            false => {
+                let names = cluster.drives.iter().map(|drive| drive.name.clone());
+                names.filter(|name| !cluster.spares.contains(name)).collect()
             }
+            true => self.listed_drives(table, cluster),
         };
         let level = self.level(table, drives.len(), spares);
         let slice = self.slice(table);
         ArraySpec { name, level, slice, spares, drives }
     }
 
+    /// The drives that `drives` names, in cluster order.
+    fn listed_drives(&mut self, table: Table<'_>, cluster: &ClusterFile) -> Vec<String> {
+        let mut wanted = HashSet::new();
+        for (value, span) in self.list(table, "drives") {
+            let Some(text) = value.as_str() else {
+                self.wrong_type("drives", &Item::Value(value), "a list of drive names", span);
+                continue;
+            };
+            for drive in self.expand(text, span.clone()).unwrap_or_default() {
+                if cluster.drive(&drive).is_none() {
+                    if self.places.in_doubt(&[Node::File, Node::Drives]) {
+                        continue;
+                    }
+                    let known: Vec<String> =
+                        cluster.drives.iter().map(|drive| drive.name.clone()).collect();
+                    let near = nearest(&drive, known.iter().map(String::as_str)).map(String::from);
+                    let kind = ProblemKind::UnknownName {
+                        what: "drive",
+                        name: drive,
+                        nearest: near,
+                        known,
+                    };
+                    self.problem(kind, span.clone());
+                    // One word about a pattern is enough.
+                    break;
+                }
+                if !wanted.insert(drive.clone()) {
+                    let what = if table.node == Node::Spares { "spare" } else { "member" };
+                    let kind = ProblemKind::DuplicateName { what, name: drive, first_line: None };
+                    self.problem(kind, span.clone());
+                    break;
+                }
+            }
+        }
+        let all = cluster.drives.iter().map(|drive| drive.name.clone());
+        all.filter(|name| wanted.contains(name)).collect()
+    }
+
     fn level(&mut self, table: Table<'_>, drives: usize, spares: u32) -> Level {
-        const LEVELS: &[&str] = &["raid0", "raid1", "raid6"];
-        let word = match self.needed_text(table, "level", "level = \"raid6\"") {
-            Some(word) if LEVELS.contains(&word.as_str()) => word,
-            Some(word) => {
-                self.bad_choice(
-                    table,
-                    "level",
-                    word,
-                    LEVELS.iter().map(|level| (*level).to_string()).collect(),
-                );
-                return Level::Raid0 { chunk: CHUNK_DEFAULT };
-            }
-            None => {
-                return Level::Raid0 { chunk: CHUNK_DEFAULT };
-            }
+        let unknown = Level::Raid0 { chunk: CHUNK_DEFAULT };
+        let Some(word) = self.needed_text(table, "level", "level = \"raid6\"") else {
+            return unknown;
         };
-        let (level, allowed) = match word.as_str() {
-            "raid0" => ("raid0", RAID0_KEYS),
-            "raid1" => ("raid1", RAID1_KEYS),
-            _ => ("raid6", RAID6_KEYS),
+        let Some(&(level, allowed)) = LEVELS.iter().find(|(level, _)| *level == word) else {
+            let levels = LEVELS.iter().map(|(level, _)| (*level).to_string()).collect();
+            self.bad_choice(table, "level", word, levels);
+            return unknown;
         };
-        for key in ["copies", "spread", "data", "chunk"] {
-            if table.keys.contains_key(key) && !allowed.contains(&key) {
+        for key in LEVEL_KEYS {
+            if table.keys.contains_key(key) && !allowed.contains(key) {
                 // The marker belongs under the key here: its value may be fine.
                 let span = table.keys.get_key_value(key).and_then(|(key, _)| key.span());
                 self.problem(ProblemKind::KeyNotForLevel { key, level, allowed }, span);
             }
         }
-        match level {
-            "raid1" => {
-                let copies = self.number(table, "copies", 2, 8).unwrap_or(3) as u32;
-                let spread = match self.text_of(table, "spread").as_deref() {
-                    None | Some("enclosure") => Spread::Enclosure,
-                    Some("drive") => Spread::Drive,
-                    Some(other) => {
-                        let allowed = vec!["enclosure".into(), "drive".into()];
-                        self.bad_choice(table, "spread", other.into(), allowed);
-                        Spread::Drive
-                    }
-                };
-                Level::Raid1 { copies, spread }
+        let kind = match level {
+            "raid0" => {
+                return Level::Raid0 { chunk: self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT) };
             }
-            "raid6" => {
-                let chunk = self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT);
-                // Every drive that is neither parity nor spare holds data.
-                let others = drives.saturating_sub(2 + spares as usize);
-                let data = self.number(table, "data", 2, 53).unwrap_or(others as u64).max(2) as u32;
-                Level::Raid6 { data, chunk }
+            "raid1" | "raid10" => return self.mirror(table, level, drives, spares),
+            "raid5" => ParityKind::Raid5,
+            "raid6" => ParityKind::Raid6,
+            "raid50" | "raid60" => {
+                let groups = self.number(table, "groups", 2, GROUPS_MOST).unwrap_or(2) as u32;
+                match level {
+                    "raid50" => ParityKind::Raid50 { groups },
+                    _ => ParityKind::Raid60 { groups },
+                }
             }
-            _ => Level::Raid0 { chunk: self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT) },
+            _ => {
+                let parity = self.needed_number(table, "parity", 1, 4, "parity = 3") as u32;
+                ParityKind::NPlusM { parity }
+            }
+        };
+        let chunk = self.size(table, "chunk").unwrap_or(CHUNK_DEFAULT);
+        // Every drive that is neither parity nor spare holds data.
+        let roles = drives.saturating_sub(spares as usize) as u64;
+        let others = (roles / u64::from(kind.groups())).saturating_sub(u64::from(kind.parity()));
+        let least = if kind == ParityKind::Raid6 { 2 } else { 1 };
+        let most = u64::from(STRIPE_CHUNKS_MAX - kind.parity());
+        let data = self.number(table, "data", least, most).unwrap_or(others).max(least) as u32;
+        Level::Parity { kind, data, chunk }
+    }
+
+    fn mirror(
+        &mut self,
+        table: Table<'_>,
+        level: &'static str,
+        drives: usize,
+        spares: u32,
+    ) -> Level {
+        let copies_default = if level == "raid10" { 2 } else { 3 };
+        let copies = self.number(table, "copies", 2, 8).unwrap_or(copies_default) as u32;
+        let spread = match self.text_of(table, "spread").as_deref() {
+            None | Some("enclosure") => Spread::Enclosure,
+            Some("drive") => Spread::Drive,
+            Some(other) => {
+                let allowed = vec!["enclosure".into(), "drive".into()];
+                self.bad_choice(table, "spread", other.into(), allowed);
+                Spread::Drive
+            }
+        };
+        // With as many drives as copies it would be a plain mirror; with fewer none, which is said of both.
+        if level == "raid10" && drives == (copies + spares) as usize {
+            let mut parts = vec![(u64::from(copies), "copies"), (1, "more to stripe over")];
+            parts.extend((spares > 0).then_some((u64::from(spares), "spares")));
+            let array = self.text_of(table, "name").unwrap_or_default();
+            let needed = parts.iter().map(|(count, _)| count).sum();
+            let kind = ProblemKind::TooFewDrives { array, level, parts, needed, drives };
+            self.problem_at(kind, table.node, "level");
         }
+        Level::Raid1 { copies, spread }
     }
 
     fn slice(&mut self, table: Table<'_>) -> SliceSize {

@@ -17,6 +17,7 @@ pub(crate) enum Node {
     File,
     Cluster,
     Drives,
+    Spares,
     Host(usize),
     Enclosure(usize),
     Drive(usize),

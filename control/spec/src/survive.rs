@@ -79,33 +79,66 @@ impl ArraySpec {
             let fullest = boxes.iter_mut().max_by_key(|(_, drives)| drives.len());
             spares.extend(fullest.and_then(|(_, drives)| drives.pop()).map(String::from));
         }
-        let wanted = match self.level {
-            Level::Raid6 { data, .. } => data as usize + 2,
-            Level::Raid0 { .. } | Level::Raid1 { .. } => usize::MAX,
-        };
+        let wanted = self.level.roles().unwrap_or(usize::MAX);
         let rounds = boxes.iter().map(|(_, drives)| drives.len()).max().unwrap_or(0);
-        let members = (0..rounds)
+        let in_turn: Vec<&str> = (0..rounds)
             .flat_map(|round| boxes.iter().filter_map(move |(_, drives)| drives.get(round)))
             .take(wanted)
-            .map(|name| (*name).to_string())
+            .copied()
             .collect();
+        let groups = self.level.groups() as usize;
+        if groups < 2 {
+            let members = in_turn.into_iter().map(String::from).collect();
+            return Placement { members, spares };
+        }
+        // Neighbouring members are a group. Dealt enclosure by enclosure, each gets its even share of every one.
+        let by_enclosure = boxes.iter().flat_map(|(_, drives)| drives);
+        let chosen: Vec<&&str> = by_enclosure.filter(|name| in_turn.contains(name)).collect();
+        let group = |first: usize| chosen.iter().skip(first).step_by(groups);
+        let members = (0..groups).flat_map(group).map(|name| (**name).to_string()).collect();
         Placement { members, spares }
+    }
+
+    /// How many members sit in each enclosure, group by group: a level bears its losses in each.
+    #[must_use]
+    pub fn members_by_enclosure<'c>(&self, cluster: &'c ClusterFile) -> Vec<Vec<(&'c str, usize)>> {
+        let members = self.placement(cluster).members;
+        let groups = self.level.groups() as usize;
+        let of_group = self.level.roles().map_or(members.len(), |roles| roles / groups.max(1));
+        let count = |group: &[String]| {
+            let mut counts: Vec<(&str, usize)> = Vec::new();
+            for drive in group.iter().filter_map(|name| cluster.drive(name)) {
+                match counts.iter_mut().find(|(enclosure, _)| *enclosure == drive.enclosure) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((&drive.enclosure, 1)),
+                }
+            }
+            counts
+        };
+        members.chunks(of_group.max(1)).map(count).collect()
     }
 
     /// What the array survives, with its members placed as [`ArraySpec::placement`] says.
     #[must_use]
     pub fn survives(&self, cluster: &ClusterFile) -> Survival {
         let borne = self.level.drives_borne() as usize;
-        let placement = self.placement(cluster);
-        let mut per_enclosure: HashMap<&str, usize> = HashMap::new();
-        for name in &placement.members {
-            if let Some(drive) = cluster.drive(name) {
-                *per_enclosure.entry(&drive.enclosure).or_default() += 1;
-            }
-        }
+        let none = Survival { drives: borne, enclosures: 0, hosts: 0 };
+        let groups = self.members_by_enclosure(cluster);
+        // The worst choice hits the group that bears least.
+        let of_group = |group| self.group_survives(cluster, group);
+        groups.into_iter().map(of_group).reduce(Survival::both).unwrap_or(none)
+    }
+
+    /// What is borne by members of which so many sit in each enclosure.
+    fn group_survives(
+        &self,
+        cluster: &ClusterFile,
+        mut per_enclosure: Vec<(&str, usize)>,
+    ) -> Survival {
+        let borne = self.level.drives_borne() as usize;
         // Copies in different enclosures: an enclosure counts once, however full it is.
         if matches!(self.level, Level::Raid1 { spread: Spread::Enclosure, .. }) {
-            per_enclosure.values_mut().for_each(|count| *count = 1);
+            per_enclosure.iter_mut().for_each(|(_, count)| *count = 1);
         }
         let mut per_host: HashMap<&str, usize> = HashMap::new();
         for (enclosure, count) in &per_enclosure {
@@ -114,7 +147,7 @@ impl ArraySpec {
         }
         Survival {
             drives: borne,
-            enclosures: worst_groups(per_enclosure.into_values(), borne),
+            enclosures: worst_groups(per_enclosure.into_iter().map(|(_, count)| count), borne),
             hosts: if cluster.hosts.len() < 2 {
                 0
             } else {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::file::{
-    ClusterFile, DriveSpec, Level, ModelSpec, SliceSize, Spread, TestingSpec, Wrapper,
+    ClusterFile, DriveSpec, Level, ModelSpec, ParityKind, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::{Bytes, Survival};
 
@@ -81,6 +81,11 @@ impl ClusterFile {
                 writeln!(out, "drives = [\n    {},\n]\n", drives.join(",\n    "))?;
             }
         }
+        if !self.spares.is_empty() {
+            let spares: Vec<String> = self.spares.iter().map(|name| quoted(name)).collect();
+            writeln!(out, "# Drives of no array, for whichever loses one.\n[spares]")?;
+            writeln!(out, "drives = [{}]\n", spares.join(", "))?;
+        }
         self.write_arrays(out)?;
         self.write_filesystems(out)?;
         self.testing.as_ref().map_or(Ok(()), |testing| write_testing(out, testing))
@@ -117,11 +122,20 @@ impl ClusterFile {
                     )?;
                     writeln!(out, "spread = {}", quoted(spread))?;
                 }
-                Level::Raid6 { data, chunk } => {
-                    writeln!(
-                        out,
-                        "# Data chunks per stripe; two parity chunks join them.\ndata = {data}"
-                    )?;
+                Level::Parity { kind, data, chunk } => {
+                    match kind {
+                        ParityKind::Raid5 | ParityKind::Raid6 => {}
+                        ParityKind::Raid50 { groups } | ParityKind::Raid60 { groups } => {
+                            writeln!(out, "# Each of so many drives.\ngroups = {groups}")?;
+                        }
+                        ParityKind::NPlusM { parity } => writeln!(out, "parity = {parity}")?,
+                    }
+                    let joined = match kind.parity() {
+                        1 => "one parity chunk joins",
+                        2 => "two parity chunks join",
+                        _ => "the parity chunks join",
+                    };
+                    writeln!(out, "# Data chunks per stripe; {joined} them.\ndata = {data}")?;
                     writeln!(out, "chunk = {}", size(chunk))?;
                 }
             }
@@ -136,7 +150,8 @@ impl ClusterFile {
                 SliceSize::Percent(percent) => writeln!(out, "slice = \"{percent}%\"")?,
                 SliceSize::Rest => writeln!(out, "slice = \"rest\"")?,
             }
-            if !array.drives.iter().eq(self.drives.iter().map(|drive| &drive.name)) {
+            let all = self.drives.iter().map(|drive| &drive.name);
+            if !array.drives.iter().eq(all.filter(|name| !self.spares.contains(name))) {
                 let drives: Vec<String> = array.drives.iter().map(|name| quoted(name)).collect();
                 writeln!(out, "drives = [{}]", drives.join(", "))?;
             }

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use levada_spec::{
-    Bytes, ClusterFile, Level, Problem, Severity, SliceSize, SpecError, Spread, Survival, Wrapper,
+    Bytes, ClusterFile, Level, ParityKind, Problem, Severity, SliceSize, SpecError, Spread,
+    Survival, Wrapper,
 };
 use proptest::prelude::*;
 
@@ -98,7 +99,10 @@ fn a_good_file_is_read_as_meant() {
     assert_eq!(cluster.drives[5].path, Path::new("drives/d05.img"));
     assert_eq!(cluster.arrays[0].level, Level::Raid1 { copies: 3, spread: Spread::Enclosure });
     assert_eq!(cluster.arrays[0].slice, SliceSize::Bytes(Bytes::mib(128)));
-    assert_eq!(cluster.arrays[1].level, Level::Raid6 { data: 8, chunk: Bytes::kib(128) });
+    assert_eq!(
+        cluster.arrays[1].level,
+        Level::Parity { kind: ParityKind::Raid6, data: 8, chunk: Bytes::kib(128) }
+    );
     assert_eq!(cluster.arrays[1].slice, SliceSize::Rest);
     assert_eq!(cluster.arrays[1].drives.len(), 12);
     assert_eq!(cluster.filesystems[0].metadata_targets, 1);
@@ -157,7 +161,7 @@ fn five_hundred_drives_take_few_lines() {
              drives = [\"s0-{00..11}\", \"s1-{00..11}\", \"s2-{00..11}\"]\n";
     for (array, shelves) in ["a", "b", "c", "d"].into_iter().zip([0, 5, 10, 15]) {
         let drives: Vec<String> =
-            (shelves..shelves + 5).map(|shelf| format!("\"s{shelf}-{{00..09}}\"")).collect();
+            (shelves..shelves + 5).map(|shelf| format!("\"s{shelf}-{{00..05}}\"")).collect();
         text += &format!(
             "[[array]]\nname = \"{array}\"\nlevel = \"raid6\"\nspares = 2\ndrives = [{}]\n",
             drives.join(", ")
@@ -210,10 +214,10 @@ fn mistakes_in_single_keys() {
     breaks("\"1GiB\"", "true", 0, "`size` is true or false", "a size such as");
     breaks(
         "level = \"raid6\"",
-        "level = \"raid5\"",
+        "level = \"raid7\"",
         0,
-        "`level` is \"raid5\"",
-        "`raid0`, `raid1`, `raid6`",
+        "`level` is \"raid7\"",
+        "`raid0`, `raid1`, `raid10`, `raid5`, `raid6`, `raid50`, `raid60`, `n+m`",
     );
     breaks(
         "level = \"raid6\"",
@@ -397,6 +401,143 @@ fn mistakes_in_geometry() {
         "both take the rest of drive \"d00\"",
         "size or a share",
     );
+}
+
+/// The data array of the good file with these lines in place of its own.
+fn with_data(lines: &str) -> String {
+    GOOD.replace("level = \"raid6\"\ndata = 8\nspares = 2\nchunk = \"128KiB\"", lines)
+}
+
+/// What the good file says with this data array, its metadata as strong.
+#[track_caller]
+fn data_array(lines: &str) -> (ClusterFile, String) {
+    let text = with_data(lines).replace("copies = 3", "copies = 4\nspread = \"drive\"");
+    let (cluster, warnings) =
+        ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    reads_back(&cluster);
+    (cluster, warnings.to_string())
+}
+
+#[test]
+fn every_level_is_read_placed_and_judged() {
+    let survival = |drives, enclosures| Survival { drives, enclosures, hosts: 0 };
+    let chunk = Bytes::kib(128);
+    let parity = |kind, data| Level::Parity { kind, data, chunk };
+    let (raid50, raid60) = (ParityKind::Raid50 { groups: 4 }, ParityKind::Raid60 { groups: 2 });
+    let three = ParityKind::NPlusM { parity: 3 };
+    let mirror = |copies, spread| Level::Raid1 { copies, spread };
+    // Twelve drives in three enclosures of four.
+    let cases = [
+        ("level = \"raid5\"", parity(ParityKind::Raid5, 11), survival(1, 0)),
+        ("level = \"raid5\"\nspares = 9", parity(ParityKind::Raid5, 2), survival(1, 1)),
+        ("level = \"raid6\"\nspares = 6", parity(ParityKind::Raid6, 4), survival(2, 1)),
+        // A drive of each enclosure in each group.
+        ("level = \"raid50\"\ngroups = 4", parity(raid50, 2), survival(1, 1)),
+        ("level = \"raid60\"", parity(raid60, 4), survival(2, 1)),
+        ("level = \"n+m\"\nparity = 3", parity(three, 9), survival(3, 0)),
+        ("level = \"n+m\"\nparity = 3\ndata = 6\nspares = 3", parity(three, 6), survival(3, 1)),
+        ("level = \"raid10\"", mirror(2, Spread::Enclosure), survival(1, 1)),
+        ("level = \"raid1\"\ncopies = 2", mirror(2, Spread::Enclosure), survival(1, 1)),
+        ("level = \"raid0\"", Level::Raid0 { chunk }, survival(0, 0)),
+    ];
+    for (lines, level, survives) in cases {
+        let (cluster, warnings) = data_array(lines);
+        let array = &cluster.arrays[1];
+        assert_eq!((array.level, array.survives(&cluster)), (level, survives), "{lines}");
+        let placement = array.placement(&cluster);
+        assert_eq!(placement.members.len() + placement.spares.len(), 12, "{lines}");
+        let warned = survives.enclosures == 0 && survives.drives > 0;
+        assert_eq!(
+            warnings.contains("array \"data\" does not survive the loss of enclosure"),
+            warned,
+            "{lines}"
+        );
+    }
+}
+
+#[test]
+fn groups_share_every_enclosure() {
+    // Enclosures of six, four and two drives: no group has more than half of any.
+    let uneven = GOOD.replace("d{00..03}", "d{00..05}").replace("d{04..07}", "d{06..09}");
+    let uneven = uneven
+        .replace("d{08..11}", "d{10..11}")
+        .replace("copies = 3", "copies = 3\nspread = \"drive\"");
+    let lines = "level = \"raid60\"\ngroups = 2";
+    let text = uneven.replace("level = \"raid6\"\ndata = 8\nspares = 2\nchunk = \"128KiB\"", lines);
+    let (cluster, warnings) =
+        ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    let groups = cluster.arrays[1].members_by_enclosure(&cluster);
+    assert_eq!(groups, [[("e0", 3), ("e1", 2), ("e2", 1)], [("e0", 3), ("e1", 2), ("e2", 1)]]);
+    assert!(
+        warnings.to_string().contains("\"e0\", which holds 3 of the members of one group"),
+        "{warnings}"
+    );
+}
+
+#[test]
+fn mistakes_in_levels() {
+    let cases = [
+        ("level = \"n+m\"", 23, "[[array]] has no `parity`"),
+        ("level = \"n+m\"\nparity = 5", 26, "`parity` is 5"),
+        ("level = \"n+m\"\nparity = 0", 26, "`parity` is 0"),
+        ("level = \"n+m\"\nparity = 3\ndata = 30", 27, "`data` is 30"),
+        ("level = \"n+m\"\nparity = 2\ngroups = 2", 27, "`groups` has no meaning for n+m"),
+        ("level = \"raid5\"\nparity = 1", 26, "`parity` has no meaning for raid5"),
+        ("level = \"raid50\"\ngroups = 1", 26, "`groups` is 1"),
+        (
+            "level = \"raid60\"\ngroups = 3\ndata = 3",
+            27,
+            "raid60 array \"data\" needs 15 drives (9 data + 6 parity), but has 12",
+        ),
+        (
+            "level = \"raid10\"\ncopies = 3\nspares = 9",
+            25,
+            "raid10 array \"data\" needs 13 drives (3 copies + 1 more to stripe over + 9 spares), but has 12",
+        ),
+        ("level = \"raid6\"\ndata = 31", 26, "`data` is 31"),
+    ];
+    for (lines, line, says) in cases {
+        let found = errors(&with_data(lines));
+        assert_eq!(found, [(line, says.to_owned())], "{lines}");
+    }
+    // Metadata outlive data, and stay on a mirror.
+    let found = errors(&with_data("level = \"n+m\"\nparity = 3"));
+    assert!(found[0].1.contains("bears the loss of 2, the data array \"data\" of 3"), "{found:?}");
+    // All drives of a pool at once make a stripe too wide, unless it is divided.
+    let many = |lines| {
+        with_data(lines)
+            .replace("d{08..11}", "d{08..39}")
+            .replace("copies = 3", "copies = 3\nspread = \"drive\"")
+    };
+    let found = errors(&many("level = \"raid6\""));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].1.contains("has 40 chunks, 38 of data and 2 of parity"), "{found:?}");
+    assert_eq!(errors(&many("level = \"raid60\"\ngroups = 2")), []);
+}
+
+#[test]
+fn spares_of_the_cluster_belong_to_no_array() {
+    let spares = "[spares]\ndrives = [\"d03\", \"d07\", \"d11\"]\n\n[[array]]\nname = \"meta\"";
+    let text = GOOD
+        .replace("[[array]]\nname = \"meta\"", spares)
+        .replace("spares = 2", "spares = 0")
+        .replace("data = 8", "data = 7");
+    let (cluster, _) =
+        ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    assert_eq!(cluster.spares, ["d03", "d07", "d11"]);
+    assert_eq!(cluster.arrays[1].drives.len(), 9);
+    reads_back(&cluster);
+    let alone = |lines: &str| {
+        errors(&text.replace("[spares]\ndrives = [\"d03\", \"d07\", \"d11\"]", lines))
+    };
+    assert_eq!(alone("[spares]"), [(17, "[spares] has no `drives`".into())]);
+    let unknown = alone("[spares]\ndrives = [\"d12\"]");
+    assert_eq!(unknown[0], (18, "there is no drive named \"d12\"".into()));
+    let twice = alone("[spares]\ndrives = [\"d03\", \"d03\"]");
+    assert_eq!(twice[0], (18, "there are two spares named \"d03\"".into()));
+    let both = errors(&text.replace("data = 7", "data = 7\ndrives = [\"d{00..08}\"]"));
+    let says = "drive \"d03\" is a spare of the cluster and a drive of array \"data\"";
+    assert_eq!(both, [(30, says.into())]);
 }
 
 #[test]

@@ -117,6 +117,16 @@ impl TestDrive {
         self.media.borrow().clone()
     }
 
+    /// What is on it for sure, block by block; blocks that are absent hold zeroes.
+    pub fn stable_blocks(&self) -> BTreeMap<u64, Box<[u8]>> {
+        self.media.borrow().stable.clone()
+    }
+
+    /// The drive holds these blocks and nothing else.
+    pub fn put_blocks(&self, blocks: BTreeMap<u64, Box<[u8]>>) {
+        *self.media.borrow_mut() = Media { stable: blocks, ..Media::new(BLOCK) };
+    }
+
     /// The drive is again as it was.
     pub fn put_back(&self, image: &Media) {
         *self.media.borrow_mut() = image.clone();

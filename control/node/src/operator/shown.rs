@@ -1,7 +1,7 @@
 //! What a node shows of itself: its status for people, its meters for whoever watches.
 
 use super::{Operator, is_promised};
-use crate::arrays::ClusterArray;
+use crate::arrays::{ClusterArray, out_beside};
 use crate::assembly::{Service, Target};
 use crate::control::{
     ArrayStatus, ClientStatus, DriveStatus, MemberStatus, Progress, Segments, Status, TargetStatus,
@@ -85,8 +85,12 @@ impl Operator {
 
     pub(super) fn status(&self) -> Status {
         let arrays: Vec<_> = self.cluster.arrays.iter().map(|array| self.array(array)).collect();
-        let drives: Vec<_> =
-            self.drives.borrow().values().map(|(spec, drive)| drive_status(spec, drive)).collect();
+        let drives: Vec<_> = self
+            .drives
+            .borrow()
+            .values()
+            .map(|(spec, drive)| self.drive_shown(spec, drive))
+            .collect();
         let targets: Vec<_> = self.cluster.targets.iter().map(target_status).collect();
         let clients = self.clients();
         let mut problems = Vec::new();
@@ -108,7 +112,8 @@ impl Operator {
                     let promised = arrays.filter(|array| is_promised(array, open));
                     let names: Vec<_> = promised.map(|array| &*array.spec.name).collect();
                     // An order that is under way now gets there by itself.
-                    if !names.is_empty() && self.admitting.available() > 0 {
+                    let comes_in = self.spare_state(drive).is_none() && self.admitting.available() > 0;
+                    if !names.is_empty() && comes_in {
                         problems.push(format!(
                             "drive {drive} has not come into {} yet, taking it was cut short; \
                              `levada drive add {drive}` completes it",
@@ -192,6 +197,13 @@ impl Operator {
         }
     }
 
+    fn drive_shown(&self, spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
+        DriveStatus {
+            spare: self.spare_state(&spec.name).map(str::to_owned),
+            ..drive_status(spec, found)
+        }
+    }
+
     /// What is the matter with an array and what helps, if anything.
     fn problem_of(&self, array: &ClusterArray, state: &str) -> Option<String> {
         let name = &array.spec.name;
@@ -254,7 +266,7 @@ impl Operator {
         let left = |array: &Rc<ClusterArray>| {
             let status = array.array.status();
             let name = &array.spec.name;
-            let left = status.tolerates.saturating_sub(status.degraded);
+            let left = status.tolerates.saturating_sub(out_beside(&status, None));
             match left {
                 _ if status.stopped.is_some() => format!("{name} serves nothing now"),
                 0 => format!("{name} survives no further loss now"),
@@ -286,9 +298,13 @@ impl Operator {
         let width = status.members.iter().filter(|member| member.role.is_some()).count();
         let level = match status.level {
             Level::Raid1 { copies } => format!("mirror of {copies} copies over {width} drives"),
-            level @ (Level::Raid5 | Level::Raid6) => {
+            level @ (Level::Raid5 | Level::Raid6 | Level::NPlusM { .. }) => {
                 let parity = level.tolerates();
-                format!("{level} {}+{parity}, {chunk_kib} KiB chunks", width.saturating_sub(parity))
+                let data = width.saturating_sub(parity);
+                match level {
+                    Level::NPlusM { .. } => format!("{data}+{parity}, {chunk_kib} KiB chunks"),
+                    level => format!("{level} {data}+{parity}, {chunk_kib} KiB chunks"),
+                }
             }
             level => format!("{level} over {width}, {chunk_kib} KiB chunks"),
         };

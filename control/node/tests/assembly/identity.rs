@@ -8,7 +8,7 @@ use levada_base::reactor::Reactor;
 use levada_device::Faults;
 use levada_node::assembly::AssemblyError;
 use levada_node::drives::{DrivesError, MayOverwrite};
-use levada_spec::{Bytes, ClusterFile, Level, SliceSize, Spread};
+use levada_spec::{Bytes, ClusterFile, Level, ParityKind, SliceSize, Spread};
 use std::rc::Rc;
 
 #[test]
@@ -205,11 +205,17 @@ fn a_change_of_what_is_fixed_is_refused_before_a_byte_is_written() {
                 &["[[array]] meta: copies: 4 in the file, 3 on"],
             ),
             (
-                |file| file.arrays[1].level = Level::Raid6 { data: 9, chunk: Bytes::kib(128) },
+                |file| {
+                    file.arrays[1].level =
+                        Level::Parity { kind: ParityKind::Raid6, data: 9, chunk: Bytes::kib(128) }
+                },
                 &["[[array]] data: data: 9 in the file, 8 on"],
             ),
             (
-                |file| file.arrays[1].level = Level::Raid6 { data: 8, chunk: Bytes::kib(64) },
+                |file| {
+                    file.arrays[1].level =
+                        Level::Parity { kind: ParityKind::Raid6, data: 8, chunk: Bytes::kib(64) }
+                },
                 &["[[array]] data: chunk: 64KiB in the file, 128KiB on"],
             ),
             (

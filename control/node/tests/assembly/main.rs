@@ -4,5 +4,7 @@ mod checks;
 mod drives;
 mod fsck;
 mod identity;
+mod levels;
 mod shelf;
+mod spares;
 mod starts;

@@ -111,7 +111,16 @@ pub async fn start_over(
 
 /// Runs `work` with a client of a served cluster, then stops both.
 pub async fn served<F: Future<Output = ()>>(shelf: &Shelf, work: impl FnOnce(Client) -> F) {
-    let cluster = start(cluster_file(), shelf).await.expect("starts");
+    served_as(cluster_file(), shelf, work).await;
+}
+
+/// As [`served`], of the cluster of this file.
+pub async fn served_as<F: Future<Output = ()>>(
+    file: ClusterFile,
+    shelf: &Shelf,
+    work: impl FnOnce(Client) -> F,
+) {
+    let cluster = start(file, shelf).await.expect("starts");
     let services = Group::new();
     let net = Network::new(LinkConfig::default());
     let listener = net.listen(ADDRESS);

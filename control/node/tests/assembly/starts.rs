@@ -6,7 +6,7 @@ use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
 use levada_device::{Device, Durability, RamDevice};
 use levada_node::assembly::AssemblyError;
-use levada_spec::{Bytes, ClusterFile, Level, SliceSize};
+use levada_spec::{Bytes, ClusterFile, Level, ParityKind, SliceSize};
 use std::rc::Rc;
 
 #[test]
@@ -121,7 +121,8 @@ fn an_array_whose_drives_are_all_away_says_so_itself() {
             let data = file.arrays[0].drives.split_off(6);
             file.arrays[1].drives = data;
             file.arrays[0].slice = SliceSize::Bytes(Bytes::mib(256));
-            file.arrays[1].level = Level::Raid6 { data: 4, chunk: Bytes::kib(128) };
+            file.arrays[1].level =
+                Level::Parity { kind: ParityKind::Raid6, data: 4, chunk: Bytes::kib(128) };
             file.arrays[1].spares = 0;
             file
         };

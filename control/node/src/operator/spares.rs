@@ -1,0 +1,236 @@
+//! Spares of the cluster: drives of no array, which take the place of a lost drive in every array that is without it.
+//!
+//! Such a drive has a label without slices. It is formatted anew with a slice for each array that it is to help, and then given
+//! to one after the other; each records it among its members, as any drive that was added.
+//!
+//! What always holds:
+//! - A drive that is a live member anywhere is not formatted.
+//! - An array's own spares go first: they have the role before anybody looks here.
+//!
+//! After a crash between label and array the drive holds slices of arrays that do not know it: it is completed where the
+//! array still wants it, and free otherwise.
+
+use super::{Operator, is_promised};
+use crate::arrays::{self, ClusterArray};
+use crate::drives;
+use levada_device::Drive;
+use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus};
+use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A spare, and whom it helps.
+struct Help {
+    spare: String,
+    drive: Rc<Drive>,
+    lost: String,
+    /// With the bytes of its part on the spare; without where the spare has that already.
+    arrays: Vec<(Rc<ClusterArray>, Option<u64>)>,
+}
+
+impl Operator {
+    /// Looks after the arrays of the cluster for as long as the caller's group lives.
+    pub async fn keep_spares(self: Rc<Self>) {
+        loop {
+            let change = self.changed.changed();
+            self.use_spares().await;
+            change.await;
+        }
+    }
+
+    /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
+    pub async fn use_spares(&self) {
+        let _turn = self.admitting.acquire(1).await;
+        while let Some(help) = self.next_help().await {
+            let (spare, lost) = (help.spare.clone(), help.lost.clone());
+            let names: Vec<_> =
+                help.arrays.iter().map(|(array, _)| array.spec.name.clone()).collect();
+            let arrays = names.join(", ");
+            match self.give(help).await {
+                Ok(()) => {
+                    tracing::warn!(spare, lost, arrays, "a spare of the cluster takes its place");
+                    self.changed.notify_all();
+                }
+                Err(error) => {
+                    // Tried again when something changes.
+                    tracing::error!(spare, lost, arrays, error, "the spare was not taken");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn give(&self, help: Help) -> Result<(), String> {
+        let mut drive = help.drive;
+        let parts: Vec<_> = help
+            .arrays
+            .iter()
+            .filter_map(|(array, bytes)| Some((&array.spec, array.array.status().uuid, (*bytes)?)))
+            .collect();
+        if !parts.is_empty() {
+            let given = drives::give_slices(&drive, self.cluster.drives.epoch, &parts).await;
+            drive = given.map_err(|error| error.to_string())?;
+            if let Some((_, known)) = self.drives.borrow_mut().get_mut(&help.spare) {
+                *known = Ok(Rc::clone(&drive));
+            }
+        }
+        let file = self.latest.borrow().clone();
+        for (array, _) in &help.arrays {
+            let admitted = array.admit(&file, &help.spare, &drive).await;
+            let failed = |source| arrays::ArrayError { array: array.spec.name.clone(), source };
+            admitted.map_err(|error| failed(error).to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The first drive that is lost and has no successor, and the spare that suits best.
+    async fn next_help(&self) -> Option<Help> {
+        let wanting = self.wanting();
+        // A spare that has room for it already was about to help.
+        for (lost, arrays) in &wanting {
+            for (spare, drive) in self.spares() {
+                let promised: Vec<_> = arrays
+                    .iter()
+                    .filter(|array| is_promised(array, &drive) && !self.is_free(&spare))
+                    .map(|array| (Rc::clone(array), None))
+                    .collect();
+                if !promised.is_empty() {
+                    return Some(Help { spare, drive, lost: lost.clone(), arrays: promised });
+                }
+            }
+        }
+        for (lost, arrays) in wanting {
+            let mut best: Option<(_, Help)> = None;
+            for (spare, drive) in self.spares() {
+                if !self.is_free(&spare) {
+                    continue;
+                }
+                let capacity_bytes = drive.label().capacity_bytes;
+                let parts = self.parts(&arrays, &lost, capacity_bytes).await;
+                if parts.is_empty() {
+                    continue;
+                }
+                let helped: Vec<_> =
+                    parts.into_iter().map(|(array, bytes)| (array, Some(bytes))).collect();
+                let crowded: usize =
+                    helped.iter().map(|(array, _)| self.crowds(array, &lost, &spare)).sum();
+                // Whoever helps most arrays, and crowds its enclosure least; of these the smallest.
+                let rank = (arrays.len() - helped.len(), crowded, capacity_bytes);
+                if best.as_ref().is_none_or(|(known, _)| rank < *known) {
+                    let lost = lost.clone();
+                    best = Some((rank, Help { spare, drive, lost, arrays: helped }));
+                }
+            }
+            if let Some((_, help)) = best {
+                return Some(help);
+            }
+        }
+        None
+    }
+
+    /// Which of the arrays a drive of this capacity can help, and the bytes that it gives to each: as many as in the
+    /// place of the lost drive, else as many as they need, one after the other.
+    async fn parts(
+        &self,
+        arrays: &[Rc<ClusterArray>],
+        lost: &str,
+        capacity_bytes: u64,
+    ) -> Vec<(Rc<ClusterArray>, u64)> {
+        let mut left = capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES);
+        let (mut alike, mut least) = (Vec::new(), Vec::new());
+        for array in arrays {
+            let Some(needed) = self.needed_bytes(array).await else { continue };
+            let slice = self.latest.borrow().slice_bytes(&array.spec, lost, Bytes(capacity_bytes));
+            alike.extend(slice.filter(|slice| *slice >= needed).map(|it| (Rc::clone(array), it.0)));
+            let bytes = needed.0.next_multiple_of(SLICE_ALIGN_BYTES);
+            if bytes <= left {
+                left -= bytes;
+                least.push((Rc::clone(array), bytes));
+            }
+        }
+        let fits = alike.iter().map(|(_, bytes)| bytes).sum::<u64>()
+            <= capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES);
+        if fits && alike.len() == arrays.len() { alike } else { least }
+    }
+
+    /// Drives whose role nobody plays, with the arrays that lack them, metadata first.
+    pub(super) fn wanting(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        let mut wanting: BTreeMap<String, Vec<Rc<ClusterArray>>> = BTreeMap::new();
+        for array in self.cluster.metadata_first() {
+            let status = array.array.status();
+            if status.stopped.is_some() {
+                continue;
+            }
+            let is_vacant = |member: &&MemberStatus| {
+                member.role.is_some() && member.state == MemberState::Faulty
+            };
+            for member in status.members.iter().filter(is_vacant) {
+                wanting.entry(member.name.clone()).or_default().push(Rc::clone(&array));
+            }
+        }
+        wanting
+    }
+
+    /// The spares that are there.
+    fn spares(&self) -> Vec<(String, Rc<Drive>)> {
+        let names = self.latest.borrow().spares.clone();
+        let drives = self.drives.borrow();
+        let there = names.into_iter().filter_map(|name| {
+            let (spec, drive) = drives.get(&name)?;
+            let drive = drive.as_ref().ok()?;
+            (!drive.is_failed() && self.source.in_place(spec)).then(|| (name, Rc::clone(drive)))
+        });
+        there.collect()
+    }
+
+    /// True when the drive is a live member of no array.
+    fn is_free(&self, drive: &str) -> bool {
+        self.cluster.arrays.iter().all(|array| {
+            let members = array.array.status().members;
+            members.iter().all(|m| m.name != drive || m.state == MemberState::Faulty)
+        })
+    }
+
+    /// What a drive of the file is when it is a spare of the cluster.
+    pub(super) fn spare_state(&self, drive: &str) -> Option<&'static str> {
+        let is_spare = self.latest.borrow().spares.iter().any(|spare| spare == drive);
+        is_spare.then(|| if self.is_free(drive) { "spare" } else { "in use" })
+    }
+
+    /// How far the enclosure of `spare` would hold more of the array than it bears, in the place of `lost`.
+    fn crowds(&self, array: &ClusterArray, lost: &str, spare: &str) -> usize {
+        let file = self.latest.borrow();
+        let Some(enclosure) = file.drive(spare).map(|drive| &drive.enclosure) else { return 0 };
+        let in_enclosure =
+            |drive: &str| file.drive(drive).is_some_and(|drive| drive.enclosure == *enclosure);
+        let status = array.array.status();
+        let role_of = |member: &&MemberStatus| member.name == lost && member.role.is_some();
+        let Some(role) = status.members.iter().find(role_of).and_then(|member| member.role) else {
+            return 0;
+        };
+        let beside = status.members.iter().filter(|member| {
+            let plays = member.state != MemberState::Faulty && in_enclosure(&member.name);
+            plays && member.role.is_some_and(|other| share_stripes(&status, role, other))
+        });
+        match status.level {
+            Level::Raid0 => 0,
+            // Another copy of some extent.
+            Level::Raid1 { .. } => beside.count(),
+            _ => (beside.count() + 1).saturating_sub(status.tolerates),
+        }
+    }
+}
+
+/// Whether a loss of both roles counts twice in some stripe.
+fn share_stripes(status: &ArrayStatus, one: usize, other: usize) -> bool {
+    let width = status.members.iter().filter_map(|member| member.role).max().map_or(1, |r| r + 1);
+    let apart = one.abs_diff(other);
+    match status.level {
+        Level::Raid1 { copies } => apart.min(width - apart) < copies,
+        Level::Raid50 { groups } | Level::Raid60 { groups } => {
+            let of_group = (width / groups).max(1);
+            one / of_group == other / of_group
+        }
+        Level::Raid0 | Level::Raid5 | Level::Raid6 | Level::NPlusM { .. } => true,
+    }
+}
