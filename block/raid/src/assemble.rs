@@ -17,6 +17,7 @@ use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
 use crate::raid1;
 use crate::redundancy::Redundancy;
+use crate::slow::Slowness;
 use crate::superblock::{
     ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SUPERBLOCK_BYTES,
     Superblock,
@@ -287,6 +288,7 @@ fn build(
         group: reactor::current_group(),
         scrub: Cell::new(None),
         rebuild_turn: Semaphore::new(1),
+        slowness: Slowness::default(),
     }))
 }
 

@@ -19,6 +19,7 @@ use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
+use crate::slow::Slowness;
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
 use crate::update::Updates;
@@ -100,6 +101,7 @@ pub(crate) struct Engine {
     pub group: Group,
     pub scrub: Cell<Option<Progress>>,
     pub rebuild_turn: Rc<Semaphore>,
+    pub slowness: Slowness,
 }
 
 /// What a failed operation says about its member.
@@ -273,7 +275,12 @@ impl Engine {
                 let in_flight = InFlight::begin(&member.in_flight);
                 let result = reading.await;
                 drop(in_flight);
-                member.stats.latency.add(begun.elapsed());
+                let now = reactor::now();
+                let took = now.since(begun);
+                member.stats.latency.add(took);
+                if result.is_ok() {
+                    self.note_read(member, took, now);
+                }
                 result
             }
         };
@@ -520,6 +527,7 @@ impl Engine {
             }
         }
         member.apply(MemberEvent::Failed);
+        self.forget_speed(member.index);
         if let Some(role) = member.role.get() {
             self.roles.borrow_mut()[role] = None;
         }

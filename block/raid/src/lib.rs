@@ -5,7 +5,7 @@
 //!
 //! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
 //! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
-//! `resync`, `rebuild`, `scrub`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
+//! `resync`, `rebuild`, `scrub`, `slow`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
 //! `raid6`, `nplusm`; those with parity share `rotation`.
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
@@ -36,6 +36,7 @@ mod redundancy;
 mod resync;
 mod rotation;
 mod scrub;
+mod slow;
 mod standing;
 mod status;
 mod superblock;

@@ -131,6 +131,18 @@ impl RaidArray {
         self.engine.scrub(limits).await
     }
 
+    /// Whether reads do without members that are much slower than the others, where redundancy allows; they do unless told
+    /// otherwise. Who is slow is told either way.
+    pub fn avoid_slow_members(&self, avoid: bool) {
+        self.engine.slowness.avoids.set(avoid);
+    }
+
+    /// Takes a member for slow, or not, whatever it is. For tests.
+    #[doc(hidden)]
+    pub fn take_for_slow(&self, member: usize, is_slow: bool) {
+        self.engine.slowness.set(member, is_slow);
+    }
+
     /// From now on overwrites are not recorded before they are in place, so that a power cut may lose what nobody wrote:
     /// shows what the journal costs. For measurements on data that nobody needs; nothing else may call it.
     #[doc(hidden)]
@@ -163,6 +175,7 @@ impl RaidArray {
             io_errors: member.stats.io_errors.get(),
             repairs: member.stats.repairs.get(),
             lacks_blocks: member.lacks_blocks(),
+            slow: engine.slowness.is_slow(member.index),
             latency: member.stats.latency.clone(),
         };
         ArrayStatus {

@@ -275,6 +275,9 @@ impl Life {
         reactor::spawn_in(&self.node, async move {
             loop {
                 reactor::sleep(Duration::from_micros(random(2000))).await;
+                // Whoever it is: reads do without him, or not.
+                let anybody = random(rebuilt.status().members.len() as u64) as usize;
+                rebuilt.take_for_slow(anybody, random(2) == 0);
                 rebuilt.rebuild(Limits::NONE).await.expect("borne");
             }
         });

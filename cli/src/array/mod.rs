@@ -163,7 +163,7 @@ impl OnArray {
     fn keeping(&self) -> Keeping {
         let OpeningArgs { degraded, force } = self.opening;
         let opening = Opening { degraded, force };
-        Keeping { drives: self.drives.clone(), opening, pace: Pace::default() }
+        Keeping { drives: self.drives.clone(), opening, pace: Pace::default(), read_slow: false }
     }
 }
 
@@ -174,6 +174,9 @@ pub struct ServeArgs {
     at: PathBuf,
     #[command(flatten)]
     pace: PaceArgs,
+    /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
+    #[arg(long)]
+    read_slow: bool,
     #[command(flatten)]
     opening: OpeningArgs,
     /// All its drives
@@ -242,6 +245,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         drives: args.drives.clone(),
         opening: Opening { degraded, force },
         pace: args.pace.pace(),
+        read_slow: args.read_slow,
     };
     levada_array::serve(&keeping, &args.at, |status, at| {
         say!(

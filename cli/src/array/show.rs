@@ -103,9 +103,10 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
 
 fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
     let role = member.role.map_or("-".into(), |role| role.to_string());
-    let state = match member.rebuilt_percent {
-        Some(percent) => format!("{} {percent} %", member.state),
-        None => member.state.clone(),
+    let state = match (member.rebuilt_percent, member.slow) {
+        (Some(percent), _) => format!("{} {percent} %", member.state),
+        (None, true) => format!("{}, slow", member.state),
+        (None, false) => member.state.clone(),
     };
     write!(out, "  {:>2}  {:<28} role {role:<3} {state:<18}", member.index, member.name)?;
     if let Some(io) = &member.io {

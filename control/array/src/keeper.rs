@@ -9,6 +9,7 @@
 use crate::drives::{array_of, check_members, name_of, sight_all, take};
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
+use crate::run::Keeping;
 use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
@@ -67,10 +68,10 @@ impl Keeper {
     /// Opens the array that these drives belong to. `rebuilds`: what waits for a rebuild gets it without being asked.
     pub async fn open(
         paths: &[PathBuf],
-        opening: Opening,
+        keeping: &Keeping,
         rebuilds: bool,
-        pace: Pace,
     ) -> Result<Rc<Self>, ArrayError> {
+        let Keeping { opening, pace, .. } = *keeping;
         let sighted = sight_all(paths)?;
         let recorded = array_of(&sighted)?;
         check_members(&recorded, &sighted)?;
@@ -104,6 +105,7 @@ impl Keeper {
                 "goes on without"
             );
         }
+        array.avoid_slow_members(!keeping.read_slow);
         let keeper = Rc::new(Self {
             array,
             recorded,
@@ -372,6 +374,7 @@ impl Keeper {
             role: member.role,
             state: status::word_of(member.state).into(),
             rebuilt_percent: status::percent_of(member.state, slots),
+            slow: member.slow,
             io: Some(Io::from(member)),
         };
         let since =

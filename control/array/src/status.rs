@@ -62,6 +62,9 @@ pub struct MemberStatus {
     pub state: String,
     /// Of one that is being rebuilt.
     pub rebuilt_percent: Option<f64>,
+    /// Much slower than the others; known only while open.
+    #[serde(default)]
+    pub slow: bool,
     pub io: Option<Io>,
 }
 
@@ -185,6 +188,7 @@ impl Status {
                 role: member.role,
                 state: word_of(member.state).into(),
                 rebuilt_percent: percent_of(member.state, slots),
+                slow: false,
                 io: None,
             })
             .collect();
