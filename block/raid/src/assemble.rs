@@ -17,6 +17,7 @@ use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
 use crate::raid1;
 use crate::redundancy::Redundancy;
+use crate::scrub::Scrubbed;
 use crate::slow::Slowness;
 use crate::superblock::{
     ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SUPERBLOCK_BYTES,
@@ -205,6 +206,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         held_by_all: 0,
         journal_from: 1,
         patched: false,
+        scrubbed: Scrubbed::default(),
         layout,
         areas,
         members: spec.members.iter().zip(roles).map(entry).collect(),
@@ -287,6 +289,9 @@ fn build(
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),
         scrub: Cell::new(None),
+        scrubbed: Cell::new(superblock.scrubbed),
+        scrub_told: Cell::new(superblock.scrubbed),
+        scrub_turn: Semaphore::new(1),
         rebuild_turn: Semaphore::new(1),
         slowness: Slowness::default(),
     }))

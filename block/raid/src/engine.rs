@@ -19,6 +19,7 @@ use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
 use crate::redundancy::Redundancy;
+use crate::scrub::Scrubbed;
 use crate::slow::Slowness;
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
@@ -100,6 +101,11 @@ pub(crate) struct Engine {
     /// Of whoever opened the array: what must run to its end lives in it.
     pub group: Group,
     pub scrub: Cell<Option<Progress>>,
+    /// How far a scrub is that is under way, or was interrupted.
+    pub scrubbed: Cell<Scrubbed>,
+    /// As a superblock may tell it: behind a flush of what the scrub repaired.
+    pub scrub_told: Cell<Scrubbed>,
+    pub scrub_turn: Rc<Semaphore>,
     pub rebuild_turn: Rc<Semaphore>,
     pub slowness: Slowness,
 }

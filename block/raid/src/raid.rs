@@ -122,13 +122,24 @@ impl RaidArray {
         self.engine.needs_rebuild()
     }
 
-    /// Reads every written stripe on every member, repairs what can be located, and counts.
+    /// Reads every written stripe on every member, repairs what can be located, and counts. One at a time: a second call
+    /// waits. Dropping it, or the end of the process, interrupts it: the next call goes on where it was, and so does its
+    /// report.
     ///
     /// # Errors
     ///
     /// When the array stops.
     pub async fn scrub(&self, limits: Limits) -> Result<ScrubReport, BlockError> {
-        self.engine.scrub(limits).await
+        self.engine.scrub(limits, false).await
+    }
+
+    /// As [`RaidArray::scrub`], from the first stripe on, whatever was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When the array stops.
+    pub async fn scrub_anew(&self, limits: Limits) -> Result<ScrubReport, BlockError> {
+        self.engine.scrub(limits, true).await
     }
 
     /// Whether reads do without members that are much slower than the others, where redundancy allows; they do unless told
@@ -194,6 +205,7 @@ impl RaidArray {
             members: engine.members.borrow().iter().map(member).collect(),
             rebuild: engine.rebuild.get(),
             scrub: engine.scrub.get(),
+            scrubbed_below: engine.scrubbed.get().below,
         }
     }
 

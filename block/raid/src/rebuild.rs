@@ -81,9 +81,12 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub fn new(engine: &Engine, limits: Limits, stripes_total: u64) -> Self {
+    /// `stripes_before` of the total were done before it was interrupted.
+    pub fn new(engine: &Engine, limits: Limits, stripes_before: u64, stripes_total: u64) -> Self {
         let now = reactor::now();
-        let progress = Progress { stripes_total, ..Progress::default() };
+        let stripes_done = stripes_before;
+        let progress =
+            Progress { stripes_done, stripes_before, stripes_total, bytes_per_second: 0.0 };
         let foreground = (engine.foreground.get(), None);
         Self { limits, begun: now, paid: now, bytes: 0, foreground, progress }
     }
@@ -226,7 +229,7 @@ impl Engine {
             / u128::from(share.max(1))) as u64;
         let course = Course {
             targets,
-            pace: RefCell::new(Pace::new(self, limits, total.min(slots))),
+            pace: RefCell::new(Pace::new(self, limits, 0, total.min(slots))),
             next: Cell::new(targets.iter().filter_map(cursor).min().unwrap_or(slots)),
             under_way: RefCell::default(),
             first: Cell::new(0),

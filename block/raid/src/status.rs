@@ -90,6 +90,8 @@ pub struct MemberStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     pub stripes_done: u64,
+    /// Of these, before it was interrupted the last time.
+    pub stripes_before: u64,
     /// Written stripes when it began.
     pub stripes_total: u64,
     /// Bytes read and written on members per second, over the run so far.
@@ -117,4 +119,6 @@ pub struct ArrayStatus {
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
     pub scrub: Option<Progress>,
+    /// Stripes below this were checked by a scrub that is under way, or was interrupted and goes on at the next one; 0: none.
+    pub scrubbed_below: u64,
 }

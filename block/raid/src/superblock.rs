@@ -6,6 +6,7 @@
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::member::MemberState;
+use crate::scrub::Scrubbed;
 use levada_base::Epoch;
 use levada_base::checksum::crc32c;
 use levada_base::ids::Uuid;
@@ -30,6 +31,7 @@ const FLAGS_AT: usize = 15;
 const PATCHED: u8 = 1;
 const JOURNAL_FROM_AT: usize = 184;
 const LOST_BYTES_AT: usize = 192;
+const SCRUBBED_AT: usize = 200;
 const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
 const CRC_AT: usize = 4092;
@@ -125,6 +127,8 @@ pub(crate) struct Superblock {
     pub journal_from: u64,
     /// Stripes may be patched ([`crate::map::Bit::Patched`]).
     pub patched: bool,
+    /// How far a scrub is that is under way.
+    pub scrubbed: Scrubbed,
     pub layout: Layout,
     pub areas: Areas,
     pub members: Vec<MemberEntry>,
@@ -199,6 +203,9 @@ impl Superblock {
         bytes[FLAGS_AT] = if self.patched { PATCHED } else { 0 };
         put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
         put(bytes, LOST_BYTES_AT, &self.areas.lost_bytes.to_le_bytes());
+        for (number, at) in self.scrubbed.numbers().iter().zip((SCRUBBED_AT..).step_by(8)) {
+            put(bytes, at, &number.to_le_bytes());
+        }
         put(bytes, 120, fitting(&self.name, ARRAY_NAME_BYTES).as_bytes());
         for (i, member) in self.members.iter().enumerate() {
             let entry = &mut bytes[TABLE_AT + i * ENTRY_BYTES..][..ENTRY_BYTES];
@@ -321,6 +328,10 @@ impl Superblock {
             held_by_all: number(10),
             journal_from: get_u64(bytes, JOURNAL_FROM_AT),
             patched: bytes[FLAGS_AT] & PATCHED != 0,
+            scrubbed: Scrubbed::of(
+                std::array::from_fn(|i| get_u64(bytes, SCRUBBED_AT + 8 * i)),
+                layout.stripes,
+            ),
             layout,
             areas,
             members,
@@ -358,6 +369,7 @@ mod tests {
             held_by_all: 4,
             journal_from: 12,
             patched: true,
+            scrubbed: Scrubbed::of([7, 6, 1, 2, 3, 4, 5], stripes),
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
             areas,
             members: (0..6).map(entry).collect(),

@@ -377,7 +377,7 @@ impl Life {
 }
 
 async fn scrub(array: &RaidArray, seed: u64) {
-    let report = array.scrub(Limits::NONE).await.expect("borne");
+    let report = array.scrub_anew(Limits::NONE).await.expect("borne");
     let wrong = report.mismatched + report.wrong_repaired + report.lost;
     assert_eq!(wrong, 0, "seed {seed}: {report:?}");
 }

@@ -25,8 +25,9 @@ pub enum ArrayCommand {
     Serve(ServeArgs),
     /// Read everything written on every member, check it against parity or copies, and repair what can be located
     ///
-    /// Fails when something is wrong that nothing tells how to repair. Interrupted, a scrub of a served array goes on there.
-    Scrub(WorkArgs),
+    /// Fails when something is wrong that nothing tells how to repair. Interrupted, a scrub of a served array goes on there; one
+    /// that was cut short, also by a restart, goes on where it was.
+    Scrub(ScrubArgs),
     /// Bring every member that waits for it back into step, and wait until that is done
     Rebuild(WorkArgs),
     /// Take a member out, as if its drive had been pulled; a hot spare takes its place at once
@@ -192,6 +193,15 @@ pub struct WorkArgs {
     on: OnArray,
 }
 
+#[derive(Args)]
+pub struct ScrubArgs {
+    /// Begin with the first stripe, whatever an earlier scrub has checked before it was cut short
+    #[arg(long)]
+    restart: bool,
+    #[command(flatten)]
+    work: WorkArgs,
+}
+
 /// Carries an array command out.
 pub fn array(command: &ArrayCommand) -> Result<()> {
     match command {
@@ -200,7 +210,9 @@ pub fn array(command: &ArrayCommand) -> Result<()> {
             show::print_status(&levada_array::show(&args.drives)?, args.json)
         }
         ArrayCommand::Serve(args) => serve(args),
-        ArrayCommand::Scrub(args) => work::scrub(&args.on, args.pace.pace()),
+        ArrayCommand::Scrub(ScrubArgs { work, restart }) => {
+            work::scrub(&work.on, work.pace.pace(), *restart)
+        }
         ArrayCommand::Rebuild(args) => work::rebuild(&args.on, args.pace.pace()),
         ArrayCommand::Fail { member, on } => work::fail(on, member),
         ArrayCommand::Replace { member, new, overwrite, on } => {

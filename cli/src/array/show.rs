@@ -95,6 +95,10 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             writeln!(out, "  {what}: {}", progress_text(progress))?;
         }
     }
+    if status.scrub.is_none() && status.scrubbed_below > 0 {
+        let at = status.scrubbed_below;
+        writeln!(out, "  scrub: was cut short at stripe {at}, and goes on there")?;
+    }
     if let Some(result) = &status.last_scrub {
         writeln!(out, "  last scrub: {}", super::work::result_text(result))?;
     }

@@ -37,9 +37,12 @@ impl Pace {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Request {
     Show,
-    /// Answered at its end by [`Reply::Scrubbed`].
+    /// Answered at its end by [`Reply::Scrubbed`]. One that runs goes on at this pace, one that was interrupted where it
+    /// was, both unless `restart` begins anew.
     Scrub {
         pace: Pace,
+        #[serde(default)]
+        restart: bool,
     },
     /// Answered when no member waits for a rebuild any more; one that runs goes on at this pace.
     Rebuild {

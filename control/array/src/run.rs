@@ -132,7 +132,7 @@ struct Open {
     keeper: Rc<Keeper>,
     signals: Signals,
     socket: PathBuf,
-    /// What answers at the desk, and the rebuilds.
+    /// What answers at the desk, the rebuilds and the scrubs.
     group: Group,
 }
 
@@ -148,6 +148,7 @@ impl Open {
         let group = Group::new();
         levada_desk::open(socket, Rc::new(Clerk(Rc::clone(&keeper))), &group).map_err(failed)?;
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after());
+        reactor::spawn_in(&group, Rc::clone(&keeper).look_after_scrubs());
         Ok(Self { keeper, signals, socket: socket.into(), group })
     }
 

@@ -39,6 +39,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
     pub scrub: Option<Progress>,
+    /// Stripes below this were checked by a scrub that is under way, or was interrupted; 0: none.
+    #[serde(default)]
+    pub scrubbed_below: u64,
     pub last_scrub: Option<ScrubResult>,
 }
 
@@ -114,7 +117,8 @@ impl Progress {
     /// Of work that began `since` ago.
     pub(crate) fn of(progress: &raid::Progress, since: Duration) -> Self {
         let left = progress.stripes_total.saturating_sub(progress.stripes_done) as f64;
-        let rate = progress.stripes_done as f64 / since.as_secs_f64();
+        let done = progress.stripes_done.saturating_sub(progress.stripes_before);
+        let rate = done as f64 / since.as_secs_f64();
         Self {
             stripes_done: progress.stripes_done,
             stripes_total: progress.stripes_total,
@@ -214,6 +218,7 @@ impl Status {
             members,
             rebuild: None,
             scrub: None,
+            scrubbed_below: array.scrubbed_below,
             last_scrub: None,
         };
         status.judge();

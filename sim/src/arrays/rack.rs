@@ -451,7 +451,7 @@ impl Rack {
         array.rebuild(Limits::NONE).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         let status = array.status();
         assert_eq!(status.degraded, 0, "seed {seed}: degraded after the last rebuild");
-        let report = array.scrub(Limits::NONE).await;
+        let report = array.scrub_anew(Limits::NONE).await;
         let report = report.unwrap_or_else(|error| panic!("seed {seed}: scrub: {error}"));
         assert!(
             report.mismatched == 0 && report.lost == 0 && report.wrong_repaired == 0,
