@@ -15,6 +15,7 @@ use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::{Bit, PageImage, StripeMap, pages_for};
 use crate::member::{Member, MemberState};
+use crate::pace::Foreground;
 use crate::raid1;
 use crate::redundancy::Redundancy;
 use crate::scrub::Scrubbed;
@@ -284,7 +285,7 @@ fn build(
         standing_turn: Semaphore::new(1),
         stopped: RefCell::new(None),
         subscribers: RefCell::default(),
-        foreground: Cell::new(0),
+        foreground: Foreground::default(),
         rebuild: Cell::new(None),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),

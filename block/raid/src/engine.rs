@@ -18,6 +18,7 @@ use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::pace::Foreground;
 use crate::redundancy::Redundancy;
 use crate::scrub::Scrubbed;
 use crate::slow::Slowness;
@@ -93,8 +94,8 @@ pub(crate) struct Engine {
     pub standing_turn: Rc<Semaphore>,
     pub stopped: RefCell<Option<BlockError>>,
     pub subscribers: RefCell<Vec<queue::Sender<ArrayEvent>>>,
-    /// Counts foreground I/Os: rebuild and scrub look whether there were any.
-    pub foreground: Cell<u64>,
+    /// Rebuild and scrub look whether there is any, and how it fares.
+    pub foreground: Foreground,
     pub rebuild: Cell<Option<Progress>>,
     /// Stripes that stopped a rebuild, and how often each did.
     pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,

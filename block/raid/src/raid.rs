@@ -5,8 +5,8 @@ use crate::assemble::{self, ArraySpec, MemberSpec};
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, RaidError};
 use crate::map::Bit;
-use crate::member::{Member, add};
-use crate::rebuild::Limits;
+use crate::member::Member;
+use crate::pace::{Kind, Limits};
 use crate::scrub::ScrubReport;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
 use levada_base::ids::Uuid;
@@ -209,11 +209,16 @@ impl RaidArray {
         }
     }
 
-    /// Rebuild and scrub give way to I/O that passed here.
-    fn note_class(&self, class: IoClass) {
+    /// Rebuild and scrub give way to foreground I/O, which all passes here.
+    fn of_class<'a, T: 'a>(
+        &'a self,
+        class: IoClass,
+        kind: Kind,
+        io: IoFuture<'a, T>,
+    ) -> IoFuture<'a, T> {
         match class {
-            IoClass::Foreground => add(&self.engine.foreground, 1),
-            IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => {}
+            IoClass::Foreground => self.engine.foreground.watch(kind, io),
+            IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => io,
         }
     }
 }
@@ -224,18 +229,18 @@ impl Device for RaidArray {
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.read(at, into, MemberSet::NONE))
+        let io = Box::pin(self.engine.read(at, into, MemberSet::NONE));
+        self.of_class(IoClass::Foreground, Kind::Read, io)
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.read_agreed(at, into))
+        let io = Box::pin(self.engine.read_agreed(at, into));
+        self.of_class(IoClass::Foreground, Kind::Read, io)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.overwrite(at, from, durability))
+        let io = Box::pin(self.engine.overwrite(at, from, durability));
+        self.of_class(IoClass::Foreground, Kind::Write, io)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -305,8 +310,7 @@ impl Array for RaidArray {
     }
 
     fn write_fresh(&self, stripe: u64, data: IoVec, class: IoClass) -> IoFuture<'_, ()> {
-        self.note_class(class);
-        Box::pin(self.engine.write_fresh(stripe, data))
+        self.of_class(class, Kind::Write, Box::pin(self.engine.write_fresh(stripe, data)))
     }
 
     fn read_avoiding(
@@ -316,8 +320,7 @@ impl Array for RaidArray {
         avoid: MemberSet,
         class: IoClass,
     ) -> IoFuture<'_, IoVecMut> {
-        self.note_class(class);
-        Box::pin(self.engine.read(at, into, avoid))
+        self.of_class(class, Kind::Read, Box::pin(self.engine.read(at, into, avoid)))
     }
 
     fn members_of(&self, at: u64, bytes: u64) -> MemberSet {

@@ -13,8 +13,9 @@ use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::map::Bit;
 use crate::member::add;
+use crate::pace::{Limits, Pace};
 use crate::read::{Chunks, held};
-use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
+use crate::rebuild::STRIPES_AT_ONCE;
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
 use levada_base::reactor;
@@ -180,7 +181,7 @@ impl Engine {
             }
             let stripes = batch.len() as u64;
             let bytes = stripes * self.layout.chunks() as u64 * self.layout.chunk_bytes;
-            pace.spend(self, stripes, bytes).await;
+            pace.spend(stripes, bytes).await;
         }
     }
 

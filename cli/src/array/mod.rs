@@ -133,10 +133,10 @@ struct OpeningArgs {
 /// How fast.
 #[derive(Args)]
 struct PaceArgs {
-    /// MB/s moved on all members together while there is other I/O [default: no limit]
+    /// At least so many MB/s, moved on all members together, also beside other I/O [default: as the ceiling]
     #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
     floor: Option<u64>,
-    /// MB/s moved on all members together when there is no other I/O [default: no limit]
+    /// At most so many MB/s, which an idle array gets; beside other I/O what that hardly notices [default: no limit]
     #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
     ceiling: Option<u64>,
 }

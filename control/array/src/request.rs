@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 /// How fast a scrub or a rebuild may go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Beside other I/O, in bytes per second moved on all members; `None`: as fast as it goes.
+    /// Beside other I/O at least, in bytes per second moved on all members; `None`: as the ceiling.
     pub floor_bytes_per_s: Option<u64>,
-    /// Without other I/O.
+    /// At most, and without other I/O.
     pub ceiling_bytes_per_s: Option<u64>,
 }
 
