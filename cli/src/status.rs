@@ -90,7 +90,7 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
                 out,
                 "    {:<8} {:<12} errors {} (repaired {})  latency p50 {} us, p99 {} us",
                 member.drive,
-                member.state,
+                if member.slow { format!("{}, slow", member.state) } else { member.state.clone() },
                 member.medium_errors + member.io_errors,
                 member.repairs,
                 member.p50_us,

@@ -16,8 +16,11 @@ use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::{Bit, MapFormat, PageImage, StripeMap};
 use crate::member::{Held, Member, MemberState};
+use crate::pace::Foreground;
 use crate::raid1;
 use crate::redundancy::Redundancy;
+use crate::scrub::Scrubbed;
+use crate::slow::Slowness;
 use crate::superblock::{
     ARRAY_NAME_BYTES, Areas, MEMBER_NAME_BYTES, MEMBERS_MAX, MemberEntry, SECTOR_BYTES,
     SUPERBLOCK_BYTES, Superblock,
@@ -225,6 +228,7 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
         held_by_all: 0,
         journal_from: 1,
         patched: false,
+        scrubbed: Scrubbed::default(),
         layout,
         block_bytes: spec.block_bytes(),
         areas,
@@ -305,12 +309,16 @@ fn build(
         absences: RefCell::default(),
         stopped: RefCell::new(None),
         subscribers: RefCell::default(),
-        foreground: Cell::new(0),
+        foreground: Foreground::default(),
         rebuild: Cell::new(None),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),
         scrub: Cell::new(None),
+        scrubbed: Cell::new(superblock.scrubbed),
+        scrub_told: Cell::new(superblock.scrubbed),
+        scrub_turn: Semaphore::new(1),
         rebuild_turn: Semaphore::new(1),
+        slowness: Slowness::default(),
     }))
 }
 

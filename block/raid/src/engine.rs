@@ -18,7 +18,10 @@ use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Held, Member, MemberEvent, MemberState, add};
+use crate::pace::Foreground;
 use crate::redundancy::Redundancy;
+use crate::scrub::Scrubbed;
+use crate::slow::Slowness;
 use crate::status::{ArrayEvent, Progress};
 use crate::superblock::Areas;
 use crate::update::Updates;
@@ -93,15 +96,21 @@ pub(crate) struct Engine {
     pub absences: RefCell<Vec<(Rc<Member>, Held)>>,
     pub stopped: RefCell<Option<BlockError>>,
     pub subscribers: RefCell<Vec<queue::Sender<ArrayEvent>>>,
-    /// Counts foreground I/Os: rebuild and scrub look whether there were any.
-    pub foreground: Cell<u64>,
+    /// Rebuild and scrub look whether there is any, and how it fares.
+    pub foreground: Foreground,
     pub rebuild: Cell<Option<Progress>>,
     /// Stripes that stopped a rebuild, and how often each did.
     pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,
     /// Of whoever opened the array: what must run to its end lives in it.
     pub group: Group,
     pub scrub: Cell<Option<Progress>>,
+    /// How far a scrub is that is under way, or was interrupted.
+    pub scrubbed: Cell<Scrubbed>,
+    /// As a superblock may tell it: behind a flush of what the scrub repaired.
+    pub scrub_told: Cell<Scrubbed>,
+    pub scrub_turn: Rc<Semaphore>,
     pub rebuild_turn: Rc<Semaphore>,
+    pub slowness: Slowness,
 }
 
 /// What a failed operation says about its member.
@@ -284,7 +293,12 @@ impl Engine {
                 let in_flight = InFlight::begin(&member.in_flight);
                 let result = reading.await;
                 drop(in_flight);
-                member.stats.latency.add(begun.elapsed());
+                let now = reactor::now();
+                let took = now.since(begun);
+                member.stats.latency.add(took);
+                if result.is_ok() {
+                    self.note_read(member, took, now);
+                }
                 result
             }
         };
@@ -535,6 +549,7 @@ impl Engine {
         let plays_role = member.role.get().is_some();
         let held = self.held_when_gone(member, error.as_ref());
         member.apply(MemberEvent::Failed);
+        self.forget_speed(member.index);
         if let Some(role) = member.role.get() {
             self.roles.borrow_mut()[role] = None;
         }

@@ -5,7 +5,7 @@
 //!
 //! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
 //! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
-//! `resync`, `rebuild`, `scrub`, `away`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
+//! `resync`, `rebuild`, `scrub` and their `pace`, `away`, `slow`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
 //! `raid6`, `nplusm`; those with parity share `rotation`.
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
@@ -25,6 +25,7 @@ mod map;
 mod mark;
 mod member;
 mod nplusm;
+mod pace;
 mod raid;
 mod raid0;
 mod raid1;
@@ -38,6 +39,7 @@ mod resync;
 mod rotation;
 mod rows;
 mod scrub;
+mod slow;
 mod standing;
 mod status;
 mod superblock;
@@ -52,8 +54,8 @@ pub use assemble::{ArraySpec, MemberSpec};
 pub use error::{AssemblyReport, Finding, RaidError};
 pub use layout::Level;
 pub use member::MemberState;
+pub use pace::Limits;
 pub use raid::RaidArray;
-pub use rebuild::Limits;
 pub use recorded::{Recorded, RecordedMember};
 pub use scrub::ScrubReport;
 pub use standing::Admitted;

@@ -2,6 +2,7 @@
 
 use crate::engine::UNREADABLE_MAX;
 use crate::journal::Ring;
+use crate::slow::Recent;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_base::planted;
@@ -125,6 +126,7 @@ pub(crate) struct Member {
     /// Seldom any. At the next start [`crate::lost`] tells of them again, on mirrors [`crate::mark`]s.
     left_out: RefCell<BTreeSet<u64>>,
     pub stats: Stats,
+    pub recent: Recent,
 }
 
 /// Counters since open.
@@ -179,6 +181,7 @@ impl Member {
             unreadable: RefCell::default(),
             left_out: RefCell::default(),
             stats: Stats::default(),
+            recent: Recent::default(),
         })
     }
 

@@ -5,8 +5,8 @@ use crate::assemble::{self, ArraySpec, MemberSpec};
 use crate::engine::Engine;
 use crate::error::{AssemblyReport, RaidError};
 use crate::map::Bit;
-use crate::member::{Member, add};
-use crate::rebuild::Limits;
+use crate::member::Member;
+use crate::pace::{Kind, Limits};
 use crate::scrub::ScrubReport;
 use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
@@ -124,13 +124,36 @@ impl RaidArray {
         self.engine.needs_rebuild()
     }
 
-    /// Reads every written stripe on every member, repairs what can be located, and counts.
+    /// Reads every written stripe on every member, repairs what can be located, and counts. One at a time: a second call
+    /// waits. Dropping it, or the end of the process, interrupts it: the next call goes on where it was, and so does its
+    /// report.
     ///
     /// # Errors
     ///
     /// When the array stops.
     pub async fn scrub(&self, limits: Limits) -> Result<ScrubReport, BlockError> {
-        self.engine.scrub(limits).await
+        self.engine.scrub(limits, false).await
+    }
+
+    /// As [`RaidArray::scrub`], from the first stripe on, whatever was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When the array stops.
+    pub async fn scrub_anew(&self, limits: Limits) -> Result<ScrubReport, BlockError> {
+        self.engine.scrub(limits, true).await
+    }
+
+    /// Whether reads do without members that are much slower than the others, where redundancy allows; they do unless told
+    /// otherwise. Who is slow is told either way.
+    pub fn avoid_slow_members(&self, avoid: bool) {
+        self.engine.slowness.avoids.set(avoid);
+    }
+
+    /// Takes a member for slow, or not, whatever it is. For tests.
+    #[doc(hidden)]
+    pub fn take_for_slow(&self, member: usize, is_slow: bool) {
+        self.engine.slowness.set(member, is_slow);
     }
 
     /// From now on overwrites are not recorded before they are in place, so that a power cut may lose what nobody wrote:
@@ -166,6 +189,7 @@ impl RaidArray {
             io_errors: member.stats.io_errors.get(),
             repairs: member.stats.repairs.get(),
             lacks_blocks: member.lacks_blocks(),
+            slow: engine.slowness.is_slow(member.index),
             latency: member.stats.latency.clone(),
         };
         ArrayStatus {
@@ -184,14 +208,20 @@ impl RaidArray {
             members: engine.members.borrow().iter().map(member).collect(),
             rebuild: engine.rebuild.get(),
             scrub: engine.scrub.get(),
+            scrubbed_below: engine.scrubbed.get().below,
         }
     }
 
-    /// Rebuild and scrub give way to I/O that passed here.
-    fn note_class(&self, class: IoClass) {
+    /// Rebuild and scrub give way to foreground I/O, which all passes here.
+    fn of_class<'a, T: 'a>(
+        &'a self,
+        class: IoClass,
+        kind: Kind,
+        io: IoFuture<'a, T>,
+    ) -> IoFuture<'a, T> {
         match class {
-            IoClass::Foreground => add(&self.engine.foreground, 1),
-            IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => {}
+            IoClass::Foreground => self.engine.foreground.watch(kind, io),
+            IoClass::Rebuild | IoClass::Scrub | IoClass::Clean => io,
         }
     }
 }
@@ -202,18 +232,18 @@ impl Device for RaidArray {
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.read(at, into, MemberSet::NONE))
+        let io = Box::pin(self.engine.read(at, into, MemberSet::NONE));
+        self.of_class(IoClass::Foreground, Kind::Read, io)
     }
 
     fn read_agreed(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.read_agreed(at, into))
+        let io = Box::pin(self.engine.read_agreed(at, into));
+        self.of_class(IoClass::Foreground, Kind::Read, io)
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
-        self.note_class(IoClass::Foreground);
-        Box::pin(self.engine.overwrite(at, from, durability))
+        let io = Box::pin(self.engine.overwrite(at, from, durability));
+        self.of_class(IoClass::Foreground, Kind::Write, io)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -283,8 +313,7 @@ impl Array for RaidArray {
     }
 
     fn write_fresh(&self, stripe: u64, data: IoVec, class: IoClass) -> IoFuture<'_, ()> {
-        self.note_class(class);
-        Box::pin(self.engine.write_fresh(stripe, data))
+        self.of_class(class, Kind::Write, Box::pin(self.engine.write_fresh(stripe, data)))
     }
 
     fn read_avoiding(
@@ -294,8 +323,7 @@ impl Array for RaidArray {
         avoid: MemberSet,
         class: IoClass,
     ) -> IoFuture<'_, IoVecMut> {
-        self.note_class(class);
-        Box::pin(self.engine.read(at, into, avoid))
+        self.of_class(class, Kind::Read, Box::pin(self.engine.read(at, into, avoid)))
     }
 
     fn members_of(&self, at: u64, bytes: u64) -> MemberSet {

@@ -11,6 +11,8 @@
 //!   more: a read takes time, and what failed at its beginning may be repaired by its end, when a
 //!   member is lost.
 //! - Nothing here changes a stripe except read repair, which holds the stripe's lock.
+//! - A slow member ([`crate::slow`]) is done without only if what the others say of it is at hand at once: nothing of that
+//!   waits for a lock, is repaired or reported. Else it is asked.
 
 use crate::array::MemberSet;
 use crate::engine::Engine;
@@ -92,6 +94,19 @@ impl Gathered {
     }
 }
 
+/// Whom a request does without: those that are avoided, and slow ones where that can be.
+#[derive(Clone, Copy)]
+struct Whom {
+    avoid: MemberSet,
+    shunned: MemberSet,
+}
+
+impl Whom {
+    fn avoided_in(self, engine: &Engine, stripe: u64) -> MemberSet {
+        engine.avoided_in(stripe, self.avoid, self.shunned)
+    }
+}
+
 /// What one request comes to on the members.
 struct Plan {
     pieces: Vec<Piece>,
@@ -105,7 +120,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(engine: &Engine, at: u64, into: IoVecMut, avoid: MemberSet) -> Self {
+    fn new(engine: &Engine, at: u64, into: IoVecMut, whom: Whom) -> Self {
         let mut plan = Self {
             pieces: Vec::new(),
             done: Vec::new(),
@@ -125,7 +140,9 @@ impl Plan {
                 if !engine.map.has(Bit::Written, stripe) {
                     buf.fill(0);
                     plan.done[piece as usize] = Some(buf);
-                } else if let Some((member, place)) = engine.source(stripe, chunk, avoid) {
+                } else if let Some((member, place)) =
+                    engine.source(stripe, chunk, whom.avoided_in(engine, stripe))
+                {
                     plan.read(member, engine.member_offset(place.slot, within), buf, piece);
                 } else {
                     let within = within..within + bytes;
@@ -157,7 +174,7 @@ impl Plan {
 
     /// Turns missing chunks of stripes that are read whole into [`Whole`]: else every missing
     /// chunk would read the whole stripe a second time.
-    fn join_whole_stripes(&mut self, engine: &Engine, avoid: MemberSet) {
+    fn join_whole_stripes(&mut self, engine: &Engine, whom: Whom) {
         let (data_chunks, bytes) = (engine.layout.data_chunks(), engine.layout.chunk_bytes);
         let mut apart = Vec::new();
         for lost in std::mem::take(&mut self.missing) {
@@ -188,6 +205,7 @@ impl Plan {
         self.missing = apart;
         let mut whole = std::mem::take(&mut self.whole);
         for stripe in &mut whole {
+            let avoid = whom.avoided_in(engine, stripe.stripe);
             let redundant = (data_chunks..engine.layout.chunks()).filter_map(|chunk| {
                 let place = engine.layout.place(stripe.stripe, chunk);
                 Some((chunk, place, engine.holder(place, avoid)?))
@@ -214,7 +232,10 @@ impl Engine {
         if self.reads_parts_of_rows(at, &into) {
             return Box::pin(self.read_of_rows(at, into, avoid)).await;
         }
-        if let Some((member, place_at)) = self.only_place(at, &into, avoid) {
+        let shunned = self.shunned(avoid);
+        if let Some((member, place_at)) = self.only_place(at, &into, avoid)
+            && !shunned.contains(member.index)
+        {
             let bytes = into[0].len();
             if let Ok(filled) = self.member_read(&member, place_at, into).await {
                 return Ok(filled);
@@ -222,7 +243,7 @@ impl Engine {
             // Boxed, as what is seldom needed would be part of every read.
             return Box::pin(self.read_carefully(at, &[bytes], avoid)).await;
         }
-        Box::pin(self.read_parts(at, into, avoid)).await
+        Box::pin(self.read_parts(at, into, Whom { avoid, shunned })).await
     }
 
     /// The place of a read that lies in one chunk which somebody has: most small reads, and nothing to split or to look up
@@ -247,22 +268,32 @@ impl Engine {
     async fn read_parts(
         self: &Rc<Self>,
         at: u64,
-        into: IoVecMut,
-        avoid: MemberSet,
+        mut into: IoVecMut,
+        whom: Whom,
     ) -> Result<IoVecMut, BlockError> {
         let bytes = bytes_in(&into);
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
         self.check_not_lost(at, bytes)?;
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
-        match self.read_direct(at, into, avoid).await {
+        if !whom.shunned.is_empty() {
+            if let Some(filled) = self.read_direct(at, into, whom).await {
+                return Ok(filled);
+            }
+            // Those that failed on the way are out: on record before anything is answered.
+            self.settle().await?;
+            // The buffers went down with the failed request. One allocation, as in `read_carefully`.
+            let mut whole = BufMut::for_overwrite(bytes as usize);
+            into = lengths.iter().map(|length| whole.split_to(*length)).collect();
+        }
+        let whom = Whom { shunned: MemberSet::NONE, ..whom };
+        match self.read_direct(at, into, whom).await {
             Some(filled) => Ok(filled),
-            // The buffers went down with the failed request.
-            None => self.read_carefully(at, &lengths, avoid).await,
+            None => self.read_carefully(at, &lengths, whom.avoid).await,
         }
     }
 
-    /// Who can be asked for a data chunk: its holder, or the idlest of the copies.
+    /// Who can be asked for a data chunk: its holder, or the idlest of the copies, slow ones last.
     fn source(&self, stripe: u64, chunk: usize, avoid: MemberSet) -> Option<(Rc<Member>, Place)> {
         let at = |chunk: usize| {
             let place = self.layout.place(stripe, chunk);
@@ -270,24 +301,22 @@ impl Engine {
         };
         match self.layout.level {
             // Among equally idle copies the stripe's number decides, to spread them.
-            Level::Raid1 { copies } => (0..copies)
-                .map(|i| (i + (stripe / self.layout.width as u64) as usize) % copies)
-                .filter_map(at)
-                .min_by_key(|(member, _)| member.in_flight.get()),
+            Level::Raid1 { copies } => {
+                let slow = self.slowness.passed_over();
+                (0..copies)
+                    .map(|i| (i + (stripe / self.layout.width as u64) as usize) % copies)
+                    .filter_map(at)
+                    .min_by_key(|(member, _)| (slow.contains(member.index), member.in_flight.get()))
+            }
             _ => at(chunk),
         }
     }
 
     /// `None` when a member failed, whatever the reason.
-    async fn read_direct(
-        self: &Rc<Self>,
-        at: u64,
-        into: IoVecMut,
-        avoid: MemberSet,
-    ) -> Option<IoVecMut> {
+    async fn read_direct(self: &Rc<Self>, at: u64, into: IoVecMut, whom: Whom) -> Option<IoVecMut> {
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
-        let mut plan = Plan::new(self, at, into, avoid);
-        plan.join_whole_stripes(self, avoid);
+        let mut plan = Plan::new(self, at, into, whom);
+        plan.join_whole_stripes(self, whom);
         let Plan { mut done, runs, missing, whole, .. } = plan;
         let still: SmallVec<[Option<u64>; 8]> =
             whole.iter().map(|whole| self.updates.stillness(whole.stripe)).collect();
@@ -297,9 +326,12 @@ impl Engine {
             Some((run.pieces, parts))
         });
         let recoveries = missing.into_iter().map(|mut lost| async move {
-            let (within, into) = (lost.within.clone(), &mut lost.into);
-            let bad = self.reconstruct_still(lost.stripe, lost.chunk, within, avoid, 0, into);
-            let bad = bad.await.ok()?;
+            let (stripe, chunk, within) = (lost.stripe, lost.chunk, lost.within.clone());
+            let (avoid, into) = (whom.avoided_in(self, stripe), &mut lost.into);
+            let bad = match whom.shunned.is_empty() {
+                true => self.reconstruct_still(stripe, chunk, within, avoid, 0, into).await.ok()?,
+                false => self.reconstruct_at_once(stripe, chunk, within, avoid, into).await?,
+            };
             // A medium error on the way is repaired by the careful way.
             (bad == 0).then_some(lost)
         });
@@ -529,7 +561,13 @@ impl Engine {
                 // Idle ones first, equals in turns, as a plain read does.
                 let turn = (stripe / self.layout.width as u64) as usize % sources.len().max(1);
                 sources.rotate_left(turn);
-                sources.sort_by_key(|(_, _, member)| member.in_flight.get());
+                let slow = self.slowness.passed_over();
+                sources.sort_by_key(|(_, _, member)| {
+                    (slow.contains(member.index), member.in_flight.get())
+                });
+            } else if sources.len() > wanted {
+                let last = self.avoided_in(stripe, avoid, self.slowness.passed_over());
+                sources.sort_by_key(|(_, _, member)| last.contains(member.index));
             }
             sources.truncate(wanted);
             if sources.is_empty() {
@@ -553,6 +591,24 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// As [`Engine::reconstruct_still`], for who can do without the answer. `None` where an update comes between.
+    async fn reconstruct_at_once(
+        &self,
+        stripe: u64,
+        chunk: usize,
+        within: Range<u64>,
+        avoid: MemberSet,
+        into: &mut [u8],
+    ) -> Option<u64> {
+        let still = || self.updates.stillness(stripe);
+        let before = still();
+        if before.is_none() && !planted!("raid-shuns-beside-updates") {
+            return None;
+        }
+        let bad = self.reconstruct(stripe, chunk, within, avoid, 0, into).await.ok()?;
+        (still() == before || planted!("raid-shuns-beside-updates")).then_some(bad)
     }
 
     /// As [`Engine::reconstruct`], for those who do not hold the stripe: of chunks that belong together.

@@ -26,11 +26,11 @@ use crate::lost::Rows;
 use crate::map::Bit;
 use crate::mark;
 use crate::member::{Member, MemberEvent, MemberState, add};
+use crate::pace::{Limits, Pace, wait_until};
 use crate::redundancy::Redundancy;
-use crate::status::{ArrayEvent, Progress};
+use crate::status::ArrayEvent;
 use crate::vote::Copy;
 use futures_util::future::{join_all, try_join_all};
-use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
 use levada_base::{BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
@@ -39,7 +39,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// Stripes rebuilt or scrubbed together.
 pub(crate) const STRIPES_AT_ONCE: usize = 8;
@@ -47,93 +46,14 @@ pub(crate) const STRIPES_AT_ONCE: usize = 8;
 const CURSOR_EVERY_BYTES_MAX: u64 = 256 * MIB;
 /// Attempts after which a stripe that is beyond repair in part is left behind.
 const TRIES_MAX: u32 = 5;
-/// Foreground I/O this recent slows rebuild and scrub down to their floor.
-const BUSY_FOR: Duration = Duration::from_millis(20);
-
-/// How fast rebuild and scrub may go, in bytes per second moved on all members together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Pace beside foreground I/O.
-    pub floor_bytes_per_second: u64,
-    /// Pace of an array that is idle otherwise.
-    pub ceiling_bytes_per_second: u64,
-}
-
-impl Limits {
-    /// As fast as the members are.
-    pub const NONE: Self =
-        Self { floor_bytes_per_second: u64::MAX, ceiling_bytes_per_second: u64::MAX };
-}
 
 /// A chunk to recompute: its number, the member it goes to, the offset there.
 type Lost = (usize, Rc<Member>, u64);
 
-/// Keeps a background task at its pace, and its progress.
-pub(crate) struct Pace {
-    limits: Limits,
-    begun: Instant,
-    /// When the bytes moved so far are paid for.
-    paid: Instant,
-    bytes: u64,
-    /// How many foreground I/Os there had been when it was last looked, and when there were new ones.
-    foreground: (u64, Option<Instant>),
-    pub progress: Progress,
-}
-
-impl Pace {
-    pub fn new(engine: &Engine, limits: Limits, stripes_total: u64) -> Self {
-        let now = reactor::now();
-        let progress = Progress { stripes_total, ..Progress::default() };
-        let foreground = (engine.foreground.get(), None);
-        Self { limits, begun: now, paid: now, bytes: 0, foreground, progress }
-    }
-
-    /// Counts work done and waits until the next may begin.
-    pub async fn spend(&mut self, engine: &Engine, stripes: u64, bytes: u64) {
-        wait_until(self.charge(engine, stripes, bytes)).await;
-    }
-
-    /// Counts work done: when the next may begin, if not at once.
-    fn charge(&mut self, engine: &Engine, stripes: u64, bytes: u64) -> Option<Instant> {
-        self.bytes += bytes;
-        self.progress.stripes_done += stripes;
-        // Stripes written since it began are visited too.
-        self.progress.stripes_total = self.progress.stripes_total.max(self.progress.stripes_done);
-        let seconds = self.begun.elapsed().as_secs_f64();
-        if seconds > 0.0 {
-            self.progress.bytes_per_second = self.bytes as f64 / seconds;
-        }
-        let count = engine.foreground.get();
-        if count != self.foreground.0 {
-            self.foreground = (count, Some(reactor::now()));
-        }
-        let busy = self.foreground.1.is_some_and(|last| last.elapsed() < BUSY_FOR);
-        let rate = match busy {
-            true => self.limits.floor_bytes_per_second,
-            false => self.limits.ceiling_bytes_per_second,
-        };
-        if rate == u64::MAX {
-            return None;
-        }
-        let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-        // Time not used is not saved up.
-        self.paid = self.paid.max(reactor::now()) + cost;
-        Some(self.paid)
-    }
-}
-
-/// Waits until then, or lets others go first.
-async fn wait_until(then: Option<Instant>) {
-    match then {
-        Some(then) => reactor::sleep_until(then).await,
-        None => reactor::yield_now().await,
-    }
-}
-
 /// One way through the slots, on which several stripes are under way at once.
 struct Course<'a> {
     targets: &'a [Rc<Member>],
-    pace: RefCell<Pace>,
+    pace: RefCell<Pace<'a>>,
     /// Where the next stripe is looked for.
     next: Cell<u64>,
     /// Stripes under way or done before one that is under way: the slot behind each, and whether it is done.
@@ -238,7 +158,7 @@ impl Engine {
         let total = (u128::from(wanted) * u128::from(slots) / u128::from(share.max(1))) as u64;
         let course = Course {
             targets,
-            pace: RefCell::new(Pace::new(self, limits, total.min(slots))),
+            pace: RefCell::new(Pace::new(self, limits, 0, total.min(slots))),
             next: Cell::new(targets.iter().filter_map(cursor).min().unwrap_or(slots)),
             under_way: RefCell::default(),
             first: Cell::new(0),
@@ -308,7 +228,7 @@ impl Engine {
                 stored?;
             }
             let moved = chunk_bytes * (self.layout.data_chunks() + targets.len()) as u64;
-            let then = course.pace.borrow_mut().charge(self, 1, moved);
+            let then = course.pace.borrow_mut().charge(1, moved);
             wait_until(then).await;
         }
     }

@@ -36,6 +36,8 @@ pub struct Recorded {
     pub data_at: u64,
     /// Bytes of data on each member.
     pub data_bytes: u64,
+    /// As [`crate::ArrayStatus::scrubbed_below`].
+    pub scrubbed_below: u64,
     pub members: Vec<RecordedMember>,
 }
 
@@ -73,6 +75,7 @@ impl Recorded {
             capacity_bytes: superblock.layout.capacity_bytes(),
             data_at: superblock.areas.data_at,
             data_bytes: superblock.areas.data_bytes,
+            scrubbed_below: superblock.scrubbed.below,
             members: superblock.members.into_iter().map(member).collect(),
         };
         Some((recorded, index))

@@ -4,21 +4,31 @@
 //! is recomputed, block by block, and not where an equation that is left says that the others are wrong: one bad
 //! block in each of two chunks must not become the loss of both. Copies vote, block by block ([`crate::agreed`]). Stripes that are dirty or being written are skipped: their
 //! redundancy promises nothing yet. Changes nothing else, so a crash leaves nothing to undo.
+//!
+//! How far it is, and what it found, is in the superblocks: stored now and then, and with every other change of standing.
+//! Interrupted, it goes on there. What it says of stripes that were overwritten in place ([`Bit::Patched`]) it says of those
+//! that it has checked since the array was opened; of the others the next one does.
 
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::map::Bit;
 use crate::member::add;
+use crate::pace::{Limits, Pace};
 use crate::read::{Chunks, held};
-use crate::rebuild::{Limits, Pace, STRIPES_AT_ONCE};
+use crate::rebuild::STRIPES_AT_ONCE;
 use crate::redundancy::Redundancy;
 use futures_util::future::join_all;
+use levada_base::reactor;
 use levada_base::{BufMut, probe};
 use levada_device::{BlockError, Durability};
 use levada_parity::Verdict;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// Between two stores of how far a scrub is.
+const STORED_EVERY: Duration = Duration::from_secs(10);
 
 /// What a scrub found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +45,50 @@ pub struct ScrubReport {
     pub mismatched: u64,
     /// Stripes with fewer readable chunks than data needs.
     pub lost: u64,
+}
+
+impl ScrubReport {
+    fn add(&mut self, more: &Self) {
+        self.stripes += more.stripes;
+        self.skipped += more.skipped;
+        self.unreadable_repaired += more.unreadable_repaired;
+        self.wrong_repaired += more.wrong_repaired;
+        self.mismatched += more.mismatched;
+        self.lost += more.lost;
+    }
+
+    fn repaired(&self) -> u64 {
+        self.unreadable_repaired + self.wrong_repaired
+    }
+}
+
+/// How far a scrub is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scrubbed {
+    /// Every stripe below this was checked; 0: no scrub is under way.
+    pub below: u64,
+    /// What was found there.
+    pub report: ScrubReport,
+}
+
+impl Scrubbed {
+    /// As the superblock has it.
+    pub fn numbers(&self) -> [u64; 7] {
+        let ScrubReport { stripes, skipped, unreadable_repaired, wrong_repaired, mismatched, lost } =
+            self.report;
+        [self.below, stripes, skipped, unreadable_repaired, wrong_repaired, mismatched, lost]
+    }
+
+    /// From the superblock of an array of `stripes_total`; as if there were none where these numbers contradict that.
+    pub fn of(numbers: [u64; 7], stripes_total: u64) -> Self {
+        let [below, stripes, skipped, unreadable_repaired, wrong_repaired, mismatched, lost] =
+            numbers;
+        let is_sound =
+            below > 0 && below <= stripes_total && numbers[1..].iter().all(|n| *n < 1 << 56);
+        let report =
+            ScrubReport { stripes, skipped, unreadable_repaired, wrong_repaired, mismatched, lost };
+        if is_sound { Self { below, report } } else { Self::default() }
+    }
 }
 
 /// What a scrub did to a part of a stripe; chunks as bits.
@@ -65,7 +119,12 @@ enum Finding {
 }
 
 impl Engine {
-    pub async fn scrub(self: &Rc<Self>, limits: Limits) -> Result<ScrubReport, BlockError> {
+    pub async fn scrub(
+        self: &Rc<Self>,
+        limits: Limits,
+        anew: bool,
+    ) -> Result<ScrubReport, BlockError> {
+        let _turn = self.scrub_turn.acquire(1).await;
         /// Takes the progress away again, also when the caller gives up.
         struct Shown<'a>(&'a Engine);
         impl Drop for Shown<'_> {
@@ -75,9 +134,13 @@ impl Engine {
         }
         let _shown = Shown(self);
         let _busy = probe::busy("array scrub");
-        let mut report = ScrubReport::default();
-        let mut pace = Pace::new(self, limits, self.map.written_stripes());
-        let mut from = 0;
+        if anew && self.scrubbed.take() != Scrubbed::default() {
+            self.tell_scrubbed().await?;
+        }
+        let Scrubbed { below: mut from, mut report } = self.scrubbed.get();
+        let before = report.stripes + report.skipped;
+        let mut pace = Pace::new(self, limits, before, self.map.written_stripes().max(before));
+        let mut stored = reactor::now();
         loop {
             self.check_running()?;
             self.scrub.set(Some(pace.progress));
@@ -89,14 +152,18 @@ impl Engine {
                 from = stripe + 1;
             }
             if batch.is_empty() {
-                if self.map.next_set(Bit::Patched, 0).is_none() && self.patched.replace(false) {
-                    add(&self.standing_wanted, 1);
-                    self.settle().await?;
+                self.scrubbed.take();
+                self.scrub_told.take();
+                if self.map.next_set(Bit::Patched, 0).is_none() {
+                    self.patched.set(false);
                 }
                 if !self.lost.is_empty() {
                     // What was put right is taken from the list behind a flush.
                     self.flush_members().await?;
                 }
+                // It is over, and finds that on record.
+                add(&self.standing_wanted, 1);
+                self.settle().await?;
                 return Ok(report);
             }
             // Detached: a scrub that is given up must not let go of a stripe that it is writing to.
@@ -107,18 +174,30 @@ impl Engine {
             let results: Vec<ScrubReport> =
                 join_all(stripes).await.into_iter().collect::<Result<_, _>>()?;
             self.settle().await?;
-            for of_stripe in results {
-                report.stripes += of_stripe.stripes;
-                report.skipped += of_stripe.skipped;
-                report.unreadable_repaired += of_stripe.unreadable_repaired;
-                report.wrong_repaired += of_stripe.wrong_repaired;
-                report.mismatched += of_stripe.mismatched;
-                report.lost += of_stripe.lost;
+            results.iter().for_each(|of_stripe| report.add(of_stripe));
+            self.scrubbed.set(Scrubbed { below: from, report });
+            if report.repaired() == self.scrub_told.get().report.repaired() {
+                self.scrub_told.set(self.scrubbed.get());
+            }
+            if stored.elapsed() >= STORED_EVERY {
+                self.tell_scrubbed().await?;
+                stored = reactor::now();
             }
             let stripes = batch.len() as u64;
             let bytes = stripes * self.layout.chunks() as u64 * self.layout.chunk_bytes;
-            pace.spend(self, stripes, bytes).await;
+            pace.spend(stripes, bytes).await;
         }
+    }
+
+    /// Stores how far the scrub is, behind a flush of what it repaired.
+    async fn tell_scrubbed(self: &Rc<Self>) -> Result<(), BlockError> {
+        let scrubbed = self.scrubbed.get();
+        if scrubbed.report.repaired() > self.scrub_told.get().report.repaired() {
+            self.flush_members().await?;
+        }
+        self.scrub_told.set(scrubbed);
+        add(&self.standing_wanted, 1);
+        self.settle().await
     }
 
     async fn scrub_stripe(self: &Rc<Self>, stripe: u64) -> ScrubReport {

@@ -104,6 +104,7 @@ impl Engine {
             epoch: self.epoch,
             held_by_all: self.held_by_all.get(),
             patched: self.patched.get(),
+            scrubbed: self.scrub_told.get(),
             journal_from: self.journal.as_ref().map_or(0, |journal| journal.from.get()),
             layout: self.layout,
             block_bytes: self.info.block_bytes,
@@ -290,6 +291,7 @@ impl Engine {
         self.detached.until_none().await;
         self.flush().await?;
         self.flush_members().await?;
+        self.scrub_told.set(self.scrubbed.get());
         self.retire(0);
         // Stripes declared and never written stay dirty: their redundancy says nothing yet.
         self.persist(0..self.layout.stripes).await?;

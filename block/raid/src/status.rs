@@ -5,6 +5,7 @@ use crate::member::MemberState;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_device::BlockError;
+use std::time::Duration;
 
 /// Something that an operator or the node should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,11 @@ pub enum ArrayEvent {
     RebuildDone { member: usize, name: String },
     /// A chunk could not be read and was rewritten from the others.
     Repaired { member: usize, name: String, stripe: u64 },
+    /// A member is much slower than the others: its reads took so long lately, theirs so long. Reads do without it where
+    /// redundancy allows.
+    MemberSlow { member: usize, name: String, took: Duration, others: Duration },
+    /// It is as fast as the others again.
+    MemberSlowNoMore { member: usize, name: String },
     /// Too many members are lost, or somebody else owns the array: no more I/O until reopened.
     Stopped { error: BlockError },
 }
@@ -39,6 +45,18 @@ impl ArrayEvent {
             }
             Self::Repaired { name, stripe, .. } => {
                 tracing::warn!(array, member = name, stripe, "an unreadable chunk was rewritten");
+            }
+            Self::MemberSlow { name, took, others, .. } => {
+                tracing::warn!(
+                    array,
+                    member = name,
+                    ?took,
+                    ?others,
+                    "a member is much slower than the others"
+                );
+            }
+            Self::MemberSlowNoMore { name, .. } => {
+                tracing::info!(array, member = name, "a member is as fast as the others again");
             }
             Self::Stopped { error } => tracing::error!(array, %error, "the array has stopped"),
         }
@@ -64,6 +82,8 @@ pub struct MemberStatus {
     pub repairs: u64,
     /// Blocks that a rebuild could not make, as far as is known since open. They cannot be read until they are written.
     pub lacks_blocks: u64,
+    /// Much slower than the others.
+    pub slow: bool,
     /// Of its reads and writes.
     pub latency: Latency,
 }
@@ -72,6 +92,8 @@ pub struct MemberStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     pub stripes_done: u64,
+    /// Of these, before it was interrupted the last time.
+    pub stripes_before: u64,
     /// Written stripes when it began.
     pub stripes_total: u64,
     /// Bytes read and written on members per second, over the run so far.
@@ -99,4 +121,6 @@ pub struct ArrayStatus {
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
     pub scrub: Option<Progress>,
+    /// Stripes below this were checked by a scrub that is under way, or was interrupted and goes on at the next one; 0: none.
+    pub scrubbed_below: u64,
 }

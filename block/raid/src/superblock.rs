@@ -7,6 +7,7 @@ use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::MapFormat;
 use crate::member::{Held, MemberState};
+use crate::scrub::Scrubbed;
 use levada_base::Epoch;
 use levada_base::checksum::crc32c;
 use levada_base::ids::Uuid;
@@ -33,6 +34,7 @@ const FLAGS_AT: usize = 15;
 const PATCHED: u8 = 1;
 const JOURNAL_FROM_AT: usize = 184;
 const LOST_BYTES_AT: usize = 192;
+const SCRUBBED_AT: usize = 200;
 const BLOCK_BYTES_AT: usize = 256;
 const TABLE_AT: usize = 512;
 const ENTRY_BYTES: usize = 64;
@@ -140,6 +142,8 @@ pub(crate) struct Superblock {
     pub journal_from: u64,
     /// Stripes may be patched ([`crate::map::Bit::Patched`]).
     pub patched: bool,
+    /// How far a scrub is that is under way.
+    pub scrubbed: Scrubbed,
     pub layout: Layout,
     /// Of the array as its users see it: 512 or 4096.
     pub block_bytes: u64,
@@ -220,6 +224,9 @@ impl Superblock {
         bytes[FLAGS_AT] = if self.patched { PATCHED } else { 0 };
         put(bytes, JOURNAL_FROM_AT, &self.journal_from.to_le_bytes());
         put(bytes, LOST_BYTES_AT, &self.areas.lost_bytes.to_le_bytes());
+        for (number, at) in self.scrubbed.numbers().iter().zip((SCRUBBED_AT..).step_by(8)) {
+            put(bytes, at, &number.to_le_bytes());
+        }
         let of_four_kib = self.block_bytes == BLOCK_BYTES;
         let block_bytes = if of_four_kib { 0 } else { self.block_bytes as u32 };
         put(bytes, BLOCK_BYTES_AT, &block_bytes.to_le_bytes());
@@ -362,6 +369,10 @@ impl Superblock {
             held_by_all: number(10),
             journal_from: get_u64(bytes, JOURNAL_FROM_AT),
             patched: bytes[FLAGS_AT] & PATCHED != 0,
+            scrubbed: Scrubbed::of(
+                std::array::from_fn(|i| get_u64(bytes, SCRUBBED_AT + 8 * i)),
+                layout.stripes,
+            ),
             layout,
             block_bytes,
             areas,
@@ -401,6 +412,7 @@ mod tests {
             held_by_all: 4,
             journal_from: 12,
             patched: true,
+            scrubbed: Scrubbed::of([7, 6, 1, 2, 3, 4, 5], stripes),
             layout: Layout { level, width: 4, chunk_bytes: 64 << 10, stripes },
             block_bytes: 512,
             areas,

@@ -250,7 +250,7 @@ impl Engine {
     }
 
     /// Whether a stripe's data and parity are there and belong together.
-    fn is_settled(&self, stripe: u64) -> bool {
+    pub fn is_settled(&self, stripe: u64) -> bool {
         self.map.has(Bit::Written, stripe)
             && !self.map.has(Bit::Dirty, stripe)
             && !self.map.has(Bit::Fresh, stripe)

@@ -345,6 +345,9 @@ impl Life {
         reactor::spawn_in(&self.node, async move {
             loop {
                 reactor::sleep(Duration::from_micros(random(2000))).await;
+                // Whoever it is: reads do without him, or not.
+                let anybody = random(rebuilt.status().members.len() as u64) as usize;
+                rebuilt.take_for_slow(anybody, random(2) == 0);
                 rebuilt.rebuild(Limits::NONE).await.expect("borne");
             }
         });
@@ -451,7 +454,7 @@ impl Life {
 }
 
 async fn scrub(array: &RaidArray, seed: u64) {
-    let report = array.scrub(Limits::NONE).await.expect("borne");
+    let report = array.scrub_anew(Limits::NONE).await.expect("borne");
     let wrong = report.mismatched + report.wrong_repaired + report.lost;
     assert_eq!(wrong, 0, "seed {seed}: {report:?}");
 }

@@ -25,8 +25,9 @@ pub enum ArrayCommand {
     Serve(ServeArgs),
     /// Read everything written on every member, check it against parity or copies, and repair what can be located
     ///
-    /// Fails when something is wrong that nothing tells how to repair. Interrupted, a scrub of a served array goes on there.
-    Scrub(WorkArgs),
+    /// Fails when something is wrong that nothing tells how to repair. Interrupted, a scrub of a served array goes on there; one
+    /// that was cut short, also by a restart, goes on where it was.
+    Scrub(ScrubArgs),
     /// Bring every member that waits for it back into step, and wait until that is done
     Rebuild(WorkArgs),
     /// Take a member out, as if its drive had been pulled; a hot spare takes its place at once
@@ -136,10 +137,10 @@ struct OpeningArgs {
 /// How fast.
 #[derive(Args)]
 struct PaceArgs {
-    /// MB/s moved on all members together while there is other I/O [default: no limit]
+    /// At least so many MB/s, moved on all members together, also beside other I/O [default: as the ceiling]
     #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
     floor: Option<u64>,
-    /// MB/s moved on all members together when there is no other I/O [default: no limit]
+    /// At most so many MB/s, which an idle array gets; beside other I/O what that hardly notices [default: no limit]
     #[arg(long, value_name = "MB/S", value_parser = clap::value_parser!(u64).range(1..))]
     ceiling: Option<u64>,
 }
@@ -167,7 +168,7 @@ impl OnArray {
     fn keeping(&self) -> Keeping {
         let OpeningArgs { degraded, force } = self.opening;
         let opening = Opening { degraded, force };
-        Keeping { drives: self.drives.clone(), opening, pace: Pace::default() }
+        Keeping { drives: self.drives.clone(), opening, pace: Pace::default(), read_slow: false }
     }
 }
 
@@ -178,6 +179,9 @@ pub struct ServeArgs {
     at: PathBuf,
     #[command(flatten)]
     pace: PaceArgs,
+    /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
+    #[arg(long)]
+    read_slow: bool,
     #[command(flatten)]
     opening: OpeningArgs,
     /// All its drives
@@ -193,6 +197,15 @@ pub struct WorkArgs {
     on: OnArray,
 }
 
+#[derive(Args)]
+pub struct ScrubArgs {
+    /// Begin with the first stripe, whatever an earlier scrub has checked before it was cut short
+    #[arg(long)]
+    restart: bool,
+    #[command(flatten)]
+    work: WorkArgs,
+}
+
 /// Carries an array command out.
 pub fn array(command: &ArrayCommand) -> Result<()> {
     match command {
@@ -201,7 +214,9 @@ pub fn array(command: &ArrayCommand) -> Result<()> {
             show::print_status(&levada_array::show(&args.drives)?, args.json)
         }
         ArrayCommand::Serve(args) => serve(args),
-        ArrayCommand::Scrub(args) => work::scrub(&args.on, args.pace.pace()),
+        ArrayCommand::Scrub(ScrubArgs { work, restart }) => {
+            work::scrub(&work.on, work.pace.pace(), *restart)
+        }
         ArrayCommand::Rebuild(args) => work::rebuild(&args.on, args.pace.pace()),
         ArrayCommand::Fail { member, on } => work::fail(on, member),
         ArrayCommand::Replace { member, new, overwrite, on } => {
@@ -247,6 +262,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         drives: args.drives.clone(),
         opening: Opening { degraded, force },
         pace: args.pace.pace(),
+        read_slow: args.read_slow,
     };
     levada_array::serve(&keeping, &args.at, |status, at| {
         say!(

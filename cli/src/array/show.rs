@@ -101,6 +101,10 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             writeln!(out, "  {what}: {}", progress_text(progress))?;
         }
     }
+    if status.scrub.is_none() && status.scrubbed_below > 0 {
+        let at = status.scrubbed_below;
+        writeln!(out, "  scrub: was cut short at stripe {at}, and goes on there")?;
+    }
     if let Some(result) = &status.last_scrub {
         writeln!(out, "  last scrub: {}", super::work::result_text(result))?;
     }
@@ -113,6 +117,7 @@ fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
         (Some(percent), true) => format!("catching up {percent} %"),
         (Some(percent), false) => format!("{} {percent} %", member.state),
         (None, true) => format!("{}, may catch up", member.state),
+        (None, false) if member.slow => format!("{}, slow", member.state),
         (None, false) => member.state.clone(),
     };
     write!(out, "  {:>2}  {:<28} role {role:<3} {state:<18}", member.index, member.name)?;

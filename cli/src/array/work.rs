@@ -105,8 +105,8 @@ pub fn result_text(result: &ScrubResult) -> String {
 }
 
 /// Scrubs, and fails when something stays wrong.
-pub fn scrub(on: &OnArray, pace: Pace) -> Result<()> {
-    let reply = watch(on, Request::Scrub { pace }, "scrub", |status| status.scrub)?;
+pub fn scrub(on: &OnArray, pace: Pace, restart: bool) -> Result<()> {
+    let reply = watch(on, Request::Scrub { pace, restart }, "scrub", |status| status.scrub)?;
     let Reply::Scrubbed(result) = reply else { bail!("the scrub gave no report") };
     match on.json {
         true => say!("{}", serde_json::to_string(&result)?),

@@ -239,15 +239,29 @@ fn interrupted_work_closes_the_array() {
     fs::write(arrays.file(), vec![3; 24_000_000]).expect("written");
     arrays.stop();
     let mut scrub = arrays.start(&[&["scrub", "--ceiling", "5"], &DRIVES[..]].concat());
+    // Others are not in its way, nor it in theirs.
     crate::support::wait_until("it scrubs", || {
         let shown = arrays.json(&["show", "d0"]);
-        shown["open_by"]["pid"] == scrub.id() && !shown["scrub"].is_null()
+        shown["open_by"]["pid"] == scrub.id() && shown["scrubbed_below"].as_u64() > Some(0)
     });
-    // Others are not in its way, nor it in theirs.
-    arrays.refused(&["scrub", "d0"], &["a scrub of data runs already"]);
     crate::support::signal("-INT", scrub.id());
     assert_eq!(scrub.wait().expect("a child").code(), Some(1));
     let shown = arrays.json(&[&["show"], &DRIVES[..]].concat());
     assert_eq!((shown["state"].as_str(), shown["open_by"].is_null()), (Some("healthy"), true));
-    arrays.ok(&[&["scrub"], &DRIVES[..]].concat());
+    // It goes on where it was, by itself once the array is served.
+    let below = shown["scrubbed_below"].as_u64().expect("a number");
+    assert!(below > 0 && below < shown["stripes"].as_u64().expect("a number"), "{shown}");
+    let text = arrays.ok(&[&["show"], &DRIVES[..]].concat());
+    assert!(text.contains(&format!("scrub: was cut short at stripe {below}")), "{text}");
+    arrays.serve(&[&["--ceiling", "5"], &DRIVES[..]].concat());
+    let shown = arrays.json(&["show", "d0"]);
+    let scrub = &shown["scrub"];
+    assert_eq!(scrub["stripes_total"], shown["stripes_written"], "{shown}");
+    // Who asks for one gets this one, and its pace is his.
+    let ended = arrays.json(&["scrub", "--ceiling", "10000", "d0"]);
+    assert_eq!(ended["stripes"], shown["stripes_written"], "{ended}");
+    let anew = arrays.json(&["scrub", "--restart", "--ceiling", "10000", "d0"]);
+    assert_eq!(anew, ended);
+    assert_eq!(arrays.json(&["show", "d0"])["scrubbed_below"], 0);
+    arrays.stop();
 }

@@ -80,8 +80,9 @@ pub enum ArrayError {
     NotOut { member: String },
     #[error("{} is {member} of this array, and live", path.display())]
     InUseHere { path: PathBuf, member: String },
-    #[error("a scrub of {array} runs already")]
-    ScrubRuns { array: String },
+    /// What a scrub met.
+    #[error("the scrub stopped: {why}")]
+    Scrub { why: String },
     /// What a rebuild met.
     #[error("the rebuild stopped: {why}")]
     Rebuild { why: String },

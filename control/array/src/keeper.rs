@@ -1,14 +1,17 @@
-//! The keeper of an open array: carries out what is asked of it, and rebuilds what waits for a rebuild.
+//! The keeper of an open array: carries out what is asked of it, rebuilds what waits for a rebuild, and ends what scrubs
+//! were interrupted.
 //!
 //! What always holds:
-//! - One rebuild at a time, at the pace that was asked for last.
+//! - One rebuild and one scrub at a time, each at the pace that was asked for last. Both go on when who asked for them goes
+//!   away.
 //! - A drive stays locked while it may be a member, also when its member is out: it may come back.
 //!
-//! After a crash the array is opened anew; a rebuild goes on where its cursor was stored.
+//! After a crash the array is opened anew; a rebuild and a scrub go on where their cursors were stored.
 
 use crate::drives::{array_of, check_age, check_members, name_of, sight, sight_all, take};
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
+use crate::run::Keeping;
 use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
@@ -60,17 +63,31 @@ pub(crate) struct Keeper {
     /// When the work under way began.
     rebuild_begun: Cell<Option<Instant>>,
     scrub_begun: Cell<Option<Instant>>,
+    scrubs: Scrubs,
     last_scrub: RefCell<Option<ScrubResult>>,
+}
+
+/// What is wanted of scrubs, and how they went.
+#[derive(Default)]
+struct Scrubs {
+    wanted: Cell<bool>,
+    anew: Cell<bool>,
+    pace: Cell<Pace>,
+    /// Something else is wanted.
+    changed: Notify,
+    /// How many ended, and how the last one did; why, if it failed.
+    ended: RefCell<(u64, Option<Result<ScrubResult, String>>)>,
+    one_ended: Notify,
 }
 
 impl Keeper {
     /// Opens the array that these drives belong to. `rebuilds`: what waits for a rebuild gets it without being asked.
     pub async fn open(
         paths: &[PathBuf],
-        opening: Opening,
+        keeping: &Keeping,
         rebuilds: bool,
-        pace: Pace,
     ) -> Result<Rc<Self>, ArrayError> {
+        let Keeping { opening, pace, .. } = *keeping;
         let sighted = sight_all(paths)?;
         let recorded = array_of(&sighted)?;
         check_members(&recorded, &sighted)?;
@@ -107,6 +124,7 @@ impl Keeper {
                 "goes on without"
             );
         }
+        array.avoid_slow_members(!keeping.read_slow);
         let keeper = Rc::new(Self {
             array,
             recorded,
@@ -119,8 +137,14 @@ impl Keeper {
             failures: RefCell::default(),
             rebuild_begun: Cell::default(),
             scrub_begun: Cell::default(),
+            scrubs: Scrubs::default(),
             last_scrub: RefCell::default(),
         });
+        if rebuilds && keeper.array.status().scrubbed_below > 0 {
+            tracing::info!(array = keeper.name(), "the scrub that was interrupted goes on");
+            keeper.scrubs.pace.set(pace);
+            keeper.scrubs.wanted.set(true);
+        }
         keeper.listen();
         Ok(keeper)
     }
@@ -183,7 +207,9 @@ impl Keeper {
     async fn carry_out(&self, request: Request) -> Result<Reply, ArrayError> {
         match request {
             Request::Show => {}
-            Request::Scrub { pace } => return Ok(Reply::Scrubbed(self.scrub(pace).await?)),
+            Request::Scrub { pace, restart } => {
+                return Ok(Reply::Scrubbed(self.scrub(pace, restart).await?));
+            }
             Request::Rebuild { pace } => self.rebuild(pace).await?,
             Request::Fail { member } => self.fail(&member).await?,
             Request::Replace { member, new, force } => self.replace(&member, &new, force).await?,
@@ -192,32 +218,72 @@ impl Keeper {
         Ok(Reply::Status(Box::new(self.status())))
     }
 
-    async fn scrub(&self, pace: Pace) -> Result<ScrubResult, ArrayError> {
-        /// Takes the beginning away again, also when nobody waits any more.
-        struct Begun<'a>(&'a Cell<Option<Instant>>);
-        impl Drop for Begun<'_> {
-            fn drop(&mut self) {
-                self.0.set(None);
+    /// Scrubs when that is wanted, as long as this is polled.
+    pub async fn look_after_scrubs(self: Rc<Self>) {
+        let scrubs = &self.scrubs;
+        loop {
+            let changed = scrubs.changed.changed();
+            if !scrubs.wanted.get() {
+                changed.await;
+                continue;
             }
+            let (pace, anew) = (scrubs.pace.get(), scrubs.anew.take());
+            let is_other = || (scrubs.pace.get() != pace || scrubs.anew.get()).then_some(());
+            self.scrub_begun.set(Some(reactor::now()));
+            let scrub = async {
+                match anew {
+                    true => self.array.scrub_anew(pace.limits()).await,
+                    false => self.array.scrub(pace.limits()).await,
+                }
+            };
+            // A scrub that is dropped is interrupted, and goes on where it was.
+            let ended = match select(pin!(scrub), pin!(scrubs.changed.until(is_other))).await {
+                Either::Left((ended, _)) => Some(ended),
+                Either::Right(_) => None,
+            };
+            self.scrub_begun.set(None);
+            let Some(ended) = ended else { continue };
+            let result = ended.map(|found| ScrubResult {
+                name: self.name().into(),
+                uuid: self.uuid(),
+                stripes: found.stripes,
+                skipped: found.skipped,
+                unreadable_repaired: found.unreadable_repaired,
+                wrong_repaired: found.wrong_repaired,
+                mismatched: found.mismatched,
+                lost: found.lost,
+            });
+            match &result {
+                Ok(result) => {
+                    tracing::info!(array = self.name(), ?result, "scrubbed");
+                    *self.last_scrub.borrow_mut() = Some(result.clone());
+                }
+                Err(error) => tracing::error!(array = self.name(), %error, "the scrub stopped"),
+            }
+            scrubs.wanted.set(false);
+            {
+                let mut ended = scrubs.ended.borrow_mut();
+                *ended = (ended.0 + 1, Some(result.map_err(|error| error.to_string())));
+            }
+            scrubs.one_ended.notify_all();
         }
-        if self.scrub_begun.get().is_some() {
-            return Err(ArrayError::ScrubRuns { array: self.name().into() });
+    }
+
+    /// Waits for the end of a scrub: of the one that runs, if one does.
+    async fn scrub(&self, pace: Pace, restart: bool) -> Result<ScrubResult, ArrayError> {
+        let scrubs = &self.scrubs;
+        scrubs.pace.set(self.paced(pace));
+        if restart {
+            scrubs.anew.set(true);
         }
-        self.scrub_begun.set(Some(reactor::now()));
-        let _begun = Begun(&self.scrub_begun);
-        let found = self.array.scrub(self.paced(pace).limits()).await?;
-        let result = ScrubResult {
-            name: self.name().into(),
-            uuid: self.uuid(),
-            stripes: found.stripes,
-            skipped: found.skipped,
-            unreadable_repaired: found.unreadable_repaired,
-            wrong_repaired: found.wrong_repaired,
-            mismatched: found.mismatched,
-            lost: found.lost,
-        };
-        *self.last_scrub.borrow_mut() = Some(result.clone());
-        Ok(result)
+        scrubs.wanted.set(true);
+        scrubs.changed.notify_all();
+        let ended_before = scrubs.ended.borrow().0;
+        let outcome = scrubs.one_ended.until(|| {
+            let (ended, outcome) = &*scrubs.ended.borrow();
+            outcome.clone().filter(|_| *ended > ended_before)
+        });
+        outcome.await.map_err(|why| ArrayError::Scrub { why })
     }
 
     /// Who asks for no pace gets the one that is in force.
@@ -380,6 +446,7 @@ impl Keeper {
             state: status::word_of(member.state).into(),
             catches_up: member.catches_up,
             rebuilt_percent: status::percent_of(member.state, slots),
+            slow: member.slow,
             io: Some(Io::from(member)),
         };
         let since =
@@ -398,6 +465,7 @@ impl Keeper {
             members: now.members.iter().map(member).collect(),
             rebuild: progress(&now.rebuild, &self.rebuild_begun),
             scrub: progress(&now.scrub, &self.scrub_begun),
+            scrubbed_below: now.scrubbed_below,
             last_scrub: self.last_scrub.borrow().clone(),
             ..Status::recorded(&self.recorded)
         };

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 /// How fast a scrub or a rebuild may go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Beside other I/O, in bytes per second moved on all members; `None`: as fast as it goes.
+    /// Beside other I/O at least, in bytes per second moved on all members; `None`: as the ceiling.
     pub floor_bytes_per_s: Option<u64>,
-    /// Without other I/O.
+    /// At most, and without other I/O.
     pub ceiling_bytes_per_s: Option<u64>,
 }
 
@@ -37,9 +37,12 @@ impl Pace {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Request {
     Show,
-    /// Answered at its end by [`Reply::Scrubbed`].
+    /// Answered at its end by [`Reply::Scrubbed`]. One that runs goes on at this pace, one that was interrupted where it
+    /// was, both unless `restart` begins anew.
     Scrub {
         pace: Pace,
+        #[serde(default)]
+        restart: bool,
     },
     /// Answered when no member waits for a rebuild any more; one that runs goes on at this pace.
     Rebuild {

@@ -35,6 +35,8 @@ pub struct Keeping {
     pub drives: Vec<PathBuf>,
     pub opening: Opening,
     pub pace: Pace,
+    /// Members that are much slower than the others are read like these.
+    pub read_slow: bool,
 }
 
 /// Carries `work` out with whoever has the array open, and opens it for that where nobody has. `work` is given the
@@ -130,7 +132,7 @@ struct Open {
     keeper: Rc<Keeper>,
     signals: Signals,
     socket: PathBuf,
-    /// What answers at the desk, and the rebuilds.
+    /// What answers at the desk, the rebuilds and the scrubs.
     group: Group,
 }
 
@@ -138,7 +140,7 @@ impl Open {
     async fn begin(keeping: &Keeping, socket: &Path, rebuilds: bool) -> Result<Self, ArrayError> {
         let drives: Vec<PathBuf> =
             keeping.drives.iter().map(|drive| absolute(drive)).collect::<Result<_, _>>()?;
-        let keeper = Keeper::open(&drives, keeping.opening, rebuilds, keeping.pace).await?;
+        let keeper = Keeper::open(&drives, keeping, rebuilds).await?;
         // Not before: as long as others have the array, a signal ends this process at once.
         let signals = Signals::new().map_err(ArrayError::system("receive signals"))?;
         let failed = |source| ArrayError::Desk { socket: socket.into(), source };
@@ -146,6 +148,7 @@ impl Open {
         let group = Group::new();
         levada_desk::open(socket, Rc::new(Clerk(Rc::clone(&keeper))), &group).map_err(failed)?;
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after());
+        reactor::spawn_in(&group, Rc::clone(&keeper).look_after_scrubs());
         Ok(Self { keeper, signals, socket: socket.into(), group })
     }
 

@@ -41,6 +41,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
     pub scrub: Option<Progress>,
+    /// Stripes below this were checked by a scrub that is under way, or was interrupted; 0: none.
+    #[serde(default)]
+    pub scrubbed_below: u64,
     pub last_scrub: Option<ScrubResult>,
 }
 
@@ -67,6 +70,9 @@ pub struct MemberStatus {
     pub catches_up: bool,
     /// Of one that is being rebuilt.
     pub rebuilt_percent: Option<f64>,
+    /// Much slower than the others; known only while open.
+    #[serde(default)]
+    pub slow: bool,
     pub io: Option<Io>,
 }
 
@@ -116,7 +122,8 @@ impl Progress {
     /// Of work that began `since` ago.
     pub(crate) fn of(progress: &raid::Progress, since: Duration) -> Self {
         let left = progress.stripes_total.saturating_sub(progress.stripes_done) as f64;
-        let rate = progress.stripes_done as f64 / since.as_secs_f64();
+        let done = progress.stripes_done.saturating_sub(progress.stripes_before);
+        let rate = done as f64 / since.as_secs_f64();
         Self {
             stripes_done: progress.stripes_done,
             stripes_total: progress.stripes_total,
@@ -191,6 +198,7 @@ impl Status {
                 state: word_of(member.state).into(),
                 catches_up: member.catches_up,
                 rebuilt_percent: percent_of(member.state, slots),
+                slow: false,
                 io: None,
             })
             .collect();
@@ -217,6 +225,7 @@ impl Status {
             members,
             rebuild: None,
             scrub: None,
+            scrubbed_below: array.scrubbed_below,
             last_scrub: None,
         };
         status.judge();

@@ -312,7 +312,7 @@ async fn compare_copies(mirror: &RaidArray, why: &str, progress: &dyn Fn(&str)) 
 /// Compares the copies of a mirror everywhere, and puts right what is outvoted.
 /// What was found; `None` when the mirror stopped.
 pub(crate) async fn compare(mirror: &RaidArray) -> Option<ScrubReport> {
-    match mirror.scrub(Limits::NONE).await {
+    match mirror.scrub_anew(Limits::NONE).await {
         Ok(report) => {
             tracing::info!(?report, "compared");
             Some(report)

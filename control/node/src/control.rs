@@ -165,6 +165,9 @@ pub struct MemberStatus {
     pub drive: String,
     /// `in sync`, `rebuilding`, `spare`, `out`.
     pub state: String,
+    /// Much slower than the others.
+    #[serde(default)]
+    pub slow: bool,
     /// Unreadable places, each repaired from redundancy where that could be.
     pub medium_errors: u64,
     pub io_errors: u64,

@@ -427,7 +427,7 @@ impl Stack {
         for _ in 0..3 {
             let mut any = false;
             for array in &cluster.arrays {
-                let scrubbed = array.array.scrub(levada_raid::Limits::NONE).await;
+                let scrubbed = array.array.scrub_anew(levada_raid::Limits::NONE).await;
                 scrubbed.unwrap_or_else(|error| panic!("seed {}: scrub: {error}", self.world.seed));
             }
             for at in 0..self.world.shape.drives {

@@ -461,7 +461,7 @@ impl Run {
         }
         self.world.coverage.borrow_mut().count("objects scrubbed", objects);
         for array in &cluster.arrays {
-            let report = array.array.scrub(Limits::NONE).await;
+            let report = array.array.scrub_anew(Limits::NONE).await;
             let report = report.unwrap_or_else(|e| panic!("seed {seed}: {}: {e}", array.spec.name));
             assert!(
                 report.mismatched == 0 && report.lost == 0 && report.wrong_repaired == 0,

@@ -28,6 +28,16 @@ impl Operator {
         Ok(())
     }
 
+    /// Goes on with a scrub of arrays that the last stop interrupted: as they come, objects first.
+    pub fn resume_scrub(self: &Rc<Self>) {
+        let arrays = &self.cluster.arrays;
+        if arrays.iter().any(|array| array.array.status().scrubbed_below > 0) {
+            tracing::info!("the scrub that was interrupted goes on");
+            // Nobody else began one yet.
+            let _ = self.scrub();
+        }
+    }
+
     /// Metadata first, then objects, and what holds these last: an array only knows that chunks disagree, and may
     /// take a rotten one for the truth; an object log knows which bytes are right, and what it has put right agrees.
     async fn scrub_everything(&self) {

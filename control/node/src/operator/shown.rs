@@ -326,6 +326,7 @@ impl Operator {
                         MemberState::Spare => "spare",
                     }
                     .to_owned(),
+                    slow: member.slow,
                     medium_errors: member.medium_errors,
                     io_errors: member.io_errors,
                     repairs: member.repairs,
