@@ -11,8 +11,8 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_device::{BlockError, Device, Drive};
 use levada_raid::{
-    AssemblyReport, ArraySpec as RaidSpec, ArrayStatus, Finding, Level as RaidLevel, Limits, MemberSpec,
-    MemberState, RaidArray, RaidError,
+    ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
+    MemberSpec, MemberState, RaidArray, RaidError,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
 use std::cell::RefCell;
@@ -188,8 +188,9 @@ pub async fn open(
         let (uuid, found) = members_of(spec);
         examined.push((spec, RaidArray::examine(uuid, &found, false).await));
     }
-    let is_there =
-        |(_, standing): &(_, Result<AssemblyReport, _>)| !matches!(standing, Err(RaidError::NotFound { .. }));
+    let is_there = |(_, standing): &(_, Result<AssemblyReport, _>)| {
+        !matches!(standing, Err(RaidError::NotFound { .. }))
+    };
     let cluster_was_made = examined.iter().any(is_there);
     for (spec, standing) in examined {
         standing
