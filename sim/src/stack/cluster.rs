@@ -14,7 +14,7 @@ use levada_device::Device;
 use levada_node::arrays;
 use levada_node::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use levada_node::drives::{DriveSource, MayOverwrite, NoDevice};
-use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, SliceSize};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, ParityKind, SliceSize};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::rpc::{ServiceConfig, accept_all};
 use std::cell::{Cell, RefCell};
@@ -88,7 +88,8 @@ fn cluster_file(drive_bytes: u64) -> ClusterFile {
         drive.size = Some(Bytes(drive_bytes));
     }
     file.arrays[0].slice = SliceSize::Bytes(Bytes(META_BYTES));
-    file.arrays[1].level = Level::Raid6 { data: 8, chunk: Bytes(16 * KIB) };
+    file.arrays[1].level =
+        Level::Parity { kind: ParityKind::Raid6, data: 8, chunk: Bytes(16 * KIB) };
     let names: Vec<String> = file.drives.iter().map(|drive| drive.name.clone()).collect();
     for array in &mut file.arrays {
         array.drives.clone_from(&names);
