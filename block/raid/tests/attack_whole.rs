@@ -230,3 +230,100 @@ fn a_repair_of_a_lost_block_leaves_the_parity_alone() {
         assert_eq!(of.holds(0, 3).await, Ok(true));
     });
 }
+
+/// Whoever waits for room on the list, for a record or for a flush is told when the array stops.
+#[test]
+fn everybody_who_overwrites_whole_stripes_is_told_that_the_array_stopped() {
+    let mut hung = 0;
+    for seed in 0..10 {
+        hung += Reactor::simulated(seed).block_on(async {
+            let of = Rc::new(Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 200)).await);
+            let mut tasks = Vec::new();
+            for task in 0..12u64 {
+                let of = Rc::clone(&of);
+                tasks.push(reactor::spawn(async move {
+                    for version in 1.. {
+                        let first = task * 16 + version % 4;
+                        let done = match task % 4 {
+                            0 if version % 8 == 0 => of.array.flush().await,
+                            1 if version % 8 == 0 => of.array.discard_stripes(first, 1).await,
+                            _ => of.overwrite(first, 1 + version % 12, version).await,
+                        };
+                        if done.is_err() {
+                            return;
+                        }
+                    }
+                }));
+            }
+            reactor::sleep(Duration::from_micros(2000 + reactor::random_u64() % 6000)).await;
+            of.rig.drives[0].pull_after_writes(reactor::random_u64() % 5);
+            of.rig.drives[1].pull_after_writes(reactor::random_u64() % 5);
+            reactor::sleep(Duration::from_secs(10)).await;
+            tasks.iter().filter(|task| !task.is_finished()).count()
+        });
+    }
+    assert_eq!(hung, 0, "callers wait for ever");
+}
+
+/// Members come and go, rebuilds are given up, and the list is short: whoever overwrites whole stripes goes on.
+#[test]
+fn whole_overwrites_go_on_beside_losses_and_rebuilds() {
+    for seed in 0..4 {
+        Reactor::simulated(seed).block_on(async {
+            let of = Rc::new(Owned::create(Rig::new(Level::Raid6, 6, 0, CHUNK, 200)).await);
+            let mut tasks = Vec::new();
+            for task in 0..6u64 {
+                let of = Rc::clone(&of);
+                tasks.push(reactor::spawn(async move {
+                    for version in 1..60 {
+                        let first = task * 32 + version % 7;
+                        of.overwrite(first, 1 + version % 20, version).await.expect("borne");
+                        if version % 16 == task {
+                            of.array.flush().await.expect("borne");
+                        }
+                    }
+                }));
+            }
+            let faults = reactor::spawn({
+                let of = Rc::clone(&of);
+                async move {
+                    for round in 0..6 {
+                        let member = round % 6;
+                        let wait = Duration::from_micros(reactor::random_u64() % 3000);
+                        reactor::sleep(wait).await;
+                        of.array.fail(member).await.expect("borne");
+                        let spec = of.rig.member(member);
+                        of.array.replace(member, spec).await.expect("replaced");
+                        let rebuilt = of.array.rebuild(Limits::NONE);
+                        let _ = reactor::timeout(wait, rebuilt).await;
+                        of.array.rebuild(Limits::NONE).await.expect("rebuilt");
+                    }
+                }
+            });
+            for task in tasks.into_iter().chain([faults]) {
+                let ended = reactor::timeout(Duration::from_secs(60), task).await;
+                assert!(ended.is_ok_and(|ended| ended.is_some()), "seed {seed}: somebody waits");
+            }
+        });
+    }
+}
+
+/// A rebuild meets a block beyond repair, far behind the beginning of a chunk so large that there is no list of lost blocks.
+#[test]
+fn a_rebuild_leaves_blocks_of_the_largest_chunks_out() {
+    Reactor::simulated(6).block_on(async {
+        let chunk = 2 << 20;
+        let of = Owned::create(Rig::new(Level::Raid5, 3, 0, chunk, 12)).await;
+        write_stripe(&of.array, 0, 1).await.expect("written");
+        of.array.flush().await.expect("flushed");
+        of.array.fail(0).await.expect("borne");
+        of.array.replace(0, of.rig.member(0)).await.expect("replaced");
+        let drive = &of.rig.drives[1];
+        drive.make_unreadable(drive.data_at() + chunk - BLOCK as u64, BLOCK as u64);
+        for _ in 0..5 {
+            let _ = of.array.rebuild(Limits::NONE).await;
+        }
+        assert!(!of.array.needs_rebuild());
+        assert_eq!(of.array.status().members[0].lacks_blocks, 1);
+    });
+}

@@ -22,6 +22,8 @@ struct Overwrites {
     model: RefCell<BlockModel>,
     /// Blocks that a writer works on.
     taken: RefCell<BTreeSet<u64>>,
+    /// Stripes of which a block was lost when it was read.
+    lost: RefCell<BTreeSet<u64>>,
     blocks: u64,
     /// Of a stripe.
     stripe_blocks: u64,
@@ -50,8 +52,8 @@ fn run(seed: u64, kind: Kind, losses: Option<&[usize]>) -> Outcome {
         let rack = Rack::create(Rc::clone(&world), kind).await;
         let blocks = rack.array().info().capacity_bytes / BLOCK_BYTES;
         let stripe_blocks = rack.array().geometry().stripe_bytes / BLOCK_BYTES;
-        let (model, taken) = Default::default();
-        let all = Rc::new(Overwrites { rack, model, taken, blocks, stripe_blocks });
+        let (model, taken, lost) = Default::default();
+        let all = Rc::new(Overwrites { rack, model, taken, lost, blocks, stripe_blocks });
         match losses {
             None => rounds::all(&all).await,
             Some(drives) => all.lose(drives).await,
@@ -198,8 +200,23 @@ impl Overwrites {
                 return;
             }
         }
+        let mut weights = [45, 20, 25, 12, 4, 2];
+        let lost: Vec<u64> = self.lost.borrow().iter().copied().collect();
+        if !lost.is_empty() && rng.one_in(6) {
+            // Lost blocks are written, or given back.
+            let stripe = *rng.pick(&lost);
+            if rng.one_in(4) {
+                self.lost.borrow_mut().remove(&stripe);
+            }
+            first = stripe * self.stripe_blocks;
+            count = self.stripe_blocks;
+            weights = [2, 2, 1, 0, 0, 4];
+            if rng.one_in(3) {
+                count = 1 + rng.below(count);
+            }
+        }
         self.rack.world.coverage.borrow_mut().count("operations", 1);
-        match rng.weighted(&[45, 20, 25, 12, 4, 2]) {
+        match rng.weighted(&weights) {
             op @ (0 | 1 | 4) => {
                 if !self.take(first, count) {
                     return;
@@ -270,6 +287,7 @@ impl Overwrites {
             Ok(read) => self.check(self.model.borrow_mut().check_read(block, &read[0])),
             Err(BlockError::Medium { .. }) => {
                 self.rack.world.coverage.borrow_mut().count("lost blocks met", 1);
+                self.lost.borrow_mut().insert(block / self.stripe_blocks);
                 self.check(self.model.borrow_mut().check_lost(block));
             }
             Err(error) => self.fail("read", &error),
