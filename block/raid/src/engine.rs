@@ -40,9 +40,11 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Places of one member, a chunk each, that could not be read since open, after which it is taken out.
-/// Places, not errors: what is lost for good is asked for again and again.
-pub(crate) const UNREADABLE_MAX: usize = 256;
+/// Places of one member, a chunk each, that could not be read since open, at which it is taken out, if the array bears that.
+/// Places, not errors: what is lost for good is asked for again and again. So many that bad places here and there, each put
+/// right when it is met, take years to come to it, and so few that a drive which fails in earnest is out within seconds of
+/// a scrub or a rebuild.
+pub const UNREADABLE_CHUNKS_MAX: usize = 256;
 
 /// A stripe whose dirty bit waits to be cleared.
 #[derive(Clone, Copy, Debug, Default)]

@@ -51,6 +51,7 @@ mod write;
 
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};
 pub use assemble::{ArraySpec, MemberSpec};
+pub use engine::UNREADABLE_CHUNKS_MAX;
 pub use error::{AssemblyReport, Finding, RaidError};
 pub use layout::Level;
 pub use member::MemberState;

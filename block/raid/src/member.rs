@@ -1,6 +1,6 @@
 //! One member: its device, its standing, and what it has done so far.
 
-use crate::engine::UNREADABLE_MAX;
+use crate::engine::UNREADABLE_CHUNKS_MAX;
 use crate::journal::Ring;
 use crate::slow::Recent;
 use levada_base::ids::Uuid;
@@ -218,10 +218,15 @@ impl Member {
     /// Something in this chunk could not be read: true when that is so in too many by now.
     pub fn is_unreadable_in_many(&self, chunk: u64) -> bool {
         let mut unreadable = self.unreadable.borrow_mut();
-        if unreadable.len() < UNREADABLE_MAX {
+        if unreadable.len() < UNREADABLE_CHUNKS_MAX {
             unreadable.insert(chunk);
         }
-        unreadable.len() >= UNREADABLE_MAX
+        unreadable.len() >= UNREADABLE_CHUNKS_MAX
+    }
+
+    /// Chunks in which something could not be read since open.
+    pub fn unreadable_chunks(&self) -> u64 {
+        self.unreadable.borrow().len() as u64
     }
 
     /// A rebuild could not make the block at this offset.

@@ -187,6 +187,7 @@ impl RaidArray {
             bytes_written: member.stats.bytes_written.get(),
             medium_errors: member.stats.medium_errors.get(),
             io_errors: member.stats.io_errors.get(),
+            unreadable_chunks: member.unreadable_chunks(),
             repairs: member.stats.repairs.get(),
             lacks_blocks: member.lacks_blocks(),
             slow: engine.slowness.is_slow(member.index),

@@ -79,6 +79,8 @@ pub struct MemberStatus {
     pub bytes_written: u64,
     pub medium_errors: u64,
     pub io_errors: u64,
+    /// Chunks in which something could not be read; at [`crate::UNREADABLE_CHUNKS_MAX`] it is taken out.
+    pub unreadable_chunks: u64,
     pub repairs: u64,
     /// Blocks that a rebuild could not make, as far as is known since open. They cannot be read until they are written.
     pub lacks_blocks: u64,

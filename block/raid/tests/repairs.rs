@@ -115,6 +115,43 @@ fn asking_for_what_is_lost_takes_no_member_out() {
     });
 }
 
+/// A member on which this and that cannot be read stays, however often it is asked for; and goes when it is too much.
+#[test]
+fn a_member_is_out_past_a_threshold() {
+    Reactor::simulated(19).block_on(async {
+        let rig = Rig::new(Level::Raid6, 6, 0, 8 << 10, 400);
+        let array = rig.create().await;
+        let stripe_bytes = array.geometry().stripe_bytes as usize;
+        for stripe in 0..320 {
+            write_stripe(&array, stripe, 1).await.expect("written");
+        }
+        array.flush().await.expect("flushed");
+        let drive = &rig.drives[1];
+        let most = levada_raid::UNREADABLE_CHUNKS_MAX as u64;
+        let spoil = |chunks: std::ops::Range<u64>| {
+            chunks.for_each(|chunk| {
+                drive.make_unreadable(drive.data_at() + chunk * (8 << 10), BLOCK as u64);
+            });
+        };
+        // Repaired each time, and again unreadable.
+        for _ in 0..3 {
+            spoil(0..most - 1);
+            for stripe in 0..most - 1 {
+                let at = stripe * stripe_bytes as u64;
+                let held = read(&array, at, stripe_bytes).await.expect("made from the others");
+                assert!(held == pattern(at, stripe_bytes, 1)[..], "{stripe}");
+            }
+            array.scrub_anew(Limits::NONE).await.expect("scrubbed");
+        }
+        let member = &array.status().members[1];
+        assert_eq!((member.state, member.unreadable_chunks), (MemberState::InSync, most - 1));
+        assert!(member.medium_errors >= 3 * (most - 1));
+        spoil(most - 1..most);
+        array.scrub_anew(Limits::NONE).await.expect("scrubbed");
+        assert_eq!(array.status().members[1].state, MemberState::Faulty);
+    });
+}
+
 /// Members on which more and more cannot be read are taken out, but no more of them than the array bears.
 #[test]
 fn unreadable_places_do_not_stop_the_array() {
@@ -136,6 +173,8 @@ fn unreadable_places_do_not_stop_the_array() {
         }
         let status = array.status();
         assert_eq!((status.degraded, status.stopped), (2, None));
+        let at_most = levada_raid::UNREADABLE_CHUNKS_MAX as u64;
+        assert!(status.members[..3].iter().all(|member| member.unreadable_chunks == at_most));
         for stripe in 300..320 {
             let at = stripe * stripe_bytes as u64;
             let whole = read(&array, at, stripe_bytes).await;

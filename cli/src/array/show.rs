@@ -132,6 +132,10 @@ fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
             latency.p50.round(),
             latency.p99.round()
         )?;
+        if io.unreadable_chunks > 0 {
+            let (unreadable, most) = (io.unreadable_chunks, io.unreadable_chunks_max);
+            write!(out, "; unreadable chunks {unreadable} (out at {most})")?;
+        }
         if io.lacks_blocks > 0 {
             write!(out, "; lacks {} blocks", io.lacks_blocks)?;
         }

@@ -252,6 +252,10 @@ fn what_is_lost_reads_as_an_error() {
     let shown = arrays.json(&["show", "d0"]);
     assert!(shown["members"][1]["io"]["medium_errors"].as_u64() > Some(0), "{shown}");
     assert_eq!(shown["members"][0]["io"]["medium_errors"], 0);
+    let io = &shown["members"][1]["io"];
+    assert_eq!((&io["unreadable_chunks"], &io["unreadable_chunks_max"]), (&1.into(), &256.into()));
+    let text = arrays.ok(&["show", "d0"]);
+    assert!(text.contains("unreadable chunks 1 (out at 256)"), "{text}");
     arrays.refused(&["fail", "d1", "d0"], &["cannot be taken out", "nowhere else"]);
     drop(file);
     arrays.stop();

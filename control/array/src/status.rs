@@ -83,6 +83,11 @@ pub struct Io {
     pub bytes_written: u64,
     pub medium_errors: u64,
     pub io_errors: u64,
+    /// Chunks in which something could not be read, and at how many it is taken out.
+    #[serde(default)]
+    pub unreadable_chunks: u64,
+    #[serde(default)]
+    pub unreadable_chunks_max: u64,
     /// Chunks rewritten from redundancy.
     pub repairs: u64,
     /// Blocks that a rebuild could not make.
@@ -174,6 +179,8 @@ impl From<&raid::MemberStatus> for Io {
             bytes_written: member.bytes_written,
             medium_errors: member.medium_errors,
             io_errors: member.io_errors,
+            unreadable_chunks: member.unreadable_chunks,
+            unreadable_chunks_max: raid::UNREADABLE_CHUNKS_MAX as u64,
             repairs: member.repairs,
             lacks_blocks: member.lacks_blocks,
             latency_us: LatencyUs::of(&member.latency),
