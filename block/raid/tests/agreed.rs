@@ -264,7 +264,7 @@ fn a_rebuild_does_not_decide_between_two_copies() {
         let (rig, array, held) = mirror().await;
         array.fail(2).await.expect("two are left");
         corrupt(&rig, |drive, block| drive == 0 && block == 1);
-        array.replace(2, rig.member(2)).await.expect("replaced");
+        array.replace(2, rig.newcomer(2)).await.expect("replaced");
         // An empty drive: what it holds is no opinion.
         let drive = &rig.drives[2];
         drive.write_zeroes(drive.data_at(), 6 * CHUNK).await.expect("zeroed");
@@ -280,7 +280,7 @@ fn a_rebuild_does_not_decide_between_two_copies() {
         let (rig, array, held) = mirror().await;
         array.fail(2).await.expect("two are left");
         corrupt(&rig, |drive, block| drive == 0 && block == 1);
-        array.replace(2, rig.member(2)).await.expect("replaced");
+        array.replace(2, rig.newcomer(2)).await.expect("replaced");
         array.rebuild(Limits::NONE).await.expect("rebuilt");
         assert!(read_agreed(&array, 0, held.len()).await.expect("agreed") == held);
     });

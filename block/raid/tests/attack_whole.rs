@@ -144,7 +144,7 @@ fn what_a_rebuild_leaves_out_takes_no_room_from_what_may_be_lost() {
         }
         of.array.flush().await.expect("flushed");
         of.array.fail(3).await.expect("borne");
-        of.array.replace(3, of.rig.member(3)).await.expect("replaced");
+        of.array.replace(3, of.rig.newcomer(3)).await.expect("replaced");
         let drive = &of.rig.drives[4];
         for slot in 0..100 {
             drive.make_unreadable(drive.data_at() + slot * CHUNK, BLOCK as u64);
@@ -173,9 +173,8 @@ async fn put_right(how: Mender) {
     of.array.flush().await.expect("flushed");
     let lacks = of.holder(0);
     let other = (lacks + 1) % 4;
-    let spec = of.rig.member(lacks);
     of.array.fail(lacks).await.expect("borne");
-    of.array.replace(lacks, spec.clone()).await.expect("replaced");
+    of.array.replace(lacks, of.rig.newcomer(lacks)).await.expect("replaced");
     let drive = Rc::clone(&of.rig.drives[other]);
     drive.make_unreadable(drive.data_at(), BLOCK as u64);
     while of.array.needs_rebuild() {
@@ -188,7 +187,7 @@ async fn put_right(how: Mender) {
         Mender::Scrub => drop(of.array.scrub(Limits::NONE).await.expect("scrubbed")),
         Mender::Rebuild => {
             of.array.fail(lacks).await.expect("borne");
-            of.array.replace(lacks, spec).await.expect("replaced");
+            of.array.replace(lacks, of.rig.newcomer(lacks)).await.expect("replaced");
             of.array.rebuild(Limits::NONE).await.expect("rebuilt");
         }
     }
@@ -218,7 +217,7 @@ fn a_repair_of_a_lost_block_leaves_the_parity_alone() {
     Reactor::simulated(5).block_on(async {
         let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 16)).await;
         let lost = of.lose_first_chunk(0).await;
-        of.array.replace(lost, of.rig.member(lost)).await.expect("replaced");
+        of.array.replace(lost, of.rig.newcomer(lost)).await.expect("replaced");
         of.array.rebuild(Limits::NONE).await.expect("rebuilt");
         // From now on nothing tells that the stripe was overwritten in place.
         of.array.scrub(Limits::NONE).await.expect("scrubbed");
@@ -317,7 +316,7 @@ fn a_rebuild_leaves_blocks_of_the_largest_chunks_out() {
         write_stripe(&of.array, 0, 1).await.expect("written");
         of.array.flush().await.expect("flushed");
         of.array.fail(0).await.expect("borne");
-        of.array.replace(0, of.rig.member(0)).await.expect("replaced");
+        of.array.replace(0, of.rig.newcomer(0)).await.expect("replaced");
         let drive = &of.rig.drives[1];
         drive.make_unreadable(drive.data_at() + chunk - BLOCK as u64, BLOCK as u64);
         for _ in 0..5 {

@@ -102,7 +102,7 @@ fn all_66_pairs_of_12_drives_can_be_lost() {
                     let all = read(&array, 0, expected.len()).await.expect("read");
                     assert!(all == expected, "{level:?} without {first} and {second}");
                     for index in [first, second] {
-                        array.replace(index, rig.member(index)).await.expect("replaced");
+                        array.replace(index, rig.newcomer(index)).await.expect("replaced");
                     }
                     array.rebuild(Limits::NONE).await.expect("rebuilt");
                     assert_eq!(array.status().degraded, 0);

@@ -122,7 +122,12 @@ async fn rotate_losses(rig: &Rig, mut array: RaidArray, check: impl AsyncFn(&Rai
         for member in array.status().members {
             if member.state == MemberState::Faulty {
                 rig.drives[member.index].plug_in();
-                array.replace(member.index, rig.member(member.index)).await.expect("replaced");
+                // As what it was, or as a drive of which nobody knows that.
+                let with = match random(2) {
+                    0 => rig.member(member.index),
+                    _ => rig.newcomer(member.index),
+                };
+                array.replace(member.index, with).await.expect("replaced");
             }
         }
         array.rebuild(Limits::NONE).await.expect("rebuilt");

@@ -401,7 +401,8 @@ impl Life {
 
     async fn replace(&self, at: usize) {
         self.rig.drives[at].plug_in();
-        self.array.replace(at, self.rig.member(at)).await.expect("borne");
+        let with = if random(2) == 0 { self.rig.member(at) } else { self.rig.newcomer(at) };
+        self.array.replace(at, with).await.expect("borne");
     }
 
     /// Which are away at the next start: no more than the array bears, nor than leaves a majority. Those that were not vital

@@ -436,7 +436,7 @@ fn old_copies_that_agree_are_not_believed_after_the_next_open() {
             left.make_unreadable(at, BLOCK as u64);
         }
         for back in [0, 1] {
-            array.replace(back, rig.member(back)).await.expect("replaced");
+            array.replace(back, rig.newcomer(back)).await.expect("replaced");
         }
         while array.rebuild(Limits::NONE).await.is_err() {}
         assert!(!array.needs_rebuild());

@@ -378,6 +378,12 @@ impl Rig {
         }
     }
 
+    /// The drive as somebody who knows nothing of what it was: it gets everything.
+    pub fn newcomer(&self, index: usize) -> MemberSpec {
+        let uuid = Uuid::from_u128(u128::from(reactor::random_u64()) << 64 | index as u128);
+        MemberSpec { uuid, ..self.member(index) }
+    }
+
     pub fn spec(&self) -> ArraySpec {
         ArraySpec {
             uuid: ARRAY,
