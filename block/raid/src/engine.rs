@@ -408,7 +408,9 @@ impl Engine {
         bytes: u64,
     ) -> Result<(), BlockError> {
         let Some(device) = &member.device else { return Err(BlockError::Gone) };
+        let in_flight = InFlight::begin(&member.in_flight);
         let result = device.write_zeroes(at, bytes).await;
+        drop(in_flight);
         match &result {
             Ok(()) => {
                 member.lacks_no_more(&(at..at + bytes));

@@ -15,10 +15,14 @@ use crate::status::ArrayEvent;
 use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
 use futures_util::future::join_all;
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, BufMut, planted, probe};
+use levada_base::{Buf, BufMut, planted, probe, reactor};
 use levada_device::{BlockError, Durability};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a member that comes back is waited for: for the end of what it was asked before it went.
+const STILL_IN_FLIGHT_MAX: Duration = Duration::from_secs(10);
 
 /// How a device took a member's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +210,17 @@ impl Engine {
         let member = self.member(index)?;
         if member.is_live() {
             return Err(RaidError::Member { member: index, reason: "it has not failed" });
+        }
+        if with.uuid == member.uuid {
+            // What was on its way to it must not land on what it gets now.
+            let begun = reactor::now();
+            while member.in_flight.get() > 0 {
+                if begun.elapsed() > STILL_IN_FLIGHT_MAX {
+                    let reason = "requests of before it went out have not ended";
+                    return Err(RaidError::Member { member: index, reason });
+                }
+                reactor::sleep(STILL_IN_FLIGHT_MAX / 1000).await;
+            }
         }
         let held = self.held_by(&member, &with).await;
         self.admit(index, with, held).await?;

@@ -219,12 +219,16 @@ fn work_shows_its_progress() {
     let scrub = arrays.run(&["scrub", "--json", "--ceiling", "20", "d0"]);
     assert!(scrub.status.success());
     let said = String::from_utf8_lossy(&scrub.stderr).into_owned();
-    let line = said.lines().last().expect("progress was told");
-    let told: serde_json::Value = serde_json::from_str(line).expect("JSON");
-    assert_eq!(told["work"], "scrub");
-    let progress = &told["progress"];
-    assert!(progress["seconds_left"].as_f64().is_some_and(|seconds| seconds < 10.0), "{progress}");
-    assert!(progress["stripes_done"].as_u64() < progress["stripes_total"].as_u64(), "{progress}");
+    let told = said.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let told: Vec<serde_json::Value> = told.collect();
+    assert!(told.iter().all(|told| told["work"] == "scrub"), "{said}");
+    let is_under_way = |told: &serde_json::Value| {
+        let progress = &told["progress"];
+        let seconds = progress["seconds_left"].as_f64();
+        progress["stripes_done"].as_u64() < progress["stripes_total"].as_u64()
+            && seconds.is_some_and(|seconds| seconds < 10.0)
+    };
+    assert!(told.iter().any(is_under_way), "{said}");
     arrays.stop();
 }
 
