@@ -40,7 +40,7 @@ use std::rc::Rc;
 const MAP_IO_BYTES: u64 = MIB;
 /// An owner that died may have tried a few generations that only absent members saw. Open skips
 /// more than it can have tried (one per member), so that no generation has two meanings.
-const GENERATIONS_SKIPPED: u64 = 1000;
+pub(crate) const GENERATIONS_SKIPPED: u64 = 1000;
 
 /// A device that is to be a member.
 #[derive(Clone)]
@@ -430,27 +430,28 @@ pub(crate) async fn open(
     if newest.epoch > epoch {
         return Err(RaidError::Fenced { ours: epoch, seen: newest.epoch });
     }
-    take(&newest, &mut devices, epoch, &mut report).await?;
+    take(&mut devices, epoch, &mut report).await?;
+    take_back(&newest, &mut devices, &mut report).await;
+    name_absent(&newest, &devices, &mut report);
     check_standing(&newest, &devices, force, &report)?;
 
     // Those that are missing are out, before anything is written that they would miss.
     let mut superblock = newest.clone();
-    for (entry, device) in superblock.members.iter_mut().zip(&devices) {
-        match (device, entry.state) {
-            (None, state) => {
-                if state == MemberState::InSync && newest.areas.map_format != MapFormat::Single {
-                    let generation = newest.held_by_all;
-                    let held = Held { generation, by_itself: true };
-                    entry.held = (generation > 0).then_some(held);
+    for (index, (entry, device)) in superblock.members.iter_mut().zip(&devices).enumerate() {
+        match device {
+            None => {
+                let was_whole = entry.state == MemberState::InSync;
+                if was_whole && newest.areas.map_format != MapFormat::Single {
+                    let held = Held { generation: newest.held_by_all, by_itself: true };
+                    let is_told = held.generation > 0 && !report.is_damaged(index);
+                    entry.held = is_told.then_some(held);
                 }
                 entry.state = MemberState::Faulty;
             }
-            (Some(device), MemberState::Faulty) => {
-                // It was away. What it recorded has a meaning no more.
-                superblock.areas.clear_journal(device).await?;
+            Some(_) if report.returns(index) => {
                 entry.state = MemberState::Rebuilding { next_slot: 0 };
             }
-            (Some(_), _) => {}
+            Some(_) => {}
         }
     }
     superblock.generation = newest.generation + GENERATIONS_SKIPPED;
@@ -538,10 +539,8 @@ fn classify(
     findings
 }
 
-/// Fences the live members for `epoch`; one that cannot be fenced counts as missing. Completes
-/// the report.
+/// Fences the live members for `epoch`; one that cannot be fenced counts as missing.
 async fn take(
-    newest: &Superblock,
     devices: &mut [Option<Rc<dyn Device>>],
     epoch: Epoch,
     report: &mut AssemblyReport,
@@ -558,8 +557,24 @@ async fn take(
             }
         }
     }
-    name_absent(newest, devices, report);
     Ok(())
+}
+
+/// Members that were away take part again; one that does not take a write stays away.
+async fn take_back(
+    newest: &Superblock,
+    devices: &mut [Option<Rc<dyn Device>>],
+    report: &mut AssemblyReport,
+) {
+    for (index, slot) in devices.iter_mut().enumerate() {
+        let Some(device) = slot.as_ref().filter(|_| report.returns(index)) else { continue };
+        // What it recorded has a meaning no more.
+        if let Err(error) = newest.areas.clear_journal(device).await {
+            let name = device.info().name.clone();
+            report.devices.push((name, Finding::Unreadable { error }));
+            *slot = None;
+        }
+    }
 }
 
 fn name_absent(

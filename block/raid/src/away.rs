@@ -15,11 +15,11 @@
 //! After a crash half-way: a member whose absence is not told yet is rebuilt whole.
 
 use crate::MemberSpec;
-use crate::assemble::{Probed, probe};
+use crate::assemble::{GENERATIONS_SKIPPED, Probed, probe};
 use crate::engine::Engine;
 use crate::map::MapFormat;
 use crate::member::{Held, Member, MemberState, add};
-use crate::superblock::Superblock;
+use crate::superblock::{MemberEntry, Superblock};
 use levada_base::planted;
 use levada_device::BlockError;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ use std::rc::Rc;
 /// What a member holds of an array, if it can catch up; by what its own newest superblock says, and the newest of all.
 pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Option<Held> {
     let (of_own, of_newest) = (own.members.get(index)?, newest.members.get(index)?);
-    let held = of_newest.held?;
+    let mut held = of_newest.held?;
     let was_whole = match of_own.state {
         MemberState::InSync => true,
         // It went again while it caught up.
@@ -35,17 +35,29 @@ pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Op
         MemberState::Faulty | MemberState::Spare => false,
     };
     let is_same = own.uuid == newest.uuid && of_own.uuid == of_newest.uuid;
-    let is_out = of_newest.state == MemberState::Faulty && of_newest.role == of_own.role;
+    let is_out = match of_newest.state {
+        MemberState::Faulty => true,
+        // It was being taken back when the power failed, and does not know yet.
+        MemberState::Rebuilding { .. } if own.generation < newest.held_by_all => {
+            held.by_itself = true;
+            true
+        }
+        MemberState::InSync | MemberState::Rebuilding { .. } | MemberState::Spare => false,
+    };
     let is_old = own.generation < held.generation;
-    // Two owners that do not know of each other: each calls the other's members faulty.
-    let mut both = own.members.iter().zip(&newest.members);
-    let went_apart = both.any(|(own, newest)| {
-        own.state == MemberState::Faulty
-            && newest.state == MemberState::InSync
-            && own.uuid == newest.uuid
-    });
-    (is_same && is_out && was_whole && !is_old && !went_apart && of_own.role.is_some())
-        .then_some(held)
+    // Two owners that do not know of each other: each goes on with members that the other calls faulty, or has replaced. A start
+    // that this member has seen and the others have not is such a life, too.
+    let is_known = |(index, newest): (usize, &MemberEntry)| {
+        newest.state != MemberState::InSync
+            || own
+                .members
+                .get(index)
+                .is_some_and(|own| own.uuid == newest.uuid && own.state != MemberState::Faulty)
+    };
+    let went_apart = own.generation >= held.generation + GENERATIONS_SKIPPED
+        || !newest.members.iter().enumerate().all(is_known);
+    let has_role = of_own.role.is_some() && of_newest.role == of_own.role;
+    (is_same && is_out && was_whole && !is_old && !went_apart && has_role).then_some(held)
 }
 
 impl Engine {
@@ -106,6 +118,16 @@ impl Engine {
         }
         let (page, version) = self.map.miss(stripe);
         self.persist_page(page, version).await
+    }
+
+    /// A member that is out does not come back by itself.
+    pub fn stays_out(&self, member: &Rc<Member>) {
+        let stays = |held: Held| Held { by_itself: false, ..held };
+        member.held.set(member.held.get().map(stays));
+        let mut absences = self.absences.borrow_mut();
+        let of_member = absences.iter_mut().filter(|(absent, _)| Rc::ptr_eq(absent, member));
+        of_member.for_each(|(_, held)| *held = stays(*held));
+        add(&self.standing_wanted, 1);
     }
 
     /// All roles have somebody with all of their data, or not.

@@ -44,6 +44,27 @@ pub struct AssemblyReport {
     pub faulty: Vec<String>,
 }
 
+impl AssemblyReport {
+    /// Whether this member was away and takes part again.
+    pub(crate) fn returns(&self, index: usize) -> bool {
+        self.any(|finding| matches!(finding, Finding::CatchesUp { member } if *member == index))
+    }
+
+    /// Whether what this member holds may have been damaged while nobody had it.
+    pub(crate) fn is_damaged(&self, index: usize) -> bool {
+        self.any(|finding| match finding {
+            Finding::CutShort { member, .. } => *member == index,
+            // Nobody knows which member it was.
+            Finding::Claimed { .. } => true,
+            _ => false,
+        })
+    }
+
+    fn any(&self, is: impl Fn(&Finding) -> bool) -> bool {
+        self.devices.iter().any(|(_, finding)| is(finding))
+    }
+}
+
 impl fmt::Display for AssemblyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let used = self.devices.iter().filter(|(_, is)| matches!(is, Finding::Used { .. })).count();

@@ -174,6 +174,8 @@ impl Engine {
         self.persist_wanted_pages().await?;
         join_all(targets.iter().map(|member| self.member_flush(member))).await;
         self.settle().await?;
+        // Whoever was taken in meanwhile has the list of lost blocks before it counts as whole.
+        self.persist_lost().await?;
         // More members may be lost from then on, so records that were made with fewer must have lost their meaning.
         self.void_all_records().await?;
         if !self.lost.is_empty() {

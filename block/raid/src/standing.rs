@@ -188,6 +188,7 @@ impl Engine {
             return Err(RaidError::Member { member: index, reason: "its data is not elsewhere" });
         }
         self.put_out(&member, None);
+        self.stays_out(&member);
         Ok(self.settle().await?)
     }
 
@@ -266,6 +267,10 @@ impl Engine {
             let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
             with.device.write(0, blank.into_vec(), Durability::Fua).await?;
         }
+        if held.is_none() {
+            // Nor may a page of its former life, which nobody else has.
+            with.device.write_zeroes(self.areas.map_at, self.areas.map_bytes).await?;
+        }
         self.areas.clear_journal(&with.device).await?;
         let identity = (with.uuid, with.name, with.enclosure);
         let member = Member::new(index, identity, Some(with.device), None, MemberState::Spare);
@@ -286,6 +291,8 @@ impl Engine {
                 }
             }
         }
+        // It has neither the map nor the list of lost blocks, and must not count as whole without.
+        self.lost.is_to_be_persisted();
         if let Some(role) = member.role.get() {
             self.tell_left_out(role);
             let (member, name) = (index, member.name.clone());
@@ -295,7 +302,6 @@ impl Engine {
         add(&self.standing_wanted, 1);
         // It is live from here on and gets every page and the list of lost blocks; now those that do not change.
         self.persist_pages(0..self.map.pages()).await?;
-        self.lost.is_to_be_persisted();
         self.persist_lost().await?;
         Ok(self.settle().await?)
     }

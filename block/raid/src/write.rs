@@ -532,6 +532,10 @@ impl Engine {
         let bytes = bytes_in(&data);
         check_range(&self.info, at, bytes)?;
         self.check_running()?;
+        let block_bytes = self.least_bytes();
+        if !(at | bytes).is_multiple_of(block_bytes) {
+            return Err(BlockError::Misaligned { at, bytes, block_bytes });
+        }
         let engine = Rc::clone(self);
         // Detached, as in `write_fresh`.
         self.detached(async move {

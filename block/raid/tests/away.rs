@@ -2,16 +2,16 @@
 
 mod common;
 
-use common::{ARRAY, Rig, pattern, read, write_stripe};
+use common::{ARRAY, Rig, TestDrive, pattern, read, write_stripe};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{Buf, Epoch};
 use levada_device::{Device, Durability};
-use levada_raid::{Admitted, Array, Finding, Level, Limits, MemberState, RaidArray};
+use levada_raid::{Admitted, Array, Finding, Level, Limits, MemberSpec, MemberState, RaidArray};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-const STRIPES: u64 = 600;
+const STRIPES: u64 = 300;
 const LEVELS: [(Level, usize); 5] = [
     (Level::Raid1 { copies: 3 }, 5),
     (Level::Raid5, 4),
@@ -170,7 +170,7 @@ fn catching_up_goes_on_after_a_power_cut() {
             life.array.close().await.expect("closed");
             life.open_without(&[1, 4]).await;
             for stripe in 0..40 {
-                life.overwrite(stripe * 13, 2).await;
+                life.overwrite(stripe * 7, 2).await;
             }
             life.array.flush().await.expect("flushed");
             life.die();
@@ -258,5 +258,77 @@ fn halves_that_went_apart_do_not_catch_up() {
         let (_, report) = opened.expect("opened");
         let stale = |(_, finding): &(_, Finding)| matches!(finding, Finding::Stale { .. });
         assert_eq!(report.devices.iter().filter(|found| stale(found)).count(), 1, "{report}");
+    });
+}
+
+/// As before, but one half has had its other half replaced by then: nobody calls anybody faulty.
+#[test]
+fn a_half_that_went_on_with_another_does_not_catch_up() {
+    Reactor::simulated(6).block_on(async {
+        let mut life = Filled::new(Level::Raid1 { copies: 2 }, 2).await;
+        life.rig.drives[1].pull();
+        while life.array.status().members[1].state != MemberState::Faulty {
+            life.overwrite(0, 2).await;
+        }
+        let device = TestDrive::new("another", 16 << 20);
+        let another = MemberSpec { device, ..life.rig.newcomer(1) };
+        life.array.replace(1, another).await.expect("replaced");
+        life.array.rebuild(Limits::NONE).await.expect("rebuilt");
+        for stripe in 0..STRIPES / 2 {
+            life.overwrite(stripe, 3).await;
+        }
+        life.array.close().await.expect("closed");
+        life.rig.drives[1].plug_in();
+        let old = vec![life.rig.devices().swap_remove(1)];
+        let epoch = life.rig.epoch.get() + 1;
+        let opened = RaidArray::open(ARRAY, old, Epoch(epoch), true).await;
+        opened.expect("opened by force").0.close().await.expect("closed");
+        let (devices, epoch) = (life.rig.devices(), Epoch(epoch + 1));
+        let (_, report) = RaidArray::open(ARRAY, devices, epoch, true).await.expect("opened");
+        assert!(matches!(report.devices[0].1, Finding::Stale { member: 0, .. }), "{report}");
+    });
+}
+
+/// The power fails while a member is being taken back, so that only the others know.
+#[test]
+fn a_power_cut_while_a_member_is_taken_back_costs_nothing() {
+    for seed in 0..30 {
+        Reactor::simulated(seed).block_on(async {
+            let mut life = Filled::new(Level::Raid1 { copies: 2 }, 2).await;
+            life.array.close().await.expect("closed");
+            for version in [2, 3] {
+                // So that the other is older than all that are live are known to be.
+                let alone = vec![life.rig.devices().swap_remove(0)];
+                let epoch = life.rig.epoch.get() + 1;
+                life.rig.epoch.set(epoch);
+                let opened = RaidArray::open(ARRAY, alone, Epoch(epoch), true).await;
+                life.array = opened.expect("opened by force").0;
+                life.overwrite(5, version).await;
+                life.array.close().await.expect("closed");
+            }
+            life.node = Group::new();
+            let rig = Rc::clone(&life.rig);
+            let opening = reactor::spawn_in(&life.node, async move { drop(rig.open().await) });
+            reactor::sleep(Duration::from_micros(20 * seed)).await;
+            life.die();
+            drop(opening);
+            life.open_without(&[]).await;
+            life.rebuild(1).await;
+            life.check_without_others(1).await;
+        });
+    }
+}
+
+/// It vanished, and then somebody says that he does not want it.
+#[test]
+fn one_that_vanished_and_was_taken_out_stays_out() {
+    Reactor::simulated(8).block_on(async {
+        let mut life = Filled::new(Level::Raid6, 5).await;
+        life.array.close().await.expect("closed");
+        life.open_without(&[1]).await;
+        life.array.fail(1).await.expect("out already");
+        life.array.close().await.expect("closed");
+        life.open_without(&[]).await;
+        assert_eq!(life.array.status().members[1].state, MemberState::Faulty);
     });
 }

@@ -84,13 +84,18 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
     check_size("a drive", plan.size_bytes)?;
     let level = plan.level.level(plan.drives.len().saturating_sub(plan.spares))?;
     let mut made = Made::default();
+    let mut files = Vec::new();
     for path in &plan.drives {
-        make_file(path, plan.size_bytes, &mut made).await?;
+        files.push(make_file(path, plan.size_bytes, &mut made).await?);
     }
     let sighted = sight_all(&plan.drives)?;
     let mut devices = Vec::new();
-    for drive in &sighted {
-        devices.push(Rc::new(FileDevice::open(&drive.path)?));
+    for (drive, file) in sighted.iter().zip(files) {
+        // Not opened again: the kernel may hold the lock of one that was closed a moment ago.
+        devices.push(Rc::new(match file {
+            Some(file) => file,
+            None => FileDevice::open(&drive.path)?,
+        }));
     }
     let spec = spec_of(plan, level, &devices);
     spec.check()?;
@@ -114,20 +119,25 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
     Ok(Created { status, remarks })
 }
 
-async fn make_file(path: &Path, size: Option<u64>, made: &mut Made) -> Result<(), ArrayError> {
+/// Makes a drive that does not exist.
+async fn make_file(
+    path: &Path,
+    size: Option<u64>,
+    made: &mut Made,
+) -> Result<Option<FileDevice>, ArrayError> {
     // Somebody who may not look there must not make anything either.
     if !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
     {
-        return Ok(());
+        return Ok(None);
     }
     let Some(bytes) = size else { return Err(ArrayError::NotThere { path: path.into() }) };
     match FileDevice::create(path, bytes, Prepare::Reserve).await {
-        Ok(_) => {
+        Ok(file) => {
             made.0.push(path.into());
-            Ok(())
+            Ok(Some(file))
         }
         // The same name twice is told as such below.
-        Err(FileDeviceError::Exists { .. }) => Ok(()),
+        Err(FileDeviceError::Exists { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -409,10 +409,10 @@ impl Keeper {
         let others = members.iter().filter(|member| Some(member.index) != instead);
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);
-        // The member itself, come back, need not get everything.
-        let uuid = sight(new)?
-            .member_uuid()
-            .filter(|uuid| members.iter().any(|m| Some(m.index) == instead && m.uuid == *uuid));
+        // The member itself, come back, need not get everything, unless that is asked for.
+        let uuid = sight(new)?.member_uuid().filter(|uuid| {
+            !force && members.iter().any(|m| Some(m.index) == instead && m.uuid == *uuid)
+        });
         let spec = MemberSpec {
             device: Rc::clone(&device) as Rc<dyn Device>,
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
