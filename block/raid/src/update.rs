@@ -90,9 +90,7 @@ impl Updates {
         let is_still = !self.in_place.borrow().contains_key(&stripe);
         is_still.then(|| self.begun.borrow()[stripe as usize % BEGUN])
     }
-}
 
-impl Updates {
     /// Stripes that are being updated, or will be.
     pub fn stripes(&self) -> Vec<u64> {
         let (turns, in_place) = (self.turns.borrow(), self.in_place.borrow());

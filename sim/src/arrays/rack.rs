@@ -41,7 +41,7 @@ impl Kind {
             _ => (Level::Raid6, 2),
         };
         // Without a spare a member that is lost may come back and catch up.
-        let spares = if seed / 8 % 2 == 0 { spares } else { 0 };
+        let spares = if (seed / 8).is_multiple_of(2) { spares } else { 0 };
         Self::Journaled { level, spares, chunk_kib: [4, 8, 16][(seed / 8 % 3) as usize] }
     }
 
