@@ -95,8 +95,9 @@ impl Engine {
 
     /// Tells, when the map is durable, of absences that began.
     pub fn tell_absences(self: &Rc<Self>) {
-        let absences = std::mem::take(&mut *self.absences.borrow_mut());
-        if absences.is_empty() {
+        let begun: Vec<Rc<Member>> =
+            self.absences.borrow().iter().map(|(member, _)| Rc::clone(member)).collect();
+        if begun.is_empty() {
             return;
         }
         let engine = Rc::clone(self);
@@ -104,7 +105,14 @@ impl Engine {
             if engine.persist_wanted_pages().await.is_err() {
                 return;
             }
-            absences.iter().for_each(|(member, held)| member.held.set(Some(*held)));
+            // Until here somebody may say that one of them stays out; those that began since are not durable yet.
+            engine.absences.borrow_mut().retain(|(member, held)| {
+                let is_told = begun.iter().any(|of_begun| Rc::ptr_eq(of_begun, member));
+                if is_told {
+                    member.held.set(Some(*held));
+                }
+                !is_told
+            });
             add(&engine.standing_wanted, 1);
             // An array that stops tells nothing, and whoever is away is rebuilt whole.
             let _ = engine.settle().await;

@@ -315,10 +315,8 @@ impl StripeMap {
     /// Stripes that hold data and are missed.
     pub fn missed_stripes(&self) -> u64 {
         let pages = self.pages.borrow();
-        let both =
-            |page: &Page| page.written.iter().zip(&page.missed).map(|(a, b)| a & b).collect();
-        let words = pages.iter().flat_map(|page| -> Vec<u64> { both(page) });
-        words.map(|word| u64::from(word.count_ones())).sum()
+        let words = pages.iter().flat_map(|page| page.written.iter().zip(&page.missed));
+        words.map(|(written, missed)| u64::from((written & missed).count_ones())).sum()
     }
 
     /// Stripes that hold data.

@@ -26,7 +26,7 @@ fn rows_of(range: &Range<u64>) -> Range<u64> {
 
 impl Engine {
     /// Whether requests may be smaller than rows, and rows matter.
-    fn has_parts_of_rows(&self) -> bool {
+    pub fn has_parts_of_rows(&self) -> bool {
         self.info.block_bytes < ROW_BYTES && self.layout.level.has_parity()
     }
 
@@ -71,7 +71,7 @@ impl Engine {
     ) -> Result<Vec<Patch>, BlockError> {
         let range = |patch: &Patch| patch.at..patch.at + patch.bytes.len() as u64;
         let is_whole = |patch: &Patch| rows_of(&range(patch)) == range(patch);
-        if !self.has_parts_of_rows() || patches.iter().all(is_whole) {
+        if patches.iter().all(is_whole) {
             return Ok(patches);
         }
         let mut whole: Vec<Patch> = Vec::new();

@@ -217,7 +217,7 @@ impl Engine {
             let begun = reactor::now();
             while member.in_flight.get() > 0 {
                 if begun.elapsed() > STILL_IN_FLIGHT_MAX {
-                    let reason = "requests of before it went out have not ended";
+                    let reason = "requests of before it went out have not ended; try again";
                     return Err(RaidError::Member { member: index, reason });
                 }
                 reactor::sleep(STILL_IN_FLIGHT_MAX / 1000).await;
@@ -266,8 +266,6 @@ impl Engine {
             // Its old superblock must not win or confuse if we stop before the new one is there.
             let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
             with.device.write(0, blank.into_vec(), Durability::Fua).await?;
-        }
-        if held.is_none() {
             // Nor may a page of its former life, which nobody else has.
             with.device.write_zeroes(self.areas.map_at, self.areas.map_bytes).await?;
         }

@@ -27,7 +27,7 @@ const MAGIC: &[u8; 8] = b"LVDARRAY";
 const VERSION: u16 = 1;
 /// Of members with a list of lost blocks: who does not know of it must not open them.
 const VERSION_LOST: u16 = 2;
-/// Of members whose map tells what an absent member missed, or not all do: who does not know would let it come back wrong.
+/// Of members whose map tells what an absent member missed: who does not write that down must not change anything.
 const VERSION_MISSED: u16 = 3;
 const FLAGS_AT: usize = 15;
 /// Stripes were overwritten in place since a scrub found everything right.

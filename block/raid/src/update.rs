@@ -295,7 +295,10 @@ impl Engine {
         patches: impl Iterator<Item = Patch>,
     ) -> Result<Kept, BlockError> {
         self.note_missed(stripe).await?;
-        let mut segments = self.segments(self.in_rows(stripe, patches.collect()).await?);
+        let mut segments = match self.has_parts_of_rows() {
+            true => self.segments(self.in_rows(stripe, patches.collect()).await?),
+            false => self.segments(patches),
+        };
         if self.may_be_listed(journal, stripe, &segments) {
             match self.overwrite_whole(journal, stripe, segments).await? {
                 None => return Ok(Kept::Volatile),
@@ -342,7 +345,7 @@ impl Engine {
     }
 
     /// What the patches make of each chunk, the later ones over the earlier.
-    fn segments(&self, patches: Vec<Patch>) -> Vec<Segment> {
+    fn segments(&self, patches: impl IntoIterator<Item = Patch>) -> Vec<Segment> {
         let chunk_bytes = self.layout.chunk_bytes;
         let mut segments: Vec<Segment> = Vec::new();
         for patch in patches {

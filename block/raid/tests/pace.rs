@@ -115,15 +115,21 @@ fn members_are_kept_busy() {
     });
 }
 
+/// A full RAID 6 of which a member waits for its rebuild.
+async fn with_a_new_member() -> Rc<RaidArray> {
+    let array = Rc::new(array(Level::Raid6).await);
+    fresh_write(&array, STRIPES).await;
+    array.flush().await.expect("flushed");
+    array.fail(3).await.expect("it bears two");
+    let new = MemberSpec { uuid: levada_base::ids::Uuid::from_u128(99), ..members().remove(3) };
+    array.replace(3, new).await.expect("replaced");
+    array
+}
+
 #[test]
 fn a_rebuild_keeps_the_new_member_busy() {
     Reactor::simulated(1).block_on(async {
-        let array = Rc::new(array(Level::Raid6).await);
-        fresh_write(&array, STRIPES).await;
-        array.flush().await.expect("flushed");
-        array.fail(3).await.expect("it bears two");
-        let new = MemberSpec { uuid: levada_base::ids::Uuid::from_u128(99), ..members().remove(3) };
-        array.replace(3, new).await.expect("replaced");
+        let array = with_a_new_member().await;
         let begun = reactor::now();
         array.rebuild(Limits::NONE).await.expect("rebuilt");
         let bytes_per_s = (STRIPES * CHUNK) as f64 / begun.elapsed().as_secs_f64();
@@ -174,12 +180,7 @@ async fn beside<T>(
 
 /// A rebuild beside such reads: its bytes per second on all members, the reads' rate and their time, each beside it and alone.
 async fn rebuild_beside(workers: u64, rest_us: u64, limits: Limits) -> [f64; 5] {
-    let array = Rc::new(array(Level::Raid6).await);
-    fresh_write(&array, STRIPES).await;
-    array.flush().await.expect("flushed");
-    array.fail(3).await.expect("it bears two");
-    let new = MemberSpec { uuid: levada_base::ids::Uuid::from_u128(99), ..members().remove(3) };
-    array.replace(3, new).await.expect("replaced");
+    let array = with_a_new_member().await;
     let alone = reactor::sleep(Duration::from_secs(1));
     let (rate_alone, took_alone, ()) = beside(&array, workers, rest_us, alone).await;
     let rebuild = async {

@@ -157,8 +157,9 @@ pub fn admit(on: &OnArray, request: Request, how: &str) -> Result<()> {
     if on.json {
         return show::print_status(&status, true);
     }
-    let is_there = |member: &&MemberStatus| member.path.as_deref() == Some(Path::new(&new));
-    let is_back = |member: &MemberStatus| is_there(&member) && member.catches_up;
+    let is_back = |member: &MemberStatus| {
+        member.catches_up && member.path.as_deref() == Some(Path::new(&new))
+    };
     let how = match status.members.iter().any(is_back) {
         true => format!("{how} again, and needs only what changed meanwhile"),
         false => how.to_owned(),
