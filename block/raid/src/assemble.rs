@@ -289,8 +289,7 @@ fn build(
         members: RefCell::new(members),
         roles: RefCell::new(roles),
         map: StripeMap::empty(superblock.uuid, layout.stripes, superblock.areas.map_format),
-        journal: Journal::new(&layout, superblock.areas.journal_bytes, superblock.journal_from)
-            .map(Rc::new),
+        journal: Journal::new(&layout, &superblock.areas, superblock.journal_from).map(Rc::new),
         updates: Updates::default(),
         lost: Lost::new(superblock.areas.lost_bytes),
         patched: Cell::new(superblock.patched),

@@ -74,7 +74,7 @@ impl Engine {
             return None;
         }
         let held = Held { generation: self.held_by_all.get(), by_itself };
-        (member.state.get() == MemberState::InSync && held.generation > 0).then_some(held)
+        (member.is_in_sync() && held.generation > 0).then_some(held)
     }
 
     /// A member is out: from now on what changes is missed, and so is what was changing. `held` is told once that is durable.

@@ -518,9 +518,8 @@ impl Engine {
     /// Roles that nobody plays or whose player lacks some of its data, as bits.
     pub fn roles_out(&self) -> u64 {
         let roles = self.roles.borrow();
-        let whole = |member: &Option<Rc<Member>>| {
-            member.as_ref().is_some_and(|member| member.state.get() == MemberState::InSync)
-        };
+        let whole =
+            |member: &Option<Rc<Member>>| member.as_ref().is_some_and(|member| member.is_in_sync());
         let bits = roles.iter().enumerate().filter(|(_, member)| !whole(member));
         bits.fold(0, |out, (role, _)| out | 1 << role)
     }
@@ -537,7 +536,7 @@ impl Engine {
         if !current || !member.is_live() || self.stopped.borrow().is_some() {
             return;
         }
-        if member.state.get() == MemberState::InSync
+        if member.is_in_sync()
             && let Some(role) = member.role.get()
         {
             let out = self.roles_out() | 1 << role;

@@ -28,10 +28,10 @@ pub fn journal_record(input: &[u8]) {
     bytes[..input.len()].copy_from_slice(input);
     let _ = journal::decode(&bytes, uuid);
     journal::seal(&mut bytes, uuid);
-    let Some((header, payload)) = journal::decode(&bytes, uuid) else { return };
-    let payload = levada_base::Buf::copy_of(&payload);
-    let again: Vec<u8> =
-        header.encode(uuid, &[payload]).iter().flat_map(|part| part.iter().copied()).collect();
+    let Some(found) = journal::decode(&bytes, uuid) else { return };
+    let contents = levada_base::Buf::copy_of(&found.contents);
+    let again = found.header.encode(uuid, found.number, &[contents]);
+    let again: Vec<u8> = again.iter().flat_map(|part| part.iter().copied()).collect();
     assert!(journal::decode(&again, uuid).is_some(), "what was read cannot be written");
 }
 

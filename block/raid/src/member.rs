@@ -185,6 +185,11 @@ impl Member {
         })
     }
 
+    /// Whether it has everything that its role is to have.
+    pub fn is_in_sync(&self) -> bool {
+        self.state.get() == MemberState::InSync
+    }
+
     pub fn is_live(&self) -> bool {
         self.state.get().is_live()
     }

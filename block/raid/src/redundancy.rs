@@ -17,12 +17,20 @@ pub(crate) enum Redundancy {
 
 impl Redundancy {
     pub fn of(layout: &Layout) -> Result<Self, ParityError> {
-        Ok(match layout.level {
-            Level::Raid0 => Self::None,
-            Level::Raid1 { .. } => Self::Copies,
-            Level::Raid5 | Level::Raid50 { .. } => Self::Parity(raid5::code(layout.data_chunks())?),
-            Level::Raid6 | Level::Raid60 { .. } => Self::Parity(raid6::code(layout.data_chunks())?),
-            Level::NPlusM { parity } => Self::Parity(nplusm::code(layout.data_chunks(), parity)?),
+        Ok(match Self::code_of(layout.level, layout.data_chunks()) {
+            Some(code) => Self::Parity(code?),
+            None if layout.level == Level::Raid0 => Self::None,
+            None => Self::Copies,
+        })
+    }
+
+    /// The parity of a level, over so many chunks of data; `None` where it has none.
+    pub fn code_of(level: Level, data_chunks: usize) -> Option<Result<Code, ParityError>> {
+        Some(match level {
+            Level::Raid0 | Level::Raid1 { .. } => return None,
+            Level::Raid5 | Level::Raid50 { .. } => raid5::code(data_chunks),
+            Level::Raid6 | Level::Raid60 { .. } => raid6::code(data_chunks),
+            Level::NPlusM { parity } => nplusm::code(data_chunks, parity),
         })
     }
 

@@ -16,7 +16,7 @@
 use crate::array::MemberSet;
 use crate::engine::Engine;
 use crate::map::Bit;
-use crate::member::{Member, MemberState};
+use crate::member::Member;
 use crate::status::ArrayEvent;
 use levada_base::reactor::Instant;
 use smallvec::SmallVec;
@@ -182,7 +182,7 @@ impl Engine {
     /// The end of a round.
     fn judge_speed(&self) {
         let roles = self.roles.borrow().clone();
-        let in_sync = |member: &Rc<Member>| member.state.get() == MemberState::InSync;
+        let in_sync = |member: &Rc<Member>| member.is_in_sync();
         let told: SmallVec<[(Rc<Member>, Told); 16]> = roles
             .into_iter()
             .flatten()

@@ -29,6 +29,8 @@ const VERSION: u16 = 1;
 const VERSION_LOST: u16 = 2;
 /// Of members whose map tells what an absent member missed: who does not write that down must not change anything.
 const VERSION_MISSED: u16 = 3;
+/// Of members whose journal may hold fragments of records: who takes those for torn ones must not open them.
+const VERSION_SPLIT: u16 = 4;
 const FLAGS_AT: usize = 15;
 /// Stripes were overwritten in place since a scrub found everything right.
 const PATCHED: u8 = 1;
@@ -52,6 +54,8 @@ const DATA_ALIGN_BYTES: u64 = 64 << 10;
 pub(crate) struct Areas {
     pub journal_at: u64,
     pub journal_bytes: u64,
+    /// Large records of the journal are cut into fragments.
+    pub splits_records: bool,
     /// Behind the journal.
     pub lost_at: u64,
     pub lost_bytes: u64,
@@ -93,6 +97,7 @@ impl Areas {
         let areas = Self {
             journal_at,
             journal_bytes,
+            splits_records: true,
             lost_at,
             lost_bytes,
             map_at,
@@ -197,6 +202,7 @@ impl Superblock {
         };
         put(bytes, 0, MAGIC);
         let version = match (self.areas.map_format, self.areas.lost_bytes) {
+            (MapFormat::Paired, _) if self.areas.splits_records => VERSION_SPLIT,
             (MapFormat::Paired, _) => VERSION_MISSED,
             (MapFormat::Single, 0) => VERSION,
             (MapFormat::Single, _) => VERSION_LOST,
@@ -254,7 +260,7 @@ impl Superblock {
     /// Makes the magic, version and checksum of `bytes` right, so that a fuzzer gets past them.
     pub fn seal(bytes: &mut [u8]) {
         put(bytes, 0, MAGIC);
-        let version = u16::from_le_bytes(get(bytes, 8)).clamp(VERSION, VERSION_MISSED);
+        let version = u16::from_le_bytes(get(bytes, 8)).clamp(VERSION, VERSION_SPLIT);
         put(bytes, 8, &version.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         put(bytes, CRC_AT, &crc.to_le_bytes());
@@ -267,9 +273,10 @@ impl Superblock {
         if !whole || crc32c(&bytes[..CRC_AT]) != u32::from_le_bytes(get(bytes, CRC_AT)) {
             return None;
         }
-        let map_format = match u16::from_le_bytes(get(bytes, 8)) {
+        let version = u16::from_le_bytes(get(bytes, 8));
+        let map_format = match version {
             VERSION | VERSION_LOST => MapFormat::Single,
-            VERSION_MISSED => MapFormat::Paired,
+            VERSION_MISSED | VERSION_SPLIT => MapFormat::Paired,
             _ => return None,
         };
         let [level, number, width, count, index] = get(bytes, 10);
@@ -297,6 +304,7 @@ impl Superblock {
         let areas = Areas {
             journal_at: number(4),
             journal_bytes: number(5),
+            splits_records: version >= VERSION_SPLIT,
             lost_at: number(4).saturating_add(number(5)),
             lost_bytes: get_u64(bytes, LOST_BYTES_AT),
             map_at: number(6),

@@ -2,12 +2,13 @@
 //!
 //! A power cut half-way through an overwrite leaves data and parity that do not belong together; with a member lost as
 //! well, blocks that nobody wrote would read as rubbish (the *write hole*). So new data and new parity first go to the
-//! journals of M + 1 members as one record, and at the next open whatever was recorded is written in place again.
+//! journals of members as one record, which can be read whichever M of them are absent: a small one is whole on M + 1, a
+//! large one is [`split`] over more. At the next open whatever was recorded is written in place again.
 //! Format and proof: docs/design/0015-parity-journal.md.
 //!
 //! What always holds:
-//! - Nothing of an update is written in place before its record is durable on as many members as may be lost from then on,
-//!   and one more.
+//! - Nothing of an update is written in place before so much of its record is durable that it can be read whoever may be lost
+//!   from then on.
 //! - A record keeps its meaning until a flush covers all that it says, and its room until a durable record says so.
 //! - Of a stripe that is overwritten whole only its number is recorded: at the next open its parity is made anew from whatever
 //!   data is there, old or new, and what is absent of it is lost ([`crate::lost`]). So the array's flush does not return
@@ -20,20 +21,25 @@
 mod record;
 mod replay;
 mod ring;
+mod split;
 
 pub(crate) use record::{Piece, decode, seal};
 pub(crate) use ring::Ring;
 
 use crate::engine::Engine;
 use crate::layout::Layout;
-use crate::member::{Member, MemberState};
+use crate::member::Member;
+use crate::redundancy::Redundancy;
+use crate::superblock::Areas;
 use futures_util::future::join_all;
 use levada_base::sync::{Notify, oneshot};
 use levada_base::units::BLOCK_BYTES;
-use levada_base::{Buf, IoVec, planted, reactor};
+use levada_base::{Buf, IoVec, planted, probe, reactor};
 use levada_device::{BlockError, Durability};
+use levada_parity::Code;
 use record::{Header, PAYLOAD_BLOCKS_MAX, PIECES_MAX};
 use smallvec::SmallVec;
+use split::{fragments_for, split};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -67,6 +73,8 @@ pub(crate) struct Journal {
     area: u64,
     /// Most blocks of contents in one record.
     limit: u64,
+    /// By number of fragments, from 2 on, their parity. Empty: records are not split.
+    codes: Vec<Code>,
     /// An update is in place, a record durable, or a flush has covered some.
     changed: Notify,
 }
@@ -130,22 +138,35 @@ pub(crate) struct Logged {
     is_listed: bool,
 }
 
-/// Room for a record, by member.
-type Holders = SmallVec<[(Rc<Member>, u64); 4]>;
+/// A member, and where on it there is room for a record.
+type Holder = (Rc<Member>, u64);
+type Holders = SmallVec<[Holder; 4]>;
+
+/// A sequence for a record, how it is cut, and room for it.
+struct Reserved {
+    sequence: u64,
+    fragments: usize,
+    holders: Holders,
+}
 
 impl Journal {
     /// `None` when the level needs none, or members have no room for one.
-    pub fn new(layout: &Layout, journal_bytes: u64, from: u64) -> Option<Self> {
-        let groups = layout.groups()?.groups;
-        let area = journal_bytes / BLOCK_BYTES;
+    pub fn new(layout: &Layout, areas: &Areas, from: u64) -> Option<Self> {
+        let groups = layout.groups()?;
+        let area = areas.journal_bytes / BLOCK_BYTES;
         // Never more pieces than blocks, so that whatever has few enough blocks fits.
         let limit = (area / RECORD_SHARE).min(PAYLOAD_BLOCKS_MAX).min(PIECES_MAX as u64);
+        // As many as there are players beside those that hold the parity.
+        let most = if areas.splits_records { groups.width - layout.level.tolerates() } else { 1 };
+        let code = |data: usize| Redundancy::code_of(layout.level, data)?.ok();
+        let codes = (2..=most).map(code).collect::<Option<Vec<Code>>>()?;
         (limit >= layout.chunks() as u64).then(|| Self {
-            groups: (0..groups).map(|_| Group::from(from)).collect(),
+            groups: (0..groups.groups).map(|_| Group::from(from)).collect(),
             next: Cell::new(from),
             from: Cell::new(from),
             area,
             limit,
+            codes,
             changed: Notify::default(),
         })
     }
@@ -158,6 +179,11 @@ impl Journal {
     /// Most blocks of one update.
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// The parity of a record with so many fragments; `None` when each holder has all of it.
+    fn code(&self, fragments: usize) -> Option<&Code> {
+        self.codes.get(fragments.checked_sub(2)?)
     }
 
     /// Most blocks of several updates that share a record.
@@ -410,15 +436,14 @@ impl Engine {
         payload: &[Buf],
         updates: u32,
     ) -> Result<u64, BlockError> {
-        let blocks = 1 + pieces.iter().map(|piece| piece.blocks).sum::<u64>();
+        let blocks = pieces.iter().map(|piece| piece.blocks).sum();
         loop {
             self.check_running()?;
             let changed = journal.changed.changed();
-            if let Some((sequence, holders)) =
-                self.reserve(journal, number, blocks, journal.spare(), updates)
-            {
-                let header = self.header(journal, number, sequence, pieces);
-                self.write_to(journal, number, &header, payload, &holders).await?;
+            let spare = journal.spare();
+            if let Some(reserved) = self.reserve(journal, number, blocks, spare, updates) {
+                let sequence = reserved.sequence;
+                self.write_reserved(journal, number, reserved, pieces, payload).await?;
                 return Ok(sequence);
             }
             if !self.make_room(journal, number).await? {
@@ -427,22 +452,8 @@ impl Engine {
         }
     }
 
-    fn header(
-        &self,
-        journal: &Journal,
-        number: usize,
-        sequence: u64,
-        pieces: Vec<Piece>,
-    ) -> Header {
-        let group = &journal.groups[number];
-        for piece in &pieces {
-            let records = if piece.is_listed() { &group.listed } else { &group.stripes };
-            records.borrow_mut().insert(piece.stripe, sequence);
-        }
-        Header { epoch: self.epoch, sequence, tail: group.tail.get(), pieces }
-    }
-
-    /// Takes a sequence and room on the members that are to hold the record: those that have most of it.
+    /// Takes a sequence, and room for so many blocks of contents on the members that are to hold the record: those that have
+    /// most of it.
     fn reserve(
         &self,
         journal: &Journal,
@@ -450,17 +461,24 @@ impl Engine {
         blocks: u64,
         spare: u64,
         updates: u32,
-    ) -> Option<(u64, Holders)> {
-        let copies = self.layout.level.tolerates() + 1;
-        let copies = if planted!("raid-journal-copy-left-out") { copies - 1 } else { copies };
+    ) -> Option<Reserved> {
+        let parity = self.layout.level.tolerates();
         let sequence = journal.next.get();
         let players = self.players_of(number);
-        let holders = Self::hold(journal, players, copies, sequence, (blocks, spare))?;
+        let whole = players.iter().filter(|member| member.is_in_sync()).count();
+        let fragments = match journal.codes.is_empty() {
+            true => 1,
+            false => fragments_for(blocks, parity, whole),
+        };
+        let count = fragments + parity;
+        let count = if planted!("raid-journal-copy-left-out") { count - 1 } else { count };
+        let of_each = 1 + blocks.div_ceil(fragments as u64);
+        let holders = Self::hold(journal, players, count, sequence, (of_each, spare))?;
         journal.next.set(sequence + 1);
         let group = &journal.groups[number];
         group.last.set(sequence);
         group.open.borrow_mut().insert(sequence, updates);
-        Some((sequence, holders))
+        Some(Reserved { sequence, fragments, holders })
     }
 
     /// Takes room for so many blocks, beside what is to be spared, on as many of these members, or on all of them.
@@ -475,8 +493,7 @@ impl Engine {
         let turn = (sequence as usize * copies) % players.len().max(1);
         players.rotate_left(turn);
         players.sort_by_key(|member| {
-            let is_whole = member.state.get() == MemberState::InSync;
-            (!is_whole, member.ring.borrow().used() / (journal.area / 8).max(1))
+            (!member.is_in_sync(), member.ring.borrow().used() / (journal.area / 8).max(1))
         });
         players.truncate(copies);
         let has_room =
@@ -497,22 +514,58 @@ impl Engine {
         (number * width..(number + 1) * width).filter_map(|role| self.player(role)).collect()
     }
 
+    /// Writes a new record to those on whom it has room.
+    async fn write_reserved(
+        self: &Rc<Self>,
+        journal: &Journal,
+        number: usize,
+        reserved: Reserved,
+        pieces: Vec<Piece>,
+        contents: &[Buf],
+    ) -> Result<(), BlockError> {
+        let Reserved { sequence, fragments, holders } = reserved;
+        let group = &journal.groups[number];
+        for piece in &pieces {
+            let records = if piece.is_listed() { &group.listed } else { &group.stripes };
+            records.borrow_mut().insert(piece.stripe, sequence);
+        }
+        let header =
+            Header { epoch: self.epoch, sequence, tail: group.tail.get(), pieces, fragments };
+        let numbered = holders.into_iter().enumerate().collect();
+        self.write_to(journal, number, &header, contents, numbered).await
+    }
+
+    /// Writes these fragments of a record, by their numbers, each to its holder.
     async fn write_to(
         self: &Rc<Self>,
         journal: &Journal,
         number: usize,
         header: &Header,
-        payload: &[Buf],
-        holders: &Holders,
+        contents: &[Buf],
+        holders: Vec<(usize, Holder)>,
     ) -> Result<(), BlockError> {
-        let parts = header.encode(self.uuid, payload);
+        let code = journal.code(header.fragments);
+        let _busy = code.map(|_| probe::busy("array split record"));
+        let parts: Vec<IoVec> = match code {
+            Some(code) => {
+                let fragments = split(contents, code);
+                let encoded = |(number, _): &(usize, Holder)| {
+                    header.encode(self.uuid, *number, &fragments[*number])
+                };
+                holders.iter().map(encoded).collect()
+            }
+            None => {
+                let whole = header.encode(self.uuid, 0, contents);
+                holders.iter().map(|_| whole.clone()).collect()
+            }
+        };
         let durability = match planted!("raid-journal-not-durable") {
             true => Durability::Volatile,
             false => Durability::Fua,
         };
-        let writes = holders.iter().map(|(member, start)| {
+        let writes = holders.into_iter().zip(parts).map(|((_, (member, start)), parts)| {
             let at = self.areas.journal_at + start * BLOCK_BYTES;
-            self.member_write(member, at, parts.clone(), durability)
+            async move { self.member_write(&member, at, parts, durability).await }
         });
         join_all(writes).await;
         // Those that missed it are out, and on record as such. As long as the array bears that, enough have it.
@@ -569,10 +622,9 @@ impl Engine {
         let group = &journal.groups[number];
         let before = group.durable_tail.get();
         if group.tail.get() > before
-            && let Some((sequence, holders)) = self.reserve(journal, number, 1, 0, 0)
+            && let Some(reserved) = self.reserve(journal, number, 0, 0, 0)
         {
-            let header = self.header(journal, number, sequence, Vec::new());
-            self.write_to(journal, number, &header, &[], &holders).await?;
+            self.write_reserved(journal, number, reserved, Vec::new(), &[]).await?;
         }
         Ok(group.durable_tail.get() > before)
     }
@@ -669,12 +721,13 @@ mod tests {
     /// Whoever waits for room waits for ever where even an empty journal has none.
     #[test]
     fn an_empty_journal_has_room_for_the_largest_record() {
-        for width in 2..=36 {
+        for width in 2..=32 {
             for parity in 1..=4.min(width - 1) {
                 let level = Level::NPlusM { parity };
                 let layout = Layout { level, width, chunk_bytes: 4096, stripes: 1 };
                 let bytes = Journal::bytes_min(layout.chunks());
-                let journal = Journal::new(&layout, bytes, 1).expect("large enough");
+                let (areas, _) = Areas::fit(64 << 20, bytes, level, width, 4096);
+                let journal = Journal::new(&layout, &areas, 1).expect("large enough");
                 let fits =
                     Ring::default().has_room(journal.area, 1 + journal.limit, journal.spare());
                 assert!(fits, "{width} wide: {} blocks", journal.area);

@@ -1,4 +1,5 @@
-//! A record of the journal: a header block, then new contents, block by block. A codec without I/O.
+//! A record of the journal as it lies on one member: a header block, then new contents, block by block: all of them, or a
+//! fragment ([`super::split`]). A codec without I/O.
 //!
 //! Drawn in docs/design/0015-parity-journal.md. Bytes from a member are never trusted: what does not decode is `None`, as
 //! if nothing were there.
@@ -10,6 +11,10 @@ use levada_base::{Buf, BufMut, Epoch, IoVec};
 
 const MAGIC: &[u8; 8] = b"LVDJRNAL";
 const BLOCK: usize = BLOCK_BYTES as usize;
+const BLOCKS_AT: usize = 48;
+const SPLIT_AT: usize = 50;
+const NUMBER_AT: usize = 51;
+const COUNT_AT: usize = 52;
 const PAYLOAD_CRC_AT: usize = 56;
 const CRC_AT: usize = 60;
 const ESCAPED_AT: usize = 64;
@@ -53,19 +58,27 @@ pub(crate) struct Header {
     /// Records below this have no meaning any more.
     pub tail: u64,
     pub pieces: Vec<Piece>,
+    /// Fragments that the contents are cut into, parity not among them. 1: every holder has all of them.
+    pub fragments: usize,
 }
 
 impl Header {
+    /// Blocks of the contents of all pieces.
     pub fn payload_blocks(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.blocks).sum()
     }
 
-    /// The record as it is written. `payload` holds the contents of the pieces in their order, in whole blocks.
+    /// Blocks of contents on each holder.
+    pub fn fragment_blocks(&self) -> u64 {
+        self.payload_blocks().div_ceil(self.fragments as u64)
+    }
+
+    /// The record as it is written to one holder: fragment `number`, in whole blocks.
     ///
     /// # Panics
     ///
     /// When there are too many pieces or blocks, or other blocks than the pieces say: a bug of the caller.
-    pub fn encode(&self, uuid: Uuid, payload: &[Buf]) -> IoVec {
+    pub fn encode(&self, uuid: Uuid, number: usize, fragment: &[Buf]) -> IoVec {
         let blocks = self.payload_blocks();
         assert!(self.pieces.len() <= PIECES_MAX && blocks <= PAYLOAD_BLOCKS_MAX);
         let mut header = BufMut::zeroed(BLOCK);
@@ -75,8 +88,11 @@ impl Header {
         put(24, &self.epoch.0.to_le_bytes());
         put(32, &self.sequence.to_le_bytes());
         put(40, &self.tail.to_le_bytes());
-        put(48, &(blocks as u32).to_le_bytes());
-        put(52, &(self.pieces.len() as u32).to_le_bytes());
+        put(BLOCKS_AT, &(blocks as u16).to_le_bytes());
+        if self.fragments > 1 {
+            put(SPLIT_AT, &[self.fragments as u8, number as u8]);
+        }
+        put(COUNT_AT, &(self.pieces.len() as u32).to_le_bytes());
         for (i, piece) in self.pieces.iter().enumerate() {
             let at = PIECES_AT + i * PIECE_BYTES;
             put(at, &piece.stripe.to_le_bytes());
@@ -84,17 +100,17 @@ impl Header {
             put(at + 12, &(piece.blocks as u16).to_le_bytes());
             put(at + 14, &(piece.chunk as u16).to_le_bytes());
         }
-        let mut parts = IoVec::with_capacity(payload.len() + 1);
+        let mut parts = IoVec::with_capacity(fragment.len() + 1);
         parts.push(Buf::copy_of(&[]));
         let mut block = 0;
-        for part in payload {
+        for part in fragment {
             assert!(part.len().is_multiple_of(BLOCK), "contents are whole blocks");
             let escaped = escape(part, &mut header[ESCAPED_AT..PIECES_AT], block);
             let part = escaped.unwrap_or_else(|| part.clone());
             block += part.len() / BLOCK;
             parts.push(part);
         }
-        assert_eq!(block as u64, blocks, "contents are those of the pieces");
+        assert_eq!(block as u64, self.fragment_blocks(), "contents are those of the pieces");
         let crc = crc32c_parts(parts[1..].iter().map(|part| &part[..]));
         header[PAYLOAD_CRC_AT..CRC_AT].copy_from_slice(&crc.to_le_bytes());
         let crc = crc32c(&header).to_le_bytes();
@@ -126,9 +142,17 @@ pub(crate) fn looks_like_header(block: &[u8]) -> bool {
     block.len() >= 8 && &block[..8] == MAGIC
 }
 
-/// Reads the record of array `uuid` that `bytes`, whole blocks, begin with; gives its contents as well. `None` when
-/// there is none, or not all of it.
-pub(crate) fn decode(bytes: &[u8], uuid: Uuid) -> Option<(Header, Vec<u8>)> {
+/// What one member holds of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fragment {
+    pub header: Header,
+    pub number: usize,
+    pub contents: Vec<u8>,
+}
+
+/// Reads the record of array `uuid` that `bytes`, whole blocks, begin with. `None` when there is none, or not all of what this
+/// member is to hold of it.
+pub(crate) fn decode(bytes: &[u8], uuid: Uuid) -> Option<Fragment> {
     if bytes.len() < BLOCK || !looks_like_header(bytes) || bytes[8..24] != uuid.as_bytes()[..] {
         return None;
     }
@@ -141,8 +165,9 @@ pub(crate) fn decode(bytes: &[u8], uuid: Uuid) -> Option<(Header, Vec<u8>)> {
     if crc32c(&blank) != half(CRC_AT) {
         return None;
     }
-    let (blocks, count) = (half(48) as usize, half(52) as usize);
-    if blocks as u64 > PAYLOAD_BLOCKS_MAX || count > PIECES_MAX {
+    let (blocks, count) = (u64::from(quarter(BLOCKS_AT)), half(COUNT_AT) as usize);
+    let (split, number) = (usize::from(header[SPLIT_AT]), usize::from(header[NUMBER_AT]));
+    if blocks > PAYLOAD_BLOCKS_MAX || count > PIECES_MAX || split == 1 || number > 0 && split == 0 {
         return None;
     }
     let piece = |i: usize| {
@@ -159,25 +184,30 @@ pub(crate) fn decode(bytes: &[u8], uuid: Uuid) -> Option<(Header, Vec<u8>)> {
         sequence: word(32),
         tail: word(40),
         pieces: (0..count).map(piece).collect(),
+        fragments: split.max(1),
     };
-    let mut payload = bytes.get(BLOCK..BLOCK * (blocks + 1))?.to_vec();
-    if found.payload_blocks() != blocks as u64 || crc32c(&payload) != half(PAYLOAD_CRC_AT) {
+    if found.payload_blocks() != blocks {
         return None;
     }
-    for (number, block) in payload.chunks_mut(BLOCK).enumerate() {
+    let mut contents = bytes.get(BLOCK..BLOCK * (found.fragment_blocks() as usize + 1))?.to_vec();
+    if crc32c(&contents) != half(PAYLOAD_CRC_AT) {
+        return None;
+    }
+    for (number, block) in contents.chunks_mut(BLOCK).enumerate() {
         if header[ESCAPED_AT + number / 8] >> (number % 8) & 1 == 1 {
             block[..8].iter_mut().for_each(|byte| *byte ^= 0xff);
         }
     }
-    Some((found, payload))
+    Some(Fragment { header: found, number, contents })
 }
 
 /// Makes magic, checksums and identity of a record right, so that a fuzzer gets past them.
 pub(crate) fn seal(bytes: &mut [u8], uuid: Uuid) {
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..24].copy_from_slice(uuid.as_bytes());
-    let blocks = u32::from_le_bytes(bytes[48..52].try_into().expect("4 bytes")) as usize;
-    let payload = bytes.get(BLOCK..BLOCK.saturating_mul(blocks.saturating_add(1)));
+    let blocks = usize::from(u16::from_le_bytes([bytes[BLOCKS_AT], bytes[BLOCKS_AT + 1]]));
+    let blocks = blocks.div_ceil(usize::from(bytes[SPLIT_AT].max(1)));
+    let payload = bytes.get(BLOCK..BLOCK * (blocks + 1));
     let crc = payload.map_or(0, crc32c);
     bytes[PAYLOAD_CRC_AT..CRC_AT].copy_from_slice(&crc.to_le_bytes());
     bytes[CRC_AT..ESCAPED_AT].fill(0);
@@ -189,7 +219,7 @@ pub(crate) fn seal(bytes: &mut [u8], uuid: Uuid) {
 mod tests {
     use super::*;
 
-    fn sample() -> (Header, Vec<Buf>) {
+    fn sample(fragments: usize) -> (Header, Vec<Buf>) {
         let pieces = vec![
             Piece { stripe: 7, chunk: 3, first: 2, blocks: 2 },
             Piece { stripe: 7, chunk: 8, first: 2, blocks: 2 },
@@ -199,23 +229,27 @@ mod tests {
         let mut second = vec![0x22; 2 * BLOCK];
         // As a copy of a journal would have it.
         second[BLOCK..BLOCK + 8].copy_from_slice(MAGIC);
-        let payload = vec![
+        let contents = vec![
             Buf::copy_of(&vec![0x11; 2 * BLOCK]),
             Buf::copy_of(&second),
             Buf::copy_of(&vec![0x33; BLOCK]),
         ];
-        (Header { epoch: Epoch(3), sequence: 9, tail: 5, pieces }, payload)
+        let header = Header { epoch: Epoch(3), sequence: 9, tail: 5, pieces, fragments };
+        (header, contents)
+    }
+
+    fn joined(parts: &[Buf]) -> Vec<u8> {
+        parts.iter().flat_map(|part| part.iter().copied()).collect()
     }
 
     #[test]
     fn a_record_reads_back_and_hides_what_looks_like_one() {
         let uuid = Uuid::from_u128(7);
-        let (header, payload) = sample();
-        let parts = header.encode(uuid, &payload);
-        let mut bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let (header, contents) = sample(1);
+        let mut bytes = joined(&header.encode(uuid, 0, &contents));
         assert_eq!(bytes.chunks(BLOCK).filter(|block| looks_like_header(block)).count(), 1);
-        let payload = payload.iter().flat_map(|part| part.iter().copied()).collect();
-        assert_eq!(decode(&bytes, uuid), Some((header, payload)));
+        let contents = joined(&contents);
+        assert_eq!(decode(&bytes, uuid), Some(Fragment { header, number: 0, contents }));
         assert_eq!(decode(&bytes, Uuid::from_u128(8)), None);
         assert_eq!(decode(&bytes[..bytes.len() - BLOCK], uuid), None, "cut short");
         for at in [40, 100, BLOCK + 5, 5 * BLOCK + 4095] {
@@ -223,5 +257,16 @@ mod tests {
             assert_eq!(decode(&bytes, uuid), None, "byte {at} is wrong");
             bytes[at] ^= 1;
         }
+    }
+
+    #[test]
+    fn a_fragment_reads_back() {
+        let uuid = Uuid::from_u128(7);
+        // Five blocks: two on each of three.
+        let (header, contents) = sample(3);
+        let bytes = joined(&header.encode(uuid, 4, &contents[1..2]));
+        assert_eq!(bytes.len(), 3 * BLOCK);
+        let contents = contents[1].to_vec();
+        assert_eq!(decode(&bytes, uuid), Some(Fragment { header, number: 4, contents }));
     }
 }

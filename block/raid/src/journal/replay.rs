@@ -1,20 +1,23 @@
 //! What a start does with the journal: writes in place what was recorded and may not be there.
 //!
 //! What always holds:
-//! - A record takes effect only when it is durable on as many members as may be lost from then on, and one more: one that was
+//! - A record takes effect only when so much of it is durable that it can be read whoever may be lost from then on: one that was
 //!   on its way when the power went is written to others first, as it may take effect in part and then be met without those
 //!   that have it. What a killed owner left in the cache of a drive is flushed before.
+//! - One of which too few fragments are there was never durable: nothing of it is in place.
 //! - Records lose their meaning (in the superblock) behind a flush of all that they say.
 
-use super::record::{Header, looks_like_header};
-use super::{Group, Journal, Piece, Ring, decode};
+use super::record::{Fragment, Header, looks_like_header};
+use super::split::join;
+use super::{Group, Holder, Journal, Piece, Ring, decode};
 use crate::engine::Engine;
 use crate::map::Bit;
-use crate::member::{Member, MemberState, add};
+use crate::member::{Member, add};
 use futures_util::future::join_all;
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{Buf, BufMut, planted, probe};
 use levada_device::{BlockError, Durability};
+use levada_parity::Code;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
@@ -22,9 +25,40 @@ use std::rc::Rc;
 /// A record as found.
 struct Found {
     header: Header,
-    payload: Vec<u8>,
-    /// Who holds it whole.
-    holders: Vec<Rc<Member>>,
+    /// Of each fragment that is there, its contents.
+    fragments: BTreeMap<usize, Vec<u8>>,
+    /// Who holds which.
+    holders: Vec<(Rc<Member>, usize)>,
+}
+
+impl Found {
+    /// Whether enough fragments are there to tell all contents.
+    fn is_whole(&self, journal: &Journal) -> bool {
+        let is_known = self.header.fragments == 1 || journal.code(self.header.fragments).is_some();
+        is_known && self.fragments.len() >= self.header.fragments
+    }
+
+    /// All contents; `None` when too few fragments are there.
+    fn contents(&self, journal: &Journal) -> Option<Vec<u8>> {
+        let Some(code) = journal.code(self.header.fragments) else {
+            return self.fragments.get(&0).cloned();
+        };
+        let held: Vec<Option<&[u8]>> = (0..code.chunks())
+            .map(|number| self.fragments.get(&number).map(|held| &held[..]))
+            .collect();
+        join(&held, code, (self.header.payload_blocks() * BLOCK_BYTES) as usize)
+    }
+
+    /// Fragments that members which have everything lack, so that the record could be read if `more` of them were lost.
+    fn lacking(&self, journal: &Journal, more: usize) -> Vec<usize> {
+        let of_whole = self.holders.iter().filter(|(member, _)| member.is_in_sync());
+        let Some(code) = journal.code(self.header.fragments) else {
+            return vec![0; (more + 1).saturating_sub(of_whole.count())];
+        };
+        let held: BTreeSet<usize> = of_whole.map(|(_, number)| *number).collect();
+        let count = (code.data_chunks() + more).saturating_sub(held.len());
+        (0..code.chunks()).filter(|number| !held.contains(number)).take(count).collect()
+    }
 }
 
 /// Rows of parity chunks that an update left out, as nobody held them: by stripe and chunk. Who plays that role since got
@@ -96,44 +130,61 @@ impl Engine {
         let mut spans: Vec<Spans> = Vec::new();
         for (member, of_member) in members.iter().zip(scans) {
             let mut own = Spans::new();
-            for (start, header, payload) in of_member {
-                own.push((header.sequence, start, 1 + header.payload_blocks()));
-                let record = found.entry(header.sequence);
-                let record =
-                    record.or_insert_with(|| Found { header, payload, holders: Vec::new() });
-                record.holders.push(Rc::clone(member));
+            for (start, Fragment { header, number, contents }) in of_member {
+                own.push((header.sequence, start, 1 + header.fragment_blocks()));
+                let record = found.entry(header.sequence).or_insert_with(|| Found {
+                    header: header.clone(),
+                    fragments: BTreeMap::new(),
+                    holders: Vec::new(),
+                });
+                let numbers = journal.code(header.fragments).map_or(1, Code::chunks);
+                if record.header == header && number < numbers {
+                    record.fragments.insert(number, contents);
+                    record.holders.push((Rc::clone(member), number));
+                }
             }
             own.sort_unstable();
             spans.push(own);
         }
-        let tail = found.values().map(|found| found.header.tail).max().unwrap_or(0);
-        let tail = tail.max(journal.from.get());
         let next = found.keys().next_back().map_or(0, |last| last + 1);
         journal.next.set(journal.next.get().max(next));
+        let whole = self.whole_roles(number);
+        let width = self.layout.groups().map_or(0, |groups| groups.width);
+        let more = (self.layout.level.tolerates() + whole).saturating_sub(width);
+        found.retain(|_, found| found.is_whole(journal));
+        let tail_of = |found: &Found| found.header.tail;
+        let tail = found.values().map(tail_of).max().unwrap_or(0).max(journal.from.get());
+        // Of one that may be missing at the next start only what it tells holds, not that its room may be used.
+        let durable = found.values().filter(|found| found.lacking(journal, more).is_empty());
+        let durable_tail = durable.map(tail_of).max().unwrap_or(0).max(journal.from.get());
         let group: &Group = &journal.groups[number];
         group.tail.set(tail);
-        group.durable_tail.set(tail);
+        group.durable_tail.set(durable_tail);
         for (member, own) in members.iter().zip(spans) {
-            let live = own.into_iter().filter(|(sequence, ..)| *sequence >= tail);
+            let live = own.into_iter().filter(|(sequence, ..)| *sequence >= durable_tail);
             *member.ring.borrow_mut() = Ring::found(journal.area, live);
         }
         let live = found.split_off(&tail);
+        let any = !live.is_empty();
         if planted!("raid-journal-not-replayed") {
-            return Ok(!live.is_empty());
+            return Ok(any);
         }
-        if !live.is_empty() {
+        if any {
             self.flush_members().await?;
         }
-        let whole = self.whole_roles(number);
-        let width = self.layout.groups().map_or(0, |groups| groups.width);
-        let enough = (self.layout.level.tolerates() + 1 + whole).saturating_sub(width);
         let mut omitted = Omitted::default();
         let mut listed = BTreeSet::new();
-        let contents: Vec<Vec<(Piece, Buf)>> =
-            live.values().rev().map(|found| self.contents(found, &mut omitted)).collect();
-        for (Found { header, payload, holders }, pieces) in
-            live.values().zip(contents.into_iter().rev())
-        {
+        let live: Vec<(Vec<u8>, Found)> = live
+            .into_values()
+            .filter_map(|found| Some((found.contents(journal)?, found)))
+            .collect();
+        let pieces: Vec<Vec<(Piece, Buf)>> = live
+            .iter()
+            .rev()
+            .map(|(contents, found)| self.sound_pieces(&found.header, contents, &mut omitted))
+            .collect();
+        for ((contents, found), pieces) in live.iter().zip(pieces.into_iter().rev()) {
+            let header = &found.header;
             let of_record = header.pieces.iter().filter(|piece| self.is_listed(piece));
             let of_record: Vec<u64> = of_record.map(|piece| piece.stripe).collect();
             if pieces.is_empty() && of_record.is_empty() {
@@ -146,17 +197,20 @@ impl Engine {
             }
             listed.extend(of_record);
             // One that is being rebuilt counts among the lost.
-            let is_whole = |member: &&Rc<Member>| member.state.get() == MemberState::InSync;
-            let missing = enough.saturating_sub(holders.iter().filter(is_whole).count());
-            if missing > 0 {
-                let is_other =
-                    |member: &&Rc<Member>| !holders.iter().any(|holder| Rc::ptr_eq(holder, member));
+            let lacking = found.lacking(journal, more);
+            if !lacking.is_empty() && !planted!("raid-journal-not-completed") {
+                let is_other = |member: &&Rc<Member>| {
+                    !found.holders.iter().any(|(holder, _)| Rc::ptr_eq(holder, member))
+                };
+                let is_whole = |member: &&Rc<Member>| member.is_in_sync();
                 let others = members.iter().filter(is_whole).filter(is_other).cloned().collect();
-                let blocks = 1 + header.payload_blocks();
-                match Self::hold(journal, others, missing, header.sequence, (blocks, 0)) {
-                    Some(more) => {
-                        let payload = [Buf::copy_of(payload)];
-                        self.write_to(journal, number, header, &payload, &more).await?;
+                let blocks = 1 + header.fragment_blocks();
+                match Self::hold(journal, others, lacking.len(), header.sequence, (blocks, 0)) {
+                    Some(holders) => {
+                        let contents = [Buf::copy_of(contents)];
+                        let numbered: Vec<(usize, Holder)> =
+                            lacking.into_iter().zip(holders).collect();
+                        self.write_to(journal, number, header, &contents, numbered).await?;
                     }
                     // Ordinary records leave room for those that were on their way; bad sectors may cost more of them a
                     // copy. Not to start would cost more than what is at stake: a second power cut within this start, after
@@ -189,7 +243,7 @@ impl Engine {
             self.settle_listed(&listed.into_iter().collect::<Vec<_>>()).await?;
         }
         self.persist_lost().await?;
-        Ok(!live.is_empty())
+        Ok(any)
     }
 
     /// A piece that says of a stripe that it was being overwritten whole.
@@ -206,13 +260,18 @@ impl Engine {
     }
 
     /// What a record says that still holds, with its contents. Records are to be looked at from the last one backwards.
-    fn contents(&self, found: &Found, omitted: &mut Omitted) -> Vec<(Piece, Buf)> {
+    fn sound_pieces(
+        &self,
+        header: &Header,
+        contents: &[u8],
+        omitted: &mut Omitted,
+    ) -> Vec<(Piece, Buf)> {
         let (data_chunks, block) = (self.layout.data_chunks(), BLOCK_BYTES as usize);
         let mut at = 0;
         let mut all = Vec::new();
         // By stripe and chunk.
         let mut recorded: BTreeMap<(u64, usize), Vec<Range<u64>>> = BTreeMap::new();
-        for piece in &found.header.pieces {
+        for piece in &header.pieces {
             let start = at;
             at += piece.blocks as usize * block;
             let rows = piece.first..piece.first + piece.blocks;
@@ -227,7 +286,7 @@ impl Engine {
                 let start = start + (rows.start - piece.first) as usize * block;
                 let bytes = (rows.end - rows.start) as usize * block;
                 let part = Piece { first: rows.start, blocks: rows.end - rows.start, ..*piece };
-                all.push((part, Buf::copy_of(&found.payload[start..start + bytes])));
+                all.push((part, Buf::copy_of(&contents[start..start + bytes])));
             }
         }
         for ((stripe, _), rows) in recorded.iter().filter(|((_, chunk), _)| *chunk < data_chunks) {
@@ -240,12 +299,8 @@ impl Engine {
         all
     }
 
-    /// The whole records on a member: where each begins, and what it says.
-    async fn scan(
-        self: &Rc<Self>,
-        journal: &Journal,
-        member: &Rc<Member>,
-    ) -> Vec<(u64, Header, Vec<u8>)> {
+    /// What a member holds of records: where each begins, and what it says.
+    async fn scan(self: &Rc<Self>, journal: &Journal, member: &Rc<Member>) -> Vec<(u64, Fragment)> {
         let total = journal.area * BLOCK_BYTES;
         let mut area = Vec::with_capacity(total as usize);
         while (area.len() as u64) < total {
@@ -272,11 +327,10 @@ impl Engine {
         let mut found = Vec::new();
         for (block, start) in area.chunks(BLOCK_BYTES as usize).zip(0..) {
             if looks_like_header(block)
-                && let Some((header, payload)) =
-                    decode(&area[(start * BLOCK_BYTES) as usize..], self.uuid)
-                && header.epoch <= self.epoch
+                && let Some(fragment) = decode(&area[(start * BLOCK_BYTES) as usize..], self.uuid)
+                && fragment.header.epoch <= self.epoch
             {
-                found.push((start, header, payload));
+                found.push((start, fragment));
             }
         }
         found
