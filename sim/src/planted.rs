@@ -31,7 +31,6 @@ pub const BUGS: &[Bug] = &[
     bug("raid-update-not-recorded", arrays::journaled, 2000),
     bug("raid-journal-not-replayed", arrays::journaled, 2000),
     bug("raid-journal-copy-left-out", arrays::journaled, 2000),
-    bug("raid-journal-not-completed", arrays::journaled, 2000),
     bug("raid-journal-not-durable", arrays::journaled, 2000),
     bug("raid-journal-not-voided", arrays::journaled, 2000),
     bug("raid-reconstructs-beside-updates", arrays::journaled, 2000),

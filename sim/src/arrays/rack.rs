@@ -226,6 +226,11 @@ impl Rack {
     #[must_use]
     pub fn bears(&self) -> usize {
         self.settle();
+        self.bears_still()
+    }
+
+    /// The same as far as is known, between two starts.
+    fn bears_still(&self) -> usize {
         if self.rotten.get().is_some() {
             return 0;
         }
@@ -402,6 +407,19 @@ impl Rack {
                 self.tell(|| format!("{at} is there again"));
                 self.world.note("drive there again at a start");
                 self.world.drive(at).faults.restore();
+            }
+        }
+    }
+
+    /// Before a start, drives may be gone.
+    pub fn lose_at_a_start(&self, rng: &mut Rng) {
+        for _ in 0..rng.between(1, LOSSES_MAX as u64) {
+            let at = rng.below(self.world.shape.drives as u64) as usize;
+            if self.bears_still() > 0 && !self.lost.borrow().contains(&at) {
+                self.lost.borrow_mut().insert(at);
+                self.tell(|| format!("{at} is gone at a start"));
+                self.world.note("drive gone at a start");
+                self.world.drive(at).faults.fail();
             }
         }
     }

@@ -69,8 +69,14 @@ pub async fn all<W: Work>(work: &Rc<W>) {
 /// Opens the array; in some rounds the power fails meanwhile, and it is opened again. Calls
 /// `crashed` after every power cut.
 pub async fn open(rack: &Rc<Rack>, crashed: impl Fn()) {
-    loop {
-        rack.world.rng(|rng| rack.put_in_again(rng));
+    for starts in 0.. {
+        rack.world.rng(|rng| {
+            rack.put_in_again(rng);
+            // What a start has begun is where a loss would hurt.
+            if rng.one_in(if starts == 0 { 6 } else { 2 }) {
+                rack.lose_at_a_start(rng);
+            }
+        });
         let opening = {
             let rack = Rc::clone(rack);
             reactor::spawn_in(&rack.world.clone().node(), async move { drop(rack.open().await) })
