@@ -16,6 +16,7 @@ use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::{Bit, MapFormat, PageImage, StripeMap};
 use crate::member::{Held, Member, MemberState};
+use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::raid1;
 use crate::redundancy::Redundancy;
@@ -291,6 +292,7 @@ fn build(
         map: StripeMap::empty(superblock.uuid, layout.stripes, superblock.areas.map_format),
         journal: Journal::new(&layout, &superblock.areas, superblock.journal_from).map(Rc::new),
         updates: Updates::default(),
+        neighbours: Neighbours::default(),
         lost: Lost::new(superblock.areas.lost_bytes),
         patched: Cell::new(superblock.patched),
         detached: Rc::default(),

@@ -141,6 +141,9 @@ impl Engine {
     /// All roles have somebody with all of their data, or not.
     pub fn note_roles(&self) {
         self.map.set_short(self.roles_out() != 0 && !planted!("raid-missed-forgotten"));
+        if !self.map.is_short() {
+            self.neighbours.forget_all();
+        }
     }
 
     /// What a device holds that somebody says is this member again; also where its newest superblock lies.

@@ -18,6 +18,7 @@ use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Held, Member, MemberEvent, MemberState, add};
+use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::redundancy::Redundancy;
 use crate::scrub::Scrubbed;
@@ -73,6 +74,7 @@ pub(crate) struct Engine {
     /// `None` where overwrites need none, or cannot be.
     pub journal: Option<Rc<Journal>>,
     pub updates: Updates,
+    pub neighbours: Neighbours,
     pub lost: Lost,
     /// Stripes may be patched, says the superblock or will say.
     pub patched: Cell<bool>,
