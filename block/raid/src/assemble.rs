@@ -312,6 +312,7 @@ fn build(
         subscribers: RefCell::default(),
         foreground: Foreground::default(),
         rebuild: Cell::new(None),
+        rebuild_blocked: Cell::new(None),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),
         scrub: Cell::new(None),
@@ -473,7 +474,10 @@ pub(crate) async fn open(
         result?;
     }
     engine.load_lost().await?;
-    engine.replay().await?;
+    engine.replay().await.map_err(|error| match engine.lost.unlisted.get() {
+        Some(stripe) => RaidError::LostUnlisted { stripe },
+        None => error.into(),
+    })?;
     engine.resync().await?;
     engine.note_roles();
     Ok((engine, report))

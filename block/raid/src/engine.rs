@@ -103,6 +103,8 @@ pub(crate) struct Engine {
     /// Rebuild and scrub look whether there is any, and how it fares.
     pub foreground: Foreground,
     pub rebuild: Cell<Option<Progress>>,
+    /// The stripe at which a rebuild cannot go on: there is no room to list what is beyond repair.
+    pub rebuild_blocked: Cell<Option<u64>>,
     /// Stripes that stopped a rebuild, and how often each did.
     pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,
     /// Of whoever opened the array: what must run to its end lives in it.

@@ -123,6 +123,13 @@ pub enum RaidError {
     /// No found member has a valid copy of this page of the stripe map.
     #[error("page {page} of the stripe map is unreadable on every member: {report}")]
     MapLost { page: u64, report: Box<AssemblyReport> },
+    /// Stripes were being overwritten when the power failed, and more of them was lost than the array can say. Nothing of
+    /// that is served: bring back members that are missing, or can be read better.
+    #[error(
+        "stripe {stripe} was being overwritten when the power failed, and there is no room to say what is lost of it: bring \
+         back members that are missing, or that can be read"
+    )]
+    LostUnlisted { stripe: u64 },
     /// There is no such member, or it is in no state for this.
     #[error("member {member}: {reason}")]
     Member { member: usize, reason: &'static str },

@@ -113,7 +113,8 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// When the array stops, or a stripe has too few readable chunks left.
+    /// When the array stops, or a stripe has too few readable chunks left. Tried again, such a stripe is left out in the end,
+    /// unless [`ArrayStatus::rebuild_blocked`].
     pub async fn rebuild(&self, limits: Limits) -> Result<(), BlockError> {
         self.engine.rebuild(limits).await
     }
@@ -208,6 +209,7 @@ impl RaidArray {
             stopped: engine.stopped.borrow().clone(),
             members: engine.members.borrow().iter().map(member).collect(),
             rebuild: engine.rebuild.get(),
+            rebuild_blocked: engine.rebuild_blocked.get(),
             scrub: engine.scrub.get(),
             scrubbed_below: engine.scrubbed.get().below,
         }

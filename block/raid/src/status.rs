@@ -122,6 +122,9 @@ pub struct ArrayStatus {
     pub stopped: Option<BlockError>,
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
+    /// The stripe at which the last rebuild could not go on, as more is beyond repair than can be listed: until some of that is
+    /// written, or can be read again, the next one will not either.
+    pub rebuild_blocked: Option<u64>,
     pub scrub: Option<Progress>,
     /// Stripes below this were checked by a scrub that is under way, or was interrupted and goes on at the next one; 0: none.
     pub scrubbed_below: u64,

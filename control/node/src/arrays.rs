@@ -318,17 +318,26 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
         });
     }
     reactor::spawn(async move {
+        // Whose rebuild cannot go on: not asked for again by itself, and it keeps nobody else waiting.
+        let mut blocked: Vec<Rc<ClusterArray>> = Vec::new();
         loop {
             let change = changed.changed();
             let waiting = arrays.iter().find(|array| {
-                array.array.needs_rebuild() && array.array.status().stopped.is_none()
+                array.array.needs_rebuild()
+                    && array.array.status().stopped.is_none()
+                    && !blocked.iter().any(|blocked| Rc::ptr_eq(blocked, array))
             });
             let Some(array) = waiting else {
                 change.await;
+                blocked.clear();
                 continue;
             };
             if let Err(error) = array.array.rebuild(Limits::NONE).await {
                 tracing::error!(array = array.spec.name, %error, "the rebuild stopped");
+                if array.array.status().rebuild_blocked.is_some() {
+                    blocked.push(Rc::clone(array));
+                    continue;
+                }
                 let again = Box::pin(reactor::sleep(REBUILD_AGAIN_AFTER));
                 let change: std::pin::Pin<Box<dyn Future<Output = ()>>> =
                     Box::pin(changed.changed());

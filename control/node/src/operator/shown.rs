@@ -145,6 +145,13 @@ impl Operator {
                     array.spec.name
                 ));
             }
+            problems.extend(array.array.status().rebuild_blocked.map(|stripe| {
+                format!(
+                    "array {}: the rebuild cannot go on at stripe {stripe}: more is beyond repair than it can list; the rest \
+                     stays as it is until drives that could not be read can be, or files there are written anew or removed",
+                    array.spec.name
+                )
+            }));
             problems.extend(shown.last_scrub.as_ref().and_then(|found| {
                 let name = &array.spec.name;
                 (found.unrepairable > 0).then(|| {
