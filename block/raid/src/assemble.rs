@@ -10,7 +10,7 @@
 
 use crate::away;
 use crate::engine::Engine;
-use crate::error::{AssemblyReport, Finding, RaidError};
+use crate::error::{AssemblyReport, Finding, Misfit, RaidError};
 use crate::journal::Journal;
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
@@ -98,14 +98,9 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
         return geometry(reason);
     }
     for (i, member) in spec.members.iter().enumerate() {
-        let (info, block_bytes) = (member.device.info(), spec.block_bytes());
-        if !block_bytes.is_multiple_of(info.block_bytes) {
-            return geometry("a member has larger blocks than the array was to have");
-        }
-        if info.atomic_write_bytes < block_bytes {
-            return geometry(
-                "a member does not write a whole block of the array at once; blocks of 512 bytes would do",
-            );
+        let block_bytes = spec.block_bytes();
+        if let Some(why) = Misfit::of(member.device.info(), block_bytes) {
+            return Err(RaidError::Misfit { member: member.name.clone(), block_bytes, why });
         }
         if spec.members[..i].iter().any(|other| other.uuid == member.uuid) {
             return geometry("a member is listed twice");
@@ -180,7 +175,7 @@ impl ArraySpec {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Geometry`], [`RaidError::TooSmall`].
+    /// [`RaidError::Geometry`], [`RaidError::Misfit`], [`RaidError::TooSmall`].
     pub fn check(&self) -> Result<u64, RaidError> {
         Ok(plan(self)?.0.capacity_bytes())
     }

@@ -2,7 +2,7 @@
 
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_device::BlockError;
+use levada_device::{BlockError, DeviceInfo};
 use std::fmt;
 
 /// What assembly made of one device that it was given.
@@ -98,6 +98,37 @@ impl fmt::Display for AssemblyReport {
     }
 }
 
+/// What is the matter with a member's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// It does not write less than so many bytes.
+    Larger { bytes: u64 },
+    /// Of more than so many bytes a power cut may leave a part.
+    Torn { atomic_bytes: u64 },
+}
+
+impl Misfit {
+    /// What this device has against blocks of so many bytes.
+    pub(crate) fn of(device: &DeviceInfo, block_bytes: u64) -> Option<Self> {
+        let (bytes, atomic_bytes) = (device.block_bytes, device.atomic_write_bytes);
+        if !block_bytes.is_multiple_of(bytes) {
+            return Some(Self::Larger { bytes });
+        }
+        (atomic_bytes < block_bytes).then_some(Self::Torn { atomic_bytes })
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Larger { bytes } => write!(f, "has blocks of {bytes} bytes"),
+            Self::Torn { atomic_bytes } => {
+                write!(f, "writes no more than {atomic_bytes} bytes at once")
+            }
+        }
+    }
+}
+
 /// Why an array could not be created, opened or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RaidError {
@@ -107,6 +138,9 @@ pub enum RaidError {
     /// A member is smaller than the array needs. Nothing was written.
     #[error("member {member} has {capacity_bytes} bytes, at least {needed_bytes} are needed")]
     TooSmall { member: String, capacity_bytes: u64, needed_bytes: u64 },
+    /// A member's blocks do not go with the array's. Nothing was written.
+    #[error("member {member} {why}, and a block of the array has {block_bytes} bytes")]
+    Misfit { member: String, block_bytes: u64, why: Misfit },
     /// None of the devices belongs to the array.
     #[error("no member found: {report}")]
     NotFound { report: Box<AssemblyReport> },

@@ -53,7 +53,7 @@ mod write;
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};
 pub use assemble::{ArraySpec, MemberSpec};
 pub use engine::UNREADABLE_CHUNKS_MAX;
-pub use error::{AssemblyReport, Finding, RaidError};
+pub use error::{AssemblyReport, Finding, Misfit, RaidError};
 pub use layout::Level;
 pub use member::MemberState;
 pub use pace::Limits;

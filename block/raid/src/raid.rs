@@ -30,7 +30,7 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Geometry`] and [`RaidError::TooSmall`] before anything was written;
+    /// [`RaidError::Geometry`], [`RaidError::Misfit`] and [`RaidError::TooSmall`] before anything was written;
     /// [`RaidError::Block`] when a member fails.
     pub async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Self, RaidError> {
         Ok(Self { engine: assemble::create(spec, epoch).await? })
@@ -93,7 +93,7 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`].
+    /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`], [`RaidError::Misfit`].
     pub async fn replace(&self, member: usize, with: MemberSpec) -> Result<Admitted, RaidError> {
         self.engine.replace(member, with).await
     }
