@@ -57,6 +57,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
     /// Ranges of `within` that nobody reads or has read.
     fn gaps(&self, chunk: usize, within: &Range<u64>) -> SmallVec<[Range<u64>; 2]> {
         let chunks = self.chunks.borrow();
@@ -168,6 +172,14 @@ impl Neighbours {
 }
 
 impl Engine {
+    /// Whether a read of this stripe shares something. Out of line: what reads of whole arrays never come to costs them room
+    /// in registers.
+    #[cold]
+    #[inline(never)]
+    pub fn is_shared(&self, stripe: u64) -> bool {
+        self.shared(stripe).is_some()
+    }
+
     /// What a read of this stripe shares with others, if that is worth it.
     pub fn shared(&self, stripe: u64) -> Option<Rc<Shared>> {
         if !self.map.is_short() || !self.layout.level.has_parity() {

@@ -290,7 +290,7 @@ impl Engine {
             return None;
         }
         let (member, place) = self.source(stripe, chunk, avoid)?;
-        if self.map.is_short() && avoid.is_empty() && self.shared(stripe).is_some() {
+        if self.map.is_short() && avoid.is_empty() && self.is_shared(stripe) {
             return None;
         }
         Some((member, self.member_offset(place.slot, within)))
@@ -406,6 +406,10 @@ impl Engine {
         let (stripe, chunk, within) = (piece.stripe, piece.chunk, piece.within.clone());
         if self.read_shared(&shared, chunk, within.clone(), &mut piece.into).await {
             return Some(piece);
+        }
+        if shared.has_failed() {
+            // What failed is repaired, or on record, before anything is answered: by the careful way.
+            return None;
         }
         let all = MemberSet::NONE;
         if let Some((member, place)) = self.source(stripe, chunk, all) {
