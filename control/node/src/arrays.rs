@@ -14,7 +14,7 @@ use levada_raid::{
     ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
     MemberSpec, MemberState, RaidArray, RaidError,
 };
-use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -303,9 +303,18 @@ impl ClusterArray {
     }
 }
 
+/// The pace that a cluster file asks for.
+#[must_use]
+pub fn pace_of(spec: &RebuildSpec) -> Limits {
+    Limits {
+        floor_bytes_per_second: spec.floor.0,
+        ceiling_bytes_per_second: spec.ceiling.map_or(u64::MAX, |ceiling| ceiling.0),
+    }
+}
+
 /// Rebuilds what needs it, for as long as the caller's group lives: the arrays in the order
-/// given, so metadata comes first.
-pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
+/// given, so metadata comes first; at this pace beside other I/O.
+pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limits) {
     for array in &arrays {
         let mut events = array.array.events();
         let changed = Rc::clone(&changed);
@@ -332,7 +341,7 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
                 blocked.clear();
                 continue;
             };
-            if let Err(error) = array.array.rebuild(Limits::NONE).await {
+            if let Err(error) = array.array.rebuild(pace).await {
                 tracing::error!(array = array.spec.name, %error, "the rebuild stopped");
                 if array.array.status().rebuild_blocked.is_some() {
                     blocked.push(Rc::clone(array));
