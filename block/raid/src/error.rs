@@ -109,7 +109,8 @@ pub enum Misfit {
 
 impl Misfit {
     /// What this device has against blocks of so many bytes.
-    pub(crate) fn of(device: &DeviceInfo, block_bytes: u64) -> Option<Self> {
+    #[must_use]
+    pub fn of(device: &DeviceInfo, block_bytes: u64) -> Option<Self> {
         let (bytes, atomic_bytes) = (device.block_bytes, device.atomic_write_bytes);
         if !block_bytes.is_multiple_of(bytes) {
             return Some(Self::Larger { bytes });

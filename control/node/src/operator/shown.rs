@@ -160,6 +160,7 @@ impl Operator {
                 })
             }));
         }
+        problems.extend(self.no_help.borrow().iter().cloned());
         problems.extend(self.cluster.remarks.iter().cloned());
         for target in &self.cluster.targets {
             let name = target.entry.name();

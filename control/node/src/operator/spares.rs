@@ -13,8 +13,8 @@
 use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
 use crate::drives;
-use levada_device::Drive;
-use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus};
+use levada_device::{Device, Drive};
+use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -54,9 +54,62 @@ impl Operator {
                 Err(error) => {
                     // Tried again when something changes.
                     tracing::error!(spare, lost, arrays, error, "the spare was not taken");
+                    let why = format!(
+                        "spare {spare} could not take the place of {lost} in {arrays}: {error}"
+                    );
+                    self.no_help.replace(vec![why]);
                     return;
                 }
             }
+        }
+        let why = self.why_no_help().await;
+        self.no_help.replace(why);
+    }
+
+    /// Why what is lost stays so, array by array; nothing where nobody counted on spares.
+    async fn why_no_help(&self) -> Vec<String> {
+        let spares = self.latest.borrow().spares.clone();
+        let mut all = Vec::new();
+        for (lost, arrays) in self.wanting() {
+            for array in arrays {
+                if spares.is_empty() && array.spec.spares == 0 {
+                    continue;
+                }
+                let needed = self.needed_bytes(&array).await;
+                let why = spares.iter().map(|spare| self.why_not(spare, &array, needed));
+                let mut why: Vec<String> = why.collect();
+                if why.is_empty() {
+                    why.push("its own are used up, and the cluster has none".into());
+                }
+                all.push(format!(
+                    "no spare takes the place of drive {lost} in array {}: {}",
+                    array.spec.name,
+                    why.join(", ")
+                ));
+            }
+        }
+        all
+    }
+
+    /// What is the matter with a spare.
+    fn why_not(&self, spare: &str, array: &ClusterArray, needed: Option<Bytes>) -> String {
+        let Some((_, drive)) = self.spares().into_iter().find(|(name, _)| name == spare) else {
+            return format!("{spare} is not there");
+        };
+        if !self.is_free(spare) {
+            return format!("{spare} is in use");
+        }
+        if let Some(why) = misfit(array, &drive) {
+            let block_bytes = array.array.info().block_bytes;
+            return format!("{spare} {why}, and a block of the array has {block_bytes} bytes");
+        }
+        let room = Bytes(drive.label().capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES));
+        match needed {
+            Some(needed) if needed > room => {
+                format!("{spare} is too small: {room}, and {needed} are needed")
+            }
+            Some(_) => format!("{spare} has no room for it beside other arrays"),
+            None => format!("no drive of the array tells how much of {spare} it needs"),
         }
     }
 
@@ -106,7 +159,12 @@ impl Operator {
                     continue;
                 }
                 let capacity_bytes = drive.label().capacity_bytes;
-                let parts = self.parts(&arrays, &lost, capacity_bytes).await;
+                let fitting: Vec<_> = arrays
+                    .iter()
+                    .filter(|array| misfit(array, &drive).is_none())
+                    .map(Rc::clone)
+                    .collect();
+                let parts = self.parts(&fitting, &lost, capacity_bytes).await;
                 if parts.is_empty() {
                     continue;
                 }
@@ -219,6 +277,11 @@ impl Operator {
             _ => (beside.count() + 1).saturating_sub(status.tolerates),
         }
     }
+}
+
+/// What a drive's blocks have against those of an array.
+fn misfit(array: &ClusterArray, drive: &Drive) -> Option<Misfit> {
+    Misfit::of(drive.device().info(), array.array.info().block_bytes)
 }
 
 /// Whether a loss of both roles counts twice in some stripe.

@@ -199,6 +199,31 @@ fn the_spare_that_suits_best_comes_in() {
     assert_eq!(takes(85, &|file| both(file, 18)), [vec![""; 0], vec![]]);
 }
 
+/// Status says what is the matter with each spare, as long as none takes the place.
+#[test]
+fn who_has_no_spare_is_told_why() {
+    Reactor::simulated(86).block_on(async {
+        let mut file = with_spares();
+        file.drives[10].size = Some(Bytes::mib(256));
+        file.drives[11].size = Some(Bytes::mib(18));
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator_of(file, &shelf, "box/levada.toml".into()).await;
+        let told = async || {
+            operator.use_spares().await;
+            let problems = status(&operator).await.problems.into_iter();
+            problems.filter(|problem| problem.starts_with("no spare")).collect::<Vec<_>>()
+        };
+        assert_eq!(told().await, [""; 0]);
+        fail(&operator, "d03", false).await.expect("bears it");
+        let [data] = &told().await[..] else { panic!("metadata has d10") };
+        assert!(data.starts_with("no spare takes the place of drive d03 in array data: d10 is in use, d11 is too small: 16MiB, and "), "{data}");
+        rebuild(&cluster).await;
+        fail(&operator, "d04", false).await.expect("bears it");
+        assert_eq!(told().await.len(), 3, "data lacks two, metadata one");
+        cluster.stop().await;
+    });
+}
+
 /// An array's own spare goes first.
 #[test]
 fn a_spare_of_the_array_goes_first() {
