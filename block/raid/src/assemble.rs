@@ -308,6 +308,8 @@ fn build(
         foreground: Foreground::default(),
         rebuild: Cell::new(None),
         rebuild_blocked: Cell::new(None),
+        patience: Cell::default(),
+        vanished: RefCell::default(),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),
         scrub: Cell::new(None),

@@ -116,6 +116,10 @@ pub(crate) struct Engine {
     pub scrub_told: Cell<Scrubbed>,
     pub scrub_turn: Rc<Semaphore>,
     pub rebuild_turn: Rc<Semaphore>,
+    /// How long a member that vanished is waited for.
+    pub patience: Cell<Duration>,
+    /// Those whose time has not begun to run out.
+    pub vanished: RefCell<Vec<Rc<Member>>>,
     pub slowness: Slowness,
 }
 
@@ -563,6 +567,7 @@ impl Engine {
         tracing::warn!(array = %self.name, member = %member.name, ?error, "member out");
         let (index, name) = (member.index, member.name.clone());
         self.emit(&ArrayEvent::MemberOut { member: index, name, error });
+        self.wait_for(member, held);
         self.fill_roles();
         if plays_role {
             self.begin_absence(member, held);
@@ -575,8 +580,10 @@ impl Engine {
     pub fn fill_roles(&self) {
         loop {
             let members = self.members.borrow().clone();
-            let vacant =
-                members.iter().find(|member| !member.is_live() && member.role.get().is_some());
+            let is_vacant = |member: &&Rc<Member>| {
+                !member.is_live() && member.role.get().is_some() && self.awaited(member).is_none()
+            };
+            let vacant = members.iter().find(is_vacant);
             let played = |enclosure: u16| {
                 let plays = |m: &&Rc<Member>| {
                     m.is_live() && m.role.get().is_some() && m.enclosure == enclosure

@@ -15,6 +15,7 @@ use levada_base::sync::queue;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// An open array of any level. Cheap to clone; all clones are one array.
 ///
@@ -151,6 +152,12 @@ impl RaidArray {
         self.engine.slowness.avoids.set(avoid);
     }
 
+    /// How long a member that vanishes from now on is waited for before a spare takes its role; not at all unless told. Who
+    /// fails otherwise, or is taken out, is not waited for, and nobody is where the next loss would be one too many.
+    pub fn wait_for_vanished(&self, patience: Duration) {
+        self.engine.patience.set(patience);
+    }
+
     /// Takes a member for slow, or not, whatever it is. For tests.
     #[doc(hidden)]
     pub fn take_for_slow(&self, member: usize, is_slow: bool) {
@@ -184,6 +191,7 @@ impl RaidArray {
             role: member.role.get(),
             state: member.state.get(),
             catches_up: member.held.get().is_some() && member.role.get().is_some(),
+            awaited: engine.awaited(member),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),
             medium_errors: member.stats.medium_errors.get(),

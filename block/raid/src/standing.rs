@@ -43,6 +43,7 @@ impl Engine {
             let engine = Rc::clone(self);
             self.detached(async move { engine.record_standing().await }).await?;
             self.tell_absences();
+            self.wait_for_vanished();
         }
         self.check_running()
     }
@@ -189,6 +190,9 @@ impl Engine {
         }
         self.put_out(&member, None);
         self.stays_out(&member);
+        if member.awaited_until.take().is_some() {
+            self.fill_roles();
+        }
         Ok(self.settle().await?)
     }
 

@@ -128,7 +128,7 @@ pub async fn create(
             RaidArray::create(raid_spec(spec, uuid, members, placement.spares.len()), drives.epoch)
                 .await
                 .map_err(failed)?;
-        arrays.push(ClusterArray::new(spec, array, Vec::new()));
+        arrays.push(ClusterArray::new(cluster, spec, array, Vec::new()));
     }
     Ok(arrays)
 }
@@ -238,13 +238,19 @@ pub async fn open(
                 ));
             }
         }
-        arrays.push(ClusterArray::new(spec, array, remarks));
+        arrays.push(ClusterArray::new(cluster, spec, array, remarks));
     }
     Ok(arrays)
 }
 
 impl ClusterArray {
-    fn new(spec: &ArraySpec, array: RaidArray, remarks: Vec<String>) -> Rc<Self> {
+    fn new(
+        cluster: &ClusterFile,
+        spec: &ArraySpec,
+        array: RaidArray,
+        remarks: Vec<String>,
+    ) -> Rc<Self> {
+        array.wait_for_vanished(Duration::from_secs(cluster.rebuild.grace_s.into()));
         Rc::new(Self { spec: spec.clone(), array, remarks, last_scrub: RefCell::default() })
     }
 

@@ -29,6 +29,9 @@ const DRIVES_MAX: usize = 4096;
 /// Groups of one chunk of data and one of parity each fill an array.
 const GROUPS_MOST: u64 = 27;
 
+/// A drive that is away for longer than a day is lost.
+const GRACE_S_MOST: u64 = 86_400;
+
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
 
@@ -48,7 +51,7 @@ const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
-const REBUILD_KEYS: &[&str] = &["floor", "ceiling"];
+const REBUILD_KEYS: &[&str] = &["floor", "ceiling", "grace_s"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
 const ARRAY_KEYS: &[&str] = &[
@@ -265,7 +268,9 @@ impl Reader<'_> {
             let kind = ProblemKind::SizeOutOfRange { key, value: floor, least, most };
             self.problem_at(kind, table.node, key);
         }
-        RebuildSpec { floor, ceiling }
+        let grace_s = self.number(table, "grace_s", 0, GRACE_S_MOST);
+        let grace_s = grace_s.map_or(default.grace_s, |seconds| seconds as u32);
+        RebuildSpec { floor, ceiling, grace_s }
     }
 
     fn host(&mut self, table: Table<'_>) -> HostSpec {

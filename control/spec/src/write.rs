@@ -94,6 +94,11 @@ impl ClusterFile {
         if let Some(ceiling) = self.rebuild.ceiling {
             writeln!(out, "ceiling = {}", size(ceiling))?;
         }
+        writeln!(
+            out,
+            "# Seconds that a drive which vanished is waited for before a spare takes its place.\ngrace_s = {}",
+            self.rebuild.grace_s
+        )?;
         writeln!(out)?;
         self.write_arrays(out)?;
         self.write_filesystems(out)?;

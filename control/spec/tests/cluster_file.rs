@@ -730,7 +730,7 @@ fn written_files_read_back() {
         reads_back(&ClusterFile::box_default(Path::new("/x"), free).unwrap());
     }
     let odd = GOOD
-        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\n[[array]]\nname = \"meta\"")
+        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[[array]]\nname = \"meta\"")
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
@@ -738,6 +738,7 @@ fn written_files_read_back() {
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
     assert_eq!(cluster.rebuild.floor, Bytes(100_000_000), "no more than the ceiling");
+    assert_eq!(cluster.rebuild.grace_s, 0);
     reads_back(&cluster);
 }
 

@@ -136,6 +136,13 @@ impl Operator {
         }
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
+            problems.extend(array.array.status().members.iter().filter_map(|member| {
+                let seconds = member.awaited?.as_secs();
+                Some(format!(
+                    "drive {} has vanished from array {}; a spare takes its place in {seconds} s, unless it is there again",
+                    member.name, array.spec.name
+                ))
+            }));
             let lacks: u64 =
                 array.array.status().members.iter().map(|member| member.lacks_blocks).sum();
             if lacks > 0 {

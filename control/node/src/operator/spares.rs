@@ -6,6 +6,7 @@
 //! What always holds:
 //! - A drive that is a live member anywhere is not formatted.
 //! - An array's own spares go first: they have the role before anybody looks here.
+//! - A drive that vanished is waited for, as the array says; there again, it is taken back as it was, and catches up.
 //!
 //! After a crash between label and array the drive holds slices of arrays that do not know it: it is completed where the
 //! array still wants it, and free otherwise.
@@ -13,11 +14,20 @@
 use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
 use crate::drives;
+use futures_util::future::select;
+use levada_base::reactor;
 use levada_device::{Device, Drive};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// Between two looks whether a drive is there again.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// One that vanishes more often than this is better replaced.
+const RETURNS_MAX: u32 = 8;
 
 /// A spare, and whom it helps.
 struct Help {
@@ -33,9 +43,68 @@ impl Operator {
     pub async fn keep_spares(self: Rc<Self>) {
         loop {
             let change = self.changed.changed();
+            self.take_back().await;
             self.use_spares().await;
-            change.await;
+            if self.awaited().is_empty() {
+                change.await;
+            } else {
+                select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;
+            }
         }
+    }
+
+    /// Drives that are waited for, with the arrays that lack them.
+    fn awaited(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        self.lost(|member| member.awaited.is_some())
+    }
+
+    /// Takes drives back that vanished and are there again, as what they were.
+    pub async fn take_back(&self) {
+        let _turn = self.admitting.acquire(1).await;
+        for (name, arrays) in self.awaited() {
+            let returned = self.returned.borrow().get(&name).copied().unwrap_or(0);
+            if returned >= RETURNS_MAX {
+                continue;
+            }
+            let Some(drive) = self.there_again(&name).await else { continue };
+            self.returned.borrow_mut().insert(name.clone(), returned + 1);
+            let file = self.latest.borrow().clone();
+            for array in arrays {
+                let array_name = &array.spec.name;
+                match array.admit(&file, &name, &drive).await {
+                    Ok(()) => tracing::warn!(
+                        drive = name,
+                        array = array_name,
+                        "a drive that vanished is there again"
+                    ),
+                    Err(error) => tracing::error!(
+                        drive = name, array = array_name, %error,
+                        "a drive that is there again was not taken back"
+                    ),
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// A drive that vanished: opened anew, or by what it was open as, which keeps others from opening it.
+    async fn there_again(&self, name: &str) -> Option<Rc<Drive>> {
+        let (spec, old) = self.drives.borrow().get(name).cloned()?;
+        let old = old.ok()?;
+        let device = match self.source.open(&spec).await {
+            Ok(device) => device,
+            Err(_) => Rc::clone(old.device()),
+        };
+        let drive = drives::take_one(device, self.cluster.drives.epoch).await.ok()?;
+        let is_same = {
+            let (old, new) = (old.label(), drive.label());
+            (old.cluster_uuid, old.drive_uuid) == (new.cluster_uuid, new.drive_uuid)
+        };
+        if !is_same {
+            return None;
+        }
+        self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(Rc::clone(&drive))));
+        Some(drive)
     }
 
     /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
@@ -211,8 +280,15 @@ impl Operator {
         if fits && alike.len() == arrays.len() { alike } else { least }
     }
 
-    /// Drives whose role nobody plays, with the arrays that lack them, metadata first.
+    /// Drives whose role nobody plays and that are not waited for, with the arrays that lack them, metadata first.
     pub(super) fn wanting(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        self.lost(|member| member.awaited.is_none())
+    }
+
+    fn lost(
+        &self,
+        which: impl Fn(&MemberStatus) -> bool,
+    ) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
         let mut wanting: BTreeMap<String, Vec<Rc<ClusterArray>>> = BTreeMap::new();
         for array in self.cluster.metadata_first() {
             let status = array.array.status();
@@ -220,7 +296,7 @@ impl Operator {
                 continue;
             }
             let is_vacant = |member: &&MemberStatus| {
-                member.role.is_some() && member.state == MemberState::Faulty
+                member.role.is_some() && member.state == MemberState::Faulty && which(member)
             };
             for member in status.members.iter().filter(is_vacant) {
                 wanting.entry(member.name.clone()).or_default().push(Rc::clone(&array));
