@@ -35,6 +35,7 @@ pub const BUGS: &[Bug] = &[
     bug("raid-journal-not-voided", arrays::journaled, 2000),
     bug("raid-reconstructs-beside-updates", arrays::journaled, 2000),
     bug("raid-shuns-beside-updates", arrays::journaled, 2000),
+    bug("raid-neighbour-served-stale", arrays::journaled, 40),
     bug("raid-update-leaves-out-who-is-rebuilt", arrays::journaled, 2000),
     bug("raid-list-not-recorded", arrays::journaled, 2000),
     bug("raid-list-not-settled", arrays::journaled, 2000),

@@ -10,12 +10,13 @@
 
 use crate::away;
 use crate::engine::Engine;
-use crate::error::{AssemblyReport, Finding, RaidError};
+use crate::error::{AssemblyReport, Finding, Misfit, RaidError};
 use crate::journal::Journal;
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::{Bit, MapFormat, PageImage, StripeMap};
 use crate::member::{Held, Member, MemberState};
+use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::raid1;
 use crate::redundancy::Redundancy;
@@ -97,14 +98,9 @@ fn check_spec(spec: &ArraySpec) -> Result<(), RaidError> {
         return geometry(reason);
     }
     for (i, member) in spec.members.iter().enumerate() {
-        let (info, block_bytes) = (member.device.info(), spec.block_bytes());
-        if !block_bytes.is_multiple_of(info.block_bytes) {
-            return geometry("a member has larger blocks than the array was to have");
-        }
-        if info.atomic_write_bytes < block_bytes {
-            return geometry(
-                "a member does not write a whole block of the array at once; blocks of 512 bytes would do",
-            );
+        let block_bytes = spec.block_bytes();
+        if let Some(why) = Misfit::of(member.device.info(), block_bytes) {
+            return Err(RaidError::Misfit { member: member.name.clone(), block_bytes, why });
         }
         if spec.members[..i].iter().any(|other| other.uuid == member.uuid) {
             return geometry("a member is listed twice");
@@ -179,7 +175,7 @@ impl ArraySpec {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Geometry`], [`RaidError::TooSmall`].
+    /// [`RaidError::Geometry`], [`RaidError::Misfit`], [`RaidError::TooSmall`].
     pub fn check(&self) -> Result<u64, RaidError> {
         Ok(plan(self)?.0.capacity_bytes())
     }
@@ -291,6 +287,7 @@ fn build(
         map: StripeMap::empty(superblock.uuid, layout.stripes, superblock.areas.map_format),
         journal: Journal::new(&layout, &superblock.areas, superblock.journal_from).map(Rc::new),
         updates: Updates::default(),
+        neighbours: Neighbours::default(),
         lost: Lost::new(superblock.areas.lost_bytes),
         patched: Cell::new(superblock.patched),
         detached: Rc::default(),
@@ -310,6 +307,9 @@ fn build(
         subscribers: RefCell::default(),
         foreground: Foreground::default(),
         rebuild: Cell::new(None),
+        rebuild_blocked: Cell::new(None),
+        patience: Cell::default(),
+        vanished: RefCell::default(),
         rebuild_stuck: RefCell::default(),
         group: reactor::current_group(),
         scrub: Cell::new(None),
@@ -471,7 +471,10 @@ pub(crate) async fn open(
         result?;
     }
     engine.load_lost().await?;
-    engine.replay().await?;
+    engine.replay().await.map_err(|error| match engine.lost.unlisted.get() {
+        Some(stripe) => RaidError::LostUnlisted { stripe },
+        None => error.into(),
+    })?;
     engine.resync().await?;
     engine.note_roles();
     Ok((engine, report))

@@ -12,6 +12,9 @@
 //! - A member is believed only if it is not older than every member was known to be when it went, and if it has not gone on
 //!   without those that went on without it.
 //!
+//! One that vanished while the array is open is waited for, if that is wanted, before a spare takes its role: to catch up costs
+//! seconds, a rebuild hours. Not where the next loss would be one too many.
+//!
 //! After a crash half-way: a member whose absence is not told yet is rebuilt whole.
 
 use crate::MemberSpec;
@@ -19,10 +22,12 @@ use crate::assemble::{GENERATIONS_SKIPPED, Probed, probe};
 use crate::engine::Engine;
 use crate::map::MapFormat;
 use crate::member::{Held, Member, MemberState, add};
+use crate::status::ArrayEvent;
 use crate::superblock::{MemberEntry, Superblock};
-use levada_base::planted;
+use levada_base::{planted, reactor};
 use levada_device::BlockError;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What a member holds of an array, if it can catch up; by what its own newest superblock says, and the newest of all.
 pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Option<Held> {
@@ -75,6 +80,56 @@ impl Engine {
         }
         let held = Held { generation: self.held_by_all.get(), by_itself };
         (member.is_in_sync() && held.generation > 0).then_some(held)
+    }
+
+    /// A member that goes may come back by itself: no spare takes its role for a while.
+    pub fn wait_for(&self, member: &Rc<Member>, held: Option<Held>) {
+        let patience = self.patience.get();
+        let may_return = held.or(member.held.get()).is_some_and(|held| held.by_itself);
+        if patience.is_zero() || !may_return || member.role.get().is_none() {
+            return;
+        }
+        member.awaited_until.set(Some(reactor::now() + patience));
+        self.vanished.borrow_mut().push(Rc::clone(member));
+    }
+
+    /// Sees to it that nobody is waited for too long.
+    pub fn wait_for_vanished(self: &Rc<Self>) {
+        for member in self.vanished.take() {
+            let Some(until) = member.awaited_until.get() else { continue };
+            // Neither the array nor its end waits for this.
+            let engine = Rc::downgrade(self);
+            reactor::spawn_in(&self.group, async move {
+                reactor::sleep_until(until).await;
+                if let Some(engine) = engine.upgrade() {
+                    engine.give_up_waiting(&member).await;
+                }
+            });
+        }
+    }
+
+    /// How much longer a member that is out is waited for. Nobody is where all redundancy is used up.
+    pub fn awaited(&self, member: &Member) -> Option<Duration> {
+        let left = member.awaited_until.get()?.since(reactor::now());
+        let out = self.roles_out();
+        let mut others = (0..self.layout.width).filter(|role| out >> role & 1 == 0);
+        let bears_more = others.all(|role| self.layout.survives(out | 1 << role));
+        (!left.is_zero() && bears_more).then_some(left)
+    }
+
+    /// It has not come back.
+    async fn give_up_waiting(self: &Rc<Self>, member: &Rc<Member>) {
+        let members = self.members.borrow().clone();
+        let is_member = members.get(member.index).is_some_and(|m| Rc::ptr_eq(m, member));
+        if !is_member || member.awaited_until.take().is_none() || self.stopped.borrow().is_some() {
+            return;
+        }
+        let (member, name) = (member.index, member.name.clone());
+        self.emit(&ArrayEvent::MemberGivenUp { member, name });
+        self.fill_roles();
+        add(&self.standing_wanted, 1);
+        // An array that stops tells nothing.
+        let _ = self.settle().await;
     }
 
     /// A member is out: from now on what changes is missed, and so is what was changing. `held` is told once that is durable.
@@ -141,6 +196,9 @@ impl Engine {
     /// All roles have somebody with all of their data, or not.
     pub fn note_roles(&self) {
         self.map.set_short(self.roles_out() != 0 && !planted!("raid-missed-forgotten"));
+        if !self.map.is_short() {
+            self.neighbours.forget_all();
+        }
     }
 
     /// What a device holds that somebody says is this member again; also where its newest superblock lies.

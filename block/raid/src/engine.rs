@@ -18,6 +18,7 @@ use crate::lost::Lost;
 use crate::map::StripeMap;
 use crate::mark;
 use crate::member::{Held, Member, MemberEvent, MemberState, add};
+use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::redundancy::Redundancy;
 use crate::scrub::Scrubbed;
@@ -73,6 +74,7 @@ pub(crate) struct Engine {
     /// `None` where overwrites need none, or cannot be.
     pub journal: Option<Rc<Journal>>,
     pub updates: Updates,
+    pub neighbours: Neighbours,
     pub lost: Lost,
     /// Stripes may be patched, says the superblock or will say.
     pub patched: Cell<bool>,
@@ -101,6 +103,8 @@ pub(crate) struct Engine {
     /// Rebuild and scrub look whether there is any, and how it fares.
     pub foreground: Foreground,
     pub rebuild: Cell<Option<Progress>>,
+    /// The stripe at which a rebuild cannot go on: there is no room to list what is beyond repair.
+    pub rebuild_blocked: Cell<Option<u64>>,
     /// Stripes that stopped a rebuild, and how often each did.
     pub rebuild_stuck: RefCell<BTreeMap<u64, u32>>,
     /// Of whoever opened the array: what must run to its end lives in it.
@@ -112,6 +116,10 @@ pub(crate) struct Engine {
     pub scrub_told: Cell<Scrubbed>,
     pub scrub_turn: Rc<Semaphore>,
     pub rebuild_turn: Rc<Semaphore>,
+    /// How long a member that vanished is waited for.
+    pub patience: Cell<Duration>,
+    /// Those whose time has not begun to run out.
+    pub vanished: RefCell<Vec<Rc<Member>>>,
     pub slowness: Slowness,
 }
 
@@ -559,6 +567,7 @@ impl Engine {
         tracing::warn!(array = %self.name, member = %member.name, ?error, "member out");
         let (index, name) = (member.index, member.name.clone());
         self.emit(&ArrayEvent::MemberOut { member: index, name, error });
+        self.wait_for(member, held);
         self.fill_roles();
         if plays_role {
             self.begin_absence(member, held);
@@ -571,8 +580,10 @@ impl Engine {
     pub fn fill_roles(&self) {
         loop {
             let members = self.members.borrow().clone();
-            let vacant =
-                members.iter().find(|member| !member.is_live() && member.role.get().is_some());
+            let is_vacant = |member: &&Rc<Member>| {
+                !member.is_live() && member.role.get().is_some() && self.awaited(member).is_none()
+            };
+            let vacant = members.iter().find(is_vacant);
             let played = |enclosure: u16| {
                 let plays = |m: &&Rc<Member>| {
                     m.is_live() && m.role.get().is_some() && m.enclosure == enclosure

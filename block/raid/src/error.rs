@@ -2,7 +2,7 @@
 
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_device::BlockError;
+use levada_device::{BlockError, DeviceInfo};
 use std::fmt;
 
 /// What assembly made of one device that it was given.
@@ -98,6 +98,38 @@ impl fmt::Display for AssemblyReport {
     }
 }
 
+/// What is the matter with a member's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// It does not write less than so many bytes.
+    Larger { bytes: u64 },
+    /// Of more than so many bytes a power cut may leave a part.
+    Torn { atomic_bytes: u64 },
+}
+
+impl Misfit {
+    /// What this device has against blocks of so many bytes.
+    #[must_use]
+    pub fn of(device: &DeviceInfo, block_bytes: u64) -> Option<Self> {
+        let (bytes, atomic_bytes) = (device.block_bytes, device.atomic_write_bytes);
+        if !block_bytes.is_multiple_of(bytes) {
+            return Some(Self::Larger { bytes });
+        }
+        (atomic_bytes < block_bytes).then_some(Self::Torn { atomic_bytes })
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Larger { bytes } => write!(f, "has blocks of {bytes} bytes"),
+            Self::Torn { atomic_bytes } => {
+                write!(f, "writes no more than {atomic_bytes} bytes at once")
+            }
+        }
+    }
+}
+
 /// Why an array could not be created, opened or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RaidError {
@@ -107,6 +139,9 @@ pub enum RaidError {
     /// A member is smaller than the array needs. Nothing was written.
     #[error("member {member} has {capacity_bytes} bytes, at least {needed_bytes} are needed")]
     TooSmall { member: String, capacity_bytes: u64, needed_bytes: u64 },
+    /// A member's blocks do not go with the array's. Nothing was written.
+    #[error("member {member} {why}, and a block of the array has {block_bytes} bytes")]
+    Misfit { member: String, block_bytes: u64, why: Misfit },
     /// None of the devices belongs to the array.
     #[error("no member found: {report}")]
     NotFound { report: Box<AssemblyReport> },
@@ -123,6 +158,13 @@ pub enum RaidError {
     /// No found member has a valid copy of this page of the stripe map.
     #[error("page {page} of the stripe map is unreadable on every member: {report}")]
     MapLost { page: u64, report: Box<AssemblyReport> },
+    /// Stripes were being overwritten when the power failed, and more of them was lost than the array can say. Nothing of
+    /// that is served: bring back members that are missing, or can be read better.
+    #[error(
+        "stripe {stripe} was being overwritten when the power failed, and there is no room to say what is lost of it: bring \
+         back members that are missing, or that can be read"
+    )]
+    LostUnlisted { stripe: u64 },
     /// There is no such member, or it is in no state for this.
     #[error("member {member}: {reason}")]
     Member { member: usize, reason: &'static str },

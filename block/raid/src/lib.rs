@@ -5,7 +5,7 @@
 //!
 //! Read it downwards: `raid` (the interface), `read` and `write` (a request), `engine` (members
 //! and their errors), `standing` (superblocks and map pages), and beside them `assemble`,
-//! `resync`, `rebuild`, `scrub` and their `pace`, `away`, `slow`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
+//! `resync`, `rebuild`, `scrub` and their `pace`, `away`, `slow`, `neighbours`. A level is one file of arithmetic: `raid0`, `raid1`, `raid5`,
 //! `raid6`, `nplusm`; those with parity share `rotation`.
 //!
 //! Knows nothing of objects or files, and trusts no byte of a superblock or map page.
@@ -24,6 +24,7 @@ mod lost;
 mod map;
 mod mark;
 mod member;
+mod neighbours;
 mod nplusm;
 mod pace;
 mod raid;
@@ -52,7 +53,7 @@ mod write;
 pub use array::{Array, ArrayGeometry, IoClass, MemberSet};
 pub use assemble::{ArraySpec, MemberSpec};
 pub use engine::UNREADABLE_CHUNKS_MAX;
-pub use error::{AssemblyReport, Finding, RaidError};
+pub use error::{AssemblyReport, Finding, Misfit, RaidError};
 pub use layout::Level;
 pub use member::MemberState;
 pub use pace::Limits;

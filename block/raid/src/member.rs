@@ -6,6 +6,7 @@ use crate::slow::Recent;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_base::planted;
+use levada_base::reactor::Instant;
 use levada_base::sync::Notify;
 use levada_device::Device;
 use std::cell::{Cell, RefCell};
@@ -112,6 +113,8 @@ pub(crate) struct Member {
     pub is_rebuilt: Cell<bool>,
     /// While it is out or rebuilt: what it holds nevertheless.
     pub held: Cell<Option<Held>>,
+    /// It vanished, and until then no spare takes its role.
+    pub awaited_until: Cell<Option<Instant>>,
     /// Volatile writes completed, and how many of them a flush covers.
     pub writes: Cell<u64>,
     pub flushed: Cell<u64>,
@@ -170,6 +173,7 @@ impl Member {
             slots_flushed: Cell::new(slots_flushed),
             is_rebuilt: Cell::new(false),
             held: Cell::new(None),
+            awaited_until: Cell::new(None),
             // An owner that was killed may have left writes in the drive's cache: the first flush is
             // never for nothing.
             writes: Cell::new(1),

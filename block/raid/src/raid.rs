@@ -15,6 +15,7 @@ use levada_base::sync::queue;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// An open array of any level. Cheap to clone; all clones are one array.
 ///
@@ -30,7 +31,7 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Geometry`] and [`RaidError::TooSmall`] before anything was written;
+    /// [`RaidError::Geometry`], [`RaidError::Misfit`] and [`RaidError::TooSmall`] before anything was written;
     /// [`RaidError::Block`] when a member fails.
     pub async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Self, RaidError> {
         Ok(Self { engine: assemble::create(spec, epoch).await? })
@@ -93,7 +94,7 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`].
+    /// [`RaidError::Member`] when the member is not faulty, [`RaidError::TooSmall`], [`RaidError::Misfit`].
     pub async fn replace(&self, member: usize, with: MemberSpec) -> Result<Admitted, RaidError> {
         self.engine.replace(member, with).await
     }
@@ -113,7 +114,8 @@ impl RaidArray {
     ///
     /// # Errors
     ///
-    /// When the array stops, or a stripe has too few readable chunks left.
+    /// When the array stops, or a stripe has too few readable chunks left. Tried again, such a stripe is left out in the end,
+    /// unless [`ArrayStatus::rebuild_blocked`].
     pub async fn rebuild(&self, limits: Limits) -> Result<(), BlockError> {
         self.engine.rebuild(limits).await
     }
@@ -150,6 +152,12 @@ impl RaidArray {
         self.engine.slowness.avoids.set(avoid);
     }
 
+    /// How long a member that vanishes from now on is waited for before a spare takes its role; not at all unless told. Who
+    /// fails otherwise, or is taken out, is not waited for, and nobody is where the next loss would be one too many.
+    pub fn wait_for_vanished(&self, patience: Duration) {
+        self.engine.patience.set(patience);
+    }
+
     /// Takes a member for slow, or not, whatever it is. For tests.
     #[doc(hidden)]
     pub fn take_for_slow(&self, member: usize, is_slow: bool) {
@@ -183,6 +191,7 @@ impl RaidArray {
             role: member.role.get(),
             state: member.state.get(),
             catches_up: member.held.get().is_some() && member.role.get().is_some(),
+            awaited: engine.awaited(member),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),
             medium_errors: member.stats.medium_errors.get(),
@@ -208,6 +217,7 @@ impl RaidArray {
             stopped: engine.stopped.borrow().clone(),
             members: engine.members.borrow().iter().map(member).collect(),
             rebuild: engine.rebuild.get(),
+            rebuild_blocked: engine.rebuild_blocked.get(),
             scrub: engine.scrub.get(),
             scrubbed_below: engine.scrubbed.get().below,
         }

@@ -19,9 +19,10 @@ use crate::engine::Engine;
 use crate::layout::{Level, Place};
 use crate::map::Bit;
 use crate::member::{Member, add};
+use crate::neighbours::Shared;
 use crate::redundancy::Redundancy;
 use crate::status::ArrayEvent;
-use futures_util::future::{join, join_all};
+use futures_util::future::{join_all, join3};
 use levada_base::buf::bytes_in;
 use levada_base::{BufMut, IoVecMut, planted, probe};
 use levada_device::{BlockError, Durability, check_range};
@@ -63,7 +64,7 @@ struct Whole {
     lost: SmallVec<[(usize, BufMut); 2]>,
 }
 
-/// A piece that must be recomputed.
+/// A piece that is not read directly.
 struct Missing {
     piece: u32,
     stripe: u64,
@@ -102,6 +103,11 @@ struct Whom {
 }
 
 impl Whom {
+    /// All are asked alike.
+    fn is_anybody(self) -> bool {
+        self.avoid.is_empty() && self.shunned.is_empty()
+    }
+
     fn avoided_in(self, engine: &Engine, stripe: u64) -> MemberSet {
         engine.avoided_in(stripe, self.avoid, self.shunned)
     }
@@ -115,7 +121,10 @@ struct Plan {
     runs: Vec<Run>,
     /// By member: its last run.
     last_run: [u32; 64],
+    /// What must be recomputed.
     missing: Vec<Missing>,
+    /// What is read with neighbours.
+    shared: Vec<(Rc<Shared>, Missing)>,
     whole: Vec<Whole>,
 }
 
@@ -127,8 +136,12 @@ impl Plan {
             runs: Vec::new(),
             last_run: [u32::MAX; 64],
             missing: Vec::new(),
+            shared: Vec::new(),
             whole: Vec::new(),
         };
+        let end = at + bytes_in(&into);
+        // Looked up once a stripe.
+        let mut shared: (u64, Option<Rc<Shared>>) = (u64::MAX, None);
         let mut part_at = at;
         for mut part in into {
             let part_bytes = part.len() as u64;
@@ -140,13 +153,28 @@ impl Plan {
                 if !engine.map.has(Bit::Written, stripe) {
                     buf.fill(0);
                     plan.done[piece as usize] = Some(buf);
-                } else if let Some((member, place)) =
-                    engine.source(stripe, chunk, whom.avoided_in(engine, stripe))
-                {
-                    plan.read(member, engine.member_offset(place.slot, within), buf, piece);
-                } else {
-                    let within = within..within + bytes;
-                    plan.missing.push(Missing { piece, stripe, chunk, within, into: buf });
+                    return;
+                }
+                if shared.0 != stripe {
+                    let of_stripe = engine.stripe_range(stripe, 1);
+                    let is_whole = at <= of_stripe.0 && of_stripe.1 <= end;
+                    let may_share = whom.is_anybody() && !is_whole;
+                    shared = (stripe, may_share.then(|| engine.shared(stripe)).flatten());
+                }
+                let within = within..within + bytes;
+                let source = engine.source(stripe, chunk, whom.avoided_in(engine, stripe));
+                match (source, &shared.1) {
+                    (_, Some(shared)) => {
+                        let missing = Missing { piece, stripe, chunk, within, into: buf };
+                        plan.shared.push((Rc::clone(shared), missing));
+                    }
+                    (Some((member, place)), None) => {
+                        let at = engine.member_offset(place.slot, within.start);
+                        plan.read(member, at, buf, piece);
+                    }
+                    (None, None) => {
+                        plan.missing.push(Missing { piece, stripe, chunk, within, into: buf });
+                    }
                 }
             });
             part_at += part_bytes;
@@ -262,6 +290,9 @@ impl Engine {
             return None;
         }
         let (member, place) = self.source(stripe, chunk, avoid)?;
+        if self.map.is_short() && avoid.is_empty() && self.is_shared(stripe) {
+            return None;
+        }
         Some((member, self.member_offset(place.slot, within)))
     }
 
@@ -317,7 +348,7 @@ impl Engine {
         let lengths: SmallVec<[usize; 4]> = into.iter().map(|part| part.len()).collect();
         let mut plan = Plan::new(self, at, into, whom);
         plan.join_whole_stripes(self, whom);
-        let Plan { mut done, runs, missing, whole, .. } = plan;
+        let Plan { mut done, runs, missing, shared, whole, .. } = plan;
         let still: SmallVec<[Option<u64>; 8]> =
             whole.iter().map(|whole| self.updates.stillness(whole.stripe)).collect();
 
@@ -335,14 +366,16 @@ impl Engine {
             // A medium error on the way is repaired by the careful way.
             (bad == 0).then_some(lost)
         });
-        let (reads, recoveries) = join(join_all(reads), join_all(recoveries)).await;
+        let shared = shared.into_iter().map(|(shared, piece)| self.read_beside(shared, piece));
+        let (reads, recoveries, shared) =
+            join3(join_all(reads), join_all(recoveries), join_all(shared)).await;
         for read in reads {
             let (pieces, parts) = read?;
             for (piece, part) in pieces.into_iter().zip(parts) {
                 done[piece as usize] = Some(part);
             }
         }
-        for recovery in recoveries {
+        for recovery in recoveries.into_iter().chain(shared) {
             let lost = recovery?;
             done[lost.piece as usize] = Some(lost.into);
         }
@@ -362,6 +395,31 @@ impl Engine {
             part
         });
         Some(joined.collect())
+    }
+
+    /// Reads a piece of a stripe that is shared, or by itself if that cannot be. `None` when a member failed.
+    async fn read_beside(
+        self: &Rc<Self>,
+        shared: Rc<Shared>,
+        mut piece: Missing,
+    ) -> Option<Missing> {
+        let (stripe, chunk, within) = (piece.stripe, piece.chunk, piece.within.clone());
+        if self.read_shared(&shared, chunk, within.clone(), &mut piece.into).await {
+            return Some(piece);
+        }
+        if shared.has_failed() {
+            // What failed is repaired, or on record, before anything is answered: by the careful way.
+            return None;
+        }
+        let all = MemberSet::NONE;
+        if let Some((member, place)) = self.source(stripe, chunk, all) {
+            let at = self.member_offset(place.slot, within.start);
+            piece.into = self.member_read(&member, at, piece.into.into_vec()).await.ok()?.pop()?;
+            return Some(piece);
+        }
+        let into = &mut piece.into;
+        let bad = self.reconstruct_still(stripe, chunk, within, all, 0, into).await.ok()?;
+        (bad == 0).then_some(piece)
     }
 
     /// Fills in the missing chunks of a stripe that was read whole.

@@ -15,7 +15,8 @@
 //! Where bad places in several chunks leave too little to recompute from, a stripe is done block by block; blocks that
 //! are beyond repair stop a rebuild a few times, and are then left out, so that the rest gets its redundancy back. The
 //! new member lacks them: they read as unreadable until they are written, and nothing is made from them. On levels with parity
-//! that is on record ([`crate::lost`]), on mirrors in the blocks themselves ([`crate::mark`]).
+//! that is on record ([`crate::lost`]), on mirrors in the blocks themselves ([`crate::mark`]). Where that record is full the
+//! rebuild is *blocked*: it stops there, whoever asks for it, until blocks of the record are written or can be read again.
 //!
 //! After a crash, rebuild resumes at the stored cursor. Repeating a stripe is harmless.
 
@@ -124,6 +125,7 @@ impl Engine {
             }
         }
         let _shown = Shown(self);
+        self.rebuild_blocked.set(None);
         loop {
             self.settle().await?;
             let mut targets = self.rebuilding();
@@ -351,6 +353,8 @@ impl Engine {
         // Before anybody takes the member for whole.
         let chunks = lost.iter().map(|(chunk, ..)| *chunk);
         if !self.list_absent(stripe, chunks, rows).await? {
+            tracing::error!(array = %self.name, stripe, "rebuild: no room to list what is beyond repair");
+            self.rebuild_blocked.set(Some(stripe));
             return Err(BlockError::Medium { at: start, bytes: end - start });
         }
         Ok(())

@@ -346,6 +346,7 @@ impl Engine {
         let at = self.member_offset(place.slot, offset);
         let written = self.member_write(&member, at, copy, Durability::Volatile).await.is_ok();
         if written {
+            self.updates.renew(&(stripe..stripe + 1));
             self.note_repair(&member, stripe);
         }
         written

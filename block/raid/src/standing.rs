@@ -8,7 +8,7 @@
 
 use crate::MemberSpec;
 use crate::engine::Engine;
-use crate::error::RaidError;
+use crate::error::{Misfit, RaidError};
 use crate::map::MapFormat;
 use crate::member::{Held, Member, MemberState, add};
 use crate::status::ArrayEvent;
@@ -43,6 +43,7 @@ impl Engine {
             let engine = Rc::clone(self);
             self.detached(async move { engine.record_standing().await }).await?;
             self.tell_absences();
+            self.wait_for_vanished();
         }
         self.check_running()
     }
@@ -189,6 +190,9 @@ impl Engine {
         }
         self.put_out(&member, None);
         self.stays_out(&member);
+        if member.awaited_until.take().is_some() {
+            self.fill_roles();
+        }
         Ok(self.settle().await?)
     }
 
@@ -252,14 +256,12 @@ impl Engine {
             let member = with.name;
             return Err(RaidError::TooSmall { member, capacity_bytes, needed_bytes });
         }
-        let info = with.device.info();
-        // Of older arrays nobody had asked.
-        let may_tear =
-            info.atomic_write_bytes < self.info.block_bytes && self.map.format == MapFormat::Paired;
-        if may_tear || !self.info.block_bytes.is_multiple_of(info.block_bytes) {
-            let reason =
-                "its blocks are larger than the array's, or it writes less than one atomically";
-            return Err(RaidError::Member { member: index, reason });
+        let block_bytes = self.info.block_bytes;
+        let misfit = Misfit::of(with.device.info(), block_bytes);
+        // Of the members of older arrays nobody had asked what they write at once.
+        let is_old = self.map.format != MapFormat::Paired;
+        if let Some(why) = misfit.filter(|why| !(is_old && matches!(why, Misfit::Torn { .. }))) {
+            return Err(RaidError::Misfit { member: with.name, block_bytes, why });
         }
         with.device.fence(self.epoch).await?;
         if held.is_none() {

@@ -12,6 +12,8 @@ use std::time::Duration;
 pub enum ArrayEvent {
     /// A member is out. `error` is `None` when an operator said so.
     MemberOut { member: usize, name: String, error: Option<BlockError> },
+    /// A member that vanished has not come back in time: a spare may have its role.
+    MemberGivenUp { member: usize, name: String },
     /// A member has begun to play a role and waits for [`crate::RaidArray::rebuild`].
     RebuildNeeded { member: usize, name: String },
     /// A member is in sync again.
@@ -36,6 +38,9 @@ impl ArrayEvent {
             }
             Self::MemberOut { name, error: None, .. } => {
                 tracing::warn!(array, member = name, "a member was taken out");
+            }
+            Self::MemberGivenUp { name, .. } => {
+                tracing::warn!(array, member = name, "a member that vanished has not come back");
             }
             Self::RebuildNeeded { name, .. } => {
                 tracing::info!(array, member = name, "a member waits for its rebuild");
@@ -74,6 +79,8 @@ pub struct MemberStatus {
     pub state: MemberState,
     /// Out, or being rebuilt: it was away, and what it holds is good but for what changed meanwhile.
     pub catches_up: bool,
+    /// It vanished, and is waited for so much longer before a spare takes its role.
+    pub awaited: Option<Duration>,
     /// Since open.
     pub bytes_read: u64,
     pub bytes_written: u64,
@@ -122,6 +129,9 @@ pub struct ArrayStatus {
     pub stopped: Option<BlockError>,
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
+    /// The stripe at which the last rebuild could not go on, as more is beyond repair than can be listed: until some of that is
+    /// written, or can be read again, the next one will not either.
+    pub rebuild_blocked: Option<u64>,
     pub scrub: Option<Progress>,
     /// Stripes below this were checked by a scrub that is under way, or was interrupted and goes on at the next one; 0: none.
     pub scrubbed_below: u64,

@@ -91,6 +91,12 @@ impl Updates {
         is_still.then(|| self.begun.borrow()[stripe as usize % BEGUN])
     }
 
+    /// These stripes are given other contents by other means: what was read of them before does not belong to it.
+    pub fn renew(&self, stripes: &Range<u64>) {
+        let mut begun = self.begun.borrow_mut();
+        stripes.clone().take(BEGUN).for_each(|stripe| begun[stripe as usize % BEGUN] += 1);
+    }
+
     /// Stripes that are being updated, or will be.
     pub fn stripes(&self) -> Vec<u64> {
         let (turns, in_place) = (self.turns.borrow(), self.in_place.borrow());
@@ -466,7 +472,7 @@ impl Engine {
         }
     }
 
-    fn has_chunk(&self, stripe: u64, chunk: usize) -> bool {
+    pub fn has_chunk(&self, stripe: u64, chunk: usize) -> bool {
         self.holder(self.layout.place(stripe, chunk), MemberSet::NONE).is_some()
     }
 

@@ -77,6 +77,7 @@ impl Engine {
     /// Gives stripes that were being overwritten whole a parity that belongs to the data that is there; what is not there is
     /// lost. May be repeated, as long as the stripes are listed.
     pub async fn settle_listed(self: &Rc<Self>, stripes: &[u64]) -> Result<(), BlockError> {
+        self.check_room(stripes).await?;
         for some in stripes.chunks(STRIPES_AT_ONCE) {
             let found = join_all(some.iter().map(|stripe| self.what_is_there(*stripe))).await;
             for (stripe, (_, lost)) in some.iter().zip(&found) {
@@ -86,8 +87,7 @@ impl Engine {
                         "lost: a member is absent and the stripe was being overwritten"
                     );
                     if !self.lost.add((*stripe, *chunk), Why::Untold, *rows) {
-                        let (at, end) = self.stripe_range(*stripe, 1);
-                        return Err(BlockError::Medium { at, bytes: end - at });
+                        return Err(self.unlisted(*stripe));
                     }
                 }
             }
@@ -100,6 +100,35 @@ impl Engine {
             self.settle().await?;
         }
         Ok(())
+    }
+
+    /// Fails if more of these stripes is lost than can be listed: before any of them is touched, as drives that are brought back
+    /// then make it less.
+    async fn check_room(self: &Rc<Self>, stripes: &[u64]) -> Result<(), BlockError> {
+        let room = self.lost.room();
+        if stripes.len() * self.layout.data_chunks() <= room {
+            return Ok(());
+        }
+        let mut wanted = 0;
+        for some in stripes.chunks(STRIPES_AT_ONCE) {
+            let found = join_all(some.iter().map(|stripe| self.what_is_there(*stripe))).await;
+            for (stripe, (_, lost)) in some.iter().zip(found) {
+                let is_new = |(chunk, _): &&(usize, Rows)| !self.lost.has_entry(*stripe, *chunk);
+                wanted += lost.iter().filter(is_new).count();
+                if wanted > room {
+                    return Err(self.unlisted(*stripe));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is lost of this stripe cannot be listed. Read as if nothing were, it would be made from chunks that do not belong
+    /// together: so its record stays, and whoever opens the array stops here.
+    fn unlisted(&self, stripe: u64) -> BlockError {
+        self.lost.unlisted.set(Some(stripe));
+        let (at, end) = self.stripe_range(stripe, 1);
+        BlockError::Medium { at, bytes: end - at }
     }
 
     /// The data of a stripe, zeroes where it is absent or cannot be read, and which blocks these are.

@@ -133,6 +133,7 @@ impl Engine {
             engine.map.set(Bit::Written, range.clone(), true);
             engine.map.set(Bit::Fresh, range.clone(), true);
             engine.map.begin_anew(range.clone());
+            engine.updates.renew(&range);
             if !planted!("raid-map-not-persisted") {
                 engine.persist(range.clone()).await?;
             }
@@ -516,6 +517,7 @@ impl Engine {
                 engine.map.set(bit, range.clone(), false);
             }
             engine.map.begin_anew(range.clone());
+            engine.updates.renew(&range);
             engine.persist(range.clone()).await?;
             // Not before: a flush takes from the list what no member lacks, and the old contents may come back until here.
             engine.forget_left_out(&range);
@@ -548,6 +550,7 @@ impl Engine {
             if let Err(BlockError::Medium { at, .. }) = engine.check_not_lost(at, bytes) {
                 return Err(BlockError::NotFresh { stripe: at / engine.layout.stripe_bytes() });
             }
+            let stripes = engine.stripes_of(at, bytes);
             let mut cutter = Cutter::new(data);
             let mut writes = Vec::new();
             engine.pieces(at, bytes, |stripe, chunk, within, run_bytes| {
@@ -563,6 +566,7 @@ impl Engine {
                 }
             });
             join_all(writes).await;
+            engine.updates.renew(&stripes);
             engine.settle().await
         })
         .await

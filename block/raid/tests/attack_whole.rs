@@ -6,7 +6,7 @@ use common::{BLOCK, Rig, pattern, read, write_stripe};
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_device::{BlockError, Device, Durability};
-use levada_raid::{Array, Level, Limits, RaidArray};
+use levada_raid::{Array, Level, Limits, RaidArray, RaidError};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -160,6 +160,91 @@ fn what_a_rebuild_leaves_out_takes_no_room_from_what_may_be_lost() {
         assert!(of.array.status().members[3].lacks_blocks >= 60);
         drive.make_readable();
         of.restart_without(&[0]).await;
+    });
+}
+
+/// More chunks are beyond repair than can be listed. The rebuild ends, each time it is asked for, and says where; what there is of
+/// the rest can be read, and once there is room it comes to its end.
+#[test]
+fn a_rebuild_that_cannot_list_what_is_lost_ends() {
+    Reactor::simulated(4).block_on(async {
+        let of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 160)).await;
+        let stripes = 120;
+        for stripe in 0..stripes {
+            write_stripe(&of.array, stripe, 1).await.expect("written");
+        }
+        of.array.flush().await.expect("flushed");
+        of.array.fail(3).await.expect("borne");
+        of.array.replace(3, of.rig.newcomer(3)).await.expect("replaced");
+        let drive = &of.rig.drives[1];
+        for slot in 0..stripes {
+            drive.make_unreadable(drive.data_at() + slot * CHUNK, BLOCK as u64);
+        }
+        let mut tries = 0;
+        while of.array.status().rebuild_blocked.is_none() {
+            let rebuilt = of.array.rebuild(Limits::NONE).await;
+            assert!(matches!(rebuilt, Err(BlockError::Medium { .. })), "{rebuilt:?}");
+            tries += 1;
+            assert!(tries < 1000, "the rebuild never ends");
+        }
+        let status = of.array.status();
+        assert_eq!((status.members[3].lacks_blocks >= 84, status.lost_blocks), (true, 0));
+        let blocked = status.rebuild_blocked.expect("just so");
+        for _ in 0..3 {
+            assert!(of.array.rebuild(Limits::NONE).await.is_err());
+            assert_eq!(of.array.status().rebuild_blocked, Some(blocked));
+        }
+        // The second block of a chunk is there, whatever became of the first.
+        for stripe in 0..stripes {
+            let at = stripe * of.stripe_bytes() + BLOCK as u64;
+            assert!(read(&of.array, at, BLOCK).await.expect("read") == pattern(at, BLOCK, 1)[..]);
+        }
+        of.array.discard_stripes(0, 60).await.expect("discarded");
+        let mut tries = 0;
+        while of.array.needs_rebuild() {
+            let _ = of.array.rebuild(Limits::NONE).await;
+            tries += 1;
+            assert!(tries < 1000, "there is room, and it does not end");
+        }
+        assert_eq!(of.array.status().rebuild_blocked, None);
+    });
+}
+
+/// The power fails behind overwrites of whole stripes; a member is away, and so much of another cannot be read that what is lost
+/// cannot be listed. The array does not open, as often as that is tried, until it can be.
+#[test]
+fn a_start_that_cannot_list_what_is_lost_is_refused() {
+    Reactor::simulated(5).block_on(async {
+        let mut of = Owned::create(Rig::new(Level::Raid5, 4, 0, CHUNK, 160)).await;
+        let stripes = 70;
+        for stripe in 0..stripes {
+            write_stripe(&of.array, stripe, 1).await.expect("written");
+        }
+        of.array.flush().await.expect("flushed");
+        let all = (0..stripes).map(|stripe| of.overwrite(stripe, 1, 2));
+        join_all(all).await.into_iter().collect::<Result<(), _>>().expect("written");
+        of.cut_power();
+        let rig = Rc::clone(&of.rig);
+        for drive in &rig.drives[1..3] {
+            for slot in 0..stripes {
+                drive.make_unreadable(drive.data_at() + slot * CHUNK, BLOCK as u64);
+            }
+        }
+        for _ in 0..3 {
+            let refused = rig.open_without(&[0]).await.err();
+            assert!(matches!(refused, Some(RaidError::LostUnlisted { .. })), "{refused:?}");
+        }
+        rig.drives.iter().for_each(|drive| drive.make_readable());
+        of.open_without(&[0]).await;
+        let mut lost = 0;
+        for at in (0..stripes * of.stripe_bytes()).step_by(BLOCK) {
+            match read(&of.array, at, BLOCK).await {
+                Ok(held) => assert!([1, 2].iter().any(|v| held == pattern(at, BLOCK, *v)[..])),
+                Err(BlockError::Medium { .. }) => lost += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(lost > 0 && lost == of.array.status().lost_blocks);
     });
 }
 

@@ -332,3 +332,102 @@ fn one_that_vanished_and_was_taken_out_stays_out() {
         assert_eq!(life.array.status().members[1].state, MemberState::Faulty);
     });
 }
+
+/// A member vanishes with a spare there: it is waited for, comes back and catches up. When it does not, the spare has its role.
+#[test]
+fn one_that_vanished_is_waited_for() {
+    Reactor::simulated(9).block_on(async {
+        let patience = Duration::from_secs(60);
+        for comes_back in [true, false] {
+            let rig = Rig::new(Level::Raid6, 7, 1, 8 << 10, 40);
+            let array = rig.create().await;
+            array.wait_for_vanished(patience);
+            for stripe in 0..40 {
+                write_stripe(&array, stripe, 1).await.expect("written");
+            }
+            array.flush().await.expect("flushed");
+            let state = |index: usize| array.status().members[index].state;
+            let write = async |version| {
+                let data = pattern(0, 4096, version).into_vec();
+                array.write(0, data, Durability::Fua).await.expect("borne");
+            };
+            let gone = (0..7).find(|i| array.members_of(0, 4096).contains(*i)).expect("somebody");
+            let spare = (0..7).find(|i| state(*i) == MemberState::Spare).expect("one");
+            rig.drives[gone].pull();
+            write(2).await;
+            assert_eq!((state(gone), state(spare)), (MemberState::Faulty, MemberState::Spare));
+            assert!(array.status().members[gone].awaited.is_some_and(|left| left <= patience));
+            reactor::sleep(patience / 2).await;
+            write(3).await;
+            if comes_back {
+                rig.drives[gone].plug_in();
+                let back = array.replace(gone, rig.member(gone)).await;
+                assert_eq!(back, Ok(Admitted::CatchesUp));
+            }
+            reactor::sleep(patience).await;
+            assert_eq!(state(spare) == MemberState::Spare, comes_back);
+            array.rebuild(Limits::NONE).await.expect("rebuilt");
+            assert_eq!(array.status().degraded, 0);
+            assert!(read(&array, 0, 4096).await.expect("read") == pattern(0, 4096, 3)[..]);
+        }
+    });
+}
+
+/// Nobody is waited for who was taken out, failed, or whose loss leaves nothing to lose.
+#[test]
+fn one_that_failed_or_was_the_last_to_lose_is_not_waited_for() {
+    for (level, members, fails, takes) in [
+        (Level::Raid6, 7, 0, 1),
+        (Level::Raid6, 7, 1, 0),
+        (Level::Raid5, 5, 0, 0),
+        (Level::Raid6, 8, 0, 2),
+    ] {
+        Reactor::simulated(10).block_on(async {
+            let spares = 2;
+            let rig = Rig::new(level, members, spares, 8 << 10, 40);
+            let array = rig.create().await;
+            array.wait_for_vanished(Duration::from_secs(60));
+            for stripe in 0..4 {
+                write_stripe(&array, stripe, 1).await.expect("written");
+            }
+            array.flush().await.expect("flushed");
+            let in_role: Vec<usize> =
+                (0..members).filter(|i| array.status().members[*i].role.is_some()).collect();
+            let left = || {
+                let all = array.status().members.into_iter();
+                all.filter(|member| member.state == MemberState::Spare).count()
+            };
+            let vanishes = async |index: usize, version| {
+                rig.drives[index].pull();
+                for stripe in 0..4 {
+                    write_stripe(&array, stripe, version).await.expect("borne");
+                }
+            };
+            match (fails, takes) {
+                // Somebody says that it stays out.
+                (0, 1) => {
+                    vanishes(in_role[0], 2).await;
+                    assert_eq!(left(), 2);
+                    array.fail(in_role[0]).await.expect("borne");
+                    assert_eq!(left(), 1);
+                }
+                (1, 0) => {
+                    array.fail(in_role[0]).await.expect("borne");
+                    assert_eq!(left(), 1);
+                }
+                // One parity, and it is used up.
+                (0, 0) => {
+                    vanishes(in_role[0], 2).await;
+                    assert_eq!(left(), 1);
+                }
+                // The second makes it urgent for both.
+                _ => {
+                    vanishes(in_role[0], 2).await;
+                    assert_eq!(left(), 2);
+                    vanishes(in_role[1], 3).await;
+                    assert_eq!(left(), 0);
+                }
+            }
+        });
+    }
+}

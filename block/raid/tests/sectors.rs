@@ -5,7 +5,7 @@ mod common;
 use common::{Rig, TestDrive, pattern, read, write_stripe};
 use levada_base::reactor::{self, Group, Reactor, random_u64};
 use levada_device::{BlockError, Device, Durability};
-use levada_raid::{Array, ArraySpec, Level, Limits, MemberState, RaidArray, RaidError};
+use levada_raid::{Array, ArraySpec, Level, Limits, MemberState, Misfit, RaidArray, RaidError};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -176,22 +176,28 @@ fn blocks_that_members_cannot_write_at_once_are_refused() {
         let refused = async |block_bytes, spec: ArraySpec| {
             let spec = ArraySpec { block_bytes, ..spec };
             let made = RaidArray::create(spec, levada_base::Epoch(1)).await;
-            matches!(made.map(drop), Err(RaidError::Geometry { .. }))
+            made.map(drop).expect_err("refused").to_string()
         };
-        assert!(refused(Some(4096), rig.spec()).await, "they tear 4 KiB");
-        assert!(refused(Some(1024), rig.spec()).await);
+        assert_eq!(
+            refused(Some(4096), rig.spec()).await,
+            "member drive-0 writes no more than 512 bytes at once, and a block of the array has 4096 bytes"
+        );
+        assert!(refused(Some(1024), rig.spec()).await.contains("512 or 4096"));
         let of_4096 = Rig::new(Level::Raid5, 3, 0, 8 << 10, STRIPES);
-        assert!(refused(Some(512), of_4096.spec()).await, "they have larger blocks");
+        let larger = "has blocks of 4096 bytes, and a block of the array has 512 bytes";
+        assert_eq!(refused(Some(512), of_4096.spec()).await, format!("member drive-0 {larger}"));
         let mut mixed = rig.spec();
         mixed.members[1].device = Rc::clone(&of_4096.drives[1]) as Rc<dyn Device>;
-        assert!(refused(None, mixed).await);
+        assert_eq!(refused(None, mixed).await, format!("member drive-1 {larger}"));
         // Nor does such a drive come in later.
         let array = rig.create().await;
         let mut spare = rig.member(0);
         spare.uuid = levada_base::ids::Uuid::from_u128(77);
         spare.device = TestDrive::new("large", 1 << 20);
         let refused = array.add_spare(spare).await;
-        assert!(matches!(refused, Err(RaidError::Member { member: 3, .. })), "{refused:?}");
+        let why = Misfit::Larger { bytes: 4096 };
+        let member = "drive-0".to_owned();
+        assert_eq!(refused, Err(RaidError::Misfit { member, block_bytes: 512, why }));
         let misaligned = array.read(100, levada_base::BufMut::zeroed(512).into_vec()).await;
         assert!(matches!(misaligned, Err(BlockError::Misaligned { block_bytes: 512, .. })));
     });

@@ -93,6 +93,13 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             "  ! {lost} blocks are lost (a power cut during writes, then a member missing): EIO until they are written"
         )?;
     }
+    if let Some(stripe) = status.rebuild_blocked {
+        writeln!(
+            out,
+            "  ! the rebuild cannot go on at stripe {stripe}: more is beyond repair than the array can list; write or discard \
+             what cannot be read, then `levada array rebuild`"
+        )?;
+    }
     for member in &status.members {
         draw_member(member, out)?;
     }

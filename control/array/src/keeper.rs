@@ -194,12 +194,26 @@ impl Keeper {
             self.rebuild_begun.set(None);
             if let Some(error) = failure {
                 tracing::error!(array = self.name(), %error, "the rebuild stopped");
+                let blocked = self.array.status().rebuild_blocked;
+                let why = match blocked {
+                    Some(stripe) => format!(
+                        "at stripe {stripe}: more is beyond repair than the array can list; write or discard what \
+                         cannot be read, or make the drives readable, and rebuild again"
+                    ),
+                    None => error.to_string(),
+                };
                 {
                     let mut failures = self.failures.borrow_mut();
-                    *failures = (failures.0 + 1, error.to_string());
+                    *failures = (failures.0 + 1, why);
                 }
                 self.rebuild_ended.notify_all();
-                select(pin!(reactor::sleep(REBUILD_AGAIN_AFTER)), pin!(changed)).await;
+                match blocked {
+                    // Not by itself: it would end there again.
+                    Some(_) => changed.await,
+                    None => {
+                        select(pin!(reactor::sleep(REBUILD_AGAIN_AFTER)), pin!(changed)).await;
+                    }
+                }
             }
         }
     }
@@ -464,6 +478,7 @@ impl Keeper {
             generation: now.generation,
             members: now.members.iter().map(member).collect(),
             rebuild: progress(&now.rebuild, &self.rebuild_begun),
+            rebuild_blocked: now.rebuild_blocked,
             scrub: progress(&now.scrub, &self.scrub_begun),
             scrubbed_below: now.scrubbed_below,
             last_scrub: self.last_scrub.borrow().clone(),

@@ -40,6 +40,9 @@ pub struct Status {
     pub generation: u64,
     pub members: Vec<MemberStatus>,
     pub rebuild: Option<Progress>,
+    /// The stripe at which it cannot go on: more is beyond repair than the array can list.
+    #[serde(default)]
+    pub rebuild_blocked: Option<u64>,
     pub scrub: Option<Progress>,
     /// Stripes below this were checked by a scrub that is under way, or was interrupted; 0: none.
     #[serde(default)]
@@ -231,6 +234,7 @@ impl Status {
             generation: array.order.1,
             members,
             rebuild: None,
+            rebuild_blocked: None,
             scrub: None,
             scrubbed_below: array.scrubbed_below,
             last_scrub: None,

@@ -14,7 +14,7 @@ use levada_raid::{
     ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
     MemberSpec, MemberState, RaidArray, RaidError,
 };
-use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -128,7 +128,7 @@ pub async fn create(
             RaidArray::create(raid_spec(spec, uuid, members, placement.spares.len()), drives.epoch)
                 .await
                 .map_err(failed)?;
-        arrays.push(ClusterArray::new(spec, array, Vec::new()));
+        arrays.push(ClusterArray::new(cluster, spec, array, Vec::new()));
     }
     Ok(arrays)
 }
@@ -238,13 +238,19 @@ pub async fn open(
                 ));
             }
         }
-        arrays.push(ClusterArray::new(spec, array, remarks));
+        arrays.push(ClusterArray::new(cluster, spec, array, remarks));
     }
     Ok(arrays)
 }
 
 impl ClusterArray {
-    fn new(spec: &ArraySpec, array: RaidArray, remarks: Vec<String>) -> Rc<Self> {
+    fn new(
+        cluster: &ClusterFile,
+        spec: &ArraySpec,
+        array: RaidArray,
+        remarks: Vec<String>,
+    ) -> Rc<Self> {
+        array.wait_for_vanished(Duration::from_secs(cluster.rebuild.grace_s.into()));
         Rc::new(Self { spec: spec.clone(), array, remarks, last_scrub: RefCell::default() })
     }
 
@@ -303,9 +309,18 @@ impl ClusterArray {
     }
 }
 
+/// The pace that a cluster file asks for.
+#[must_use]
+pub fn pace_of(spec: &RebuildSpec) -> Limits {
+    Limits {
+        floor_bytes_per_second: spec.floor.0,
+        ceiling_bytes_per_second: spec.ceiling.map_or(u64::MAX, |ceiling| ceiling.0),
+    }
+}
+
 /// Rebuilds what needs it, for as long as the caller's group lives: the arrays in the order
-/// given, so metadata comes first.
-pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
+/// given, so metadata comes first; at this pace beside other I/O.
+pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limits) {
     for array in &arrays {
         let mut events = array.array.events();
         let changed = Rc::clone(&changed);
@@ -318,17 +333,26 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>) {
         });
     }
     reactor::spawn(async move {
+        // Whose rebuild cannot go on: not asked for again by itself, and it keeps nobody else waiting.
+        let mut blocked: Vec<Rc<ClusterArray>> = Vec::new();
         loop {
             let change = changed.changed();
             let waiting = arrays.iter().find(|array| {
-                array.array.needs_rebuild() && array.array.status().stopped.is_none()
+                array.array.needs_rebuild()
+                    && array.array.status().stopped.is_none()
+                    && !blocked.iter().any(|blocked| Rc::ptr_eq(blocked, array))
             });
             let Some(array) = waiting else {
                 change.await;
+                blocked.clear();
                 continue;
             };
-            if let Err(error) = array.array.rebuild(Limits::NONE).await {
+            if let Err(error) = array.array.rebuild(pace).await {
                 tracing::error!(array = array.spec.name, %error, "the rebuild stopped");
+                if array.array.status().rebuild_blocked.is_some() {
+                    blocked.push(Rc::clone(array));
+                    continue;
+                }
                 let again = Box::pin(reactor::sleep(REBUILD_AGAIN_AFTER));
                 let change: std::pin::Pin<Box<dyn Future<Output = ()>>> =
                     Box::pin(changed.changed());

@@ -492,7 +492,10 @@ fn belongs_elsewhere(cluster: &ClusterFile, spec: &DriveSpec, label: &Label) -> 
     )
 }
 
-async fn take_one(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, DriveError> {
+pub(crate) async fn take_one(
+    device: Rc<dyn Device>,
+    epoch: Epoch,
+) -> Result<Rc<Drive>, DriveError> {
     let drive = Drive::open(device).await?;
     drive.fence(epoch).await?;
     let (used_bytes, capacity_bytes) =

@@ -46,6 +46,10 @@ pub struct Operator {
     /// the drive and gives it to array after array. Nothing waits to fail one, which is what helps
     /// when a drive hangs.
     admitting: Rc<Semaphore>,
+    /// How often a drive that vanished was taken back.
+    returned: RefCell<BTreeMap<String, u32>>,
+    /// Why nobody takes the place of what is lost, for people.
+    no_help: RefCell<Vec<String>>,
     traffic: Cell<Traffic>,
     checks: Checks,
     scrubbing: Cell<bool>,
@@ -124,6 +128,8 @@ impl Operator {
             // As much as a program that takes JSON's numbers for floating ones keeps.
             life: reactor::random_u64() >> 11,
             admitting: Semaphore::new(1),
+            returned: RefCell::default(),
+            no_help: RefCell::default(),
             traffic: Cell::default(),
             checks: Checks::default(),
             scrubbing: Cell::new(false),

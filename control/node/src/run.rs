@@ -167,7 +167,8 @@ async fn serve(
     }
     let looked_after = cluster.metadata_first();
     let events = Rc::clone(&changed);
-    reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events) });
+    let pace = arrays::pace_of(&cluster.file.rebuild);
+    reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events, pace) });
 
     let stop = Rc::new(Notify::default());
     let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed);

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Bytes;
 use crate::file::{
     ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec, Level,
-    MountSpec, ParityKind, SLICE_ALIGN_BYTES, SliceSize, Spread,
+    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, SliceSize, Spread,
 };
 
 /// Drives of a box.
@@ -92,6 +92,7 @@ impl ClusterFile {
                 .collect(),
             drives,
             spares: Vec::new(),
+            rebuild: RebuildSpec::default(),
             arrays: vec![
                 ArraySpec {
                     name: "meta".into(),

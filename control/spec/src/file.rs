@@ -36,6 +36,8 @@ pub struct ClusterFile {
     pub drives: Vec<DriveSpec>,
     /// Names of drives that belong to no array, and take the place of a lost one in any.
     pub spares: Vec<String>,
+    /// How fast lost members are rebuilt, and how soon.
+    pub rebuild: RebuildSpec,
     /// All arrays, in file order. Slices lie on a drive in this order.
     pub arrays: Vec<ArraySpec>,
     /// The file systems; exactly one in this release.
@@ -44,6 +46,24 @@ pub struct ClusterFile {
     pub mounts: Vec<MountSpec>,
     /// Present when the file asks for test wrappers around its drives.
     pub testing: Option<TestingSpec>,
+}
+
+/// How the members of an array are rebuilt beside other I/O; rates are bytes per second, moved on all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RebuildSpec {
+    /// At least this, whatever else there is to do.
+    pub floor: Bytes,
+    /// At most this; `None`: as fast as the drives are.
+    pub ceiling: Option<Bytes>,
+    /// Seconds that a drive which vanished is waited for before a spare takes its place.
+    pub grace_s: u32,
+}
+
+impl Default for RebuildSpec {
+    /// So much that a drive of 1 TB of an 8 + 2 comes back within a day under any load.
+    fn default() -> Self {
+        Self { floor: Bytes(200_000_000), ceiling: None, grace_s: 60 }
+    }
 }
 
 /// A machine that holds enclosures or mounts.

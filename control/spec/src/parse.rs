@@ -14,7 +14,8 @@ use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
     ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, FileSystemSpec, HostSpec, Level, Loaded,
-    ModelSpec, MountSpec, ParityKind, STRIPE_CHUNKS_MAX, SliceSize, Spread, TestingSpec, Wrapper,
+    ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, SliceSize, Spread,
+    TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
@@ -28,6 +29,9 @@ const DRIVES_MAX: usize = 4096;
 /// Groups of one chunk of data and one of parity each fill an array.
 const GROUPS_MOST: u64 = 27;
 
+/// A drive that is away for longer than a day is lost.
+const GRACE_S_MOST: u64 = 86_400;
+
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
 
@@ -37,6 +41,7 @@ const FILE_KEYS: &[&str] = &[
     "drives",
     "enclosure",
     "spares",
+    "rebuild",
     "array",
     "filesystem",
     "mount",
@@ -46,6 +51,7 @@ const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
+const REBUILD_KEYS: &[&str] = &["floor", "ceiling", "grace_s"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
 const ARRAY_KEYS: &[&str] = &[
@@ -183,6 +189,7 @@ impl Reader<'_> {
             enclosures: Vec::new(),
             drives: Vec::new(),
             spares: Vec::new(),
+            rebuild: RebuildSpec::default(),
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
@@ -226,6 +233,9 @@ impl Reader<'_> {
             cluster.spares =
                 self.doubting(Node::Spares, |reader| reader.listed_drives(table, &cluster));
         }
+        if let Some(table) = self.table(root, "rebuild", Node::Rebuild, "[rebuild]", REBUILD_KEYS) {
+            cluster.rebuild = self.rebuild(table);
+        }
         for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
             let array = self.doubting(table.node, |reader| reader.array(table, &cluster));
             cluster.arrays.push(array);
@@ -245,6 +255,22 @@ impl Reader<'_> {
             cluster.testing = Some(self.testing(table));
         }
         Some(cluster)
+    }
+
+    fn rebuild(&mut self, table: Table<'_>) -> RebuildSpec {
+        let default = RebuildSpec::default();
+        let ceiling = self.size(table, "ceiling");
+        // Whoever says how much is too much means less than that.
+        let floor_most = ceiling.unwrap_or(Bytes(u64::MAX));
+        let floor = self.size(table, "floor").unwrap_or(default.floor.min(floor_most));
+        if floor > floor_most {
+            let (key, least, most) = ("floor", Bytes(0), floor_most);
+            let kind = ProblemKind::SizeOutOfRange { key, value: floor, least, most };
+            self.problem_at(kind, table.node, key);
+        }
+        let grace_s = self.number(table, "grace_s", 0, GRACE_S_MOST);
+        let grace_s = grace_s.map_or(default.grace_s, |seconds| seconds as u32);
+        RebuildSpec { floor, ceiling, grace_s }
     }
 
     fn host(&mut self, table: Table<'_>) -> HostSpec {

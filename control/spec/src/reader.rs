@@ -18,6 +18,7 @@ pub(crate) enum Node {
     Cluster,
     Drives,
     Spares,
+    Rebuild,
     Host(usize),
     Enclosure(usize),
     Drive(usize),

@@ -86,6 +86,20 @@ impl ClusterFile {
             writeln!(out, "# Drives of no array, for whichever loses one.\n[spares]")?;
             writeln!(out, "drives = [{}]\n", spares.join(", "))?;
         }
+        writeln!(
+            out,
+            "[rebuild]\n# Bytes per second of a rebuild beside other work, on all drives of the array together."
+        )?;
+        writeln!(out, "floor = {}", size(self.rebuild.floor))?;
+        if let Some(ceiling) = self.rebuild.ceiling {
+            writeln!(out, "ceiling = {}", size(ceiling))?;
+        }
+        writeln!(
+            out,
+            "# Seconds that a drive which vanished is waited for before a spare takes its place.\ngrace_s = {}",
+            self.rebuild.grace_s
+        )?;
+        writeln!(out)?;
         self.write_arrays(out)?;
         self.write_filesystems(out)?;
         self.testing.as_ref().map_or(Ok(()), |testing| write_testing(out, testing))

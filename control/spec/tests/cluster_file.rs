@@ -230,6 +230,9 @@ fn mistakes_in_single_keys() {
     // Once, at the line that all drives have it from.
     breaks("size = \"1GiB\"", "size = \"7MiB\"", 0, "`size` is 7MiB", "allowed: 18MiB");
     breaks("size = \"1GiB\"", "size = 1073741825", 0, "not a multiple", "1MiB");
+    let slow = "ceiling = \"10MB\"\nfloor = \"20MB\"";
+    let rebuild = format!("[rebuild]\n{slow}\n[[array]]\nname = \"meta\"");
+    breaks("[[array]]\nname = \"meta\"", &rebuild, 2, "`floor` is 20", "allowed: 0");
     breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");
@@ -727,12 +730,15 @@ fn written_files_read_back() {
         reads_back(&ClusterFile::box_default(Path::new("/x"), free).unwrap());
     }
     let odd = GOOD
+        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[[array]]\nname = \"meta\"")
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
+    assert_eq!(cluster.rebuild.floor, Bytes(100_000_000), "no more than the ceiling");
+    assert_eq!(cluster.rebuild.grace_s, 0);
     reads_back(&cluster);
 }
 

@@ -14,6 +14,7 @@ use levada_device::Device;
 use levada_node::arrays;
 use levada_node::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use levada_node::drives::{DriveSource, MayOverwrite, NoDevice};
+use levada_raid::Limits;
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, ParityKind, SliceSize};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::rpc::{ServiceConfig, accept_all};
@@ -200,7 +201,7 @@ impl Stack {
                 reactor::spawn(async move { service.run().await });
             }
         }
-        arrays::look_after(cluster.metadata_first(), Rc::clone(&changed));
+        arrays::look_after(cluster.metadata_first(), Rc::clone(&changed), Limits::NONE);
         let target = cluster.metadata_target().expect("it has one");
         self.meta_target.set(target);
         let house = self.client_config("house", *cluster.table.fs.as_bytes());

@@ -136,6 +136,13 @@ impl Operator {
         }
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
+            problems.extend(array.array.status().members.iter().filter_map(|member| {
+                let seconds = member.awaited?.as_secs();
+                Some(format!(
+                    "drive {} has vanished from array {}; a spare takes its place in {seconds} s, unless it is there again",
+                    member.name, array.spec.name
+                ))
+            }));
             let lacks: u64 =
                 array.array.status().members.iter().map(|member| member.lacks_blocks).sum();
             if lacks > 0 {
@@ -145,6 +152,13 @@ impl Operator {
                     array.spec.name
                 ));
             }
+            problems.extend(array.array.status().rebuild_blocked.map(|stripe| {
+                format!(
+                    "array {}: the rebuild cannot go on at stripe {stripe}: more is beyond repair than it can list; the rest \
+                     stays as it is until drives that could not be read can be, or files there are written anew or removed",
+                    array.spec.name
+                )
+            }));
             problems.extend(shown.last_scrub.as_ref().and_then(|found| {
                 let name = &array.spec.name;
                 (found.unrepairable > 0).then(|| {
@@ -153,6 +167,7 @@ impl Operator {
                 })
             }));
         }
+        problems.extend(self.no_help.borrow().iter().cloned());
         problems.extend(self.cluster.remarks.iter().cloned());
         for target in &self.cluster.targets {
             let name = target.entry.name();

@@ -6,6 +6,7 @@
 //! What always holds:
 //! - A drive that is a live member anywhere is not formatted.
 //! - An array's own spares go first: they have the role before anybody looks here.
+//! - A drive that vanished is waited for, as the array says; there again, it is taken back as it was, and catches up.
 //!
 //! After a crash between label and array the drive holds slices of arrays that do not know it: it is completed where the
 //! array still wants it, and free otherwise.
@@ -13,11 +14,20 @@
 use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
 use crate::drives;
-use levada_device::Drive;
-use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus};
+use futures_util::future::select;
+use levada_base::reactor;
+use levada_device::{Device, Drive};
+use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// Between two looks whether a drive is there again.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// One that vanishes more often than this is better replaced.
+const RETURNS_MAX: u32 = 8;
 
 /// A spare, and whom it helps.
 struct Help {
@@ -33,9 +43,68 @@ impl Operator {
     pub async fn keep_spares(self: Rc<Self>) {
         loop {
             let change = self.changed.changed();
+            self.take_back().await;
             self.use_spares().await;
-            change.await;
+            if self.awaited().is_empty() {
+                change.await;
+            } else {
+                select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;
+            }
         }
+    }
+
+    /// Drives that are waited for, with the arrays that lack them.
+    fn awaited(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        self.lost(|member| member.awaited.is_some())
+    }
+
+    /// Takes drives back that vanished and are there again, as what they were.
+    pub async fn take_back(&self) {
+        let _turn = self.admitting.acquire(1).await;
+        for (name, arrays) in self.awaited() {
+            let returned = self.returned.borrow().get(&name).copied().unwrap_or(0);
+            if returned >= RETURNS_MAX {
+                continue;
+            }
+            let Some(drive) = self.there_again(&name).await else { continue };
+            self.returned.borrow_mut().insert(name.clone(), returned + 1);
+            let file = self.latest.borrow().clone();
+            for array in arrays {
+                let array_name = &array.spec.name;
+                match array.admit(&file, &name, &drive).await {
+                    Ok(()) => tracing::warn!(
+                        drive = name,
+                        array = array_name,
+                        "a drive that vanished is there again"
+                    ),
+                    Err(error) => tracing::error!(
+                        drive = name, array = array_name, %error,
+                        "a drive that is there again was not taken back"
+                    ),
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// A drive that vanished: opened anew, or by what it was open as, which keeps others from opening it.
+    async fn there_again(&self, name: &str) -> Option<Rc<Drive>> {
+        let (spec, old) = self.drives.borrow().get(name).cloned()?;
+        let old = old.ok()?;
+        let device = match self.source.open(&spec).await {
+            Ok(device) => device,
+            Err(_) => Rc::clone(old.device()),
+        };
+        let drive = drives::take_one(device, self.cluster.drives.epoch).await.ok()?;
+        let is_same = {
+            let (old, new) = (old.label(), drive.label());
+            (old.cluster_uuid, old.drive_uuid) == (new.cluster_uuid, new.drive_uuid)
+        };
+        if !is_same {
+            return None;
+        }
+        self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(Rc::clone(&drive))));
+        Some(drive)
     }
 
     /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
@@ -54,9 +123,62 @@ impl Operator {
                 Err(error) => {
                     // Tried again when something changes.
                     tracing::error!(spare, lost, arrays, error, "the spare was not taken");
+                    let why = format!(
+                        "spare {spare} could not take the place of {lost} in {arrays}: {error}"
+                    );
+                    self.no_help.replace(vec![why]);
                     return;
                 }
             }
+        }
+        let why = self.why_no_help().await;
+        self.no_help.replace(why);
+    }
+
+    /// Why what is lost stays so, array by array; nothing where nobody counted on spares.
+    async fn why_no_help(&self) -> Vec<String> {
+        let spares = self.latest.borrow().spares.clone();
+        let mut all = Vec::new();
+        for (lost, arrays) in self.wanting() {
+            for array in arrays {
+                if spares.is_empty() && array.spec.spares == 0 {
+                    continue;
+                }
+                let needed = self.needed_bytes(&array).await;
+                let why = spares.iter().map(|spare| self.why_not(spare, &array, needed));
+                let mut why: Vec<String> = why.collect();
+                if why.is_empty() {
+                    why.push("its own are used up, and the cluster has none".into());
+                }
+                all.push(format!(
+                    "no spare takes the place of drive {lost} in array {}: {}",
+                    array.spec.name,
+                    why.join(", ")
+                ));
+            }
+        }
+        all
+    }
+
+    /// What is the matter with a spare.
+    fn why_not(&self, spare: &str, array: &ClusterArray, needed: Option<Bytes>) -> String {
+        let Some((_, drive)) = self.spares().into_iter().find(|(name, _)| name == spare) else {
+            return format!("{spare} is not there");
+        };
+        if !self.is_free(spare) {
+            return format!("{spare} is in use");
+        }
+        if let Some(why) = misfit(array, &drive) {
+            let block_bytes = array.array.info().block_bytes;
+            return format!("{spare} {why}, and a block of the array has {block_bytes} bytes");
+        }
+        let room = Bytes(drive.label().capacity_bytes.saturating_sub(DRIVE_RESERVED_BYTES));
+        match needed {
+            Some(needed) if needed > room => {
+                format!("{spare} is too small: {room}, and {needed} are needed")
+            }
+            Some(_) => format!("{spare} has no room for it beside other arrays"),
+            None => format!("no drive of the array tells how much of {spare} it needs"),
         }
     }
 
@@ -106,7 +228,12 @@ impl Operator {
                     continue;
                 }
                 let capacity_bytes = drive.label().capacity_bytes;
-                let parts = self.parts(&arrays, &lost, capacity_bytes).await;
+                let fitting: Vec<_> = arrays
+                    .iter()
+                    .filter(|array| misfit(array, &drive).is_none())
+                    .map(Rc::clone)
+                    .collect();
+                let parts = self.parts(&fitting, &lost, capacity_bytes).await;
                 if parts.is_empty() {
                     continue;
                 }
@@ -153,8 +280,15 @@ impl Operator {
         if fits && alike.len() == arrays.len() { alike } else { least }
     }
 
-    /// Drives whose role nobody plays, with the arrays that lack them, metadata first.
+    /// Drives whose role nobody plays and that are not waited for, with the arrays that lack them, metadata first.
     pub(super) fn wanting(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        self.lost(|member| member.awaited.is_none())
+    }
+
+    fn lost(
+        &self,
+        which: impl Fn(&MemberStatus) -> bool,
+    ) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
         let mut wanting: BTreeMap<String, Vec<Rc<ClusterArray>>> = BTreeMap::new();
         for array in self.cluster.metadata_first() {
             let status = array.array.status();
@@ -162,7 +296,7 @@ impl Operator {
                 continue;
             }
             let is_vacant = |member: &&MemberStatus| {
-                member.role.is_some() && member.state == MemberState::Faulty
+                member.role.is_some() && member.state == MemberState::Faulty && which(member)
             };
             for member in status.members.iter().filter(is_vacant) {
                 wanting.entry(member.name.clone()).or_default().push(Rc::clone(&array));
@@ -219,6 +353,11 @@ impl Operator {
             _ => (beside.count() + 1).saturating_sub(status.tolerates),
         }
     }
+}
+
+/// What a drive's blocks have against those of an array.
+fn misfit(array: &ClusterArray, drive: &Drive) -> Option<Misfit> {
+    Misfit::of(drive.device().info(), array.array.info().block_bytes)
 }
 
 /// Whether a loss of both roles counts twice in some stripe.

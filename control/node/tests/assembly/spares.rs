@@ -3,7 +3,8 @@
 use crate::shelf::{
     Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, status, write_file,
 };
-use levada_base::reactor::Reactor;
+use levada_base::reactor::{self, Reactor};
+use levada_device::Faults;
 use levada_node::assembly::Cluster;
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::give_slices;
@@ -11,6 +12,7 @@ use levada_node::operator::Operator;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, Level, ParityKind, Spread};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The box, where d10 and d11 are spares of the cluster, and no array has any of its own.
 fn with_spares() -> ClusterFile {
@@ -197,6 +199,73 @@ fn the_spare_that_suits_best_comes_in() {
     assert_eq!(takes(84, &|file| both(file, 256)), [vec!["d10".to_owned()], vec![]]);
     // Too small for anything.
     assert_eq!(takes(85, &|file| both(file, 18)), [vec![""; 0], vec![]]);
+}
+
+/// A drive vanishes: it is waited for, taken back when it is there again, and catches up; else a spare comes in.
+#[test]
+fn a_drive_that_vanishes_is_waited_for() {
+    for comes_back in [true, false] {
+        Reactor::simulated(87).block_on(async {
+            let shelf = Rc::new(Shelf::default());
+            served_as(with_spares(), &shelf, write_file).await;
+            let faults = Faults::none();
+            shelf.faults.borrow_mut().insert("d03".into(), faults.clone());
+            let (cluster, operator) =
+                operator_of(with_spares(), &shelf, "box/levada.toml".into()).await;
+            faults.fail();
+            let meta = &cluster.arrays[0];
+            let scrubbed = meta.array.scrub(levada_raid::Limits::NONE).await;
+            scrubbed.expect("it bears one");
+            assert_eq!(meta.out(), ["d03"], "noticed");
+            operator.take_back().await;
+            operator.use_spares().await;
+            assert_eq!((meta.out(), came_in(&cluster)[0].len()), (vec!["d03".to_owned()], 0));
+            let problems = status(&operator).await.problems.join("\n");
+            assert!(problems.contains("drive d03 has vanished from array meta"), "{problems}");
+            reactor::sleep(Duration::from_secs(30)).await;
+            if comes_back {
+                faults.restore();
+                operator.take_back().await;
+                let members = meta.array.status().members;
+                let back = members.iter().find(|member| member.name == "d03").expect("known");
+                let is_rebuilt = matches!(back.state, MemberState::Rebuilding { .. });
+                assert!(is_rebuilt && back.catches_up, "{back:?}");
+            }
+            reactor::sleep(Duration::from_secs(31)).await;
+            operator.use_spares().await;
+            let members = meta.array.status().members;
+            let members: Vec<_> = members.into_iter().map(|m| (m.name, m.state)).collect();
+            assert_eq!(came_in(&cluster)[0].len(), usize::from(!comes_back), "{members:?}");
+            rebuild(&cluster).await;
+            assert_eq!(meta.out(), [""; 0]);
+            cluster.stop().await;
+        });
+    }
+}
+
+/// Status says what is the matter with each spare, as long as none takes the place.
+#[test]
+fn who_has_no_spare_is_told_why() {
+    Reactor::simulated(86).block_on(async {
+        let mut file = with_spares();
+        file.drives[10].size = Some(Bytes::mib(256));
+        file.drives[11].size = Some(Bytes::mib(18));
+        let shelf = Rc::new(Shelf::default());
+        let (cluster, operator) = operator_of(file, &shelf, "box/levada.toml".into()).await;
+        let told = async || {
+            operator.use_spares().await;
+            let problems = status(&operator).await.problems.into_iter();
+            problems.filter(|problem| problem.starts_with("no spare")).collect::<Vec<_>>()
+        };
+        assert_eq!(told().await, [""; 0]);
+        fail(&operator, "d03", false).await.expect("bears it");
+        let [data] = &told().await[..] else { panic!("metadata has d10") };
+        assert!(data.starts_with("no spare takes the place of drive d03 in array data: d10 is in use, d11 is too small: 16MiB, and "), "{data}");
+        rebuild(&cluster).await;
+        fail(&operator, "d04", false).await.expect("bears it");
+        assert_eq!(told().await.len(), 3, "data lacks two, metadata one");
+        cluster.stop().await;
+    });
 }
 
 /// An array's own spare goes first.
