@@ -57,7 +57,7 @@ pub const BUGS: &[Bug] = &[
     bug("log-flush-dropped", stores::log, 40),
     bug("log-staged-not-replayed", stores::log, 20),
     bug("log-staged-row-left-out", stores::log, 40),
-    bug("log-inheritance-not-told", stores::log, 200),
+    bug("log-inheritance-not-told", stores::log, 600),
     bug("log-tombstone-dropped", stores::log, 200),
     bug("log-checksum-ignored", stack::stack, 600),
     bug("object-verifier-ignored", stack::stack, 40),

@@ -33,6 +33,12 @@ impl Effort {
         if self.is_quick { (full / 8).max(1) } else { full }
     }
 
+    /// How long a span lasts whose length is a time: what a cache or a buffer could hold back is little beside it.
+    #[must_use]
+    pub fn span(&self) -> Duration {
+        Duration::from_secs_f64(if self.is_quick { 30.0 / 8.0 } else { 30.0 })
+    }
+
     /// No fewer runs than this, unless quick.
     #[must_use]
     pub fn at_least(self, runs: usize) -> Self {
@@ -106,7 +112,7 @@ fn used_by_process() -> Result<Duration> {
 }
 
 /// What one run did, and what it took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
     pub bytes: u64,
     pub ops: u64,
@@ -126,6 +132,17 @@ impl Run {
     #[must_use]
     pub fn kiops(&self) -> f64 {
         self.ops as f64 / self.elapsed.as_secs_f64() / 1e3
+    }
+}
+
+/// Runs in parts: what lies between the parts is not measured.
+impl std::ops::AddAssign for Run {
+    fn add_assign(&mut self, part: Self) {
+        self.bytes += part.bytes;
+        self.ops += part.ops;
+        self.elapsed += part.elapsed;
+        self.cpu_all_cores += part.cpu_all_cores;
+        self.cpu_process += part.cpu_process;
     }
 }
 
@@ -353,6 +370,29 @@ pub fn absolute(rate: Rate, name: &'static str, runs: &[Run]) -> Taken {
     let (value, unit, cpu) = (median(rates.iter().copied()), rate.unit(), rate.cpu(runs));
     let operands = vec![Operand { name, value, unit, cpu }];
     Taken { value, unit, operands, cpu, runs: rates.len(), retaken: 0, spread: spread(&rates) }
+}
+
+/// The figure that is our value over theirs, pair by pair, where the values are no rates.
+#[must_use]
+pub fn ratio_of(
+    pairs: &[(f64, f64)],
+    unit: &'static str,
+    names: (&'static str, &'static str),
+) -> Taken {
+    let ratios: Vec<f64> = pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
+    let side = |name, values: Vec<f64>| Operand { name, value: median(values), unit, cpu: None };
+    Taken {
+        value: median(ratios.iter().copied()),
+        unit: "ratio",
+        operands: vec![
+            side(names.0, pairs.iter().map(|(ours, _)| *ours).collect()),
+            side(names.1, pairs.iter().map(|(_, theirs)| *theirs).collect()),
+        ],
+        cpu: None,
+        runs: ratios.len(),
+        retaken: 0,
+        spread: spread(&ratios),
+    }
 }
 
 /// The middle value, or the mean of the two middle ones; not a number when there is none.

@@ -24,6 +24,7 @@ mod log;
 mod meta;
 mod node;
 mod null_fuse;
+mod object;
 mod overwrites;
 mod parity;
 mod running_box;

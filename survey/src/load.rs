@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The order of the pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +101,40 @@ impl Load {
     }
 }
 
+/// Lets `workers` each do one operation after the other until `span` is over; `one` gets the worker and
+/// the number of its operation. How many were done.
+///
+/// # Errors
+///
+/// The first error of `one`; operations in flight are given up.
+pub async fn for_span<F, Work>(span: Duration, workers: usize, one: F) -> Result<u64>
+where
+    F: Fn(usize, u64) -> Work + 'static,
+    Work: Future<Output = Result<()>> + 'static,
+{
+    let (one, end) = (Rc::new(one), reactor::now() + span);
+    let workers: Vec<_> = (0..workers)
+        .map(|worker| {
+            let one = Rc::clone(&one);
+            reactor::spawn(async move {
+                let mut done = 0;
+                while reactor::now() < end {
+                    one(worker, done).await?;
+                    done += 1;
+                    // What is done at once must not keep the others from their turns.
+                    reactor::yield_now().await;
+                }
+                anyhow::Ok(done)
+            })
+        })
+        .collect();
+    let mut done = 0;
+    for worker in workers {
+        done += worker.await.unwrap_or_else(|| Err(anyhow::anyhow!("the load was killed")))?;
+    }
+    Ok(done)
+}
+
 /// Deals the offsets of a load to its workers.
 struct Offsets {
     order: Order,
@@ -146,7 +181,6 @@ mod tests {
     use super::*;
     use levada_base::reactor::Reactor;
     use std::collections::BTreeSet;
-    use std::time::Duration;
 
     /// Runs a load on virtual time: what it touched, and how many operations were in flight.
     fn touched(load: &Load) -> (Vec<u64>, usize) {
@@ -181,6 +215,19 @@ mod tests {
         let all: BTreeSet<u64> = touched.iter().copied().collect();
         assert_eq!(all, (1..20).map(|piece| piece * 4096).collect());
         assert_eq!((touched.len(), most), (19, 4));
+    }
+
+    #[test]
+    fn a_span_ends_when_its_time_is_over() {
+        Reactor::simulated(3).block_on(async {
+            let start = reactor::now();
+            let one = |worker, _| async move {
+                reactor::sleep(Duration::from_millis(1 + worker as u64)).await;
+                Ok(())
+            };
+            let done = for_span(Duration::from_millis(100), 2, one).await.expect("no error");
+            assert_eq!((done, start.elapsed()), (150, Duration::from_millis(100)));
+        });
     }
 
     #[test]

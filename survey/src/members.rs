@@ -18,9 +18,10 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, MIB};
-use levada_base::{BufMut, IoVec, IoVecMut};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
 use levada_device::{
-    Device, DriveModel, Durability, FileDevice, ModelDevice, NullDevice, Prepare, RamDevice,
+    Device, DeviceInfo, DriveModel, Durability, FileDevice, Health, IoFuture, ModelDevice,
+    NullDevice, Prepare, RamDevice,
 };
 use smallvec::SmallVec;
 use std::path::PathBuf;
@@ -66,6 +67,8 @@ impl Speed {
 pub enum Storage {
     Null,
     Ram,
+    /// Memory for the first bytes, so many; the rest is dropped, and reads as zeroes.
+    KeepsFirst(u64),
 }
 
 /// `count` new members of `capacity_bytes` each.
@@ -81,6 +84,10 @@ pub fn members(
         let stored: Rc<dyn Device> = match storage {
             Storage::Null => Rc::new(NullDevice::new(&name, capacity_bytes)),
             Storage::Ram => Rc::new(touched(RamDevice::new(&name, capacity_bytes))),
+            Storage::KeepsFirst(kept_bytes) => {
+                let kept = RamDevice::new(&name, kept_bytes);
+                Rc::new(KeepsFirst { kept, whole: NullDevice::new(&name, capacity_bytes) })
+            }
         };
         match speed.model() {
             None => stored,
@@ -136,6 +143,56 @@ fn touched(device: RamDevice) -> RamDevice {
         let _ = device.write(at, block, Durability::Volatile).now_or_never();
     }
     device
+}
+
+/// See [`Storage::KeepsFirst`]: what spans of many seconds write need not fit memory.
+struct KeepsFirst {
+    kept: RamDevice,
+    whole: NullDevice,
+}
+
+impl KeepsFirst {
+    /// What a request is for; slices of a drive are asked by themselves, so none goes over the edge.
+    fn half(&self, at: u64) -> &dyn Device {
+        if at < self.kept.info().capacity_bytes { &self.kept } else { &self.whole }
+    }
+}
+
+impl Device for KeepsFirst {
+    fn info(&self) -> &DeviceInfo {
+        self.whole.info()
+    }
+
+    fn read(&self, at: u64, mut into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        if at >= self.kept.info().capacity_bytes {
+            into.iter_mut().for_each(|part| part.fill(0));
+        }
+        self.half(at).read(at, into)
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
+        self.half(at).write(at, from, durability)
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.kept.flush()
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        self.half(at).discard(at, bytes)
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        self.half(at).write_zeroes(at, bytes)
+    }
+
+    fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
+        self.whole.fence(epoch)
+    }
+
+    fn health(&self) -> Health {
+        self.whole.health()
+    }
 }
 
 /// Members side by side: chunks are dealt to them in turn, nothing is protected.

@@ -3,7 +3,7 @@
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
-    array, client, degraded, disk, engine, log, meta, mount, node, overwrites, parity, wire,
+    array, client, degraded, disk, engine, log, meta, mount, node, object, overwrites, parity, wire,
 };
 use anyhow::Result;
 
@@ -28,6 +28,7 @@ pub fn specs() -> Vec<Spec> {
         overwrites::specs(),
         degraded::specs(),
         log::specs(),
+        object::specs(),
         wire::specs(),
         client::specs(),
         meta::specs(),

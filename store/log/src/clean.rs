@@ -33,7 +33,7 @@ use levada_raid::IoClass;
 use std::rc::Rc;
 
 /// Free segments above the reserve at which the cleaner starts and stops.
-const FREE_AHEAD: u32 = 2;
+pub(crate) const FREE_AHEAD: u32 = 2;
 /// Segments cleaned in one pass.
 const VICTIMS_MAX: usize = 8;
 /// Read from the end of a stripe at first; most summaries are smaller.
@@ -407,9 +407,8 @@ impl Inner {
                 let data = slice_parts(&data, at - offset, len);
                 let mut payload = Payload::new(&data);
                 let version = header.version;
-                let records =
-                    self.put_records(&object, version, at, len, &mut payload, Some(place));
-                self.objects.grew(records);
+                self.put_records(&object, version, at, len, &mut payload, Some(place));
+                self.objects.shrink();
                 self.state.borrow_mut().counters.cleaned_bytes += len;
             }
         }

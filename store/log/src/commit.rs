@@ -18,6 +18,7 @@
 //! stripes that the missing ones would have indexed are given back.
 
 use crate::LogError;
+use crate::clean::FREE_AHEAD;
 use crate::extents::{Extent, Watch};
 use crate::log::{Inner, ObjectLog, State};
 use crate::object::{Change, Object};
@@ -34,9 +35,6 @@ use levada_base::{Buf, planted, probe};
 use levada_kv::{Batch, row_cost};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-
-/// Written stripes that may wait for the index; then a round starts by itself.
-const UNINDEXED_STRIPES_MAX: usize = 64;
 
 impl ObjectLog {
     /// Makes every change up to `upto` durable (everything, when it is `Seq(u64::MAX)`), and
@@ -118,7 +116,7 @@ impl Inner {
     /// Starts rounds if somebody waits for one and none runs.
     pub(crate) fn commit_if_needed(self: &Rc<Self>) {
         let mut state = self.state.borrow_mut();
-        if state.round_running || !state.wants_round(self.unindexed_bytes_max) {
+        if state.round_running || !self.wants_round(&state) {
             return;
         }
         state.round_running = true;
@@ -129,12 +127,22 @@ impl Inner {
                     log.fail(error);
                 }
                 let mut state = log.state.borrow_mut();
-                if !state.wants_round(log.unindexed_bytes_max) {
+                if !log.wants_round(&state) {
                     state.round_running = false;
                     return;
                 }
             }
         });
+    }
+
+    fn wants_round(&self, state: &State) -> bool {
+        let closed_bytes: u64 = state.closed.iter().map(|stripe| stripe.batch_bytes).sum();
+        // One stripe takes no more than half of it, so there are always several.
+        let written = state.closed.len() as u64 >= self.unstable_stripes_max() / 2
+            || closed_bytes > self.unindexed_bytes_max / 2;
+        let wanted =
+            state.wanted_seq > state.durable_seq || state.wanted_number > state.indexed_number;
+        state.failed.is_none() && (wanted || written)
     }
 
     async fn round(self: &Rc<Self>) -> Result<(), LogError> {
@@ -158,7 +166,9 @@ impl Inner {
         }
         self.store.room_to_free().await?;
         let (seq, number) = (cut.seq, cut.number);
+        let told = self.told_below(number);
         let applied = self.index(cut)?;
+        self.prepare_segment(told);
         if !planted!("log-commit-not-durable") {
             self.store.durable(applied).await?;
         }
@@ -284,6 +294,31 @@ impl Inner {
         }
     }
 
+    /// The segment that the newest stripe below a number told of as the next to be used, if that is so still: no other
+    /// segment was begun since.
+    fn told_below(&self, number: u64) -> Option<u32> {
+        let state = self.state.borrow();
+        let stripe = state.closed.iter().rev().find(|stripe| stripe.number < number)?;
+        stripe.told.filter(|_| state.segments.open == Some(stripe.segment))
+    }
+
+    /// Declares the segment that is used next, of which a flushed footer tells, so that no stripe waits for that; not
+    /// where free ones are few.
+    fn prepare_segment(self: &Rc<Self>, told: Option<u32>) {
+        let mut state = self.state.borrow_mut();
+        let is_plenty = state.segments.free_count() > self.config.reserve_segments + FREE_AHEAD;
+        let Some(segment) = told.filter(|_| is_plenty) else { return };
+        if !state.segments.prepare(segment) {
+            return;
+        }
+        let log = Rc::clone(self);
+        spawn_in(&self.group, async move {
+            if let Err(error) = log.make_ready(segment, 0).await {
+                log.fail(error);
+            }
+        });
+    }
+
     /// Gives back segments in which nothing is live, once the batch that emptied them is durable: a round
     /// may be under way that has applied its batch, and a power cut would bring back rows of what is gone.
     pub(crate) fn free_dead_segments(self: &Rc<Self>) {
@@ -338,17 +373,6 @@ impl Inner {
         }
         self.changed.notify_all();
         Ok(())
-    }
-}
-
-impl State {
-    fn wants_round(&self, unindexed_bytes_max: u64) -> bool {
-        let closed_bytes: u64 = self.closed.iter().map(|stripe| stripe.batch_bytes).sum();
-        // One stripe takes no more than half of it, so there are always several.
-        let written =
-            self.closed.len() >= UNINDEXED_STRIPES_MAX || closed_bytes > unindexed_bytes_max / 2;
-        let wanted = self.wanted_seq > self.durable_seq || self.wanted_number > self.indexed_number;
-        self.failed.is_none() && (wanted || written)
     }
 }
 

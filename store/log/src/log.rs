@@ -22,7 +22,7 @@ use levada_base::ids::{BootVerifier, ObjectId, Seq, TargetId};
 use levada_base::meter::HitMeter;
 use levada_base::reactor::Group;
 use levada_base::sync::Notify;
-use levada_base::units::KIB;
+use levada_base::units::{KIB, MIB};
 use levada_base::{Buf, BufMut, Epoch, RangeLocks};
 use levada_kv::Store;
 use levada_raid::Array;
@@ -40,6 +40,12 @@ pub struct Config {
     pub segment_stripes: u32,
     /// Stripes in memory that are being written; with the open one, this bounds memory.
     pub stripes_in_flight: usize,
+    /// What may be written and not durable, in whole stripes: at least 4 of them, at most 64. A writer waits when it
+    /// is reached, and a round starts by itself at half of it.
+    pub unstable_bytes_max: u64,
+    /// A write of at most this many bytes is one change: a crash leaves all of it or nothing. At most the data of a
+    /// stripe.
+    pub whole_bytes_max: u64,
     /// A COMMIT of at most this many bytes of the open stripe goes through the key-value store.
     pub stage_bytes_max: u64,
     /// Extents kept in memory, roughly; those of changes on their way not counted.
@@ -58,12 +64,17 @@ impl Config {
             target,
             segment_stripes: 32,
             stripes_in_flight: 8,
+            unstable_bytes_max: 64 * MIB,
+            whole_bytes_max: 128 * KIB,
             stage_bytes_max: 128 * KIB,
             cached_extents_max: 256 * 1024,
             reserve_segments: 4,
         }
     }
 }
+
+/// However small stripes are: what a power cut takes and clients send again must fit into the reserve.
+const UNSTABLE_STRIPES_MAX: u64 = 64;
 
 /// When a write may be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +157,8 @@ pub(crate) struct Inner {
     pub repairs: RangeLocks,
     /// Background work lives and dies with whoever opened the log, not with whoever asked last.
     pub group: Group,
+    /// False only in a measurement of what checksums cost.
+    pub is_checked: Cell<bool>,
     /// Told of changes of the index, while there is one.
     pub observer: RefCell<Option<Rc<dyn IndexObserver>>>,
 }
@@ -230,6 +243,13 @@ impl ObjectLog {
         Seq(self.0.state.borrow().durable_seq)
     }
 
+    /// Bytes of stripes that are given out and not durable.
+    #[must_use]
+    pub fn unstable_bytes(&self) -> u64 {
+        let state = self.0.state.borrow();
+        (state.next_number - state.durable_number) * self.0.stripe_bytes
+    }
+
     /// What it did since it was opened.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -240,6 +260,13 @@ impl ObjectLog {
     #[must_use]
     pub fn asked(&self) -> &HitMeter {
         &self.0.objects.asked
+    }
+
+    /// Computes and compares no checksum from here on. For a figure of what they cost, and nothing else: what is
+    /// written meanwhile cannot be read by anybody who does.
+    #[doc(hidden)]
+    pub fn check_nothing_for_measurement(&self) {
+        self.0.is_checked.set(false);
     }
 
     /// The segments that are free, and all.
@@ -292,6 +319,11 @@ impl Inner {
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Stripes that may be given out and not durable.
+    pub fn unstable_stripes_max(&self) -> u64 {
+        (self.config.unstable_bytes_max / self.stripe_bytes).clamp(4, UNSTABLE_STRIPES_MAX)
     }
 
     /// The array's offset of a place.

@@ -160,7 +160,7 @@ pub(crate) struct Objects {
     store: Store,
     cache: RefCell<LruCache<ObjectId, Rc<Object>>>,
     extents_max: usize,
-    /// Extents of the cached objects when they were last counted, roughly.
+    /// Extents that the cached objects have now, and one for each object.
     extents: Cell<usize>,
     /// The log's own row when it was last looked at: its geometry.
     log: Cell<Option<LogRow>>,
@@ -256,14 +256,13 @@ impl Objects {
         Ok(fits(&row))
     }
 
-    /// Extents came to cached objects.
-    pub fn grew(&self, extents: usize) {
-        self.extents.set(self.extents.get() + extents);
-        self.shrink();
+    /// A cached object has `after` extents where it had `before`.
+    pub fn resized(&self, before: usize, after: usize) {
+        self.extents.set((self.extents.get() + after).saturating_sub(before));
     }
 
     /// Forgets objects until the cache is inside its bound, or a run of objects is in use.
-    fn shrink(&self) {
+    pub fn shrink(&self) {
         const IN_USE_MAX: usize = 8;
         let mut cache = self.cache.borrow_mut();
         let mut in_use = 0;

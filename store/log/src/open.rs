@@ -130,7 +130,10 @@ impl ObjectLog {
         for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
             let (segment, row) = SegmentRow::decode(&key, &value)?;
             let (generation, indexed) = (row.generation, row.indexed_stripes);
-            let room = !row.closed && row.indexed_stripes < config.segment_stripes;
+            // One that was only declared is given back: it is the newest, and would keep the one before from being
+            // filled on.
+            let is_begun = row.indexed_stripes > 0 && row.indexed_stripes < config.segment_stripes;
+            let room = !row.closed && is_begun;
             if segment >= segments || !table.load(segment, row) {
                 return Err(LogError::Index { row: "segment" });
             }
@@ -316,6 +319,7 @@ impl Inner {
             scrubbed_bytes: Cell::new(0),
             repairs: RangeLocks::default(),
             group: reactor::current_group(),
+            is_checked: Cell::new(true),
             observer: RefCell::default(),
         })
     }

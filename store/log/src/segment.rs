@@ -87,6 +87,8 @@ pub(crate) struct Segments {
     pub stripes: u32,
     /// The one that takes new stripes.
     pub open: Option<u32>,
+    /// A free one that is declared already, with its generation: the next to be used.
+    prepared: Option<(u32, u64)>,
     /// The open segment was begun by an earlier owner: it must be made ready again.
     resumed: bool,
     pub next_generation: u64,
@@ -102,6 +104,7 @@ impl Segments {
             next: 0,
             stripes,
             open: None,
+            prepared: None,
             resumed: false,
             next_generation,
             damaged: BTreeSet::new(),
@@ -160,8 +163,25 @@ impl Segments {
     /// Of the free segments those that are used next. They hold nothing, durably: a segment gets
     /// free when its discard is.
     pub fn unused(&self) -> Unused {
-        let mut next = self.free.range(self.next..).chain(self.free.range(..self.next)).copied();
-        Unused { before: self.next_generation, segments: std::array::from_fn(|_| next.next()) }
+        let prepared = self.prepared.map(|(segment, _)| segment);
+        let others = self.free.range(self.next..).chain(self.free.range(..self.next)).copied();
+        let mut next = prepared.into_iter().chain(others.filter(|at| Some(*at) != prepared));
+        let before = self.prepared.map_or(self.next_generation, |(_, generation)| generation);
+        Unused { before, segments: std::array::from_fn(|_| next.next()) }
+    }
+
+    /// Gives a free segment its generation ahead of its use, so that its declaration keeps no stripe waiting. False
+    /// when another one is prepared. None was taken since a flushed footer told of it as the next to be used:
+    /// so a rebuild of the index knows what it shows until then, and it is free still.
+    pub fn prepare(&mut self, segment: u32) -> bool {
+        if self.prepared.is_some() {
+            return false;
+        }
+        assert!(self.free.contains(&segment), "segment {segment} is used already");
+        self.all[segment as usize].row.generation = self.next_generation;
+        self.prepared = Some((segment, self.next_generation));
+        self.next_generation += 1;
+        true
     }
 
     /// Stripes that can be given out while `reserve` free segments stay untouched.
@@ -180,16 +200,16 @@ impl Segments {
         let mut fresh = std::mem::take(&mut self.resumed);
         if self.open.is_none_or(|open| self.get(open).used_stripes == self.stripes) {
             self.close();
-            let at = self.free.range(self.next..).next().or_else(|| self.free.first()).copied()?;
+            fresh = self.prepared.is_none();
+            if fresh {
+                let next = self.free.range(self.next..).next().or_else(|| self.free.first());
+                self.prepare(*next?);
+            }
+            let (at, _) = self.prepared.take()?;
             self.free.remove(&at);
             self.next = at + 1;
-            let generation = self.next_generation;
-            self.next_generation += 1;
-            let slot = &mut self.all[at as usize];
-            *slot = Segment { state: SegmentState::Open, ..Segment::free() };
-            slot.row.generation = generation;
+            self.get_mut(at).state = SegmentState::Open;
             self.open = Some(at);
-            fresh = true;
         }
         let open = self.open?;
         let slot = self.get_mut(open);

@@ -66,9 +66,11 @@ pub(crate) const STRIPES_PER_CHANGE: u64 = 3;
 const SETTLES_MAX: u32 = 64;
 
 impl ObjectLog {
-    /// Writes `data` at `offset`; creates the object. A write larger than a stripe is several
-    /// changes, of which the last one's sequence is returned. Bytes that replace others need no room
-    /// of their own.
+    /// Writes `data` at `offset`; creates the object. A write larger than [`Config::whole_bytes_max`] may be several
+    /// changes, of which the last one's sequence is returned: a crash may keep the first of them. Bytes that replace
+    /// others need no room of their own.
+    ///
+    /// [`Config::whole_bytes_max`]: crate::Config::whole_bytes_max
     ///
     /// # Errors
     ///
@@ -95,6 +97,7 @@ impl ObjectLog {
             let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
             let (from, to) = (offset + done, offset + done + run);
             log.room(Need::of_data(&object, from, to, stability)).await?;
+            let run = log.in_one_stripe(from, run);
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
                 log.put_mark(&object, Change::Truncate { size: 0 })
@@ -205,6 +208,19 @@ impl Inner {
         Ok(Ack { seq: Seq(seq), durable: Seq(self.state.borrow().durable_seq) })
     }
 
+    /// How much of a write becomes one change: of a large one what the open stripe still takes. So no stripe begins
+    /// with the rest of one, which a round would have to close however empty it is, as a change is indexed whole.
+    fn in_one_stripe(self: &Rc<Self>, offset: u64, bytes: u64) -> u64 {
+        if bytes <= self.config.whole_bytes_max {
+            return bytes;
+        }
+        let aligned = (offset | bytes).is_multiple_of(BLOCK_BYTES);
+        match self.open_stripe(&mut self.state.borrow_mut()).fit(bytes, aligned) {
+            0 => bytes,
+            fits => fits,
+        }
+    }
+
     /// How far from `from` towards `to` one change may reach.
     fn step(&self, object: &Object, from: u64, to: u64) -> u64 {
         let now = object.now.borrow();
@@ -281,6 +297,7 @@ impl Inner {
                         return Err(LogError::Full);
                     }
                 } else if state.in_memory.len() < self.config.stripes_in_flight
+                    && state.next_number - state.durable_number < self.unstable_stripes_max()
                     && state.unindexed_bytes <= self.unindexed_bytes_max
                 {
                     break;
@@ -346,14 +363,13 @@ impl Inner {
         payload: &mut Payload,
     ) -> u64 {
         let version = self.state.borrow().seq + 1;
-        let put = self.put_records(object, version, offset, bytes, payload, None);
+        self.put_records(object, version, offset, bytes, payload, None);
         self.state.borrow_mut().seq = version;
-        self.objects.grew(put);
+        self.objects.shrink();
         version
     }
 
-    /// Puts data in place, as new data or as the copy of what is at `from`. Returns how many
-    /// records it took.
+    /// Puts data in place, as new data or as the copy of what is at `from`.
     pub(crate) fn put_records(
         self: &Rc<Self>,
         object: &Rc<Object>,
@@ -362,11 +378,10 @@ impl Inner {
         bytes: u64,
         payload: &mut Payload,
         from: Option<Place>,
-    ) -> usize {
+    ) {
         let mut state = self.state.borrow_mut();
         let aligned = (offset | bytes).is_multiple_of(BLOCK_BYTES);
         let mut done = 0;
-        let mut records = 0;
         while done < bytes {
             let stripe = self.open_stripe(&mut state);
             stripe.continues |= done > 0 && stripe.pending.is_empty();
@@ -393,9 +408,7 @@ impl Inner {
             };
             self.put_change(&mut state, object, version, change);
             done += stored;
-            records += 1;
         }
-        records
     }
 
     /// Puts a change without data in place.
@@ -448,6 +461,7 @@ impl Inner {
         {
             let mut now = object.now.borrow_mut();
             watch.index_cost -= object_row_cost(&now);
+            let extents = now.extents.len();
             // Most copies of records without data change no row, and others that one. Were they counted
             // like changes, stripes of copies would be closed when they hold little, and cleaning gain
             // nothing.
@@ -460,6 +474,7 @@ impl Inner {
             };
             now.apply(version, &change, segment, &mut watch);
             watch.index_cost += object_row_cost(&now);
+            self.objects.resized(extents, now.extents.len());
         }
         state.used_bytes = watch.used_bytes;
         state.unindexed_cost += watch.index_cost;
@@ -493,7 +508,9 @@ impl Inner {
                 state.segments.take_stripe().expect("room was waited for");
             let number = state.next_number;
             state.next_number += 1;
-            state.open = Some(OpenStripe::new(segment, index, number, self.stripe_bytes));
+            let mut open = OpenStripe::new(segment, index, number, self.stripe_bytes);
+            open.is_checked = self.is_checked.get();
+            state.open = Some(open);
             if fresh {
                 let log = Rc::clone(self);
                 spawn_in(&self.group, async move {
@@ -515,7 +532,7 @@ impl Inner {
             StripeOrder { generation, stripe }
         };
         let order = order_of(segment, index);
-        let oldest = state.closed.front();
+        let (oldest, unused) = (state.closed.front(), state.segments.unused());
         let footer = Footer {
             fs: self.config.fs,
             target: self.config.target.0,
@@ -530,7 +547,7 @@ impl Inner {
             seq: state.seq,
             unflushed: oldest.map_or(order, |oldest| order_of(oldest.segment, oldest.index)),
             inherited: self.inherited,
-            unused: state.segments.unused(),
+            unused,
         };
         let batch_bytes = open.batch_bytes;
         let (data, pending) = open.close(footer);
@@ -544,6 +561,7 @@ impl Inner {
             pending,
             written: false,
             batch_bytes,
+            told: unused.segments[0],
         });
         state.counters.stripes += 1;
         let log = Rc::clone(self);
@@ -556,7 +574,11 @@ impl Inner {
 
     /// Makes a segment fit for stripes from place `from` on: its row and their declaration are
     /// durable.
-    async fn make_ready(self: &Rc<Self>, segment: u32, from: u32) -> Result<(), LogError> {
+    pub(crate) async fn make_ready(
+        self: &Rc<Self>,
+        segment: u32,
+        from: u32,
+    ) -> Result<(), LogError> {
         let stripes = u64::from(self.config.segment_stripes);
         let first = u64::from(segment) * stripes + u64::from(from);
         let declared = self.array.declare_fresh(first, stripes - u64::from(from));

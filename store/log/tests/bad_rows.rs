@@ -4,7 +4,7 @@
 mod support;
 
 use levada_base::IoVec;
-use levada_base::reactor::Reactor;
+use levada_base::reactor::{self, Group, Reactor};
 use levada_kv::{Batch, Store};
 use levada_log::{LogError, Stability};
 use support::model::{flat, object};
@@ -77,12 +77,17 @@ fn a_bad_row_costs_its_object_and_no_other() {
         store.apply(batch).expect("room");
         store.close().await.expect("closes");
 
-        let log = world.next_life().open(false).await;
+        let (node, parts) = (Group::new(), world.next_life());
+        let opened = reactor::spawn_in(&node, async move { parts.open(false).await });
+        let log = opened.await.expect("the node lives");
         // Several times what the log holds: not without the cleaner.
         let total = log.space().total_bytes;
-        let mut written = 0;
+        let (mut written, mut round) = (0, 0);
         while written < 3 * total {
-            for n in (0..20).filter(|n| ![3, 5].contains(n)) {
+            round += 1;
+            // Some stay as they are for a while, so that segments do not die by themselves.
+            let is_due = |n: &u64| *n < 15 || *n % 16 == round % 16;
+            for n in (0..20).filter(|n| ![3, 5].contains(n) && is_due(n)) {
                 log.write(object(n), 0, bytes(n), Stability::Unstable).await.expect("room");
                 written += 30_000;
             }
@@ -108,7 +113,8 @@ fn a_bad_row_costs_its_object_and_no_other() {
             let read = log.read(object(n), 0, 30_000).await.expect("it is another object");
             assert_eq!(flat(&read), vec![n as u8; 30_000]);
         }
-        // And so it is in the next life; what was made anew from the segments is whole.
+        // And so it is in the next life; what was made anew from the segments is whole. The cleaner may be at work.
+        node.kill();
         drop(log);
         let log = world.next_life().open(false).await;
         assert_eq!(log.stat(object(4)).await.expect("there").size, 30_000);

@@ -176,7 +176,7 @@ fn planted_bugs_are_found() {
     ];
     for (bug, scenario) in bugs {
         planted::choose(Some(bug));
-        let found = (0..200).find(|seed| catch_unwind(|| scenario(*seed)).is_err());
+        let found = (0..600).find(|seed| catch_unwind(|| scenario(*seed)).is_err());
         planted::choose(None);
         println!("{bug}: seed {found:?}");
         assert!(found.is_some(), "nothing notices {bug}");
