@@ -185,8 +185,10 @@ impl Rungs {
             (_, Kind::SequentialWrite) => {
                 mount::write_new(&self.bench, &mounted("new"), load).await?
             }
-            (_, Kind::RandomWrite) => mount::drive(&mounted("file"), Access::Write, load)?,
-            (_, _) => mount::drive(&mounted("file"), Access::Read, load)?,
+            (_, Kind::RandomWrite) => {
+                mount::drive_beside(&mounted("file"), Access::Write, load).await?
+            }
+            (_, _) => mount::drive_beside(&mounted("file"), Access::Read, load).await?,
         };
         Ok(Some(run))
     }
