@@ -67,8 +67,8 @@ const SETTLES_MAX: u32 = 64;
 
 impl ObjectLog {
     /// Writes `data` at `offset`; creates the object. A write larger than [`Config::whole_bytes_max`] may be several
-    /// changes, of which the last one's sequence is returned: a crash may keep the first of them. Bytes that replace
-    /// others need no room of their own.
+    /// changes, of which the last one's sequence is returned: a crash may keep the first of them. Readers and other writers see
+    /// all of it or nothing, as long as it is smaller than a stripe. Bytes that replace others need no room of their own.
     ///
     /// [`Config::whole_bytes_max`]: crate::Config::whole_bytes_max
     ///
@@ -97,14 +97,13 @@ impl ObjectLog {
             let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
             let (from, to) = (offset + done, offset + done + run);
             log.room(Need::of_data(&object, from, to, stability)).await?;
-            let run = log.in_one_stripe(from, run);
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
                 log.put_mark(&object, Change::Truncate { size: 0 })
             } else if bytes == 0 {
                 log.state.borrow().seq
             } else {
-                log.put_data(&object, from, run, &mut payload)
+                log.put_run(&object, from, run, &mut payload)
             };
             done += run;
             if bytes == 0 {
@@ -208,16 +207,43 @@ impl Inner {
         Ok(Ack { seq: Seq(seq), durable: Seq(self.state.borrow().durable_seq) })
     }
 
+    /// Puts data in place for which there is room, and gives the sequence of its last change. Without a wait between them:
+    /// were there another's change between, one that is durable, the first of these would go over it when the client, who
+    /// knows the last sequence only, sends all of them again.
+    fn put_run(
+        self: &Rc<Self>,
+        object: &Rc<Object>,
+        offset: u64,
+        bytes: u64,
+        payload: &mut Payload,
+    ) -> u64 {
+        let mut done = 0;
+        loop {
+            let part = self.in_one_stripe(offset + done, bytes - done);
+            let seq = self.put_data(object, offset + done, part, payload);
+            done += part;
+            if done == bytes {
+                return seq;
+            }
+        }
+    }
+
     /// How much of a write becomes one change: of a large one what the open stripe still takes. So no stripe begins
     /// with the rest of one, which a round would have to close however empty it is, as a change is indexed whole.
     fn in_one_stripe(self: &Rc<Self>, offset: u64, bytes: u64) -> u64 {
         if bytes <= self.config.whole_bytes_max {
             return bytes;
         }
-        let aligned = (offset | bytes).is_multiple_of(BLOCK_BYTES);
-        match self.open_stripe(&mut self.state.borrow_mut()).fit(bytes, aligned) {
+        let mut state = self.state.borrow_mut();
+        let stripe = self.open_stripe(&mut state);
+        let fit = |bytes: u64| stripe.fit(bytes, (offset | bytes).is_multiple_of(BLOCK_BYTES));
+        // What is cut to whole blocks is laid on whole blocks, where one fewer may fit.
+        match fit(bytes) {
             0 => bytes,
-            fits => fits,
+            fits => match fit(fits) {
+                0 => fits,
+                fits => fits,
+            },
         }
     }
 

@@ -69,6 +69,26 @@ fn a_crash_leaves_the_beginning_of_a_large_write() {
     assert!(torn.get() > 0, "some crash came between two changes of a write");
 }
 
+/// A client that sends a write again, as it was not durable, must not go over what came after a part of it.
+#[test]
+fn others_see_all_of_a_large_write_or_nothing() {
+    Reactor::simulated(5).block_on(async {
+        let mut world = World::new(160).await;
+        world.array.delay_us_max.set(20_000);
+        let log = world.next_life().open_with(small(), true).await;
+        let writer = reactor::spawn(append(log.clone(), Rc::default()));
+        let mut sizes = 0;
+        while !writer.is_finished() {
+            if let Ok(stat) = log.stat(object(1)).await {
+                assert!(stat.size.is_multiple_of(WRITE_BYTES), "{} bytes", stat.size);
+                sizes += 1;
+            }
+            reactor::sleep(Duration::from_micros(50)).await;
+        }
+        assert!(sizes > 100, "it waited for room now and then");
+    });
+}
+
 /// However long a flush takes, no more than the bound is written and not durable.
 #[test]
 fn unstable_data_is_bounded() {
