@@ -159,10 +159,10 @@ pub enum RaidError {
     #[error("page {page} of the stripe map is unreadable on every member: {report}")]
     MapLost { page: u64, report: Box<AssemblyReport> },
     /// Stripes were being overwritten when the power failed, and more of them was lost than the array can say. Nothing of
-    /// that is served: bring back members that are missing, or can be read better.
+    /// that is served: make readable what of the members is not.
     #[error(
-        "stripe {stripe} was being overwritten when the power failed, and there is no room to say what is lost of it: bring \
-         back members that are missing, or that can be read"
+        "stripe {stripe} was being overwritten when the power failed, and there is no room to say what is lost of it: it opens \
+         when more of its members can be read"
     )]
     LostUnlisted { stripe: u64 },
     /// There is no such member, or it is in no state for this.

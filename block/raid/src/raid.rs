@@ -191,6 +191,9 @@ impl RaidArray {
             role: member.role.get(),
             state: member.state.get(),
             catches_up: member.held.get().is_some() && member.role.get().is_some(),
+            vanished: member.held.get().is_some_and(|held| held.by_itself)
+                && !member.is_live()
+                && member.role.get().is_some(),
             awaited: engine.awaited(member),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),

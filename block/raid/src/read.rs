@@ -21,6 +21,7 @@ use crate::map::Bit;
 use crate::member::{Member, add};
 use crate::neighbours::Shared;
 use crate::redundancy::Redundancy;
+use crate::rows::ROW_BYTES;
 use crate::status::ArrayEvent;
 use futures_util::future::{join_all, join3};
 use levada_base::buf::bytes_in;
@@ -164,15 +165,15 @@ impl Plan {
                 let within = within..within + bytes;
                 let source = engine.source(stripe, chunk, whom.avoided_in(engine, stripe));
                 match (source, &shared.1) {
-                    (_, Some(shared)) => {
+                    (_, Some(shared)) if (within.start | bytes).is_multiple_of(ROW_BYTES) => {
                         let missing = Missing { piece, stripe, chunk, within, into: buf };
                         plan.shared.push((Rc::clone(shared), missing));
                     }
-                    (Some((member, place)), None) => {
+                    (Some((member, place)), _) => {
                         let at = engine.member_offset(place.slot, within.start);
                         plan.read(member, at, buf, piece);
                     }
-                    (None, None) => {
+                    (None, _) => {
                         plan.missing.push(Missing { piece, stripe, chunk, within, into: buf });
                     }
                 }

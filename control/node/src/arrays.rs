@@ -5,7 +5,7 @@
 //! - An operator cannot fail a drive whose data is nowhere else, unless by force.
 
 use crate::drives::{ClusterDrive, Drives};
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{join_all, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::sync::Notify;
@@ -16,6 +16,7 @@ use levada_raid::{
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec};
 use std::cell::RefCell;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use std::time::Duration;
 const MIRROR_EXTENT_BYTES: u64 = 1 << 20;
 /// Between two tries of a rebuild that failed although the array goes on.
 const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Between two tries of one that is blocked.
+const BLOCKED_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Why an array cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -343,7 +346,11 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limi
                     && !blocked.iter().any(|blocked| Rc::ptr_eq(blocked, array))
             });
             let Some(array) = waiting else {
-                change.await;
+                match blocked.is_empty() {
+                    true => change.await,
+                    // What makes room, a file that is removed, say, is no event.
+                    false => change_or(change, BLOCKED_AGAIN_AFTER).await,
+                }
                 blocked.clear();
                 continue;
             };
@@ -353,13 +360,15 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limi
                     blocked.push(Rc::clone(array));
                     continue;
                 }
-                let again = Box::pin(reactor::sleep(REBUILD_AGAIN_AFTER));
-                let change: std::pin::Pin<Box<dyn Future<Output = ()>>> =
-                    Box::pin(changed.changed());
-                select_all([change, again]).await;
+                change_or(changed.changed(), REBUILD_AGAIN_AFTER).await;
             }
         }
     });
+}
+
+/// Waits for a change, but not for longer than this.
+async fn change_or(change: impl Future<Output = ()>, again: Duration) {
+    select(pin!(change), pin!(reactor::sleep(again))).await;
 }
 
 /// Lost roles that count together with that of `member`: those of its group, or of the group that lost most.

@@ -31,6 +31,9 @@ const GROUPS_MOST: u64 = 27;
 
 /// A drive that is away for longer than a day is lost.
 const GRACE_S_MOST: u64 = 86_400;
+/// With less a rebuild waits for days for one stripe.
+const PACE_LEAST: Bytes = Bytes(1_000_000);
+const PACE_MOST: Bytes = Bytes(1_000_000_000_000);
 
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
@@ -259,18 +262,29 @@ impl Reader<'_> {
 
     fn rebuild(&mut self, table: Table<'_>) -> RebuildSpec {
         let default = RebuildSpec::default();
-        let ceiling = self.size(table, "ceiling");
+        let ceiling = self.pace(table, "ceiling");
         // Whoever says how much is too much means less than that.
-        let floor_most = ceiling.unwrap_or(Bytes(u64::MAX));
-        let floor = self.size(table, "floor").unwrap_or(default.floor.min(floor_most));
+        let floor_most = ceiling.unwrap_or(PACE_MOST);
+        let floor = self.pace(table, "floor").unwrap_or(default.floor.min(floor_most));
         if floor > floor_most {
-            let (key, least, most) = ("floor", Bytes(0), floor_most);
+            let (key, least, most) = ("floor", PACE_LEAST, floor_most);
             let kind = ProblemKind::SizeOutOfRange { key, value: floor, least, most };
             self.problem_at(kind, table.node, key);
         }
         let grace_s = self.number(table, "grace_s", 0, GRACE_S_MOST);
         let grace_s = grace_s.map_or(default.grace_s, |seconds| seconds as u32);
         RebuildSpec { floor, ceiling, grace_s }
+    }
+
+    /// Bytes per second of a rebuild, of which some must be left.
+    fn pace(&mut self, table: Table<'_>, key: &'static str) -> Option<Bytes> {
+        let value = self.size(table, key)?;
+        if !(PACE_LEAST..=PACE_MOST).contains(&value) {
+            let (least, most) = (PACE_LEAST, PACE_MOST);
+            let kind = ProblemKind::SizeOutOfRange { key, value, least, most };
+            self.problem_at(kind, table.node, key);
+        }
+        Some(value.clamp(PACE_LEAST, PACE_MOST))
     }
 
     fn host(&mut self, table: Table<'_>) -> HostSpec {

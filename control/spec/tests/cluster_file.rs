@@ -232,7 +232,9 @@ fn mistakes_in_single_keys() {
     breaks("size = \"1GiB\"", "size = 1073741825", 0, "not a multiple", "1MiB");
     let slow = "ceiling = \"10MB\"\nfloor = \"20MB\"";
     let rebuild = format!("[rebuild]\n{slow}\n[[array]]\nname = \"meta\"");
-    breaks("[[array]]\nname = \"meta\"", &rebuild, 2, "`floor` is 20", "allowed: 0");
+    breaks("[[array]]\nname = \"meta\"", &rebuild, 2, "`floor` is 20", "allowed: 1");
+    let none = "[rebuild]\nfloor = 0\n[[array]]\nname = \"meta\"";
+    breaks("[[array]]\nname = \"meta\"", none, 1, "`floor` is 0", "allowed: 1");
     breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");

@@ -186,7 +186,7 @@ pub(crate) fn decode(bytes: &[u8], uuid: Uuid) -> Option<Fragment> {
         pieces: (0..count).map(piece).collect(),
         fragments: split.max(1),
     };
-    if found.payload_blocks() != blocks {
+    if found.payload_blocks() != blocks || found.fragments as u64 > blocks.max(1) {
         return None;
     }
     let mut contents = bytes.get(BLOCK..BLOCK * (found.fragment_blocks() as usize + 1))?.to_vec();

@@ -49,6 +49,21 @@ impl Found {
         join(&held, code, (self.header.payload_blocks() * BLOCK_BYTES) as usize)
     }
 
+    /// Whether it counts that this member holds some of it: it has everything of the stripes, and no other that has was found
+    /// with the same fragment before it.
+    fn counts_on(&self, member: &Rc<Member>) -> bool {
+        let first = |number: usize| {
+            let mut holders = self.holders.iter().filter(|(holder, _)| holder.is_in_sync());
+            holders.find(|(_, other)| *other == number).map(|(holder, _)| holder)
+        };
+        let of_member = self.holders.iter().filter(|(holder, _)| Rc::ptr_eq(holder, member));
+        let is_first = |number: usize| first(number).is_some_and(|first| Rc::ptr_eq(first, member));
+        member.is_in_sync()
+            && of_member
+                .map(|(_, number)| *number)
+                .any(|number| self.header.fragments == 1 || is_first(number))
+    }
+
     /// Fragments that members which have everything lack, so that the record could be read if `more` of them were lost.
     fn lacking(&self, journal: &Journal, more: usize) -> Vec<usize> {
         let of_whole = self.holders.iter().filter(|(member, _)| member.is_in_sync());
@@ -199,14 +214,12 @@ impl Engine {
             // One that is being rebuilt counts among the lost.
             let lacking = found.lacking(journal, more);
             if !lacking.is_empty() {
-                let is_other = |member: &&Rc<Member>| {
-                    !found.holders.iter().any(|(holder, _)| Rc::ptr_eq(holder, member))
-                };
+                let is_other = |member: &&Rc<Member>| !found.counts_on(member);
                 let is_whole = |member: &&Rc<Member>| member.is_in_sync();
                 let others = members.iter().filter(is_whole).filter(is_other).cloned().collect();
                 let blocks = 1 + header.fragment_blocks();
                 match Self::hold(journal, others, lacking.len(), header.sequence, (blocks, 0)) {
-                    Some(holders) => {
+                    Some(holders) if holders.len() == lacking.len() => {
                         let contents = [Buf::copy_of(contents)];
                         let numbered: Vec<(usize, Holder)> =
                             lacking.into_iter().zip(holders).collect();
@@ -215,7 +228,7 @@ impl Engine {
                     // Ordinary records leave room for those that were on their way; bad sectors may cost more of them a
                     // copy. Not to start would cost more than what is at stake: a second power cut within this start, after
                     // which just those that have it are missing.
-                    None => tracing::warn!(
+                    _ => tracing::warn!(
                         array = %self.name,
                         sequence = header.sequence,
                         "no room to record an update again; it is written in place from fewer copies"

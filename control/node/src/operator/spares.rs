@@ -16,7 +16,7 @@ use crate::arrays::{self, ClusterArray};
 use crate::drives;
 use futures_util::future::select;
 use levada_base::reactor;
-use levada_device::{Device, Drive};
+use levada_device::{Device, Drive, read_label};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ impl Operator {
             let change = self.changed.changed();
             self.take_back().await;
             self.use_spares().await;
-            if self.awaited().is_empty() {
+            if self.vanished().is_empty() {
                 change.await;
             } else {
                 select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;
@@ -53,15 +53,16 @@ impl Operator {
         }
     }
 
-    /// Drives that are waited for, with the arrays that lack them.
-    fn awaited(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
-        self.lost(|member| member.awaited.is_some())
+    /// Drives that vanished, with the arrays that lack them. Not only while spares wait for them: where there is none, or all
+    /// redundancy is used up, their return is all that helps.
+    fn vanished(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
+        self.lost(|member| member.vanished)
     }
 
     /// Takes drives back that vanished and are there again, as what they were.
     pub async fn take_back(&self) {
         let _turn = self.admitting.acquire(1).await;
-        for (name, arrays) in self.awaited() {
+        for (name, arrays) in self.vanished() {
             let returned = self.returned.borrow().get(&name).copied().unwrap_or(0);
             if returned >= RETURNS_MAX {
                 continue;
@@ -95,14 +96,16 @@ impl Operator {
             Ok(device) => device,
             Err(_) => Rc::clone(old.device()),
         };
-        let drive = drives::take_one(device, self.cluster.drives.epoch).await.ok()?;
+        // Another's drive may be at that path by now: it must not even be fenced.
+        let new = read_label(&*device).await.ok()?;
         let is_same = {
-            let (old, new) = (old.label(), drive.label());
+            let old = old.label();
             (old.cluster_uuid, old.drive_uuid) == (new.cluster_uuid, new.drive_uuid)
         };
         if !is_same {
             return None;
         }
+        let drive = drives::take_one(device, self.cluster.drives.epoch).await.ok()?;
         self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(Rc::clone(&drive))));
         Some(drive)
     }
