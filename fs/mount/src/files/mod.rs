@@ -105,6 +105,15 @@ fn name_of(name: &[u8]) -> Result<&[u8], Errno> {
     if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
 }
 
+/// Why a name could not be removed. A directory that is gone holds none, as file systems of the kernel say it: told that it is
+/// stale, the kernel would look it up once more, and fail if another mount is removing the same tree.
+fn of_removal(error: levada_client::Error) -> Errno {
+    match error {
+        levada_client::Error::Meta(meta::MetaFault::Stale) => Errno::NOENT,
+        error => error.into(),
+    }
+}
+
 impl Files {
     /// Answers from what `client` reaches.
     #[must_use]
@@ -408,14 +417,14 @@ impl Files {
             }
             Operation::Unlink { name } => {
                 let changing = self.names.change(directory, name_of(name)?);
-                client.unlink(caller, directory, name).await?;
+                client.unlink(caller, directory, name).await.map_err(of_removal)?;
                 changing.done();
                 self.trust.removed(directory, name);
                 Ok(Reply::Done)
             }
             Operation::RmDir { name } => {
                 let changing = self.names.change(directory, name_of(name)?);
-                client.remove_dir(caller, directory, name).await?;
+                client.remove_dir(caller, directory, name).await.map_err(of_removal)?;
                 changing.done();
                 self.trust.removed(directory, name);
                 self.places.removed(directory, name);
