@@ -79,7 +79,7 @@ pub trait Array: Device {
     fn write_fresh(&self, stripe: u64, data: IoVec, class: IoClass) -> IoFuture<'_, ()>;
 
     /// Reads like [`Device::read`], but takes nothing from `avoid`: what they hold is
-    /// reconstructed from the others. For data whose checksum proved a member wrong.
+    /// reconstructed from the others, and nothing else is. For data whose checksum proved a member wrong.
     fn read_avoiding(
         &self,
         at: u64,

@@ -337,7 +337,7 @@ impl Array for RaidArray {
         avoid: MemberSet,
         class: IoClass,
     ) -> IoFuture<'_, IoVecMut> {
-        self.of_class(class, Kind::Read, Box::pin(self.engine.read(at, into, avoid)))
+        self.of_class(class, Kind::Read, Box::pin(self.engine.read_from_holders(at, into, avoid)))
     }
 
     fn members_of(&self, at: u64, bytes: u64) -> MemberSet {

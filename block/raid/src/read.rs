@@ -101,12 +101,14 @@ impl Gathered {
 struct Whom {
     avoid: MemberSet,
     shunned: MemberSet,
+    /// Anybody's answer will do, also one that a neighbour got.
+    may_share: bool,
 }
 
 impl Whom {
     /// All are asked alike.
     fn is_anybody(self) -> bool {
-        self.avoid.is_empty() && self.shunned.is_empty()
+        self.may_share && self.avoid.is_empty() && self.shunned.is_empty()
     }
 
     fn avoided_in(self, engine: &Engine, stripe: u64) -> MemberSet {
@@ -272,7 +274,21 @@ impl Engine {
             // Boxed, as what is seldom needed would be part of every read.
             return Box::pin(self.read_carefully(at, &[bytes], avoid)).await;
         }
-        Box::pin(self.read_parts(at, into, Whom { avoid, shunned })).await
+        Box::pin(self.read_parts(at, into, Whom { avoid, shunned, may_share: true })).await
+    }
+
+    /// As [`Engine::read`], and whoever is not avoided gives what he holds himself, slow or not: who looks for the one that is
+    /// wrong would else take what is computed from that one for what a slow one holds.
+    pub async fn read_from_holders(
+        self: &Rc<Self>,
+        at: u64,
+        into: IoVecMut,
+        avoid: MemberSet,
+    ) -> Result<IoVecMut, BlockError> {
+        if self.reads_parts_of_rows(at, &into) {
+            return self.read_of_rows(at, into, avoid).await;
+        }
+        self.read_parts(at, into, Whom { avoid, shunned: MemberSet::NONE, may_share: false }).await
     }
 
     /// The place of a read that lies in one chunk which somebody has: most small reads, and nothing to split or to look up

@@ -3,12 +3,13 @@
 mod common;
 
 use common::{BLOCK, Rig, pattern, read};
+use levada_base::BufMut;
 use levada_base::meter::Latency;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::queue::Receiver;
 use levada_base::units::KIB;
 use levada_device::{Device, Durability};
-use levada_raid::{Array, ArrayEvent, Level, RaidArray};
+use levada_raid::{Array, ArrayEvent, IoClass, Level, MemberSet, RaidArray};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -199,6 +200,35 @@ fn unreadable_blocks_of_others_are_no_loss() {
             assert!(held == pattern(stripe * bytes, bytes as usize, 1)[..], "stripe {stripe}");
         }
         bench.work(20).await;
+    });
+}
+
+/// Another one is silently wrong, and somebody who knows by a checksum looks for him. What a slow member holds is computed from
+/// that one for plain reads; taken for what it holds, it was blamed, and got its neighbours' bytes written over.
+#[test]
+fn who_looks_for_the_wrong_one_gets_what_a_slow_one_holds() {
+    Reactor::simulated(7).block_on(async {
+        let bench = Bench::new(Level::Raid6, 6).await;
+        bench.array.take_for_slow(SLOW, true);
+        let (wrong, bytes) = (&bench.rig.drives[0], 12 * bench.array.geometry().stripe_bytes);
+        for at in (0..12 * CHUNK).step_by(BLOCK) {
+            wrong.corrupt(wrong.data_at() + at);
+        }
+        let (mut of_slow, mut computed_wrong) = (0, 0);
+        for at in (0..bytes).step_by(BLOCK) {
+            if !bench.array.members_of(at, BLOCK as u64).contains(SLOW) {
+                continue;
+            }
+            let expected = pattern(at, BLOCK, 1);
+            let into = BufMut::zeroed(BLOCK).into_vec();
+            let nobody = MemberSet::NONE;
+            let own = bench.array.read_avoiding(at, into, nobody, IoClass::Foreground).await;
+            assert!(own.expect("read")[0][..] == expected[..], "block at {at}");
+            of_slow += 1;
+            let plain = read(&bench.array, at, BLOCK).await.expect("read");
+            computed_wrong += u32::from(plain != expected[..]);
+        }
+        assert!(of_slow > 0 && computed_wrong > 0, "{of_slow} blocks, {computed_wrong} of them");
     });
 }
 
