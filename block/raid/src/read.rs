@@ -261,7 +261,7 @@ impl Engine {
         avoid: MemberSet,
     ) -> Result<IoVecMut, BlockError> {
         if self.reads_parts_of_rows(at, &into) {
-            return Box::pin(self.read_of_rows(at, into, avoid)).await;
+            return Box::pin(self.read_of_rows(at, into, avoid, false)).await;
         }
         let shunned = self.shunned(avoid);
         if let Some((member, place_at)) = self.only_place(at, &into, avoid)
@@ -286,7 +286,7 @@ impl Engine {
         avoid: MemberSet,
     ) -> Result<IoVecMut, BlockError> {
         if self.reads_parts_of_rows(at, &into) {
-            return self.read_of_rows(at, into, avoid).await;
+            return self.read_of_rows(at, into, avoid, true).await;
         }
         self.read_parts(at, into, Whom { avoid, shunned: MemberSet::NONE, may_share: false }).await
     }

@@ -48,12 +48,16 @@ impl Engine {
         at: u64,
         mut into: IoVecMut,
         avoid: MemberSet,
+        from_holders: bool,
     ) -> Result<IoVecMut, BlockError> {
         let bytes = bytes_in(&into);
         check_range(&self.info, at, bytes)?;
         let rows = rows_of(&(at..at + bytes));
         let whole = BufMut::for_overwrite((rows.end - rows.start) as usize).into_vec();
-        let whole = Box::pin(self.read(rows.start, whole, avoid)).await?;
+        let whole = match from_holders {
+            true => Box::pin(self.read_from_holders(rows.start, whole, avoid)).await?,
+            false => Box::pin(self.read(rows.start, whole, avoid)).await?,
+        };
         let mut from = (at - rows.start) as usize;
         for part in &mut into {
             let bytes = part.len();

@@ -336,7 +336,7 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limi
         });
     }
     reactor::spawn(async move {
-        // Whose rebuild cannot go on: not asked for again by itself, and it keeps nobody else waiting.
+        // Whose rebuild cannot go on: seldom tried again, and it keeps nobody else waiting.
         let mut blocked: Vec<Rc<ClusterArray>> = Vec::new();
         loop {
             let change = changed.changed();

@@ -4,6 +4,7 @@
 //! members drop the data behind the slices of the key-value store ([`Storage::KeepsFirst`]); nothing looks at it there.
 
 mod aged;
+mod picks;
 mod reopen;
 mod shared_file;
 mod small;
@@ -12,8 +13,8 @@ mod target;
 use crate::array::run;
 use crate::figure::Bar;
 use crate::suite::Spec;
-use aged::Choice;
 use levada_base::units::KIB;
+use picks::Choice;
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![

@@ -1,5 +1,6 @@
 //! Small operations, and what checksums cost.
 
+use super::picks::{BLOCK, Choice, Picks};
 use super::shared_file::WRITTEN;
 use super::target::{Sizes, Target};
 use crate::array::{CHUNK_BYTES, READ_DEPTH, STRIPE_BYTES, raid6_of, source, ten, write_round};
@@ -11,37 +12,21 @@ use crate::members::{Speed, Storage, members};
 use anyhow::Result;
 use futures_util::future::try_join_all;
 use levada_base::ids::Seq;
-use levada_base::units::{GIB, KIB, MIB};
+use levada_base::units::{GIB, MIB};
 use levada_device::{Device, Durability};
 use levada_log::Stability;
 use levada_raid::Array;
-use rand::{RngExt, SeedableRng};
-use rand_xoshiro::Xoshiro256PlusPlus;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Instant;
 
-pub(super) const BLOCK: u64 = 4 * KIB;
 pub(super) const DEPTH: usize = 128;
 const WRITES_PER_COMMIT: u64 = 1000;
 /// What small operations are spread over.
 const OBJECT_BYTES: u64 = 768 * MIB;
 
-/// Random blocks of an object, the choice fixed by the seed.
-pub(super) struct Picks {
-    rng: RefCell<Xoshiro256PlusPlus>,
-    blocks: u64,
-}
-
-impl Picks {
-    pub fn new(seed: u64, bytes: u64) -> Rc<Self> {
-        let rng = RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed));
-        Rc::new(Self { rng, blocks: bytes / BLOCK })
-    }
-
-    fn next(&self) -> u64 {
-        self.rng.borrow_mut().random_range(0..self.blocks) * BLOCK
-    }
+fn uniform(seed: usize) -> Rc<Picks> {
+    Picks::new(Choice::Uniform, OBJECT_BYTES, seed as u64)
 }
 
 /// Calls `write` for a span, and `sync` after each thousand and at the end.
@@ -84,8 +69,7 @@ pub(super) async fn randwrite(effort: Effort) -> Result<Taken> {
         let log = target.log();
         write(&log, 0, &Load::sequential(0..OBJECT_BYTES, MIB, READ_DEPTH)).await?;
         target.rest().await?;
-        let (picks, data, writer_log) =
-            (Picks::new(number as u64, OBJECT_BYTES), data.clone(), log.clone());
+        let (picks, data, writer_log) = (uniform(number), data.clone(), log.clone());
         let write = move || {
             let (log, at, data) = (writer_log.clone(), picks.next(), data.clone());
             async move {
@@ -105,8 +89,7 @@ pub(super) async fn randwrite(effort: Effort) -> Result<Taken> {
         Ok(run)
     };
     let theirs = async |number: usize| {
-        let (picks, data, writer) =
-            (Picks::new(number as u64, OBJECT_BYTES), data.clone(), array.clone());
+        let (picks, data, writer) = (uniform(number), data.clone(), array.clone());
         let write = move || {
             let (array, at, data) = (writer.clone(), picks.next(), data.clone());
             async move { Ok(array.write(at, data.into_vec(), Durability::Volatile).await?) }
@@ -139,8 +122,8 @@ pub(super) async fn sync_latency(effort: Effort) -> Result<Taken> {
     let data = payload(BLOCK);
     let mut values = Vec::new();
     for number in 0..=effort.runs {
-        let picks = Picks::new(number as u64, OBJECT_BYTES);
-        let (log, picks_raw) = (target.log(), Picks::new(number as u64, OBJECT_BYTES));
+        let picks = uniform(number);
+        let (log, picks_raw) = (target.log(), uniform(number));
         let ours = p50_us(effort, async || {
             log.write(object(0), picks.next(), data.clone().into_vec(), Stability::Durable).await?;
             Ok(())
