@@ -18,10 +18,11 @@
 //! stripes that the missing ones would have indexed are given back.
 
 use crate::LogError;
-use crate::clean::FREE_AHEAD;
+use crate::clean::free_ahead;
 use crate::extents::{Extent, Watch};
+use crate::heat::{ByHeat, Heat};
 use crate::log::{Inner, ObjectLog, State};
-use crate::object::{Change, Object};
+use crate::object::{Change, Object, View};
 use crate::observe::IndexObserver;
 use crate::rows::Mark;
 use crate::rows::{self, LogRow, ObjectRow, SegmentRow};
@@ -61,8 +62,10 @@ impl ObjectLog {
 
 /// What one round makes durable.
 struct Cut {
-    /// Stripes below this number are indexed.
-    number: u64,
+    /// Stripes below this order are indexed.
+    order: u64,
+    /// Up to which settling that was asked for this is it.
+    settles: ByHeat<u64>,
     /// Changes up to here are durable after the round.
     seq: u64,
     /// Changes of the open stripe that go through the store.
@@ -93,19 +96,36 @@ impl Inner {
     }
 
     pub(crate) async fn settle(self: &Rc<Self>) -> Result<(), LogError> {
-        let (number, seq) = {
+        let seq = {
             let mut state = self.state.borrow_mut();
-            let number = state.next_number;
-            state.wanted_number = state.wanted_number.max(number);
+            state.copies_among_hot = false;
             state.wanted_seq = state.wanted_seq.max(state.seq);
-            (number, state.seq)
+            state.seq
+        };
+        self.settle_stripes(&Heat::ALL, seq).await
+    }
+
+    /// The same of what the cleaner copied alone.
+    pub(crate) async fn settle_copies(self: &Rc<Self>) -> Result<(), LogError> {
+        if self.state.borrow().copies_among_hot {
+            return self.settle().await;
+        }
+        self.settle_stripes(&[Heat::Cold], 0).await
+    }
+
+    async fn settle_stripes(self: &Rc<Self>, heats: &[Heat], seq: u64) -> Result<(), LogError> {
+        let wanted = {
+            let mut state = self.state.borrow_mut();
+            heats.iter().for_each(|heat| state.settles_wanted[*heat] += 1);
+            state.settles_wanted
         };
         self.commit_if_needed();
         self.changed
             .until(|| {
                 let state = self.state.borrow();
                 // Copies have no sequence of their own: theirs is the second condition.
-                if state.durable_seq >= seq && state.durable_number >= number {
+                let is_settled = |heat: &Heat| state.settled[*heat] >= wanted[*heat];
+                if state.durable_seq >= seq && heats.iter().all(is_settled) {
                     return Some(Ok(()));
                 }
                 state.failed.clone().map(Err)
@@ -140,8 +160,7 @@ impl Inner {
         // One stripe takes no more than half of it, so there are always several.
         let written = state.closed.len() as u64 >= self.unstable_stripes_max() / 2
             || closed_bytes > self.unindexed_bytes_max / 2;
-        let wanted =
-            state.wanted_seq > state.durable_seq || state.wanted_number > state.indexed_number;
+        let wanted = state.wanted_seq > state.durable_seq || state.settles_wanted != state.settled;
         state.failed.is_none() && (wanted || written)
     }
 
@@ -155,8 +174,8 @@ impl Inner {
                 if let Some(error) = &state.failed {
                     return Some(Err(error.clone()));
                 }
-                let number = cut.number;
-                let mut below = state.closed.iter().take_while(|stripe| stripe.number < number);
+                let order = cut.order;
+                let mut below = state.closed.iter().take_while(|stripe| stripe.order < order);
                 let written = below.all(|stripe| stripe.written);
                 written.then(|| Ok(std::mem::replace(&mut state.unflushed, false)))
             })
@@ -165,8 +184,8 @@ impl Inner {
             self.array.flush().await?;
         }
         self.store.room_to_free().await?;
-        let (seq, number) = (cut.seq, cut.number);
-        let told = self.told_below(number);
+        let (seq, order, settles) = (cut.seq, cut.order, cut.settles);
+        let told = self.told_below(order);
         let applied = self.index(cut)?;
         self.prepare_segment(told);
         if !planted!("log-commit-not-durable") {
@@ -175,7 +194,8 @@ impl Inner {
         {
             let mut state = self.state.borrow_mut();
             state.durable_seq = state.durable_seq.max(seq);
-            state.durable_number = number;
+            state.durable_order = order;
+            state.settled = settles;
             state.counters.commits += 1;
         }
         self.free_dead_segments();
@@ -188,15 +208,19 @@ impl Inner {
         let mut staged = Vec::new();
         let mut seq = state.closed_seq;
         let mut wanted = state.wanted_seq > state.closed_seq;
-        if let Some(open) = &state.open {
+        let settles = state.settles_wanted;
+        let must_close = |state: &State, heat| settles[heat] > state.settled[heat];
+        // Copies need no staging: what they copy is durable where it was.
+        if must_close(&state, Heat::Cold) {
+            self.close_early(&mut state, Heat::Cold);
+        }
+        if let Some(open) = &state.open[Heat::Hot] {
             // A change is indexed whole: its rest goes along. Its beginning cannot wait, for the
             // stripe that holds it may begin with the rest of another change, and so on.
             wanted |= open.continues && open.staged == 0;
-            let settles = state.wanted_number > open.number;
-            if settles || wanted && open.unstaged_bytes > self.config.stage_bytes_max {
-                let free = self.stripe_bytes - open.data().len() as u64;
-                state.counters.padded_bytes += free;
-                self.close_stripe(&mut state);
+            let is_much = open.unstaged_bytes > self.config.stage_bytes_max;
+            if must_close(&state, Heat::Hot) || wanted && is_much {
+                self.close_early(&mut state, Heat::Hot);
                 seq = state.closed_seq;
             } else if wanted {
                 staged = stage(&mut state);
@@ -206,8 +230,15 @@ impl Inner {
             // Whatever is wanted is in closed stripes.
             seq = state.seq;
         }
-        let number = state.open.as_ref().map_or(state.next_number, |open| open.number);
-        Cut { number, seq, staged }
+        Cut { order: state.next_order, settles, seq, staged }
+    }
+
+    /// Closes a stripe that is not full.
+    fn close_early(self: &Rc<Self>, state: &mut State, heat: Heat) {
+        if let Some(open) = &state.open[heat] {
+            state.counters.padded_bytes += self.stripe_bytes - open.data().len() as u64;
+            self.close_stripe(state, heat);
+        }
     }
 
     /// Applies the batch of a round.
@@ -219,7 +250,7 @@ impl Inner {
         let mut unstaged_cost = 0;
         // The store counts more while it has not replaced rows by newer ones, and less when it has.
         state.index_cost = state.index_cost.min(self.store.usage().bytes_used);
-        while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
+        while state.closed.front().is_some_and(|stripe| stripe.order < cut.order) {
             let stripe = state.closed.pop_front().expect("looked at above");
             // It is flushed, and its footer tells.
             state.is_untold = false;
@@ -235,7 +266,8 @@ impl Inner {
                 watch.change(&pending.object, pending.version, &pending.change, stripe.segment);
             }
             watch.segments.entry(stripe.segment).or_default();
-            state.indexed_number = stripe.number + 1;
+            state.unindexed_kills -= u64::from(stripe.kills);
+            state.indexed_order = stripe.order + 1;
         }
         for (key, staged) in cut.staged {
             let mut value = staged.header;
@@ -258,7 +290,7 @@ impl Inner {
             batch.put(&SegmentRow::key(*segment), &row.encode());
         }
         state.index_changed(watch.index_cost - unstaged_cost);
-        let all = state.closed.is_empty() && state.open.is_none();
+        let all = state.closed.is_empty() && state.open.iter().all(Option::is_none);
         debug_assert!(!all || state.unindexed_cost == 0, "{} at rest", state.unindexed_cost);
         let changed = watch.index_bytes;
         state.index_bytes = state.index_bytes.checked_add_signed(changed).expect("index bytes");
@@ -291,22 +323,25 @@ impl Inner {
             indexed_seq: state.indexed_seq,
             verifier: self.verifier,
             is_untold: state.is_untold,
+            indexed_order: Some(state.indexed_order),
         }
     }
 
-    /// The segment that the newest stripe below a number told of as the next to be used, if that is so still: no other
+    /// The segment that the newest stripe below an order told of as the next to be used, if that is so still: no other
     /// segment was begun since.
-    fn told_below(&self, number: u64) -> Option<u32> {
+    fn told_below(&self, order: u64) -> Option<u32> {
         let state = self.state.borrow();
-        let stripe = state.closed.iter().rev().find(|stripe| stripe.number < number)?;
-        stripe.told.filter(|_| state.segments.open == Some(stripe.segment))
+        let stripe = state.closed.iter().rev().find(|stripe| stripe.order < order)?;
+        let (told, begun) = stripe.told;
+        told.filter(|_| state.segments.begun() == begun)
     }
 
     /// Declares the segment that is used next, of which a flushed footer tells, so that no stripe waits for that; not
     /// where free ones are few.
     fn prepare_segment(self: &Rc<Self>, told: Option<u32>) {
         let mut state = self.state.borrow_mut();
-        let is_plenty = state.segments.free_count() > self.config.reserve_segments + FREE_AHEAD;
+        let is_plenty =
+            state.segments.free_count() > self.config.reserve_segments + free_ahead(&state);
         let Some(segment) = told.filter(|_| is_plenty) else { return };
         if !state.segments.prepare(segment) {
             return;
@@ -378,7 +413,7 @@ impl Inner {
 
 /// Takes what must be staged of the open stripe.
 fn stage(state: &mut State) -> Vec<(Vec<u8>, Staged)> {
-    let Some(mut open) = state.open.take() else { return Vec::new() };
+    let Some(mut open) = state.open[Heat::Hot].take() else { return Vec::new() };
     let mut staged = Vec::new();
     let data = open.data().clone();
     for pending in &mut open.pending[open.staged..] {
@@ -403,7 +438,7 @@ fn stage(state: &mut State) -> Vec<(Vec<u8>, Staged)> {
     }
     open.staged = open.pending.len();
     open.unstaged_bytes = 0;
-    state.open = Some(open);
+    state.open[Heat::Hot] = Some(open);
     staged
 }
 
@@ -465,9 +500,13 @@ impl WatchIndex {
             Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => {
                 true
             }
-            Change::Keep => indexed.mark != mark,
+            Change::Keep { .. } => indexed.mark != mark,
             Change::Relocate { .. } => false,
         };
+        if is_dead_on_arrival(&indexed, version, change) {
+            let segment = self.segments.entry(segment).or_default();
+            segment.outdated_min = segment.outdated_min.min(version);
+        }
         if row_changed || !touched.is_empty() {
             let slot = self
                 .objects
@@ -505,6 +544,21 @@ impl WatchIndex {
                 }
             }
         }
+    }
+}
+
+/// True when a copy holds what was true when it was made, and is not any more: a change in another stripe, indexed
+/// before it, wrote over some of it, or took its place as what carries the size.
+fn is_dead_on_arrival(indexed: &View, version: u64, change: &Change) -> bool {
+    match change {
+        Change::Relocate { to, .. } => {
+            let (from, end) = (to.offset, to.offset + u64::from(to.stored));
+            let pieces = indexed.extents.overlapping(from, end);
+            let live = pieces.filter(|(_, extent)| extent.record.place == to.place);
+            live.map(|(_, extent)| extent.len).sum::<u64>() < u64::from(to.stored)
+        }
+        Change::Keep { carries_size } => *carries_size && indexed.mark.version != version,
+        Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => false,
     }
 }
 

@@ -142,15 +142,19 @@ impl ExtentMap {
         self.add(record.offset, len, record, watch);
     }
 
-    /// Lets what still points at the record at `from` point at `to`, which is a copy of some of
-    /// its bytes.
-    pub fn relocate(&mut self, from: Place, to: &Rc<Record>, watch: &mut impl Watch) {
+    /// Lets what still points at the records at `from` point at `to`, which is a copy of some of
+    /// their bytes. Extents that follow each other become one.
+    pub fn relocate(&mut self, from: &[Place], to: &Rc<Record>, watch: &mut impl Watch) {
         let end = to.offset + u64::from(to.stored);
-        let copied: Vec<(u64, u64)> = self
-            .overlapping(to.offset, end)
-            .filter(|(_, extent)| extent.record.place == from)
-            .map(|(offset, extent)| (offset.max(to.offset), (offset + extent.len).min(end)))
-            .collect();
+        let mut copied: Vec<(u64, u64)> = Vec::new();
+        let pieces = self.overlapping(to.offset, end);
+        for (offset, extent) in pieces.filter(|(_, extent)| from.contains(&extent.record.place)) {
+            let (first, last) = (offset.max(to.offset), (offset + extent.len).min(end));
+            match copied.last_mut() {
+                Some(before) if before.1 == first => before.1 = last,
+                _ => copied.push((first, last)),
+            }
+        }
         for (first, last) in copied {
             self.remove(first, last, watch);
             self.add(first, last - first, to, watch);
@@ -257,7 +261,7 @@ mod tests {
         map.write(&record(2, 40, 10), 10, &mut held);
         let mut copy = record(1, 50, 50);
         Rc::get_mut(&mut copy).expect("unshared").place.segment = 9;
-        map.relocate(old.place, &copy, &mut held);
+        map.relocate(&[old.place], &copy, &mut held);
         let places: Vec<_> =
             map.iter().map(|(offset, extent)| (offset, extent.record.place.segment)).collect();
         assert_eq!(places, [(0, 1), (40, 2), (50, 9)]);
@@ -265,10 +269,18 @@ mod tests {
         // The copy of a part takes over that part only.
         let mut part = record(1, 10, 20);
         Rc::get_mut(&mut part).expect("unshared").place.segment = 8;
-        map.relocate(old.place, &part, &mut held);
+        map.relocate(&[old.place], &part, &mut held);
         let places: Vec<_> =
             map.iter().map(|(offset, extent)| (offset, extent.record.place.segment)).collect();
         assert_eq!(places, [(0, 1), (10, 8), (30, 1), (40, 2), (50, 9)]);
+        assert_eq!(held.0, 100);
+        // One of several pieces that follow each other is one extent again.
+        let mut whole = record(1, 0, 40);
+        Rc::get_mut(&mut whole).expect("unshared").place.segment = 7;
+        map.relocate(&[old.place, part.place], &whole, &mut held);
+        let places: Vec<_> =
+            map.iter().map(|(offset, extent)| (offset, extent.record.place.segment)).collect();
+        assert_eq!(places, [(0, 7), (40, 2), (50, 9)]);
         assert_eq!(held.0, 100);
     }
 }

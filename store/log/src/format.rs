@@ -24,9 +24,17 @@ pub const PACK_BYTES: u64 = 8;
 
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"LVOR");
 const STRIPE_MAGIC: u64 = u64::from_le_bytes(*b"LVSTRIPE");
+/// Of records.
 const FORMAT: u8 = 1;
+/// Of footers. Those of the first version told orders as (generation, place).
+const FOOTER_FORMAT: u32 = 2;
+const FIRST_FOOTER_FORMAT: u32 = 1;
 /// Where a footer could name a segment and does not.
 const NO_SEGMENT: u32 = u32::MAX;
+/// The bit beside the number of a segment; segments have lower numbers.
+const FLUSHED: u32 = 1 << 31;
+/// So many segments a log may have.
+pub const SEGMENTS_MAX: u32 = FLUSHED - 1;
 /// Byte of the header's stored length.
 const STORED_AT: usize = 68;
 /// Byte of the header's own checksum.
@@ -176,7 +184,8 @@ pub(crate) fn seal_footer(bytes: &mut [u8]) -> Option<()> {
     let footer_at = bytes.len().checked_sub(FOOTER_BYTES)?;
     let (headers, footer) = bytes.split_at_mut(footer_at);
     footer[..8].copy_from_slice(&STRIPE_MAGIC.to_le_bytes());
-    footer[8..12].copy_from_slice(&u32::from(FORMAT).to_le_bytes());
+    let format = if footer[8] & 1 == 1 { FIRST_FOOTER_FORMAT } else { FOOTER_FORMAT };
+    footer[8..12].copy_from_slice(&format.to_le_bytes());
     let described = u32::from_le_bytes(footer[52..56].try_into().ok()?) as usize;
     if let Some(at) = headers.len().checked_sub(described) {
         footer[60..64].copy_from_slice(&crc32c(&headers[at..]).to_le_bytes());
@@ -204,13 +213,39 @@ pub struct Footer {
     pub headers_crc: u32,
     /// The target's last sequence when the stripe was closed.
     pub seq: u64,
-    /// The oldest stripe that no flush covered yet when this one was closed; all before it were
-    /// whole then, or given back. Itself when there was none.
-    pub unflushed: StripeOrder,
-    /// Where those stripes end that the index knew when this owner opened the log; it gave back
+    /// Where this stripe stands among all of its target: they are counted as they are closed, whatever segment they lie
+    /// in.
+    pub order: u64,
+    /// The order of the oldest stripe that no flush covered yet when this one was closed; all before it were
+    /// whole then, or given back. Its own when there was none.
+    pub unflushed: u64,
+    /// The order at which those stripes end that the index knew when this owner opened the log; it gave back
     /// all others of earlier owners.
-    pub inherited: StripeOrder,
+    pub inherited: u64,
     pub unused: Unused,
+    /// The stripe that was closed before this one, if this life of the log closed one. Footers of the first version do not
+    /// tell.
+    pub before: Option<Before>,
+}
+
+/// What a footer tells of the stripe before its own, so that one that is not there is known to be lost, or given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Before {
+    pub segment: u32,
+    /// Some stripe of that use of the segment was flushed already.
+    pub is_flushed: bool,
+}
+
+impl Before {
+    fn encode(before: Option<Self>) -> u32 {
+        let flag = |before: Self| if before.is_flushed { FLUSHED } else { 0 };
+        before.map_or(NO_SEGMENT, |before| before.segment | flag(before))
+    }
+
+    fn decode(bits: u32) -> Option<Self> {
+        let before = Self { segment: bits & !FLUSHED, is_flushed: bits & FLUSHED != 0 };
+        (bits != NO_SEGMENT).then_some(before)
+    }
 }
 
 /// Segments that a footer tells of.
@@ -226,12 +261,10 @@ pub struct Unused {
     pub segments: [Option<u32>; UNUSED_TOLD],
 }
 
-/// The order in which a target fills its stripes: segments by generation, stripes by place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StripeOrder {
-    pub generation: u64,
-    /// Place of the stripe in its segment.
-    pub stripe: u32,
+/// The order of a stripe of which a footer of the first version tells its place alone: it rises as that one's did.
+#[must_use]
+pub fn first_order(generation: u64, stripe: u32) -> u64 {
+    generation << 32 | u64::from(stripe)
 }
 
 impl Footer {
@@ -240,7 +273,7 @@ impl Footer {
     pub fn encode(&self) -> [u8; FOOTER_BYTES] {
         let mut out = Vec::with_capacity(FOOTER_BYTES);
         out.put_u64(STRIPE_MAGIC);
-        out.put_u32(u32::from(FORMAT));
+        out.put_u32(FOOTER_FORMAT);
         out.put_u32(self.target);
         out.put_u64(self.fs);
         out.put_u64(self.epoch.0);
@@ -252,15 +285,14 @@ impl Footer {
         out.put_u32(self.data_bytes);
         out.put_u32(self.headers_crc);
         out.put_u64(self.seq);
-        out.put_u64(self.unflushed.generation);
-        out.put_u64(self.inherited.generation);
-        out.put_u32(self.unflushed.stripe);
-        out.put_u32(self.inherited.stripe);
+        out.put_u64(self.unflushed);
+        out.put_u64(self.inherited);
+        out.put_u64(self.order);
         out.put_u64(self.unused.before);
         for segment in self.unused.segments {
             out.put_u32(segment.unwrap_or(NO_SEGMENT));
         }
-        out.resize(FOOTER_BYTES - 4, 0);
+        out.put_u32(Before::encode(self.before));
         let crc = crc32c(&out);
         out.put_u32(crc);
         out.try_into().expect("the fields fill the footer")
@@ -275,9 +307,10 @@ impl Footer {
             return None;
         }
         let mut fields = Fields(body);
-        if fields.u64()? != STRIPE_MAGIC || fields.u32()? != u32::from(FORMAT) {
+        if fields.u64()? != STRIPE_MAGIC {
             return None;
         }
+        let format = fields.u32()?;
         let target = fields.u32()?;
         let mut footer = Self {
             target,
@@ -291,32 +324,47 @@ impl Footer {
             data_bytes: fields.u32()?,
             headers_crc: fields.u32()?,
             seq: fields.u64()?,
-            unflushed: StripeOrder { generation: fields.u64()?, stripe: 0 },
-            inherited: StripeOrder { generation: fields.u64()?, stripe: 0 },
+            order: 0,
+            unflushed: fields.u64()?,
+            inherited: fields.u64()?,
             unused: Unused::default(),
+            before: None,
         };
-        footer.unflushed.stripe = fields.u32()?;
-        footer.inherited.stripe = fields.u32()?;
+        match format {
+            FOOTER_FORMAT => footer.order = fields.u64()?,
+            FIRST_FOOTER_FORMAT => footer.first_orders(fields.u32()?, fields.u32()?)?,
+            _ => return None,
+        }
         footer.unused.before = fields.u64()?;
         for segment in &mut footer.unused.segments {
             *segment = Some(fields.u32()?).filter(|segment| *segment != NO_SEGMENT);
         }
-        if footer.unflushed == StripeOrder::default() {
-            // Written before footers told this.
-            (footer.unflushed, footer.inherited) = (footer.order(), footer.order());
+        if format == FOOTER_FORMAT {
+            footer.before = Before::decode(fields.u32()?);
         }
         let described =
             FOOTER_BYTES as u64 + u64::from(footer.header_bytes) + u64::from(footer.data_bytes);
         (described <= stripe_bytes
             && footer.inherited <= footer.unflushed
-            && footer.unflushed <= footer.order())
-        .then_some(footer)
+            && footer.unflushed <= footer.order)
+            .then_some(footer)
     }
 
-    /// Where the stripe stands among all of its target.
-    #[must_use]
-    pub fn order(&self) -> StripeOrder {
-        StripeOrder { generation: self.generation, stripe: self.stripe }
+    /// Makes orders of what a footer of the first version tells: generations, which were read already, and these places.
+    /// `None` when there cannot be so many generations.
+    fn first_orders(&mut self, unflushed: u32, inherited: u32) -> Option<()> {
+        if [self.generation, self.unflushed, self.inherited].iter().any(|it| it >> 32 != 0) {
+            return None;
+        }
+        self.order = first_order(self.generation, self.stripe);
+        if (self.unflushed, unflushed) == (0, 0) {
+            // Written before footers told this.
+            (self.unflushed, self.inherited) = (self.order, self.order);
+        } else {
+            self.unflushed = first_order(self.unflushed, unflushed);
+            self.inherited = first_order(self.inherited, inherited);
+        }
+        Some(())
     }
 
     /// Bytes at the end of the stripe that headers and footer take.
@@ -384,12 +432,34 @@ mod tests {
             data_bytes: stored.iter().copied().max().unwrap_or(0),
             headers_crc: crc32c(&tail),
             seq: 8,
-            unflushed: StripeOrder { generation: 3, stripe: 2 },
-            inherited: StripeOrder { generation: 2, stripe: 7 },
+            order: 11,
+            unflushed: 10,
+            inherited: 9,
             unused: Unused { before: 5, segments: [Some(6), Some(0), None, None] },
+            before: Some(Before { segment: 4, is_flushed: true }),
         };
         tail.extend_from_slice(&footer.encode());
         (footer, tail)
+    }
+
+    /// The bytes of a footer of the first version, which told (generation, place) where orders are told now.
+    #[test]
+    fn a_footer_of_the_first_version_is_read() {
+        let (mut footer, tail) = stripe(&[5000]);
+        let mut bytes = footer.encode();
+        bytes[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        bytes[72..80].copy_from_slice(&3_u64.to_le_bytes());
+        bytes[80..88].copy_from_slice(&2_u64.to_le_bytes());
+        bytes[88..92].copy_from_slice(&2_u32.to_le_bytes());
+        bytes[92..96].copy_from_slice(&7_u32.to_le_bytes());
+        bytes[120..124].fill(0);
+        let crc = crc32c(&bytes[..FOOTER_BYTES - 4]);
+        bytes[FOOTER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        footer.order = 4 << 32 | 6;
+        (footer.unflushed, footer.inherited) = (3 << 32 | 2, 2 << 32 | 7);
+        footer.before = None;
+        assert_eq!(Footer::decode(&bytes, 1 << 20), Some(footer));
+        assert!(footer.records(&tail).is_some());
     }
 
     proptest! {

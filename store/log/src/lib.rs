@@ -7,6 +7,7 @@ mod bytes;
 mod check;
 mod clean;
 mod commit;
+mod counted;
 mod cuts;
 mod deep;
 mod error;
@@ -15,6 +16,7 @@ mod format;
 mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
+mod heat;
 mod list;
 mod log;
 mod object;
@@ -29,6 +31,7 @@ mod segment;
 mod space;
 mod staged;
 mod stripe;
+mod summary;
 mod write;
 
 pub use deep::{SegmentFinding, SegmentReport, check_segments};

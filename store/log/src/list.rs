@@ -75,7 +75,7 @@ impl Inner {
         }
         let state = self.state.borrow();
         let closed = state.closed.iter().flat_map(|stripe| &stripe.pending);
-        let open = state.open.iter().flat_map(|stripe| &stripe.pending);
+        let open = state.open.iter().flatten().flat_map(|stripe| &stripe.pending);
         for pending in closed.chain(open) {
             match pending.change {
                 Change::Write(_)
@@ -83,7 +83,7 @@ impl Inner {
                 | Change::Punch { .. }
                 | Change::Delete => {}
                 // Copies change nothing here, and what they know of an object may be nothing at all.
-                Change::Relocate { .. } | Change::Keep => continue,
+                Change::Relocate { .. } | Change::Keep { .. } => continue,
             }
             let key = ObjectRow::key(pending.object.id);
             if &key[..] <= from || upto.is_some_and(|upto| &key[..] > upto) {

@@ -11,8 +11,10 @@
 //! are given back ([`crate::open`]).
 
 use crate::LogError;
+use crate::clean::Paid;
 use crate::extents::footprint;
-use crate::format::StripeOrder;
+use crate::format::Before;
+use crate::heat::ByHeat;
 use crate::object::Objects;
 use crate::observe::IndexObserver;
 use crate::rows::Lives;
@@ -124,6 +126,8 @@ pub struct Counters {
     pub cleaned_segments: u64,
     /// Bytes that the cleaner copied.
     pub cleaned_bytes: u64,
+    /// Bytes of data that were written, with what describes them.
+    pub written_bytes: u64,
     /// Segments given back.
     pub freed_segments: u64,
 }
@@ -137,8 +141,8 @@ pub(crate) struct Inner {
     pub store: Store,
     pub config: Config,
     pub epoch: Epoch,
-    /// Where the stripes end that the index knew when the log was opened.
-    pub inherited: StripeOrder,
+    /// The order at which the stripes end that the index knew when the log was opened.
+    pub inherited: u64,
     pub verifier: BootVerifier,
     /// Those before.
     pub lives: Lives,
@@ -172,14 +176,18 @@ pub(crate) struct State {
     pub durable_seq: u64,
     /// A COMMIT waits for this sequence.
     pub wanted_seq: u64,
-    /// Somebody waits until stripes below this number are indexed.
-    pub wanted_number: u64,
-    /// Stripes below this number are indexed.
-    pub indexed_number: u64,
+    /// Of the stripes of each heat: how often somebody asked that all be indexed.
+    pub settles_wanted: ByHeat<u64>,
+    /// And up to which of these they were.
+    pub settled: ByHeat<u64>,
+    /// Stripes below this order are indexed.
+    pub indexed_order: u64,
     /// And these durably.
-    pub durable_number: u64,
-    /// The number of the next stripe to be opened.
-    pub next_number: u64,
+    pub durable_order: u64,
+    /// The order of the next stripe to be closed.
+    pub next_order: u64,
+    /// What the next footer tells of the stripe closed last.
+    pub before: Option<Before>,
     /// Every change up to here is in a closed stripe.
     pub closed_seq: u64,
     pub round_running: bool,
@@ -188,12 +196,16 @@ pub(crate) struct State {
     pub nothing_to_clean: bool,
     /// Something died, other than by being copied, since the cleaner's pass began.
     pub died: bool,
-    /// The same of changes in stripes below this number, known to the index or not.
-    pub deaths_below: u64,
+    /// Stripes that are not indexed, and by whose changes something died.
+    pub unindexed_kills: u64,
     /// The last pass of the cleaner was for the oldest outdated data.
     pub cleaned_oldest: bool,
+    /// See [`Paid`].
+    pub paid: Paid,
+    /// Copies went into hot stripes that may not be indexed.
+    pub copies_among_hot: bool,
     pub segments: Segments,
-    pub open: Option<OpenStripe>,
+    pub open: ByHeat<Option<OpenStripe>>,
     /// In order; the front is indexed first.
     pub closed: VecDeque<ClosedStripe>,
     /// Closed stripes that the array does not have yet, by segment and place.
@@ -246,8 +258,7 @@ impl ObjectLog {
     /// Bytes of stripes that are given out and not durable.
     #[must_use]
     pub fn unstable_bytes(&self) -> u64 {
-        let state = self.0.state.borrow();
-        (state.next_number - state.durable_number) * self.0.stripe_bytes
+        self.0.state.borrow().unstable_stripes() * self.0.stripe_bytes
     }
 
     /// What it did since it was opened.
@@ -294,6 +305,12 @@ impl ObjectLog {
 }
 
 impl State {
+    /// Stripes that are given out and not durable.
+    pub fn unstable_stripes(&self) -> u64 {
+        let open = self.open.iter().flatten().count() as u64;
+        self.next_order - self.durable_order + open
+    }
+
     /// Nothing needs the records without data of a segment any more.
     pub fn forget_marks(&mut self, segment: u32) {
         let marks = &mut self.segments.get_mut(segment).row.marks;

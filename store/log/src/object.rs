@@ -28,9 +28,9 @@ const ROWS_PER_SCAN: usize = 1024;
 pub(crate) enum Change {
     /// Bytes written.
     Write(Rc<Record>),
-    /// A copy made by the cleaner takes over from the record at `from`.
+    /// A copy made by the cleaner takes over from the records at these places.
     Relocate {
-        from: Place,
+        from: Rc<[Place]>,
         to: Rc<Record>,
     },
     /// The size is set.
@@ -45,14 +45,17 @@ pub(crate) enum Change {
     },
     Delete,
     /// A copy of a record without data, which lies elsewhere now.
-    Keep,
+    Keep {
+        /// It carried its object's size when it was copied.
+        carries_size: bool,
+    },
 }
 
 impl Change {
     /// True when its record has no data.
     pub fn is_mark(&self) -> bool {
         match self {
-            Self::Truncate { .. } | Self::Punch { .. } | Self::Delete | Self::Keep => true,
+            Self::Truncate { .. } | Self::Punch { .. } | Self::Delete | Self::Keep { .. } => true,
             Self::Write(_) | Self::Relocate { .. } => false,
         }
     }
@@ -60,7 +63,7 @@ impl Change {
     /// True when something died by it, other than by being copied: what it `removed`, or a record without data.
     pub fn kills(&self, removed: bool) -> bool {
         match self {
-            Self::Relocate { .. } | Self::Keep => false,
+            Self::Relocate { .. } | Self::Keep { .. } => false,
             Self::Write(_) => removed,
             // Their own records may be what is dead.
             Self::Truncate { .. } | Self::Punch { .. } | Self::Delete => true,
@@ -90,7 +93,7 @@ impl View {
                 self.size = self.size.max(record.offset + len);
                 self.extents.write(record, len, watch);
             }
-            Change::Relocate { from, to } => self.extents.relocate(*from, to, watch),
+            Change::Relocate { from, to } => self.extents.relocate(from, to, watch),
             Change::Truncate { size } => {
                 self.extents.remove(*size, u64::MAX, watch);
                 self.exists = true;
@@ -109,8 +112,8 @@ impl View {
                 self.set_mark(Mark::default(), watch);
                 *self = Self::default();
             }
-            Change::Keep if self.mark.version == version => self.set_mark(mark, watch),
-            Change::Keep => {}
+            Change::Keep { .. } if self.mark.version == version => self.set_mark(mark, watch),
+            Change::Keep { .. } => {}
         }
     }
 

@@ -11,7 +11,7 @@
 //!   no segment is filled on, as a segment is declared anew then: its first stripe and that one's footer make what it and those
 //!   after it held an older generation's.
 //! - Segments that were being discarded are discarded again.
-//! - The newest segment that was being filled is filled on from its last indexed stripe, so that
+//! - The segments that were being filled, one of each heat, are filled on from their last indexed stripes, so that
 //!   crashes in a row do not eat the free ones.
 //! - Staged changes are put into the new open stripe under their own versions; their rows stay
 //!   until that stripe is indexed.
@@ -19,8 +19,10 @@
 //! Crashing meanwhile changes nothing: all of it is simply done again.
 
 use crate::LogError;
+use crate::clean::Paid;
 use crate::extents::footprint;
-use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
+use crate::format::{Footer, RecordHeader, RecordKind, SEGMENTS_MAX, first_order};
+use crate::heat::{ByHeat, Heat};
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
 use crate::object::Objects;
 use crate::rows::{self, LIVES_KEY, LOG_KEY, Lives, LogRow, SegmentRow};
@@ -78,6 +80,7 @@ impl ObjectLog {
             indexed_seq: 0,
             verifier: new_verifier(),
             is_untold: false,
+            indexed_order: Some(0),
         };
         let lives = Lives::default();
         write_log_row(&store, &row, &lives).await?;
@@ -125,40 +128,32 @@ impl ObjectLog {
         row.verifier = new_verifier();
         write_log_row(&store, &row, &lives).await?;
         let mut table = Segments::new(segments, config.segment_stripes, row.next_generation);
-        let mut unfinished = Vec::new();
-        let mut newest = 0;
+        let mut unfinished = ByHeat::<Option<(u64, u32)>>::default();
         for (key, value) in scan_all(&store, rows::SEGMENTS).await? {
             let (segment, row) = SegmentRow::decode(&key, &value)?;
-            let (generation, indexed) = (row.generation, row.indexed_stripes);
-            // One that was only declared is given back: it is the newest, and would keep the one before from being
-            // filled on.
+            let (generation, heat) = (row.generation, row.heat);
+            // One that was only declared is given back.
             let is_begun = row.indexed_stripes > 0 && row.indexed_stripes < config.segment_stripes;
-            let room = !row.closed && is_begun;
+            let has_room = !row.closed && is_begun;
             if segment >= segments || !table.load(segment, row) {
                 return Err(LogError::Index { row: "segment" });
             }
-            if indexed > 0 {
-                newest = newest.max(generation);
-            }
-            if room {
-                unfinished.push((generation, segment));
+            if has_room {
+                unfinished[heat] = unfinished[heat].max(Some((generation, segment)));
             }
         }
         let unindexed = unindexed(&*array, &table);
         finish_discards(&*array, &mut table);
-        // Stripes are filled in the order of (generation, place): a rebuild of the index relies on
-        // it, so nothing is filled on behind stripes that count.
         // Others in which nothing is needed any more are given back.
-        let last = unfinished.into_iter().max();
-        if let Some((_, segment)) = last.filter(|(generation, _)| *generation == newest) {
-            table.resume(segment);
+        for (_, segment) in unfinished.iter().flatten() {
+            table.resume(*segment);
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
         log.0.give_back_unindexed(unindexed).await?;
         log.0.put_staged().await?;
         let must_tell = {
             let state = log.0.state.borrow();
-            state.is_untold || state.segments.open.is_none()
+            state.is_untold || !state.segments.is_open(Heat::Hot)
         };
         if must_tell {
             log.0.tell_what_was_inherited().await?;
@@ -188,7 +183,10 @@ pub(crate) fn segments_of(array: &Rc<dyn Array>, config: &Config) -> Result<u32,
     if segments < least {
         return fault("segments", segments, least);
     }
-    u32::try_from(segments).or(fault("segments", segments, u64::from(u32::MAX)))
+    if segments > u64::from(SEGMENTS_MAX) {
+        return fault("segments", segments, SEGMENTS_MAX.into());
+    }
+    Ok(segments as u32)
 }
 
 /// Not 0, which stands for "not known".
@@ -263,30 +261,34 @@ impl Inner {
         let used_bytes = segments.iter().map(|(_, segment)| segment.row.live_bytes).sum();
         let marks: u64 = segments.iter().map(|(_, segment)| segment.row.marks).sum();
         let indexed = segments.iter().map(|(_, segment)| &segment.row);
-        let inherited = indexed
+        // As it was before rows told it.
+        let first_orders = indexed
             .filter(|row| row.indexed_stripes > 0)
-            .map(|row| StripeOrder { generation: row.generation, stripe: row.indexed_stripes })
-            .max()
-            .unwrap_or_default();
+            .map(|row| first_order(row.generation, row.indexed_stripes));
+        let inherited = row.indexed_order.or_else(|| first_orders.max()).unwrap_or(0);
         let state = State {
             mark_bytes: marks * footprint(0),
             seq: row.seq,
             indexed_seq: row.indexed_seq,
             durable_seq: row.seq,
             wanted_seq: 0,
-            wanted_number: 0,
-            indexed_number: 0,
-            durable_number: 0,
-            next_number: 0,
+            settles_wanted: ByHeat::default(),
+            settled: ByHeat::default(),
+            indexed_order: inherited,
+            durable_order: inherited,
+            next_order: inherited,
+            before: None,
             closed_seq: row.seq,
             round_running: false,
             cleaner_running: false,
             nothing_to_clean: false,
             died: false,
-            deaths_below: 0,
+            unindexed_kills: 0,
             cleaned_oldest: false,
+            paid: Paid::default(),
+            copies_among_hot: false,
             segments,
-            open: None,
+            open: ByHeat::default(),
             closed: VecDeque::new(),
             in_memory: HashMap::new(),
             unflushed: false,
@@ -358,7 +360,7 @@ impl Inner {
             Ok(mut parts) => {
                 let tail = parts.swap_remove(0).freeze();
                 let footer = Footer::decode(&tail, self.stripe_bytes);
-                footer.is_some_and(|footer| footer.order() >= self.inherited)
+                footer.is_some_and(|footer| footer.order >= self.inherited)
             }
             Err(_) => true,
         }
@@ -408,7 +410,7 @@ impl Inner {
             Err(LogError::Full) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.open_stripe(&mut self.state.borrow_mut());
+        self.open_stripe(&mut self.state.borrow_mut(), Heat::Hot);
         self.settle().await
     }
 
@@ -418,7 +420,7 @@ impl Inner {
     fn staged_already(&self, row: StagedRow) {
         let mut state = self.state.borrow_mut();
         state.unindexed_cost -= row.cost as i64;
-        let open = state.open.as_mut().expect("a record was just put there");
+        let open = state.open[Heat::Hot].as_mut().expect("a record was just put there");
         open.pending.last_mut().expect("a record was just put there").staged = Some(row);
         open.staged = open.pending.len();
         open.unstaged_bytes = 0;

@@ -2,20 +2,9 @@
 //!
 //! Every stripe describes itself, so the index is what replaying all records in the order of
 //! their versions gives: newer data covers older, and records without data remove what they
-//! removed then. Not every stripe that reads as one counts:
+//! removed then. Not every stripe that reads as one counts: [`crate::counted`] says which do.
 //!
-//! - Of each segment only its newest generation. Older ones are leftovers below stripes that were
-//!   never written again.
-//! - Nothing of a segment that a footer calls unused, of an earlier generation than that footer
-//!   tells: the segment has been declared anew since, and shows what it held before.
-//! - Nothing of an earlier owner past what the index of a later one knew when that one opened the
-//!   log: it gave the rest back. Each footer tells how far that was.
-//! - Nothing from the first stripe on that is missing or torn, as far as no flush covered it.
-//!   Each footer tells the oldest stripe that was not flushed when it was closed, so only the
-//!   newest stripes are in question, and only their data is read. All that comes later was not
-//!   committed either, and without the missing one it would be a state that never was.
-//!
-//! All of that is about stripes that were read. One that cannot be read now may be any of them, so the
+//! A stripe that cannot be read now may be one that counts, so the
 //! rebuild fails with what the array said, and may succeed when the drives are back.
 //!
 //! What was *staged* and is in no stripe that counts is kept as it was: its rows go into the new store, and opening
@@ -27,13 +16,14 @@
 
 use crate::LogError;
 use crate::commit::WatchIndex;
-use crate::extents::{Extent, Place, Record};
-use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder};
+use crate::counted::{self, Stripe};
+use crate::extents::{Place, Record};
+use crate::format::{RecordHeader, RecordKind};
+use crate::heat::Heat;
 use crate::log::{Config, Inner, ObjectLog};
 use crate::object::Change;
 use crate::object::Object;
 use crate::open::{new_verifier, segments_of, write_log_row};
-use crate::read::Plan;
 use crate::rows::{Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::staged::{StagedChange, StagedRows};
@@ -41,19 +31,13 @@ use crate::stripe::change_of;
 use levada_base::ids::{ObjectId, Seq};
 use levada_base::{BufMut, Epoch, probe};
 use levada_kv::{Batch, Store};
-use levada_raid::{Array, IoClass};
+use levada_raid::Array;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 
 /// Rows put by one batch.
 const ROWS_PER_BATCH: usize = 512;
-
-/// A stripe that describes itself.
-struct Stripe {
-    footer: Footer,
-    records: Vec<RecordHeader>,
-}
 
 /// A record and where it was found.
 pub(crate) struct Found {
@@ -150,6 +134,7 @@ impl Rebuilt {
             indexed_seq: 0,
             verifier: new_verifier(),
             is_untold: false,
+            indexed_order: Some(0),
         };
         let table = Segments::new(count, config.segment_stripes, 1);
         let log = Inner::new(array, scratch, config, epoch, &row, Lives::default(), table);
@@ -169,20 +154,21 @@ impl Rebuilt {
         // Generations given out last may have left nothing that can be read, and must not be given
         // out again: footers call what is older than a generation void. There were at most so many.
         row.next_generation += u64::from(count);
-        drop_left_over(&mut stripes);
-        drop_given_back(&mut stripes);
+        counted::drop_left_over(&mut stripes);
+        counted::drop_given_back(&mut stripes);
         let read = stripes.len();
         log.cut_at_the_first_torn(&mut stripes).await?;
         let dropped_stripes = (read - stripes.len()) as u64;
         let (staged, damaged) = staged.changes();
         let begun = staged.iter().map(|change| (change.header.version, change.header.object));
-        drop_half_a_change(&mut stripes, &begun.collect());
+        counted::drop_half_a_change(&mut stripes, &begun.collect());
 
         let mut found = Vec::new();
         let mut segments = BTreeMap::new();
         for Stripe { footer, records } in stripes {
             let segment_row = segments.entry(footer.segment).or_insert(SegmentRow {
                 closed: true,
+                heat: Heat::Hot,
                 generation: footer.generation,
                 outdated_min: u64::MAX,
                 version_max: 0,
@@ -193,6 +179,7 @@ impl Rebuilt {
             });
             segment_row.indexed_stripes = footer.stripe + 1;
             row.seq = row.seq.max(footer.seq);
+            row.indexed_order = row.indexed_order.max(Some(footer.order + 1));
             for header in records {
                 segment_row.version_max = segment_row.version_max.max(header.version);
                 segment_row.marks += u64::from(header.kind != RecordKind::Data);
@@ -301,55 +288,6 @@ fn left_of(staged: Vec<StagedChange>, found: &[Found]) -> (Vec<StagedChange>, u6
     (left, outdated)
 }
 
-/// Drops what segments show that were free when some stripe was closed.
-fn drop_left_over(stripes: &mut Vec<Stripe>) {
-    let mut void: BTreeMap<u32, u64> = BTreeMap::new();
-    for Stripe { footer, .. } in &*stripes {
-        for segment in footer.unused.segments.iter().flatten() {
-            let before = void.entry(*segment).or_default();
-            *before = footer.unused.before.max(*before);
-        }
-    }
-    stripes.retain(|Stripe { footer, .. }| {
-        void.get(&footer.segment).is_none_or(|before| footer.generation >= *before)
-    });
-}
-
-/// Drops what a later owner gave back when it opened the log, and sorts the rest.
-fn drop_given_back(stripes: &mut Vec<Stripe>) {
-    let inherited: BTreeMap<Epoch, StripeOrder> =
-        stripes.iter().map(|stripe| (stripe.footer.epoch, stripe.footer.inherited)).collect();
-    stripes.sort_by_key(|stripe| stripe.footer.order());
-    stripes.retain(|Stripe { footer, .. }| {
-        let later = (Bound::Excluded(footer.epoch), Bound::Unbounded);
-        inherited.range(later).all(|(_, end)| footer.order() < *end)
-    });
-}
-
-/// Drops the change at the end of the log whose rest is neither there nor staged. A stripe that was closed in
-/// the middle of a change holds a version that was not given out yet.
-fn drop_half_a_change(stripes: &mut [Stripe], staged: &BTreeSet<(u64, ObjectId)>) {
-    let Some(seq) = stripes.last().map(|last| last.footer.seq) else { return };
-    let is_half = |header: &RecordHeader| {
-        header.version > seq && !staged.contains(&(header.version, header.object))
-    };
-    for stripe in stripes.iter_mut().rev() {
-        if stripe.records.iter().all(|header| header.version <= seq) {
-            return;
-        }
-        stripe.records.retain(|header| !is_half(header));
-    }
-}
-
-/// True when a stripe between these two is missing.
-fn is_gap(before: &Footer, next: &Footer, segment_stripes: u32) -> bool {
-    if before.generation == next.generation {
-        return next.stripe != before.stripe + 1;
-    }
-    // Only a new owner leaves a segment unfinished.
-    next.stripe != 0 || before.epoch == next.epoch && before.stripe + 1 != segment_stripes
-}
-
 impl Inner {
     /// The stripes of a segment's newest generation, in order.
     async fn stripes_of(self: &Rc<Self>, segment: u32) -> Result<Vec<Stripe>, LogError> {
@@ -368,59 +306,6 @@ impl Inner {
         let newest = found.iter().map(|stripe| stripe.footer.generation).max();
         found.retain(|stripe| Some(stripe.footer.generation) == newest);
         Ok(found)
-    }
-
-    /// Drops the first stripe that did not arrive whole, and everything after it.
-    async fn cut_at_the_first_torn(
-        self: &Rc<Self>,
-        stripes: &mut Vec<Stripe>,
-    ) -> Result<(), LogError> {
-        let Some(flushed_to) = stripes.iter().map(|stripe| stripe.footer.unflushed).max() else {
-            return Ok(());
-        };
-        let tail = stripes.partition_point(|stripe| stripe.footer.order() < flushed_to);
-        for at in tail..stripes.len() {
-            let footer = &stripes[at].footer;
-            // As long as a stripe of its segment is there, the oldest unflushed one should be too.
-            let before = at.checked_sub(1).map(|before| &stripes[before].footer);
-            let before = before.filter(|before| before.generation >= flushed_to.generation);
-            let gap = match before {
-                Some(before) => is_gap(before, footer, self.config.segment_stripes),
-                None if footer.generation == flushed_to.generation => footer.order() != flushed_to,
-                // A segment that died meanwhile leaves none behind.
-                None => footer.stripe != 0,
-            };
-            if gap || !self.is_whole(&stripes[at]).await? {
-                tracing::warn!(
-                    segment = footer.segment,
-                    stripe = footer.stripe,
-                    dropped = stripes.len() - at,
-                    "the log ends in stripes that were not committed"
-                );
-                stripes.truncate(at);
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// True when all data of a stripe fits its checksums, perhaps after repair.
-    async fn is_whole(self: &Rc<Self>, stripe: &Stripe) -> Result<bool, LogError> {
-        let Footer { segment, stripe: place, .. } = stripe.footer;
-        for header in stripe.records.iter().filter(|header| header.kind == RecordKind::Data) {
-            let record = Found { header: header.clone(), segment, stripe: place }.record();
-            let extent = Extent { len: header.len, record };
-            let plan = Plan::of_extent(self, header.offset, &extent);
-            match self.fetch(plan, IoClass::Clean).await {
-                Ok(_) => {}
-                Err(LogError::Damaged { .. }) => {
-                    self.must_be_readable(segment, place).await?;
-                    return Ok(false);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
     }
 
     /// Fails when a stripe that does not fit its checksums cannot be read at all: the drives that hold

@@ -16,6 +16,7 @@ use crate::LogError;
 use crate::bytes::{Fields, PutFields};
 use crate::cuts::{Cut, Cuts};
 use crate::extents::{Extent, Place, Record};
+use crate::heat::Heat;
 use levada_base::Epoch;
 use levada_base::ids::{BootVerifier, ObjectId, Seq};
 use levada_base::units::BLOCK_BYTES;
@@ -23,6 +24,9 @@ use std::rc::Rc;
 
 const LOG_MAGIC: u64 = u64::from_le_bytes(*b"LVOBJLOG");
 const FORMAT: u8 = 1;
+/// Of the log's own row. Before the second version it did not tell the order of stripes, which was that of (generation,
+/// place).
+const LOG_FORMAT: u32 = 2;
 
 pub(crate) const LOG_KEY: &[u8] = b"M";
 pub(crate) const LIVES_KEY: &[u8] = b"L";
@@ -51,13 +55,15 @@ pub(crate) struct LogRow {
     pub verifier: BootVerifier,
     /// Stripes were given back that no stripe written since tells of: declared anew they show what they held.
     pub is_untold: bool,
+    /// The order at which the stripes end that the index knows; `None` in rows of the first version.
+    pub indexed_order: Option<u64>,
 }
 
 impl LogRow {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(96);
+        let mut out = Vec::with_capacity(104);
         out.put_u64(LOG_MAGIC);
-        out.put_u32(u32::from(FORMAT));
+        out.put_u32(if self.indexed_order.is_some() { LOG_FORMAT } else { 1 });
         out.put_u32(self.target);
         out.put_u64(self.fs);
         out.put_u64(self.epoch.0);
@@ -70,13 +76,17 @@ impl LogRow {
         out.put_u64(self.index_bytes);
         out.put_u64(self.indexed_seq);
         out.put_u64(self.verifier.0);
+        if let Some(order) = self.indexed_order {
+            out.put_u64(order);
+        }
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, LogError> {
         let mut fields = Fields(bytes);
         let row = (|| {
-            if fields.u64()? != LOG_MAGIC || fields.u32()? != u32::from(FORMAT) {
+            let (magic, format) = (fields.u64()?, fields.u32()?);
+            if magic != LOG_MAGIC || !(1..=LOG_FORMAT).contains(&format) {
                 return None;
             }
             let target = fields.u32()?;
@@ -99,6 +109,7 @@ impl LogRow {
                 indexed_seq: fields.u64().unwrap_or(0),
                 verifier: BootVerifier(fields.u64().unwrap_or(0)),
                 is_untold,
+                indexed_order: if format == 1 { None } else { Some(fields.u64()?) },
             })
         })();
         row.ok_or(LogError::Index { row: "log" })
@@ -164,6 +175,8 @@ impl Lives {
 pub(crate) struct SegmentRow {
     /// False while it is being filled.
     pub closed: bool,
+    /// What it is filled with.
+    pub heat: Heat,
     pub generation: u64,
     /// No record in it that a replay of the log would take for true, and that is not, is older:
     /// data that died, truncations and holes. `u64::MAX` when there is none.
@@ -188,7 +201,7 @@ impl SegmentRow {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORMAT, u8::from(self.closed), 0, 0];
+        let mut out = vec![FORMAT, u8::from(self.closed), self.heat as u8, 0];
         out.put_u32(self.indexed_stripes);
         out.put_u64(self.generation);
         out.put_u64(self.outdated_min);
@@ -203,11 +216,14 @@ impl SegmentRow {
         let mut fields = Fields(bytes);
         let row = (|| {
             let segment = u32::from_be_bytes(key.get(1..)?.try_into().ok()?);
-            let [FORMAT, closed @ (0 | 1), 0, 0] = fields.take(4)? else { return None };
-            let closed = *closed == 1;
+            let [FORMAT, closed @ (0 | 1), heat @ (0 | 1), 0] = fields.take(4)? else {
+                return None;
+            };
+            let (closed, heat) = (*closed == 1, Heat::ALL[usize::from(*heat)]);
             let indexed_stripes = fields.u32()?;
             let row = Self {
                 closed,
+                heat,
                 generation: fields.u64()?,
                 outdated_min: fields.u64()?,
                 version_max: fields.u64()?,

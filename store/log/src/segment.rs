@@ -1,6 +1,7 @@
 //! The segment table: which stripes are free, being filled, or hold what is live.
 
-use crate::format::Unused;
+use crate::format::{Before, Unused};
+use crate::heat::{ByHeat, Heat};
 use crate::rows::SegmentRow;
 use levada_base::ids::Seq;
 use std::cell::Cell;
@@ -41,6 +42,7 @@ impl Segment {
             ready: false,
             row: SegmentRow {
                 closed: false,
+                heat: Heat::Hot,
                 generation: 0,
                 outdated_min: u64::MAX,
                 version_max: 0,
@@ -85,12 +87,14 @@ pub(crate) struct Segments {
     next: u32,
     /// Stripes per segment.
     pub stripes: u32,
-    /// The one that takes new stripes.
-    pub open: Option<u32>,
+    /// Those that take new stripes.
+    open: ByHeat<Option<u32>>,
     /// A free one that is declared already, with its generation: the next to be used.
     prepared: Option<(u32, u64)>,
     /// The open segment was begun by an earlier owner: it must be made ready again.
-    resumed: bool,
+    resumed: ByHeat<bool>,
+    /// How many were begun since the log was opened.
+    begun: u64,
     pub next_generation: u64,
     /// Something in these could be neither read nor repaired: the cleaner leaves them alone.
     pub damaged: BTreeSet<u32>,
@@ -103,9 +107,10 @@ impl Segments {
             free: (0..count).collect(),
             next: 0,
             stripes,
-            open: None,
+            open: ByHeat::default(),
             prepared: None,
-            resumed: false,
+            resumed: ByHeat::default(),
+            begun: 0,
             next_generation,
             damaged: BTreeSet::new(),
         }
@@ -143,8 +148,8 @@ impl Segments {
         slot.row = SegmentRow { closed: true, ..row };
         if row.indexed_stripes == 0 {
             // What its row says is of stripes that are given back.
-            slot.row = SegmentRow { generation: row.generation, ..Segment::free().row };
-            slot.row.closed = true;
+            let SegmentRow { generation, heat, .. } = row;
+            slot.row = SegmentRow { closed: true, generation, heat, ..Segment::free().row };
         }
         true
     }
@@ -156,8 +161,19 @@ impl Segments {
         slot.state = SegmentState::Open;
         slot.ready = false;
         slot.row.closed = false;
-        self.open = Some(segment);
-        self.resumed = true;
+        let heat = slot.row.heat;
+        self.open[heat] = Some(segment);
+        self.resumed[heat] = true;
+    }
+
+    /// True when a segment of that heat is being filled.
+    pub fn is_open(&self, heat: Heat) -> bool {
+        self.open[heat].is_some()
+    }
+
+    /// Rises whenever a segment is begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
     }
 
     /// Of the free segments those that are used next. They hold nothing, durably: a segment gets
@@ -168,6 +184,11 @@ impl Segments {
         let mut next = prepared.into_iter().chain(others.filter(|at| Some(*at) != prepared));
         let before = self.prepared.map_or(self.next_generation, |(_, generation)| generation);
         Unused { before, segments: std::array::from_fn(|_| next.next()) }
+    }
+
+    /// What the footer of the next stripe tells of the one before it, which lies in this segment.
+    pub fn told_of(&self, segment: u32) -> Before {
+        Before { segment, is_flushed: self.get(segment).row.indexed_stripes > 0 }
     }
 
     /// Gives a free segment its generation ahead of its use, so that its declaration keeps no stripe waiting. False
@@ -184,22 +205,32 @@ impl Segments {
         true
     }
 
+    /// Stripes of the open segment that are not given out yet.
+    pub fn stripes_left(&self, heat: Heat) -> u64 {
+        let left = |open: u32| self.stripes - self.get(open).used_stripes;
+        u64::from(self.open[heat].map_or(0, left))
+    }
+
     /// Stripes that can be given out while `reserve` free segments stay untouched.
-    pub fn stripes_available(&self, reserve: u32) -> u64 {
+    pub fn stripes_available(&self, heat: Heat, reserve: u32) -> u64 {
         let free = self.free_count();
         if free < reserve {
             return 0;
         }
-        let left = self.open.map_or(0, |open| self.stripes - self.get(open).used_stripes);
-        u64::from(left) + u64::from(free - reserve) * u64::from(self.stripes)
+        self.stripes_left(heat) + u64::from(free - reserve) * u64::from(self.stripes)
+    }
+
+    /// Stripes that can be given out at all.
+    pub fn stripes_not_given_out(&self) -> u64 {
+        self.stripes_available(Heat::Hot, 0) + self.stripes_left(Heat::Cold)
     }
 
     /// Gives out the next stripe: its segment, its place, and whether the segment must be made
     /// ready from that place on. `None` when no segment is free.
-    pub fn take_stripe(&mut self) -> Option<(u32, u32, bool)> {
-        let mut fresh = std::mem::take(&mut self.resumed);
-        if self.open.is_none_or(|open| self.get(open).used_stripes == self.stripes) {
-            self.close();
+    pub fn take_stripe(&mut self, heat: Heat) -> Option<(u32, u32, bool)> {
+        let mut fresh = std::mem::take(&mut self.resumed[heat]);
+        if self.open[heat].is_none_or(|open| self.get(open).used_stripes == self.stripes) {
+            self.close(heat);
             fresh = self.prepared.is_none();
             if fresh {
                 let next = self.free.range(self.next..).next().or_else(|| self.free.first());
@@ -208,18 +239,21 @@ impl Segments {
             let (at, _) = self.prepared.take()?;
             self.free.remove(&at);
             self.next = at + 1;
-            self.get_mut(at).state = SegmentState::Open;
-            self.open = Some(at);
+            let slot = self.get_mut(at);
+            slot.state = SegmentState::Open;
+            slot.row.heat = heat;
+            self.open[heat] = Some(at);
+            self.begun += 1;
         }
-        let open = self.open?;
+        let open = self.open[heat]?;
         let slot = self.get_mut(open);
         slot.used_stripes += 1;
         Some((open, slot.used_stripes - 1, fresh))
     }
 
     /// Closes the open segment where it stands.
-    fn close(&mut self) {
-        if let Some(open) = self.open.take() {
+    fn close(&mut self, heat: Heat) {
+        if let Some(open) = self.open[heat].take() {
             let slot = self.get_mut(open);
             slot.state = SegmentState::Closed;
             slot.row.closed = true;

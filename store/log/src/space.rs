@@ -6,6 +6,7 @@
 
 use crate::extents::footprint;
 use crate::format::blocks_of;
+use crate::heat::Heat;
 use crate::log::{Inner, ObjectLog, State};
 use crate::write::{STRIPES_PER_CHANGE, extent_row_cost};
 use levada_base::units::BLOCK_BYTES;
@@ -40,7 +41,7 @@ impl ObjectLog {
         let total_bytes = capacity - capacity / MARKS_SHARE;
         let free_bytes = log.unused_bytes(&state, reserve).min(log.index_suffices_for(&state));
         // The last stripes are kept, for one change may take several.
-        let stripes = state.segments.stripes_available(reserve);
+        let stripes = state.segments.stripes_available(Heat::Hot, reserve);
         let stripes = stripes.saturating_sub(STRIPES_PER_CHANGE - 1);
         let writable_bytes = stripes * (log.stripe_bytes - BLOCK_BYTES);
         let coming_bytes = free_bytes.saturating_sub(writable_bytes);
@@ -55,7 +56,8 @@ impl Inner {
     /// Bytes that footprints may add up to so that the cleaner always has enough dead space to
     /// work with, while so many segments stay free.
     pub fn capacity_bytes(&self, state: &State, reserve: u32) -> u64 {
-        let set_aside = reserve + 1;
+        // What is left of the segments that are being filled.
+        let set_aside = reserve + Heat::ALL.len() as u32;
         let segments = u64::from(state.segments.count().saturating_sub(set_aside));
         segments * self.share_of_a_segment(state)
     }
@@ -124,7 +126,7 @@ impl State {
 
     /// Something has died that the index does not know of yet, nor the cleaner.
     pub fn has_unindexed_deaths(&self) -> bool {
-        self.deaths_below > self.indexed_number
+        self.unindexed_kills > 0
     }
 
     /// Rows came or went, by a change that is in a batch of the store now.

@@ -63,8 +63,8 @@ pub(crate) struct OpenStripe {
     pub segment: u32,
     /// Place in the segment.
     pub index: u32,
-    /// Order of stripes over all segments since the log was opened.
-    pub number: u64,
+    /// Something died by its changes, other than by being copied.
+    pub kills: bool,
     /// Its first record is the rest of a change that began in the stripe before.
     pub continues: bool,
     pub pending: Vec<Pending>,
@@ -87,13 +87,13 @@ pub(crate) struct OpenStripe {
 }
 
 impl OpenStripe {
-    pub fn new(segment: u32, index: u32, number: u64, stripe_bytes: u64) -> Self {
+    pub fn new(segment: u32, index: u32, stripe_bytes: u64) -> Self {
         let mut rest = BufMut::for_overwrite(stripe_bytes as usize);
         let data = rest.split_to(0).freeze();
         Self {
             segment,
             index,
-            number,
+            kills: false,
             continues: false,
             pending: Vec::new(),
             staged: 0,
@@ -206,13 +206,16 @@ impl OpenStripe {
 pub(crate) struct ClosedStripe {
     pub segment: u32,
     pub index: u32,
-    pub number: u64,
+    /// See [`Footer::order`].
+    pub order: u64,
+    /// See [`OpenStripe::kills`].
+    pub kills: bool,
     pub pending: Vec<Pending>,
     /// The array has taken it; it is durable after a flush.
     pub written: bool,
     pub batch_bytes: u64,
-    /// The segment that its footer told of as the next to be used.
-    pub told: Option<u32>,
+    /// The segment that its footer told of as the next to be used, when so many had been begun.
+    pub told: (Option<u32>, u64),
 }
 
 /// The header that a staged row of `pending` starts with, or the record of a change that has
@@ -229,7 +232,7 @@ pub(crate) fn header_of(object: &Object, version: u64, change: &Change) -> Optio
         }
         Change::Delete => (RecordKind::Delete, 0, 0, 0, Vec::new()),
         // Copies need no staging: what they copy is durable where it was.
-        Change::Relocate { .. } | Change::Keep => return None,
+        Change::Relocate { .. } | Change::Keep { .. } => return None,
     };
     let stored = if kind == RecordKind::Data { len as u32 } else { 0 };
     Some(RecordHeader {
@@ -262,7 +265,7 @@ pub(crate) fn change_of(header: &RecordHeader) -> Option<Change> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{StripeOrder, Unused};
+    use crate::format::Unused;
     use levada_base::Epoch;
     use levada_base::ids::{Ino, ObjectId};
     use proptest::prelude::*;
@@ -288,7 +291,7 @@ mod tests {
         #[test]
         fn a_stripe_describes_itself(sizes in prop::collection::vec((1..30_000u64, any::<bool>()), 1..60)) {
             const STRIPE_BYTES: u64 = 128 * 1024;
-            let mut open = OpenStripe::new(0, 0, 0, STRIPE_BYTES);
+            let mut open = OpenStripe::new(0, 0, STRIPE_BYTES);
             let mut pushed = Vec::new();
             let (mut gaps, mut data_bytes, mut end) = (0, 0, 0);
             for (n, (bytes, aligned)) in sizes.into_iter().enumerate() {
@@ -316,8 +319,7 @@ mod tests {
             let footer = Footer {
                 fs: 0, target: 0, epoch: Epoch(0), generation: 0, segment: 0, stripe: 0,
                 records: 0, header_bytes: 0, data_bytes: 0, headers_crc: 0, seq: 0,
-                unflushed: StripeOrder::default(), inherited: StripeOrder::default(),
-                unused: Unused::default(),
+                order: 0, unflushed: 0, inherited: 0, unused: Unused::default(), before: None,
             };
             let (stripe, _) = open.close(footer);
             prop_assert_eq!(stripe.len() as u64, STRIPE_BYTES);
@@ -359,7 +361,7 @@ mod tests {
             if torn >= 20 {
                 break;
             }
-            let mut open = OpenStripe::new(0, 0, 0, 2 * BYTES as u64);
+            let mut open = OpenStripe::new(0, 0, 2 * BYTES as u64);
             let header = header(version, BYTES as u64);
             let record = open.push_data(header, true, &mut Payload::new(&data));
             let stored = open.data().slice(record.place.at as usize, BYTES);

@@ -7,7 +7,8 @@
 use crate::LogError;
 use crate::cuts::CUTS_MAX;
 use crate::extents::{Extent, Place, Record, Watch, footprint};
-use crate::format::{Footer, RecordHeader, RecordKind, StripeOrder, blocks_of};
+use crate::format::{Footer, RecordHeader, RecordKind, blocks_of};
+use crate::heat::Heat;
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
 use crate::object::{Change, Object, View};
 use crate::rows::{Mark, SegmentRow};
@@ -235,7 +236,7 @@ impl Inner {
             return bytes;
         }
         let mut state = self.state.borrow_mut();
-        let stripe = self.open_stripe(&mut state);
+        let stripe = self.open_stripe(&mut state, Heat::Hot);
         let fit = |bytes: u64| stripe.fit(bytes, (offset | bytes).is_multiple_of(BLOCK_BYTES));
         // What is cut to whole blocks is laid on whole blocks, where one fewer may fit.
         match fit(bytes) {
@@ -312,7 +313,12 @@ impl Inner {
                     }
                     Need::Mark | Need::Copy | Need::Staged => {}
                 }
-                let stripes = state.segments.stripes_available(self.reserve(need));
+                let heat = if matches!(need, Need::Copy) {
+                    self.heat_of_copies(&state)
+                } else {
+                    Heat::Hot
+                };
+                let stripes = state.segments.stripes_available(heat, self.reserve(need));
                 let short_of_stripes = stripes < STRIPES_PER_CHANGE;
                 if short_of_stripes {
                     let is_hopeless = state.is_hopeless();
@@ -323,7 +329,7 @@ impl Inner {
                         return Err(LogError::Full);
                     }
                 } else if state.in_memory.len() < self.config.stripes_in_flight
-                    && state.next_number - state.durable_number < self.unstable_stripes_max()
+                    && state.unstable_stripes() < self.unstable_stripes_max()
                     && state.unindexed_bytes <= self.unindexed_bytes_max
                 {
                     break;
@@ -395,7 +401,7 @@ impl Inner {
         version
     }
 
-    /// Puts data in place, as new data or as the copy of what is at `from`.
+    /// Puts data in place, as new data or as the copy of what is at these places.
     pub(crate) fn put_records(
         self: &Rc<Self>,
         object: &Rc<Object>,
@@ -403,17 +409,25 @@ impl Inner {
         offset: u64,
         bytes: u64,
         payload: &mut Payload,
-        from: Option<Place>,
+        from: Option<&Rc<[Place]>>,
     ) {
         let mut state = self.state.borrow_mut();
         let aligned = (offset | bytes).is_multiple_of(BLOCK_BYTES);
+        let heat = from.map_or(Heat::Hot, |_| self.heat_of_copies(&state));
+        match from {
+            Some(_) => {
+                state.counters.cleaned_bytes += bytes;
+                state.copies_among_hot |= heat == Heat::Hot;
+            }
+            None => state.counters.written_bytes += footprint(bytes),
+        }
         let mut done = 0;
         while done < bytes {
-            let stripe = self.open_stripe(&mut state);
+            let stripe = self.open_stripe(&mut state, heat);
             stripe.continues |= done > 0 && stripe.pending.is_empty();
             let stored = stripe.fit(bytes - done, aligned);
             if stored == 0 {
-                self.close_stripe(&mut state);
+                self.close_stripe(&mut state, heat);
                 continue;
             }
             let header = RecordHeader {
@@ -430,9 +444,9 @@ impl Inner {
             let record = stripe.push_data(header, aligned, payload);
             let change = match from {
                 None => Change::Write(record),
-                Some(from) => Change::Relocate { from, to: record },
+                Some(from) => Change::Relocate { from: Rc::clone(from), to: record },
             };
-            self.put_change(&mut state, object, version, change);
+            self.put_change(&mut state, heat, object, version, change);
             done += stored;
         }
     }
@@ -456,28 +470,37 @@ impl Inner {
         header: &RecordHeader,
         change: Change,
     ) -> bool {
-        if !self.open_stripe(state).fits_mark() {
-            self.close_stripe(state);
+        let is_copy = matches!(change, Change::Keep { .. });
+        let heat = if is_copy { self.heat_of_copies(state) } else { Heat::Hot };
+        state.copies_among_hot |= is_copy && heat == Heat::Hot;
+        if !self.open_stripe(state, heat).fits_mark() {
+            self.close_stripe(state, heat);
         }
-        let stripe = self.open_stripe(state);
+        let stripe = self.open_stripe(state, heat);
         stripe.push_mark(header);
         let segment = stripe.segment;
         // One that carries its object's size is true until a later one takes its place.
-        let carries_size = object.now.borrow().mark.version == header.version;
-        let is_outdated =
-            matches!(change, Change::Keep) && header.kind != RecordKind::Delete && !carries_size;
+        let is_outdated = matches!(change, Change::Keep { carries_size: false })
+            && header.kind != RecordKind::Delete;
         if is_outdated {
             let row = &mut state.segments.get_mut(segment).row;
             row.outdated_min = row.outdated_min.min(header.version);
         }
         state.mark_bytes += footprint(0);
-        self.put_change(state, object, header.version, change);
+        self.put_change(state, heat, object, header.version, change);
         is_outdated
     }
 
     /// A change whose record is in the open stripe becomes visible.
-    fn put_change(&self, state: &mut State, object: &Rc<Object>, version: u64, change: Change) {
-        let segment = state.open.as_ref().expect("its record was put there").segment;
+    fn put_change(
+        &self,
+        state: &mut State,
+        heat: Heat,
+        object: &Rc<Object>,
+        version: u64,
+        change: Change,
+    ) {
+        let segment = state.open[heat].as_ref().expect("its record was put there").segment;
         let mut watch = WatchNow {
             used_bytes: state.used_bytes,
             index_cost: 0,
@@ -492,10 +515,10 @@ impl Inner {
             // like changes, stripes of copies would be closed when they hold little, and cleaning gain
             // nothing.
             watch.batch_bytes = match change {
-                Change::Keep if now.mark.version == version => {
+                Change::Keep { .. } if now.mark.version == version => {
                     object_row_bytes(now.cuts.iter().len())
                 }
-                Change::Keep => 0,
+                Change::Keep { .. } => 0,
                 _ => 2 * OBJECT_ROW_BYTES,
             };
             now.apply(version, &change, segment, &mut watch);
@@ -504,13 +527,13 @@ impl Inner {
         }
         state.used_bytes = watch.used_bytes;
         state.unindexed_cost += watch.index_cost;
-        let stripe = state.open.as_mut().expect("its record was put there");
+        let stripe = state.open[heat].as_mut().expect("its record was put there");
         if let Some(header) = header_of_len(&change) {
             stripe.unstaged_bytes += header;
         }
         stripe.batch_bytes += watch.batch_bytes;
-        if change.kills(watch.removed) {
-            state.deaths_below = stripe.number + 1;
+        if change.kills(watch.removed) && !std::mem::replace(&mut stripe.kills, true) {
+            state.unindexed_kills += 1;
         }
         state.unindexed_bytes += watch.batch_bytes;
         let row = &mut state.segments.get_mut(stripe.segment).row;
@@ -523,20 +546,31 @@ impl Inner {
         (self.unindexed_bytes_max / 4 / REMOVAL_BYTES).max(64) as usize
     }
 
+    /// Where copies made by the cleaner go: among themselves, unless free segments are few, as whatever is left of a
+    /// segment counts then. Nor before a stripe of this life tells what the segment held that they would begin.
+    fn heat_of_copies(&self, state: &State) -> Heat {
+        let is_left = state.segments.stripes_left(Heat::Cold) >= STRIPES_PER_CHANGE;
+        let is_plenty = state.segments.free_count() >= self.config.reserve_segments.max(1);
+        let is_told = state.durable_order > self.inherited;
+        if is_left || is_plenty && is_told { Heat::Cold } else { Heat::Hot }
+    }
+
     /// The open stripe; opens one when there is none.
-    pub(crate) fn open_stripe<'a>(self: &Rc<Self>, state: &'a mut State) -> &'a mut OpenStripe {
+    pub(crate) fn open_stripe<'a>(
+        self: &Rc<Self>,
+        state: &'a mut State,
+        heat: Heat,
+    ) -> &'a mut OpenStripe {
         let limit = self.unindexed_bytes_max / 4;
-        if state.open.as_ref().is_some_and(|open| open.batch_bytes > limit) {
-            self.close_stripe(state);
+        if state.open[heat].as_ref().is_some_and(|open| open.batch_bytes > limit) {
+            self.close_stripe(state, heat);
         }
-        if state.open.is_none() {
+        if state.open[heat].is_none() {
             let (segment, index, fresh) =
-                state.segments.take_stripe().expect("room was waited for");
-            let number = state.next_number;
-            state.next_number += 1;
-            let mut open = OpenStripe::new(segment, index, number, self.stripe_bytes);
+                state.segments.take_stripe(heat).expect("room was waited for");
+            let mut open = OpenStripe::new(segment, index, self.stripe_bytes);
             open.is_checked = self.is_checked.get();
-            state.open = Some(open);
+            state.open[heat] = Some(open);
             if fresh {
                 let log = Rc::clone(self);
                 spawn_in(&self.group, async move {
@@ -546,53 +580,56 @@ impl Inner {
                 });
             }
         }
-        state.open.as_mut().expect("opened above")
+        state.open[heat].as_mut().expect("opened above")
     }
 
     /// Closes the open stripe, if there is one, and starts writing it.
-    pub(crate) fn close_stripe(self: &Rc<Self>, state: &mut State) {
-        let Some(open) = state.open.take() else { return };
-        let (segment, index, number) = (open.segment, open.index, open.number);
-        let order_of = |segment, stripe| {
-            let generation = state.segments.get(segment).row.generation;
-            StripeOrder { generation, stripe }
-        };
-        let order = order_of(segment, index);
-        let (oldest, unused) = (state.closed.front(), state.segments.unused());
+    pub(crate) fn close_stripe(self: &Rc<Self>, state: &mut State, heat: Heat) {
+        let Some(open) = state.open[heat].take() else { return };
+        let (segment, index, order) = (open.segment, open.index, state.next_order);
+        state.next_order += 1;
+        // A change half put in place has a sequence that is not given out yet. New ones lie in hot stripes.
+        if state.open[Heat::Hot].is_none() {
+            state.closed_seq = state.seq;
+        }
+        let unused = state.segments.unused();
         let footer = Footer {
             fs: self.config.fs,
             target: self.config.target.0,
             epoch: self.epoch,
-            generation: order.generation,
+            generation: state.segments.get(segment).row.generation,
             segment,
             stripe: index,
             records: 0,
             header_bytes: 0,
             data_bytes: 0,
             headers_crc: 0,
-            seq: state.seq,
-            unflushed: oldest.map_or(order, |oldest| order_of(oldest.segment, oldest.index)),
+            seq: state.closed_seq,
+            order,
+            unflushed: state.closed.front().map_or(order, |oldest| oldest.order),
             inherited: self.inherited,
             unused,
+            before: state.before,
         };
-        let batch_bytes = open.batch_bytes;
+        state.before = Some(state.segments.told_of(segment));
+        let (batch_bytes, kills) = (open.batch_bytes, open.kills);
         let (data, pending) = open.close(footer);
         state.in_memory.insert((segment, index), data.clone());
-        // A change half put in place has a sequence that is not given out yet.
-        state.closed_seq = state.seq;
+        let told = (unused.segments[0], state.segments.begun());
         state.closed.push_back(ClosedStripe {
             segment,
             index,
-            number,
+            order,
+            kills,
             pending,
             written: false,
             batch_bytes,
-            told: unused.segments[0],
+            told,
         });
         state.counters.stripes += 1;
         let log = Rc::clone(self);
         spawn_in(&self.group, async move {
-            if let Err(error) = log.write_stripe(segment, index, number, data).await {
+            if let Err(error) = log.write_stripe(segment, index, order, data).await {
                 log.fail(error);
             }
         });
@@ -640,7 +677,7 @@ impl Inner {
         self: &Rc<Self>,
         segment: u32,
         index: u32,
-        number: u64,
+        order: u64,
         data: Buf,
     ) -> Result<(), LogError> {
         let _busy = probe::busy("log seal");
@@ -658,7 +695,7 @@ impl Inner {
             state.in_memory.remove(&(segment, index));
             state.unflushed = true;
             // Nothing is indexed before it is written.
-            let closed = state.closed.iter_mut().find(|closed| closed.number == number);
+            let closed = state.closed.iter_mut().find(|closed| closed.order == order);
             closed.expect("a stripe being written is not indexed").written = true;
         }
         self.changed.notify_all();
@@ -679,7 +716,7 @@ fn header_of_len(change: &Change) -> Option<u64> {
     match change {
         Change::Write(record) => Some(footprint(u64::from(record.stored))),
         Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => Some(footprint(0)),
-        Change::Relocate { .. } | Change::Keep => None,
+        Change::Relocate { .. } | Change::Keep { .. } => None,
     }
 }
 
@@ -749,11 +786,10 @@ impl Watch for WatchNow {
 /// The bytes of a record that is still in memory.
 pub(crate) fn in_memory(state: &State, record: &Record) -> Option<Buf> {
     let place = record.place;
-    let stripe = match &state.open {
-        Some(open) if (open.segment, open.index) == (place.segment, place.stripe) => {
-            Some(open.data())
-        }
-        _ => state.in_memory.get(&(place.segment, place.stripe)),
+    let is_there = |open: &&OpenStripe| (open.segment, open.index) == (place.segment, place.stripe);
+    let stripe = match state.open.iter().flatten().find(is_there) {
+        Some(open) => Some(open.data()),
+        None => state.in_memory.get(&(place.segment, place.stripe)),
     };
     stripe.map(|stripe| stripe.slice(place.at as usize, record.stored as usize))
 }

@@ -6,11 +6,11 @@ mod support;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::KIB;
-use levada_log::{LogError, ObjectLog, Stability, StagedRows};
+use levada_log::{Config, LogError, ObjectLog, Stability, StagedRows};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
-use support::model::{Model, below, check_all, contents, object, payload, put};
+use support::model::{Model, below, check_all, config, contents, object, payload, put};
 use support::{World, bytes, churn_deletions, seeds};
 
 /// Short-lived objects without end, beside objects that live on and whose size a truncation or a
@@ -19,13 +19,17 @@ use support::{World, bytes, churn_deletions, seeds};
 fn an_old_truncation_keeps_no_deletions_alive() {
     Reactor::simulated(1).block_on(async {
         let mut world = World::new(96).await;
-        let log = world.next_life().open(true).await;
+        let (node, parts) = (Group::new(), world.next_life());
+        let made = reactor::spawn_in(&node, async move { parts.open(true).await });
+        let log = made.await.expect("the node lives");
         log.truncate(object(0), 12_345, Stability::Durable).await.expect("room");
         log.write(object(1 << 40), 0, bytes(3, 9000), Stability::Unstable).await.expect("room");
         log.punch(object(1 << 40), 5000, 4000, false, Stability::Durable).await.expect("punched");
         churn_deletions(&log).await;
         let space = log.space();
         assert!(space.free_bytes > space.total_bytes / 4, "{space:?}");
+        // The cleaner may be under way.
+        node.kill();
         drop(log);
         let log = world.rebuild().await;
         assert_eq!(log.stat(object(0)).await.expect("it is there").size, 12_345);
@@ -385,8 +389,9 @@ fn a_log_of_many_small_files_stays_usable() {
 fn old_sizes_do_not_fill_the_log() {
     for (part, chunk) in [(2, 4000), (3, 4000), (4, 20_000)] {
         Reactor::simulated(1).block_on(async {
-            let mut world = World::new(128).await;
-            let log = world.next_life().open(true).await;
+            let mut world = World::with_index(256, 48 << 20).await;
+            let config = Config { segment_stripes: 8, ..config() };
+            let log = world.next_life().open_with(config, true).await;
             let total = log.space().total_bytes;
             let sized = total / 10 * part / 96;
             for n in 0..sized {
