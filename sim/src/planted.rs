@@ -59,6 +59,8 @@ pub const BUGS: &[Bug] = &[
     bug("log-staged-row-left-out", stores::log, 40),
     bug("log-inheritance-not-told", stores::log, 600),
     bug("log-tombstone-dropped", stores::log, 200),
+    bug("log-lost-stripe-passed-over", stores::log, 2000),
+    bug("log-dead-copy-not-told", stores::log, 2000),
     bug("log-checksum-ignored", stack::stack, 600),
     bug("object-verifier-ignored", stack::stack, 40),
     bug("client-written-not-kept", stack::stack, 20),

@@ -503,7 +503,8 @@ impl WatchIndex {
             Change::Keep { .. } => indexed.mark != mark,
             Change::Relocate { .. } => false,
         };
-        if is_dead_on_arrival(&indexed, version, change) {
+        if is_dead_on_arrival(&indexed, version, change) && !planted!("log-dead-copy-not-told") {
+            probe::count("copies dead on arrival", 1);
             let segment = self.segments.entry(segment).or_default();
             segment.outdated_min = segment.outdated_min.min(version);
         }

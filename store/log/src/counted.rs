@@ -23,6 +23,7 @@ use crate::read::Plan;
 use crate::rebuild::Found;
 use levada_base::Epoch;
 use levada_base::ids::ObjectId;
+use levada_base::{planted, probe};
 use levada_raid::IoClass;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -114,6 +115,9 @@ impl Inner {
             let footer = &stripes[at].footer;
             let before = at.checked_sub(1).map(|before| &stripes[before].footer);
             let gap = is_gap(before, footer, flushed_to, self.config.segment_stripes);
+            if gap {
+                probe::count("stripes found lost", 1);
+            }
             if gap || !self.is_whole(&stripes[at]).await? {
                 tracing::warn!(
                     segment = footer.segment,
@@ -141,6 +145,7 @@ impl Inner {
             if let Some(before) = footer.before.filter(|_| !is_there && footer.order > flushed_to)
                 && self.was_given_back(before, first_of.get(&before.segment).copied(), footer.order)
             {
+                probe::count("stripes found given back", 1);
                 flushed_to = footer.order;
             }
         }
@@ -153,6 +158,7 @@ impl Inner {
         let stripes = u64::from(self.config.segment_stripes);
         let places = u64::from(before.segment) * stripes..(u64::from(before.segment) + 1) * stripes;
         match first {
+            _ if planted!("log-lost-stripe-passed-over") => true,
             Some(first) if first.order < order => false,
             // What was flushed cannot have been lost.
             _ if before.is_flushed => true,

@@ -627,6 +627,9 @@ impl Inner {
             told,
         });
         state.counters.stripes += 1;
+        if heat == Heat::Cold {
+            probe::count("stripes of cold data", 1);
+        }
         let log = Rc::clone(self);
         spawn_in(&self.group, async move {
             if let Err(error) = log.write_stripe(segment, index, order, data).await {
