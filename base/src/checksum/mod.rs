@@ -139,7 +139,7 @@ mod tests {
             register ^= u32::from(*byte);
             for _ in 0..8 {
                 let odd = register & 1;
-                register = register >> 1 ^ odd * 0x82f6_3b78;
+                register = (register >> 1) ^ (odd * 0x82f6_3b78);
             }
             register
         })
@@ -199,7 +199,7 @@ mod tests {
                 );
             }
             block[bit / 8] ^= 1 << (bit % 8);
-            adds = adds >> 1 ^ (adds & 1) * 0x82f6_3b78;
+            adds = (adds >> 1) ^ ((adds & 1) * 0x82f6_3b78);
         }
     }
 

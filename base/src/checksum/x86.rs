@@ -52,7 +52,7 @@ const _: () = assert!(BLOCK_BYTES.is_multiple_of(ROUND_BYTES));
 const GENERATOR: u32 = 0x82f6_3b78;
 
 const fn times_x(a: u32) -> u32 {
-    a >> 1 ^ (a & 1) * GENERATOR
+    (a >> 1) ^ ((a & 1) * GENERATOR)
 }
 
 /// The product modulo the generator.
