@@ -4,11 +4,12 @@ use crate::out::{print, say};
 use crate::{mount, place, work};
 use anyhow::{Result, bail};
 use clap::Args;
-use levada_node::control::{self, ControlReply, ControlRequest, MountNow, Status};
+use levada_node::control::{self, ControlReply, ControlRequest, MountNow, ObjectScrub, Status};
 use levada_node::meters::CacheMeters;
 use levada_node::state::StateDir;
 use std::fmt::Write;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Args)]
 pub struct StatusArgs {
@@ -144,6 +145,9 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
             }
             None => writeln!(out)?,
         }
+        if let Some(scrub) = &target.last_scrub {
+            writeln!(out, "    last scrub: {}", scrub_text(scrub))?;
+        }
     }
     writeln!(out, "\nmounts")?;
     if status.mounts.is_empty() && leaving.is_empty() {
@@ -177,6 +181,23 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         bytes(traffic.read_bytes_per_s),
         bytes(traffic.written_bytes_per_s),
         traffic.metadata_per_s
+    )
+}
+
+/// What the last scrub of a target's objects found, and how long ago.
+fn scrub_text(scrub: &ObjectScrub) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let minutes = now.as_secs().saturating_sub(scrub.ended_s) / 60;
+    let ago = match minutes / 60 {
+        0 => format!("{minutes} min"),
+        hours if hours < 48 => format!("{hours} h"),
+        hours => format!("{} days", hours / 24),
+    };
+    format!(
+        "{} checked, {} repaired, {} beyond repair, {ago} ago",
+        bytes(scrub.checked_bytes),
+        scrub.repaired_blocks,
+        scrub.damaged
     )
 }
 

@@ -16,7 +16,7 @@ use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Epoch, IoVec, IoVecMut, reactor};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -40,6 +40,10 @@ struct State {
     rot: RefCell<BTreeMap<u64, u8>>,
     /// By number of the write.
     fates: RefCell<BTreeMap<u64, WriteFate>>,
+    /// Of the next write at or behind a place, and of the one after it.
+    fates_behind: RefCell<VecDeque<(u64, WriteFate)>>,
+    /// Writes that met one of these.
+    miswritten: Cell<u64>,
     writes: Cell<u64>,
     reads: Cell<u64>,
     extra: Cell<Duration>,
@@ -112,6 +116,29 @@ impl Faults {
         self.0.fates.borrow_mut().insert(self.0.writes.get() + nth, fate);
     }
 
+    /// The next write that begins at or behind `from` is acknowledged and forgotten; ordered again, the one after it too.
+    pub fn lose_write_behind(&self, from: u64) {
+        self.0.fates_behind.borrow_mut().push_back((from, WriteFate::Lost));
+    }
+
+    /// The next write that begins at or behind `from` lands at `to`, or where the device still has room for it.
+    pub fn misdirect_write_behind(&self, from: u64, to: u64) {
+        let fate = WriteFate::Misdirected(round_down(to, BLOCK_BYTES));
+        self.0.fates_behind.borrow_mut().push_back((from, fate));
+    }
+
+    /// Writes that were lost or went astray so.
+    #[must_use]
+    pub fn miswritten(&self) -> u64 {
+        self.0.miswritten.get()
+    }
+
+    /// Writes do what they say again.
+    pub fn write_well(&self) {
+        self.0.fates.borrow_mut().clear();
+        self.0.fates_behind.borrow_mut().clear();
+    }
+
     /// Every request takes this much longer; zero ends it.
     pub fn slow(&self, extra: Duration) {
         self.0.extra.set(extra);
@@ -127,7 +154,7 @@ impl Faults {
         self.restore();
         self.0.bad.borrow_mut().clear();
         self.0.rot.borrow_mut().clear();
-        self.0.fates.borrow_mut().clear();
+        self.write_well();
         self.slow(Duration::ZERO);
         self.ask_for_replacement(false);
     }
@@ -218,6 +245,21 @@ impl FaultDevice {
         }
     }
 
+    /// What becomes of a write that is let through.
+    fn fate(&self, number: u64, at: u64, bytes: u64) -> Option<WriteFate> {
+        let state = &self.faults.0;
+        let mut behind = state.fates_behind.borrow_mut();
+        let meets = behind.front().is_some_and(|(from, _)| at >= *from);
+        let next = if meets { behind.pop_front().map(|(_, fate)| fate) } else { None };
+        state.miswritten.set(state.miswritten.get() + u64::from(next.is_some()));
+        let fate = state.fates.borrow_mut().remove(&number).or(next);
+        let last = self.info().capacity_bytes - bytes;
+        fate.map(|fate| match fate {
+            WriteFate::Misdirected(to) => WriteFate::Misdirected(to.min(last)),
+            WriteFate::Lost => WriteFate::Lost,
+        })
+    }
+
     fn first_bad(&self, at: u64, bytes: u64) -> Option<BlockError> {
         let bad = self.faults.0.bad.borrow();
         let mut inside = bad.range(blocks_of(at, bytes));
@@ -268,7 +310,7 @@ impl Device for FaultDevice {
         let bytes = bytes_in(&from);
         let admitted = self.admit().and_then(|()| check_range(self.info(), at, bytes));
         let request = admitted.map(|()| {
-            let to = match state.fates.borrow_mut().remove(&number) {
+            let to = match self.fate(number, at, bytes) {
                 Some(WriteFate::Lost) => return None,
                 Some(WriteFate::Misdirected(to)) => to,
                 None => at,

@@ -1,5 +1,6 @@
 //! The array trait: a device plus what a store needs to know about stripes.
 
+use crate::pace::Foreground;
 use levada_base::{IoVec, IoVecMut};
 use levada_device::{Device, IoFuture};
 
@@ -102,4 +103,7 @@ pub trait Array: Device {
 
     /// True when `stripe` was declared fresh and not discarded since.
     fn is_written(&self, stripe: u64) -> bool;
+
+    /// What foreground I/O the array has, for a store's own work on it to give way ([`crate::Pace`]).
+    fn foreground(&self) -> &Foreground;
 }

@@ -56,7 +56,7 @@ pub use engine::UNREADABLE_CHUNKS_MAX;
 pub use error::{AssemblyReport, Finding, Misfit, RaidError};
 pub use layout::Level;
 pub use member::MemberState;
-pub use pace::Limits;
+pub use pace::{Foreground, Limits, Pace};
 pub use raid::RaidArray;
 pub use recorded::{Recorded, RecordedMember};
 pub use scrub::ScrubReport;

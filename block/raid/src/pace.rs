@@ -1,4 +1,4 @@
-//! Pace: how fast rebuild and scrub go beside other I/O.
+//! Pace: how fast rebuild and scrub go beside other I/O, also the scrub of what a store keeps on an array.
 //!
 //! An array that is idle otherwise is worked on at the ceiling. Beside foreground I/O the pace is found between floor and
 //! ceiling: a little faster as long as that I/O takes about as long as it does beside the floor, much slower as soon as it
@@ -62,9 +62,9 @@ pub(crate) enum Kind {
 
 /// What foreground I/O took, while somebody wants to know.
 #[derive(Default)]
-pub(crate) struct Foreground {
+pub struct Foreground {
     /// I/Os begun.
-    pub begun: Cell<u64>,
+    begun: Cell<u64>,
     /// So many are watching.
     watched: Cell<u32>,
     taken: [Cell<Taken>; 2],
@@ -72,7 +72,7 @@ pub(crate) struct Foreground {
 
 impl Foreground {
     /// Counts an I/O, and times it if anybody watches.
-    pub fn watch<'a, T: 'a>(&'a self, kind: Kind, io: IoFuture<'a, T>) -> IoFuture<'a, T> {
+    pub(crate) fn watch<'a, T: 'a>(&'a self, kind: Kind, io: IoFuture<'a, T>) -> IoFuture<'a, T> {
         add(&self.begun, 1);
         if self.watched.get() == 0 {
             return io;
@@ -173,7 +173,7 @@ impl Steering {
 }
 
 /// Keeps a background task at its pace, and its progress.
-pub(crate) struct Pace<'a> {
+pub struct Pace<'a> {
     foreground: &'a Foreground,
     /// `None` where there is nothing to find.
     steering: Option<Steering>,
@@ -184,18 +184,33 @@ pub(crate) struct Pace<'a> {
     bytes: u64,
     /// How many foreground I/Os there had been when it was last looked, and when there were new ones.
     seen: (u64, Option<Instant>),
-    pub progress: Progress,
+    pub(crate) progress: Progress,
 }
 
 impl<'a> Pace<'a> {
+    /// Beside the foreground I/O of an array ([`Array::foreground`](crate::Array::foreground)).
+    #[must_use]
+    pub fn beside(foreground: &'a Foreground, limits: Limits) -> Self {
+        Self::of_stripes(foreground, limits, 0, 0)
+    }
+
     /// `stripes_before` of the total were done before it was interrupted.
-    pub fn new(
+    pub(crate) fn new(
         engine: &'a Engine,
         limits: Limits,
         stripes_before: u64,
         stripes_total: u64,
     ) -> Self {
-        let (now, foreground) = (reactor::now(), &engine.foreground);
+        Self::of_stripes(&engine.foreground, limits, stripes_before, stripes_total)
+    }
+
+    fn of_stripes(
+        foreground: &'a Foreground,
+        limits: Limits,
+        stripes_before: u64,
+        stripes_total: u64,
+    ) -> Self {
+        let now = reactor::now();
         let stripes_done = stripes_before;
         let progress =
             Progress { stripes_done, stripes_before, stripes_total, bytes_per_second: 0.0 };
@@ -215,12 +230,19 @@ impl<'a> Pace<'a> {
     }
 
     /// Counts work done and waits until the next may begin.
-    pub async fn spend(&mut self, stripes: u64, bytes: u64) {
+    pub(crate) async fn spend(&mut self, stripes: u64, bytes: u64) {
         wait_until(self.charge(stripes, bytes)).await;
     }
 
+    /// Counts a piece of work of so many bytes: when it may begin.
+    pub fn turn(&mut self, bytes: u64) -> Instant {
+        let begins = self.paid;
+        self.charge(0, bytes);
+        begins
+    }
+
     /// Counts work done: when the next may begin, if not at once.
-    pub fn charge(&mut self, stripes: u64, bytes: u64) -> Option<Instant> {
+    pub(crate) fn charge(&mut self, stripes: u64, bytes: u64) -> Option<Instant> {
         self.bytes += bytes;
         self.progress.stripes_done += stripes;
         // Stripes written since it began are visited too.

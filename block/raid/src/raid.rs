@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::{AssemblyReport, RaidError};
 use crate::map::Bit;
 use crate::member::Member;
-use crate::pace::{Kind, Limits};
+use crate::pace::{Foreground, Kind, Limits};
 use crate::scrub::ScrubReport;
 use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
@@ -354,5 +354,9 @@ impl Array for RaidArray {
 
     fn is_written(&self, stripe: u64) -> bool {
         stripe < self.engine.layout.stripes && self.engine.map.has(Bit::Written, stripe)
+    }
+
+    fn foreground(&self) -> &Foreground {
+        &self.engine.foreground
     }
 }

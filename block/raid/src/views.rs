@@ -4,6 +4,7 @@
 //! not overlap share no stripe. A view has no state; flush and fence are those of the whole.
 
 use crate::array::{Array, ArrayGeometry, IoClass, MemberSet};
+use crate::pace::Foreground;
 use levada_base::buf::bytes_in;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
@@ -180,6 +181,10 @@ impl Array for StripeRange {
 
     fn is_written(&self, stripe: u64) -> bool {
         stripe < self.stripes && self.array.is_written(self.first + stripe)
+    }
+
+    fn foreground(&self) -> &Foreground {
+        self.array.foreground()
     }
 }
 

@@ -14,7 +14,7 @@ use levada_raid::{
     ArraySpec as RaidSpec, ArrayStatus, AssemblyReport, Finding, Level as RaidLevel, Limits,
     MemberSpec, MemberState, RaidArray, RaidError,
 };
-use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec};
+use levada_spec::{ArraySpec, Bytes, ClusterFile, Level, ParityKind, RebuildSpec, ScrubSpec};
 use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
@@ -312,12 +312,22 @@ impl ClusterArray {
     }
 }
 
-/// The pace that a cluster file asks for.
+/// The pace of rebuilds that a cluster file asks for.
 #[must_use]
 pub fn pace_of(spec: &RebuildSpec) -> Limits {
+    limits(spec.floor, spec.ceiling)
+}
+
+/// And that of scrubs.
+#[must_use]
+pub fn scrub_pace_of(spec: &ScrubSpec) -> Limits {
+    limits(spec.floor, spec.ceiling)
+}
+
+fn limits(floor: Bytes, ceiling: Option<Bytes>) -> Limits {
     Limits {
-        floor_bytes_per_second: spec.floor.0,
-        ceiling_bytes_per_second: spec.ceiling.map_or(u64::MAX, |ceiling| ceiling.0),
+        floor_bytes_per_second: floor.0,
+        ceiling_bytes_per_second: ceiling.map_or(u64::MAX, |ceiling| ceiling.0),
     }
 }
 

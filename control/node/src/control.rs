@@ -226,6 +226,20 @@ pub struct TargetStatus {
     /// Rows of the metadata, or objects of an index, that were asked for since the start.
     #[serde(default)]
     pub cache: CacheMeters,
+    /// The last scrub of an object log.
+    #[serde(default)]
+    pub last_scrub: Option<ObjectScrub>,
+}
+
+/// What a scrub of an object log found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectScrub {
+    /// Seconds since 1970.
+    pub ended_s: u64,
+    pub checked_bytes: u64,
+    pub repaired_blocks: u64,
+    /// Places beyond repair.
+    pub damaged: u64,
 }
 
 /// The segments of an object log.

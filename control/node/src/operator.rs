@@ -6,7 +6,7 @@ mod spares;
 
 use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
-use crate::control::{ControlReply, ControlRequest, Traffic};
+use crate::control::{ControlReply, ControlRequest, ObjectScrub, Traffic};
 use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
@@ -55,6 +55,8 @@ pub struct Operator {
     scrubbing: Cell<bool>,
     /// While objects are scrubbed: since when, and how many targets are done.
     objects_scrubbed: Cell<Option<(Instant, usize)>>,
+    /// By target, the last scrub of its objects that came to its end, also in an earlier life.
+    scrubbed: RefCell<BTreeMap<String, ObjectScrub>>,
 }
 
 /// Why an order cannot be carried out.
@@ -134,6 +136,7 @@ impl Operator {
             checks: Checks::default(),
             scrubbing: Cell::new(false),
             objects_scrubbed: Cell::new(None),
+            scrubbed: RefCell::default(),
             cluster,
         })
     }

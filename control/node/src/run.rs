@@ -174,7 +174,7 @@ async fn serve(
     let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed);
     let resumed = Rc::clone(&operator);
     // Of this group, which ends before the arrays are closed.
-    reactor::spawn_in(&services, async move { resumed.resume_scrub() });
+    reactor::spawn_in(&services, async move { resumed.resume_scrub().await });
     reactor::spawn_in(&services, Rc::clone(&operator).measure());
     reactor::spawn_in(&services, Rc::clone(&operator).keep_spares());
     let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::Bytes;
 use crate::file::{
     ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec, Level,
-    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, SliceSize, Spread,
+    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, ScrubSpec, SliceSize, Spread,
 };
 
 /// Drives of a box.
@@ -93,6 +93,7 @@ impl ClusterFile {
             drives,
             spares: Vec::new(),
             rebuild: RebuildSpec::default(),
+            scrub: ScrubSpec::default(),
             arrays: vec![
                 ArraySpec {
                     name: "meta".into(),

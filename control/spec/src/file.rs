@@ -38,6 +38,8 @@ pub struct ClusterFile {
     pub spares: Vec<String>,
     /// How fast lost members are rebuilt, and how soon.
     pub rebuild: RebuildSpec,
+    /// How fast arrays and objects are scrubbed.
+    pub scrub: ScrubSpec,
     /// All arrays, in file order. Slices lie on a drive in this order.
     pub arrays: Vec<ArraySpec>,
     /// The file systems; exactly one in this release.
@@ -63,6 +65,22 @@ impl Default for RebuildSpec {
     /// So much that a drive of 1 TB of an 8 + 2 comes back within a day under any load.
     fn default() -> Self {
         Self { floor: Bytes(200_000_000), ceiling: None, grace_s: 60 }
+    }
+}
+
+/// How what is stored is scrubbed beside other I/O; rates are bytes per second, read on all members of an array together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubSpec {
+    /// At least this, whatever else there is to do.
+    pub floor: Bytes,
+    /// At most this; `None`: as fast as the drives are.
+    pub ceiling: Option<Bytes>,
+}
+
+impl Default for ScrubSpec {
+    /// So much that ten drives of 4 TB are through within a week under any load.
+    fn default() -> Self {
+        Self { floor: Bytes(75_000_000), ceiling: None }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
     ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, FileSystemSpec, HostSpec, Level, Loaded,
-    ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, SliceSize, Spread,
+    ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread,
     TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
@@ -45,6 +45,7 @@ const FILE_KEYS: &[&str] = &[
     "enclosure",
     "spares",
     "rebuild",
+    "scrub",
     "array",
     "filesystem",
     "mount",
@@ -55,6 +56,7 @@ const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
 const REBUILD_KEYS: &[&str] = &["floor", "ceiling", "grace_s"];
+const SCRUB_KEYS: &[&str] = &["floor", "ceiling"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
 const ARRAY_KEYS: &[&str] = &[
@@ -193,6 +195,7 @@ impl Reader<'_> {
             drives: Vec::new(),
             spares: Vec::new(),
             rebuild: RebuildSpec::default(),
+            scrub: ScrubSpec::default(),
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
@@ -239,6 +242,10 @@ impl Reader<'_> {
         if let Some(table) = self.table(root, "rebuild", Node::Rebuild, "[rebuild]", REBUILD_KEYS) {
             cluster.rebuild = self.rebuild(table);
         }
+        if let Some(table) = self.table(root, "scrub", Node::Scrub, "[scrub]", SCRUB_KEYS) {
+            let (floor, ceiling) = self.paces(table, ScrubSpec::default().floor);
+            cluster.scrub = ScrubSpec { floor, ceiling };
+        }
         for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
             let array = self.doubting(table.node, |reader| reader.array(table, &cluster));
             cluster.arrays.push(array);
@@ -262,21 +269,27 @@ impl Reader<'_> {
 
     fn rebuild(&mut self, table: Table<'_>) -> RebuildSpec {
         let default = RebuildSpec::default();
-        let ceiling = self.pace(table, "ceiling");
-        // Whoever says how much is too much means less than that.
-        let floor_most = ceiling.unwrap_or(PACE_MOST);
-        let floor = self.pace(table, "floor").unwrap_or(default.floor.min(floor_most));
-        if floor > floor_most {
-            let (key, least, most) = ("floor", PACE_LEAST, floor_most);
-            let kind = ProblemKind::SizeOutOfRange { key, value: floor, least, most };
-            self.problem_at(kind, table.node, key);
-        }
+        let (floor, ceiling) = self.paces(table, default.floor);
         let grace_s = self.number(table, "grace_s", 0, GRACE_S_MOST);
         let grace_s = grace_s.map_or(default.grace_s, |seconds| seconds as u32);
         RebuildSpec { floor, ceiling, grace_s }
     }
 
-    /// Bytes per second of a rebuild, of which some must be left.
+    /// Floor and ceiling.
+    fn paces(&mut self, table: Table<'_>, default_floor: Bytes) -> (Bytes, Option<Bytes>) {
+        let ceiling = self.pace(table, "ceiling");
+        // Whoever says how much is too much means less than that.
+        let floor_most = ceiling.unwrap_or(PACE_MOST);
+        let floor = self.pace(table, "floor").unwrap_or(default_floor.min(floor_most));
+        if floor > floor_most {
+            let (key, least, most) = ("floor", PACE_LEAST, floor_most);
+            let kind = ProblemKind::SizeOutOfRange { key, value: floor, least, most };
+            self.problem_at(kind, table.node, key);
+        }
+        (floor, ceiling)
+    }
+
+    /// Bytes per second of a rebuild or a scrub, of which some must be left.
     fn pace(&mut self, table: Table<'_>, key: &'static str) -> Option<Bytes> {
         let value = self.size(table, key)?;
         if !(PACE_LEAST..=PACE_MOST).contains(&value) {

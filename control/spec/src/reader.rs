@@ -19,6 +19,7 @@ pub(crate) enum Node {
     Drives,
     Spares,
     Rebuild,
+    Scrub,
     Host(usize),
     Enclosure(usize),
     Drive(usize),

@@ -99,6 +99,14 @@ impl ClusterFile {
             "# Seconds that a drive which vanished is waited for before a spare takes its place.\ngrace_s = {}",
             self.rebuild.grace_s
         )?;
+        writeln!(
+            out,
+            "\n[scrub]\n# Bytes per second of a scrub beside other work, on all drives of an array together."
+        )?;
+        writeln!(out, "floor = {}", size(self.scrub.floor))?;
+        if let Some(ceiling) = self.scrub.ceiling {
+            writeln!(out, "ceiling = {}", size(ceiling))?;
+        }
         writeln!(out)?;
         self.write_arrays(out)?;
         self.write_filesystems(out)?;

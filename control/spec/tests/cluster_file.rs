@@ -235,6 +235,10 @@ fn mistakes_in_single_keys() {
     breaks("[[array]]\nname = \"meta\"", &rebuild, 2, "`floor` is 20", "allowed: 1");
     let none = "[rebuild]\nfloor = 0\n[[array]]\nname = \"meta\"";
     breaks("[[array]]\nname = \"meta\"", none, 1, "`floor` is 0", "allowed: 1");
+    let scrub = format!("[scrub]\n{slow}\n[[array]]\nname = \"meta\"");
+    breaks("[[array]]\nname = \"meta\"", &scrub, 2, "`floor` is 20", "allowed: 1");
+    let unknown = "[scrub]\ngrace_s = 1\n[[array]]\nname = \"meta\"";
+    breaks("[[array]]\nname = \"meta\"", unknown, 1, "grace_s", "");
     breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");
@@ -732,7 +736,7 @@ fn written_files_read_back() {
         reads_back(&ClusterFile::box_default(Path::new("/x"), free).unwrap());
     }
     let odd = GOOD
-        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[[array]]\nname = \"meta\"")
+        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[scrub]\nceiling = \"50MB\"\n[[array]]\nname = \"meta\"")
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
@@ -741,6 +745,8 @@ fn written_files_read_back() {
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
     assert_eq!(cluster.rebuild.floor, Bytes(100_000_000), "no more than the ceiling");
     assert_eq!(cluster.rebuild.grace_s, 0);
+    let fifty = Bytes(50_000_000);
+    assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
     reads_back(&cluster);
 }
 

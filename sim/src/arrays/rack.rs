@@ -89,6 +89,10 @@ pub struct Rack {
     /// The drive with silently wrong bytes. Only those who read what two copies agree about bear it.
     rotten: Cell<Option<usize>>,
     pub may_rot: Cell<bool>,
+    /// Drives of which writes of data were lost or went astray, until that is put right. Only those bear it who can tell
+    /// what they read from what they wrote.
+    miswriting: RefCell<BTreeSet<usize>>,
+    pub may_miswrite: Cell<bool>,
     /// Where the data begins on each drive, in bytes.
     data_at: Cell<u64>,
     members_made: Cell<u64>,
@@ -111,6 +115,8 @@ impl Rack {
             unreadable: RefCell::default(),
             rotten: Cell::default(),
             may_rot: Cell::default(),
+            miswriting: RefCell::default(),
+            may_miswrite: Cell::default(),
             data_at: Cell::default(),
             members_made: Cell::new(0),
             lost_blocks: Cell::new(0),
@@ -231,7 +237,7 @@ impl Rack {
 
     /// The same as far as is known, between two starts.
     fn bears_still(&self) -> usize {
-        if self.rotten.get().is_some() {
+        if self.rotten.get().is_some() || !self.miswriting.borrow().is_empty() {
             return 0;
         }
         let not_whole: BTreeSet<_> =
@@ -288,7 +294,8 @@ impl Rack {
     /// `docs/design/0009-simulation.md`.
     pub fn fault(self: &Rc<Self>, rng: &mut Rng) {
         let rot = if self.may_rot.get() { 2 } else { 0 };
-        match rng.weighted(&[4, 1, 3, 2, 6, rot]) {
+        let miswrite = if self.may_miswrite.get() { 4 } else { 0 };
+        match rng.weighted(&[4, 1, 3, 2, 6, rot, miswrite]) {
             0 if self.bears() > 0 => {
                 let at = rng.below(self.world.shape.drives as u64) as usize;
                 if !self.lost.borrow().contains(&at) {
@@ -310,6 +317,8 @@ impl Rack {
             }
             4 => self.mend(rng),
             5 => self.rot(rng),
+            // What two wrote wrong, resync after a crash could not tell from what was in flight.
+            6 => self.miswrite(rng, 1),
             _ => {}
         }
     }
@@ -356,6 +365,65 @@ impl Rack {
                 let (within, bytes) = (rng.below(BLOCK_BYTES - 64), rng.between(1, 64));
                 self.world.drive(at).faults.rot(block * BLOCK_BYTES + within, bytes, 0x40);
             }
+        }
+    }
+
+    /// Some of the next writes of data are lost, or land elsewhere among the data, on so many drives at most. Not while
+    /// anything else is the matter.
+    pub fn miswrite(&self, rng: &mut Rng, drives_max: usize) {
+        if self.bears() < self.kind.bears() {
+            return;
+        }
+        let (data_at, end) = (self.data_at.get(), self.world.shape.drive_bytes);
+        for _ in 0..rng.between(1, drives_max as u64) {
+            let at = rng.below(self.world.shape.drives as u64) as usize;
+            self.tell(|| format!("{at} miswrites"));
+            self.miswriting.borrow_mut().insert(at);
+            let drive = self.world.drive(at);
+            for _ in 0..rng.between(1, 4) {
+                if rng.one_in(2) {
+                    self.world.note("write lost");
+                    drive.faults.lose_write_behind(data_at);
+                } else {
+                    self.world.note("write misdirected");
+                    drive.faults.misdirect_write_behind(data_at, rng.between(data_at, end - 1));
+                }
+            }
+        }
+    }
+
+    /// True while what drives wrote wrong is not put right.
+    #[must_use]
+    pub fn has_miswritten(&self) -> bool {
+        !self.miswriting.borrow().is_empty()
+    }
+
+    /// Drives write what they are told again; whether any did not. What they wrote wrong stays.
+    #[must_use]
+    pub fn write_well(&self) -> bool {
+        let mut written = 0;
+        for at in &*self.miswriting.borrow() {
+            let drive = self.world.drive(*at);
+            written += drive.faults.miswritten();
+            drive.faults.write_well();
+        }
+        if written == 0 {
+            self.miswriting.borrow_mut().clear();
+        }
+        written > 0
+    }
+
+    /// What was written wrong is put right where the data is known, and now looks whether all chunks agree again. Where
+    /// two of one stripe were wrong that nobody needs, nothing tells which: then these drives are not whole as before.
+    pub async fn make_agree(&self) {
+        let report = self.array().scrub_anew(Limits::NONE).await;
+        let report = report.unwrap_or_else(|error| panic!("seed {}: {error}", self.world.seed));
+        assert_eq!(report.lost, 0, "seed {}: {report:?}", self.world.seed);
+        let mut coverage = self.world.coverage.borrow_mut();
+        coverage.count("miswritten chunks found by the array", report.wrong_repaired);
+        coverage.count("stripes with two that nobody needs", report.mismatched);
+        if report.mismatched == 0 {
+            self.miswriting.borrow_mut().clear();
         }
     }
 
@@ -496,8 +564,9 @@ impl Rack {
         assert_eq!(status.degraded, 0, "seed {seed}: degraded after the last rebuild");
         let report = array.scrub_anew(Limits::NONE).await;
         let report = report.unwrap_or_else(|error| panic!("seed {seed}: scrub: {error}"));
+        let disagree = report.mismatched > 0 && self.miswriting.borrow().is_empty();
         assert!(
-            report.mismatched == 0 && report.lost == 0 && report.wrong_repaired == 0,
+            !disagree && report.lost == 0 && report.wrong_repaired == 0,
             "seed {seed}: scrub found damage that nobody did: {report:?}"
         );
         self.world.coverage.borrow_mut().count("stripes scrubbed", report.stripes);

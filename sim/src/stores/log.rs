@@ -5,19 +5,19 @@
 //! and again and refuses.
 
 use super::objects::{Model, TASKS, check_all, config, object, payload, work};
-use super::{end_round, open};
+use super::{end_round, ended, open};
 use crate::arrays::rounds;
 use crate::arrays::{Kind, Rack};
-use crate::{Outcome, Shape, SimDrive, World};
+use crate::{LOSSES_MAX, Outcome, Rng, Shape, SimDrive, World};
 use levada_base::Epoch;
 use levada_base::ids::Seq;
 use levada_base::probe;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
 use levada_kv::{KvError, Store};
-use levada_log::{ObjectLog, Stability, StagedRows, check_segments};
-use levada_raid::Array;
-use std::cell::RefCell;
+use levada_log::{ObjectLog, ScrubOrder, Stability, StagedRows, check_segments};
+use levada_raid::{Array, Limits};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,9 +37,10 @@ pub fn log(seed: u64) -> Outcome {
         let world = Rc::new(World::new(seed, Shape::of_12(drive_bytes)));
         let index = Rc::new(SimDrive::new("index", u16::MAX, INDEX_BYTES));
         let rack = Rack::create(Rc::clone(&world), Kind::Parity).await;
+        rack.may_miswrite.set(world.rng(|rng| rng.one_in(2)));
         // Cut off with the others, and never lost: no fault looks beyond the shape.
         world.drives.borrow_mut().push(Rc::clone(&index));
-        let run = Run { rack, index, model: Rc::default() };
+        let run = Run { rack, index, model: Rc::default(), scrub: Rc::default() };
         run.rounds().await;
         {
             let (model, mut coverage) = (run.model.borrow(), world.coverage.borrow_mut());
@@ -55,6 +56,8 @@ struct Run {
     rack: Rc<Rack>,
     index: Rc<SimDrive>,
     model: Rc<RefCell<Model>>,
+    /// The number of the scrub that runs, or was interrupted and goes on.
+    scrub: Rc<Cell<u64>>,
 }
 
 impl Run {
@@ -76,6 +79,9 @@ impl Run {
                 let work = work(log.clone(), Rc::clone(&self.model), task, u64::MAX);
                 reactor::spawn_in(&world.node(), work);
             }
+            if world.rng(|rng| rng.one_in(2)) {
+                reactor::spawn_in(&world.node(), self.scrub(log.clone()));
+            }
             let length = world.rng(|rng| rng.between(5_000, 150_000));
             rounds::faults_for(&self.rack, Duration::from_micros(length)).await;
             let settled = log.clone();
@@ -87,14 +93,82 @@ impl Run {
             log = self.reopen().await;
             check_all(&log, &self.model, seed).await;
             world.coverage.borrow_mut().count("full checks", 1);
+            if world.rng(|rng| rng.one_in(2)) {
+                self.put_right(&log).await;
+            }
         }
+        self.put_right(&log).await;
         self.rack.finish().await;
+        if self.rack.may_miswrite.get() {
+            self.miswritten_by_two(&log).await;
+        }
         let report = log.scrub().await.unwrap_or_else(|e| panic!("seed {seed}: scrub: {e}"));
         assert!(report.damaged.is_empty(), "seed {seed}: {report:?}");
-        if world.rng(|rng| rng.one_in(2)) {
+        // What lies beside the data in a stripe is for the array to put right, and two wrong chunks it cannot.
+        if !self.rack.has_miswritten() && world.rng(|rng| rng.one_in(2)) {
             log = self.lose_the_index(log).await;
         }
         check_all(&log, &self.model, seed).await;
+    }
+
+    /// A scrub beside everything else, which goes on in the next life if this one is too short.
+    fn scrub(&self, log: ObjectLog) -> impl Future<Output = ()> + 'static {
+        let (world, number) = (Rc::clone(&self.rack.world), Rc::clone(&self.scrub));
+        let bytes_per_second = world.rng(|rng| rng.between(2, 200)) * MIB;
+        async move {
+            let (seed, run) = (world.seed, number.get());
+            let limits = Limits {
+                floor_bytes_per_second: bytes_per_second,
+                ceiling_bytes_per_second: bytes_per_second,
+            };
+            let order = ScrubOrder { run, limits, clock_s: || 0 };
+            let before = log.scrub_record().await;
+            let before = before.unwrap_or_else(|e| panic!("seed {seed}: a record: {e}"));
+            let goes_on = before.filter(|record| record.run == run);
+            let report = log.scrub_by_order(order).await;
+            let report = report.unwrap_or_else(|e| panic!("seed {seed}: scrub: {e}"));
+            assert_eq!(report.places(), 0, "seed {seed}: {report:?}");
+            number.set(run + 1);
+            let mut coverage = world.coverage.borrow_mut();
+            coverage.count("scrubs beside faults", 1);
+            coverage.count("of these interrupted before", u64::from(goes_on.is_some()));
+        }
+    }
+
+    /// As many drives as may be lost write wrong while the log is used: of a stripe as many chunks are wrong as it has of
+    /// parity.
+    async fn miswritten_by_two(&self, log: &ObjectLog) {
+        let (world, seed) = (&self.rack.world, self.rack.world.seed);
+        let mut rng = world.rng(Rng::fork);
+        self.rack.miswrite(&mut rng, LOSSES_MAX);
+        let works: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let work = work(log.clone(), Rc::clone(&self.model), task, 50);
+                reactor::spawn_in(&world.node(), work)
+            })
+            .collect();
+        for work in works {
+            ended(work, "what uses the log").await;
+        }
+        log.settle().await.unwrap_or_else(|e| panic!("seed {seed}: settle: {e}"));
+        check_all(log, &self.model, seed).await;
+        self.put_right(log).await;
+    }
+
+    /// Finds what drives wrote wrong: the log what is needed, then the array what is not.
+    async fn put_right(&self, log: &ObjectLog) {
+        let seed = self.rack.world.seed;
+        if !self.rack.write_well() {
+            return;
+        }
+        let report = log.scrub().await.unwrap_or_else(|e| panic!("seed {seed}: scrub: {e}"));
+        assert!(report.damaged.is_empty(), "seed {seed}: {report:?}");
+        self.rack.make_agree().await;
+        {
+            let mut coverage = self.rack.world.coverage.borrow_mut();
+            coverage.count("miswritten blocks found by a scrub", report.repaired_blocks);
+        }
+        check_all(log, &self.model, seed).await;
     }
 
     async fn write_ballast(&self, log: &ObjectLog) {

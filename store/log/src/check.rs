@@ -14,8 +14,8 @@ use crate::fsck::{FINDINGS_KEPT, IndexFinding, IndexReport, object_of};
 use crate::log::{ObjectLog, State};
 use crate::observe::IndexObserver;
 use crate::rows::{
-    self, EXTENTS, LIVES_KEY, LOG_KEY, Lives, LogRow, Mark, OBJECTS, ObjectRow, SEGMENTS, STAGED,
-    SegmentRow,
+    self, EXTENTS, LIVES_KEY, LOG_KEY, Lives, LogRow, Mark, OBJECTS, ObjectRow, SCRUB_KEY,
+    SEGMENTS, STAGED, SegmentRow,
 };
 use crate::segment::SegmentState;
 use crate::staged::staged_header;
@@ -278,6 +278,8 @@ impl Check<'_> {
             },
             LIVES_KEY if Lives::decode(value).is_ok() => {}
             LIVES_KEY => self.row("lives", key),
+            // Whatever it says: a scrub begins anew where it says nothing.
+            SCRUB_KEY => {}
             _ => self.row("unknown", key),
         }
     }

@@ -12,8 +12,8 @@ use crate::LogError;
 use crate::extents::Extent;
 use crate::format::{RecordHeader, RecordKind};
 use crate::rows::{
-    self, EXTENTS, LIVES_KEY, LOG_KEY, Lives, LogRow, OBJECTS, ObjectRow, SEGMENTS, STAGED,
-    SegmentRow,
+    self, EXTENTS, LIVES_KEY, LOG_KEY, Lives, LogRow, OBJECTS, ObjectRow, SCRUB_KEY, SEGMENTS,
+    STAGED, SegmentRow,
 };
 use crate::staged::staged_header;
 use crate::write::{OBJECT_ROW_BYTES, extent_row_bytes};
@@ -324,7 +324,7 @@ impl Check<'_> {
             let page = self.store.scan_page(Bound::Included(&from), to, PAGE_ROWS).await?;
             for (key, _) in page.rows {
                 self.read();
-                if &key[..] != LOG_KEY && &key[..] != LIVES_KEY {
+                if ![LOG_KEY, LIVES_KEY, SCRUB_KEY].contains(&&key[..]) {
                     self.report.row("unknown", &key);
                 }
             }

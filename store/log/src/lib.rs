@@ -41,6 +41,6 @@ pub use list::ListedObjects;
 pub use log::{Ack, Config, Counters, ObjectLog, Stability, Stat};
 pub use ranges::DataRanges;
 pub use rebuild::{RebuildReport, Rebuilt};
-pub use scrub::{ScrubProgress, ScrubReport};
+pub use scrub::{ScrubOrder, ScrubProgress, ScrubRecord, ScrubReport};
 pub use space::Space;
 pub use staged::StagedRows;

@@ -6,6 +6,7 @@
 //! G | segment                   a segment in use; a free one has no row
 //! O | object                    an object that exists
 //! E | object | offset           an extent of it, with its checksums
+//! C                             the scrub that was ordered last: how far it is, or what it found
 //! S | version | offset          a staged change: durable here until its stripe is indexed
 //! ```
 //!
@@ -30,6 +31,7 @@ const LOG_FORMAT: u32 = 2;
 
 pub(crate) const LOG_KEY: &[u8] = b"M";
 pub(crate) const LIVES_KEY: &[u8] = b"L";
+pub(crate) const SCRUB_KEY: &[u8] = b"C";
 pub(crate) const SEGMENTS: u8 = b'G';
 pub(crate) const OBJECTS: u8 = b'O';
 pub(crate) const EXTENTS: u8 = b'E';

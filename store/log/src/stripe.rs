@@ -6,7 +6,7 @@ use crate::format::{
     FOOTER_BYTES, Footer, HEADER_BYTES, PACK_BYTES, RecordHeader, RecordKind, header_bytes,
 };
 use crate::object::{Change, Object};
-use levada_base::checksum::crc32c;
+use levada_base::checksum::{copy_crc32c, crc32c};
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Buf, BufMut};
 use std::rc::Rc;
@@ -41,20 +41,37 @@ impl<'a> Payload<'a> {
         Self { parts, taken: 0 }
     }
 
+    /// The next bytes that lie side by side, so many at most.
+    fn run(&mut self, bytes_max: usize) -> &'a [u8] {
+        let (part, rest) = self.parts.split_first().expect("the payload is as long as said");
+        let left = &part[self.taken..];
+        if left.len() > bytes_max {
+            self.taken += bytes_max;
+            return &left[..bytes_max];
+        }
+        (self.parts, self.taken) = (rest, 0);
+        left
+    }
+
     fn copy_to(&mut self, mut target: &mut [u8]) {
         while !target.is_empty() {
-            let (part, rest) = self.parts.split_first().expect("the payload is as long as said");
-            let left = &part[self.taken..];
-            let run = left.len().min(target.len());
-            let (head, tail) = target.split_at_mut(run);
-            head.copy_from_slice(&left[..run]);
+            let run = self.run(target.len());
+            let (head, tail) = target.split_at_mut(run.len());
+            head.copy_from_slice(run);
             target = tail;
-            self.taken += run;
-            if self.taken == part.len() {
-                self.parts = rest;
-                self.taken = 0;
-            }
         }
+    }
+
+    /// Fills a block; its checksum.
+    fn copy_checked_to(&mut self, block: &mut [u8]) -> u32 {
+        let run = self.run(block.len());
+        if run.len() == block.len() {
+            return copy_crc32c(run, block);
+        }
+        let (head, tail) = block.split_at_mut(run.len());
+        head.copy_from_slice(run);
+        self.copy_to(tail);
+        crc32c(block)
     }
 }
 
@@ -162,10 +179,14 @@ impl OpenStripe {
         gap.fill(0);
         self.data.unsplit(gap.freeze());
         let mut target = self.rest.split_to(header.stored as usize);
-        // Block by block, so that the checksum finds the bytes in the cache.
         for block in target.chunks_mut(BLOCK_BYTES as usize) {
-            payload.copy_to(block);
-            header.crcs.push(if self.is_checked { crc32c(block) } else { 0 });
+            let crc = if self.is_checked {
+                payload.copy_checked_to(block)
+            } else {
+                payload.copy_to(block);
+                0
+            };
+            header.crcs.push(crc);
         }
         self.data.unsplit(target.freeze());
         header.data_at = start as u32;

@@ -5,14 +5,15 @@
 mod support;
 
 use levada_base::ids::{Seq, TargetId};
-use levada_base::reactor::{self, Reactor};
+use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::{KIB, MIB};
-use levada_log::{Config, ObjectLog, Stability};
+use levada_log::{Config, ObjectLog, ScrubOrder, ScrubReport, Stability};
+use levada_raid::Limits;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 use support::model::{Model, TASKS, below, check_all, flat, object, payload, work};
-use support::{World, seeds};
+use support::{World, bytes, seeds};
 
 const FILES: u64 = 40;
 const MOMENT: Duration = Duration::from_micros(20);
@@ -171,5 +172,106 @@ fn progress_rises_to_its_end_and_goes() {
         }
         drop(given_up);
         assert_eq!(log.scrub_progress().checked_bytes, 0);
+    });
+}
+
+/// Bytes per second of the scrubs that are interrupted.
+const SLOW: u64 = 64 * KIB;
+const OBJECTS: u64 = 40;
+const OBJECT_BYTES: u64 = 64 * KIB;
+
+fn order(run: u64, bytes_per_second: u64) -> ScrubOrder {
+    let limits = Limits {
+        floor_bytes_per_second: bytes_per_second,
+        ceiling_bytes_per_second: bytes_per_second,
+    };
+    ScrubOrder { run, limits, clock_s: || 1234 }
+}
+
+/// Objects in the order of the array, each larger than a round.
+async fn fill(log: &ObjectLog) {
+    for n in 0..OBJECTS {
+        let data = bytes(n as u8, OBJECT_BYTES);
+        log.write(object(n), 0, data, Stability::Unstable).await.expect("room");
+    }
+    log.settle().await.expect("settled");
+}
+
+/// Blocks of the data of the first objects and of the last.
+fn first_and_last(world: &World) -> (u64, u64) {
+    let blocks = world.array.filled_blocks();
+    (blocks[1], blocks[blocks.len() - 64 * KIB as usize / 4096 * 3])
+}
+
+#[test]
+fn an_interrupted_scrub_goes_on_where_it_was() {
+    for seed in seeds(10) {
+        Reactor::simulated(seed).block_on(async {
+            let mut world = World::new(96).await;
+            let node = Group::new();
+            let parts = world.next_life();
+            let log = reactor::spawn_in(&node, async move { parts.open(true).await }).await;
+            let log = log.expect("alive");
+            fill(&log).await;
+            assert_eq!(log.scrub_record().await.expect("reads"), None);
+            let whole = log.scrub().await.expect("scrubbed");
+            assert_eq!(log.scrub_record().await.expect("reads"), None, "off the record");
+            let scrubbed = log.clone();
+            reactor::spawn_in(&node, async move { scrubbed.scrub_by_order(order(7, SLOW)).await });
+            reactor::sleep(Duration::from_secs(15 + below(15))).await;
+            node.kill();
+            drop(log);
+            world.cut_power().await;
+
+            let log = world.next_life().open(false).await;
+            let record = log.scrub_record().await.expect("reads").expect("there is one");
+            assert_eq!((record.run, record.ended_s), (7, None));
+            let done = record.found.objects;
+            assert!((5..OBJECTS - 5).contains(&done), "seed {seed}: {done}");
+            let (first, last) = first_and_last(&world);
+            world.array.rot(first);
+            world.array.rot(last);
+            world.array.count_reads();
+            let rest = log.scrub_by_order(order(7, u64::MAX)).await.expect("scrubbed");
+            // What was checked is not read again, but for the round that was cut off.
+            let left = (OBJECTS - done + 3) * OBJECT_BYTES;
+            assert!(world.array.read_bytes.get() <= left + left / 4, "seed {seed}");
+            assert_eq!(rest, ScrubReport { repaired_blocks: 1, ..whole.clone() }, "seed {seed}");
+            let record = log.scrub_record().await.expect("reads").expect("there is one");
+            assert_eq!((record.run, record.ended_s, &record.found), (7, Some(1234), &rest));
+
+            // Ordered again it is over; the next one begins anew, and finds what rotted behind its back.
+            world.array.count_reads();
+            assert_eq!(log.scrub_by_order(order(7, SLOW)).await.expect("known"), rest);
+            assert_eq!(world.array.reads.get(), 0);
+            let next = log.scrub_by_order(order(8, u64::MAX)).await.expect("scrubbed");
+            assert_eq!(next, ScrubReport { repaired_blocks: 1, ..whole.clone() }, "seed {seed}");
+            assert_eq!(log.scrub().await.expect("scrubbed"), whole);
+            drop(log);
+            let store = world.next_life().open_store().await;
+            let found = levada_log::check_index(&store, &|_| {}).await;
+            assert_eq!(found.expect("reads").findings, []);
+        });
+    }
+}
+
+#[test]
+fn a_scrub_keeps_its_rate() {
+    Reactor::simulated(1).block_on(async {
+        let mut world = World::new(96).await;
+        let log = world.next_life().open(true).await;
+        fill(&log).await;
+        for bytes_per_second in [SLOW, 16 * SLOW] {
+            world.array.count_reads();
+            let begun = reactor::now();
+            log.scrub_by_order(order(bytes_per_second, bytes_per_second)).await.expect("scrubbed");
+            let least = world.array.read_bytes.get() as f64 / bytes_per_second as f64;
+            let took = begun.elapsed().as_secs_f64();
+            // The first piece goes at once.
+            assert!((0.9 * least..1.1 * least).contains(&took), "{took} s, {least} s at the rate");
+        }
+        let begun = reactor::now();
+        log.scrub_by_order(order(1, u64::MAX)).await.expect("scrubbed");
+        assert!(begun.elapsed() < Duration::from_secs(1));
     });
 }

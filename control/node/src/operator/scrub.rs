@@ -2,17 +2,22 @@
 
 use super::shown::stripe_bytes;
 use super::{Operator, Refusal};
-use crate::arrays::ClusterArray;
+use crate::arrays::{ClusterArray, scrub_pace_of};
 use crate::assembly::Service;
-use crate::control::{Progress, ScrubResult};
+use crate::control::{ObjectScrub, Progress, ScrubResult};
 use crate::targets::TargetKind;
 use levada_base::reactor;
-use levada_log::ObjectLog;
+use levada_log::{ObjectLog, ScrubOrder, ScrubRecord};
 use levada_raid::Limits;
 use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 impl Operator {
     pub(super) fn scrub(self: &Rc<Self>) -> Result<(), Refusal> {
+        self.begin_scrub(reactor::random_u64())
+    }
+
+    fn begin_scrub(self: &Rc<Self>, run: u64) -> Result<(), Refusal> {
         if self.scrubbing.replace(true) {
             return Err(Refusal::Scrubbing);
         }
@@ -22,34 +27,65 @@ impl Operator {
         let operator = Rc::clone(self);
         // A task of its own: whoever asked may go away.
         reactor::spawn(async move {
-            operator.scrub_everything().await;
+            operator.scrub_everything(run).await;
             operator.scrubbing.set(false);
         });
         Ok(())
     }
 
-    /// Goes on with a scrub of arrays that the last stop interrupted: as they come, objects first.
-    pub fn resume_scrub(self: &Rc<Self>) {
+    /// Goes on with a scrub that the last stop interrupted: each array and object log where it was. Object logs that
+    /// were through say again what they found, and metadata, which is small, is checked again.
+    pub async fn resume_scrub(self: &Rc<Self>) {
+        let records = self.scrub_records().await;
+        let cut = records.iter().find(|record| record.ended_s.is_none());
+        let last = cut.or_else(|| records.iter().max_by_key(|record| record.ended_s));
         let arrays = &self.cluster.arrays;
-        if arrays.iter().any(|array| array.array.status().scrubbed_below > 0) {
+        if cut.is_some() || arrays.iter().any(|array| array.array.status().scrubbed_below > 0) {
             tracing::info!("the scrub that was interrupted goes on");
-            // Nobody else began one yet.
-            let _ = self.scrub();
+            let run = last.map_or_else(reactor::random_u64, |record| record.run);
+            // Unless somebody has begun another meanwhile.
+            let _ = self.begin_scrub(run);
         }
+    }
+
+    /// What is on record of the object logs; of scrubs that are over it is also shown.
+    async fn scrub_records(&self) -> Vec<ScrubRecord> {
+        let mut records = Vec::new();
+        for (name, log) in self.object_logs() {
+            match log.scrub_record().await {
+                Ok(record) => records.extend(record.inspect(|record| self.show(&name, record))),
+                // It will say so itself.
+                Err(error) => tracing::warn!(target = name, %error, "no record of its last scrub"),
+            }
+        }
+        records
+    }
+
+    fn show(&self, name: &str, record: &ScrubRecord) {
+        let Some(ended_s) = record.ended_s else { return };
+        let found = &record.found;
+        let shown = ObjectScrub {
+            ended_s,
+            checked_bytes: found.bytes,
+            repaired_blocks: found.repaired_blocks,
+            damaged: found.places(),
+        };
+        self.scrubbed.borrow_mut().insert(name.to_owned(), shown);
     }
 
     /// Metadata first, then objects, and what holds these last: an array only knows that chunks disagree, and may
     /// take a rotten one for the truth; an object log knows which bytes are right, and what it has put right agrees.
-    async fn scrub_everything(&self) {
+    async fn scrub_everything(&self, run: u64) {
+        let pace = scrub_pace_of(&self.cluster.file.scrub);
         let (data, others): (Vec<_>, Vec<_>) =
             self.cluster.arrays.iter().partition(|array| self.holds_objects(array));
         for array in others {
-            *array.last_scrub.borrow_mut() = Some(scrub_array(array).await);
+            *array.last_scrub.borrow_mut() = Some(scrub_array(array, pace).await);
         }
-        let objects = self.scrub_objects().await;
+        let objects = self.scrub_objects(ScrubOrder { run, limits: pace, clock_s }).await;
         for array in data {
             let result = if objects.unrepairable == 0 && objects.not_checked.is_empty() {
-                scrub_array(array).await
+                scrub_array(array, pace).await
             } else {
                 let name = &array.spec.name;
                 let left = format!(
@@ -67,7 +103,7 @@ impl Operator {
     }
 
     /// Scrubs every object target.
-    async fn scrub_objects(&self) -> ScrubResult {
+    async fn scrub_objects(&self, order: ScrubOrder) -> ScrubResult {
         let mut found = ScrubResult::default();
         for target in &self.cluster.targets {
             if let (TargetKind::Objects, Service::Stopped { why }) =
@@ -80,7 +116,7 @@ impl Operator {
         let begun = reactor::now();
         for (done, (name, log)) in self.object_logs().enumerate() {
             self.objects_scrubbed.set(Some((begun, done)));
-            match log.scrub().await {
+            match log.scrub_by_order(order).await {
                 Ok(report) => {
                     for (object, offset, bytes) in &report.damaged {
                         tracing::error!(target = name, ?object, offset, bytes, "beyond repair");
@@ -93,7 +129,7 @@ impl Operator {
                         "objects scrubbed"
                     );
                     found.repaired += report.repaired_blocks;
-                    found.unrepairable += report.damaged.len() as u64;
+                    found.unrepairable += report.places();
                 }
                 Err(error) => {
                     tracing::error!(target = name, %error, "the scrub of objects stopped");
@@ -102,6 +138,7 @@ impl Operator {
             }
         }
         self.objects_scrubbed.set(None);
+        self.scrub_records().await;
         found
     }
 
@@ -132,9 +169,14 @@ impl Operator {
     }
 }
 
-async fn scrub_array(array: &ClusterArray) -> ScrubResult {
+/// Seconds since 1970.
+fn clock_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+async fn scrub_array(array: &ClusterArray, pace: Limits) -> ScrubResult {
     let name = &array.spec.name;
-    match array.array.scrub(Limits::NONE).await {
+    match array.array.scrub(pace).await {
         Ok(report) => {
             tracing::info!(array = name, ?report, "scrubbed");
             ScrubResult {

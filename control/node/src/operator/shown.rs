@@ -77,7 +77,7 @@ impl Operator {
             life: self.life,
             problems: status.problems.len() as u64,
             clients: status.clients.len() as u64,
-            targets: self.cluster.targets.iter().map(target_meters).collect(),
+            targets: self.cluster.targets.iter().map(|target| self.target_meters(target)).collect(),
             drives: drives.collect(),
             mounts: Vec::new(),
         }
@@ -91,7 +91,8 @@ impl Operator {
             .values()
             .map(|(spec, drive)| self.drive_shown(spec, drive))
             .collect();
-        let targets: Vec<_> = self.cluster.targets.iter().map(target_status).collect();
+        let targets: Vec<_> =
+            self.cluster.targets.iter().map(|target| self.target_status(target)).collect();
         let clients = self.clients();
         let mut problems = Vec::new();
         for (drive, (spec, found)) in self.drives.borrow().iter() {
@@ -210,6 +211,15 @@ impl Operator {
             mounts: Vec::new(),
             traffic: self.traffic.get(),
         }
+    }
+
+    fn target_status(&self, target: &Target) -> TargetStatus {
+        let last_scrub = self.scrubbed.borrow().get(&target.entry.name()).copied();
+        TargetStatus { last_scrub, ..target_status(target) }
+    }
+
+    fn target_meters(&self, target: &Target) -> TargetMeters {
+        TargetMeters { status: self.target_status(target), ops: ops_of(target) }
     }
 
     fn drive_shown(&self, spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
@@ -468,8 +478,4 @@ fn ops_of(target: &Target) -> Vec<OpMeters> {
         }
         Service::Stopped { .. } => Vec::new(),
     }
-}
-
-fn target_meters(target: &Target) -> TargetMeters {
-    TargetMeters { status: target_status(target), ops: ops_of(target) }
 }

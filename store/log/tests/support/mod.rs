@@ -17,7 +17,7 @@ use levada_kv::Store;
 use levada_log::{
     LogError, ObjectLog, RebuildReport, Rebuilt, SegmentReport, Stability, StagedRows, check_index,
 };
-use levada_raid::{Array, ArrayGeometry, IoClass, MemberSet};
+use levada_raid::{Array, ArrayGeometry, Foreground, IoClass, MemberSet};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -59,6 +59,7 @@ pub struct RamArray {
     /// Reads in flight, by offset and bytes, and the most bytes there ever were at once.
     reading: RefCell<Vec<(u64, u64)>>,
     pub reading_bytes_max: Cell<u64>,
+    foreground: Foreground,
 }
 
 /// Waits a random while, so that operations overtake each other.
@@ -92,6 +93,7 @@ impl RamArray {
             read_bytes: Cell::new(0),
             reading: RefCell::default(),
             reading_bytes_max: Cell::new(0),
+            foreground: Foreground::default(),
         }
     }
 
@@ -371,6 +373,10 @@ impl Array for RamArray {
 
     fn is_written(&self, stripe: u64) -> bool {
         self.stripes.borrow()[stripe as usize].declared
+    }
+
+    fn foreground(&self) -> &Foreground {
+        &self.foreground
     }
 }
 

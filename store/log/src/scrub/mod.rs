@@ -14,7 +14,16 @@
 //! - At most [`PIECES_AT_ONCE`] pieces are in memory, and a round of extents: a quarter of what
 //!   the log may keep of them anyway.
 //!
-//! Changes nothing but what it repairs, so a crash leaves nothing to undo.
+//! It reads at the pace that its order allows, as a rebuild does: beside the array's foreground I/O
+//! no faster than that bears.
+//!
+//! Changes nothing but what it repairs, so a crash leaves nothing to undo. How far it is, it puts
+//! on record after a round ([`record`]), behind a flush of what it has put right; ordered again
+//! under the same number it goes on there.
+
+mod record;
+
+pub use record::ScrubRecord;
 
 use crate::LogError;
 use crate::extents::{Extent, Place};
@@ -28,15 +37,17 @@ use crate::write::in_memory;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use levada_base::ids::ObjectId;
-use levada_base::reactor::yield_now;
+use levada_base::reactor::{self, Instant, yield_now};
 use levada_base::units::{KIB, MIB};
 use levada_base::{BufMut, probe};
 use levada_device::BlockError;
-use levada_raid::{IoClass, MemberSet};
+use levada_raid::{IoClass, Limits, MemberSet, Pace};
+use record::Position;
 use std::collections::{BTreeMap, btree_map};
 use std::iter::Peekable;
 use std::ops::Bound;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Reads in flight.
 const PIECES_AT_ONCE: usize = 8;
@@ -46,6 +57,12 @@ const PIECE_BYTES_MAX: u64 = MIB;
 const GAP_BYTES_MAX: u64 = 64 * KIB;
 /// Objects asked of the index at once.
 const OBJECTS_AT_ONCE: usize = 16;
+/// Bytes of extents that a round takes, unless one is larger: what is checked again, at most, after an
+/// interruption. Small extents end a round before that.
+const ROUND_BYTES_MAX: u64 = 256 * MIB;
+/// Between two records of how far it is: in bytes, or an eighth of the log.
+const RECORDED_EVERY_BYTES: u64 = 64 * MIB;
+const RECORDED_EVERY: Duration = Duration::from_secs(10);
 /// Extents collected in one go, before others get their turn.
 const EXTENTS_PER_TURN: usize = 1024;
 /// No object ends behind it.
@@ -63,6 +80,28 @@ pub struct ScrubReport {
     pub repaired_blocks: u64,
     /// Object, offset and bytes of what is lost; where a row of the index is, up to the largest offset.
     pub damaged: Vec<(ObjectId, u64, u64)>,
+    /// Places lost beside these, of which an interruption left no more than their number.
+    pub unlisted: u64,
+}
+
+impl ScrubReport {
+    /// Places that are lost.
+    #[must_use]
+    pub fn places(&self) -> u64 {
+        self.damaged.len() as u64 + self.unlisted
+    }
+}
+
+/// An order to scrub a log.
+#[derive(Clone, Copy, Debug)]
+pub struct ScrubOrder {
+    /// Tells it from others. One that was interrupted goes on under the number it was ordered with, and one that is
+    /// over says again what it found; under any other number a scrub begins anew.
+    pub run: u64,
+    /// In bytes per second that are read.
+    pub limits: Limits,
+    /// Seconds, for the record of when it ended.
+    pub clock_s: fn() -> u64,
 }
 
 /// How far a scrub is, in bytes of log that extents take.
@@ -74,39 +113,45 @@ pub struct ScrubProgress {
 }
 
 impl ObjectLog {
-    /// Checks every extent of the objects that the index knows, once.
+    /// Checks every extent of the objects that the index knows, once; as fast as it can, and off the record.
     ///
     /// # Errors
     ///
     /// When the log stopped; damage is in the report.
     pub async fn scrub(&self) -> Result<ScrubReport, LogError> {
-        let _busy = probe::busy("log scrub");
+        let pace = Pace::beside(self.0.array.foreground(), Limits::NONE);
+        Scrub::new(&self.0, pace).run().await
+    }
+
+    /// The same at the order's pace, and on record: from where it was interrupted, if it was.
+    ///
+    /// # Errors
+    ///
+    /// As [`ObjectLog::scrub`].
+    pub async fn scrub_by_order(&self, order: ScrubOrder) -> Result<ScrubReport, LogError> {
         let log = &self.0;
-        let repaired_before = self.counters().repaired_blocks;
-        let mut scrub = Scrub::new(log);
-        let mut last = vec![OBJECTS];
-        loop {
-            let from = Bound::Excluded(&last[..]);
-            let to = [OBJECTS + 1];
-            let rows = log.store.scan(from, Bound::Excluded(&to), ROWS_PER_SCAN).await?;
-            for some in rows.chunks(OBJECTS_AT_ONCE) {
-                let ids: Vec<ObjectId> =
-                    some.iter().map(|(key, _)| ObjectRow::id(key)).collect::<Result<_, _>>()?;
-                // Into the cache, together; those that do not fit are asked for again.
-                join_all(ids.iter().map(|id| async { log.objects.get(*id).await.map(drop) })).await;
-                for id in ids {
-                    scrub.object(id).await?;
-                }
-            }
-            match rows.last() {
-                Some((key, _)) if rows.len() == ROWS_PER_SCAN => last = key.to_vec(),
-                _ => break,
-            }
+        let record = ScrubRecord::load(&log.store).await?.filter(|record| record.run == order.run);
+        if let Some(record) = &record
+            && record.ended_s.is_some()
+        {
+            return Ok(record.found.clone());
         }
-        scrub.check_round().await?;
-        let mut report = std::mem::take(&mut scrub.report);
-        report.repaired_blocks = self.counters().repaired_blocks - repaired_before;
-        Ok(report)
+        let mut scrub = Scrub::new(log, Pace::beside(log.array.foreground(), order.limits));
+        let is_new = record.is_none();
+        if let Some(record) = record {
+            scrub.go_on(record);
+        }
+        scrub.on_record = Some(OnRecord {
+            order,
+            at: reactor::now(),
+            checked_bytes: log.scrubbed_bytes.get(),
+            repaired_blocks: scrub.report.repaired_blocks,
+        });
+        if is_new {
+            // Interrupted at once, it goes on too.
+            scrub.put_on_record(false).await?;
+        }
+        scrub.run().await
     }
 
     /// How far the scrub is that runs; nothing is checked when none does.
@@ -137,13 +182,30 @@ impl Check {
 type Round = BTreeMap<(Place, u64), Check>;
 
 /// A scrub under way.
-struct Scrub {
+struct Scrub<'a> {
     log: Rc<Inner>,
+    pace: Pace<'a>,
     report: ScrubReport,
+    /// How many blocks the log had put right when it began, and how many the scrub before that.
+    repaired_before: (u64, u64),
+    /// Up to where it is, once a round is checked.
+    position: Option<Position>,
+    on_record: Option<OnRecord>,
     round: Round,
     /// Extents that the round counts for.
     weight: usize,
     weight_max: usize,
+    /// And their bytes.
+    round_bytes: u64,
+}
+
+/// What is on record of a scrub.
+struct OnRecord {
+    order: ScrubOrder,
+    at: Instant,
+    checked_bytes: u64,
+    /// Blocks put right, durably.
+    repaired_blocks: u64,
 }
 
 /// How collecting extents of an object ended.
@@ -153,34 +215,135 @@ enum Collected {
     Some(u64),
 }
 
-impl Scrub {
-    fn new(log: &Rc<Inner>) -> Self {
+impl<'a> Scrub<'a> {
+    fn new(log: &Rc<Inner>, pace: Pace<'a>) -> Self {
         log.scrubbed_bytes.set(0);
         Self {
             log: Rc::clone(log),
+            pace,
             report: ScrubReport::default(),
+            repaired_before: (log.state.borrow().counters.repaired_blocks, 0),
+            position: None,
+            on_record: None,
             round: Round::new(),
             weight: 0,
             weight_max: (log.config.cached_extents_max / 4).max(1),
+            round_bytes: 0,
         }
     }
 
-    /// Collects all extents of an object, and checks a round whenever it is full.
-    async fn object(&mut self, id: ObjectId) -> Result<(), LogError> {
-        self.report.objects += 1;
-        let mut from = 0;
+    /// Goes on where the record says that one was interrupted.
+    fn go_on(&mut self, record: ScrubRecord) {
+        self.log.scrubbed_bytes.set(record.checked_bytes);
+        self.repaired_before.1 = record.found.repaired_blocks;
+        self.report = record.found;
+        self.position = Some(record.position);
+    }
+
+    /// All objects, from the position on.
+    async fn run(mut self) -> Result<ScrubReport, LogError> {
+        let _busy = probe::busy("log scrub");
+        let log = Rc::clone(&self.log);
+        let begun = self.position;
+        let mut last = match begun {
+            Some(Position { object, .. }) => ObjectRow::key(object),
+            None => vec![OBJECTS],
+        };
+        let mut is_begun = begun.is_some_and(|position| position.offset < u64::MAX);
+        loop {
+            let from = match is_begun {
+                true => Bound::Included(&last[..]),
+                false => Bound::Excluded(&last[..]),
+            };
+            let to = [OBJECTS + 1];
+            let rows = log.store.scan(from, Bound::Excluded(&to), ROWS_PER_SCAN).await?;
+            is_begun = false;
+            for some in rows.chunks(OBJECTS_AT_ONCE) {
+                let ids: Vec<ObjectId> =
+                    some.iter().map(|(key, _)| ObjectRow::id(key)).collect::<Result<_, _>>()?;
+                // Into the cache, together; those that do not fit are asked for again.
+                join_all(ids.iter().map(|id| async { log.objects.get(*id).await.map(drop) })).await;
+                for id in ids {
+                    let from = begun.filter(|position| position.object == id);
+                    self.object(id, from.map_or(0, |position| position.offset)).await?;
+                }
+            }
+            match rows.last() {
+                Some((key, _)) if rows.len() == ROWS_PER_SCAN => last = key.to_vec(),
+                _ => break,
+            }
+        }
+        self.check_round().await?;
+        self.count_repaired();
+        self.put_on_record(true).await?;
+        Ok(std::mem::take(&mut self.report))
+    }
+
+    fn count_repaired(&mut self) {
+        let now = self.log.state.borrow().counters.repaired_blocks;
+        self.report.repaired_blocks = now - self.repaired_before.0 + self.repaired_before.1;
+    }
+
+    /// Everything up to here is checked; notes that if it is time.
+    async fn reached(&mut self, position: Position) -> Result<(), LogError> {
+        self.position = Some(position);
+        self.count_repaired();
+        let checked_bytes = self.log.scrubbed_bytes.get();
+        let eighth = self.log.state.borrow().used_bytes / 8;
+        let is_time = self.on_record.as_ref().is_some_and(|on_record| {
+            on_record.at.elapsed() >= RECORDED_EVERY
+                || checked_bytes.saturating_sub(on_record.checked_bytes)
+                    >= RECORDED_EVERY_BYTES.min(eighth)
+        });
+        if is_time { self.put_on_record(false).await } else { Ok(()) }
+    }
+
+    /// Puts on record how far it is, or that it is over, if this is one of those.
+    async fn put_on_record(&mut self, is_over: bool) -> Result<(), LogError> {
+        let log = &self.log;
+        let Some(on_record) = &mut self.on_record else { return Ok(()) };
+        if self.report.repaired_blocks > on_record.repaired_blocks {
+            // Nobody looks there again before the next scrub.
+            if let Err(error) = log.array.flush().await {
+                log.fail(error.clone().into());
+                return Err(error.into());
+            }
+        }
+        let ScrubOrder { run, clock_s, .. } = on_record.order;
+        let record = ScrubRecord {
+            run,
+            ended_s: is_over.then(clock_s),
+            found: self.report.clone(),
+            position: self.position.unwrap_or(Position::START),
+            checked_bytes: log.scrubbed_bytes.get(),
+        };
+        record.store(&log.store).await?;
+        on_record.at = reactor::now();
+        on_record.checked_bytes = record.checked_bytes;
+        on_record.repaired_blocks = record.found.repaired_blocks;
+        Ok(())
+    }
+
+    /// Collects all extents of an object from there on, and checks a round whenever it is full.
+    async fn object(&mut self, id: ObjectId, mut from: u64) -> Result<(), LogError> {
+        self.report.objects += u64::from(from == 0);
         loop {
             // Asked for every time, since it may not be held while a round is checked.
             let Some(object) = self.readable(id).await? else { return Ok(()) };
             let collected = self.collect(id, &object.now.borrow(), from);
             drop(object);
-            if self.weight >= self.weight_max {
+            let upto = match collected {
+                Collected::All => u64::MAX,
+                Collected::Some(next) => next,
+            };
+            if self.is_round_full() {
                 self.check_round().await?;
+                self.reached(Position { object: id, offset: upto }).await?;
             }
-            match collected {
-                Collected::All => return Ok(()),
-                Collected::Some(next) => from = next,
+            if upto == u64::MAX {
+                return Ok(());
             }
+            from = upto;
             yield_now().await;
         }
     }
@@ -197,13 +360,17 @@ impl Scrub {
         }
     }
 
+    fn is_round_full(&self) -> bool {
+        self.weight >= self.weight_max || self.round_bytes >= ROUND_BYTES_MAX
+    }
+
     /// Adds extents that start at `from` or later. What a write made of the others meanwhile is new.
     fn collect(&mut self, id: ObjectId, view: &View, from: u64) -> Collected {
         let state = self.log.state.borrow();
         let extents = view.extents.overlapping(from, u64::MAX);
         let extents = extents.filter(|(offset, _)| *offset >= from);
         for (turn, (offset, extent)) in extents.enumerate() {
-            if turn == EXTENTS_PER_TURN || self.weight >= self.weight_max {
+            if turn == EXTENTS_PER_TURN || self.is_round_full() {
                 return Collected::Some(offset);
             }
             self.report.extents += 1;
@@ -215,6 +382,7 @@ impl Scrub {
                 continue;
             }
             self.weight += 1 + record.crcs.len() / CRCS_PER_EXTENT;
+            self.round_bytes += extent.len;
             let generation = state.segments.get(record.place.segment).row.generation;
             let check = Check { object: id, offset, extent: extent.clone(), generation };
             self.round.insert((record.place, offset), check);
@@ -226,10 +394,18 @@ impl Scrub {
     async fn check_round(&mut self) -> Result<(), LogError> {
         let log = Rc::clone(&self.log);
         log.check()?;
-        self.weight = 0;
+        (self.weight, self.round_bytes) = (0, 0);
         let left = std::mem::take(&mut self.round).into_values().peekable();
         let pieces = Pieces { log: Rc::clone(&log), left };
-        let checks = stream::iter(pieces).map(|piece| piece.check(&log));
+        let turns = stream::iter(pieces).map(|piece| {
+            let begins = self.pace.turn(piece.to - piece.from);
+            (begins, piece)
+        });
+        let pieces = turns.then(|(begins, piece)| async move {
+            reactor::sleep_until(begins).await;
+            piece
+        });
+        let checks = pieces.map(|piece| piece.check(&log));
         // To the end, before anything else is waited for: pieces that nobody polls would stand still.
         let found: Vec<_> = checks.buffer_unordered(PIECES_AT_ONCE).collect().await;
         for suspects in found {
@@ -264,7 +440,7 @@ impl Scrub {
     }
 }
 
-impl Drop for Scrub {
+impl Drop for Scrub<'_> {
     /// Also when the caller gives up.
     fn drop(&mut self) {
         self.log.scrubbed_bytes.set(0);
