@@ -18,7 +18,6 @@
 //! stripes that the missing ones would have indexed are given back.
 
 use crate::LogError;
-use crate::clean::free_ahead;
 use crate::extents::{Extent, Watch};
 use crate::heat::{ByHeat, Heat};
 use crate::log::{Inner, ObjectLog, State};
@@ -59,6 +58,9 @@ impl ObjectLog {
         self.0.settle().await
     }
 }
+
+/// With no more free segments than these above the reserve, none is declared ahead.
+const PREPARED_AHEAD: u32 = 2;
 
 /// What one round makes durable.
 struct Cut {
@@ -159,7 +161,9 @@ impl Inner {
         let closed_bytes: u64 = state.closed.iter().map(|stripe| stripe.batch_bytes).sum();
         // One stripe takes no more than half of it, so there are always several.
         let written = state.closed.len() as u64 >= self.unstable_stripes_max() / 2
-            || closed_bytes > self.unindexed_bytes_max / 2;
+            || closed_bytes > self.unindexed_bytes_max / 2
+            // What is open may be much, too, and everybody waits.
+            || state.unindexed_bytes > self.unindexed_bytes_max && closed_bytes > 0;
         let wanted = state.wanted_seq > state.durable_seq || state.settles_wanted != state.settled;
         state.failed.is_none() && (wanted || written)
     }
@@ -253,7 +257,7 @@ impl Inner {
         while state.closed.front().is_some_and(|stripe| stripe.order < cut.order) {
             let stripe = state.closed.pop_front().expect("looked at above");
             // It is flushed, and its footer tells.
-            state.is_untold = false;
+            state.is_untold[stripe.heat] = false;
             state.unindexed_bytes -= stripe.batch_bytes;
             let row = &mut state.segments.get_mut(stripe.segment).row;
             row.indexed_stripes = stripe.index + 1;
@@ -322,7 +326,7 @@ impl Inner {
             index_bytes: state.index_bytes,
             indexed_seq: state.indexed_seq,
             verifier: self.verifier,
-            is_untold: state.is_untold,
+            is_untold: Heat::ALL.iter().any(|heat| state.is_untold[*heat]),
             indexed_order: Some(state.indexed_order),
         }
     }
@@ -340,8 +344,7 @@ impl Inner {
     /// where free ones are few.
     fn prepare_segment(self: &Rc<Self>, told: Option<u32>) {
         let mut state = self.state.borrow_mut();
-        let is_plenty =
-            state.segments.free_count() > self.config.reserve_segments + free_ahead(&state);
+        let is_plenty = state.segments.free_count() > self.config.reserve_segments + PREPARED_AHEAD;
         let Some(segment) = told.filter(|_| is_plenty) else { return };
         if !state.segments.prepare(segment) {
             return;

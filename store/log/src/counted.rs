@@ -162,9 +162,9 @@ impl Inner {
             Some(first) if first.order < order => false,
             // What was flushed cannot have been lost.
             _ if before.is_flushed => true,
-            // It was used again since, from its first stripe on.
-            Some(first) => first.stripe == 0,
-            // What was declared shows as written.
+            // Were this a later use, its footers would tell that all before it was flushed.
+            Some(_) => false,
+            // No stripe is written before all segments are declared that those before it lie in.
             None => !places.into_iter().any(|at| self.array.is_written(at)),
         }
     }

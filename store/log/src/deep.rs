@@ -140,7 +140,7 @@ pub async fn check_segments(
         }
         segments.push((segment, row));
     }
-    // In the order in which they were filled: of copies of one record the newest counts.
+    // In the order in which they were begun; copies of one record are alike.
     segments.sort_by_key(|(_, row)| row.generation);
     let table = Segments::new(count, config.segment_stripes, 1);
     let log = Inner::new(array, store.clone(), config, epoch, &row, Lives::default(), table);

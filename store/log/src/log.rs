@@ -14,7 +14,7 @@ use crate::LogError;
 use crate::clean::Paid;
 use crate::extents::footprint;
 use crate::format::Before;
-use crate::heat::ByHeat;
+use crate::heat::{ByHeat, Heat};
 use crate::object::Objects;
 use crate::observe::IndexObserver;
 use crate::rows::Lives;
@@ -212,8 +212,9 @@ pub(crate) struct State {
     pub in_memory: HashMap<(u32, u32), Buf>,
     /// Some completed write may not be flushed.
     pub unflushed: bool,
-    /// See [`crate::rows::LogRow::is_untold`].
-    pub is_untold: bool,
+    /// See [`crate::rows::LogRow::is_untold`]: whether a stripe of that heat must tell, which lies where those that were given
+    /// back did.
+    pub is_untold: ByHeat<bool>,
     /// Footprints of all extents that objects have now.
     pub used_bytes: u64,
     /// Footprints of all records without data.
@@ -305,10 +306,15 @@ impl ObjectLog {
 }
 
 impl State {
-    /// Stripes that are given out and not durable.
+    /// Stripes that are given out and not durable; but for the open one of copies, whose data is durable where it was.
     pub fn unstable_stripes(&self) -> u64 {
-        let open = self.open.iter().flatten().count() as u64;
-        self.next_order - self.durable_order + open
+        self.next_order - self.durable_order + u64::from(self.open[Heat::Hot].is_some())
+    }
+
+    /// The segments of all stripes up to this order that are not indexed yet are declared.
+    pub fn are_ready_to(&self, order: u64) -> bool {
+        let mut stripes = self.closed.iter().take_while(|stripe| stripe.order <= order);
+        stripes.all(|stripe| self.segments.get(stripe.segment).ready)
     }
 
     /// Nothing needs the records without data of a segment any more.

@@ -149,15 +149,12 @@ impl ObjectLog {
             table.resume(*segment);
         }
         let log = Self(Inner::new(array, store, config, epoch, &row, lives, table));
+        if row.is_untold {
+            log.0.state.borrow_mut().must_tell();
+        }
         log.0.give_back_unindexed(unindexed).await?;
         log.0.put_staged().await?;
-        let must_tell = {
-            let state = log.0.state.borrow();
-            state.is_untold || !state.segments.is_open(Heat::Hot)
-        };
-        if must_tell {
-            log.0.tell_what_was_inherited().await?;
-        }
+        log.0.tell_what_was_inherited().await?;
         log.0.free_dead_segments();
         Ok(log)
     }
@@ -248,6 +245,14 @@ fn finish_discards(array: &dyn Array, table: &mut Segments) {
     }
 }
 
+impl State {
+    /// Stripes were given back that had been written. Of the cold ones those count that are filled on.
+    fn must_tell(&mut self) {
+        self.is_untold[Heat::Hot] = true;
+        self.is_untold[Heat::Cold] = self.segments.is_open(Heat::Cold);
+    }
+}
+
 impl Inner {
     pub(crate) fn new(
         array: Rc<dyn Array>,
@@ -292,7 +297,7 @@ impl Inner {
             closed: VecDeque::new(),
             in_memory: HashMap::new(),
             unflushed: false,
-            is_untold: row.is_untold,
+            is_untold: ByHeat::default(),
             used_bytes,
             index_bytes: row.index_bytes,
             index_cost: store.usage().bytes_used,
@@ -332,10 +337,11 @@ impl Inner {
         let places = unindexed.iter().flat_map(|(segment, places)| {
             places.clone().map(move |place| self.shows_a_stripe(*segment, place))
         });
-        if !self.state.borrow().is_untold && join_all(places).await.contains(&true) {
+        let is_noted = self.state.borrow().is_untold != ByHeat::default();
+        if !is_noted && join_all(places).await.contains(&true) {
             let row = {
                 let mut state = self.state.borrow_mut();
-                state.is_untold = true;
+                state.must_tell();
                 self.log_row(&state)
             };
             write_log_row(&self.store, &row, &self.lives).await?;
@@ -399,9 +405,15 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes a stripe, be it an empty one: its footer tells what was inherited, and so what was given back.
+    /// Writes stripes, be they empty ones, where that is needed: their footers tell what was inherited, and so what was given
+    /// back. One in each segment that is filled on, so that it is there as long as what shows again behind it.
     async fn tell_what_was_inherited(self: &Rc<Self>) -> Result<(), LogError> {
-        if planted!("log-inheritance-not-told") {
+        let (hot, cold) = {
+            let state = self.state.borrow();
+            let is_new = !state.segments.is_open(Heat::Hot);
+            (state.is_untold[Heat::Hot] || is_new, state.is_untold[Heat::Cold])
+        };
+        if !hot && !cold || planted!("log-inheritance-not-told") {
             return Ok(());
         }
         match self.room(Need::Staged).await {
@@ -410,7 +422,11 @@ impl Inner {
             Err(LogError::Full) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.open_stripe(&mut self.state.borrow_mut(), Heat::Hot);
+        for (heat, must_tell) in Heat::ALL.into_iter().zip([hot, cold]) {
+            if must_tell {
+                self.open_stripe(&mut self.state.borrow_mut(), heat);
+            }
+        }
         self.settle().await
     }
 

@@ -177,7 +177,7 @@ impl Rebuilt {
                 sizes: 0,
                 indexed_stripes: 0,
             });
-            segment_row.indexed_stripes = footer.stripe + 1;
+            segment_row.indexed_stripes = segment_row.indexed_stripes.max(footer.stripe + 1);
             row.seq = row.seq.max(footer.seq);
             row.indexed_order = row.indexed_order.max(Some(footer.order + 1));
             for header in records {
@@ -305,6 +305,14 @@ impl Inner {
         }
         let newest = found.iter().map(|stripe| stripe.footer.generation).max();
         found.retain(|stripe| Some(stripe.footer.generation) == newest);
+        // What an owner gave back shows again below a later one's stripes. Those it wrote here tell of it; should they not, it is
+        // older than what lies before it.
+        let mut last = None;
+        found.retain(|Stripe { footer, .. }| {
+            let is_later = Some(footer.order) > last;
+            last = last.max(Some(footer.order));
+            is_later
+        });
         Ok(found)
     }
 

@@ -5,6 +5,7 @@ use crate::extents::{Place, Record};
 use crate::format::{
     FOOTER_BYTES, Footer, HEADER_BYTES, PACK_BYTES, RecordHeader, RecordKind, header_bytes,
 };
+use crate::heat::Heat;
 use crate::object::{Change, Object};
 use levada_base::checksum::{copy_crc32c, crc32c};
 use levada_base::units::{BLOCK_BYTES, round_down};
@@ -229,6 +230,7 @@ pub(crate) struct ClosedStripe {
     pub index: u32,
     /// See [`Footer::order`].
     pub order: u64,
+    pub heat: Heat,
     /// See [`OpenStripe::kills`].
     pub kills: bool,
     pub pending: Vec<Pending>,

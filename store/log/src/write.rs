@@ -550,7 +550,7 @@ impl Inner {
     /// segment counts then. Nor before a stripe of this life tells what the segment held that they would begin.
     fn heat_of_copies(&self, state: &State) -> Heat {
         let is_left = state.segments.stripes_left(Heat::Cold) >= STRIPES_PER_CHANGE;
-        let is_plenty = state.segments.free_count() >= self.config.reserve_segments.max(1);
+        let is_plenty = state.segments.free_count() > self.config.reserve_segments;
         let is_told = state.durable_order > self.inherited;
         if is_left || is_plenty && is_told { Heat::Cold } else { Heat::Hot }
     }
@@ -620,6 +620,7 @@ impl Inner {
             segment,
             index,
             order,
+            heat,
             kills,
             pending,
             written: false,
@@ -687,7 +688,8 @@ impl Inner {
         self.changed
             .until(|| {
                 let state = self.state.borrow();
-                (state.segments.get(segment).ready || state.failed.is_some()).then_some(())
+                // Also of those before it: so one that is missing in a segment which is not declared was there once.
+                (state.are_ready_to(order) || state.failed.is_some()).then_some(())
             })
             .await;
         self.check()?;

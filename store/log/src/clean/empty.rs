@@ -53,24 +53,36 @@ struct Left {
 }
 
 impl Copies {
-    /// What is left of the pieces, which others may have written over or cut since.
-    fn left(&self) -> Vec<Left> {
-        let mut all: Vec<Left> = Vec::new();
-        for (live, bytes) in &self.0 {
+    /// The first that is left of the pieces from an offset on: others may have written over them or cut them since.
+    fn left(&self, from: u64) -> Option<Left> {
+        let mut left: Option<Left> = None;
+        for (live, bytes) in self.0.iter().filter(|(live, _)| live.end() > from) {
             let now = live.object.now.borrow();
-            let pieces = now.extents.overlapping(live.offset, live.end());
+            let pieces = now.extents.overlapping(live.offset.max(from), live.end());
             for (at, extent) in pieces.filter(|(_, extent)| extent.record.place == live.place()) {
-                let part = bytes.slice((at - live.offset) as usize, extent.len as usize);
-                if all.last().is_none_or(|left| left.offset + left.bytes != at) {
-                    all.push(Left { offset: at, bytes: 0, parts: IoVec::new(), from: Vec::new() });
+                let left = left.get_or_insert_with(|| Left::at(at));
+                if left.end() != at {
+                    break;
                 }
-                let left = all.last_mut().expect("just put there");
+                left.parts.push(bytes.slice((at - live.offset) as usize, extent.len as usize));
                 left.bytes += extent.len;
-                left.parts.push(part);
                 left.from.push(live.place());
             }
+            if left.as_ref().is_some_and(|left| left.end() != live.end()) {
+                break;
+            }
         }
-        all
+        left
+    }
+}
+
+impl Left {
+    fn at(offset: u64) -> Self {
+        Self { offset, bytes: 0, parts: IoVec::new(), from: Vec::new() }
+    }
+
+    fn end(&self) -> u64 {
+        self.offset + self.bytes
     }
 }
 
@@ -193,15 +205,19 @@ impl Inner {
     /// Copies what is left of the pieces of a change.
     async fn copy(self: &Rc<Self>, copies: &Copies) -> Result<(), LogError> {
         self.pace().await?;
-        self.room(Need::Copy).await?;
         let (live, _) = &copies.0[0];
-        for Left { offset, bytes, parts, from } in copies.left() {
+        let mut next = live.offset;
+        loop {
+            // For one of those that are left.
+            self.room(Need::Copy).await?;
+            let Some(left) = copies.left(next) else { return Ok(()) };
+            next = left.end();
+            let Left { offset, bytes, parts, from } = left;
             let from: Rc<[Place]> = from.into();
             let mut payload = Payload::new(&parts);
             self.put_records(&live.object, live.version, offset, bytes, &mut payload, Some(&from));
             self.objects.shrink();
         }
-        Ok(())
     }
 
     /// The object by that name; `None` when a row of it makes no sense. Nobody knows what matters of it

@@ -6,7 +6,7 @@
 
 use crate::LogError;
 use crate::log::{Counters, Inner, State};
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::units::MIB;
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,33 +31,38 @@ pub(crate) struct Paid {
 impl Inner {
     /// Waits until the cleaner may copy more.
     pub(super) async fn pace(self: &Rc<Self>) -> Result<(), LogError> {
+        // What was written, and since when it is no more.
+        let mut idle: Option<(u64, Instant)> = None;
         loop {
             let changed = self.changed.changed();
-            let written = {
+            let left = {
                 let mut state = self.state.borrow_mut();
                 if let Some(error) = &state.failed {
                     return Err(error.clone());
                 }
-                let counters = state.counters;
-                let now = Paid { copied: counters.cleaned_bytes, written: counters.written_bytes };
-                let (copied, written) =
-                    (now.copied - state.paid.copied, now.written - state.paid.written);
+                let Counters { cleaned_bytes, written_bytes, .. } = state.counters;
+                let copied = cleaned_bytes - state.paid.copied;
+                let written = written_bytes - state.paid.written;
                 if copied < STEP_BYTES {
                     return Ok(());
                 }
-                let left = state.segments.free_count().saturating_sub(self.config.reserve_segments);
-                if copied * u64::from(left) <= written * u64::from(free_ahead(&state)) {
-                    state.paid = now;
+                let since = match idle {
+                    Some((before, since)) if before == written_bytes => since,
+                    _ => reactor::now(),
+                };
+                idle = Some((written_bytes, since));
+                let ahead =
+                    state.segments.free_count().saturating_sub(self.config.reserve_segments);
+                let is_paid = copied * u64::from(ahead) <= written * u64::from(free_ahead(&state));
+                let left = IDLE.saturating_sub(reactor::now() - since);
+                if is_paid || left.is_zero() {
+                    state.paid = Paid { copied: cleaned_bytes, written: written_bytes };
                     return Ok(());
                 }
-                now.written
+                left
             };
-            let waited = reactor::timeout(IDLE, changed).await;
-            let mut state = self.state.borrow_mut();
-            let Counters { written_bytes, cleaned_bytes, .. } = state.counters;
-            if waited.is_err() && written_bytes == written {
-                state.paid = Paid { copied: cleaned_bytes, written };
-            }
+            // Whichever comes first.
+            let _ = reactor::timeout(left, changed).await;
         }
     }
 }

@@ -49,9 +49,9 @@ impl Inner {
                 Err(error) => Err(error),
             }
         });
-        let reads: Vec<_> = stream::iter(reads).buffer_unordered(RUNS_AT_ONCE).collect().await;
         let mut bytes: Vec<Option<Buf>> = vec![None; extents.len()];
-        for read in reads {
+        let mut reads = stream::iter(reads).buffer_unordered(RUNS_AT_ONCE);
+        while let Some(read) = reads.next().await {
             let (run, Some(data)) = read? else { continue };
             for at in run.extents {
                 let ((offset, extent), span) = (&extents[at], &spans[at]);
@@ -68,6 +68,7 @@ impl Inner {
                 bytes[at] = Some(if is_mostly_wanted { piece } else { copy() });
             }
         }
+        drop(reads);
         // One after the other: neighbours share blocks, which are repaired.
         for ((offset, extent), bytes) in extents.iter().zip(&mut bytes) {
             if bytes.is_some() {
