@@ -59,6 +59,7 @@ pub const BUGS: &[Bug] = &[
     bug("log-staged-row-left-out", stores::log, 40),
     bug("log-inheritance-not-told", stores::log, 600),
     bug("log-tombstone-dropped", stores::log, 200),
+    bug("log-page-begins-empty", stores::log, 40),
     bug("log-checksum-ignored", stack::stack, 600),
     bug("object-verifier-ignored", stack::stack, 40),
     bug("client-written-not-kept", stack::stack, 20),

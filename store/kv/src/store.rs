@@ -282,8 +282,7 @@ impl Store {
         stack.extend(newer.into_iter().filter(|segment| segment.id > seen));
         let last = page.rows.last().filter(|_| page.more).map(|(key, _)| Rc::clone(key));
         let seen = last.as_ref().map(|last| Bound::Included(&**last));
-        let (from, to) =
-            if back { (seen.unwrap_or(from), to) } else { (from, seen.unwrap_or(to)) };
+        let (from, to) = if back { (seen.unwrap_or(from), to) } else { (from, seen.unwrap_or(to)) };
         let rows = merge(&stack, from, to, &page.rows, limit);
         Ok(Page::cut(rows, limit, last))
     }

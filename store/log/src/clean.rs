@@ -377,6 +377,11 @@ impl Inner {
         let place = Place { segment, stripe, at: header.data_at };
         let Some(object) = self.readable(header.object).await? else { return Ok(false) };
         let end = header.offset + header.len;
+        let _held = match self.objects.load(&object, header.offset, end).await {
+            Ok(held) => held,
+            Err(LogError::Index { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let live: Vec<_> = object
             .now
             .borrow()

@@ -142,7 +142,9 @@ impl Inner {
             || closed_bytes > self.unindexed_bytes_max / 2;
         let wanted =
             state.wanted_seq > state.durable_seq || state.wanted_number > state.indexed_number;
-        state.failed.is_none() && (wanted || written)
+        // Only what is indexed lets go of its pages.
+        let holds_too_much = self.holds_too_much(state);
+        state.failed.is_none() && (wanted || written || holds_too_much)
     }
 
     async fn round(self: &Rc<Self>) -> Result<(), LogError> {
@@ -217,6 +219,8 @@ impl Inner {
         let observer = self.observer.borrow().clone();
         let mut watch = WatchIndex { observer, ..WatchIndex::default() };
         let mut unstaged_cost = 0;
+        // Until the store has the rows.
+        let mut held = Vec::new();
         // The store counts more while it has not replaced rows by newer ones, and less when it has.
         state.index_cost = state.index_cost.min(self.store.usage().bytes_used);
         while state.closed.front().is_some_and(|stripe| stripe.number < cut.number) {
@@ -233,6 +237,7 @@ impl Inner {
                 }
                 row.marks += u64::from(pending.change.is_mark());
                 watch.change(&pending.object, pending.version, &pending.change, stripe.segment);
+                held.push(pending.held);
             }
             watch.segments.entry(stripe.segment).or_default();
             state.indexed_number = stripe.number + 1;
@@ -461,6 +466,7 @@ impl WatchIndex {
             (true, true) | (false, false) => {}
         }
         let touched = std::mem::take(&mut self.touched);
+        debug_assert!(touched.iter().all(|offset| object.knows(*offset, offset + 1)));
         let row_changed = match change {
             Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => {
                 true

@@ -16,10 +16,12 @@ mod fsck;
 #[doc(hidden)]
 pub mod fuzz;
 mod list;
+mod load;
 mod log;
 mod object;
 mod observe;
 mod open;
+mod pages;
 mod ranges;
 mod read;
 mod rebuild;

@@ -6,6 +6,7 @@ use crate::format::{
     FOOTER_BYTES, Footer, HEADER_BYTES, PACK_BYTES, RecordHeader, RecordKind, header_bytes,
 };
 use crate::object::{Change, Object};
+use crate::pages::Held;
 use levada_base::checksum::crc32c;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Buf, BufMut};
@@ -20,6 +21,8 @@ pub(crate) struct Pending {
     pub version: u64,
     pub change: Change,
     pub staged: Option<StagedRow>,
+    /// The pages that it changes.
+    pub held: Held,
 }
 
 /// A row of a change that is staged.

@@ -55,7 +55,10 @@ pub(crate) struct Page {
 
 /// A read that missed memory.
 pub(crate) enum Miss {
-    Get { key: Bytes, answer: oneshot::Sender<Option<Bytes>> },
+    Get {
+        key: Bytes,
+        answer: oneshot::Sender<Option<Bytes>>,
+    },
     Scan {
         back: bool,
         from: Bound<Vec<u8>>,
