@@ -291,7 +291,9 @@ impl Objects {
         // An extent that reaches into the range begins before it.
         let least = if way == Way::Up { from } else { from.saturating_sub(self.stripe_bytes) };
         let mut low = Bound::Included(rows::extent_key(object.id, least));
-        let mut high = Bound::Excluded(rows::extent_key(object.id, end));
+        // On the way up what is behind the tail may be left to the index before the search comes there.
+        let highest = if way == Way::Up { to } else { end };
+        let mut high = Bound::Excluded(rows::extent_key(object.id, highest));
         let mut seen = 0;
         loop {
             let (after, before) =

@@ -552,7 +552,7 @@ impl Inner {
             batch_bytes: 0,
             cached_bytes: 0,
             removed: false,
-            touched: u64::MAX..0,
+            touched: Range { start: u64::MAX, end: 0 },
             object,
         };
         {
