@@ -17,7 +17,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-/// Memory that an extent takes in both views, with its record and without the checksums (measured: note 0005).
+/// Memory that an extent takes in both views, with its record and without the checksums, by the sizes of what it is
+/// made of: note 0005.
 pub(crate) const EXTENT_BYTES: u64 = 192;
 /// Memory that a page takes besides.
 const PAGE_BYTES: u64 = 128;

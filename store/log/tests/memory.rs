@@ -1,5 +1,5 @@
-//! What the index takes: memory for each extent, disk for each row, and time where it does not fit into memory. Figures,
-//! not checks: run with `--ignored --nocapture`, in release.
+//! What the index takes: memory as the cache counts it, disk for each row, and time where it does not fit into memory.
+//! Figures, not checks: run with `--ignored --nocapture`, in release, on a quiet machine.
 
 mod support;
 
@@ -10,12 +10,6 @@ use levada_log::{Config, ObjectLog, Stability};
 use std::time::Instant;
 use support::model::{below, config, object};
 use support::{Parts, World, bytes};
-
-fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("there");
-    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.expect("a number") * 4096
-}
 
 fn roomy(cached_bytes_max: u64) -> Config {
     let Config { page_bytes, unstable_bytes_max, .. } = Config::new(7, config().target);
@@ -51,7 +45,7 @@ fn measure(extents: u64, len: u64, step: u64) {
         let store = world.next_life().open_store().await;
         store.close().await.expect("closes");
         drop(store);
-        let (mut used, mut at) = (0, 9 * MIB);
+        let (mut used, mut at) = (0, 2 * MIB);
         while at < 512 * MIB {
             let into = levada_base::BufMut::zeroed(MIB as usize).into_vec();
             let read = world.store.read(at, into).await.expect("read");
@@ -60,17 +54,15 @@ fn measure(extents: u64, len: u64, step: u64) {
         }
         let log = open(&mut world, 4 << 30, false).await;
         log.read(object(1), 0, 1).await.expect("read");
-        let before = (resident_bytes(), log.cached_bytes());
+        let before = log.cached_bytes();
         read_each(&log, extents, step).await;
-        let after = (resident_bytes(), log.cached_bytes());
+        let cached = log.cached_bytes();
         let per = |bytes: u64| bytes as f64 / extents as f64;
         println!(
-            "{extents} extents of {len}: in memory {:.0} bytes each, counted {:.0}, on disk {:.0}",
-            per(after.0 - before.0),
-            per(after.1 - before.1),
+            "{extents} extents of {len}: counted {:.0} bytes of memory each, on disk {:.0}",
+            per(cached - before),
             per(used as u64 * 4096)
         );
-        let cached = after.1;
         let time = async |log: &ObjectLog, reads: u64| {
             let begun = Instant::now();
             for _ in 0..reads {
