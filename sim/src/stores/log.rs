@@ -15,7 +15,7 @@ use levada_base::probe;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{KIB, MIB};
 use levada_kv::{KvError, Store};
-use levada_log::{ObjectLog, ScrubOrder, Stability, StagedRows, check_segments};
+use levada_log::{Config, ObjectLog, ScrubOrder, Stability, StagedRows, check_segments};
 use levada_raid::{Array, Limits};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,11 +23,17 @@ use std::time::Duration;
 
 /// Bytes of the index's drive.
 const INDEX_BYTES: u64 = 8 * MIB;
+/// Memory for maps: all of them stay there, some do, nearly none.
+const CACHED_BYTES: [u64; 4] = [4 * MIB, 32 * KIB, 8 * KIB, KIB];
 const KV: levada_kv::Config = levada_kv::Config { log_bytes: MIB, cache_bytes: 256 * KIB as usize };
 /// Bytes of a drive.
 const DRIVE_BYTES: [u64; 3] = [768 * KIB, 864 * KIB, 2 * MIB];
 /// Of the smallest drives' log, bytes that are left by what stays, so that it is full again and again.
 const LEFT_BYTES: u64 = 150_000;
+
+fn config_of(seed: u64) -> Config {
+    Config { cached_bytes_max: CACHED_BYTES[(seed / 3 % 4) as usize], ..config() }
+}
 
 /// One seed of the object log.
 pub fn log(seed: u64) -> Outcome {
@@ -67,7 +73,7 @@ impl Run {
         let made = reactor::spawn_in(&world.node(), async move {
             let store = Store::create(index, rack.epoch(), KV).await.expect("a store");
             let array = Rc::new(rack.array());
-            ObjectLog::create(array, store, config(), rack.epoch()).await
+            ObjectLog::create(array, store, config_of(seed), rack.epoch()).await
         });
         let mut log = made.await.expect("alive").unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         if world.shape.drive_bytes == DRIVE_BYTES[0] {
@@ -191,7 +197,13 @@ impl Run {
                 let store = Store::open(index, rack.epoch(), KV).await;
                 let store =
                     store.unwrap_or_else(|e| panic!("seed {}: the index: {e}", rack.world.seed));
-                let log = ObjectLog::open(Rc::new(array), store, config(), rack.epoch()).await;
+                let log = ObjectLog::open(
+                    Rc::new(array),
+                    store,
+                    config_of(rack.world.seed),
+                    rack.epoch(),
+                )
+                .await;
                 log.unwrap_or_else(|error| {
                     panic!("seed {}: the log does not open: {error}", rack.world.seed)
                 })
@@ -231,7 +243,8 @@ impl Run {
                     staged.unwrap_or_else(|| panic!("seed {seed}: what was staged is lost"));
                 kept.replace(Some(staged.encode()));
                 let store = Store::create(index, epoch, KV).await.expect("a store");
-                let log = ObjectLog::rebuild_index(array, store, config(), epoch, &staged).await;
+                let log =
+                    ObjectLog::rebuild_index(array, store, config_of(seed), epoch, &staged).await;
                 log.unwrap_or_else(|error| panic!("seed {seed}: the index is not rebuilt: {error}"))
             }
         })
@@ -246,7 +259,7 @@ async fn fits_its_segments(array: &Rc<dyn Array>, index: &Store, seed: u64, epoc
     if !StagedRows::has_log(index).await.expect("readable") {
         return;
     }
-    let checked = check_segments(Rc::clone(array), index, config(), epoch, &|_, _| {}).await;
+    let checked = check_segments(Rc::clone(array), index, config_of(seed), epoch, &|_, _| {}).await;
     let checked = checked.unwrap_or_else(|error| panic!("seed {seed}: a deep check: {error}"));
     assert_eq!(checked.findings, [], "seed {seed}: {checked:?}");
 }

@@ -12,7 +12,9 @@
 use crate::format::{Change, LogPoint};
 use crate::store::Bytes;
 use std::cell::{Cell, Ref, RefCell};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::Peekable;
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -180,13 +182,39 @@ pub(crate) fn merge(
         return Vec::new();
     }
     let borrowed: Vec<Ref<'_, Rows>> = stack.iter().rev().map(|s| s.rows.borrow()).collect();
-    let mut changed: Vec<_> =
-        borrowed.iter().map(|rows| rows.range::<[u8], _>((from, to)).peekable()).collect();
+    let changed = borrowed.iter().map(|rows| rows.range::<[u8], _>((from, to)).peekable());
+    merge_in_order(changed.collect(), below, limit, |one, other| one.cmp(other))
+}
+
+/// As [`merge`], but from the end: `below` and what is returned have the last key first.
+pub(crate) fn merge_back(
+    stack: &[Rc<Segment>],
+    from: Bound<&[u8]>,
+    to: Bound<&[u8]>,
+    below: &[(Bytes, Bytes)],
+    limit: usize,
+) -> Vec<(Bytes, Bytes)> {
+    if is_empty_range(from, to) {
+        return Vec::new();
+    }
+    let borrowed: Vec<Ref<'_, Rows>> = stack.iter().rev().map(|s| s.rows.borrow()).collect();
+    let changed = borrowed.iter().map(|rows| rows.range::<[u8], _>((from, to)).rev().peekable());
+    merge_in_order(changed.collect(), below, limit, |one, other| other.cmp(one))
+}
+
+/// Merges rows that are in this order; of `changed` the first one that has a key counts.
+fn merge_in_order<'a>(
+    mut changed: Vec<Peekable<impl Iterator<Item = (&'a Bytes, &'a Option<Bytes>)>>>,
+    below: &[(Bytes, Bytes)],
+    limit: usize,
+    order: fn(&&Bytes, &&Bytes) -> Ordering,
+) -> Vec<(Bytes, Bytes)> {
     let mut below = below.iter().peekable();
     let mut merged = Vec::new();
     while merged.len() < limit {
-        let newest = changed.iter_mut().filter_map(|rows| rows.peek().map(|(key, _)| *key)).min();
-        let next = newest.into_iter().chain(below.peek().map(|(key, _)| key)).min();
+        let newest = changed.iter_mut().filter_map(|rows| rows.peek().map(|(key, _)| *key));
+        let newest = newest.min_by(order);
+        let next = newest.into_iter().chain(below.peek().map(|(key, _)| key)).min_by(order);
         let Some(key) = next.map(Rc::clone) else { break };
         let old = below.next_if(|(below, _)| *below == key).map(|(_, value)| value);
         let mut value = None;
@@ -233,6 +261,10 @@ mod tests {
         let rows = merge(&overlay.stack(), Bound::Unbounded, Bound::Unbounded, &below, 9);
         let rows: Vec<_> = rows.iter().map(|(key, value)| (key[0], value[0])).collect();
         assert_eq!(rows, [(1, 10), (4, 40), (5, 0)]);
+        let below: Vec<_> = below.into_iter().rev().collect();
+        let rows = merge_back(&overlay.stack(), Bound::Unbounded, Bound::Unbounded, &below, 2);
+        let rows: Vec<_> = rows.iter().map(|(key, value)| (key[0], value[0])).collect();
+        assert_eq!(rows, [(5, 0), (4, 40)]);
         assert_eq!(overlay.get(&[2]), Some(None));
         assert_eq!(overlay.get(&[5]), None);
         assert_eq!(overlay.cost(), 3 * row_cost(1, 1), "two puts below, one above");

@@ -3,7 +3,7 @@
 use crate::checkpoint::{Miss, SCAN_ROWS_MAX};
 use crate::format;
 use crate::open;
-use crate::overlay::{is_empty_range, merge};
+use crate::overlay::{is_empty_range, merge, merge_back};
 use crate::service::{Room, Service};
 use levada_base::Epoch;
 use levada_base::ids::Seq;
@@ -230,17 +230,44 @@ impl Store {
         to: Bound<&[u8]>,
         limit: usize,
     ) -> Result<Page, KvError> {
+        self.page(false, from, to, limit).await
+    }
+
+    /// As [`Store::scan_page`], but the last of the rows between the bounds, the last one first. The range was looked
+    /// through down to `upto`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn scan_page_back(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Page, KvError> {
+        self.page(true, from, to, limit).await
+    }
+
+    async fn page(
+        &self,
+        back: bool,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Page, KvError> {
         let service = self.service();
         service.check()?;
         if limit == 0 || is_empty_range(from, to) {
             return Ok(Page { rows: Vec::new(), upto: None });
         }
+        let merge = if back { merge_back } else { merge };
         if service.is_checkpoint_empty() {
             let rows = merge(&service.overlay.stack(), from, to, &[], limit);
             return Ok(Page::cut(rows, limit, None));
         }
         let (answer, page) = oneshot::channel();
         service.miss(Miss::Scan {
+            back,
             from: from.map(<[u8]>::to_vec),
             to: to.map(<[u8]>::to_vec),
             // Some of them may have been removed since.
@@ -254,8 +281,9 @@ impl Store {
         let newer = service.overlay.stack();
         stack.extend(newer.into_iter().filter(|segment| segment.id > seen));
         let last = page.rows.last().filter(|_| page.more).map(|(key, _)| Rc::clone(key));
-        let upto = last.as_ref().map_or(to, |last| Bound::Included(&**last));
-        let rows = merge(&stack, from, upto, &page.rows, limit);
+        let seen = last.as_ref().map(|last| Bound::Included(&**last));
+        let (from, to) = if back { (seen.unwrap_or(from), to) } else { (from, seen.unwrap_or(to)) };
+        let rows = merge(&stack, from, to, &page.rows, limit);
         Ok(Page::cut(rows, limit, last))
     }
 

@@ -165,7 +165,9 @@ impl Inner {
             // What is open may be much, too, and everybody waits.
             || state.unindexed_bytes > self.unindexed_bytes_max && closed_bytes > 0;
         let wanted = state.wanted_seq > state.durable_seq || state.settles_wanted != state.settled;
-        state.failed.is_none() && (wanted || written)
+        // Only what is indexed lets go of its pages.
+        let holds_too_much = self.holds_too_much(state);
+        state.failed.is_none() && (wanted || written || holds_too_much)
     }
 
     async fn round(self: &Rc<Self>) -> Result<(), LogError> {
@@ -252,6 +254,8 @@ impl Inner {
         let observer = self.observer.borrow().clone();
         let mut watch = WatchIndex { observer, ..WatchIndex::default() };
         let mut unstaged_cost = 0;
+        // Until the store has the rows.
+        let mut held = Vec::new();
         // The store counts more while it has not replaced rows by newer ones, and less when it has.
         state.index_cost = state.index_cost.min(self.store.usage().bytes_used);
         while state.closed.front().is_some_and(|stripe| stripe.order < cut.order) {
@@ -268,6 +272,7 @@ impl Inner {
                 }
                 row.marks += u64::from(pending.change.is_mark());
                 watch.change(&pending.object, pending.version, &pending.change, stripe.segment);
+                held.push(pending.held);
             }
             watch.segments.entry(stripe.segment).or_default();
             state.unindexed_kills -= u64::from(stripe.kills);
@@ -499,6 +504,7 @@ impl WatchIndex {
             (true, true) | (false, false) => {}
         }
         let touched = std::mem::take(&mut self.touched);
+        debug_assert!(touched.iter().all(|offset| object.knows(*offset, offset + 1)));
         let row_changed = match change {
             Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => {
                 true

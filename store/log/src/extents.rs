@@ -79,52 +79,77 @@ pub(crate) trait Watch {
     fn mark_moved(&mut self, from: Mark, to: Mark);
 }
 
-/// The map itself.
+/// The map itself, or some of it: the rest is in the index alone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ExtentMap(BTreeMap<u64, Extent>);
+pub(crate) struct ExtentMap {
+    extents: BTreeMap<u64, Extent>,
+    /// Bytes of all extents, those that are not in memory included.
+    stored_bytes: u64,
+}
 
 impl ExtentMap {
+    /// A map of which nothing is in memory yet.
+    pub fn unread(stored_bytes: u64) -> Self {
+        Self { extents: BTreeMap::new(), stored_bytes }
+    }
+
+    /// Bytes that extents hold, whether they are in memory or not.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.extents.len()
     }
 
     pub fn get(&self, offset: u64) -> Option<&Extent> {
-        self.0.get(&offset)
+        self.extents.get(&offset)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Extent)> {
-        self.0.iter().map(|(offset, extent)| (*offset, extent))
+        self.extents.iter().map(|(offset, extent)| (*offset, extent))
     }
 
     /// The extents that touch `from..to`, whole; none when that is empty.
-    pub fn overlapping(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Extent)> {
-        let before = self.0.range(..=from).next_back();
+    pub fn overlapping(
+        &self,
+        from: u64,
+        to: u64,
+    ) -> impl DoubleEndedIterator<Item = (u64, &Extent)> {
+        let before = self.extents.range(..=from).next_back();
         let first = match before {
             Some((offset, extent)) if offset + extent.len > from && from < to => *offset,
             _ => from,
         };
-        self.0.range(first..to.max(first)).map(|(offset, extent)| (*offset, extent))
+        self.extents.range(first..to.max(first)).map(|(offset, extent)| (*offset, extent))
     }
 
-    /// The offsets at which extents start from `from` on, the last one first.
-    pub fn tail(&self, from: u64) -> impl Iterator<Item = u64> {
-        self.0.range(from..).rev().map(|(offset, _)| *offset)
+    /// The offsets at which extents start from `from` on.
+    pub fn starts(&self, from: u64) -> impl DoubleEndedIterator<Item = u64> {
+        self.extents.range(from..).map(|(offset, _)| *offset)
     }
 
-    /// Puts an extent into an empty place, as when the index is read. False when it overlaps.
+    /// Takes in an extent that the index has. False when it overlaps.
     pub fn load(&mut self, offset: u64, extent: Extent) -> bool {
         if extent.len == 0 || self.overlapping(offset, offset + extent.len).next().is_some() {
             return false;
         }
-        self.0.insert(offset, extent);
+        self.extents.insert(offset, extent);
         true
+    }
+
+    /// Leaves an extent to the index.
+    pub fn forget(&mut self, offset: u64) -> Option<Extent> {
+        self.extents.remove(&offset)
     }
 
     /// Removes everything in `from..to`, cutting what reaches over its edges.
     pub fn remove(&mut self, from: u64, to: u64, watch: &mut impl Watch) {
         let touched: Vec<u64> = self.overlapping(from, to).map(|(offset, _)| offset).collect();
         for offset in touched {
-            let extent = self.0.remove(&offset).expect("found above");
+            let extent = self.extents.remove(&offset).expect("found above");
+            // What a row says may be wrong.
+            self.stored_bytes = self.stored_bytes.saturating_sub(extent.len);
             watch.removed(offset, &extent);
             let end = offset + extent.len;
             if offset < from {
@@ -180,8 +205,9 @@ impl ExtentMap {
 
     fn add(&mut self, offset: u64, len: u64, record: &Rc<Record>, watch: &mut impl Watch) {
         let extent = Extent { len, record: Rc::clone(record) };
+        self.stored_bytes = self.stored_bytes.saturating_add(len);
         watch.added(offset, &extent);
-        self.0.insert(offset, extent);
+        self.extents.insert(offset, extent);
     }
 }
 
@@ -244,6 +270,7 @@ mod tests {
                 }
                 prop_assert_eq!(&seen, &model);
                 prop_assert_eq!(held.0, model.iter().flatten().count() as i64);
+                prop_assert_eq!(map.stored_bytes() as i64, held.0);
                 let touched = map.overlapping(offset, offset + len).all(|(at, extent)| {
                     at < offset + len && at + extent.len > offset
                 });

@@ -15,7 +15,7 @@ use crate::clean::Paid;
 use crate::extents::footprint;
 use crate::format::Before;
 use crate::heat::{ByHeat, Heat};
-use crate::object::Objects;
+use crate::load::Objects;
 use crate::observe::IndexObserver;
 use crate::rows::Lives;
 use crate::segment::Segments;
@@ -50,8 +50,11 @@ pub struct Config {
     pub whole_bytes_max: u64,
     /// A COMMIT of at most this many bytes of the open stripe goes through the key-value store.
     pub stage_bytes_max: u64,
-    /// Extents kept in memory, roughly; those of changes on their way not counted.
-    pub cached_extents_max: usize,
+    /// Memory for what objects' extents are known to be, roughly; that of changes on their way and of requests under way may
+    /// come on top.
+    pub cached_bytes_max: u64,
+    /// Bytes of an object whose extents are read from the index together; a power of two.
+    pub page_bytes: u64,
     /// Free segments that new data never takes: what is sent again may take half of them, truncations
     /// and deletions all but one, the cleaner all.
     pub reserve_segments: u32,
@@ -69,7 +72,8 @@ impl Config {
             unstable_bytes_max: 64 * MIB,
             whole_bytes_max: 128 * KIB,
             stage_bytes_max: 128 * KIB,
-            cached_extents_max: 256 * 1024,
+            cached_bytes_max: 64 * MIB,
+            page_bytes: 128 * KIB,
             reserve_segments: 4,
         }
     }
@@ -274,6 +278,12 @@ impl ObjectLog {
         &self.0.objects.asked
     }
 
+    /// Memory that is taken by what is known of objects and their extents, about.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.0.objects.bytes()
+    }
+
     /// Computes and compares no checksum from here on. For a figure of what they cost, and nothing else: what is
     /// written meanwhile cannot be read by anybody who does.
     #[doc(hidden)]
@@ -300,8 +310,13 @@ impl ObjectLog {
         if !now.exists {
             return Err(LogError::NoSuchObject);
         }
-        let stored_bytes = now.extents.iter().map(|(_, extent)| extent.len).sum();
-        Ok(Stat { size: now.size, stored_bytes })
+        Ok(Stat { size: now.size, stored_bytes: now.extents.stored_bytes() })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.objects.stop();
     }
 }
 

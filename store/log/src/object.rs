@@ -4,24 +4,18 @@
 //! it is indexed. The views take the same changes in the same order, so the second is always a
 //! past of the first, and the rows of the index are the second view's.
 //!
-//! Objects nobody uses, whose changes are all indexed, are forgotten when the cache is over its
-//! bound, the least recently used first. One with changes on their way is held by them.
+//! Of an object that is in memory its head is: all but its extents. Those come by [pages](crate::pages), when somebody
+//! needs them ([`crate::load`]).
 
-use crate::LogError;
 use crate::cuts::{Cut, Cuts};
 use crate::extents::{ExtentMap, Place, Record, Watch};
-use crate::rows::{self, LOG_KEY, LogRow, Mark, ObjectRow};
+use crate::pages::{Cache, Page, Search};
+use crate::rows::{Mark, ObjectRow};
 use levada_base::ids::ObjectId;
-use levada_base::meter::HitMeter;
 use levada_base::sync::Notify;
-use levada_kv::Store;
-use lru::LruCache;
 use std::cell::{Cell, RefCell};
-use std::ops::Bound;
-use std::rc::Rc;
-
-/// Rows asked of the store at once.
-const ROWS_PER_SCAN: usize = 1024;
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
 
 /// One change of one object.
 #[derive(Clone, Debug)]
@@ -79,6 +73,8 @@ pub(crate) struct View {
     /// See [`ObjectRow::mark`].
     pub mark: Mark,
     pub cuts: Cuts,
+    /// Its row is from before those told how much is stored.
+    pub is_row_old: bool,
     pub extents: ExtentMap,
 }
 
@@ -86,6 +82,8 @@ impl View {
     /// Applies a change whose record is in `segment`.
     pub fn apply(&mut self, version: u64, change: &Change, segment: u32, watch: &mut impl Watch) {
         let mark = Mark { version, segment: Some(segment) };
+        // Whatever is written anew tells it.
+        self.is_row_old &= !self.is_row_changed_by(version, change, mark);
         match change {
             Change::Write(record) => {
                 let len = u64::from(record.stored);
@@ -117,6 +115,17 @@ impl View {
         }
     }
 
+    /// True when the object's row is another one after a change.
+    fn is_row_changed_by(&self, version: u64, change: &Change, mark: Mark) -> bool {
+        match change {
+            Change::Write(_) | Change::Truncate { .. } | Change::Punch { .. } | Change::Delete => {
+                true
+            }
+            Change::Keep { .. } => self.mark.version == version && self.mark != mark,
+            Change::Relocate { .. } => false,
+        }
+    }
+
     fn set_mark(&mut self, mark: Mark, watch: &mut impl Watch) {
         let before = std::mem::replace(&mut self.mark, mark);
         if before != mark {
@@ -125,15 +134,9 @@ impl View {
     }
 
     pub fn row(&self) -> ObjectRow {
-        ObjectRow { size: self.size, mark: self.mark, cuts: self.cuts.clone() }
+        let stored_bytes = (!self.is_row_old).then(|| self.extents.stored_bytes());
+        ObjectRow { size: self.size, mark: self.mark, cuts: self.cuts.clone(), stored_bytes }
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Load {
-    Unknown,
-    Loading,
-    Loaded,
 }
 
 /// An object, whether it exists or not.
@@ -141,159 +144,40 @@ pub(crate) struct Object {
     pub id: ObjectId,
     pub now: RefCell<View>,
     pub indexed: RefCell<View>,
-    load: Cell<Load>,
-    loaded: Notify,
+    /// Its head is in memory, or somebody reads it just now.
+    pub is_loaded: Cell<bool>,
+    pub is_loading: Cell<bool>,
+    /// Its head or a page has come, or could not be read.
+    pub loaded: Notify,
+    /// All of it is in memory, and stays there: it is in no cache.
+    pub is_whole: bool,
+    pub cache: Rc<Cache>,
+    /// By their numbers.
+    pub pages: RefCell<BTreeMap<u64, Rc<Page>>>,
+    /// What touches this offset or a later one is in memory.
+    pub tail: Cell<u64>,
+    pub searches: RefCell<Vec<Weak<Search>>>,
 }
 
 impl Object {
     /// An object of which nothing is known, outside of any cache.
     pub fn unknown(id: ObjectId) -> Rc<Self> {
-        Rc::new(Self {
+        Rc::new(Self::new(id, Rc::new(Cache::new(u64::MAX, 1)), true))
+    }
+
+    pub fn new(id: ObjectId, cache: Rc<Cache>, is_whole: bool) -> Self {
+        Self {
             id,
             now: RefCell::default(),
             indexed: RefCell::default(),
-            load: Cell::new(Load::Unknown),
+            is_loaded: Cell::new(false),
+            is_loading: Cell::new(false),
             loaded: Notify::default(),
-        })
-    }
-}
-
-/// Objects by name, loaded from the index on first touch.
-pub(crate) struct Objects {
-    store: Store,
-    cache: RefCell<LruCache<ObjectId, Rc<Object>>>,
-    extents_max: usize,
-    /// Extents that the cached objects have now, and one for each object.
-    extents: Cell<usize>,
-    /// The log's own row when it was last looked at: its geometry.
-    log: Cell<Option<LogRow>>,
-    /// Objects that were asked for: in memory, or to be read from the index.
-    pub asked: HitMeter,
-}
-
-impl Objects {
-    pub fn new(store: Store, extents_max: usize) -> Self {
-        let cache = RefCell::new(LruCache::unbounded());
-        let (extents, log, asked) = (Cell::new(0), Cell::new(None), HitMeter::default());
-        Self { store, cache, extents_max, extents, log, asked }
-    }
-
-    /// The object by that name, with its whole map. [`LogError::Index`] when a row of it makes no
-    /// sense, and then no other object is concerned.
-    pub async fn get(&self, id: ObjectId) -> Result<Rc<Object>, LogError> {
-        let object = {
-            let mut cache = self.cache.borrow_mut();
-            let object = cache.get_or_insert(id, || Object::unknown(id));
-            Rc::clone(object)
-        };
-        self.asked.count(object.load.get() == Load::Loaded);
-        loop {
-            let loaded = object.loaded.changed();
-            match object.load.get() {
-                Load::Loaded => break,
-                Load::Loading => loaded.await,
-                Load::Unknown => {
-                    let mut loading = Loading { object: &object, outcome: Load::Unknown };
-                    object.load.set(Load::Loading);
-                    let view = self.read(id).await.inspect_err(|error| {
-                        if let LogError::Index { row } = error {
-                            tracing::error!(object = ?id, row, "a row makes no sense: only \
-                                making the index anew brings this object back");
-                        }
-                    })?;
-                    self.extents.set(self.extents.get() + view.extents.len() + 1);
-                    *object.now.borrow_mut() = view.clone();
-                    *object.indexed.borrow_mut() = view;
-                    loading.outcome = Load::Loaded;
-                    drop(loading);
-                    self.shrink();
-                }
-            }
+            is_whole,
+            cache,
+            pages: RefCell::default(),
+            tail: Cell::new(0),
+            searches: RefCell::default(),
         }
-        Ok(object)
-    }
-
-    async fn read(&self, id: ObjectId) -> Result<View, LogError> {
-        let Some(row) = self.store.get(&ObjectRow::key(id)).await? else {
-            return Ok(View::default());
-        };
-        let ObjectRow { size, mark, cuts } = ObjectRow::decode(&row)?;
-        if let Some(segment) = mark.segment
-            && !self.log_fits(|log| log.has_segment(segment)).await?
-        {
-            return Err(LogError::Index { row: "object" });
-        }
-        let mut view = View { exists: true, size, mark, cuts, extents: ExtentMap::default() };
-        let end = rows::extent_key(id, u64::MAX);
-        let mut from = Bound::Included(rows::extent_key(id, 0));
-        loop {
-            let bound = from.as_ref().map(Vec::as_slice);
-            let found = self.store.scan(bound, Bound::Included(&end), ROWS_PER_SCAN).await?;
-            for (key, value) in &found {
-                let (offset, extent) = rows::decode_extent(key, value)?;
-                let (place, stored) = (extent.record.place, extent.record.stored);
-                if !self.log_fits(|log| place.is_in(log, stored)).await?
-                    || !view.extents.load(offset, extent)
-                {
-                    return Err(LogError::Index { row: "extent" });
-                }
-            }
-            match found.last() {
-                Some((key, _)) if found.len() == ROWS_PER_SCAN => {
-                    from = Bound::Excluded(key.to_vec());
-                }
-                _ => return Ok(view),
-            }
-        }
-    }
-
-    /// Whether the log is as a row has it. Its own row comes with every batch, so it is never behind
-    /// the others; one that was read earlier may be, if the array has grown since.
-    async fn log_fits(&self, fits: impl Fn(&LogRow) -> bool) -> Result<bool, LogError> {
-        if self.log.get().as_ref().is_some_and(&fits) {
-            return Ok(true);
-        }
-        let row = self.store.get(LOG_KEY).await?.ok_or(LogError::Index { row: "log" })?;
-        let row = LogRow::decode(&row)?;
-        self.log.set(Some(row));
-        Ok(fits(&row))
-    }
-
-    /// A cached object has `after` extents where it had `before`.
-    pub fn resized(&self, before: usize, after: usize) {
-        self.extents.set((self.extents.get() + after).saturating_sub(before));
-    }
-
-    /// Forgets objects until the cache is inside its bound, or a run of objects is in use.
-    pub fn shrink(&self) {
-        const IN_USE_MAX: usize = 8;
-        let mut cache = self.cache.borrow_mut();
-        let mut in_use = 0;
-        while self.extents.get() > self.extents_max && in_use < IN_USE_MAX {
-            let Some((id, object)) = cache.pop_lru() else { break };
-            if Rc::strong_count(&object) > 1 {
-                cache.put(id, object);
-                in_use += 1;
-                continue;
-            }
-            let extents = object.now.borrow().extents.len() + 1;
-            self.extents.set(self.extents.get().saturating_sub(extents));
-        }
-        if cache.is_empty() {
-            self.extents.set(0);
-        }
-    }
-}
-
-/// Lets the next one try when loading fails or is given up.
-struct Loading<'a> {
-    object: &'a Object,
-    outcome: Load,
-}
-
-impl Drop for Loading<'_> {
-    fn drop(&mut self) {
-        self.object.load.set(self.outcome);
-        self.object.loaded.notify_all();
     }
 }

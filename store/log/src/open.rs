@@ -23,8 +23,8 @@ use crate::clean::Paid;
 use crate::extents::footprint;
 use crate::format::{Footer, RecordHeader, RecordKind, SEGMENTS_MAX, first_order};
 use crate::heat::{ByHeat, Heat};
+use crate::load::Objects;
 use crate::log::{Config, Counters, Inner, ObjectLog, State, zeroes};
-use crate::object::Objects;
 use crate::rows::{self, LIVES_KEY, LOG_KEY, Lives, LogRow, SegmentRow};
 use crate::segment::Segments;
 use crate::stripe::{Payload, StagedRow, change_of};
@@ -313,8 +313,8 @@ impl Inner {
             inherited,
             unindexed_bytes_max,
             stripe_bytes: array.geometry().stripe_bytes,
+            objects: Objects::new(store.clone(), &config, array.geometry().stripe_bytes),
             array,
-            objects: Objects::new(store.clone(), config.cached_extents_max),
             store,
             config,
             epoch,
@@ -380,15 +380,14 @@ impl Inner {
         for (key, value) in scan_all(&self.store, rows::STAGED).await? {
             let (header, taken) =
                 RecordHeader::decode(&value).ok_or(LogError::Index { row: "staged" })?;
-            let object = match self.objects.get(header.object).await {
+            let (object, _ready) = match self.room_for_staged(&header).await {
                 // It concerns that object only. What is staged stays for whoever mends the row.
                 Err(error @ LogError::Index { row: "object" | "extent" }) => {
                     tracing::error!(object = ?header.object, %error, "a staged change stays staged");
                     continue;
                 }
-                object => object?,
+                ready => ready?,
             };
-            self.room(Need::Staged).await?;
             if header.kind == RecordKind::Data {
                 let data = value.get(taken..).filter(|data| data.len() as u64 == header.len);
                 let data = [Buf::copy_of(data.ok_or(LogError::Index { row: "staged" })?)];

@@ -31,23 +31,39 @@ impl ObjectLog {
         ranges_max: usize,
     ) -> Result<DataRanges, LogError> {
         self.0.check()?;
-        let object = self.0.objects.get(object).await?;
-        let now = object.now.borrow();
-        if !now.exists {
-            return Err(LogError::NoSuchObject);
-        }
+        let objects = &self.0.objects;
+        let object = objects.get(object).await?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (looked, (at, extent)) in now.extents.overlapping(offset, u64::MAX).enumerate() {
-            let (start, end) = (at.max(offset), at + extent.len);
-            let is_neighbour = ranges.last().is_some_and(|last| last.end == start);
-            if looked == EXTENTS_MAX || !is_neighbour && ranges.len() == ranges_max {
-                return Ok(DataRanges { ranges, upto: start });
+        let (mut from, mut looked) = (offset, 0);
+        loop {
+            let to = from.saturating_add(self.0.window_bytes());
+            let _held = objects.load_to_look(&object, from, to).await?;
+            {
+                let now = object.now.borrow();
+                if !now.exists {
+                    return Err(LogError::NoSuchObject);
+                }
+                // One that reaches over the end of a window is met again in the next.
+                for (at, extent) in now.extents.overlapping(from, to) {
+                    let (start, end) = (at.max(from), (at + extent.len).min(to));
+                    let is_neighbour = ranges.last().is_some_and(|last| last.end == start);
+                    if looked == EXTENTS_MAX || !is_neighbour && ranges.len() == ranges_max {
+                        return Ok(DataRanges { ranges, upto: start });
+                    }
+                    looked += 1;
+                    match ranges.last_mut() {
+                        Some(last) if is_neighbour => last.end = end,
+                        _ => ranges.push(start..end),
+                    }
+                }
             }
-            match ranges.last_mut() {
-                Some(last) if is_neighbour => last.end = end,
-                _ => ranges.push(start..end),
-            }
+            // The window's end may be in the middle of an extent.
+            let reaches_on = ranges.last().is_some_and(|last| last.end == to);
+            from = match objects.next_start(&object, to).await? {
+                _ if reaches_on => to,
+                Some(next) => next,
+                None => return Ok(DataRanges { ranges, upto: u64::MAX }),
+            };
         }
-        Ok(DataRanges { ranges, upto: u64::MAX })
     }
 }

@@ -8,6 +8,7 @@ use crate::LogError;
 use crate::extents::{Extent, Record};
 use crate::log::{Inner, ObjectLog, State};
 use crate::object::View;
+use crate::pages::Held;
 use crate::write::in_memory;
 use futures_util::future::join_all;
 use levada_base::checksum::crc32c;
@@ -34,12 +35,21 @@ impl ObjectLog {
         log.check()?;
         let end = offset.checked_add(bytes).ok_or(LogError::OutOfRange { offset, bytes })?;
         let object = log.objects.get(object).await?;
-        let plan = {
-            let now = object.now.borrow();
-            if !now.exists {
-                return Err(LogError::NoSuchObject);
-            }
-            Plan::new(log, &now, offset, end)
+        let mut _held = Held::default();
+        let plan = loop {
+            let upto = {
+                let now = object.now.borrow();
+                if !now.exists {
+                    return Err(LogError::NoSuchObject);
+                }
+                // Nothing lies behind the end.
+                let upto = end.min(now.size);
+                if object.knows(offset, upto) {
+                    break Plan::new(log, &now, offset, end);
+                }
+                upto
+            };
+            _held = log.objects.load(&object, offset, upto).await?;
         };
         log.fetch(plan, IoClass::Foreground).await
     }

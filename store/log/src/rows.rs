@@ -28,6 +28,8 @@ const FORMAT: u8 = 1;
 /// Of the log's own row. Before the second version it did not tell the order of stripes, which was that of (generation,
 /// place).
 const LOG_FORMAT: u32 = 2;
+/// Of rows of objects that tell their stored bytes. Those before it do not.
+const OBJECT_FORMAT: u8 = 2;
 
 pub(crate) const LOG_KEY: &[u8] = b"M";
 pub(crate) const LIVES_KEY: &[u8] = b"L";
@@ -258,6 +260,8 @@ pub(crate) struct ObjectRow {
     /// extents is the size.
     pub mark: Mark,
     pub cuts: Cuts,
+    /// Bytes that its extents hold. `None` in rows from before they told.
+    pub stored_bytes: Option<u64>,
 }
 
 impl ObjectRow {
@@ -273,10 +277,14 @@ impl ObjectRow {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORMAT, self.cuts.iter().len() as u8, 0, 0];
+        let format = if self.stored_bytes.is_some() { OBJECT_FORMAT } else { FORMAT };
+        let mut out = vec![format, self.cuts.iter().len() as u8, 0, 0];
         out.put_u32(self.mark.segment.map_or(0, |segment| segment + 1));
         out.put_u64(self.size);
         out.put_u64(self.mark.version);
+        if let Some(stored_bytes) = self.stored_bytes {
+            out.put_u64(stored_bytes);
+        }
         for cut in self.cuts.iter() {
             out.put_u64(cut.version);
             out.put_u64(cut.size);
@@ -287,14 +295,17 @@ impl ObjectRow {
     pub fn decode(bytes: &[u8]) -> Result<Self, LogError> {
         let mut fields = Fields(bytes);
         let row = (|| {
-            let [FORMAT, count, 0, 0] = *fields.take(4)? else { return None };
+            let [format @ (FORMAT | OBJECT_FORMAT), count, 0, 0] = *fields.take(4)? else {
+                return None;
+            };
             let segment = fields.u32()?.checked_sub(1);
             let (size, version) = (fields.u64()?, fields.u64()?);
             let mark = Mark { version, segment };
+            let stored_bytes = if format == OBJECT_FORMAT { Some(fields.u64()?) } else { None };
             let cuts = (0..count)
                 .map(|_| Some(Cut { version: fields.u64()?, size: fields.u64()? }))
                 .collect::<Option<_>>()?;
-            Some(Self { size, mark, cuts: Cuts::load(cuts)? })
+            Some(Self { size, mark, cuts: Cuts::load(cuts)?, stored_bytes })
         })();
         row.ok_or(LogError::Index { row: "object" })
     }
@@ -408,10 +419,10 @@ mod tests {
         }
 
         #[test]
-        fn object_rows_are_read_as_written(size in any::<u64>(), version in 1..u64::MAX, segment in prop::option::of(0..u32::MAX), cuts in 0..4u64) {
+        fn object_rows_are_read_as_written(size in any::<u64>(), version in 1..u64::MAX, segment in prop::option::of(0..u32::MAX), cuts in 0..4u64, stored_bytes in prop::option::of(any::<u64>())) {
             let cuts = (0..cuts).map(|n| Cut { version: n, size: n * 7 }).collect();
             let cuts = Cuts::load(cuts).expect("they ascend");
-            let row = ObjectRow { size, mark: Mark { version, segment }, cuts };
+            let row = ObjectRow { size, mark: Mark { version, segment }, cuts, stored_bytes };
             prop_assert_eq!(ObjectRow::decode(&row.encode()).expect("valid"), row);
         }
 
@@ -427,14 +438,14 @@ mod tests {
         }
     }
 
-    /// Rows from before they told where the mark lies.
+    /// Rows from before they told where the mark lies, and how much is stored.
     #[test]
     fn an_older_object_row_is_read() {
         let mut old = vec![FORMAT, 0, 0, 0, 0, 0, 0, 0];
         old.put_u64(5);
         old.put_u64(9);
         let mark = Mark { version: 9, segment: None };
-        let row = ObjectRow { size: 5, mark, cuts: Cuts::default() };
+        let row = ObjectRow { size: 5, mark, ..ObjectRow::default() };
         assert_eq!(ObjectRow::decode(&old).expect("valid"), row);
     }
 }

@@ -168,7 +168,8 @@ mod tests {
         let mut view = View::default();
         assert_eq!(object_row_cost(&view), 0);
         view.exists = true;
-        for version in 0..6 {
+        for version in 0..12 {
+            view.is_row_old = version % 2 == 0;
             let cost = row_cost(ObjectRow::key(id).len(), view.row().encode().len());
             assert_eq!(object_row_cost(&view), cost as i64);
             view.cuts.push(Cut { version, size: version });

@@ -7,6 +7,7 @@ use crate::format::{
 };
 use crate::heat::Heat;
 use crate::object::{Change, Object};
+use crate::pages::Held;
 use levada_base::checksum::{copy_crc32c, crc32c};
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Buf, BufMut};
@@ -21,6 +22,8 @@ pub(crate) struct Pending {
     pub version: u64,
     pub change: Change,
     pub staged: Option<StagedRow>,
+    /// The pages that it changes.
+    pub held: Held,
 }
 
 /// A row of a change that is staged.

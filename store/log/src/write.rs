@@ -9,8 +9,10 @@ use crate::cuts::CUTS_MAX;
 use crate::extents::{Extent, Place, Record, Watch, footprint};
 use crate::format::{Footer, RecordHeader, RecordKind, blocks_of};
 use crate::heat::Heat;
+use crate::load::Way;
 use crate::log::{Ack, Inner, ObjectLog, Stability, State};
 use crate::object::{Change, Object, View};
+use crate::pages::{Held, Search, memory_bytes};
 use crate::rows::{Mark, SegmentRow};
 use crate::space::SEGMENT_ROW_COST;
 use crate::stripe::{ClosedStripe, OpenStripe, Payload, Pending, header_of};
@@ -21,6 +23,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, IoVec, probe};
 use levada_kv::{Batch, KvError, row_cost};
 use levada_raid::IoClass;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Who asks for stripes: those who free space may go deeper into the reserve.
@@ -61,6 +64,14 @@ impl<'a> Need<'a> {
     }
 }
 
+/// Keeps in memory what a change needs.
+pub(crate) enum Ready {
+    Held(#[allow(dead_code, reason = "it is there to be dropped")] Held),
+    Found(Rc<Search>),
+}
+
+/// See [`Inner::window_bytes`].
+const WINDOW_PAGES: u64 = 8;
 /// New stripes that putting one change in place may take.
 pub(crate) const STRIPES_PER_CHANGE: u64 = 3;
 /// So often a change waits for what has died to help, which others' deletions of little may go on to promise.
@@ -95,9 +106,15 @@ impl ObjectLog {
         let mut seq = 0;
         while done < bytes || bytes == 0 {
             let run = (bytes - done).min(log.stripe_bytes - BLOCK_BYTES);
-            let run = log.step(&object, offset + done, offset + done + run) - (offset + done);
-            let (from, to) = (offset + done, offset + done + run);
+            let from = offset + done;
+            let _held = log.objects.load_to_change(&object, from, from + run).await?;
+            let to = log.step(&object, from, from + run);
+            let run = to - from;
             log.room(Need::of_data(&object, from, to, stability)).await?;
+            if object.unknown_edge(from, to).is_some() {
+                // What came while it waited reaches further.
+                continue;
+            }
             seq = if bytes == 0 && !object.now.borrow().exists {
                 // Nothing but the existence of an object.
                 log.put_mark(&object, Change::Truncate { size: 0 })
@@ -131,8 +148,7 @@ impl ObjectLog {
         }
         let log = &self.0;
         let object = log.objects.get(object).await?;
-        log.cut_long_tail(&object, size).await?;
-        log.room(Need::Mark).await?;
+        let _known = log.cut_long_tail(&object, size).await?;
         let seq = log.put_mark(&object, Change::Truncate { size });
         log.acknowledge(seq, stability).await
     }
@@ -158,14 +174,16 @@ impl ObjectLog {
         let object = log.objects.get(object).await?;
         let mut from = offset;
         let seq = loop {
+            let extents_max = log.extents_per_change();
+            let known = log.objects.search(&object, from, end, Way::Up, extents_max).await?;
             let need = || Need::of_hole(&object, from, end, grows, stability);
             let asked = need();
             log.room(asked).await?;
             // While it waited another write may have made one extent of several.
-            if matches!(asked, Need::Mark) && !matches!(need(), Need::Mark) {
+            if !known.is_sound() || matches!(asked, Need::Mark) && !matches!(need(), Need::Mark) {
                 continue;
             }
-            let to = log.step(&object, from, end);
+            let to = log.step(&object, from, known.passed.borrow().end);
             let size = {
                 let now = object.now.borrow();
                 if !now.exists && !grows {
@@ -190,12 +208,11 @@ impl ObjectLog {
     pub async fn delete(&self, object: ObjectId) -> Result<Ack, LogError> {
         let log = &self.0;
         let object = log.objects.get(object).await?;
-        log.cut_long_tail(&object, 0).await?;
-        log.room(Need::Mark).await?;
+        let known = log.cut_long_tail(&object, 0).await?;
         let exists = object.now.borrow().exists;
         let seq =
             if exists { log.put_mark(&object, Change::Delete) } else { log.state.borrow().seq };
-        drop(object);
+        drop((known, object));
         log.acknowledge(seq, Stability::Durable).await
     }
 }
@@ -255,23 +272,73 @@ impl Inner {
         beyond.map_or(to, |(offset, _)| offset)
     }
 
-    /// Cuts an object with very many extents in steps, until one change can do the rest. Each
-    /// step is a truncation of its own; a crash leaves a longer object than was asked for.
+    /// Cuts an object with very many extents in steps, until one change can do the rest: what that needs is in memory
+    /// then, and there is room for it. Each step is a truncation of its own; a crash leaves a longer object than
+    /// was asked for.
     async fn cut_long_tail(
         self: &Rc<Self>,
         object: &Rc<Object>,
         size: u64,
-    ) -> Result<(), LogError> {
+    ) -> Result<Rc<Search>, LogError> {
+        let extents_max = self.extents_per_change();
         loop {
+            let search =
+                self.objects.search(object, size, u64::MAX, Way::Down, extents_max).await?;
+            self.room(Need::Mark).await?;
+            if !search.is_sound() {
+                continue;
+            }
             let cut = {
                 let now = object.now.borrow();
-                let mut tail = now.extents.tail(size);
-                tail.nth(self.extents_per_change())
+                let from = search.passed.borrow().start;
+                let too_many = now.extents.starts(from).rev().nth(extents_max);
+                // Nothing lies behind the size, which another truncation may have set meanwhile.
+                too_many.unwrap_or(from).min(now.size)
             };
-            let Some(cut) = cut else { return Ok(()) };
-            self.room(Need::Mark).await?;
+            if cut <= size {
+                return Ok(search);
+            }
             self.put_mark(object, Change::Truncate { size: cut });
         }
+    }
+
+    /// Waits until a staged change can be put in place again, and what it changes is in memory.
+    pub(crate) async fn room_for_staged(
+        self: &Rc<Self>,
+        header: &RecordHeader,
+    ) -> Result<(Rc<Object>, Ready), LogError> {
+        let object = self.objects.get(header.object).await?;
+        let (from, to) = match header.kind {
+            RecordKind::Data | RecordKind::Punch => (header.offset, header.offset + header.len),
+            RecordKind::Truncate => (header.size, u64::MAX),
+            RecordKind::Delete => (0, u64::MAX),
+        };
+        loop {
+            let ready = if header.kind == RecordKind::Data {
+                Ready::Held(self.objects.load_to_change(&object, from, to).await?)
+            } else {
+                let all = usize::MAX;
+                Ready::Found(self.objects.search(&object, from, to, Way::Down, all).await?)
+            };
+            self.room(Need::Staged).await?;
+            let is_ready = match &ready {
+                Ready::Held(_) => object.unknown_edge(from, to).is_none(),
+                Ready::Found(search) => search.is_sound(),
+            };
+            if is_ready {
+                return Ok((object, ready));
+            }
+        }
+    }
+
+    /// Changes in closed stripes hold pages that the cache has no room for.
+    pub(crate) fn holds_too_much(&self, state: &State) -> bool {
+        !state.closed.is_empty() && self.objects.is_overdue()
+    }
+
+    /// Bytes of an object that are looked at in one go, where all of it is.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.config.page_bytes.saturating_mul(WINDOW_PAGES)
     }
 
     fn reserve(&self, need: Need<'_>) -> u32 {
@@ -331,6 +398,7 @@ impl Inner {
                 } else if state.in_memory.len() < self.config.stripes_in_flight
                     && state.unstable_stripes() < self.unstable_stripes_max()
                     && state.unindexed_bytes <= self.unindexed_bytes_max
+                    && !self.holds_too_much(&state)
                 {
                     break;
                 }
@@ -505,25 +573,35 @@ impl Inner {
             used_bytes: state.used_bytes,
             index_cost: 0,
             batch_bytes: 0,
+            cached_bytes: 0,
             removed: false,
+            touched: Range { start: u64::MAX, end: 0 },
+            object,
         };
         {
             let mut now = object.now.borrow_mut();
             watch.index_cost -= object_row_cost(&now);
-            let extents = now.extents.len();
             // Most copies of records without data change no row, and others that one. Were they counted
             // like changes, stripes of copies would be closed when they hold little, and cleaning gain
             // nothing.
             watch.batch_bytes = match change {
                 Change::Keep { .. } if now.mark.version == version => {
-                    object_row_bytes(now.cuts.iter().len())
+                    object_row_bytes(now.cuts.iter().len()) + 8
                 }
                 Change::Keep { .. } => 0,
                 _ => 2 * OBJECT_ROW_BYTES,
             };
             now.apply(version, &change, segment, &mut watch);
             watch.index_cost += object_row_cost(&now);
-            self.objects.resized(extents, now.extents.len());
+        }
+        let mut held = Held::default();
+        object.hold_loaded(&watch.touched, &mut held);
+        self.objects.changed(watch.cached_bytes);
+        match change {
+            // All that lay there was in memory, and is held.
+            Change::Truncate { size } => object.tail.set(object.tail.get().min(size)),
+            Change::Delete => object.tail.set(0),
+            _ => {}
         }
         state.used_bytes = watch.used_bytes;
         state.unindexed_cost += watch.index_cost;
@@ -538,7 +616,8 @@ impl Inner {
         state.unindexed_bytes += watch.batch_bytes;
         let row = &mut state.segments.get_mut(stripe.segment).row;
         row.version_max = row.version_max.max(version);
-        stripe.pending.push(Pending { object: Rc::clone(object), version, change, staged: None });
+        let object = Rc::clone(object);
+        stripe.pending.push(Pending { object, version, change, staged: None, held });
     }
 
     /// Extents that one change may cut or cover, so that its batch stays small.
@@ -744,35 +823,53 @@ pub(crate) fn cost_of(offset: u64, extent: &Extent) -> i64 {
 
 /// What an object's row costs the store, if it has one.
 pub(crate) fn object_row_cost(view: &View) -> i64 {
-    let cost = || row_cost(25, 24 + 16 * view.cuts.iter().len());
+    let stored_bytes = if view.is_row_old { 0 } else { 8 };
+    let cost = || row_cost(25, 24 + stored_bytes + 16 * view.cuts.iter().len());
     if view.exists { cost() as i64 } else { 0 }
 }
 
-/// Bytes of the row of an object of which so many truncations are remembered.
+/// Bytes of the row of an object of which so many truncations are remembered, less eight, as logs have always counted
+/// them.
 const fn object_row_bytes(cuts: usize) -> u64 {
     25 + 24 + 16 * cuts as u64
 }
 
 /// Bytes of the row of an object that was truncated once; some take a little more or less.
 pub(crate) const OBJECT_ROW_BYTES: u64 = object_row_bytes(1);
-const _: () = assert!(16 * CUTS_MAX as u64 <= OBJECT_ROW_BYTES, "twice that is the most");
+const _: () =
+    assert!(object_row_bytes(CUTS_MAX) + 8 <= 2 * OBJECT_ROW_BYTES, "twice that is the most");
 
 /// Bytes of a batch that remove a row, generously.
 const REMOVAL_BYTES: u64 = 64;
 
 /// Keeps the sums over everything that is visible.
-struct WatchNow {
+struct WatchNow<'a> {
     used_bytes: u64,
     /// What the rows of this change will cost the store more than those before it.
     index_cost: i64,
     /// What the batch of this change takes.
     batch_bytes: u64,
+    /// Memory that the map takes more.
+    cached_bytes: i64,
     /// Extents left the map.
     removed: bool,
+    /// From the first byte to the last of what left or came.
+    touched: Range<u64>,
+    object: &'a Object,
 }
 
-impl Watch for WatchNow {
+impl WatchNow<'_> {
+    fn touched(&mut self, offset: u64, extent: &Extent) {
+        let end = offset + extent.len;
+        debug_assert!(self.object.knows(offset, end), "it may be changed");
+        self.touched = self.touched.start.min(offset)..self.touched.end.max(end);
+    }
+}
+
+impl Watch for WatchNow<'_> {
     fn removed(&mut self, offset: u64, extent: &Extent) {
+        self.touched(offset, extent);
+        self.cached_bytes -= memory_bytes(offset, extent) as i64;
         self.used_bytes -= extent.footprint();
         self.index_cost -= cost_of(offset, extent);
         self.batch_bytes += REMOVAL_BYTES;
@@ -780,6 +877,8 @@ impl Watch for WatchNow {
     }
 
     fn added(&mut self, offset: u64, extent: &Extent) {
+        self.touched(offset, extent);
+        self.cached_bytes += memory_bytes(offset, extent) as i64;
         self.used_bytes += extent.footprint();
         self.index_cost += cost_of(offset, extent);
         self.batch_bytes += extent_row_bytes(offset, extent) + REMOVAL_BYTES;

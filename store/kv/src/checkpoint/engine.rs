@@ -219,10 +219,11 @@ impl Engine {
                     stored.map(|stored| value_of(key, stored.value(), &long)).transpose()?;
                 Ok(Found::Value(value))
             }
-            Query::Scan { from, to, rows: rows_max, bytes: bytes_max } => {
+            Query::Scan { back, from, to, rows: rows_max, bytes: bytes_max } => {
                 let bounds = (as_slice(from), as_slice(to));
                 let (mut found, mut bytes, mut more) = (Vec::new(), 0, false);
-                for row in rows.range::<&[u8]>(bounds)? {
+                let mut range = rows.range::<&[u8]>(bounds)?;
+                while let Some(row) = if *back { range.next_back() } else { range.next() } {
                     if found.len() >= *rows_max || bytes >= *bytes_max {
                         more = true;
                         break;

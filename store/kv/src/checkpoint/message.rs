@@ -53,8 +53,9 @@ pub(crate) enum Job {
 #[derive(Debug)]
 pub(crate) enum Query {
     Get(Vec<u8>),
-    /// At most `rows` rows, or about `bytes` bytes of them.
+    /// At most `rows` rows, or about `bytes` bytes of them; `back`: the last ones, the last first.
     Scan {
+        back: bool,
         from: Bound<Vec<u8>>,
         to: Bound<Vec<u8>>,
         rows: usize,
@@ -68,7 +69,7 @@ pub(crate) enum Found {
     Value(Option<Vec<u8>>),
     Rows {
         rows: Vec<(Vec<u8>, Vec<u8>)>,
-        /// There may be more behind the last row.
+        /// There may be more behind the last row (before it, when they were read back).
         more: bool,
     },
 }

@@ -55,15 +55,25 @@ pub(crate) struct Page {
 
 /// A read that missed memory.
 pub(crate) enum Miss {
-    Get { key: Bytes, answer: oneshot::Sender<Option<Bytes>> },
-    Scan { from: Bound<Vec<u8>>, to: Bound<Vec<u8>>, rows: usize, answer: oneshot::Sender<Page> },
+    Get {
+        key: Bytes,
+        answer: oneshot::Sender<Option<Bytes>>,
+    },
+    Scan {
+        back: bool,
+        from: Bound<Vec<u8>>,
+        to: Bound<Vec<u8>>,
+        rows: usize,
+        answer: oneshot::Sender<Page>,
+    },
 }
 
 impl Miss {
     fn query(&self) -> Query {
         match self {
             Self::Get { key, .. } => Query::Get(key.to_vec()),
-            Self::Scan { from, to, rows, .. } => Query::Scan {
+            Self::Scan { back, from, to, rows, .. } => Query::Scan {
+                back: *back,
                 from: from.clone(),
                 to: to.clone(),
                 rows: (*rows).min(SCAN_ROWS_MAX),

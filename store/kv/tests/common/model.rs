@@ -124,6 +124,23 @@ pub async fn work(store: Store, model: Rc<Model>) -> Result<(), KvError> {
                     let expected = rows.range::<[u8], _>(bounds).take(limit);
                     assert!(found.iter().map(|(k, v)| (k, v)).eq(expected));
                 }
+                // And from the end, page by page.
+                let (mut upto, mut back) = (Bound::Included(to.clone()), Vec::new());
+                let before = model.changes.get();
+                loop {
+                    let to = upto.as_ref().map(|key| &key[..]);
+                    let page = store.scan_page_back(bounds.0, to, limit).await?;
+                    back.extend(page.rows);
+                    match page.upto {
+                        Some(key) => upto = Bound::Excluded(key.to_vec()),
+                        None => break,
+                    }
+                }
+                if before == model.changes.get() && from < to {
+                    let rows = model.rows.borrow();
+                    let expected = rows.range::<[u8], _>(bounds).rev();
+                    assert!(back.iter().map(|(k, v)| (k, v)).eq(expected));
+                }
             }
             _ => reactor::sleep(Duration::from_micros(random(500))).await,
         }

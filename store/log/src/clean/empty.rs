@@ -5,7 +5,8 @@ use crate::LogError;
 use crate::extents::{Extent, Place};
 use crate::format::{RecordHeader, RecordKind};
 use crate::log::Inner;
-use crate::object::Object;
+use crate::object::{Object, View};
+use crate::pages::Held;
 use crate::stripe::Payload;
 use crate::write::Need;
 use futures_util::stream::{self, StreamExt};
@@ -20,7 +21,7 @@ const SUMMARIES_AT_ONCE: usize = 8;
 
 /// An extent that must be copied.
 struct Live {
-    object: Rc<Object>,
+    object: ObjectId,
     version: u64,
     offset: u64,
     extent: Extent,
@@ -37,7 +38,7 @@ impl Live {
 
     /// True when `next` is a piece of the same change and follows this one, so that both become one again.
     fn goes_on_in(&self, next: &Self) -> bool {
-        (self.object.id, self.version, self.end()) == (next.object.id, next.version, next.offset)
+        (self.object, self.version, self.end()) == (next.object, next.version, next.offset)
     }
 }
 
@@ -54,10 +55,9 @@ struct Left {
 
 impl Copies {
     /// The first that is left of the pieces from an offset on: others may have written over them or cut them since.
-    fn left(&self, from: u64) -> Option<Left> {
+    fn left(&self, now: &View, from: u64) -> Option<Left> {
         let mut left: Option<Left> = None;
         for (live, bytes) in self.0.iter().filter(|(live, _)| live.end() > from) {
-            let now = live.object.now.borrow();
             let pieces = now.extents.overlapping(live.offset.max(from), live.end());
             for (at, extent) in pieces.filter(|(_, extent)| extent.record.place == live.place()) {
                 let left = left.get_or_insert_with(|| Left::at(at));
@@ -119,7 +119,7 @@ impl Inner {
         }
         let can_be_read = |segment| !self.state.borrow().segments.damaged.contains(&segment);
         copies.retain(|(live, _)| can_be_read(live.place().segment));
-        copies.sort_by_key(|(live, _)| (live.object.id.to_key(), live.offset));
+        copies.sort_by_key(|(live, _)| (live.object.to_key(), live.offset));
         let mut copies = copies.into_iter().peekable();
         while let Some(first) = copies.next() {
             let mut pieces = vec![first];
@@ -187,13 +187,16 @@ impl Inner {
         header: &RecordHeader,
     ) -> Result<Option<Vec<Live>>, LogError> {
         let place = Place { segment, stripe, at: header.data_at };
-        let Some(object) = self.readable(header.object).await? else { return Ok(None) };
+        let (from, to) = (header.offset, header.offset + header.len);
+        let Some((object, _held)) = self.loaded(header.object, from, to).await? else {
+            return Ok(None);
+        };
         let now = object.now.borrow();
-        let pieces = now.extents.overlapping(header.offset, header.offset + header.len);
+        let pieces = now.extents.overlapping(from, to);
         let live =
             pieces.filter(|(_, extent)| extent.record.place == place).map(|(offset, extent)| {
                 Live {
-                    object: Rc::clone(&object),
+                    object: header.object,
                     version: header.version,
                     offset,
                     extent: extent.clone(),
@@ -205,18 +208,39 @@ impl Inner {
     /// Copies what is left of the pieces of a change.
     async fn copy(self: &Rc<Self>, copies: &Copies) -> Result<(), LogError> {
         self.pace().await?;
-        let (live, _) = &copies.0[0];
-        let mut next = live.offset;
+        let (first, last) = (&copies.0[0].0, &copies.0[copies.0.len() - 1].0);
+        let (version, mut next) = (first.version, first.offset);
+        // Asked for again: a round would hold the maps of many objects.
+        let loaded = self.loaded(first.object, first.offset, last.end()).await?;
+        let Some((object, _held)) = loaded else {
+            self.cannot_be_read(first.place().segment);
+            return Ok(());
+        };
         loop {
             // For one of those that are left.
             self.room(Need::Copy).await?;
-            let Some(left) = copies.left(next) else { return Ok(()) };
+            let Some(left) = copies.left(&object.now.borrow(), next) else { return Ok(()) };
             next = left.end();
             let Left { offset, bytes, parts, from } = left;
             let from: Rc<[Place]> = from.into();
             let mut payload = Payload::new(&parts);
-            self.put_records(&live.object, live.version, offset, bytes, &mut payload, Some(&from));
+            self.put_records(&object, version, offset, bytes, &mut payload, Some(&from));
             self.objects.shrink();
+        }
+    }
+
+    /// The same object, and what touches a range of it, which stays in memory.
+    async fn loaded(
+        &self,
+        id: ObjectId,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<(Rc<Object>, Held)>, LogError> {
+        let Some(object) = self.readable(id).await? else { return Ok(None) };
+        match self.objects.load_to_change(&object, from, to).await {
+            Ok(held) => Ok(Some((object, held))),
+            Err(LogError::Index { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

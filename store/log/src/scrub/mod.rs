@@ -30,6 +30,7 @@ use crate::extents::{Extent, Place};
 use crate::log::{Inner, ObjectLog};
 use crate::object::{Object, View};
 use crate::open::ROWS_PER_SCAN;
+use crate::pages::{EXTENT_BYTES, Held};
 use crate::read::{Pin, Plan, Span};
 use crate::rows::{OBJECTS, ObjectRow};
 use crate::segment::SegmentState;
@@ -227,7 +228,7 @@ impl<'a> Scrub<'a> {
             on_record: None,
             round: Round::new(),
             weight: 0,
-            weight_max: (log.config.cached_extents_max / 4).max(1),
+            weight_max: (log.config.cached_bytes_max / 4 / EXTENT_BYTES).max(1) as usize,
             round_bytes: 0,
         }
     }
@@ -262,7 +263,11 @@ impl<'a> Scrub<'a> {
                 let ids: Vec<ObjectId> =
                     some.iter().map(|(key, _)| ObjectRow::id(key)).collect::<Result<_, _>>()?;
                 // Into the cache, together; those that do not fit are asked for again.
-                join_all(ids.iter().map(|id| async { log.objects.get(*id).await.map(drop) })).await;
+                join_all(ids.iter().map(|id| async {
+                    let object = log.objects.get(*id).await?;
+                    log.objects.load_to_look(&object, 0, log.window_bytes()).await.map(drop)
+                }))
+                .await;
                 for id in ids {
                     let from = begun.filter(|position| position.object == id);
                     self.object(id, from.map_or(0, |position| position.offset)).await?;
@@ -329,31 +334,47 @@ impl<'a> Scrub<'a> {
         self.report.objects += u64::from(from == 0);
         loop {
             // Asked for every time, since it may not be held while a round is checked.
-            let Some(object) = self.readable(id).await? else { return Ok(()) };
-            let collected = self.collect(id, &object.now.borrow(), from);
-            drop(object);
-            let upto = match collected {
-                Collected::All => u64::MAX,
-                Collected::Some(next) => next,
+            let to = OBJECT_BYTES_MAX.min(from + self.log.window_bytes());
+            let object = self.readable(id, from, to).await?;
+            let Some((object, held)) = object else { return Ok(()) };
+            let collected = self.collect(id, &object.now.borrow(), from, to);
+            drop(held);
+            let next = match collected {
+                Collected::All => self.log.objects.next_start(&object, to).await?,
+                Collected::Some(next) => Some(next),
             };
+            drop(object);
+            let upto = next.unwrap_or(u64::MAX);
             if self.is_round_full() {
                 self.check_round().await?;
                 self.reached(Position { object: id, offset: upto }).await?;
             }
-            if upto == u64::MAX {
-                return Ok(());
+            match next {
+                None => return Ok(()),
+                Some(next) => from = next,
             }
-            from = upto;
             yield_now().await;
         }
     }
 
-    /// The object by that name; where a row of it makes no sense, all of it is lost.
-    async fn readable(&mut self, id: ObjectId) -> Result<Option<Rc<Object>>, LogError> {
-        match self.log.objects.get(id).await {
-            Ok(object) => Ok(Some(object)),
+    /// The object by that name, and what touches a range of it; where a row of it makes no sense, all of it from there
+    /// on is lost.
+    async fn readable(
+        &mut self,
+        id: ObjectId,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<(Rc<Object>, Held)>, LogError> {
+        let objects = &self.log.objects;
+        let readable = async {
+            let object = objects.get(id).await?;
+            let held = objects.load_to_look(&object, from, to).await?;
+            Ok((object, held))
+        };
+        match readable.await {
+            Ok(readable) => Ok(Some(readable)),
             Err(LogError::Index { .. }) => {
-                self.report.damaged.push((id, 0, OBJECT_BYTES_MAX));
+                self.report.damaged.push((id, from, OBJECT_BYTES_MAX - from));
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -364,10 +385,10 @@ impl<'a> Scrub<'a> {
         self.weight >= self.weight_max || self.round_bytes >= ROUND_BYTES_MAX
     }
 
-    /// Adds extents that start at `from` or later. What a write made of the others meanwhile is new.
-    fn collect(&mut self, id: ObjectId, view: &View, from: u64) -> Collected {
+    /// Adds extents that start at `from` or later, and before `to`. What a write made of the others meanwhile is new.
+    fn collect(&mut self, id: ObjectId, view: &View, from: u64, to: u64) -> Collected {
         let state = self.log.state.borrow();
-        let extents = view.extents.overlapping(from, u64::MAX);
+        let extents = view.extents.overlapping(from, to);
         let extents = extents.filter(|(offset, _)| *offset >= from);
         for (turn, (offset, extent)) in extents.enumerate() {
             if turn == EXTENTS_PER_TURN || self.is_round_full() {
@@ -418,9 +439,10 @@ impl<'a> Scrub<'a> {
 
     /// Reads by itself what is left of an extent that did not fit, which repairs it.
     async fn look_again(&mut self, check: &Check) -> Result<(), LogError> {
-        let Some(object) = self.readable(check.object).await? else { return Ok(()) };
         let place = check.extent.record.place;
         let end = check.offset + check.extent.len;
+        let object = self.readable(check.object, check.offset, end).await?;
+        let Some((object, _held)) = object else { return Ok(()) };
         let mut at = check.offset;
         while let Some((offset, extent)) = left_of(&object, at, end, place) {
             let plan = Plan::of_extent(&self.log, offset, &extent);

@@ -31,7 +31,9 @@ pub fn config() -> Config {
         segment_stripes: 4,
         stripes_in_flight: 3,
         stage_bytes_max: 9000,
-        cached_extents_max: 200,
+        // Objects are of several pages, and not all of them stay in memory.
+        cached_bytes_max: 32 << 10,
+        page_bytes: 8 << 10,
         ..Config::new(7, TargetId(3))
     }
 }

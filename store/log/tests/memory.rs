@@ -1,0 +1,94 @@
+//! What the index takes: memory as the cache counts it, disk for each row, and time where it does not fit into memory.
+//! Figures, not checks: run with `--ignored --nocapture`, in release, on a quiet machine.
+
+mod support;
+
+use levada_base::reactor::Reactor;
+use levada_base::units::{KIB, MIB};
+use levada_device::Device;
+use levada_log::{Config, ObjectLog, Stability};
+use std::time::Instant;
+use support::model::{below, config, object};
+use support::{Parts, World, bytes};
+
+fn roomy(cached_bytes_max: u64) -> Config {
+    let Config { page_bytes, unstable_bytes_max, .. } = Config::new(7, config().target);
+    Config { cached_bytes_max, page_bytes, unstable_bytes_max, segment_stripes: 32, ..config() }
+}
+
+/// Without the slowness that the other tests want of it.
+async fn open(world: &mut World, cached_bytes_max: u64, create: bool) -> ObjectLog {
+    let epoch = world.next_life().epoch;
+    let parts = Parts::new(world.array.clone(), world.store.clone(), epoch);
+    parts.open_with(roomy(cached_bytes_max), create).await
+}
+
+async fn read_each(log: &ObjectLog, extents: u64, step: u64) {
+    for n in 0..extents {
+        log.read(object(1), n * step, 1).await.expect("read");
+    }
+}
+
+/// Extents of `len` bytes, `step` apart, so that neighbours stay extents of their own.
+fn measure(extents: u64, len: u64, step: u64) {
+    Reactor::new().expect("a reactor").block_on(async {
+        let stripes = (extents * (len + 400) * 5 / 4 / (64 * KIB) + 400).next_multiple_of(32);
+        let mut world = World::with_index(stripes, 512 * MIB).await;
+        world.array.delay_us_max.set(0);
+        let log = open(&mut world, 64 * MIB, true).await;
+        for n in 0..extents {
+            let data = bytes(1, len);
+            log.write(object(1), n * step, data, Stability::Unstable).await.expect("room");
+        }
+        log.settle().await.expect("settled");
+        drop(log);
+        let store = world.next_life().open_store().await;
+        store.close().await.expect("closes");
+        drop(store);
+        let (mut used, mut at) = (0, 2 * MIB);
+        while at < 512 * MIB {
+            let into = levada_base::BufMut::zeroed(MIB as usize).into_vec();
+            let read = world.store.read(at, into).await.expect("read");
+            used += read[0].chunks(4096).filter(|page| page.iter().any(|b| *b != 0)).count();
+            at += MIB;
+        }
+        let log = open(&mut world, 4 << 30, false).await;
+        log.read(object(1), 0, 1).await.expect("read");
+        let before = log.cached_bytes();
+        read_each(&log, extents, step).await;
+        let cached = log.cached_bytes();
+        let per = |bytes: u64| bytes as f64 / extents as f64;
+        println!(
+            "{extents} extents of {len}: counted {:.0} bytes of memory each, on disk {:.0}",
+            per(cached - before),
+            per(used as u64 * 4096)
+        );
+        let time = async |log: &ObjectLog, reads: u64| {
+            let begun = Instant::now();
+            for _ in 0..reads {
+                log.read(object(1), below(extents) * step, len).await.expect("read");
+            }
+            begun.elapsed().as_secs_f64() * 1e6 / reads as f64
+        };
+        let all = time(&log, 100_000).await;
+        drop(log);
+        for share in [2, 4, 16] {
+            let log = open(&mut world, cached / share, false).await;
+            time(&log, 20_000).await;
+            let some = time(&log, 20_000).await;
+            println!("a read: {all:.2} us, with 1/{share} of it in memory {some:.2} us");
+        }
+    });
+}
+
+#[test]
+#[ignore = "figures"]
+fn small_extents() {
+    measure(200_000, 512, 4 * KIB);
+}
+
+#[test]
+#[ignore = "figures"]
+fn large_extents() {
+    measure(4_000, 60_000, MIB);
+}
