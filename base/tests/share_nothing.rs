@@ -23,7 +23,7 @@ const IO_PATH: [&str; 13] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 11] = [
+const MEETING_PLACES: [&str; 12] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
@@ -34,6 +34,7 @@ const MEETING_PLACES: [&str; 11] = [
     "base/src/reactor/pipe.rs",
     // The kernels for this processor: chosen once, only read after that.
     "block/parity/src/kernel/mod.rs",
+    "base/src/checksum/mod.rs",
     // The thread of the key-value store, which writes checkpoints beside the reactor.
     "store/kv/src/checkpoint/engine.rs",
     "store/kv/src/checkpoint/space.rs",

@@ -118,7 +118,10 @@ impl Inner {
     async fn settle_stripes(self: &Rc<Self>, heats: &[Heat], seq: u64) -> Result<(), LogError> {
         let wanted = {
             let mut state = self.state.borrow_mut();
-            heats.iter().for_each(|heat| state.settles_wanted[*heat] += 1);
+            let is_open = heats.iter().any(|heat| state.open[*heat].is_some());
+            if is_open || !state.closed.is_empty() || state.round_running {
+                heats.iter().for_each(|heat| state.settles_wanted[*heat] += 1);
+            }
             state.settles_wanted
         };
         self.commit_if_needed();
