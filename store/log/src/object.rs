@@ -2,7 +2,9 @@
 //!
 //! A change is applied to the first view at once and to the second when the stripe that holds
 //! it is indexed. The views take the same changes in the same order, so the second is always a
-//! past of the first, and the rows of the index are the second view's.
+//! past of the first, and the rows of the index are the second view's. The cleaner's copies alone may
+//! come to the second view earlier or later than others: they take over what still points at their originals, so
+//! both views come to the same.
 //!
 //! Of an object that is in memory its head is: all but its extents. Those come by [pages](crate::pages), when somebody
 //! needs them ([`crate::load`]).

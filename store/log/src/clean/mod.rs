@@ -19,10 +19,12 @@ pub(crate) use pace::{Paid, free_ahead};
 
 use crate::LogError;
 use crate::extents::footprint;
+use crate::heat::Heat;
 use crate::log::{Inner, State};
 use crate::read::Pin;
 use crate::segment::SegmentState;
 use crate::space::MARKS_SHARE;
+use crate::write::STRIPES_PER_CHANGE;
 use levada_base::probe;
 use levada_base::reactor::spawn_in;
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -136,21 +138,28 @@ impl Inner {
         Ok(self.standing().is_beyond(before))
     }
 
-    /// How many of these are emptied together.
+    /// How many of these are emptied together. As their extents are copied in the order of objects, none is empty before all
+    /// are: so no more than what others cannot take meanwhile. (With all that was free when a pass began, a full log
+    /// was left with victims that were nearly empty, and no stripe for the rest of them.)
     fn round_of(&self, victims: &[(u32, Pin)]) -> usize {
         let state = self.state.borrow();
         let segment_bytes = self.stripe_bytes * u64::from(state.segments.stripes);
         let has_marks = victims.iter().any(|(victim, _)| state.segments.get(*victim).row.marks > 0);
+        // What is sent again may take half of the reserve.
+        let kept = state.segments.free_count().min(self.config.reserve_segments.div_ceil(2));
+        let stripes = u64::from(kept * state.segments.stripes)
+            + state.segments.stripes_left(Heat::Cold).saturating_sub(STRIPES_PER_CHANGE);
+        let bytes_max = ROUND_BYTES.min(stripes * self.stripe_bytes / 16 * 15);
         let mut bytes = 0;
         for (count, (victim, _)) in victims.iter().enumerate() {
-            let live_bytes = state.segments.get(*victim).row.live_bytes;
-            bytes += live_bytes;
-            if bytes > ROUND_BYTES && count > 0 {
+            let row = &state.segments.get(*victim).row;
+            bytes += row.live_bytes + row.marks * footprint(0);
+            if bytes > bytes_max && count > 0 {
                 return count;
             }
             // One that holds little is given back before the next is looked at: most of what that one's
             // records without data would have to hide is gone then.
-            if has_marks && live_bytes < segment_bytes / 2 {
+            if has_marks && row.live_bytes < segment_bytes / 2 {
                 return count + 1;
             }
         }
