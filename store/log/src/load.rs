@@ -413,7 +413,8 @@ impl Objects {
                 heads.put(id, object);
                 in_use += 1;
             } else if object.is_loaded.get() {
-                self.cache.changed(-((HEAD_BYTES + object.pages_bytes()) as i64));
+                // Its pages count until the clock comes by: else their number alone would never make it.
+                self.cache.changed(-((HEAD_BYTES + object.extents_bytes()) as i64));
             }
         }
     }

@@ -149,7 +149,12 @@ impl Cache {
                 self.put(page);
                 continue;
             }
-            let Some(object) = page.object.upgrade() else { continue };
+            let Some(object) = page.object.upgrade() else {
+                if page.is_loaded.get() {
+                    self.changed(-(PAGE_BYTES as i64));
+                }
+                continue;
+            };
             if !object.forget(&page) {
                 in_use += 1;
                 self.put(page);
@@ -319,12 +324,10 @@ impl Object {
         true
     }
 
-    /// Memory that its pages and extents take.
-    pub fn pages_bytes(&self) -> u64 {
+    /// Memory that its extents take.
+    pub fn extents_bytes(&self) -> u64 {
         let now = self.now.borrow();
-        let extents: u64 =
-            now.extents.iter().map(|(offset, extent)| memory_bytes(offset, extent)).sum();
-        extents + self.pages.borrow().len() as u64 * PAGE_BYTES
+        now.extents.iter().map(|(offset, extent)| memory_bytes(offset, extent)).sum()
     }
 
     /// True when a page of it is held.
