@@ -60,16 +60,19 @@ pub(crate) fn drop_given_back(stripes: &mut Vec<Stripe>) {
     });
 }
 
-/// Drops the change at the end of the log whose rest is neither there nor staged. A stripe that was closed in
-/// the middle of a change holds a version that was not given out yet.
-pub(crate) fn drop_half_a_change(stripes: &mut [Stripe], staged: &BTreeSet<(u64, ObjectId)>) {
-    let Some(seq) = stripes.last().map(|last| last.footer.seq) else { return };
-    let is_half = |header: &RecordHeader| {
-        header.version > seq && !staged.contains(&(header.version, header.object))
-    };
-    // Between the stripes of a change may lie those of the cleaner.
-    for stripe in stripes {
-        stripe.records.retain(|header| !is_half(header));
+/// Drops from the first stripe on that holds a change whose rest is neither there nor staged. One that was closed in
+/// the middle of a change holds a version that was not given out yet. The index takes in all of a change or nothing, so it knew none of
+/// these. (Leaving out that change alone was not enough: its beginning stayed where it was, and the next rebuild, with
+/// later stripes behind it, took it for true.)
+pub(crate) fn drop_half_a_change(stripes: &mut Vec<Stripe>, staged: &BTreeSet<(u64, ObjectId)>) {
+    while let Some(seq) = stripes.last().map(|last| last.footer.seq) {
+        let is_half = |header: &RecordHeader| {
+            header.version > seq && !staged.contains(&(header.version, header.object))
+        };
+        match stripes.iter().position(|stripe| stripe.records.iter().any(is_half)) {
+            Some(first) => stripes.truncate(first),
+            None => return,
+        }
     }
 }
 

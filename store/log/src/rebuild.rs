@@ -158,10 +158,10 @@ impl Rebuilt {
         counted::drop_given_back(&mut stripes);
         let read = stripes.len();
         log.cut_at_the_first_torn(&mut stripes).await?;
-        let dropped_stripes = (read - stripes.len()) as u64;
         let (staged, damaged) = staged.changes();
         let begun = staged.iter().map(|change| (change.header.version, change.header.object));
         counted::drop_half_a_change(&mut stripes, &begun.collect());
+        let dropped_stripes = (read - stripes.len()) as u64;
 
         let mut found = Vec::new();
         let mut segments = BTreeMap::new();
