@@ -60,7 +60,6 @@ pub const BUGS: &[Bug] = &[
     bug("log-inheritance-not-told", stores::log, 600),
     bug("log-tombstone-dropped", stores::log, 200),
     bug("log-lost-stripe-passed-over", stores::log, 2000),
-    bug("log-dead-copy-not-told", stores::log, 2000),
     bug("log-page-begins-empty", stores::log, 40),
     bug("log-checksum-ignored", stack::stack, 600),
     bug("object-verifier-ignored", stack::stack, 40),

@@ -515,7 +515,7 @@ impl WatchIndex {
             Change::Keep { .. } => indexed.mark != mark,
             Change::Relocate { .. } => false,
         };
-        if is_dead_on_arrival(&indexed, version, change) && !planted!("log-dead-copy-not-told") {
+        if is_dead_on_arrival(&indexed, version, change) {
             probe::count("copies dead on arrival", 1);
             let segment = self.segments.entry(segment).or_default();
             segment.outdated_min = segment.outdated_min.min(version);
@@ -612,5 +612,42 @@ impl Watch for WatchIndex {
         if let Some((observer, object)) = self.observed() {
             observer.mark_moved(object, from, to);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extents::{Place, Record};
+    use levada_base::ids::Ino;
+
+    fn record(version: u64, offset: u64, len: u64, segment: u32) -> Rc<Record> {
+        let place = Place { segment, stripe: 0, at: 0 };
+        let crcs = vec![0].into();
+        Rc::new(Record { place, version, offset, stored: len as u32, first_block: 0, crcs })
+    }
+
+    /// Copies that come to the index behind what took their place: a segment that holds such a one holds something
+    /// outdated, and what hides it must stay.
+    #[test]
+    fn copies_that_are_dead_on_arrival_are_outdated() {
+        let id = ObjectId { fs: 1, ino: Ino(2), component: 0, version: 0 };
+        let (object, mut watch) = (Object::unknown(id), WatchIndex::default());
+        let (old, copy) = (record(3, 0, 100, 1), record(3, 0, 100, 8));
+        let mut change = |version, change, segment| {
+            watch.change(&object, version, &change, segment);
+            watch.segments.get(&segment).map_or(u64::MAX, |change| change.outdated_min)
+        };
+        change(3, Change::Write(Rc::clone(&old)), 1);
+        assert_eq!(change(4, Change::Truncate { size: 200 }, 1), u64::MAX);
+        let from: Rc<[Place]> = [old.place].into();
+        let relocate = |to| Change::Relocate { from: Rc::clone(&from), to };
+        // All of it is still true.
+        assert_eq!(change(3, relocate(record(3, 60, 40, 7)), 7), u64::MAX);
+        change(10, Change::Write(record(10, 40, 10, 2)), 2);
+        assert_eq!(change(3, relocate(copy), 8), 3);
+        change(11, Change::Truncate { size: 300 }, 2);
+        assert_eq!(change(4, Change::Keep { carries_size: true }, 9), 4);
+        assert_eq!(change(11, Change::Keep { carries_size: true }, 10), u64::MAX);
     }
 }
