@@ -22,7 +22,7 @@ type Block = [u8; BLOCK_BYTES];
 const ONES: u32 = u32::MAX;
 
 /// One instruction set's way over a block. Both functions take and return the register, which is
-/// the checksum inverted.
+/// the checksum inverted. They may be called where it is [supported](Kernel::supported), and nowhere else.
 struct Kernel {
     name: &'static str,
     block: unsafe fn(u32, &Block) -> u32,

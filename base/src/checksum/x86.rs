@@ -164,12 +164,22 @@ const WHOLE: u32 = x_to(8 * BLOCK_BYTES - 33);
 /// Of three: the truth table of their sum.
 const SUM: i32 = 0x96;
 
+/// See [`Kernel::block`].
+///
+/// # Safety
+///
+/// The processor has these instructions.
 #[target_feature(enable = "avx512f,gfni,vpclmulqdq,pclmulqdq,sse4.2")]
 unsafe fn block(register: u32, block: &Block) -> u32 {
     // SAFETY: the block may be read, and nothing is written.
     unsafe { walk::<false>(register, block.as_ptr(), std::ptr::null_mut()) }
 }
 
+/// See [`Kernel::copy`].
+///
+/// # Safety
+///
+/// The processor has these instructions.
 #[target_feature(enable = "avx512f,gfni,vpclmulqdq,pclmulqdq,sse4.2")]
 unsafe fn copy(register: u32, from: &Block, to: &mut Block) -> u32 {
     // SAFETY: one may be read, the other written.

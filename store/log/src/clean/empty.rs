@@ -213,7 +213,7 @@ impl Inner {
         // Asked for again: a round would hold the maps of many objects.
         let loaded = self.loaded(first.object, first.offset, last.end()).await?;
         let Some((object, _held)) = loaded else {
-            self.cannot_be_read(first.place().segment);
+            copies.0.iter().for_each(|(live, _)| self.cannot_be_read(live.place().segment));
             return Ok(());
         };
         loop {
