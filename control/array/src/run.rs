@@ -17,6 +17,7 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor, mailbox};
 use levada_device::FileDeviceError;
 use levada_export_file::{Export, Unmounted};
+use levada_volume::ArrayVolume;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -183,7 +184,7 @@ impl Open {
 
     /// Shows the array as a file until told to stop, or until that file is unmounted.
     async fn show(&self, at: &Path, ready: impl FnOnce(&Status, &Path)) -> Result<(), ArrayError> {
-        let mut export = Export::begin(self.keeper.array.clone(), at).await?;
+        let mut export = Export::begin(ArrayVolume::new(self.keeper.array.clone()), at).await?;
         *self.keeper.at.borrow_mut() = Some(export.at().to_owned());
         ready(&self.keeper.status(), export.at());
         let ended = loop {

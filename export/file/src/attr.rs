@@ -4,7 +4,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_fuse::codec::{Attr, ROOT_INODE, SetAttr, SetTime, StatFs, Statx, Time};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Readable and writable for its owner: who reads an array raw passes by the modes of the files in it.
+/// Readable and writable for its owner: who reads a volume raw passes by the modes of the files in it.
 const MODE: u32 = libc::S_IFREG | 0o600;
 
 fn now() -> Time {
@@ -12,13 +12,13 @@ fn now() -> Time {
     Time { secs: since.as_secs().cast_signed(), nanos: since.subsec_nanos() }
 }
 
-/// Of an array of so many bytes that is served from now on.
-pub(crate) fn fresh(capacity_bytes: u64) -> Attr {
+/// Of a volume of so many bytes that is served from now on.
+pub(crate) fn fresh(size_bytes: u64) -> Attr {
     let time = now();
     Attr {
         inode: ROOT_INODE,
-        size_bytes: capacity_bytes,
-        blocks_512: capacity_bytes / 512,
+        size_bytes,
+        blocks_512: size_bytes / 512,
         atime: time,
         mtime: time,
         ctime: time,
@@ -54,9 +54,9 @@ pub(crate) fn extended(attr: Attr) -> Statx {
 }
 
 /// Of a file system that holds this file and has no room for another.
-pub(crate) fn space(capacity_bytes: u64) -> StatFs {
+pub(crate) fn space(size_bytes: u64) -> StatFs {
     StatFs {
-        blocks: capacity_bytes / BLOCK_BYTES,
+        blocks: size_bytes / BLOCK_BYTES,
         files: 1,
         io_bytes: BLOCK_BYTES as u32,
         name_bytes_max: 255,

@@ -1,19 +1,19 @@
 //! The mount around the file: made, served, taken away.
 //!
 //! What always holds:
-//! - [`Export::end`] returns when no request is being answered any more, so that the array can be closed.
+//! - [`Export::end`] returns when no request is being answered any more, so that what the volume lies on can be closed.
 //! - A mount point that was made here goes with the export.
 //!
 //! After a crash the dead mount stays, and is taken away by the next [`Export::begin`] there.
 
-use crate::handler::ArrayFile;
+use crate::handler::VolumeFile;
 use levada_base::reactor::{self, JoinHandle};
 use levada_fuse::session::Session;
 use levada_fuse::transport;
 use levada_fuse::transport::dev_fuse::{
     FuseMount, MountError, MountOptions, Root, Unmounted, clear_dead,
 };
-use levada_raid::Array;
+use levada_volume::Volume;
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Between two looks at what cannot be awaited.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Why an array cannot be shown as a file.
+/// Why a volume cannot be shown as a file.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The file to be mounted on is not there, and cannot be made.
@@ -40,13 +40,13 @@ pub enum ExportError {
     Broken(#[source] io::Error),
 }
 
-/// An array that is shown as a file.
-pub struct Export<A> {
+/// A volume that is shown as a file.
+pub struct Export<V> {
     at: PathBuf,
     /// `None` once it is out of the tree.
     mount: Option<FuseMount>,
     serving: JoinHandle<io::Result<()>>,
-    session: Rc<Session<ArrayFile<A>>>,
+    session: Rc<Session<VolumeFile<V>>>,
     /// The mount point was made here.
     made: bool,
 }
@@ -68,16 +68,16 @@ fn make_place(at: &Path) -> Result<bool, ExportError> {
     }
 }
 
-impl<A: Array + 'static> Export<A> {
-    /// Shows `array` as the file `at`; programs can use it when this returns. Whatever is there already must be an
+impl<V: Volume + 'static> Export<V> {
+    /// Shows `volume` as the file `at`; programs can use it when this returns. Whatever is there already must be an
     /// empty file.
     ///
     /// # Errors
     ///
     /// [`ExportError`]; then nothing is mounted.
-    pub async fn begin(array: A, at: &Path) -> Result<Self, ExportError> {
+    pub async fn begin(volume: V, at: &Path) -> Result<Self, ExportError> {
         let made = make_place(at)?;
-        let begun = Self::mounted(array, at, made).await;
+        let begun = Self::mounted(volume, at, made).await;
         if begun.is_err() && made {
             // It is of no use to anybody.
             let _ = std::fs::remove_file(at);
@@ -85,7 +85,7 @@ impl<A: Array + 'static> Export<A> {
         begun
     }
 
-    async fn mounted(array: A, at: &Path, made: bool) -> Result<Self, ExportError> {
+    async fn mounted(volume: V, at: &Path, made: bool) -> Result<Self, ExportError> {
         let options = MountOptions {
             root: Root::File,
             source: "levada-array".into(),
@@ -95,7 +95,7 @@ impl<A: Array + 'static> Export<A> {
         };
         let (mount, channel) = FuseMount::new(at, &options)?;
         let at = mount.target().to_owned();
-        let session = Rc::new(Session::new(ArrayFile::new(array), ArrayFile::<A>::limits()));
+        let session = Rc::new(Session::new(VolumeFile::new(volume), VolumeFile::<V>::limits()));
         let serving = reactor::spawn(transport::reactor::serve(channel, Rc::clone(&session)));
         // The kernel opens the file once INIT is done, which the task above sees to.
         while session.terms().is_none() {

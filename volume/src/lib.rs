@@ -1,0 +1,18 @@
+//! Volumes: what exports hand to clients. Bytes of a fixed number, any offset and length of them at a time.
+//!
+//! - `volume`: the interface, which is all that an export knows.
+//! - `array`: a volume that is an array, or a run of stripes of one.
+//!
+//! What always holds:
+//! - A write that is answered is read by every read that begins later, through whichever export.
+//! - Bytes that a request does not name keep their values, however small it is and whatever is written beside it.
+//!
+//! Knows nothing of protocols. After a crash what was flushed is there; durability is that of what it lies on.
+
+mod array;
+mod error;
+mod volume;
+
+pub use array::ArrayVolume;
+pub use error::VolumeError;
+pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
