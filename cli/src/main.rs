@@ -14,6 +14,7 @@ mod quota;
 mod status;
 mod top;
 mod up;
+mod volume;
 mod work;
 
 use clap::{Parser, Subcommand};
@@ -65,6 +66,9 @@ enum Command {
     /// Arrays on their own, over files or block devices, without a cluster
     #[command(subcommand)]
     Array(array::ArrayCommand),
+    /// Volumes for virtual machines and whoever else wants a disk
+    #[command(subcommand)]
+    Volume(volume::VolumeCommand),
     /// Show the rebuild of lost members
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
         Command::Array(command) => array::array(command),
+        Command::Volume(command) => volume::volume(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
         Command::Quota(command) => quota::quota(file, command),

@@ -15,6 +15,9 @@ pub enum VolumeError {
     /// A snapshot, or a volume shown read-only.
     #[error("the volume is read-only")]
     ReadOnly,
+    /// It is there no more, though a client still holds on to it.
+    #[error("the volume was deleted")]
+    Deleted,
     /// What it lies on failed.
     #[error(transparent)]
     Block(#[from] BlockError),
@@ -26,6 +29,7 @@ impl HasErrno for VolumeError {
             Self::OutOfRange { .. } => libc::EINVAL,
             Self::NoSpace => libc::ENOSPC,
             Self::ReadOnly => libc::EROFS,
+            Self::Deleted => libc::ESHUTDOWN,
             Self::Block(error) => errno_of(error),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! - `volume`: the interface, which is all that an export knows.
 //! - `array`: a volume that is an array, or a run of stripes of one.
+//! - `thin`: a volume that is a file of the file system; `catalogue`: all of them, by `name`.
 //!
 //! What always holds:
 //! - A write that is answered is read by every read that begins later, through whichever export.
@@ -10,9 +11,15 @@
 //! Knows nothing of protocols. After a crash what was flushed is there; durability is that of what it lies on.
 
 mod array;
+mod catalogue;
 mod error;
+mod name;
+mod thin;
 mod volume;
 
 pub use array::ArrayVolume;
+pub use catalogue::{Anyway, Catalogue, CatalogueError, ThinRow};
 pub use error::VolumeError;
+pub use name::{NameError, Tenant, VolumeName};
+pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};

@@ -7,6 +7,7 @@ use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
+use levada_volume::{Tenant, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,14 +22,23 @@ pub enum ControlRequest {
     Meters,
     /// Stops using a drive at once, as if it had been pulled. With `force`, also when its data
     /// is nowhere else.
-    DriveFail { drive: String, force: bool },
+    DriveFail {
+        drive: String,
+        force: bool,
+    },
     /// Reads the cluster file again and puts the drive that it names in the place of a failed
     /// one, to be rebuilt. A drive that only some arrays are without goes back to those. `force`
     /// overwrites what is on it.
-    DriveReplace { drive: String, force: bool },
+    DriveReplace {
+        drive: String,
+        force: bool,
+    },
     /// Reads the cluster file again and takes a drive that is new in it as a spare, also where
     /// that was begun before and cut short.
-    DriveAdd { drive: String, force: bool },
+    DriveAdd {
+        drive: String,
+        force: bool,
+    },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
     /// Starts a check of all targets, unless one runs. Answered by [`ControlReply::FsckStarted`].
@@ -39,15 +49,50 @@ pub enum ControlRequest {
         fast: bool,
     },
     /// Answered by [`ControlReply::Fsck`], with findings from this number on.
-    FsckState { from: u64 },
+    FsckState {
+        from: u64,
+    },
     /// Ends the check that runs.
     FsckStop,
     /// Sets what somebody may use.
-    QuotaSet { who: Who, change: QuotaChange },
+    QuotaSet {
+        who: Who,
+        change: QuotaChange,
+    },
     /// Who uses what; of all of whom something is known, or of one. Answered by [`ControlReply::Quotas`].
-    Quotas { who: Option<Who> },
+    Quotas {
+        who: Option<Who>,
+    },
     /// Gives a directory to a project (0: to none); with `recursive` all that is below it, too.
-    ProjectSet { path: String, project: u32, recursive: bool },
+    ProjectSet {
+        path: String,
+        project: u32,
+        recursive: bool,
+    },
+    /// Makes a thin volume.
+    VolumeCreate {
+        name: VolumeName,
+        size_bytes: u64,
+        is_meant: bool,
+    },
+    /// Gives a volume another size.
+    VolumeResize {
+        name: VolumeName,
+        size: NewSize,
+        is_meant: bool,
+    },
+    VolumeRename {
+        from: VolumeName,
+        to: VolumeName,
+    },
+    VolumeDelete {
+        name: VolumeName,
+        is_meant: bool,
+    },
+    /// Answered by [`ControlReply::Volumes`]: all, or those of a tenant.
+    Volumes {
+        tenant: Option<Tenant>,
+    },
     /// Everything durable, then ends the node.
     Down,
 }
@@ -67,6 +112,9 @@ pub enum ControlReply {
     Fsck(Box<FsckState>),
     Quotas {
         quotas: Vec<Quota>,
+    },
+    Volumes {
+        volumes: Vec<VolumeStatus>,
     },
     /// It could not be done; the text says what, where, and what to do.
     Failed {
@@ -249,6 +297,34 @@ pub struct Segments {
     pub total: u64,
     /// Bytes that the cleaner copied since the start.
     pub cleaned_bytes: u64,
+}
+
+/// A size to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewSize {
+    /// Refused where the volume is that large already.
+    GrowTo {
+        bytes: u64,
+    },
+    GrowBy {
+        bytes: u64,
+    },
+    /// Refused where the volume is that small already.
+    ShrinkTo {
+        bytes: u64,
+    },
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    pub name: VolumeName,
+    /// `thin`.
+    pub kind: String,
+    pub size_bytes: u64,
+    /// Clients that have it open now, over all exports.
+    pub users: usize,
 }
 
 /// A mount on this machine.

@@ -11,6 +11,7 @@ use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
+use crate::volumes::{VolumeRefusal, Volumes};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
@@ -34,6 +35,7 @@ pub struct Operator {
     address: String,
     /// Wakes whoever looks after the arrays.
     changed: Rc<Notify>,
+    volumes: Rc<Volumes>,
     start: Instant,
     /// Tells this start from others.
     life: u64,
@@ -87,6 +89,8 @@ enum Refusal {
     #[error(transparent)]
     Quota(quota::QuotaError),
     #[error(transparent)]
+    Volume(#[from] VolumeRefusal),
+    #[error(transparent)]
     Spec(#[from] levada_spec::SpecError),
     #[error("drive {drive}: {source}")]
     NoDevice { drive: String, source: NoDevice },
@@ -113,6 +117,7 @@ impl Operator {
         file: PathBuf,
         address: String,
         changed: Rc<Notify>,
+        volumes: Rc<Volumes>,
     ) -> Rc<Self> {
         let drives = cluster
             .drives
@@ -126,6 +131,7 @@ impl Operator {
             file,
             address,
             changed,
+            volumes,
             start: reactor::now(),
             // As much as a program that takes JSON's numbers for floating ones keeps.
             life: reactor::random_u64() >> 11,
@@ -173,6 +179,23 @@ impl Operator {
                 let set = quota::set_project(&self.cluster, &path, project, recursive);
                 set.await.map_err(Refusal::Quota)
             }
+            ControlRequest::VolumeCreate { name, size_bytes, is_meant } => {
+                let created = self.volumes.create(&name, size_bytes, is_meant);
+                created.await.map_err(Refusal::Volume)
+            }
+            ControlRequest::VolumeResize { name, size, is_meant } => {
+                self.volumes.resize(&name, size, is_meant).await.map_err(Refusal::Volume)
+            }
+            ControlRequest::VolumeRename { from, to } => {
+                self.volumes.rename(&from, &to).await.map_err(Refusal::Volume)
+            }
+            ControlRequest::VolumeDelete { name, is_meant } => {
+                self.volumes.delete(&name, is_meant).await.map_err(Refusal::Volume)
+            }
+            ControlRequest::Volumes { tenant } => match self.volumes.list(tenant.as_ref()).await {
+                Ok(volumes) => return ControlReply::Volumes { volumes },
+                Err(refusal) => Err(Refusal::Volume(refusal)),
+            },
             ControlRequest::FsckStop if self.checks.stop() => Ok(()),
             ControlRequest::FsckStop => Err(Refusal::NoCheck),
             // The process's main loop carries this one out.

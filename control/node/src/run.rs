@@ -8,6 +8,7 @@ use crate::drives::MayOverwrite;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::StateDir;
+use crate::volumes::Volumes;
 use anyhow::{Context, Result};
 use futures_util::future::{Either, LocalBoxFuture, join, select};
 use levada_base::reactor::signal::{Signal, Signals};
@@ -171,7 +172,11 @@ async fn serve(
     reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events, pace) });
 
     let stop = Rc::new(Notify::default());
-    let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed);
+    let volumes = Rc::new(Volumes::default());
+    let connecting = Rc::clone(&volumes).connect(Rc::clone(&cluster), address.clone());
+    reactor::spawn_in(&services, connecting);
+    let operator =
+        Operator::new(Rc::clone(&cluster), source, file, address, changed, Rc::clone(&volumes));
     let resumed = Rc::clone(&operator);
     // Of this group, which ends before the arrays are closed.
     reactor::spawn_in(&services, async move { resumed.resume_scrub().await });
@@ -195,6 +200,7 @@ async fn serve(
     };
     tracing::info!(?ended, "stopping");
     if ended == Ended::Stopped {
+        volumes.close().await;
         reactor::sleep(DRAIN).await;
     }
     services.kill();

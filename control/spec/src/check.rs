@@ -51,6 +51,7 @@ pub(crate) fn check(cluster: &ClusterFile, places: &Places, same_file: SameFile)
         checker.slices();
     }
     checker.filesystems();
+    checker.exports();
     if cluster.testing.is_some() {
         checker.problem(ProblemKind::TestingOn, Node::Testing, "");
     }
@@ -392,6 +393,23 @@ impl<'c> Checker<'c> {
             array.drives.iter().filter(|drive| !placed.contains(drive)).cloned().collect();
         if !unused.is_empty() {
             self.problem(ProblemKind::UnusedDrives { array: name, drives: unused }, node, "data");
+        }
+    }
+
+    /// An address, or a directory, shows the volumes of one tenant.
+    fn exports(&mut self) {
+        let mut first: HashMap<(&str, String), usize> = HashMap::new();
+        for (index, export) in self.cluster.exports.iter().enumerate() {
+            let vhost = export.vhost.as_ref().map(|path| path.display().to_string());
+            for (key, address) in [("nbd", export.nbd.clone()), ("vhost", vhost)] {
+                let Some(address) = address else { continue };
+                let first = *first.entry((key, address.clone())).or_insert(index);
+                if first != index {
+                    let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
+                    let kind = ProblemKind::ExportTwice { address, first_line };
+                    self.problem(kind, Node::Export(index), key);
+                }
+            }
         }
     }
 

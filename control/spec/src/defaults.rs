@@ -124,6 +124,7 @@ impl ClusterFile {
                 stripe_count: 4,
             }],
             mounts: vec![MountSpec { path: "mnt".into(), filesystem: "fs".into(), host: None }],
+            exports: Vec::new(),
             testing: None,
         })
     }

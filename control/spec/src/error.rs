@@ -101,6 +101,10 @@ pub enum ProblemKind {
     BadName { name: String, most: usize },
     #[error("\"{text}\" is not an address")]
     BadAddress { text: String },
+    #[error("\"{text}\" is no address of an export")]
+    BadExportAddress { text: String },
+    #[error("{address} is used by two exports{}", first_on(*first_line))]
+    ExportTwice { address: String, first_line: Option<usize> },
     #[error("\"{text}\" cannot be expanded: {reason}")]
     BadPattern { text: String, reason: PatternError },
     #[error("{path:?} ends in nothing that could name the drive")]
@@ -276,6 +280,10 @@ impl ProblemKind {
                 "names here are 1 to {most} letters, digits, `-`, `_` and `.`, and start with a letter or digit"
             ),
             BadAddress { .. } => "write host:port, such as \"10.0.0.1:7400\" or \"[fd00::1]:7400\"".into(),
+            BadExportAddress { .. } => {
+                "write host:port, such as \"127.0.0.1:10809\", or \"unix:\" and a path".into()
+            }
+            ExportTwice { .. } => "one address shows the volumes of one tenant".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
             TooManyDrives { most } => format!("at most {most} drives are allowed"),

@@ -46,6 +46,8 @@ pub struct ClusterFile {
     pub filesystems: Vec<FileSystemSpec>,
     /// Where file systems are mounted by `levada up`.
     pub mounts: Vec<MountSpec>,
+    /// Where volumes are shown to clients.
+    pub exports: Vec<ExportSpec>,
     /// Present when the file asks for test wrappers around its drives.
     pub testing: Option<TestingSpec>,
 }
@@ -250,6 +252,21 @@ pub struct MountSpec {
     pub filesystem: String,
     /// On which host; `None` when the file names no hosts.
     pub host: Option<String>,
+}
+
+/// A place where the volumes of one tenant, and no other's, are shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportSpec {
+    /// Whose volumes.
+    pub tenant: String,
+    /// Where an NBD server listens: `host:port`, or `unix:` and a path that starts at the cluster file when it is relative.
+    pub nbd: Option<String>,
+    /// A directory with `ca-cert.pem`, `server-cert.pem` and `server-key.pem`: NBD clients must use TLS.
+    pub tls: Option<PathBuf>,
+    /// NBD clients must show a certificate of that authority.
+    pub verify_clients: bool,
+    /// A directory in which each volume has a vhost-user-blk socket of its name.
+    pub vhost: Option<PathBuf>,
 }
 
 /// Wrappers around every drive, for tests and measurements only.

@@ -13,9 +13,9 @@ use toml_edit::{Document, Item, Value};
 use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
-    ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, FileSystemSpec, HostSpec, Level, Loaded,
-    ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread,
-    TestingSpec, Wrapper,
+    ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, ExportSpec, FileSystemSpec, HostSpec, Level,
+    Loaded, ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize,
+    Spread, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
@@ -38,6 +38,12 @@ const PACE_MOST: Bytes = Bytes(1_000_000_000_000);
 /// The longest name of a drive, in bytes: superblocks keep it whole.
 const DRIVE_NAME_MOST: usize = 28;
 
+/// Whose volumes are shown where no tenant is named.
+const TENANT_DEFAULT: &str = "default";
+const TENANT_NAME_MOST: usize = 63;
+/// What an address that is a path begins with.
+const UNIX_ADDRESS: &str = "unix:";
+
 const FILE_KEYS: &[&str] = &[
     "cluster",
     "host",
@@ -49,6 +55,7 @@ const FILE_KEYS: &[&str] = &[
     "array",
     "filesystem",
     "mount",
+    "export",
     "testing",
 ];
 const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
@@ -90,6 +97,7 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "stripe_count",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
+const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -199,6 +207,7 @@ impl Reader<'_> {
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
+            exports: Vec::new(),
             testing: None,
         };
         if let Some(table) = self.table(root, "cluster", Node::Cluster, "[cluster]", CLUSTER_KEYS) {
@@ -260,6 +269,10 @@ impl Reader<'_> {
             let mount = self
                 .doubting(table.node, |reader| reader.mount(table, &cluster, only_host.as_deref()));
             cluster.mounts.push(mount);
+        }
+        for table in self.tables(root, "export", Node::Export, "[[export]]", EXPORT_KEYS) {
+            let export = self.doubting(table.node, |reader| reader.export(table));
+            cluster.exports.push(export);
         }
         if let Some(table) = self.table(root, "testing", Node::Testing, "[testing]", TESTING_KEYS) {
             cluster.testing = Some(self.testing(table));
@@ -640,6 +653,35 @@ impl Reader<'_> {
             filesystem,
             host: self.text_of(table, "host").or_else(|| only_host.map(String::from)),
         }
+    }
+
+    fn export(&mut self, table: Table<'_>) -> ExportSpec {
+        let tenant = self.text_of(table, "tenant").unwrap_or_else(|| TENANT_DEFAULT.into());
+        if !is_name(&tenant, TENANT_NAME_MOST) {
+            let kind = ProblemKind::BadName { name: tenant.clone(), most: TENANT_NAME_MOST };
+            self.problem_at(kind, table.node, "tenant");
+        }
+        let nbd = self.text_of(table, "nbd");
+        if let Some(text) = &nbd
+            && !text.strip_prefix(UNIX_ADDRESS).map_or(is_address(text), |path| !path.is_empty())
+        {
+            let kind = ProblemKind::BadExportAddress { text: text.clone() };
+            self.problem_at(kind, table.node, "nbd");
+        }
+        let vhost = self.text_of(table, "vhost").map(PathBuf::from);
+        if !["nbd", "vhost"].iter().any(|key| table.keys.contains_key(key)) {
+            let example = "nbd = \"127.0.0.1:10809\"";
+            let kind = ProblemKind::MissingKey { key: "nbd", table: table.title, example };
+            self.problem_at(kind, table.node, "");
+        }
+        let tls = self.text_of(table, "tls").map(PathBuf::from);
+        let verify_clients = self.truth(table, "verify_clients").unwrap_or(false);
+        if verify_clients && tls.is_none() {
+            let example = "tls = \"certificates\"";
+            let kind = ProblemKind::MissingKey { key: "tls", table: table.title, example };
+            self.problem_at(kind, table.node, "verify_clients");
+        }
+        ExportSpec { tenant, nbd, tls, verify_clients, vhost }
     }
 
     fn testing(&mut self, table: Table<'_>) -> TestingSpec {

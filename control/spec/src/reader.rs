@@ -26,6 +26,7 @@ pub(crate) enum Node {
     Array(usize),
     FileSystem(usize),
     Mount(usize),
+    Export(usize),
     Testing,
     Model(usize),
 }
@@ -265,6 +266,16 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn truth(&mut self, table: Table<'_>, key: &'static str) -> Option<bool> {
+        let item = table.keys.get(key)?;
+        let truth = item.as_bool();
+        if truth.is_none() {
+            self.wrong_type(key, item, "true or false", item.span());
+        }
+        truth
     }
 
     pub(crate) fn needed_text(

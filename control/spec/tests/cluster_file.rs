@@ -589,6 +589,24 @@ fn mistakes_about_file_systems() {
 }
 
 #[test]
+fn mistakes_about_exports() {
+    let export = |keys: &str| format!("[[export]]\n{keys}\n[[mount]]");
+    let breaks = |keys: &str, down, says: &str, help: &str| {
+        breaks("[[mount]]", &export(keys), down, says, help);
+    };
+    breaks("", 0, "[[export]] has no `nbd`", "nbd = ");
+    for text in ["10809", "unix:", "127.0.0.1:0", "127.0.0.1:99999", "[fd00::1]"] {
+        let says = format!("\"{text}\" is no address of an export");
+        breaks(&format!("nbd = \"{text}\""), 1, &says, "unix:");
+    }
+    breaks("tenant = \"a/b\"\nnbd = \"unix:a\"", 1, "\"a/b\" cannot be a name", "letters");
+    breaks("nbd = \"unix:a\"\nverify_clients = true", 2, "has no `tls`", "tls = ");
+    breaks("nbd = \"unix:a\"\nverify_clients = 1", 2, "`verify_clients` is", "true or false");
+    let twice = "nbd = \"unix:a\"\n[[export]]\ntenant = \"blue\"\nnbd = \"unix:a\"";
+    breaks(twice, 4, "unix:a is used by two exports (line ", "one tenant");
+}
+
+#[test]
 fn all_errors_are_reported_in_order() {
     let text = GOOD
         .replace("\"lab\"", "\"l b\"")
@@ -740,6 +758,7 @@ fn written_files_read_back() {
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
+        + "[[export]]\nvhost = \"run/vms\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
@@ -747,6 +766,9 @@ fn written_files_read_back() {
     assert_eq!(cluster.rebuild.grace_s, 0);
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
+    let [first, second] = &cluster.exports[..] else { panic!("{:?}", cluster.exports) };
+    assert_eq!((&first.tenant[..], &first.nbd), ("default", &None));
+    assert!(second.tenant == "blue" && second.verify_clients);
     reads_back(&cluster);
 }
 

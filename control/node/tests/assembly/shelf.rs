@@ -209,7 +209,10 @@ pub async fn operator_of(
     let cluster = Rc::new(start(text, shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
     let changed = Rc::default();
-    (Rc::clone(&cluster), Operator::new(cluster, source, file, ADDRESS.to_owned(), changed))
+    (
+        Rc::clone(&cluster),
+        Operator::new(cluster, source, file, ADDRESS.to_owned(), changed, Rc::default()),
+    )
 }
 
 pub async fn status(operator: &Rc<Operator>) -> levada_node::control::Status {

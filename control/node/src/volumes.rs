@@ -1,0 +1,172 @@
+//! The volumes of a cluster: orders, and what exports show.
+//!
+//! Thin volumes are files, so this is a client of the node's own services, as a mount is. It connects in the background: a
+//! metadata target that waits for somebody keeps neither the node from starting nor an order from an answer.
+//!
+//! What always holds: exports have let go of every volume before the client takes leave, and it before the targets are closed.
+
+use crate::assembly::Cluster;
+use crate::control::{NewSize, VolumeStatus};
+use levada_base::ids::{TargetId, Uuid};
+use levada_base::reactor;
+use levada_base::sync::Notify;
+use levada_client::{Client, ClientConfig, Error};
+use levada_spec::Bytes;
+use levada_volume::{Anyway, Catalogue, CatalogueError, Tenant, Volume, VolumeName};
+use levada_wire::same_host::HostTransport;
+use std::cell::OnceCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long an order waits for the file system to serve.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// How long the last bytes may take, when the node stops.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+/// Between attempts to reach services that refuse.
+const CONNECT_EVERY: Duration = Duration::from_secs(1);
+
+/// Why an order for a volume is not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeRefusal {
+    #[error(
+        "the file system, in which thin volumes are kept, does not serve yet; `levada status` says why"
+    )]
+    NotReady,
+    #[error("volume {name} has {size} already")]
+    NotLarger { name: VolumeName, size: Bytes },
+    #[error("volume {name} has only {size}")]
+    NotSmaller { name: VolumeName, size: Bytes },
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+}
+
+impl From<Error> for VolumeRefusal {
+    fn from(error: Error) -> Self {
+        Self::Catalogue(error.into())
+    }
+}
+
+/// The volumes of a cluster. Lives on the node's reactor.
+#[derive(Default)]
+pub struct Volumes {
+    catalogue: OnceCell<Catalogue>,
+    ready: Notify,
+}
+
+impl Volumes {
+    /// Connects to the services of this node, and tries again for as long as they refuse.
+    pub(crate) async fn connect(self: Rc<Self>, cluster: Rc<Cluster>, address: String) {
+        let Some(target) = cluster.metadata_target() else { return };
+        loop {
+            match connected(&cluster, &address, target).await {
+                Ok(catalogue) => {
+                    let _first = self.catalogue.set(catalogue);
+                    self.ready.notify_all();
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "no volumes yet"),
+            }
+            reactor::sleep(CONNECT_EVERY).await;
+        }
+    }
+
+    async fn catalogue(&self) -> Result<&Catalogue, VolumeRefusal> {
+        let ready = self.ready.until(|| self.catalogue.get());
+        reactor::timeout(READY_WITHIN, ready).await.map_err(|_| VolumeRefusal::NotReady)
+    }
+
+    /// The volume, for an export.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeRefusal`].
+    pub async fn volume(&self, name: &VolumeName) -> Result<Rc<dyn Volume>, VolumeRefusal> {
+        let volume = self.catalogue().await?.volume(name).await?;
+        Ok(volume)
+    }
+
+    /// The volumes, those of `tenant` if one is named.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeRefusal`].
+    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<VolumeStatus>, VolumeRefusal> {
+        let rows = self.catalogue().await?.list(tenant).await?;
+        let status = |row: levada_volume::ThinRow| VolumeStatus {
+            name: row.name,
+            kind: "thin".into(),
+            size_bytes: row.size_bytes,
+            users: row.users,
+        };
+        Ok(rows.into_iter().map(status).collect())
+    }
+
+    pub(crate) async fn create(
+        &self,
+        name: &VolumeName,
+        size_bytes: u64,
+        is_meant: bool,
+    ) -> Result<(), VolumeRefusal> {
+        Ok(self.catalogue().await?.create(name, size_bytes, Anyway { is_meant }).await?)
+    }
+
+    pub(crate) async fn resize(
+        &self,
+        name: &VolumeName,
+        size: NewSize,
+        is_meant: bool,
+    ) -> Result<(), VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        let old = catalogue.volume(name).await?.size_bytes();
+        let (name, had) = (name.clone(), Bytes(old));
+        let bytes = match size {
+            NewSize::GrowBy { bytes } => old.saturating_add(bytes),
+            NewSize::GrowTo { bytes } if bytes <= old => {
+                return Err(VolumeRefusal::NotLarger { name, size: had });
+            }
+            NewSize::ShrinkTo { bytes } if bytes >= old => {
+                return Err(VolumeRefusal::NotSmaller { name, size: had });
+            }
+            NewSize::GrowTo { bytes } | NewSize::ShrinkTo { bytes } => bytes,
+        };
+        Ok(catalogue.resize(&name, bytes, Anyway { is_meant }).await?)
+    }
+
+    pub(crate) async fn rename(
+        &self,
+        from: &VolumeName,
+        to: &VolumeName,
+    ) -> Result<(), VolumeRefusal> {
+        Ok(self.catalogue().await?.rename(from, to).await?)
+    }
+
+    pub(crate) async fn delete(
+        &self,
+        name: &VolumeName,
+        is_meant: bool,
+    ) -> Result<(), VolumeRefusal> {
+        Ok(self.catalogue().await?.delete(name, Anyway { is_meant }).await?)
+    }
+
+    /// Makes everything durable. Exports have ended.
+    pub(crate) async fn close(&self) {
+        let Some(catalogue) = self.catalogue.get() else { return };
+        match reactor::timeout(LEAVE_WITHIN, catalogue.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "what volumes had not flushed may be lost"),
+            Err(_) => {
+                tracing::error!("a target does not answer; what volumes had not flushed is lost")
+            }
+        }
+    }
+}
+
+async fn connected(cluster: &Cluster, address: &str, target: TargetId) -> Result<Catalogue, Error> {
+    // A name of its own in each life: under an old one it would end what the last life had not synced.
+    let uuid = *Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64()).as_bytes();
+    let config = ClientConfig {
+        cluster: *cluster.drives.cluster.as_bytes(),
+        ..ClientConfig::new(Rc::new(HostTransport::new()), address, target, uuid)
+    };
+    Catalogue::open(Client::connect(config).await?).await
+}

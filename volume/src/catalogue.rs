@@ -1,0 +1,355 @@
+//! The catalogue of thin volumes: a directory of the file system, in it one for each tenant.
+//!
+//! ```text
+//! /.levada/volumes/TENANT/NAME      root's alone; a file as long as the volume
+//! ```
+//!
+//! What always holds:
+//! - A volume that has a name is whole: it is made without one, and gets it once it has its size.
+//! - What an order acknowledged is durable.
+//! - A volume is open here once, however many exports show it.
+//!
+//! After a crash nothing is left to be done: a volume without a name goes with the client that made it.
+
+use crate::name::{Tenant, VolumeName};
+use crate::thin::ThinVolume;
+use crate::volume::Volume;
+use levada_base::ids::Ino;
+use levada_base::sync::Semaphore;
+use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_client::{Client, Error, Seek};
+use levada_wire::attr::Kind;
+use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+const ROOT: Caller = Caller { uid: 0, gid: 0 };
+const WRITE: OpenMode = OpenMode { write: true, truncate: false };
+const HOME: [&str; 2] = [".levada", "volumes"];
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// Names that are asked for at once.
+const NAMES_PER_CALL: u32 = 1024;
+const RENAME_NOREPLACE: u32 = 1;
+/// What a guest may do at once without a seam, where the layout says nothing.
+const IO_BYTES_BEST: u64 = MIB;
+
+/// A thin volume as the catalogue has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThinRow {
+    pub name: VolumeName,
+    pub size_bytes: u64,
+    /// Exports and requests that hold it.
+    pub users: usize,
+}
+
+/// Why an order for a volume cannot be carried out; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogueError {
+    #[error("there is no volume {name}")]
+    Missing { name: VolumeName },
+    #[error("there is a volume {name} already")]
+    Exists { name: VolumeName },
+    #[error("a volume belongs to one tenant: {from} cannot become {to}")]
+    OtherTenant { from: VolumeName, to: VolumeName },
+    #[error(
+        "{bytes} bytes are no size of a volume: it must be a multiple of {BLOCK_BYTES}, and not 0"
+    )]
+    Size { bytes: u64 },
+    #[error(
+        "{bytes} bytes are more than the whole store has ({store_bytes}): it could never be filled; say so explicitly if that is meant"
+    )]
+    LargerThanStore { bytes: u64, store_bytes: u64 },
+    #[error(
+        "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or say explicitly that it may go"
+    )]
+    WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
+    #[error(
+        "volume {name} is in use by {users}: end that first, or say explicitly that it may fail"
+    )]
+    InUse { name: VolumeName, users: usize },
+    #[error("/{}/{name} is there and is no volume", HOME.join("/"))]
+    NotAVolume { name: VolumeName },
+    #[error(transparent)]
+    Client(#[from] Error),
+}
+
+/// What an operator says explicitly, because it could be a slip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anyway {
+    /// A new or grown volume may be larger than the store, a shrunk one may lose data, a deleted one be in use.
+    pub is_meant: bool,
+}
+
+/// The thin volumes of a file system. Lives on one core.
+pub struct Catalogue {
+    client: Client,
+    home: Ino,
+    open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
+    /// Orders are carried out one after the other.
+    turn: Rc<Semaphore>,
+}
+
+impl Catalogue {
+    /// The catalogue of the file system that `client` is of; made where there is none.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says.
+    pub async fn open(client: Client) -> Result<Self, Error> {
+        let mut home = Ino::ROOT;
+        for name in HOME {
+            home = directory(&client, home, name).await?;
+        }
+        client.sync_meta().await?;
+        Ok(Self { client, home, open: RefCell::default(), turn: Semaphore::new(1) })
+    }
+
+    /// Makes a volume, which reads as zeroes and takes no room.
+    ///
+    /// # Errors
+    ///
+    /// [`CatalogueError`].
+    pub async fn create(
+        &self,
+        name: &VolumeName,
+        size_bytes: u64,
+        anyway: Anyway,
+    ) -> Result<(), CatalogueError> {
+        let _turn = self.turn.acquire(1).await;
+        self.check_size(size_bytes, anyway).await?;
+        let tenant = directory(&self.client, self.home, name.tenant.as_str()).await?;
+        let (file, attr) = self.client.create_unnamed(ROOT, tenant, FILE_MODE, WRITE, true).await?;
+        let made = async {
+            let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
+            self.client.set_attr(ROOT, attr.ino, change).await?;
+            self.client.link(ROOT, attr.ino, tenant, name.name().as_bytes()).await?;
+            self.client.sync_meta().await
+        };
+        let made = made.await;
+        file.close().await;
+        made.map_err(|error| of_name(error, name))
+    }
+
+    async fn check_size(&self, bytes: u64, anyway: Anyway) -> Result<(), CatalogueError> {
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES) || bytes > i64::MAX as u64 {
+            return Err(CatalogueError::Size { bytes });
+        }
+        let store_bytes = self.client.space().await?.total_bytes;
+        match bytes > store_bytes && !anyway.is_meant {
+            true => Err(CatalogueError::LargerThanStore { bytes, store_bytes }),
+            false => Ok(()),
+        }
+    }
+
+    /// All volumes, those of `tenant` if one is named, by name.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says.
+    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<ThinRow>, Error> {
+        let mut tenants = Vec::new();
+        match tenant {
+            Some(tenant) => tenants.push(tenant.clone()),
+            None => {
+                let names = self.names_in(self.home).await?;
+                tenants.extend(names.iter().filter_map(|(name, _, _)| name.parse().ok()));
+            }
+        }
+        let mut rows = Vec::new();
+        for tenant in tenants {
+            let directory = match self.client.lookup(self.home, tenant.as_str().as_bytes()).await {
+                Err(Error::Meta(MetaFault::NotFound)) => continue,
+                found => found?.ino,
+            };
+            for (name, kind, size_bytes) in self.names_in(directory).await? {
+                // Whatever else root has put there is none.
+                if let (Kind::File, Ok(name)) = (kind, VolumeName::new(tenant.clone(), &name)) {
+                    let open = self.open.borrow().get(&name).cloned();
+                    let size_bytes = open.as_ref().map_or(size_bytes, |open| open.size_bytes());
+                    let users = open.map_or(0, |open| users_of(&open) - 1);
+                    rows.push(ThinRow { name, size_bytes, users });
+                }
+            }
+        }
+        rows.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(rows)
+    }
+
+    /// The names of a directory with what they are and how long.
+    async fn names_in(&self, directory: Ino) -> Result<Vec<(String, Kind, u64)>, Error> {
+        let mut names = Vec::new();
+        let mut cookie = 0;
+        loop {
+            let (entries, is_end) =
+                self.client.read_dir(directory, cookie, NAMES_PER_CALL, true).await?;
+            for entry in &entries {
+                cookie = entry.cookie;
+                let size_bytes = entry.attr.as_ref().map_or(0, |attr| attr.size);
+                let name = String::from_utf8_lossy(&entry.name).into_owned();
+                names.push((name, entry.kind, size_bytes));
+            }
+            if is_end || entries.is_empty() {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// The volume, for an export.
+    ///
+    /// # Errors
+    ///
+    /// [`CatalogueError::Missing`], and what the file system says.
+    pub async fn volume(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, CatalogueError> {
+        let _turn = self.turn.acquire(1).await;
+        self.opened(name).await
+    }
+
+    async fn find(&self, name: &VolumeName) -> Result<(Ino, Ino), CatalogueError> {
+        let of = |error| of_name(error, name);
+        let tenant = self.client.lookup(self.home, name.tenant.as_str().as_bytes()).await;
+        let tenant = tenant.map_err(of)?.ino;
+        let attr = self.client.lookup(tenant, name.name().as_bytes()).await.map_err(of)?;
+        match attr.kind {
+            Kind::File => Ok((tenant, attr.ino)),
+            _ => Err(CatalogueError::NotAVolume { name: name.clone() }),
+        }
+    }
+
+    async fn opened(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, CatalogueError> {
+        if let Some(open) = self.open.borrow().get(name) {
+            return Ok(Rc::clone(open));
+        }
+        let (_, ino) = self.find(name).await?;
+        let (file, attr) = self.client.open(ino, WRITE).await?;
+        let io_bytes_best = attr.layout.as_ref().map_or(IO_BYTES_BEST, |layout| {
+            layout.stripe_unit * layout.targets.len().max(1) as u64
+        });
+        let volume = Rc::new(ThinVolume::new(file, attr.size, io_bytes_best));
+        self.open.borrow_mut().insert(name.clone(), Rc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// Gives a volume another size; exports learn of it.
+    ///
+    /// # Errors
+    ///
+    /// [`CatalogueError`].
+    pub async fn resize(
+        &self,
+        name: &VolumeName,
+        size_bytes: u64,
+        anyway: Anyway,
+    ) -> Result<(), CatalogueError> {
+        let _turn = self.turn.acquire(1).await;
+        let volume = self.opened(name).await?;
+        let old_bytes = volume.size_bytes();
+        if size_bytes > old_bytes {
+            self.check_size(size_bytes, anyway).await?;
+        } else {
+            self.check_size(size_bytes, Anyway { is_meant: true }).await?;
+        }
+        let _quiet = volume.quiet().await;
+        if size_bytes < old_bytes && !anyway.is_meant {
+            let data_at = volume.file().seek(size_bytes, Seek::Data).await?;
+            if let Some(data_at) = data_at {
+                return Err(CatalogueError::WouldCut {
+                    name: name.clone(),
+                    bytes: size_bytes,
+                    data_at,
+                });
+            }
+        }
+        let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
+        self.client.set_attr(ROOT, volume.file().ino(), change).await?;
+        volume.set_size_bytes(size_bytes);
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// Gives a volume another name; who uses it goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`CatalogueError`].
+    pub async fn rename(&self, from: &VolumeName, to: &VolumeName) -> Result<(), CatalogueError> {
+        let _turn = self.turn.acquire(1).await;
+        if from.tenant != to.tenant {
+            return Err(CatalogueError::OtherTenant { from: from.clone(), to: to.clone() });
+        }
+        let (tenant, _) = self.find(from).await?;
+        let (old, new) = (from.name().as_bytes(), to.name().as_bytes());
+        let renamed = self.client.rename(ROOT, (tenant, old), (tenant, new), RENAME_NOREPLACE);
+        renamed.await.map_err(|error| of_name(error, to))?;
+        let open = self.open.borrow_mut().remove(from);
+        if let Some(open) = open {
+            self.open.borrow_mut().insert(to.clone(), open);
+        }
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// Deletes a volume; its room is free at once.
+    ///
+    /// # Errors
+    ///
+    /// [`CatalogueError`].
+    pub async fn delete(&self, name: &VolumeName, anyway: Anyway) -> Result<(), CatalogueError> {
+        let _turn = self.turn.acquire(1).await;
+        let (tenant, _) = self.find(name).await?;
+        let open = self.open.borrow().get(name).cloned();
+        // The catalogue's, and the one just made.
+        let users = open.as_ref().map_or(0, |open| users_of(open) - 2);
+        if users > 0 && !anyway.is_meant {
+            return Err(CatalogueError::InUse { name: name.clone(), users });
+        }
+        self.client.unlink(ROOT, tenant, name.name().as_bytes()).await?;
+        if let Some(open) = open {
+            self.open.borrow_mut().remove(name);
+            open.set_gone();
+            open.file().clone().close().await;
+        }
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// Makes everything durable and takes leave of the file system. Nobody may use a volume any more.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says; then something that was not flushed may be lost.
+    pub async fn close(&self) -> Result<(), Error> {
+        let _turn = self.turn.acquire(1).await;
+        let open = std::mem::take(&mut *self.open.borrow_mut());
+        for volume in open.into_values() {
+            volume.file().clone().close().await;
+        }
+        self.client.shutdown().await
+    }
+}
+
+fn users_of(open: &Rc<ThinVolume>) -> usize {
+    Rc::strong_count(open)
+}
+
+fn of_name(error: Error, name: &VolumeName) -> CatalogueError {
+    match error {
+        Error::Meta(MetaFault::NotFound) => CatalogueError::Missing { name: name.clone() },
+        Error::Meta(MetaFault::Exists) => CatalogueError::Exists { name: name.clone() },
+        error => error.into(),
+    }
+}
+
+/// A directory below another; made where it is not there.
+async fn directory(client: &Client, parent: Ino, name: &str) -> Result<Ino, Error> {
+    let name = name.as_bytes();
+    match client.lookup(parent, name).await {
+        Ok(attr) => return Ok(attr.ino),
+        Err(Error::Meta(MetaFault::NotFound)) => {}
+        Err(error) => return Err(error),
+    }
+    match client.create(ROOT, parent, name, DIRECTORY_MODE, NewInode::Directory).await {
+        Ok(attr) => Ok(attr.ino),
+        // Somebody was faster.
+        Err(Error::Meta(MetaFault::Exists)) => Ok(client.lookup(parent, name).await?.ino),
+        Err(error) => Err(error),
+    }
+}
