@@ -166,9 +166,10 @@ impl Catalogue {
             for (name, kind, size_bytes) in self.names_in(directory).await? {
                 // Whatever else root has put there is none.
                 if let (Kind::File, Ok(name)) = (kind, VolumeName::new(tenant.clone(), &name)) {
-                    let open = self.open.borrow().get(&name).cloned();
-                    let size_bytes = open.as_ref().map_or(size_bytes, |open| open.size_bytes());
-                    let users = open.map_or(0, |open| users_of(&open) - 1);
+                    let open = self.open.borrow();
+                    let size_bytes = open.get(&name).map_or(size_bytes, |open| open.size_bytes());
+                    drop(open);
+                    let users = self.users(&name);
                     rows.push(ThinRow { name, size_bytes, users });
                 }
             }
@@ -296,19 +297,22 @@ impl Catalogue {
     pub async fn delete(&self, name: &VolumeName, anyway: Anyway) -> Result<(), CatalogueError> {
         let _turn = self.turn.acquire(1).await;
         let (tenant, _) = self.find(name).await?;
-        let open = self.open.borrow().get(name).cloned();
-        // The catalogue's, and the one just made.
-        let users = open.as_ref().map_or(0, |open| users_of(open) - 2);
+        let users = self.users(name);
         if users > 0 && !anyway.is_meant {
             return Err(CatalogueError::InUse { name: name.clone(), users });
         }
         self.client.unlink(ROOT, tenant, name.name().as_bytes()).await?;
+        let open = self.open.borrow_mut().remove(name);
         if let Some(open) = open {
-            self.open.borrow_mut().remove(name);
             open.set_gone();
             open.file().clone().close().await;
         }
         Ok(self.client.sync_meta().await?)
+    }
+
+    /// Those who hold it besides the catalogue.
+    fn users(&self, name: &VolumeName) -> usize {
+        self.open.borrow().get(name).map_or(0, |open| Rc::strong_count(open) - 1)
     }
 
     /// Makes everything durable and takes leave of the file system. Nobody may use a volume any more.
@@ -324,10 +328,6 @@ impl Catalogue {
         }
         self.client.shutdown().await
     }
-}
-
-fn users_of(open: &Rc<ThinVolume>) -> usize {
-    Rc::strong_count(open)
 }
 
 fn of_name(error: Error, name: &VolumeName) -> CatalogueError {

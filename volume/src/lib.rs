@@ -3,6 +3,7 @@
 //! - `volume`: the interface, which is all that an export knows.
 //! - `array`: a volume that is an array, or a run of stripes of one.
 //! - `thin`: a volume that is a file of the file system; `catalogue`: all of them, by `name`.
+//! - `model`: what tests compare every kind of volume with.
 //!
 //! What always holds:
 //! - A write that is answered is read by every read that begins later, through whichever export.
@@ -13,6 +14,8 @@
 mod array;
 mod catalogue;
 mod error;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 mod name;
 mod thin;
 mod volume;

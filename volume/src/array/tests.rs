@@ -1,8 +1,9 @@
 use super::*;
+use crate::model;
 use futures_util::future::join_all;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_base::reactor::{Reactor, random_u64};
+use levada_base::reactor::Reactor;
 use levada_base::units::MIB;
 use levada_device::{Device, RamDevice};
 use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
@@ -33,81 +34,13 @@ async fn read<A: Array>(volume: &ArrayVolume<A>, at: u64, bytes: u64) -> Vec<u8>
     read.iter().flat_map(|part| part.to_vec()).collect()
 }
 
-/// `data` in up to three buffers that lie anywhere.
-fn in_pieces(data: &[u8]) -> IoVec {
-    let mut pieces = IoVec::new();
-    let mut rest = data;
-    for _ in 0..random_u64() % 3 {
-        let (head, tail) = rest.split_at(random_u64() as usize % (rest.len() + 1));
-        pieces.push(Buf::copy_of(head));
-        rest = tail;
-    }
-    pieces.push(Buf::copy_of(rest));
-    pieces
-}
-
-/// A vector of bytes is the model: requests of any offset and length, one after another.
 #[test]
 fn any_request_does_what_it_would_to_bytes_in_memory() {
-    for (seed, (level, width)) in
-        [(Level::Raid6, 5), (Level::Raid1 { copies: 2 }, 3), (Level::Raid0, 3), (Level::Raid5, 3)]
-            .into_iter()
-            .enumerate()
-    {
+    let levels =
+        [(Level::Raid6, 5), (Level::Raid1 { copies: 2 }, 3), (Level::Raid0, 3), (Level::Raid5, 3)];
+    for (seed, (level, width)) in levels.into_iter().enumerate() {
         Reactor::simulated(seed as u64).block_on(async {
-            let volume = volume(level, width).await;
-            let size = volume.size_bytes();
-            let mut model = vec![0; size as usize];
-            for round in 0..400u64 {
-                let bytes = 1 + match random_u64() % 3 {
-                    0 => random_u64() % 600,
-                    1 => random_u64() % 20_000,
-                    _ => random_u64() % 300_000,
-                };
-                let mut at = random_u64() % size;
-                if random_u64().is_multiple_of(3) {
-                    at = round_down(at, BLOCK_BYTES);
-                }
-                let bytes = bytes.min(size - at);
-                let part = at as usize..(at + bytes) as usize;
-                match random_u64() % 6 {
-                    0 | 1 => {
-                        let data = vec![round as u8 | 1; bytes as usize];
-                        let from = in_pieces(&data);
-                        volume.write(at, from, Durability::Volatile).await.expect("written");
-                        model[part].copy_from_slice(&data);
-                    }
-                    2 => {
-                        let zeroing = if round % 2 == 0 { Zeroing::Free } else { Zeroing::Keep };
-                        volume.write_zeroes(at, bytes, zeroing).await.expect("zeroed");
-                        model[part].fill(0);
-                    }
-                    3 => {
-                        volume.discard(at, bytes).await.expect("discarded");
-                        let now = read(&volume, at, bytes).await;
-                        for (old, new) in model[part].iter_mut().zip(now) {
-                            assert!(new == *old || new == 0, "old bytes or zeroes");
-                            *old = new;
-                        }
-                    }
-                    4 => {
-                        let mut at = at;
-                        for extent in volume.extents(at, bytes).await.expect("told") {
-                            let part = &model[at as usize..(at + extent.bytes) as usize];
-                            assert!(extent.is_allocated || part.iter().all(|byte| *byte == 0));
-                            at += extent.bytes;
-                        }
-                        assert_eq!(at, part.end as u64, "all of it, as the volume is small");
-                    }
-                    _ => {
-                        assert!(
-                            read(&volume, at, bytes).await == model[part],
-                            "{level}: {bytes} bytes at {at}"
-                        );
-                    }
-                }
-            }
-            assert!(read(&volume, 0, size).await == model, "{level}");
+            model::compare(&volume(level, width).await, 400).await;
         });
     }
 }

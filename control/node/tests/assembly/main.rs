@@ -8,3 +8,4 @@ mod levels;
 mod shelf;
 mod spares;
 mod starts;
+mod volumes;

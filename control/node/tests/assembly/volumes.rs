@@ -1,0 +1,218 @@
+//! Thin volumes on the whole stack: what they hold, and what becomes of orders, also over a restart.
+
+use super::shelf::{Shelf, served};
+use levada_base::Buf;
+use levada_base::reactor::{self, Reactor};
+use levada_base::units::MIB;
+use levada_device::Durability;
+use levada_volume::{
+    Anyway, Catalogue, CatalogueError, ThinVolume, Volume, VolumeError, VolumeName, model,
+};
+use std::rc::Rc;
+
+const MEANT: Anyway = Anyway { is_meant: true };
+const CAREFUL: Anyway = Anyway { is_meant: false };
+
+fn name(text: &str) -> VolumeName {
+    text.parse().expect("a name")
+}
+
+async fn sizes(catalogue: &Catalogue) -> Vec<(String, u64)> {
+    let rows = catalogue.list(None).await.expect("listed");
+    rows.into_iter().map(|row| (row.name.to_string(), row.size_bytes)).collect()
+}
+
+async fn write(volume: &ThinVolume, at: u64, text: &[u8]) -> Result<(), VolumeError> {
+    volume.write(at, Buf::copy_of(text).into_vec(), Durability::Volatile).await
+}
+
+/// Runs `work` with the catalogue of a served cluster, and closes it.
+async fn with_catalogue<F: Future<Output = ()>>(
+    shelf: &Shelf,
+    work: impl FnOnce(Rc<Catalogue>) -> F,
+) {
+    served(shelf, |client| async move {
+        let catalogue = Rc::new(Catalogue::open(client).await.expect("opened"));
+        work(Rc::clone(&catalogue)).await;
+        catalogue.close().await.expect("all durable");
+    })
+    .await;
+}
+
+#[test]
+fn a_thin_volume_does_what_bytes_in_memory_would() {
+    for seed in 0..2 {
+        Reactor::simulated(seed).block_on(async {
+            with_catalogue(&Shelf::default(), |catalogue| async move {
+                catalogue.create(&name("vm"), 6 * MIB, CAREFUL).await.expect("made");
+                let volume = catalogue.volume(&name("vm")).await.expect("there");
+                model::compare(&*volume, 300).await;
+            })
+            .await;
+        });
+    }
+}
+
+#[test]
+fn orders_and_what_was_flushed_outlast_a_restart() {
+    Reactor::simulated(1).block_on(async {
+        let shelf = Shelf::default();
+        with_catalogue(&shelf, |catalogue| async move {
+            for (text, mib) in [("one", 4), ("two", 5), ("blue/one", 6), ("gone", 7)] {
+                catalogue.create(&name(text), mib * MIB, CAREFUL).await.expect("made");
+            }
+            let one = catalogue.volume(&name("one")).await.expect("there");
+            write(&one, 4 * MIB - 3, b"end").await.expect("written");
+            one.flush().await.expect("durable");
+            catalogue.resize(&name("one"), 8 * MIB, CAREFUL).await.expect("grown");
+            assert_eq!(one.size_bytes(), 8 * MIB, "whoever has it open learns of it");
+            write(&one, 8 * MIB - 3, b"END").await.expect("written");
+            drop(one);
+            catalogue.rename(&name("two"), &name("too")).await.expect("renamed");
+            catalogue.delete(&name("gone"), CAREFUL).await.expect("deleted");
+        })
+        .await;
+        with_catalogue(&shelf, |catalogue| async move {
+            let expected = [("blue/one", 6), ("one", 8), ("too", 5)];
+            let expected = expected.map(|(name, mib)| (name.to_owned(), mib * MIB));
+            let mut found = sizes(&catalogue).await;
+            found.sort();
+            assert_eq!(found, expected);
+            let one = catalogue.volume(&name("one")).await.expect("there");
+            assert_eq!(model::read(&*one, 4 * MIB - 3, 3).await, b"end");
+            assert_eq!(model::read(&*one, 8 * MIB - 3, 3).await, b"END");
+            let of_blue = catalogue.list(Some(&"blue".parse().expect("a name"))).await;
+            assert_eq!(of_blue.expect("listed").len(), 1, "and not those of others");
+            let of_red = catalogue.list(Some(&"red".parse().expect("a name"))).await;
+            assert_eq!(of_red.expect("listed"), [], "a tenant that has none");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn orders_that_cannot_be_are_refused_and_change_nothing() {
+    Reactor::simulated(2).block_on(async {
+        with_catalogue(&Shelf::default(), |catalogue| async move {
+            let vm = name("vm");
+            for bytes in [0, 1, MIB + 512, u64::MAX & !4095] {
+                let refused = catalogue.create(&vm, bytes, MEANT).await;
+                assert_eq!(refused, Err(CatalogueError::Size { bytes }));
+            }
+            let huge = catalogue.create(&vm, 1 << 60, CAREFUL).await;
+            assert!(matches!(huge, Err(CatalogueError::LargerThanStore { .. })), "{huge:?}");
+            for (from, to) in [("vm", "other"), ("none/vm", "none/other")] {
+                let missing = CatalogueError::Missing { name: name(from) };
+                assert_eq!(catalogue.delete(&name(from), MEANT).await, Err(missing.clone()));
+                let renamed = catalogue.rename(&name(from), &name(to)).await;
+                assert_eq!(renamed, Err(missing.clone()));
+                assert_eq!(catalogue.resize(&name(from), MIB, MEANT).await, Err(missing.clone()));
+                assert_eq!(catalogue.volume(&name(from)).await.err(), Some(missing));
+            }
+            assert_eq!(sizes(&catalogue).await, []);
+
+            catalogue.create(&vm, 1 << 60, MEANT).await.expect("thin, so it may be");
+            let exists = Err(CatalogueError::Exists { name: vm.clone() });
+            assert_eq!(catalogue.create(&vm, MIB, CAREFUL).await, exists);
+            catalogue.create(&name("other"), MIB, CAREFUL).await.expect("made");
+            let onto = catalogue.rename(&vm, &name("other")).await;
+            assert_eq!(onto, Err(CatalogueError::Exists { name: name("other") }));
+            let to_blue = catalogue.rename(&vm, &name("blue/vm")).await;
+            assert!(matches!(to_blue, Err(CatalogueError::OtherTenant { .. })), "{to_blue:?}");
+            catalogue.resize(&vm, 2 * MIB, CAREFUL).await.expect("there was nothing");
+            assert_eq!(sizes(&catalogue).await, [("other".into(), MIB), ("vm".into(), 2 * MIB)]);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_cut_that_would_lose_data_is_refused_unless_it_is_meant() {
+    Reactor::simulated(3).block_on(async {
+        with_catalogue(&Shelf::default(), |catalogue| async move {
+            let vm = name("vm");
+            catalogue.create(&vm, 4 * MIB, CAREFUL).await.expect("made");
+            let volume = catalogue.volume(&vm).await.expect("there");
+            write(&volume, 3 * MIB, b"here").await.expect("written");
+            let cut = catalogue.resize(&vm, 2 * MIB, CAREFUL).await;
+            let why =
+                CatalogueError::WouldCut { name: vm.clone(), bytes: 2 * MIB, data_at: 3 * MIB };
+            assert_eq!(cut, Err(why));
+            assert_eq!(model::read(&*volume, 3 * MIB, 4).await, b"here");
+            assert_eq!(volume.size_bytes(), 4 * MIB);
+            catalogue.resize(&vm, 2 * MIB, MEANT).await.expect("it may go");
+            let beyond = write(&volume, 2 * MIB, b"here").await;
+            assert!(matches!(beyond, Err(VolumeError::OutOfRange { .. })), "{beyond:?}");
+            catalogue.resize(&vm, 4 * MIB, CAREFUL).await.expect("grown");
+            assert_eq!(model::read(&*volume, 3 * MIB, 4).await, [0; 4], "nothing comes back");
+        })
+        .await;
+    });
+}
+
+/// Writers go on while the volume is cut to and fro: each write lands whole or is refused, and none moves the end.
+#[test]
+fn a_volume_is_cut_while_it_is_written() {
+    Reactor::simulated(4).block_on(async {
+        with_catalogue(&Shelf::default(), |catalogue| async move {
+            let vm = name("vm");
+            catalogue.create(&vm, 4 * MIB, CAREFUL).await.expect("made");
+            let volume = catalogue.volume(&vm).await.expect("there");
+            let writers: Vec<_> = (0..4u64)
+                .map(|writer| {
+                    let volume = Rc::clone(&volume);
+                    reactor::spawn(async move {
+                        let mut refused = 0;
+                        for round in 0..60 {
+                            let at = (writer * 60 + round) % 64 * (MIB / 16);
+                            match write(&volume, at, &[1; 5000]).await {
+                                Ok(()) => {}
+                                Err(VolumeError::OutOfRange { .. }) => refused += 1,
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        refused
+                    })
+                })
+                .collect();
+            for round in 0..20 {
+                let bytes = if round % 2 == 0 { MIB } else { 4 * MIB };
+                catalogue.resize(&vm, bytes, MEANT).await.expect("resized");
+            }
+            let mut refused = 0;
+            for writer in writers {
+                refused += writer.await.expect("not killed");
+            }
+            assert!(refused > 0, "some came while it was small");
+            catalogue.resize(&vm, MIB, MEANT).await.expect("cut");
+            catalogue.resize(&vm, 4 * MIB, MEANT).await.expect("grown");
+            assert_eq!(sizes(&catalogue).await, [("vm".into(), 4 * MIB)]);
+            assert!(model::read(&*volume, MIB, 3 * MIB).await.iter().all(|byte| *byte == 0));
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_volume_in_use_is_deleted_only_when_that_is_meant() {
+    Reactor::simulated(5).block_on(async {
+        with_catalogue(&Shelf::default(), |catalogue| async move {
+            let vm = name("vm");
+            catalogue.create(&vm, MIB, CAREFUL).await.expect("made");
+            let volume = catalogue.volume(&vm).await.expect("there");
+            let refused = catalogue.delete(&vm, CAREFUL).await;
+            assert_eq!(refused, Err(CatalogueError::InUse { name: vm.clone(), users: 1 }));
+            write(&volume, 0, b"goes on").await.expect("written");
+            assert_eq!(catalogue.list(None).await.expect("listed")[0].users, 1);
+            catalogue.delete(&vm, MEANT).await.expect("deleted");
+            assert_eq!(write(&volume, 0, b"late").await, Err(VolumeError::Deleted));
+            assert_eq!(volume.read(0, 1).await.err(), Some(VolumeError::Deleted));
+            catalogue.create(&vm, MIB, CAREFUL).await.expect("the name is free");
+            let new = catalogue.volume(&vm).await.expect("there");
+            assert_eq!(model::read(&*new, 0, 7).await, [0; 7], "another volume");
+            drop(new);
+            catalogue.delete(&vm, CAREFUL).await.expect("nobody uses it");
+        })
+        .await;
+    });
+}
