@@ -95,7 +95,7 @@ fn orders_that_cannot_be_are_refused_and_change_nothing() {
     Reactor::simulated(2).block_on(async {
         with_catalogue(&Shelf::default(), |catalogue| async move {
             let vm = name("vm");
-            for bytes in [0, 1, MIB + 512, u64::MAX & !4095] {
+            for bytes in [0, 1, MIB + 512, !4095] {
                 let refused = catalogue.create(&vm, bytes, MEANT).await;
                 assert_eq!(refused, Err(CatalogueError::Size { bytes }));
             }
