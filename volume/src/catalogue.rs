@@ -12,11 +12,12 @@
 //! After a crash nothing is left to be done: a volume without a name goes with the client that made it.
 
 use crate::name::{Tenant, VolumeName};
+use crate::order::{self, Anyway, OrderError, VolumeRow};
 use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use levada_base::ids::Ino;
 use levada_base::sync::Semaphore;
-use levada_base::units::{BLOCK_BYTES, MIB};
+use levada_base::units::MIB;
 use levada_client::{Client, Error, Seek};
 use levada_wire::attr::Kind;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
@@ -34,53 +35,6 @@ const NAMES_PER_CALL: u32 = 1024;
 const RENAME_NOREPLACE: u32 = 1;
 /// What a guest may do at once without a seam, where the layout says nothing.
 const IO_BYTES_BEST: u64 = MIB;
-
-/// A thin volume as the catalogue has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThinRow {
-    pub name: VolumeName,
-    pub size_bytes: u64,
-    /// Exports and requests that hold it.
-    pub users: usize,
-}
-
-/// Why an order for a volume cannot be carried out; nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CatalogueError {
-    #[error("there is no volume {name}")]
-    Missing { name: VolumeName },
-    #[error("there is a volume {name} already")]
-    Exists { name: VolumeName },
-    #[error("a volume belongs to one tenant: {from} cannot become {to}")]
-    OtherTenant { from: VolumeName, to: VolumeName },
-    #[error(
-        "{bytes} bytes are no size of a volume: it must be a multiple of {BLOCK_BYTES}, and not 0"
-    )]
-    Size { bytes: u64 },
-    #[error(
-        "{bytes} bytes are more than the whole store has ({store_bytes}): it could never be filled; say so explicitly if that is meant"
-    )]
-    LargerThanStore { bytes: u64, store_bytes: u64 },
-    #[error(
-        "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or say explicitly that it may go"
-    )]
-    WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
-    #[error(
-        "volume {name} is in use by {users}: end that first, or say explicitly that it may fail"
-    )]
-    InUse { name: VolumeName, users: usize },
-    #[error("/{}/{name} is there and is no volume", HOME.join("/"))]
-    NotAVolume { name: VolumeName },
-    #[error(transparent)]
-    Client(#[from] Error),
-}
-
-/// What an operator says explicitly, because it could be a slip.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Anyway {
-    /// A new or grown volume may be larger than the store, a shrunk one may lose data, a deleted one be in use.
-    pub is_meant: bool,
-}
 
 /// The thin volumes of a file system. Lives on one core.
 pub struct Catalogue {
@@ -110,13 +64,13 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// [`CatalogueError`].
+    /// [`OrderError`].
     pub async fn create(
         &self,
         name: &VolumeName,
         size_bytes: u64,
         anyway: Anyway,
-    ) -> Result<(), CatalogueError> {
+    ) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
         self.check_size(size_bytes, anyway).await?;
         let tenant = directory(&self.client, self.home, name.tenant.as_str()).await?;
@@ -132,13 +86,11 @@ impl Catalogue {
         made.map_err(|error| of_name(error, name))
     }
 
-    async fn check_size(&self, bytes: u64, anyway: Anyway) -> Result<(), CatalogueError> {
-        if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES) || bytes > i64::MAX as u64 {
-            return Err(CatalogueError::Size { bytes });
-        }
+    async fn check_size(&self, bytes: u64, anyway: Anyway) -> Result<(), OrderError> {
+        order::check_size(bytes)?;
         let store_bytes = self.client.space().await?.total_bytes;
         match bytes > store_bytes && !anyway.is_meant {
-            true => Err(CatalogueError::LargerThanStore { bytes, store_bytes }),
+            true => Err(OrderError::LargerThanStore { bytes, store_bytes }),
             false => Ok(()),
         }
     }
@@ -148,7 +100,7 @@ impl Catalogue {
     /// # Errors
     ///
     /// What the file system says.
-    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<ThinRow>, Error> {
+    pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<VolumeRow>, Error> {
         let mut tenants = Vec::new();
         match tenant {
             Some(tenant) => tenants.push(tenant.clone()),
@@ -170,7 +122,7 @@ impl Catalogue {
                     let size_bytes = open.get(&name).map_or(size_bytes, |open| open.size_bytes());
                     drop(open);
                     let users = self.users(&name);
-                    rows.push(ThinRow { name, size_bytes, users });
+                    rows.push(VolumeRow { name, size_bytes, users });
                 }
             }
         }
@@ -201,24 +153,24 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// [`CatalogueError::Missing`], and what the file system says.
-    pub async fn volume(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, CatalogueError> {
+    /// [`OrderError::Missing`], and what the file system says.
+    pub async fn volume(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, OrderError> {
         let _turn = self.turn.acquire(1).await;
         self.opened(name).await
     }
 
-    async fn find(&self, name: &VolumeName) -> Result<(Ino, Ino), CatalogueError> {
+    async fn find(&self, name: &VolumeName) -> Result<(Ino, Ino), OrderError> {
         let of = |error| of_name(error, name);
         let tenant = self.client.lookup(self.home, name.tenant.as_str().as_bytes()).await;
         let tenant = tenant.map_err(of)?.ino;
         let attr = self.client.lookup(tenant, name.name().as_bytes()).await.map_err(of)?;
         match attr.kind {
             Kind::File => Ok((tenant, attr.ino)),
-            _ => Err(CatalogueError::NotAVolume { name: name.clone() }),
+            _ => Err(OrderError::NotAVolume { name: name.clone() }),
         }
     }
 
-    async fn opened(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, CatalogueError> {
+    async fn opened(&self, name: &VolumeName) -> Result<Rc<ThinVolume>, OrderError> {
         if let Some(open) = self.open.borrow().get(name) {
             return Ok(Rc::clone(open));
         }
@@ -236,26 +188,26 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// [`CatalogueError`].
+    /// [`OrderError`].
     pub async fn resize(
         &self,
         name: &VolumeName,
         size_bytes: u64,
         anyway: Anyway,
-    ) -> Result<(), CatalogueError> {
+    ) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
         let volume = self.opened(name).await?;
         let old_bytes = volume.size_bytes();
         if size_bytes > old_bytes {
             self.check_size(size_bytes, anyway).await?;
         } else {
-            self.check_size(size_bytes, Anyway { is_meant: true }).await?;
+            order::check_size(size_bytes)?;
         }
-        let _quiet = volume.quiet().await;
+        let _quiet = volume.gate().closed().await;
         if size_bytes < old_bytes && !anyway.is_meant {
             let data_at = volume.file().seek(size_bytes, Seek::Data).await?;
             if let Some(data_at) = data_at {
-                return Err(CatalogueError::WouldCut {
+                return Err(OrderError::WouldCut {
                     name: name.clone(),
                     bytes: size_bytes,
                     data_at,
@@ -264,7 +216,7 @@ impl Catalogue {
         }
         let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
         self.client.set_attr(ROOT, volume.file().ino(), change).await?;
-        volume.set_size_bytes(size_bytes);
+        volume.gate().set_size_bytes(size_bytes);
         Ok(self.client.sync_meta().await?)
     }
 
@@ -272,12 +224,10 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// [`CatalogueError`].
-    pub async fn rename(&self, from: &VolumeName, to: &VolumeName) -> Result<(), CatalogueError> {
+    /// [`OrderError`].
+    pub async fn rename(&self, from: &VolumeName, to: &VolumeName) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
-        if from.tenant != to.tenant {
-            return Err(CatalogueError::OtherTenant { from: from.clone(), to: to.clone() });
-        }
+        order::check_rename(from, to)?;
         let (tenant, _) = self.find(from).await?;
         let (old, new) = (from.name().as_bytes(), to.name().as_bytes());
         let renamed = self.client.rename(ROOT, (tenant, old), (tenant, new), RENAME_NOREPLACE);
@@ -293,18 +243,18 @@ impl Catalogue {
     ///
     /// # Errors
     ///
-    /// [`CatalogueError`].
-    pub async fn delete(&self, name: &VolumeName, anyway: Anyway) -> Result<(), CatalogueError> {
+    /// [`OrderError`].
+    pub async fn delete(&self, name: &VolumeName, anyway: Anyway) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
         let (tenant, _) = self.find(name).await?;
         let users = self.users(name);
         if users > 0 && !anyway.is_meant {
-            return Err(CatalogueError::InUse { name: name.clone(), users });
+            return Err(OrderError::InUse { name: name.clone(), users });
         }
         self.client.unlink(ROOT, tenant, name.name().as_bytes()).await?;
         let open = self.open.borrow_mut().remove(name);
         if let Some(open) = open {
-            open.set_gone();
+            open.gate().set_gone();
             open.file().clone().close().await;
         }
         Ok(self.client.sync_meta().await?)
@@ -330,10 +280,10 @@ impl Catalogue {
     }
 }
 
-fn of_name(error: Error, name: &VolumeName) -> CatalogueError {
+fn of_name(error: Error, name: &VolumeName) -> OrderError {
     match error {
-        Error::Meta(MetaFault::NotFound) => CatalogueError::Missing { name: name.clone() },
-        Error::Meta(MetaFault::Exists) => CatalogueError::Exists { name: name.clone() },
+        Error::Meta(MetaFault::NotFound) => OrderError::Missing { name: name.clone() },
+        Error::Meta(MetaFault::Exists) => OrderError::Exists { name: name.clone() },
         error => error.into(),
     }
 }

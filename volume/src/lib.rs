@@ -14,15 +14,18 @@
 mod array;
 mod catalogue;
 mod error;
+mod gate;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 mod name;
+mod order;
 mod thin;
 mod volume;
 
 pub use array::ArrayVolume;
-pub use catalogue::{Anyway, Catalogue, CatalogueError, ThinRow};
+pub use catalogue::Catalogue;
 pub use error::VolumeError;
 pub use name::{NameError, Tenant, VolumeName};
+pub use order::{Anyway, OrderError, VolumeRow};
 pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};

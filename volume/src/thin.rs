@@ -6,33 +6,25 @@
 //! What always holds: the file is exactly as long as the volume, so no request moves its end.
 
 use crate::VolumeError;
+use crate::gate::Gate;
 use crate::volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
 use levada_base::buf::bytes_in;
-use levada_base::sync::{Permit, Semaphore};
 use levada_base::units::{BLOCK_BYTES, MIB};
 use levada_base::{BufMut, IoVec};
 use levada_client::{Error, File, Seek};
 use levada_device::{BlockError, Durability};
 use levada_wire::meta::MetaFault;
-use std::cell::Cell;
-use std::rc::Rc;
 
 /// Runs that one question for extents is answered with at most: each may cost a call to a target.
 const RUNS_PER_QUESTION: usize = 64;
 /// Zeroes that are really written go down in pieces of this size.
 const ZEROES_BYTES: u64 = MIB;
 
-/// Changes of a volume at once.
-const CHANGES_MAX: u64 = 1 << 20;
-
 /// A thin volume that is open. Lives on one core.
 pub struct ThinVolume {
     file: File,
-    size_bytes: Cell<u64>,
+    gate: Gate,
     io_bytes_best: u64,
-    is_gone: Cell<bool>,
-    /// One for each change under way; all of them while the volume shrinks.
-    changes: Rc<Semaphore>,
 }
 
 /// What a client of the volume is told of an error of the file.
@@ -47,51 +39,15 @@ fn volume_error(error: Error) -> VolumeError {
 impl ThinVolume {
     /// Shows `file`, which is `size_bytes` long, and of which `io_bytes_best` lie together.
     pub(crate) fn new(file: File, size_bytes: u64, io_bytes_best: u64) -> Self {
-        Self {
-            file,
-            size_bytes: Cell::new(size_bytes),
-            io_bytes_best,
-            is_gone: Cell::new(false),
-            changes: Semaphore::new(CHANGES_MAX),
-        }
+        Self { file, gate: Gate::new(size_bytes), io_bytes_best }
     }
 
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Waits for the changes under way; others wait until the permit is dropped, and are then checked against the size that
-    /// the volume has by then.
-    pub(crate) async fn quiet(&self) -> Permit {
-        self.changes.acquire(CHANGES_MAX).await
-    }
-
-    /// Takes a turn for a change that may have waited for another size.
-    async fn changing(&self, at: u64, bytes: u64) -> Result<Permit, VolumeError> {
-        let permit = self.changes.acquire(1).await;
-        self.check(at, bytes)?;
-        Ok(permit)
-    }
-
-    /// Requests are checked against this size from now on.
-    pub(crate) fn set_size_bytes(&self, size_bytes: u64) {
-        self.size_bytes.set(size_bytes);
-    }
-
-    /// It is deleted: every request fails from now on.
-    pub(crate) fn set_gone(&self) {
-        self.is_gone.set(true);
-    }
-
-    fn check(&self, at: u64, bytes: u64) -> Result<(), VolumeError> {
-        let size_bytes = self.size_bytes.get();
-        if self.is_gone.get() {
-            return Err(VolumeError::Deleted);
-        }
-        match at.checked_add(bytes).is_some_and(|end| end <= size_bytes) {
-            true => Ok(()),
-            false => Err(VolumeError::OutOfRange { at, bytes, size_bytes }),
-        }
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     async fn write_out_zeroes(&self, at: u64, bytes: u64) -> Result<(), VolumeError> {
@@ -148,7 +104,7 @@ fn merged(runs: Vec<Extent>) -> Vec<Extent> {
 
 impl Volume for ThinVolume {
     fn size_bytes(&self) -> u64 {
-        self.size_bytes.get()
+        self.gate.size_bytes()
     }
 
     fn shape(&self) -> Shape {
@@ -163,13 +119,13 @@ impl Volume for ThinVolume {
 
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         Box::pin(async move {
-            self.check(at, bytes)?;
+            self.gate.check(at, bytes)?;
             let read = self.file.read(at, bytes).await.map_err(volume_error)?;
             match bytes_in(&read) == bytes {
                 true => Ok(read),
                 // It was cut meanwhile.
                 false => {
-                    let size_bytes = self.size_bytes.get();
+                    let size_bytes = self.gate.size_bytes();
                     Err(VolumeError::OutOfRange { at, bytes, size_bytes })
                 }
             }
@@ -179,7 +135,7 @@ impl Volume for ThinVolume {
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
             let bytes = bytes_in(&from);
-            let _turn = self.changing(at, bytes).await?;
+            let _turn = self.gate.pass(at, bytes).await?;
             if bytes > 0 {
                 self.file.write(at, from).await.map_err(volume_error)?;
             }
@@ -192,7 +148,7 @@ impl Volume for ThinVolume {
 
     fn flush(&self) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
-            self.check(0, 0)?;
+            self.gate.check(0, 0)?;
             self.file.fsync().await.map_err(volume_error)
         })
     }
@@ -203,7 +159,7 @@ impl Volume for ThinVolume {
 
     fn write_zeroes(&self, at: u64, bytes: u64, zeroing: Zeroing) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
-            let _turn = self.changing(at, bytes).await?;
+            let _turn = self.gate.pass(at, bytes).await?;
             match zeroing {
                 _ if bytes == 0 => Ok(()),
                 Zeroing::Free => self.file.punch(at, bytes).await.map_err(volume_error),
@@ -214,7 +170,7 @@ impl Volume for ThinVolume {
 
     fn extents(&self, at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            self.check(at, bytes)?;
+            self.gate.check(at, bytes)?;
             self.runs(at, at + bytes).await
         })
     }

@@ -12,7 +12,7 @@ use levada_base::reactor;
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
-use levada_volume::{Anyway, Catalogue, CatalogueError, Tenant, Volume, VolumeName};
+use levada_volume::{Anyway, Catalogue, OrderError, Tenant, Volume, VolumeName};
 use levada_wire::same_host::HostTransport;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -37,12 +37,12 @@ pub enum VolumeRefusal {
     #[error("volume {name} has only {size}")]
     NotSmaller { name: VolumeName, size: Bytes },
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Order(#[from] OrderError),
 }
 
 impl From<Error> for VolumeRefusal {
     fn from(error: Error) -> Self {
-        Self::Catalogue(error.into())
+        Self::Order(error.into())
     }
 }
 
@@ -92,7 +92,7 @@ impl Volumes {
     /// [`VolumeRefusal`].
     pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<VolumeStatus>, VolumeRefusal> {
         let rows = self.catalogue().await?.list(tenant).await?;
-        let status = |row: levada_volume::ThinRow| VolumeStatus {
+        let status = |row: levada_volume::VolumeRow| VolumeStatus {
             name: row.name,
             kind: "thin".into(),
             size_bytes: row.size_bytes,

@@ -6,7 +6,7 @@ use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
 use levada_device::Durability;
 use levada_volume::{
-    Anyway, Catalogue, CatalogueError, ThinVolume, Volume, VolumeError, VolumeName, model,
+    Anyway, Catalogue, OrderError, ThinVolume, Volume, VolumeError, VolumeName, model,
 };
 use std::rc::Rc;
 
@@ -97,12 +97,12 @@ fn orders_that_cannot_be_are_refused_and_change_nothing() {
             let vm = name("vm");
             for bytes in [0, 1, MIB + 512, !4095] {
                 let refused = catalogue.create(&vm, bytes, MEANT).await;
-                assert_eq!(refused, Err(CatalogueError::Size { bytes }));
+                assert_eq!(refused, Err(OrderError::Size { bytes }));
             }
             let huge = catalogue.create(&vm, 1 << 60, CAREFUL).await;
-            assert!(matches!(huge, Err(CatalogueError::LargerThanStore { .. })), "{huge:?}");
+            assert!(matches!(huge, Err(OrderError::LargerThanStore { .. })), "{huge:?}");
             for (from, to) in [("vm", "other"), ("none/vm", "none/other")] {
-                let missing = CatalogueError::Missing { name: name(from) };
+                let missing = OrderError::Missing { name: name(from) };
                 assert_eq!(catalogue.delete(&name(from), MEANT).await, Err(missing.clone()));
                 let renamed = catalogue.rename(&name(from), &name(to)).await;
                 assert_eq!(renamed, Err(missing.clone()));
@@ -112,13 +112,13 @@ fn orders_that_cannot_be_are_refused_and_change_nothing() {
             assert_eq!(sizes(&catalogue).await, []);
 
             catalogue.create(&vm, 1 << 60, MEANT).await.expect("thin, so it may be");
-            let exists = Err(CatalogueError::Exists { name: vm.clone() });
+            let exists = Err(OrderError::Exists { name: vm.clone() });
             assert_eq!(catalogue.create(&vm, MIB, CAREFUL).await, exists);
             catalogue.create(&name("other"), MIB, CAREFUL).await.expect("made");
             let onto = catalogue.rename(&vm, &name("other")).await;
-            assert_eq!(onto, Err(CatalogueError::Exists { name: name("other") }));
+            assert_eq!(onto, Err(OrderError::Exists { name: name("other") }));
             let to_blue = catalogue.rename(&vm, &name("blue/vm")).await;
-            assert!(matches!(to_blue, Err(CatalogueError::OtherTenant { .. })), "{to_blue:?}");
+            assert!(matches!(to_blue, Err(OrderError::OtherTenant { .. })), "{to_blue:?}");
             catalogue.resize(&vm, 2 * MIB, CAREFUL).await.expect("there was nothing");
             assert_eq!(sizes(&catalogue).await, [("other".into(), MIB), ("vm".into(), 2 * MIB)]);
         })
@@ -135,8 +135,7 @@ fn a_cut_that_would_lose_data_is_refused_unless_it_is_meant() {
             let volume = catalogue.volume(&vm).await.expect("there");
             write(&volume, 3 * MIB, b"here").await.expect("written");
             let cut = catalogue.resize(&vm, 2 * MIB, CAREFUL).await;
-            let why =
-                CatalogueError::WouldCut { name: vm.clone(), bytes: 2 * MIB, data_at: 3 * MIB };
+            let why = OrderError::WouldCut { name: vm.clone(), bytes: 2 * MIB, data_at: 3 * MIB };
             assert_eq!(cut, Err(why));
             assert_eq!(model::read(&*volume, 3 * MIB, 4).await, b"here");
             assert_eq!(volume.size_bytes(), 4 * MIB);
@@ -201,7 +200,7 @@ fn a_volume_in_use_is_deleted_only_when_that_is_meant() {
             catalogue.create(&vm, MIB, CAREFUL).await.expect("made");
             let volume = catalogue.volume(&vm).await.expect("there");
             let refused = catalogue.delete(&vm, CAREFUL).await;
-            assert_eq!(refused, Err(CatalogueError::InUse { name: vm.clone(), users: 1 }));
+            assert_eq!(refused, Err(OrderError::InUse { name: vm.clone(), users: 1 }));
             write(&volume, 0, b"goes on").await.expect("written");
             assert_eq!(catalogue.list(None).await.expect("listed")[0].users, 1);
             catalogue.delete(&vm, MEANT).await.expect("deleted");

@@ -1,0 +1,76 @@
+//! Orders for volumes, and why they are refused.
+
+use crate::name::VolumeName;
+use levada_base::units::BLOCK_BYTES;
+use levada_client::Error;
+use levada_device::BlockError;
+
+/// What an operator says explicitly, because it could be a slip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anyway {
+    /// A new or grown thin volume may be larger than the store, a shrunk one may lose data, a deleted one be in use.
+    pub is_meant: bool,
+}
+
+/// A volume as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRow {
+    pub name: VolumeName,
+    pub size_bytes: u64,
+    /// Exports and requests that hold it.
+    pub users: usize,
+}
+
+/// Why an order for a volume cannot be carried out; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OrderError {
+    #[error("there is no volume {name}")]
+    Missing { name: VolumeName },
+    #[error("there is a volume {name} already")]
+    Exists { name: VolumeName },
+    #[error("a volume belongs to one tenant: {from} cannot become {to}")]
+    OtherTenant { from: VolumeName, to: VolumeName },
+    #[error(
+        "{bytes} bytes are no size of a volume: it must be a multiple of {BLOCK_BYTES}, and not 0"
+    )]
+    Size { bytes: u64 },
+    #[error(
+        "{bytes} bytes are more than the whole store has ({store_bytes}): it could never be filled; say so explicitly if that is meant"
+    )]
+    LargerThanStore { bytes: u64, store_bytes: u64 },
+    /// A linear volume has its room from the beginning.
+    #[error("array {array} has no room for {bytes} bytes more: {free_bytes} are free")]
+    NoRoom { array: String, bytes: u64, free_bytes: u64 },
+    #[error("array {array} has as many volumes as its table holds")]
+    TableFull { array: String },
+    #[error(
+        "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or say explicitly that it may go"
+    )]
+    WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
+    #[error(
+        "volume {name} is in use by {users}: end that first, or say explicitly that it may fail"
+    )]
+    InUse { name: VolumeName, users: usize },
+    #[error("volume {name} is a file's name for something else: remove that first")]
+    NotAVolume { name: VolumeName },
+    #[error(transparent)]
+    Client(#[from] Error),
+    #[error(transparent)]
+    Block(#[from] BlockError),
+}
+
+/// That `bytes` can be the size of a volume.
+pub(crate) fn check_size(bytes: u64) -> Result<(), OrderError> {
+    match bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES) && bytes <= i64::MAX as u64 {
+        true => Ok(()),
+        false => Err(OrderError::Size { bytes }),
+    }
+}
+
+/// That a volume stays with its tenant.
+pub(crate) fn check_rename(from: &VolumeName, to: &VolumeName) -> Result<(), OrderError> {
+    match from.tenant == to.tenant {
+        true => Ok(()),
+        false => Err(OrderError::OtherTenant { from: from.clone(), to: to.clone() }),
+    }
+}
