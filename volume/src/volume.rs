@@ -5,6 +5,7 @@ use levada_base::IoVec;
 use levada_device::Durability;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 
 /// A request in flight. Dropping it gives up the answer, not the effect: what was asked may still happen.
 pub type VolumeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, VolumeError>> + 'a>>;
@@ -68,4 +69,39 @@ pub trait Volume {
     /// What is stored from `at` on: runs that follow each other, neighbours of different kind. They cover `bytes`, or less
     /// of them but never nothing, as answering for all may cost much.
     fn extents(&self, at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>>;
+}
+
+/// Shared by several exports.
+impl<V: Volume + ?Sized> Volume for Rc<V> {
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+
+    fn shape(&self) -> Shape {
+        (**self).shape()
+    }
+
+    fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
+        (**self).read(at, bytes)
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
+        (**self).write(at, from, durability)
+    }
+
+    fn flush(&self) -> VolumeFuture<'_, ()> {
+        (**self).flush()
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> VolumeFuture<'_, ()> {
+        (**self).discard(at, bytes)
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64, zeroing: Zeroing) -> VolumeFuture<'_, ()> {
+        (**self).write_zeroes(at, bytes, zeroing)
+    }
+
+    fn extents(&self, at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+        (**self).extents(at, bytes)
+    }
 }

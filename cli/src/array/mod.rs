@@ -6,7 +6,8 @@ mod work;
 use crate::out::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use levada_array::{Creation, Keeping, LevelWords, Opening, Pace, Reply, Request};
+use levada_array::{Creation, Keeping, LevelWords, Opening, Pace, Reply, Request, Shows};
+use levada_export_nbd::Address;
 use levada_spec::Bytes;
 use std::path::PathBuf;
 
@@ -17,7 +18,7 @@ pub enum ArrayCommand {
     Create(CreateArgs),
     /// Show what an array is and how its members stand; changes nothing
     Show(ShowArgs),
-    /// Open an array and show it as one regular file, for losetup, mkfs, dd or any program, until SIGINT or SIGTERM
+    /// Open an array and show it as one regular file, for losetup, mkfs, dd or any program, or over NBD, until SIGINT or SIGTERM
     ///
     /// Nothing is cached: what a write acknowledged is in the array, and what fsync acknowledged is durable. What waits for a
     /// rebuild is rebuilt meanwhile. The other commands work on the array while it is served: one of its drives
@@ -172,11 +173,28 @@ impl OnArray {
     }
 }
 
+/// Where an array is shown.
+#[derive(Args)]
+#[group(required = true, multiple = true)]
+struct PlaceArgs {
+    /// Show it as a file: an empty one, or one that does not exist and goes again
+    #[arg(long, value_name = "FILE")]
+    at: Option<PathBuf>,
+    /// Show it over NBD at HOST:PORT or unix:PATH; may be given several times. Whoever reaches that may read and write the array
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Vec<Address>,
+}
+
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Where to show it: an empty file, or one that does not exist and goes again
-    #[arg(long, value_name = "FILE")]
-    at: PathBuf,
+    #[command(flatten)]
+    places: PlaceArgs,
+    /// NBD within TLS only: DIR holds server-cert.pem and server-key.pem, and ca-cert.pem for --verify-clients
+    #[arg(long, value_name = "DIR", requires = "nbd")]
+    tls: Option<PathBuf>,
+    /// NBD for clients only that show a certificate of the authority in ca-cert.pem
+    #[arg(long, requires = "tls")]
+    verify_clients: bool,
     #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
@@ -264,14 +282,17 @@ fn serve(args: &ServeArgs) -> Result<()> {
         pace: args.pace.pace(),
         read_slow: args.read_slow,
     };
-    levada_array::serve(&keeping, &args.at, |status, at| {
-        say!(
-            "{}: {} bytes, array {} ({})",
-            at.display(),
-            status.capacity_bytes,
-            status.name,
-            status.uuid
-        );
+    let shows = Shows {
+        at: args.places.at.clone(),
+        nbd: args.places.nbd.clone(),
+        tls: args.tls.clone(),
+        verify_clients: args.verify_clients,
+    };
+    levada_array::serve(&keeping, &shows, |status, shown| {
+        for place in shown.places() {
+            let (bytes, name, uuid) = (status.capacity_bytes, &status.name, &status.uuid);
+            say!("{place}: {bytes} bytes, array {name} ({uuid})");
+        }
     })?;
     Ok(())
 }

@@ -6,6 +6,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_desk::AskError;
 use levada_device::{BlockError, FileDeviceError};
 use levada_export_file::ExportError;
+use levada_export_nbd::{ListenError, TlsError};
 use levada_raid::RaidError;
 use std::path::PathBuf;
 
@@ -94,6 +95,10 @@ pub enum ArrayError {
     System { what: &'static str, source: std::io::Error },
     #[error(transparent)]
     Export(#[from] ExportError),
+    #[error(transparent)]
+    Nbd(#[from] ListenError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The process that has the array open refused; it says why.
     #[error("{why}")]
     Refused { why: String },

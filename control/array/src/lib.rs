@@ -25,6 +25,7 @@ mod look;
 mod place;
 mod request;
 mod run;
+mod shown;
 mod status;
 
 pub use create::{Created, Creation, create};
@@ -34,4 +35,5 @@ pub use level::{LevelError, LevelWords, describe};
 pub use look::show;
 pub use request::{Pace, Reply, Request, ask};
 pub use run::{Keeping, ask_or_open, serve};
+pub use shown::{Shown, Shows};
 pub use status::{Io, LatencyUs, MemberStatus, OpenBy, Progress, ScrubResult, Status};

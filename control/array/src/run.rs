@@ -1,4 +1,4 @@
-//! The process that has an array open: a desk, signals, and where it serves the file that shows the array.
+//! The process that has an array open: a desk, signals, and where it serves it what shows the array.
 //!
 //! What always holds:
 //! - One process per array: its drives are locked before its desk is opened, and the desk is closed before they are free.
@@ -11,12 +11,14 @@ use crate::error::ArrayError;
 use crate::keeper::{Clerk, Keeper, Opening};
 use crate::place;
 use crate::request::{Pace, Reply, Request, absolute, ask};
+use crate::shown::{Shown, Shows};
 use crate::status::Status;
 use futures_util::future::{Either, select};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor, mailbox};
 use levada_device::FileDeviceError;
-use levada_export_file::{Export, Unmounted};
+use levada_export_file::Unmounted;
+use levada_export_nbd::Tls;
 use levada_volume::ArrayVolume;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -79,17 +81,19 @@ pub fn ask_or_open<T: Send + 'static>(
     }
 }
 
-/// Opens an array and shows it as the file `at` until told to stop, or until that is unmounted. `ready` is called once
-/// programs can use the file.
+/// Opens an array and shows it as `shows` says until told to stop, or until its file is unmounted. `ready` is called once
+/// clients can use it.
 ///
 /// # Errors
 ///
 /// [`ArrayError`].
 pub fn serve(
     keeping: &Keeping,
-    at: &Path,
-    ready: impl FnOnce(&Status, &Path),
+    shows: &Shows,
+    ready: impl FnOnce(&Status, &Shown),
 ) -> Result<(), ArrayError> {
+    // Certificates that cannot be used are told before the array is opened.
+    let tls = shows.tls()?;
     // Memory that this process needs must not be waited for by writing to the file that it serves.
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::warn!(%error, "when memory is short, a loop device over the file may hang");
@@ -113,7 +117,7 @@ pub fn serve(
                 opened => break opened?,
             }
         };
-        let served = opened.show(at, ready).await;
+        let served = opened.show(shows, tls, ready).await;
         opened.end().await.and(served)
     })
 }
@@ -182,29 +186,36 @@ impl Open {
         }
     }
 
-    /// Shows the array as a file until told to stop, or until that file is unmounted.
-    async fn show(&self, at: &Path, ready: impl FnOnce(&Status, &Path)) -> Result<(), ArrayError> {
-        let mut export = Export::begin(ArrayVolume::new(self.keeper.array.clone()), at).await?;
-        *self.keeper.at.borrow_mut() = Some(export.at().to_owned());
-        ready(&self.keeper.status(), export.at());
+    /// Shows the array until told to stop, or until its file is unmounted.
+    async fn show(
+        &self,
+        shows: &Shows,
+        tls: Option<Tls>,
+        ready: impl FnOnce(&Status, &Shown),
+    ) -> Result<(), ArrayError> {
+        // One volume for all of them, so that pieces of one block take turns whichever way they come.
+        let volume = Rc::new(ArrayVolume::new(self.keeper.array.clone()));
+        let name = self.keeper.status().name;
+        let mut shown = Shown::begin(shows, tls, volume, &name).await?;
+        *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
+        ready(&self.keeper.status(), &shown);
         let ended = loop {
-            let told = match select(pin!(export.ended()), pin!(self.told_to_stop())).await {
-                Either::Left((ended, _)) => break ended.map_err(ArrayError::from),
+            let told = match select(pin!(shown.ended()), pin!(self.told_to_stop())).await {
+                Either::Left((ended, _)) => break ended,
                 Either::Right((told, _)) => told,
             };
             if told.is_err() {
                 break told;
             }
-            match export.unmount().await {
+            match shown.unmount().await {
                 Ok(Unmounted::Detached) => tracing::warn!(
-                    file = %export.at().display(),
                     "out of the tree, and served until its last user closes it; told once more, it ends at once"
                 ),
                 Ok(Unmounted::Clean | Unmounted::Already) => break Ok(()),
-                Err(error) => break Err(error.into()),
+                Err(error) => break Err(error),
             }
         };
-        export.end().await;
+        shown.end().await;
         *self.keeper.at.borrow_mut() = None;
         ended
     }

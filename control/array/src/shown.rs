@@ -1,0 +1,129 @@
+//! How a served array is shown: as a file, over NBD, or both.
+
+use crate::error::ArrayError;
+use futures_util::future::{LocalBoxFuture, pending};
+use levada_export_file::{Export, Unmounted};
+use levada_export_nbd::{Address, Exports, Server, Tls};
+use levada_volume::Volume;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// What is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Shows {
+    /// The file that shows the array.
+    pub at: Option<PathBuf>,
+    /// Where NBD servers listen.
+    pub nbd: Vec<Address>,
+    /// The directory of their certificates; without one they speak in the clear.
+    pub tls: Option<PathBuf>,
+    /// Their clients must show certificates, too.
+    pub verify_clients: bool,
+}
+
+impl Shows {
+    pub(crate) fn tls(&self) -> Result<Option<Tls>, ArrayError> {
+        let directory = self.tls.as_deref();
+        Ok(directory.map(|directory| Tls::open(directory, self.verify_clients)).transpose()?)
+    }
+}
+
+/// An array that is shown.
+pub struct Shown {
+    file: Option<Export<Rc<dyn Volume>>>,
+    servers: Vec<Server>,
+    name: String,
+    with_tls: bool,
+}
+
+/// The one export of an array, under its name and as the default.
+struct OnlyExport {
+    name: String,
+    volume: Rc<dyn Volume>,
+}
+
+impl Exports for OnlyExport {
+    fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
+        Box::pin(async { vec![self.name.clone()] })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        let is_it = name.is_empty() || name == self.name;
+        Box::pin(async move { is_it.then(|| Rc::clone(&self.volume)) })
+    }
+}
+
+impl Shown {
+    pub(crate) async fn begin(
+        shows: &Shows,
+        tls: Option<Tls>,
+        volume: Rc<dyn Volume>,
+        name: &str,
+    ) -> Result<Self, ArrayError> {
+        let mut shown =
+            Self { file: None, servers: Vec::new(), name: name.into(), with_tls: tls.is_some() };
+        let begun = shown.begin_all(shows, tls, volume).await;
+        match begun {
+            Ok(()) => Ok(shown),
+            Err(error) => {
+                shown.end().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn begin_all(
+        &mut self,
+        shows: &Shows,
+        tls: Option<Tls>,
+        volume: Rc<dyn Volume>,
+    ) -> Result<(), ArrayError> {
+        for address in &shows.nbd {
+            let export = OnlyExport { name: self.name.clone(), volume: Rc::clone(&volume) };
+            self.servers.push(Server::listen(address, Rc::new(export), tls.clone())?);
+        }
+        if let Some(at) = &shows.at {
+            self.file = Some(Export::begin(volume, at).await?);
+        }
+        Ok(())
+    }
+
+    /// The file that shows it.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_ref().map(Export::at)
+    }
+
+    /// Every place where it is shown, in words.
+    #[must_use]
+    pub fn places(&self) -> Vec<String> {
+        let file = self.file().map(|at| at.display().to_string());
+        let uri = |server: &Server| server.address().uri(&self.name, self.with_tls);
+        file.into_iter().chain(self.servers.iter().map(uri)).collect()
+    }
+
+    /// Returns when its file is unmounted; never without one.
+    pub(crate) async fn ended(&mut self) -> Result<(), ArrayError> {
+        match &mut self.file {
+            Some(file) => Ok(file.ended().await?),
+            None => pending().await,
+        }
+    }
+
+    pub(crate) async fn unmount(&mut self) -> Result<Unmounted, ArrayError> {
+        match &mut self.file {
+            Some(file) => Ok(file.unmount().await?),
+            None => Ok(Unmounted::Already),
+        }
+    }
+
+    /// Ends all of it. Returns when nothing is being answered any more.
+    pub(crate) async fn end(self) {
+        for server in self.servers {
+            server.end().await;
+        }
+        if let Some(file) = self.file {
+            file.end().await;
+        }
+    }
+}

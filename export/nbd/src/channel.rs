@@ -1,0 +1,155 @@
+//! The bytes of a connection: a socket, in the clear or within TLS.
+//!
+//! One task reads and one writes at a time. Within TLS both may have records to send: the reader's (alerts, keys) go with its
+//! own next step, so they never wait for the writer's data.
+
+use crate::tls::Tls;
+use levada_base::reactor::net::Stream;
+use levada_base::sync::Semaphore;
+use levada_base::{Buf, BufMut, IoVec};
+use rustls::ServerConnection;
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::rc::Rc;
+
+/// Plain bytes that are sealed at once: more would only grow the buffer of sealed ones.
+const SEALED_AT_ONCE: usize = 256 << 10;
+/// Sealed bytes that are read at once.
+const SEALED_BYTES: usize = 64 << 10;
+
+/// A connection's bytes; cheap to clone, all clones are the same.
+#[derive(Clone)]
+pub(crate) struct Channel {
+    stream: Stream,
+    session: Option<Rc<Session>>,
+}
+
+/// The state of TLS.
+struct Session {
+    tls: RefCell<ServerConnection>,
+    /// Records leave in the order in which they were sealed.
+    sending: Rc<Semaphore>,
+}
+
+impl Channel {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self { stream, session: None }
+    }
+
+    pub(crate) fn is_secure(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Goes on within TLS, once the client has shaken hands.
+    pub(crate) async fn secured(self, tls: &Tls) -> io::Result<Self> {
+        let mut connection = ServerConnection::new(tls.config.clone()).map_err(io::Error::other)?;
+        connection.set_buffer_limit(None);
+        let session =
+            Rc::new(Session { tls: RefCell::new(connection), sending: Semaphore::new(1) });
+        let secured = Self { stream: self.stream, session: Some(Rc::clone(&session)) };
+        let mut sealed = BufMut::for_overwrite(SEALED_BYTES);
+        loop {
+            secured.send_sealed(&session).await?;
+            if !session.tls.borrow().is_handshaking() {
+                return Ok(secured);
+            }
+            sealed = secured.receive_sealed(&session, sealed).await?;
+        }
+    }
+
+    /// Takes sealed bytes in; the end of the stream without a farewell is an error, as anybody could have cut it.
+    async fn receive_sealed(&self, session: &Session, into: BufMut) -> io::Result<BufMut> {
+        let (sealed, bytes) = self.stream.read(into).await?;
+        if bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut rest = &sealed[..bytes];
+        let mut refused = None;
+        while !rest.is_empty() && refused.is_none() {
+            let mut tls = session.tls.borrow_mut();
+            tls.read_tls(&mut rest)?;
+            refused = tls.process_new_packets().err();
+        }
+        if let Some(error) = refused {
+            // The alert that says why.
+            let _ = self.send_sealed(session).await;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+        Ok(sealed)
+    }
+
+    /// Sends what TLS has ready.
+    async fn send_sealed(&self, session: &Session) -> io::Result<()> {
+        let _turn = session.sending.acquire(1).await;
+        self.send_sealed_in_turn(session).await
+    }
+
+    async fn send_sealed_in_turn(&self, session: &Session) -> io::Result<()> {
+        let mut sealed = Vec::new();
+        {
+            let mut tls = session.tls.borrow_mut();
+            while tls.wants_write() {
+                tls.write_tls(&mut sealed)?;
+            }
+        }
+        match sealed.is_empty() {
+            true => Ok(()),
+            false => self.stream.write_all(Buf::copy_of(&sealed).into_vec()).await,
+        }
+    }
+
+    /// Fills `into` with at least one byte, and says with how many; 0: the client has said goodbye.
+    pub(crate) async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
+        let Some(session) = &self.session else { return self.stream.read(into).await };
+        let mut sealed = BufMut::for_overwrite(SEALED_BYTES);
+        loop {
+            let plain = session.tls.borrow_mut().reader().read(&mut into);
+            match plain {
+                Ok(bytes) => return Ok((into, bytes)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            sealed = self.receive_sealed(session, sealed).await?;
+            self.send_sealed(session).await?;
+        }
+    }
+
+    /// Fills all of `into`.
+    pub(crate) async fn read_exact(&self, mut into: BufMut) -> io::Result<BufMut> {
+        if self.session.is_none() {
+            return self.stream.read_exact(into).await;
+        }
+        let mut whole = into.split_to(0);
+        while !into.is_empty() {
+            let bytes;
+            (into, bytes) = self.read(into).await?;
+            if bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            whole.unsplit(into.split_to(bytes));
+        }
+        Ok(whole)
+    }
+
+    /// Sends all of `from`.
+    pub(crate) async fn write_all(&self, from: IoVec) -> io::Result<()> {
+        let Some(session) = &self.session else { return self.stream.write_all(from).await };
+        let _turn = session.sending.acquire(1).await;
+        for part in &from {
+            for piece in part.chunks(SEALED_AT_ONCE) {
+                session.tls.borrow_mut().writer().write_all(piece)?;
+                self.send_sealed_in_turn(session).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says goodbye; nothing is sent any more.
+    pub(crate) async fn close(&self) {
+        if let Some(session) = &self.session {
+            session.tls.borrow_mut().send_close_notify();
+            let _ = self.send_sealed(session).await;
+        }
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
