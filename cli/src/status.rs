@@ -167,6 +167,14 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
     for line in leaving {
         writeln!(out, "  {line}")?;
     }
+    if !status.exports.is_empty() {
+        writeln!(out, "\nexports")?;
+    }
+    for export in &status.exports {
+        let tls = if export.tls { " (TLS)" } else { "" };
+        let (nbd, tenant, clients) = (&export.nbd, &export.tenant, export.clients);
+        writeln!(out, "  NBD at {nbd}{tls}: volumes of {tenant}, {clients} connections")?;
+    }
     writeln!(out, "\nclients")?;
     if status.clients.is_empty() {
         writeln!(out, "  none")?;

@@ -21,7 +21,7 @@ use levada_base::units::MIB;
 use levada_client::{Client, Error, Seek};
 use levada_wire::attr::Kind;
 use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -39,25 +39,67 @@ const IO_BYTES_BEST: u64 = MIB;
 /// The thin volumes of a file system. Lives on one core.
 pub struct Catalogue {
     client: Client,
-    home: Ino,
+    /// The directory of all tenants, once it is known to be there.
+    home: Cell<Option<Ino>>,
     open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
     /// Orders are carried out one after the other.
     turn: Rc<Semaphore>,
 }
 
 impl Catalogue {
-    /// The catalogue of the file system that `client` is of; made where there is none.
-    ///
-    /// # Errors
-    ///
-    /// What the file system says.
-    pub async fn open(client: Client) -> Result<Self, Error> {
-        let mut home = Ino::ROOT;
-        for name in HOME {
-            home = directory(&client, home, name).await?;
+    /// The catalogue of the file system that `client` is of. Nothing is made in it before there is a volume.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client, home: Cell::new(None), open: RefCell::default(), turn: Semaphore::new(1) }
+    }
+
+    /// The directory of a tenant's volumes; `None` where it has none.
+    async fn directory_of(&self, tenant: &Tenant) -> Result<Option<Ino>, Error> {
+        let Some(home) = self.home().await? else { return Ok(None) };
+        self.below(home, tenant.as_str()).await
+    }
+
+    async fn home(&self) -> Result<Option<Ino>, Error> {
+        if self.home.get().is_none() {
+            let mut home = Some(Ino::ROOT);
+            for name in HOME {
+                home = match home {
+                    Some(parent) => self.below(parent, name).await?,
+                    None => return Ok(None),
+                };
+            }
+            self.home.set(home);
         }
-        client.sync_meta().await?;
-        Ok(Self { client, home, open: RefCell::default(), turn: Semaphore::new(1) })
+        Ok(self.home.get())
+    }
+
+    async fn below(&self, parent: Ino, name: &str) -> Result<Option<Ino>, Error> {
+        match self.client.lookup(parent, name.as_bytes()).await {
+            Ok(attr) => Ok(Some(attr.ino)),
+            Err(Error::Meta(MetaFault::NotFound)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Self::below`]; made where it is not there.
+    async fn made_below(&self, parent: Ino, name: &str) -> Result<Ino, Error> {
+        let made =
+            self.client.create(ROOT, parent, name.as_bytes(), DIRECTORY_MODE, NewInode::Directory);
+        match made.await {
+            Ok(attr) => Ok(attr.ino),
+            Err(Error::Meta(MetaFault::Exists)) => {
+                Ok(self.client.lookup(parent, name.as_bytes()).await?.ino)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn make_directory_of(&self, tenant: &Tenant) -> Result<Ino, Error> {
+        let mut directory = Ino::ROOT;
+        for name in HOME.into_iter().chain([tenant.as_str()]) {
+            directory = self.made_below(directory, name).await?;
+        }
+        Ok(directory)
     }
 
     /// Makes a volume, which reads as zeroes and takes no room.
@@ -73,7 +115,7 @@ impl Catalogue {
     ) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
         self.check_size(size_bytes, anyway).await?;
-        let tenant = directory(&self.client, self.home, name.tenant.as_str()).await?;
+        let tenant = self.make_directory_of(&name.tenant).await?;
         let (file, attr) = self.client.create_unnamed(ROOT, tenant, FILE_MODE, WRITE, true).await?;
         let made = async {
             let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
@@ -105,16 +147,15 @@ impl Catalogue {
         match tenant {
             Some(tenant) => tenants.push(tenant.clone()),
             None => {
-                let names = self.names_in(self.home).await?;
-                tenants.extend(names.iter().filter_map(|(name, _, _)| name.parse().ok()));
+                if let Some(home) = self.home().await? {
+                    let names = self.names_in(home).await?;
+                    tenants.extend(names.iter().filter_map(|(name, _, _)| name.parse().ok()));
+                }
             }
         }
         let mut rows = Vec::new();
         for tenant in tenants {
-            let directory = match self.client.lookup(self.home, tenant.as_str().as_bytes()).await {
-                Err(Error::Meta(MetaFault::NotFound)) => continue,
-                found => found?.ino,
-            };
+            let Some(directory) = self.directory_of(&tenant).await? else { continue };
             for (name, kind, size_bytes) in self.names_in(directory).await? {
                 // Whatever else root has put there is none.
                 if let (Kind::File, Ok(name)) = (kind, VolumeName::new(tenant.clone(), &name)) {
@@ -160,10 +201,10 @@ impl Catalogue {
     }
 
     async fn find(&self, name: &VolumeName) -> Result<(Ino, Ino), OrderError> {
-        let of = |error| of_name(error, name);
-        let tenant = self.client.lookup(self.home, name.tenant.as_str().as_bytes()).await;
-        let tenant = tenant.map_err(of)?.ino;
-        let attr = self.client.lookup(tenant, name.name().as_bytes()).await.map_err(of)?;
+        let missing = || OrderError::Missing { name: name.clone() };
+        let tenant = self.directory_of(&name.tenant).await?.ok_or_else(missing)?;
+        let attr = self.client.lookup(tenant, name.name().as_bytes()).await;
+        let attr = attr.map_err(|error| of_name(error, name))?;
         match attr.kind {
             Kind::File => Ok((tenant, attr.ino)),
             _ => Err(OrderError::NotAVolume { name: name.clone() }),
@@ -285,21 +326,5 @@ fn of_name(error: Error, name: &VolumeName) -> OrderError {
         Error::Meta(MetaFault::NotFound) => OrderError::Missing { name: name.clone() },
         Error::Meta(MetaFault::Exists) => OrderError::Exists { name: name.clone() },
         error => error.into(),
-    }
-}
-
-/// A directory below another; made where it is not there.
-async fn directory(client: &Client, parent: Ino, name: &str) -> Result<Ino, Error> {
-    let name = name.as_bytes();
-    match client.lookup(parent, name).await {
-        Ok(attr) => return Ok(attr.ino),
-        Err(Error::Meta(MetaFault::NotFound)) => {}
-        Err(error) => return Err(error),
-    }
-    match client.create(ROOT, parent, name, DIRECTORY_MODE, NewInode::Directory).await {
-        Ok(attr) => Ok(attr.ino),
-        // Somebody was faster.
-        Err(Error::Meta(MetaFault::Exists)) => Ok(client.lookup(parent, name).await?.ino),
-        Err(error) => Err(error),
     }
 }

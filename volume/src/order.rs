@@ -35,7 +35,7 @@ pub enum OrderError {
     )]
     Size { bytes: u64 },
     #[error(
-        "{bytes} bytes are more than the whole store has ({store_bytes}): it could never be filled; say so explicitly if that is meant"
+        "{bytes} bytes are more than the whole store has ({store_bytes}): it could never be filled; --overcommit makes it all the same"
     )]
     LargerThanStore { bytes: u64, store_bytes: u64 },
     /// A linear volume has its room from the beginning.
@@ -44,11 +44,11 @@ pub enum OrderError {
     #[error("array {array} has as many volumes as its table holds")]
     TableFull { array: String },
     #[error(
-        "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or say explicitly that it may go"
+        "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or give --discard-data"
     )]
     WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
     #[error(
-        "volume {name} is in use by {users}: end that first, or say explicitly that it may fail"
+        "volume {name} has {users} users: end that first, or give --force"
     )]
     InUse { name: VolumeName, users: usize },
     #[error("volume {name} is a file's name for something else: remove that first")]

@@ -138,6 +138,8 @@ pub struct Status {
     pub arrays: Vec<ArrayStatus>,
     pub targets: Vec<TargetStatus>,
     pub clients: Vec<ClientStatus>,
+    #[serde(default)]
+    pub exports: Vec<ExportStatus>,
     /// Where it is mounted on this machine; filled in by the program that asks.
     #[serde(default)]
     pub mounts: Vec<MountStatus>,
@@ -325,6 +327,19 @@ pub struct VolumeStatus {
     pub size_bytes: u64,
     /// Clients that have it open now, over all exports.
     pub users: usize,
+}
+
+/// Where volumes of a tenant are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportStatus {
+    pub tenant: String,
+    /// Where its NBD server listens.
+    pub nbd: String,
+    pub tls: bool,
+    /// Connections now.
+    pub clients: usize,
+    /// Why it does not serve.
+    pub problem: Option<String>,
 }
 
 /// A mount on this machine.

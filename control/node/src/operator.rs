@@ -8,6 +8,7 @@ use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
 use crate::control::{ControlReply, ControlRequest, ObjectScrub, Traffic};
 use crate::drives::{self, DriveSource, Intake, NoDevice};
+use crate::exports::Exporter;
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
@@ -18,7 +19,7 @@ use levada_device::Drive;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -36,6 +37,7 @@ pub struct Operator {
     /// Wakes whoever looks after the arrays.
     changed: Rc<Notify>,
     volumes: Rc<Volumes>,
+    exports: OnceCell<Rc<Exporter>>,
     start: Instant,
     /// Tells this start from others.
     life: u64,
@@ -132,6 +134,7 @@ impl Operator {
             address,
             changed,
             volumes,
+            exports: OnceCell::new(),
             start: reactor::now(),
             // As much as a program that takes JSON's numbers for floating ones keeps.
             life: reactor::random_u64() >> 11,
@@ -145,6 +148,12 @@ impl Operator {
             scrubbed: RefCell::default(),
             cluster,
         })
+    }
+
+    /// Shows these exports, too.
+    pub fn show_exports(&self, exports: Rc<Exporter>) {
+        // There is one.
+        let _first = self.exports.set(exports);
     }
 
     /// Carries a request out.

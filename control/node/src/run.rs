@@ -5,6 +5,7 @@ use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use crate::control::{ControlReply, ControlRequest};
 use crate::damage;
 use crate::drives::MayOverwrite;
+use crate::exports::Exporter;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::StateDir;
@@ -172,11 +173,12 @@ async fn serve(
     reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events, pace) });
 
     let stop = Rc::new(Notify::default());
-    let volumes = Rc::new(Volumes::default());
-    let connecting = Rc::clone(&volumes).connect(Rc::clone(&cluster), address.clone());
-    reactor::spawn_in(&services, connecting);
+    let volumes = Volumes::new(Rc::clone(&cluster), &address);
+    let exports = Exporter::new(&loaded, Rc::clone(&volumes));
+    reactor::spawn_in(&services, Rc::clone(&exports).run());
     let operator =
         Operator::new(Rc::clone(&cluster), source, file, address, changed, Rc::clone(&volumes));
+    operator.show_exports(Rc::clone(&exports));
     let resumed = Rc::clone(&operator);
     // Of this group, which ends before the arrays are closed.
     reactor::spawn_in(&services, async move { resumed.resume_scrub().await });
@@ -200,6 +202,7 @@ async fn serve(
     };
     tracing::info!(?ended, "stopping");
     if ended == Ended::Stopped {
+        exports.end().await;
         volumes.close().await;
         reactor::sleep(DRAIN).await;
     }

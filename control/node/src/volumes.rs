@@ -1,15 +1,15 @@
 //! The volumes of a cluster: orders, and what exports show.
 //!
-//! Thin volumes are files, so this is a client of the node's own services, as a mount is. It connects in the background: a
-//! metadata target that waits for somebody keeps neither the node from starting nor an order from an answer.
+//! Thin volumes are files, so this is a client of the node's own services, as a mount is. It connects when
+//! somebody wants a volume, so a cluster without any has no client for them.
 //!
 //! What always holds: exports have let go of every volume before the client takes leave, and it before the targets are closed.
 
 use crate::assembly::Cluster;
 use crate::control::{NewSize, VolumeStatus};
-use levada_base::ids::{TargetId, Uuid};
+use levada_base::ids::Uuid;
 use levada_base::reactor;
-use levada_base::sync::Notify;
+use levada_base::sync::Semaphore;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
 use levada_volume::{Anyway, Catalogue, OrderError, Tenant, Volume, VolumeName};
@@ -22,8 +22,6 @@ use std::time::Duration;
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
-/// Between attempts to reach services that refuse.
-const CONNECT_EVERY: Duration = Duration::from_secs(1);
 
 /// Why an order for a volume is not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -47,32 +45,47 @@ impl From<Error> for VolumeRefusal {
 }
 
 /// The volumes of a cluster. Lives on the node's reactor.
-#[derive(Default)]
 pub struct Volumes {
+    cluster: Rc<Cluster>,
+    address: String,
     catalogue: OnceCell<Catalogue>,
-    ready: Notify,
+    /// Whoever is first connects.
+    connecting: Rc<Semaphore>,
 }
 
 impl Volumes {
-    /// Connects to the services of this node, and tries again for as long as they refuse.
-    pub(crate) async fn connect(self: Rc<Self>, cluster: Rc<Cluster>, address: String) {
-        let Some(target) = cluster.metadata_target() else { return };
-        loop {
-            match connected(&cluster, &address, target).await {
-                Ok(catalogue) => {
-                    let _first = self.catalogue.set(catalogue);
-                    self.ready.notify_all();
-                    return;
-                }
-                Err(error) => tracing::warn!(%error, "no volumes yet"),
-            }
-            reactor::sleep(CONNECT_EVERY).await;
-        }
+    /// Of `cluster`, whose services listen at `address`.
+    #[must_use]
+    pub fn new(cluster: Rc<Cluster>, address: &str) -> Rc<Self> {
+        let connecting = Semaphore::new(1);
+        Rc::new(Self { cluster, address: address.into(), catalogue: OnceCell::new(), connecting })
     }
 
     async fn catalogue(&self) -> Result<&Catalogue, VolumeRefusal> {
-        let ready = self.ready.until(|| self.catalogue.get());
-        reactor::timeout(READY_WITHIN, ready).await.map_err(|_| VolumeRefusal::NotReady)
+        if let Some(catalogue) = self.catalogue.get() {
+            return Ok(catalogue);
+        }
+        let connected = reactor::timeout(READY_WITHIN, async {
+            let _turn = self.connecting.acquire(1).await;
+            if self.catalogue.get().is_none() {
+                let _first = self.catalogue.set(Catalogue::new(self.connect().await?));
+            }
+            Ok::<(), VolumeRefusal>(())
+        });
+        connected.await.map_err(|_| VolumeRefusal::NotReady)??;
+        self.catalogue.get().ok_or(VolumeRefusal::NotReady)
+    }
+
+    async fn connect(&self) -> Result<Client, VolumeRefusal> {
+        let target = self.cluster.metadata_target().ok_or(VolumeRefusal::NotReady)?;
+        // A name of its own in each life: under an old one it would end what the last life had not synced.
+        let uuid = Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64());
+        let transport = Rc::new(HostTransport::new());
+        let config = ClientConfig {
+            cluster: *self.cluster.drives.cluster.as_bytes(),
+            ..ClientConfig::new(transport, &self.address, target, *uuid.as_bytes())
+        };
+        Ok(Client::connect(config).await?)
     }
 
     /// The volume, for an export.
@@ -159,14 +172,4 @@ impl Volumes {
             }
         }
     }
-}
-
-async fn connected(cluster: &Cluster, address: &str, target: TargetId) -> Result<Catalogue, Error> {
-    // A name of its own in each life: under an old one it would end what the last life had not synced.
-    let uuid = *Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64()).as_bytes();
-    let config = ClientConfig {
-        cluster: *cluster.drives.cluster.as_bytes(),
-        ..ClientConfig::new(Rc::new(HostTransport::new()), address, target, uuid)
-    };
-    Catalogue::open(Client::connect(config).await?).await
 }

@@ -396,19 +396,16 @@ impl<'c> Checker<'c> {
         }
     }
 
-    /// An address, or a directory, shows the volumes of one tenant.
+    /// An address shows the volumes of one tenant.
     fn exports(&mut self) {
-        let mut first: HashMap<(&str, String), usize> = HashMap::new();
+        let mut first: HashMap<&str, usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
-            let vhost = export.vhost.as_ref().map(|path| path.display().to_string());
-            for (key, address) in [("nbd", export.nbd.clone()), ("vhost", vhost)] {
-                let Some(address) = address else { continue };
-                let first = *first.entry((key, address.clone())).or_insert(index);
-                if first != index {
-                    let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
-                    let kind = ProblemKind::ExportTwice { address, first_line };
-                    self.problem(kind, Node::Export(index), key);
-                }
+            let first = *first.entry(&export.nbd).or_insert(index);
+            if first != index && !self.places.in_doubt(&[Node::Export(index)]) {
+                let address = export.nbd.clone();
+                let first_line = self.places.of(Node::Export(first), "nbd").map(|at| at.line);
+                let kind = ProblemKind::ExportTwice { address, first_line };
+                self.problem(kind, Node::Export(index), "nbd");
             }
         }
     }

@@ -260,13 +260,11 @@ pub struct ExportSpec {
     /// Whose volumes.
     pub tenant: String,
     /// Where an NBD server listens: `host:port`, or `unix:` and a path that starts at the cluster file when it is relative.
-    pub nbd: Option<String>,
+    pub nbd: String,
     /// A directory with `ca-cert.pem`, `server-cert.pem` and `server-key.pem`: NBD clients must use TLS.
     pub tls: Option<PathBuf>,
     /// NBD clients must show a certificate of that authority.
     pub verify_clients: bool,
-    /// A directory in which each volume has a vhost-user-blk socket of its name.
-    pub vhost: Option<PathBuf>,
 }
 
 /// Wrappers around every drive, for tests and measurements only.

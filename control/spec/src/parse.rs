@@ -97,7 +97,7 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "stripe_count",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
-const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost"];
+const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -661,19 +661,15 @@ impl Reader<'_> {
             let kind = ProblemKind::BadName { name: tenant.clone(), most: TENANT_NAME_MOST };
             self.problem_at(kind, table.node, "tenant");
         }
-        let nbd = self.text_of(table, "nbd");
+        let example = "nbd = \"127.0.0.1:10809\"";
+        let nbd = self.needed_text(table, "nbd", example);
         if let Some(text) = &nbd
             && !text.strip_prefix(UNIX_ADDRESS).map_or(is_address(text), |path| !path.is_empty())
         {
             let kind = ProblemKind::BadExportAddress { text: text.clone() };
             self.problem_at(kind, table.node, "nbd");
         }
-        let vhost = self.text_of(table, "vhost").map(PathBuf::from);
-        if !["nbd", "vhost"].iter().any(|key| table.keys.contains_key(key)) {
-            let example = "nbd = \"127.0.0.1:10809\"";
-            let kind = ProblemKind::MissingKey { key: "nbd", table: table.title, example };
-            self.problem_at(kind, table.node, "");
-        }
+        let nbd = nbd.unwrap_or_default();
         let tls = self.text_of(table, "tls").map(PathBuf::from);
         let verify_clients = self.truth(table, "verify_clients").unwrap_or(false);
         if verify_clients && tls.is_none() {
@@ -681,7 +677,7 @@ impl Reader<'_> {
             let kind = ProblemKind::MissingKey { key: "tls", table: table.title, example };
             self.problem_at(kind, table.node, "verify_clients");
         }
-        ExportSpec { tenant, nbd, tls, verify_clients, vhost }
+        ExportSpec { tenant, nbd, tls, verify_clients }
     }
 
     fn testing(&mut self, table: Table<'_>) -> TestingSpec {

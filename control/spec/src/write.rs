@@ -211,15 +211,10 @@ impl ClusterFile {
         }
         for export in &self.exports {
             writeln!(out, "[[export]]\ntenant = {}", quoted(&export.tenant))?;
-            if let Some(nbd) = &export.nbd {
-                writeln!(out, "nbd = {}", quoted(nbd))?;
-            }
+            writeln!(out, "nbd = {}", quoted(&export.nbd))?;
             if let Some(tls) = &export.tls {
                 writeln!(out, "tls = {}", quoted_path(tls))?;
                 writeln!(out, "verify_clients = {}", export.verify_clients)?;
-            }
-            if let Some(vhost) = &export.vhost {
-                writeln!(out, "vhost = {}", quoted_path(vhost))?;
             }
             writeln!(out)?;
         }

@@ -758,7 +758,7 @@ fn written_files_read_back() {
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
-        + "[[export]]\nvhost = \"run/vms\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n"
+        + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
@@ -767,7 +767,7 @@ fn written_files_read_back() {
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
     let [first, second] = &cluster.exports[..] else { panic!("{:?}", cluster.exports) };
-    assert_eq!((&first.tenant[..], &first.nbd), ("default", &None));
+    assert_eq!((&first.tenant[..], &first.nbd[..]), ("default", "unix:run/nbd"));
     assert!(second.tenant == "blue" && second.verify_clients);
     reads_back(&cluster);
 }

@@ -217,6 +217,8 @@ impl Rack {
                 self.lost_blocks.set(lost);
                 self.slow_down(&array);
                 *self.array.borrow_mut() = Some(array.clone());
+                // Before what was unreadable may be mended: a member that was put out for it stays out.
+                self.settle();
                 array
             }
             Err(error) => panic!(

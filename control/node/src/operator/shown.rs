@@ -168,6 +168,11 @@ impl Operator {
                 })
             }));
         }
+        let exports = self.exports.get().map_or_else(Vec::new, |exports| exports.status());
+        problems.extend(exports.iter().filter_map(|export| {
+            let why = export.problem.as_ref()?;
+            Some(format!("the volumes of {} are not shown at {}: {why}", export.tenant, export.nbd))
+        }));
         problems.extend(self.no_help.borrow().iter().cloned());
         problems.extend(self.cluster.remarks.iter().cloned());
         for target in &self.cluster.targets {
@@ -208,6 +213,7 @@ impl Operator {
             arrays,
             targets,
             clients,
+            exports,
             mounts: Vec::new(),
             traffic: self.traffic.get(),
         }

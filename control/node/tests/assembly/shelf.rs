@@ -11,6 +11,7 @@ use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use levada_node::operator::Operator;
+use levada_node::volumes::Volumes;
 use levada_spec::{ClusterFile, DriveSpec};
 use levada_wire::local::{LinkConfig, Network};
 use levada_wire::meta::{Caller, OpenMode};
@@ -209,10 +210,10 @@ pub async fn operator_of(
     let cluster = Rc::new(start(text, shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
     let changed = Rc::default();
-    (
-        Rc::clone(&cluster),
-        Operator::new(cluster, source, file, ADDRESS.to_owned(), changed, Rc::default()),
-    )
+    let volumes = Volumes::new(Rc::clone(&cluster), ADDRESS);
+    let address = ADDRESS.to_owned();
+    let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed, volumes);
+    (cluster, operator)
 }
 
 pub async fn status(operator: &Rc<Operator>) -> levada_node::control::Status {

@@ -32,7 +32,7 @@ async fn with_catalogue<F: Future<Output = ()>>(
     work: impl FnOnce(Rc<Catalogue>) -> F,
 ) {
     served(shelf, |client| async move {
-        let catalogue = Rc::new(Catalogue::open(client).await.expect("opened"));
+        let catalogue = Rc::new(Catalogue::new(client));
         work(Rc::clone(&catalogue)).await;
         catalogue.close().await.expect("all durable");
     })
@@ -93,7 +93,8 @@ fn orders_and_what_was_flushed_outlast_a_restart() {
 #[test]
 fn orders_that_cannot_be_are_refused_and_change_nothing() {
     Reactor::simulated(2).block_on(async {
-        with_catalogue(&Shelf::default(), |catalogue| async move {
+        served(&Shelf::default(), |client| async move {
+            let catalogue = Catalogue::new(client.clone());
             let vm = name("vm");
             for bytes in [0, 1, MIB + 512, !4095] {
                 let refused = catalogue.create(&vm, bytes, MEANT).await;
@@ -110,6 +111,9 @@ fn orders_that_cannot_be_are_refused_and_change_nothing() {
                 assert_eq!(catalogue.volume(&name(from)).await.err(), Some(missing));
             }
             assert_eq!(sizes(&catalogue).await, []);
+
+            let home = client.lookup(levada_base::ids::Ino::ROOT, b".levada").await;
+            assert!(home.is_err(), "nothing is made for volumes that are not");
 
             catalogue.create(&vm, 1 << 60, MEANT).await.expect("thin, so it may be");
             let exists = Err(OrderError::Exists { name: vm.clone() });
