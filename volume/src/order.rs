@@ -47,9 +47,7 @@ pub enum OrderError {
         "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or give --discard-data"
     )]
     WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
-    #[error(
-        "volume {name} has {users} users: end that first, or give --force"
-    )]
+    #[error("volume {name} has {users} users: end that first, or give --force")]
     InUse { name: VolumeName, users: usize },
     #[error("volume {name} is a file's name for something else: remove that first")]
     NotAVolume { name: VolumeName },

@@ -140,8 +140,13 @@ impl Box {
 
     /// Starts a process that serves the array, and waits until it is ready.
     pub fn serve(&mut self, arguments: &[&str]) {
+        self.serve_as(&["--at", FILE], FILE, arguments);
+    }
+
+    /// The same, shown as `shows` says, of which the first line that it prints has `place`.
+    pub fn serve_as(&mut self, shows: &[&str], place: &str, arguments: &[&str]) {
         let log = File::options().create(true).append(true).open(self.path("serve.log"));
-        let mut command = self.levada(&[&["serve", "--at", FILE], arguments].concat());
+        let mut command = self.levada(&[&["serve"], shows, arguments].concat());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.expect("a log"));
         let mut child = command.spawn().expect("the program starts");
         let output = child.stdout.take().expect("its output");
@@ -153,7 +158,7 @@ impl Box {
             let _ = sender.send(text);
         });
         let text = line.recv_timeout(LIMIT).expect("it says something or ends");
-        assert!(text.contains(FILE) && text.contains(" bytes, array "), "{text}: {}", self.log());
+        assert!(text.contains(place) && text.contains(" bytes, array "), "{text}: {}", self.log());
     }
 
     pub fn log(&self) -> String {

@@ -95,7 +95,9 @@ pub fn serve(
     // Certificates that cannot be used are told before the array is opened.
     let tls = shows.tls()?;
     // Memory that this process needs must not be waited for by writing to the file that it serves.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+    if shows.at.is_some()
+        && let Err(error) = rustix::process::configure_io_flusher_behavior(true)
+    {
         tracing::warn!(%error, "when memory is short, a loop device over the file may hang");
     }
     let begun = Instant::now();

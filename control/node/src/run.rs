@@ -173,7 +173,8 @@ async fn serve(
     reactor::spawn_in(&services, async move { arrays::look_after(looked_after, events, pace) });
 
     let stop = Rc::new(Notify::default());
-    let volumes = Volumes::new(Rc::clone(&cluster), &address);
+    let volumes = Volumes::new(Rc::clone(&cluster), &address, Some(state.clone()));
+    reactor::spawn_in(&services, Rc::clone(&volumes).bury_last());
     let exports = Exporter::new(&loaded, Rc::clone(&volumes));
     reactor::spawn_in(&services, Rc::clone(&exports).run());
     let operator =

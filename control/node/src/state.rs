@@ -7,6 +7,7 @@
 //! address       host:port where clients connect; kept over restarts, so that mounts find it
 //! ost0.staged   staged changes of a target while `levada fsck --rebuild-index` makes its index anew
 //! cluster       UUID of the cluster that was made or opened here last
+//! volumes       UUID of the client through which the node has thin volumes open
 //! ```
 //!
 //! After a crash the kernel has released the lock; the other files are replaced.
@@ -110,6 +111,29 @@ impl StateDir {
     pub fn set_cluster(&self, cluster: Uuid) -> Result<(), StateError> {
         let path = self.0.join("cluster");
         replace(&path, &format!("{cluster}\n")).map_err(|source| self.unusable(source))
+    }
+
+    /// The client through which a node has, or had when it died, thin volumes open.
+    #[must_use]
+    pub fn volumes_client(&self) -> Option<Uuid> {
+        std::fs::read_to_string(self.0.join("volumes")).ok()?.trim().parse().ok()
+    }
+
+    /// Notes the client through which thin volumes are open; `None`: there is none.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn set_volumes_client(&self, client: Option<Uuid>) -> Result<(), StateError> {
+        let path = self.0.join("volumes");
+        let noted = match client {
+            Some(client) => replace(&path, &format!("{client}\n")),
+            None => match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+        };
+        noted.map_err(|source| self.unusable(source))
     }
 
     /// Removes the note of the cluster, which is given up. Once this returns that is durable.

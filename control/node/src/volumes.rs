@@ -7,6 +7,7 @@
 
 use crate::assembly::Cluster;
 use crate::control::{NewSize, VolumeStatus};
+use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::sync::Semaphore;
@@ -36,6 +37,8 @@ pub enum VolumeRefusal {
     NotSmaller { name: VolumeName, size: Bytes },
     #[error(transparent)]
     Order(#[from] OrderError),
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 impl From<Error> for VolumeRefusal {
@@ -48,6 +51,8 @@ impl From<Error> for VolumeRefusal {
 pub struct Volumes {
     cluster: Rc<Cluster>,
     address: String,
+    /// Where the client is noted, so that the next life need not wait for it.
+    state: Option<StateDir>,
     catalogue: OnceCell<Catalogue>,
     /// Whoever is first connects.
     connecting: Rc<Semaphore>,
@@ -56,9 +61,35 @@ pub struct Volumes {
 impl Volumes {
     /// Of `cluster`, whose services listen at `address`.
     #[must_use]
-    pub fn new(cluster: Rc<Cluster>, address: &str) -> Rc<Self> {
-        let connecting = Semaphore::new(1);
-        Rc::new(Self { cluster, address: address.into(), catalogue: OnceCell::new(), connecting })
+    pub fn new(cluster: Rc<Cluster>, address: &str, state: Option<StateDir>) -> Rc<Self> {
+        let (connecting, address) = (Semaphore::new(1), address.to_owned());
+        Rc::new(Self { cluster, address, state, catalogue: OnceCell::new(), connecting })
+    }
+
+    /// Tells the metadata service that the client of the last life is dead, if that ended without taking leave: else everybody
+    /// waits for it.
+    pub(crate) async fn bury_last(self: Rc<Self>) {
+        let _turn = self.connecting.acquire(1).await;
+        let dead = self.state.as_ref().and_then(StateDir::volumes_client);
+        let (Some(dead), Some(config)) = (dead, self.config(Uuid::nil())) else { return };
+        let buried = levada_client::bury(&config, *dead.as_bytes());
+        match reactor::timeout(READY_WITHIN, buried).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the last client of volumes is left to its lease")
+            }
+            Err(_) => tracing::warn!("the metadata service does not answer"),
+        }
+    }
+
+    /// Of a client of that name; `None`: there is no metadata target.
+    fn config(&self, name: Uuid) -> Option<ClientConfig> {
+        let target = self.cluster.metadata_target()?;
+        let transport = Rc::new(HostTransport::new());
+        Some(ClientConfig {
+            cluster: *self.cluster.drives.cluster.as_bytes(),
+            ..ClientConfig::new(transport, &self.address, target, *name.as_bytes())
+        })
     }
 
     async fn catalogue(&self) -> Result<&Catalogue, VolumeRefusal> {
@@ -77,14 +108,12 @@ impl Volumes {
     }
 
     async fn connect(&self) -> Result<Client, VolumeRefusal> {
-        let target = self.cluster.metadata_target().ok_or(VolumeRefusal::NotReady)?;
         // A name of its own in each life: under an old one it would end what the last life had not synced.
-        let uuid = Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64());
-        let transport = Rc::new(HostTransport::new());
-        let config = ClientConfig {
-            cluster: *self.cluster.drives.cluster.as_bytes(),
-            ..ClientConfig::new(transport, &self.address, target, *uuid.as_bytes())
-        };
+        let name = Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64());
+        let config = self.config(name).ok_or(VolumeRefusal::NotReady)?;
+        if let Some(state) = &self.state {
+            state.set_volumes_client(Some(name))?;
+        }
         Ok(Client::connect(config).await?)
     }
 
@@ -165,7 +194,12 @@ impl Volumes {
     pub(crate) async fn close(&self) {
         let Some(catalogue) = self.catalogue.get() else { return };
         match reactor::timeout(LEAVE_WITHIN, catalogue.close()).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => {
+                let forgotten = self.state.as_ref().map(|state| state.set_volumes_client(None));
+                if let Some(Err(error)) = forgotten {
+                    tracing::warn!(%error, "the note of the client of volumes stays");
+                }
+            }
             Ok(Err(error)) => tracing::error!(%error, "what volumes had not flushed may be lost"),
             Err(_) => {
                 tracing::error!("a target does not answer; what volumes had not flushed is lost")

@@ -27,8 +27,36 @@ pub(crate) struct Channel {
 /// The state of TLS.
 struct Session {
     tls: RefCell<ServerConnection>,
+    received: RefCell<Sealed>,
     /// Records leave in the order in which they were sealed.
     sending: Rc<Semaphore>,
+}
+
+/// Sealed bytes that were received and not opened: TLS takes no more than it has room for what it opens.
+struct Sealed {
+    /// Absent while the socket fills it.
+    buffer: Option<BufMut>,
+    start: usize,
+    end: usize,
+}
+
+impl Session {
+    /// Opens some of what was received; false: there is none.
+    fn open_some(&self) -> io::Result<bool> {
+        let mut received = self.received.borrow_mut();
+        let Sealed { buffer: Some(buffer), start, end } = &mut *received else { return Ok(false) };
+        if start == end {
+            return Ok(false);
+        }
+        let mut rest = &buffer[*start..*end];
+        let mut tls = self.tls.borrow_mut();
+        tls.read_tls(&mut rest)?;
+        *start = *end - rest.len();
+        match tls.process_new_packets() {
+            Ok(_) => Ok(true),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        }
+    }
 }
 
 impl Channel {
@@ -44,38 +72,43 @@ impl Channel {
     pub(crate) async fn secured(self, tls: &Tls) -> io::Result<Self> {
         let mut connection = ServerConnection::new(tls.config.clone()).map_err(io::Error::other)?;
         connection.set_buffer_limit(None);
-        let session =
-            Rc::new(Session { tls: RefCell::new(connection), sending: Semaphore::new(1) });
+        let buffer = Some(BufMut::for_overwrite(SEALED_BYTES));
+        let session = Rc::new(Session {
+            tls: RefCell::new(connection),
+            received: RefCell::new(Sealed { buffer, start: 0, end: 0 }),
+            sending: Semaphore::new(1),
+        });
         let secured = Self { stream: self.stream, session: Some(Rc::clone(&session)) };
-        let mut sealed = BufMut::for_overwrite(SEALED_BYTES);
         loop {
             secured.send_sealed(&session).await?;
             if !session.tls.borrow().is_handshaking() {
                 return Ok(secured);
             }
-            sealed = secured.receive_sealed(&session, sealed).await?;
+            secured.receive_sealed(&session).await?;
         }
     }
 
-    /// Takes sealed bytes in; the end of the stream without a farewell is an error, as anybody could have cut it.
-    async fn receive_sealed(&self, session: &Session, into: BufMut) -> io::Result<BufMut> {
-        let (sealed, bytes) = self.stream.read(into).await?;
-        if bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    /// Opens what was received, or receives more; the end of the stream without a farewell is an error, as anybody could have
+    /// cut it.
+    async fn receive_sealed(&self, session: &Session) -> io::Result<()> {
+        match session.open_some() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => {
+                // The alert that says why.
+                let _ = self.send_sealed(session).await;
+                return Err(error);
+            }
         }
-        let mut rest = &sealed[..bytes];
-        let mut refused = None;
-        while !rest.is_empty() && refused.is_none() {
-            let mut tls = session.tls.borrow_mut();
-            tls.read_tls(&mut rest)?;
-            refused = tls.process_new_packets().err();
+        let buffer = session.received.borrow_mut().buffer.take();
+        // An interrupted call has taken it along.
+        let buffer = buffer.ok_or(io::ErrorKind::Interrupted)?;
+        let (buffer, bytes) = self.stream.read(buffer).await?;
+        *session.received.borrow_mut() = Sealed { buffer: Some(buffer), start: 0, end: bytes };
+        match bytes {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
         }
-        if let Some(error) = refused {
-            // The alert that says why.
-            let _ = self.send_sealed(session).await;
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-        }
-        Ok(sealed)
     }
 
     /// Sends what TLS has ready.
@@ -101,7 +134,6 @@ impl Channel {
     /// Fills `into` with at least one byte, and says with how many; 0: the client has said goodbye.
     pub(crate) async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
         let Some(session) = &self.session else { return self.stream.read(into).await };
-        let mut sealed = BufMut::for_overwrite(SEALED_BYTES);
         loop {
             let plain = session.tls.borrow_mut().reader().read(&mut into);
             match plain {
@@ -109,7 +141,7 @@ impl Channel {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            sealed = self.receive_sealed(session, sealed).await?;
+            self.receive_sealed(session).await?;
             self.send_sealed(session).await?;
         }
     }

@@ -210,7 +210,7 @@ pub async fn operator_of(
     let cluster = Rc::new(start(text, shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
     let changed = Rc::default();
-    let volumes = Volumes::new(Rc::clone(&cluster), ADDRESS);
+    let volumes = Volumes::new(Rc::clone(&cluster), ADDRESS, None);
     let address = ADDRESS.to_owned();
     let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed, volumes);
     (cluster, operator)
