@@ -22,6 +22,7 @@ mod engine;
 mod isal;
 mod log;
 mod meta;
+mod nbd;
 mod node;
 mod null_fuse;
 mod object;

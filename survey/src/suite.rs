@@ -3,7 +3,8 @@
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
-    array, client, degraded, disk, engine, log, meta, mount, node, object, overwrites, parity, wire,
+    array, client, degraded, disk, engine, log, meta, mount, nbd, node, object, overwrites, parity,
+    wire,
 };
 use anyhow::Result;
 
@@ -34,6 +35,7 @@ pub fn specs() -> Vec<Spec> {
         meta::specs(),
         mount::specs(),
         disk::specs(),
+        nbd::specs(),
         node::specs(),
     ]
     .concat()
