@@ -70,9 +70,11 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
     }
     match &status.open_by {
         Some(by) => {
-            let at =
-                by.at.as_ref().map_or(String::new(), |at| format!(", shown as {}", at.display()));
-            writeln!(out, "  {}  open by process {}{at}", status.uuid, by.pid)?;
+            write!(out, "  {}  open by process {}", status.uuid, by.pid)?;
+            for place in by.at.iter().map(|at| at.display().to_string()).chain(by.nbd.clone()) {
+                write!(out, ", shown as {place}")?;
+            }
+            writeln!(out)?;
         }
         None => writeln!(out, "  {}  not open", status.uuid)?,
     }

@@ -4,7 +4,7 @@ use super::{OnArray, ask, show};
 use crate::out::say;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use levada_array::{MemberStatus, Pace, Progress, Reply, Request, ScrubResult, Status};
+use levada_array::{MemberStatus, OpenBy, Pace, Progress, Reply, Request, ScrubResult, Status};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -171,7 +171,7 @@ pub fn admit(on: &OnArray, request: Request, how: &str) -> Result<()> {
 /// What happens now, or should.
 fn next_step(status: &Status) -> &'static str {
     let is = |state: &str| status.members.iter().any(|member| member.state == state);
-    let served = status.open_by.as_ref().is_some_and(|by| by.at.is_some());
+    let served = status.open_by.as_ref().is_some_and(OpenBy::serves);
     match (is("rebuilding"), served) {
         (true, true) => "its rebuild has begun",
         (true, false) => "`levada array rebuild` is next",

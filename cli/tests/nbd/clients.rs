@@ -139,6 +139,9 @@ fn fio_verifies_over_several_connections_while_members_fail() {
     ended_well(one);
     ended_well(other);
     let state = array.json(&["show", DRIVES[0]]);
+    assert_eq!(state["open_by"]["nbd"][0], uri(&array.path(SOCKET), "vol"), "{state}");
+    let shown = array.ok(&["show", DRIVES[0]]);
+    assert!(shown.contains(&format!("shown as {}", uri(&array.path(SOCKET), "vol"))), "{shown}");
     let out = members(&state, "state").iter().filter(|state| **state != "in-sync").count();
     assert_eq!(out, 2, "{state}");
     array.stop();

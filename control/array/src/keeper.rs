@@ -52,6 +52,8 @@ pub(crate) struct Keeper {
     drives: RefCell<Vec<Drive>>,
     /// The file that shows the array.
     pub at: RefCell<Option<PathBuf>>,
+    /// Where NBD clients find it.
+    pub nbd: RefCell<Vec<String>>,
     rebuilds: Cell<bool>,
     pace: Cell<Pace>,
     /// Something happened to a member, or another pace is wanted.
@@ -130,6 +132,7 @@ impl Keeper {
             recorded,
             drives: RefCell::new(drives),
             at: RefCell::default(),
+            nbd: RefCell::default(),
             rebuilds: Cell::new(rebuilds),
             pace: Cell::new(pace),
             changed: Notify::default(),
@@ -468,7 +471,8 @@ impl Keeper {
         let progress = |of: &Option<raid::Progress>, begun: &Cell<Option<Instant>>| {
             of.as_ref().map(|progress| Progress::of(progress, since(begun)))
         };
-        let open_by = OpenBy { pid: std::process::id(), at: self.at.borrow().clone() };
+        let (at, nbd) = (self.at.borrow().clone(), self.nbd.borrow().clone());
+        let open_by = OpenBy { pid: std::process::id(), at, nbd };
         let mut status = Status {
             open_by: Some(open_by),
             problem: now.stopped.as_ref().map(ToString::to_string),

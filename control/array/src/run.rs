@@ -200,6 +200,7 @@ impl Open {
         let name = self.keeper.status().name;
         let mut shown = Shown::begin(shows, tls, volume, &name).await?;
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
+        *self.keeper.nbd.borrow_mut() = shown.uris();
         ready(&self.keeper.status(), &shown);
         let ended = loop {
             let told = match select(pin!(shown.ended()), pin!(self.told_to_stop())).await {
@@ -219,6 +220,7 @@ impl Open {
         };
         shown.end().await;
         *self.keeper.at.borrow_mut() = None;
+        self.keeper.nbd.borrow_mut().clear();
         ended
     }
 

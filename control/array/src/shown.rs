@@ -94,12 +94,18 @@ impl Shown {
         self.file.as_ref().map(Export::at)
     }
 
+    /// Where NBD clients find it.
+    #[must_use]
+    pub fn uris(&self) -> Vec<String> {
+        let uri = |server: &Server| server.address().uri(&self.name, self.with_tls);
+        self.servers.iter().map(uri).collect()
+    }
+
     /// Every place where it is shown, in words.
     #[must_use]
     pub fn places(&self) -> Vec<String> {
         let file = self.file().map(|at| at.display().to_string());
-        let uri = |server: &Server| server.address().uri(&self.name, self.with_tls);
-        file.into_iter().chain(self.servers.iter().map(uri)).collect()
+        file.into_iter().chain(self.uris()).collect()
     }
 
     /// Returns when its file is unmounted; never without one.

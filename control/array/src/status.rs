@@ -56,6 +56,17 @@ pub struct OpenBy {
     pub pid: u32,
     /// The file that shows it.
     pub at: Option<PathBuf>,
+    /// Where NBD clients find it, as URIs.
+    #[serde(default)]
+    pub nbd: Vec<String>,
+}
+
+impl OpenBy {
+    /// True when the array is shown to somebody, and not open for an order alone.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.at.is_some() || !self.nbd.is_empty()
+    }
 }
 
 /// A member.
