@@ -24,16 +24,11 @@ trap 'finish "failed in line $LINENO"' ERR
 set -E
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev 2>/dev/null
+mount -t devtmpfs dev /dev 2>/dev/null || true
 mount -t tmpfs tmp /mnt
-mkdir /mnt/modules /mnt/fs
-modules=/usr/lib/uml/modules/$(uname -r)
-for module in $(find "$modules" -name 'nbd.ko*'); do
-    case $module in
-        *.ko) insmod "$module" ;;
-        *.xz) xz -dc "$module" > /mnt/nbd.ko; insmod /mnt/nbd.ko ;;
-    esac
-done
+mkdir /mnt/fs
+module=$(find "/usr/lib/uml/modules/$(uname -r)" -name nbd.ko)
+busybox insmod "$module"
 ip link set lo up
 ip address add 10.99.0.2/24 dev vec0
 ip link set vec0 up
@@ -75,7 +70,7 @@ wait $server
 "#;
 
 fn has_programs() -> bool {
-    let lacks: Vec<_> = ["linux", "nbd-client", "unshare", "ip", "mkfs.xfs"]
+    let lacks: Vec<_> = ["linux", "nbd-client", "busybox", "unshare", "ip", "mkfs.xfs"]
         .into_iter()
         .filter(|name| {
             !["/usr/bin", "/usr/sbin", "/sbin", "/bin"]
@@ -91,6 +86,7 @@ fn has_programs() -> bool {
 }
 
 #[test]
+#[ignore = "boots user-mode Linux, which not every processor runs: make soak"]
 fn linux_keeps_a_file_system_on_it() {
     if !has_programs() {
         return;

@@ -24,3 +24,35 @@ pub fn requests(bytes: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{options, requests};
+    use proptest::prelude::*;
+
+    /// Noise, but with what makes it an option or a request.
+    fn noise(magic: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
+        let kinds = (0u8..14, 0u8..40, prop::collection::vec(any::<u8>(), 0..200));
+        kinds.prop_map(move |(kind, bytes, rest)| {
+            [magic, &[0, 0, 0, kind, 0, 0, 0, bytes], &rest].concat()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_options_are_answered(bytes in noise(b"IHAVEOPT")) {
+            options(&bytes);
+        }
+
+        #[test]
+        fn any_requests_are_answered(
+            compact in noise(&[0x25, 0x60, 0x95, 0x13]),
+            extended in noise(&[0x21, 0xe4, 0x1c, 0x71]),
+        ) {
+            requests(&compact);
+            requests(&extended);
+        }
+    }
+}

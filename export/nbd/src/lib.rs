@@ -33,5 +33,5 @@ pub use address::{Address, AddressError};
 pub use server::{Exports, ListenError, Server};
 pub use tls::{Tls, TlsError};
 
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
