@@ -4,6 +4,7 @@
 //! - `array`: a volume that is an array, or a run of stripes of one.
 //! - `thin`: a volume that is a file of the file system; `catalogue`: all of them, by `name`.
 //! - `model`: what tests compare every kind of volume with.
+//! - `qos`: caps and guarantees; a volume whose requests wait for their turn.
 //!
 //! What always holds:
 //! - A write that is answered is read by every read that begins later, through whichever export.
@@ -19,6 +20,7 @@ mod gate;
 pub mod model;
 mod name;
 mod order;
+pub mod qos;
 mod thin;
 mod volume;
 
