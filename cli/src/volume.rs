@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use levada_node::control::{self, ControlReply, ControlRequest, NewSize, VolumeStatus};
 use levada_spec::Bytes;
+use levada_volume::qos::{Limits, LimitsChange, Rates};
 use levada_volume::{Tenant, VolumeName};
 use std::fmt::Write;
 use std::path::Path;
@@ -50,6 +51,8 @@ pub enum VolumeCommand {
         #[arg(long)]
         discard_data: bool,
     },
+    /// Change what a volume may use, also while it is used; what is not named stays, and 0 is no limit
+    Set(SetArgs),
     /// Give a volume another name; whoever uses it goes on
     Rename {
         #[arg(help = NAME)]
@@ -66,6 +69,30 @@ pub enum VolumeCommand {
         #[arg(long)]
         force: bool,
     },
+}
+
+#[derive(Args)]
+pub struct SetArgs {
+    #[arg(help = NAME)]
+    name: VolumeName,
+    /// At most so many requests a second
+    #[arg(long, value_name = "N")]
+    iops: Option<u64>,
+    /// At most so many bytes a second, as in 100MB; 1MiB or more, as much as one request may need
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    bandwidth: Option<u64>,
+    /// So many requests a second (of up to 64 KiB) go before those of others
+    #[arg(long, value_name = "N")]
+    guarantee_iops: Option<u64>,
+    /// So many bytes a second go before those of others
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    guarantee_bandwidth: Option<u64>,
+    /// What was not used of the limits for so long may be used at once [default: 10]
+    #[arg(long, value_name = "MS")]
+    burst_ms: Option<u64>,
+    /// Its share of what is left beside guarantees, relative to others' [default: 100]
+    #[arg(long, value_name = "N")]
+    weight: Option<u32>,
 }
 
 #[derive(Args)]
@@ -88,6 +115,14 @@ fn growth(text: &str) -> Result<NewSize, String> {
     }
 }
 
+/// `100MB`, or 0.
+fn rate(text: &str) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        text => Bytes::from_str(text).map(|bytes| bytes.0).map_err(|error| error.to_string()),
+    }
+}
+
 /// Carries out a volume command.
 pub fn volume(file: Option<&Path>, command: &VolumeCommand) -> Result<()> {
     let (request, done) = match command {
@@ -107,6 +142,22 @@ pub fn volume(file: Option<&Path>, command: &VolumeCommand) -> Result<()> {
             let (name, size, is_meant) =
                 (name.clone(), NewSize::ShrinkTo { bytes: size.0 }, *discard_data);
             (ControlRequest::VolumeResize { name, size, is_meant }, done)
+        }
+        VolumeCommand::Set(args) => {
+            let change = LimitsChange {
+                cap_iops: args.iops,
+                cap_bytes_per_s: args.bandwidth,
+                guaranteed_iops: args.guarantee_iops,
+                guaranteed_bytes_per_s: args.guarantee_bandwidth,
+                burst_ms: args.burst_ms,
+                weight: args.weight,
+            };
+            if change == LimitsChange::default() {
+                bail!("nothing to set: `levada volume set --help` says what there is");
+            }
+            let name = args.name.clone();
+            let done = format!("volume {name} has other limits now");
+            (ControlRequest::VolumeSet { name, change }, done)
         }
         VolumeCommand::Rename { name, to } => {
             let done = format!("volume {name} is {to} now");
@@ -148,12 +199,23 @@ fn table(volumes: &[VolumeStatus]) -> Result<String> {
     let names = volumes.iter().map(|volume| volume.name.to_string());
     let width = names.map(|name| name.len()).max().unwrap_or(0).max("VOLUME".len());
     let mut text = String::new();
-    writeln!(text, "{:width$}  {:5}  {:>10}  {:>5}", "VOLUME", "KIND", "SIZE", "USERS")?;
+    writeln!(text, "{:width$}  {:5}  {:>10}  {:>5}  LIMITS", "VOLUME", "KIND", "SIZE", "USERS")?;
     for volume in volumes {
         let (name, size) = (volume.name.to_string(), Bytes(volume.size_bytes).to_string());
-        writeln!(text, "{name:width$}  {:5}  {size:>10}  {:>5}", volume.kind, volume.users)?;
+        write!(text, "{name:width$}  {:5}  {size:>10}  {:>5}", volume.kind, volume.users)?;
+        writeln!(text, "  {}", limits_text(&volume.limits))?;
     }
     Ok(text)
+}
+
+fn limits_text(limits: &Limits) -> String {
+    let rates = |what: &str, rates: Rates| {
+        let iops = rates.iops.map(|iops| format!("{what}{iops} IOPS"));
+        let bytes = rates.bytes_per_s.map(|bytes| format!("{what}{}/s", Bytes(bytes)));
+        iops.into_iter().chain(bytes)
+    };
+    let all: Vec<_> = rates("", limits.cap).chain(rates("guaranteed ", limits.guarantee)).collect();
+    if all.is_empty() { "-".into() } else { all.join(", ") }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 
 use crate::name::{Tenant, VolumeName};
 use crate::order::{self, Anyway, OrderError, VolumeRow};
+use crate::qos::Limits;
 use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use levada_base::ids::Ino;
@@ -20,7 +21,7 @@ use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_client::{Client, Error, Seek};
 use levada_wire::attr::Kind;
-use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode};
+use levada_wire::meta::{AttrChange, Caller, MetaFault, NewInode, OpenMode, SetXattr};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -33,6 +34,8 @@ const FILE_MODE: u32 = 0o600;
 /// Names that are asked for at once.
 const NAMES_PER_CALL: u32 = 1024;
 const RENAME_NOREPLACE: u32 = 1;
+/// The attribute of a volume's file that says what it may use, as JSON.
+const LIMITS: &[u8] = b"trusted.levada.limits";
 /// What a guest may do at once without a seam, where the layout says nothing.
 const IO_BYTES_BEST: u64 = MIB;
 
@@ -258,6 +261,35 @@ impl Catalogue {
         let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
         self.client.set_attr(ROOT, volume.file().ino(), change).await?;
         volume.gate().set_size_bytes(size_bytes);
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// What a volume may use; [`Limits::NONE`] where nothing was ever set.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn limits(&self, name: &VolumeName) -> Result<Limits, OrderError> {
+        let (_, ino) = self.find(name).await?;
+        match self.client.xattr(ino, LIMITS).await {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|_| OrderError::LimitsUnknown { name: name.clone() }),
+            Err(Error::Meta(MetaFault::NoAttribute)) => Ok(Limits::NONE),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps what a volume may use; whoever governs it is told by who asks for this.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn set_limits(&self, name: &VolumeName, limits: &Limits) -> Result<(), OrderError> {
+        let _turn = self.turn.acquire(1).await;
+        let (_, ino) = self.find(name).await?;
+        // Plain numbers.
+        let text = serde_json::to_vec(limits).unwrap_or_default();
+        self.client.set_xattr(ROOT, ino, LIMITS, &text, SetXattr::default()).await?;
         Ok(self.client.sync_meta().await?)
     }
 

@@ -1,6 +1,7 @@
 //! Orders for volumes, and why they are refused.
 
 use crate::name::VolumeName;
+use crate::qos::QosError;
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
 use levada_device::BlockError;
@@ -51,6 +52,12 @@ pub enum OrderError {
     InUse { name: VolumeName, users: usize },
     #[error("volume {name} is a file's name for something else: remove that first")]
     NotAVolume { name: VolumeName },
+    #[error(
+        "the limits of volume {name} are kept in words that are not understood; `levada volume set` writes them anew"
+    )]
+    LimitsUnknown { name: VolumeName },
+    #[error(transparent)]
+    Limits(#[from] QosError),
     #[error(transparent)]
     Client(#[from] Error),
     #[error(transparent)]

@@ -180,3 +180,43 @@ nbd = "unix:ok.sock"
     wait_until("and told", || !cluster.ok(&["status"]).contains("cannot listen"));
     cluster.ok(&["down"]);
 }
+
+/// Requests a second that fio gets of reads of 4 KiB.
+fn iops(cluster: &Cluster, uri: &str) -> f64 {
+    let mut fio = Command::new("fio");
+    fio.args(["--ioengine=nbd", "--name=a", "--rw=randread", "--bs=4k", "--iodepth=16"]);
+    fio.args(["--size=16m", "--time_based", "--runtime=3", "--output-format=json"]);
+    fio.arg(format!("--uri={uri}")).current_dir(cluster.dir.path());
+    let output = run(&mut fio, LIMIT);
+    let from = output.stdout.iter().position(|byte| *byte == b'{').expect("JSON");
+    let said: Value = serde_json::from_slice(&output.stdout[from..]).expect("JSON");
+    said["jobs"][0]["read"]["iops"].as_f64().expect("a number")
+}
+
+#[test]
+fn caps_hold_while_a_volume_is_used_and_outlast_a_restart() {
+    if !can_run() {
+        return;
+    }
+    let cluster = cluster("vol-f");
+    cluster.ok(&["volume", "create", "vm", "--size", "32MiB"]);
+    cluster.refused(&["volume", "set", "vm", "--bandwidth", "4KiB"], &["one request needs"]);
+    cluster.refused(&["volume", "set", "no", "--iops", "1"], &["there is no volume no"]);
+    cluster.refused(&["volume", "set", "vm"], &["nothing to set"]);
+    cluster.ok(&["volume", "set", "vm", "--iops", "500"]);
+    cluster.refused(&["volume", "set", "vm", "--guarantee-iops", "501"], &["above the cap"]);
+    let uri = uri(&cluster.path("nbd.sock"), "vm");
+    let capped = iops(&cluster, &uri);
+    assert!((400.0..=515.0).contains(&capped), "{capped} of 500");
+    cluster.ok(&["down"]);
+    cluster.ok(&["up"]);
+    assert!(cluster.ok(&["volume", "list"]).contains("500 IOPS"));
+    cluster.ok(&["volume", "rename", "vm", "web"]);
+    let uri = crate::uri(&cluster.path("nbd.sock"), "web");
+    let capped = iops(&cluster, &uri);
+    assert!((400.0..=515.0).contains(&capped), "{capped} of 500");
+    cluster.ok(&["volume", "set", "web", "--iops", "0"]);
+    let free = iops(&cluster, &uri);
+    assert!(free > 1500.0, "{free} without a cap");
+    cluster.ok(&["down"]);
+}

@@ -7,6 +7,7 @@ use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
+use levada_volume::qos::{Limits, LimitsChange};
 use levada_volume::{Tenant, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -80,6 +81,11 @@ pub enum ControlRequest {
         name: VolumeName,
         size: NewSize,
         is_meant: bool,
+    },
+    /// Changes what a volume may use, while it is used.
+    VolumeSet {
+        name: VolumeName,
+        change: LimitsChange,
     },
     VolumeRename {
         from: VolumeName,
@@ -327,6 +333,8 @@ pub struct VolumeStatus {
     pub size_bytes: u64,
     /// Clients that have it open now, over all exports.
     pub users: usize,
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// Where volumes of a tenant are shown.

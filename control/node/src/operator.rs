@@ -195,6 +195,9 @@ impl Operator {
             ControlRequest::VolumeResize { name, size, is_meant } => {
                 self.volumes.resize(&name, size, is_meant).await.map_err(Refusal::Volume)
             }
+            ControlRequest::VolumeSet { name, change } => {
+                self.volumes.set(&name, change).await.map_err(Refusal::Volume)
+            }
             ControlRequest::VolumeRename { from, to } => {
                 self.volumes.rename(&from, &to).await.map_err(Refusal::Volume)
             }

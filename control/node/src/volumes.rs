@@ -11,14 +11,20 @@ use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_base::sync::Semaphore;
+use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
-use levada_volume::{Anyway, Catalogue, OrderError, Tenant, Volume, VolumeName};
+use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
+use levada_volume::{Anyway, Catalogue, OrderError, Tenant, Volume, VolumeName, VolumeRow};
 use levada_wire::same_host::HostTransport;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Guests send requests of up to so much; a larger one passes all the same, and is paid for afterwards. What all can be
+/// guaranteed together is not known.
+const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 /// How long an order waits for the file system to serve.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// How long the last bytes may take, when the node stops.
@@ -56,14 +62,25 @@ pub struct Volumes {
     catalogue: OnceCell<Catalogue>,
     /// Whoever is first connects.
     connecting: Rc<Semaphore>,
+    /// What goes to all volumes goes through this.
+    governor: Governor,
+    /// Of volumes that were used since the start.
+    shares: RefCell<BTreeMap<VolumeName, Share>>,
 }
 
 impl Volumes {
     /// Of `cluster`, whose services listen at `address`.
     #[must_use]
     pub fn new(cluster: Rc<Cluster>, address: &str, state: Option<StateDir>) -> Rc<Self> {
-        let (connecting, address) = (Semaphore::new(1), address.to_owned());
-        Rc::new(Self { cluster, address, state, catalogue: OnceCell::new(), connecting })
+        Rc::new(Self {
+            cluster,
+            address: address.to_owned(),
+            state,
+            catalogue: OnceCell::new(),
+            connecting: Semaphore::new(1),
+            governor: Governor::new(TERMS),
+            shares: RefCell::default(),
+        })
     }
 
     /// Tells the metadata service that the client of the last life is dead, if that ended without taking leave: else everybody
@@ -124,7 +141,47 @@ impl Volumes {
     /// [`VolumeRefusal`].
     pub async fn volume(&self, name: &VolumeName) -> Result<Rc<dyn Volume>, VolumeRefusal> {
         let volume = self.catalogue().await?.volume(name).await?;
-        Ok(volume)
+        let share = self.share(name).await?;
+        Ok(Rc::new(Governed::new(volume, share)))
+    }
+
+    /// What governs a volume.
+    async fn share(&self, name: &VolumeName) -> Result<Share, VolumeRefusal> {
+        if let Some(share) = self.shares.borrow().get(name) {
+            return Ok(share.clone());
+        }
+        let limits = self.catalogue().await?.limits(name).await?;
+        // Somebody may have been faster.
+        if let Some(share) = self.shares.borrow().get(name) {
+            return Ok(share.clone());
+        }
+        let share = self.governor.share(limits).map_err(OrderError::from)?;
+        self.shares.borrow_mut().insert(name.clone(), share.clone());
+        Ok(share)
+    }
+
+    /// Changes what a volume may use: in force at once, also for requests that wait, and kept.
+    pub(crate) async fn set(
+        &self,
+        name: &VolumeName,
+        change: LimitsChange,
+    ) -> Result<(), VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        let share = match self.share(name).await {
+            Err(VolumeRefusal::Order(OrderError::LimitsUnknown { .. })) => {
+                catalogue.set_limits(name, &Limits::NONE).await?;
+                self.share(name).await?
+            }
+            share => share?,
+        };
+        let old = share.limits();
+        share.set(change.of(old)).map_err(OrderError::from)?;
+        let kept = catalogue.set_limits(name, &share.limits()).await;
+        if kept.is_err() {
+            // They were in force before.
+            let _ = share.set(old);
+        }
+        Ok(kept?)
     }
 
     /// The volumes, those of `tenant` if one is named.
@@ -133,14 +190,18 @@ impl Volumes {
     ///
     /// [`VolumeRefusal`].
     pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<VolumeStatus>, VolumeRefusal> {
-        let rows = self.catalogue().await?.list(tenant).await?;
-        let status = |row: levada_volume::VolumeRow| VolumeStatus {
-            name: row.name,
-            kind: "thin".into(),
-            size_bytes: row.size_bytes,
-            users: row.users,
-        };
-        Ok(rows.into_iter().map(status).collect())
+        let catalogue = self.catalogue().await?;
+        let mut volumes = Vec::new();
+        for VolumeRow { name, size_bytes, users } in catalogue.list(tenant).await? {
+            let share = self.shares.borrow().get(&name).cloned();
+            let limits = match share {
+                Some(share) => share.limits(),
+                // It may have been deleted meanwhile.
+                None => catalogue.limits(&name).await.unwrap_or_default(),
+            };
+            volumes.push(VolumeStatus { name, kind: "thin".into(), size_bytes, users, limits });
+        }
+        Ok(volumes)
     }
 
     pub(crate) async fn create(
@@ -179,7 +240,12 @@ impl Volumes {
         from: &VolumeName,
         to: &VolumeName,
     ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.rename(from, to).await?)
+        self.catalogue().await?.rename(from, to).await?;
+        let share = self.shares.borrow_mut().remove(from);
+        if let Some(share) = share {
+            self.shares.borrow_mut().insert(to.clone(), share);
+        }
+        Ok(())
     }
 
     pub(crate) async fn delete(
@@ -187,7 +253,12 @@ impl Volumes {
         name: &VolumeName,
         is_meant: bool,
     ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.delete(name, Anyway { is_meant }).await?)
+        self.catalogue().await?.delete(name, Anyway { is_meant }).await?;
+        let share = self.shares.borrow_mut().remove(name);
+        if let Some(share) = share {
+            share.remove();
+        }
+        Ok(())
     }
 
     /// Makes everything durable. Exports have ended.

@@ -1,5 +1,6 @@
 //! What may be asked for. Everything that could never work is refused here, before it is in force.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ impl Cost {
 }
 
 /// I/Os and bytes per second; `None`: not limited, or not guaranteed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rates {
     pub iops: Option<u64>,
     pub bytes_per_s: Option<u64>,
@@ -109,7 +110,7 @@ impl fmt::Display for Setting {
 }
 
 /// What a volume or a tenant may use, and what it gets whatever others do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Never more than this.
     pub cap: Rates,
@@ -163,6 +164,41 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self::NONE
+    }
+}
+
+/// What is to be changed of limits; what is absent stays, and a rate of 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitsChange {
+    pub cap_iops: Option<u64>,
+    pub cap_bytes_per_s: Option<u64>,
+    pub guaranteed_iops: Option<u64>,
+    pub guaranteed_bytes_per_s: Option<u64>,
+    pub burst_ms: Option<u64>,
+    pub weight: Option<u32>,
+}
+
+impl LimitsChange {
+    /// `old` with the changes.
+    #[must_use]
+    pub fn of(&self, old: Limits) -> Limits {
+        let rate = |new: Option<u64>, old| match new {
+            Some(0) => None,
+            Some(rate) => Some(rate),
+            None => old,
+        };
+        Limits {
+            cap: Rates {
+                iops: rate(self.cap_iops, old.cap.iops),
+                bytes_per_s: rate(self.cap_bytes_per_s, old.cap.bytes_per_s),
+            },
+            guarantee: Rates {
+                iops: rate(self.guaranteed_iops, old.guarantee.iops),
+                bytes_per_s: rate(self.guaranteed_bytes_per_s, old.guarantee.bytes_per_s),
+            },
+            burst: self.burst_ms.map_or(old.burst, Duration::from_millis),
+            weight: self.weight.unwrap_or(old.weight),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ mod steering;
 pub use common::Common;
 pub use governed::Governed;
 pub use governor::{Admission, Admitted, Governor, Share, ShareMeters, Tenant};
-pub use limits::{Cost, Kind, Limits, QosError, Rates, Setting, Terms};
+pub use limits::{Cost, Kind, Limits, LimitsChange, QosError, Rates, Setting, Terms};
 
 #[cfg(test)]
 mod tests;
