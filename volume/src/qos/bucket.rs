@@ -1,4 +1,8 @@
 //! Tokens that come at a rate and are saved up to a burst. Reads no clock.
+//!
+//! Looking at a clock takes longer than all the rest of letting a request pass. So a little is set aside whenever it was
+//! looked at, and spent without. It is out of the bucket, so nothing is spent twice; but how long ago it was set aside is not known, so a
+//! span may have so much more than rate * T + burst.
 
 use super::limits::Rates;
 use std::time::Duration;
@@ -6,6 +10,8 @@ use std::time::Duration;
 /// What rounding may leave missing after a wait that was just long enough.
 pub(super) const ROUNDING: f64 = 1e-6;
 const NS_PER_S: f64 = 1e9;
+/// So much of the rate is set aside, and no more than a sixteenth of the burst.
+pub(super) const SPARE: Duration = Duration::from_micros(500);
 
 /// One rate.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +20,8 @@ pub(super) struct Bucket {
     burst: f64,
     /// Below zero: a debt that is paid before anything else passes.
     level: f64,
+    spare: f64,
+    spare_most: f64,
     at_ns: u64,
 }
 
@@ -21,12 +29,15 @@ impl Bucket {
     pub(super) fn new(per_s: u64, burst: Duration, now_ns: u64) -> Self {
         // Less than one I/O is never saved up, or nothing would pass without a debt.
         let burst = (per_s as f64 * burst.as_secs_f64()).max(1.0);
-        Self { per_ns: per_s as f64 / NS_PER_S, burst, level: burst, at_ns: now_ns }
+        let spare_most = (per_s as f64 * SPARE.as_secs_f64()).min(burst / 16.0);
+        let per_ns = per_s as f64 / NS_PER_S;
+        Self { per_ns, burst, level: burst, spare: 0.0, spare_most, at_ns: now_ns }
     }
 
     pub(super) fn refill(&mut self, now_ns: u64) {
         let span_ns = now_ns.saturating_sub(self.at_ns);
-        self.level = (self.level + self.per_ns * span_ns as f64).min(self.burst);
+        let spare = std::mem::take(&mut self.spare);
+        self.level = (self.level + spare + self.per_ns * span_ns as f64).min(self.burst);
         self.at_ns = self.at_ns.max(now_ns);
     }
 
@@ -42,6 +53,12 @@ impl Bucket {
 
     pub(super) fn take(&mut self, cost: f64) {
         self.level -= cost;
+    }
+
+    pub(super) fn set_aside(&mut self) {
+        let more = (self.spare_most - self.spare).min(self.level.max(0.0));
+        self.level -= more;
+        self.spare += more;
     }
 
     pub(super) fn give_back(&mut self, cost: f64) {
@@ -68,7 +85,7 @@ impl Bucket {
     /// The same bucket at another rate. Debts stay; what was saved up is cut to the new burst.
     fn changed(self, per_s: u64, burst: Duration) -> Self {
         let fresh = Self::new(per_s, burst, self.at_ns);
-        Self { level: self.level.min(fresh.burst), ..fresh }
+        Self { level: (self.level + self.spare).min(fresh.level), ..fresh }
     }
 }
 
@@ -112,6 +129,22 @@ impl Buckets {
         for (bucket, cost) in self.0.iter_mut().zip(cost) {
             bucket.iter_mut().for_each(|bucket| bucket.give_back(cost));
         }
+    }
+
+    /// Spends what was set aside, if that is enough.
+    pub(super) fn take_spare(&mut self, cost: [f64; 2]) -> bool {
+        let has = |(bucket, cost): (&Option<Bucket>, f64)| bucket.is_none_or(|b| b.spare >= cost);
+        if !self.0.iter().zip(cost).all(has) {
+            return false;
+        }
+        for (bucket, cost) in self.0.iter_mut().zip(cost) {
+            bucket.iter_mut().for_each(|bucket| bucket.spare -= cost);
+        }
+        true
+    }
+
+    pub(super) fn set_aside(&mut self) {
+        self.0.iter_mut().flatten().for_each(Bucket::set_aside);
     }
 
     /// How long what is guaranteed has been due; `None` where it is not, or nothing is guaranteed.

@@ -2,7 +2,8 @@
 //!
 //! What always holds:
 //! - What is leased is out of the pool, so all cores together stay within rate * T + burst + cores * (one lease).
-//! - A lease that is not used in time goes back, so that a core at rest keeps nothing from the others.
+//! - What a core at rest keeps from the others is one lease; when it comes again, it goes back before a new one is taken, and what
+//!   is above the burst of then is gone.
 //! - A change is in force on every core when its lease is over.
 
 use super::bucket::{Bucket, Buckets, ROUNDING};

@@ -28,6 +28,12 @@ impl<V: Volume> Governed<V> {
         cost: Cost,
         request: VolumeFuture<'a, T>,
     ) -> VolumeFuture<'a, T> {
+        if let Some(admitted) = self.share.admit_untimed(cost) {
+            return Box::pin(async move {
+                let _admitted = admitted;
+                request.await
+            });
+        }
         Box::pin(async move {
             let _admitted = self.share.admit(cost).await;
             request.await

@@ -13,7 +13,8 @@ use super::common::{Common, Lease};
 use super::limits::{Cost, Limits, QosError, Terms};
 use super::steering::{Alone, Steering};
 use crate::name;
-use levada_base::meter::{Latency, Meter, raise};
+use levada_base::meter::{Latency, raise};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant, Sleep};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,6 +27,8 @@ use std::time::Duration;
 
 /// Nobody has set a timer.
 const NEVER: u64 = u64::MAX;
+/// One request in so many is timed for the meters.
+pub const TIMED_EVERY: u64 = 16;
 /// So much of a guarantee is saved up, so that those who come in bunches have it too.
 const GUARANTEE_BURST: Duration = Duration::from_millis(100);
 
@@ -90,8 +93,14 @@ impl Node {
         self.guarantee.overdue_ns(cost.guaranteed(), now.0)
     }
 
+    /// Whether nothing that depends on the time stands against a request now; takes what it costs then.
+    fn passes_untimed(&mut self, cost: Cost) -> bool {
+        self.guarantee.is_empty() && self.lease.is_none() && self.cap.take_spare(cost.capped())
+    }
+
     fn take_cap(&mut self, cost: Cost) {
         self.cap.take(cost.capped());
+        self.cap.set_aside();
         self.lease.iter_mut().for_each(|lease| lease.take(cost.capped()));
     }
 
@@ -127,15 +136,19 @@ struct Line {
     is_removed: Cell<bool>,
     alone: RefCell<Alone>,
     in_flight_count: Cell<u64>,
+    /// Requests ever, also those given up since.
+    admitted: Cell<u64>,
     meters: ShareMeters,
 }
 
-/// What went through a share.
+/// What went through a share. Clocks are looked at for one request in [`TIMED_EVERY`], and for all who wait or go before others.
 #[derive(Default)]
 pub struct ShareMeters {
-    /// Time from asking to coming back.
-    pub io: Meter,
-    /// Time below alone.
+    pub count: Cell<u64>,
+    pub bytes: Cell<u64>,
+    /// Time from asking to coming back, of one request in [`TIMED_EVERY`].
+    pub total: Latency,
+    /// Of the same ones, the time below.
     pub below: Latency,
     /// Requests that had to wait here.
     pub waited: Cell<u64>,
@@ -161,6 +174,14 @@ impl Waiter {
     }
 }
 
+/// How a request ends.
+enum End {
+    /// `begun`: when it was asked for, if the meters want to know.
+    Back { begun: Option<Instant> },
+    /// Before it went down: what it took is given back.
+    GivenUp,
+}
+
 /// By what right a request goes down.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Right {
@@ -180,7 +201,8 @@ type Key = (bool, f64, f64);
 #[derive(Clone, Copy, Debug)]
 struct Pass {
     right: Right,
-    at: Instant,
+    /// `None`: nobody wants to know what it takes.
+    at: Option<Instant>,
     /// Nothing of others was below, and so many had been let through.
     was_alone: bool,
     others_begun: u64,
@@ -286,6 +308,7 @@ impl Tenant {
             is_removed: Cell::default(),
             alone: RefCell::default(),
             in_flight_count: Cell::default(),
+            admitted: Cell::default(),
             meters: ShareMeters::default(),
         });
         let mut lines = self.1.lines.borrow_mut();
@@ -352,6 +375,12 @@ impl Share {
     pub fn admit(&self, cost: Cost) -> Admission {
         Admission { line: Rc::clone(&self.0), cost, begun: None, waiter: None, sleep: None }
     }
+
+    /// Its turn, if nobody need wait or look at a clock for it.
+    pub(super) fn admit_untimed(&self, cost: Cost) -> Option<Admitted> {
+        let pass = self.0.pass_untimed(cost)?;
+        Some(Admitted { line: Rc::clone(&self.0), cost, pass, begun: None })
+    }
 }
 
 impl Inner {
@@ -404,7 +433,9 @@ impl Inner {
 
     /// Limits changed: whoever may pass now does, and the others set their timers anew.
     fn changed(&self) {
-        self.pass(reactor::now());
+        if !planted!("qos-change-waits") {
+            self.pass(reactor::now());
+        }
     }
 
     /// Lets pass whoever may.
@@ -490,6 +521,44 @@ impl Line {
         }
     }
 
+    /// The meters want to know what the next request takes.
+    fn times_next(&self) -> bool {
+        self.admitted.get().is_multiple_of(TIMED_EVERY)
+    }
+
+    /// Lets a request go down if that is sure without knowing the time.
+    fn pass_untimed(&self, cost: Cost) -> Option<Pass> {
+        let governor = &*self.governor;
+        if self.times_next()
+            || self.is_removed.get()
+            || !governor.lines.borrow().is_empty()
+            || governor.steering.borrow().is_used()
+        {
+            return None;
+        }
+        let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
+        if !node.passes_untimed(cost) {
+            return None;
+        }
+        if !of.passes_untimed(cost) {
+            node.cap.give_back(cost.capped());
+            return None;
+        }
+        self.go_by_share(&mut node, &mut of, cost);
+        raise(&self.admitted, 1);
+        Some(Pass { right: Right::Share, at: None, was_alone: false, others_begun: 0 })
+    }
+
+    fn go_by_share(&self, node: &mut Node, of: &mut Node, cost: Cost) {
+        let governor = &*self.governor;
+        governor.tag.set(of.advance(cost, governor.tag.get()));
+        self.of.tag.set(node.advance(cost, self.of.tag.get()));
+        governor.in_flight.set(governor.in_flight.get() + cost.weighed());
+        raise(&governor.in_flight_count, 1);
+        raise(&governor.others_begun, 1);
+        raise(&self.in_flight_count, 1);
+    }
+
     /// Lets a request go down: what it uses is taken.
     fn charge(&self, cost: Cost, right: Right, now: Instant) -> Pass {
         let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
@@ -505,28 +574,22 @@ impl Line {
                     of.guarantee.take(cost.guaranteed());
                 }
                 governor.steering.borrow_mut().used(now.0);
-                raise(&self.meters.guaranteed, 1);
             }
-            Right::Share => {
-                governor.tag.set(of.advance(cost, governor.tag.get()));
-                self.of.tag.set(node.advance(cost, self.of.tag.get()));
-                governor.in_flight.set(governor.in_flight.get() + cost.weighed());
-                raise(&governor.in_flight_count, 1);
-                raise(&governor.others_begun, 1);
-                raise(&self.in_flight_count, 1);
-            }
+            Right::Share => self.go_by_share(&mut node, &mut of, cost),
         }
         if right != Right::None {
             node.take_cap(cost);
-            of.take_cap(cost);
+            if !planted!("qos-tenant-not-charged") {
+                of.take_cap(cost);
+            }
         }
         let was_alone = governor.in_flight_count.get() == self.in_flight_count.get();
-        Pass { right, at: now, was_alone, others_begun: governor.others_begun.get() }
+        Pass { right, at: Some(now), was_alone, others_begun: governor.others_begun.get() }
     }
 
-    /// A request is back; or it was given up before it went down, and what it took is given back.
-    fn done(&self, cost: Cost, pass: Pass, begun: Option<Instant>) {
-        let (governor, now) = (&*self.governor, reactor::now());
+    /// A request is over; others may have its place.
+    fn done(&self, cost: Cost, pass: Pass, end: End) {
+        let governor = &*self.governor;
         if pass.right == Right::Share {
             let in_flight_count = governor.in_flight_count.get() - 1;
             governor.in_flight_count.set(in_flight_count);
@@ -535,37 +598,56 @@ impl Line {
             let in_flight = governor.in_flight.get() - cost.weighed();
             governor.in_flight.set(if in_flight_count == 0 { 0.0 } else { in_flight });
         }
-        match begun {
-            Some(begun) => {
-                let took = now.since(pass.at);
-                self.meters.below.add(took);
-                self.meters.io.add(cost.bytes, now.since(begun), false);
-                if matches!(pass.right, Right::Guarantee { .. }) {
-                    let was_alone =
-                        pass.was_alone && pass.others_begun == governor.others_begun.get();
-                    governor.steering.borrow_mut().done(
-                        &mut self.alone.borrow_mut(),
-                        (cost.kind, cost.bytes),
-                        u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
-                        was_alone,
-                        governor.in_flight.get(),
-                    );
-                }
-            }
-            None if pass.right == Right::None => {}
-            None => {
-                let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
-                node.give_back_cap(cost);
-                of.give_back_cap(cost);
-                if let Right::Guarantee { by_volume, .. } = pass.right {
-                    if by_volume {
-                        node.guarantee.give_back(cost.guaranteed());
-                    }
-                    of.guarantee.give_back(cost.guaranteed());
-                }
-            }
+        match end {
+            End::Back { begun } => self.measure(cost, pass, begun),
+            End::GivenUp => self.give_back(cost, pass.right),
         }
-        governor.pass(now);
+        if !governor.lines.borrow().is_empty() {
+            governor.pass(reactor::now());
+        }
+    }
+
+    /// A request came back that may have been timed.
+    fn measure(&self, cost: Cost, pass: Pass, begun: Option<Instant>) {
+        raise(&self.meters.count, 1);
+        raise(&self.meters.bytes, cost.bytes);
+        let Some(at) = pass.at else { return };
+        let is_guaranteed = matches!(pass.right, Right::Guarantee { .. });
+        if begun.is_none() && !is_guaranteed {
+            return;
+        }
+        let (governor, now) = (&*self.governor, reactor::now());
+        let took = now.since(at);
+        if let Some(begun) = begun {
+            self.meters.total.add(now.since(begun));
+            self.meters.below.add(took);
+        }
+        if is_guaranteed {
+            raise(&self.meters.guaranteed, 1);
+            governor.steering.borrow_mut().done(
+                &mut self.alone.borrow_mut(),
+                (cost.kind, cost.bytes),
+                u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
+                pass.was_alone && pass.others_begun == governor.others_begun.get(),
+                governor.in_flight.get(),
+            );
+        }
+    }
+
+    /// A request was given up after it might pass.
+    fn give_back(&self, cost: Cost, right: Right) {
+        if right == Right::None || planted!("qos-given-up-keeps-tokens") {
+            return;
+        }
+        let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
+        node.give_back_cap(cost);
+        of.give_back_cap(cost);
+        if let Right::Guarantee { by_volume, .. } = right {
+            if by_volume {
+                node.guarantee.give_back(cost.guaranteed());
+            }
+            of.guarantee.give_back(cost.guaranteed());
+        }
     }
 
     fn leave_if_empty(&self) {
@@ -593,10 +675,18 @@ impl Future for Admission {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Admitted> {
         let this = &mut *self;
+        if this.waiter.is_none()
+            && let Some(pass) = this.line.pass_untimed(this.cost)
+        {
+            let line = Rc::clone(&this.line);
+            return Poll::Ready(Admitted { line, cost: this.cost, pass, begun: None });
+        }
         let now = reactor::now();
         let begun = *this.begun.get_or_insert(now);
         let admitted = |pass| {
             let line = Rc::clone(&this.line);
+            let begun = line.times_next().then_some(begun);
+            raise(&line.admitted, 1);
             Poll::Ready(Admitted { line, cost: this.cost, pass, begun })
         };
         let Some(waiter) = &this.waiter else {
@@ -660,7 +750,7 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let Some(waiter) = self.waiter.take() else { return };
         if let Some(pass) = waiter.passed.take() {
-            self.line.done(self.cost, pass, None);
+            self.line.done(self.cost, pass, End::GivenUp);
             return;
         }
         let was_head = {
@@ -680,11 +770,11 @@ pub struct Admitted {
     line: Rc<Line>,
     cost: Cost,
     pass: Pass,
-    begun: Instant,
+    begun: Option<Instant>,
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.line.done(self.cost, self.pass, Some(self.begun));
+        self.line.done(self.cost, self.pass, End::Back { begun: self.begun });
     }
 }

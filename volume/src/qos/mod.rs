@@ -6,8 +6,8 @@
 //! - `governor`: who goes next. `governed`: a volume that asks it.
 //!
 //! What always holds:
-//! - In any span T what is let through costs at most rate * T + burst, or one request where that is larger (and 2 ms of the
-//!   rate per core more, where a cap is common to several).
+//! - In any span T what is let through costs at most rate * T + burst, or one request where that is larger, and half a
+//!   millisecond of the rate (where a cap is common to several cores, a lease of each instead).
 //! - Whoever waits is held by his own cap, his tenant's, or by requests of others that are in flight; never by a cap of others.
 //! - A request given up wherever it stands gives back its tokens and its place.
 //! - One I/O touches nothing that another thread touches, except once per lease.
@@ -23,7 +23,7 @@ mod steering;
 
 pub use common::Common;
 pub use governed::Governed;
-pub use governor::{Admission, Admitted, Governor, Share, ShareMeters, Tenant};
+pub use governor::{Admission, Admitted, Governor, Share, ShareMeters, TIMED_EVERY, Tenant};
 pub use limits::{Cost, Kind, Limits, LimitsChange, QosError, Rates, Setting, Terms};
 
 #[cfg(test)]

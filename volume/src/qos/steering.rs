@@ -8,6 +8,7 @@
 //! What always holds: while nobody uses a guarantee, nothing is bounded.
 
 use super::limits::Kind;
+use levada_base::planted;
 
 const MS: u64 = 1_000_000;
 /// So long after its last request a guarantee counts as used.
@@ -76,9 +77,15 @@ impl Steering {
         self.used_until_ns = now_ns + USED_FOR_NS;
     }
 
+    /// Somebody uses a guarantee, or did when it was looked last.
+    pub(super) fn is_used(&self) -> bool {
+        self.used_until_ns > 0
+    }
+
     /// Whether others may have `cost` more in flight, beside what they have.
     pub(super) fn lets(&mut self, in_flight: f64, cost: f64, now_ns: u64) -> bool {
         if now_ns >= self.used_until_ns {
+            self.used_until_ns = 0;
             return true;
         }
         if now_ns >= self.next_pause_ns {
@@ -86,7 +93,8 @@ impl Steering {
             self.pause_until_ns = now_ns + PAUSE_NS;
             self.alone_in_pause = 0;
         }
-        now_ns >= self.pause_until_ns && (in_flight <= 0.0 || in_flight + cost <= self.window)
+        let fits = in_flight <= 0.0 || in_flight + cost <= self.window;
+        now_ns >= self.pause_until_ns && (fits || planted!("qos-window-not-kept"))
     }
 
     /// When others may go on that are held by nothing in flight.

@@ -179,6 +179,7 @@ fn no_window_has_more_than_its_rate_and_its_burst_and_nobody_starves() {
             for (rate, most, each) in [(cap.iops, 1, [0, 1]), (cap.bytes_per_s, largest, [1, 0])] {
                 let Some(rate) = rate else { continue };
                 let saved = (rate as f64 * burst.as_secs_f64()).max(most as f64).max(1.0);
+                let saved = saved + rate as f64 * bucket::SPARE.as_secs_f64();
                 for (from, (began, _)) in passed.iter().enumerate() {
                     let mut sum = 0;
                     for (at, bytes) in &passed[from..] {
@@ -281,24 +282,36 @@ fn a_removed_volume_holds_nobody() {
     });
 }
 
+/// Some are dropped while they wait, some when they may pass and have not seen it yet.
 #[test]
 fn what_is_given_up_costs_nothing() {
     Reactor::simulated(9).block_on(async {
         let governor = Governor::new(TERMS);
-        let share = governor.share(capped(iops(1000))).expect("limits");
+        let tenant = governor.tenant("red".parse().unwrap(), capped(iops(1000))).expect("limits");
+        let [share, other] = [0, 1].map(|_| tenant.share(Limits::NONE).expect("limits"));
         let (passed, _load) = load(&share, 4, || 4 * KIB);
-        // Some are dropped while they wait, some when they may pass and have not seen it yet.
-        for _ in 0..20_000 {
-            let mut asked: Vec<_> = (0..3).map(|_| share.admit(Cost::read(4096))).collect();
-            let polled =
-                join_all(asked.iter_mut().map(|one| reactor::timeout(Duration::ZERO, one)));
-            let passed_here = polled.await.into_iter().flatten().collect::<Vec<_>>();
-            passed.borrow_mut().extend(passed_here.iter().map(|_| (reactor::now(), 4096)));
-            reactor::sleep(Duration::from_micros(250)).await;
+        let end = reactor::now() + 5 * SECOND;
+        let tasks = [&share, &other, &other].map(|share| {
+            let (share, passed) = (share.clone(), Rc::clone(&passed));
+            reactor::spawn(async move {
+                while reactor::now() < end {
+                    let mut asked = share.admit(Cost::read(4096));
+                    if reactor::timeout(Duration::ZERO, &mut asked).await.is_ok() {
+                        passed.borrow_mut().push((reactor::now(), 4096));
+                    }
+                    // Nobody polls it meanwhile.
+                    reactor::sleep(Duration::from_micros(random_u64() % 5000)).await;
+                }
+            })
+        });
+        reactor::sleep(Duration::from_secs(6)).await;
+        for task in tasks {
+            task.await.expect("it ran");
         }
-        for second in 0..5 {
+        for second in 1..5 {
             assert_near(in_second(&passed, second)[0], 1000, 0.02, "I/Os");
         }
+        assert!(governor.in_flight_and_waiting().1 <= 4);
     });
 }
 
@@ -474,7 +487,7 @@ fn a_tenants_guarantee_is_its_volumes() {
         for (share, (passed, _)) in volumes.iter().zip(&loads) {
             assert_near(in_second(passed, 1)[0], 300, 0.02, "I/Os");
             let guaranteed = share.meters().guaranteed.get();
-            assert!(guaranteed + 4 >= passed.borrow().len() as u64, "{guaranteed}");
+            assert!(guaranteed + 8 >= passed.borrow().len() as u64, "{guaranteed}");
         }
     });
 }
@@ -488,11 +501,11 @@ fn meters_tell_what_passed_and_what_waited() {
             reactor::sleep(Duration::from_micros(50)).await;
         }
         let meters = share.meters();
-        assert_eq!((meters.io.count.get(), meters.io.bytes.get()), (100, 819_200));
+        assert_eq!((meters.count.get(), meters.bytes.get()), (100, 819_200));
         assert!(meters.waited.get() >= 98, "{}", meters.waited.get());
         assert_near(meters.waited_ns.get(), 985_000_000, 0.02, "ns waited");
         assert!(meters.below.quantile(0.99) < Duration::from_micros(65));
-        assert!(meters.io.latency.quantile(0.5) > Duration::from_millis(9));
+        assert!(meters.total.quantile(0.5) > Duration::from_millis(9));
     });
 }
 
@@ -522,9 +535,8 @@ fn cores_lease_from_one_cap() {
     });
 }
 
-/// Cores that are busy by turns: what one has leased and not used is no extra.
 #[test]
-fn a_core_at_rest_hoards_nothing() {
+fn cores_that_are_busy_by_turns_have_the_whole_rate_and_no_more() {
     Reactor::simulated(6).block_on(async {
         let common = Common::new(bytes_per_s(50_000_000), Duration::from_millis(10), MIB).unwrap();
         let shares: Vec<_> = (0..8)
@@ -618,4 +630,22 @@ fn limits_that_cannot_work_are_refused_and_say_why() {
         drop((first, second));
         tenant.set(capped(iops(5999))).expect("room was made");
     });
+}
+
+/// The tests above prove something: bugs planted on purpose are found by them.
+#[test]
+fn planted_bugs_are_found() {
+    let bugs = [
+        ("qos-tenant-not-charged", volumes_of_a_tenant_stay_within_it_and_share_by_weight as fn()),
+        ("qos-given-up-keeps-tokens", what_is_given_up_costs_nothing),
+        ("qos-window-not-kept", a_guarantee_keeps_its_latency_beside_an_aggressor),
+        ("qos-change-waits", a_change_holds_for_those_who_wait_already),
+    ];
+    for (bug, test) in bugs {
+        levada_base::planted::choose(Some(bug));
+        let found = std::panic::catch_unwind(test).is_err();
+        assert!(levada_base::planted::times_met() > 0, "{bug} was never met");
+        levada_base::planted::choose(None);
+        assert!(found, "{bug} was not found");
+    }
 }
