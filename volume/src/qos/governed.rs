@@ -28,11 +28,8 @@ impl<V: Volume> Governed<V> {
         cost: Cost,
         request: VolumeFuture<'a, T>,
     ) -> VolumeFuture<'a, T> {
-        if let Some(admitted) = self.share.admit_untimed(cost) {
-            return Box::pin(async move {
-                let _admitted = admitted;
-                request.await
-            });
+        if self.share.lets_pass(cost) {
+            return request;
         }
         Box::pin(async move {
             let _admitted = self.share.admit(cost).await;

@@ -28,7 +28,7 @@ use std::time::Duration;
 /// Nobody has set a timer.
 const NEVER: u64 = u64::MAX;
 /// One request in so many is timed for the meters.
-pub const TIMED_EVERY: u64 = 16;
+pub const TIMED_EVERY: u64 = 64;
 /// So much of a guarantee is saved up, so that those who come in bunches have it too.
 const GUARANTEE_BURST: Duration = Duration::from_millis(100);
 
@@ -42,6 +42,8 @@ struct Inner {
     /// Shares in which somebody waits.
     lines: RefCell<Vec<Rc<Line>>>,
     steering: RefCell<Steering>,
+    /// Nothing is guaranteed to anybody, so nobody need know what is in flight.
+    is_plain: Cell<bool>,
     /// Below, outside guarantees.
     in_flight: Cell<f64>,
     in_flight_count: Cell<u64>,
@@ -95,7 +97,7 @@ impl Node {
 
     /// Whether nothing that depends on the time stands against a request now; takes what it costs then.
     fn passes_untimed(&mut self, cost: Cost) -> bool {
-        self.guarantee.is_empty() && self.lease.is_none() && self.cap.take_spare(cost.capped())
+        self.lease.is_none() && self.cap.take_spare(cost.capped())
     }
 
     fn take_cap(&mut self, cost: Cost) {
@@ -191,6 +193,8 @@ enum Right {
         by_tenant: bool,
     },
     Share,
+    /// Nothing is guaranteed, and nobody waits.
+    Unheld,
     /// Its volume was removed.
     None,
 }
@@ -224,6 +228,7 @@ impl Governor {
             tenants: RefCell::default(),
             lines: RefCell::default(),
             steering: RefCell::default(),
+            is_plain: Cell::new(true),
             in_flight: Cell::default(),
             in_flight_count: Cell::default(),
             others_begun: Cell::default(),
@@ -314,6 +319,8 @@ impl Tenant {
         let mut lines = self.1.lines.borrow_mut();
         lines.retain(|line| line.strong_count() > 0);
         lines.push(Rc::downgrade(&line));
+        drop(lines);
+        self.0.look_for_guarantees();
         Ok(Share(line))
     }
 }
@@ -376,10 +383,14 @@ impl Share {
         Admission { line: Rc::clone(&self.0), cost, begun: None, waiter: None, sleep: None }
     }
 
-    /// Its turn, if nobody need wait or look at a clock for it.
-    pub(super) fn admit_untimed(&self, cost: Cost) -> Option<Admitted> {
-        let pass = self.0.pass_untimed(cost)?;
-        Some(Admitted { line: Rc::clone(&self.0), cost, pass, begun: None })
+    /// Lets a request pass of which nobody need know when it is back. True: it goes down at once, and has been counted.
+    pub(super) fn lets_pass(&self, cost: Cost) -> bool {
+        let passes = self.0.pass_unheld(cost).is_some();
+        if passes {
+            raise(&self.0.meters.count, 1);
+            raise(&self.0.meters.bytes, cost.bytes);
+        }
+        passes
     }
 }
 
@@ -433,9 +444,21 @@ impl Inner {
 
     /// Limits changed: whoever may pass now does, and the others set their timers anew.
     fn changed(&self) {
+        self.look_for_guarantees();
         if !planted!("qos-change-waits") {
             self.pass(reactor::now());
         }
+    }
+
+    fn look_for_guarantees(&self) {
+        let is_plain = |node: &RefCell<Node>| node.borrow().guarantee.is_empty();
+        let is_plain_tenant = |of: Rc<Of>| {
+            let lines = of.lines.borrow();
+            is_plain(&of.node)
+                && lines.iter().filter_map(Weak::upgrade).all(|line| is_plain(&line.node))
+        };
+        let tenants = self.tenants.borrow();
+        self.is_plain.set(tenants.iter().filter_map(Weak::upgrade).all(is_plain_tenant));
     }
 
     /// Lets pass whoever may.
@@ -510,7 +533,7 @@ impl Line {
     fn key(&self, cost: Cost, right: Right, now: Instant) -> Key {
         let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
         match right {
-            Right::None => (false, f64::NEG_INFINITY, 0.0),
+            Right::None | Right::Unheld => (false, f64::NEG_INFINITY, 0.0),
             Right::Guarantee { .. } => {
                 let overdue_ns = node.overdue_ns(cost, now).or_else(|| of.overdue_ns(cost, now));
                 (false, -overdue_ns.unwrap_or(0.0), 0.0)
@@ -526,27 +549,26 @@ impl Line {
         self.admitted.get().is_multiple_of(TIMED_EVERY)
     }
 
-    /// Lets a request go down if that is sure without knowing the time.
-    fn pass_untimed(&self, cost: Cost) -> Option<Pass> {
+    /// Lets a request go down if that is sure without knowing the time, or what is in flight.
+    fn pass_unheld(&self, cost: Cost) -> Option<Pass> {
         let governor = &*self.governor;
-        if self.times_next()
+        if !governor.is_plain.get()
+            || self.times_next()
             || self.is_removed.get()
             || !governor.lines.borrow().is_empty()
-            || governor.steering.borrow().is_used()
         {
             return None;
         }
-        let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
+        let mut node = self.node.borrow_mut();
         if !node.passes_untimed(cost) {
             return None;
         }
-        if !of.passes_untimed(cost) {
+        if !self.of.node.borrow_mut().passes_untimed(cost) {
             node.cap.give_back(cost.capped());
             return None;
         }
-        self.go_by_share(&mut node, &mut of, cost);
         raise(&self.admitted, 1);
-        Some(Pass { right: Right::Share, at: None, was_alone: false, others_begun: 0 })
+        Some(Pass { right: Right::Unheld, at: None, was_alone: false, others_begun: 0 })
     }
 
     fn go_by_share(&self, node: &mut Node, of: &mut Node, cost: Cost) {
@@ -564,7 +586,7 @@ impl Line {
         let (mut node, mut of) = (self.node.borrow_mut(), self.of.node.borrow_mut());
         let governor = &*self.governor;
         match right {
-            Right::None => {}
+            Right::None | Right::Unheld => {}
             Right::Guarantee { by_volume, by_tenant } => {
                 if by_volume {
                     node.guarantee.take(cost.guaranteed());
@@ -676,7 +698,7 @@ impl Future for Admission {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Admitted> {
         let this = &mut *self;
         if this.waiter.is_none()
-            && let Some(pass) = this.line.pass_untimed(this.cost)
+            && let Some(pass) = this.line.pass_unheld(this.cost)
         {
             let line = Rc::clone(&this.line);
             return Poll::Ready(Admitted { line, cost: this.cost, pass, begun: None });

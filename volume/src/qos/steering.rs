@@ -77,15 +77,9 @@ impl Steering {
         self.used_until_ns = now_ns + USED_FOR_NS;
     }
 
-    /// Somebody uses a guarantee, or did when it was looked last.
-    pub(super) fn is_used(&self) -> bool {
-        self.used_until_ns > 0
-    }
-
     /// Whether others may have `cost` more in flight, beside what they have.
     pub(super) fn lets(&mut self, in_flight: f64, cost: f64, now_ns: u64) -> bool {
         if now_ns >= self.used_until_ns {
-            self.used_until_ns = 0;
             return true;
         }
         if now_ns >= self.next_pause_ns {
