@@ -28,6 +28,7 @@ mod null_fuse;
 mod object;
 mod overwrites;
 mod parity;
+mod qos;
 mod running_box;
 mod service;
 mod wire;

@@ -4,7 +4,7 @@ use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
     array, client, degraded, disk, engine, log, meta, mount, nbd, node, object, overwrites, parity,
-    wire,
+    qos, wire,
 };
 use anyhow::Result;
 
@@ -28,6 +28,7 @@ pub fn specs() -> Vec<Spec> {
         array::specs(),
         overwrites::specs(),
         degraded::specs(),
+        qos::specs(),
         log::specs(),
         object::specs(),
         wire::specs(),
