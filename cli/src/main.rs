@@ -69,6 +69,9 @@ enum Command {
     /// Volumes for virtual machines and whoever else wants a disk
     #[command(subcommand)]
     Volume(volume::VolumeCommand),
+    /// Whose volumes are, and what they may use together
+    #[command(subcommand)]
+    Tenant(volume::TenantCommand),
     /// Show the rebuild of lost members
     Rebuild(work::WatchArgs),
     /// Read everything written and check it against parity and checksums
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Drive(command) => drive::drive(file, command),
         Command::Array(command) => array::array(command),
         Command::Volume(command) => volume::volume(file, command),
+        Command::Tenant(command) => volume::tenant(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),
         Command::Scrub(args) => work::scrub(file, args),
         Command::Quota(command) => quota::quota(file, command),

@@ -28,6 +28,6 @@ pub use array::ArrayVolume;
 pub use catalogue::Catalogue;
 pub use error::VolumeError;
 pub use name::{NameError, Tenant, VolumeName};
-pub use order::{Anyway, OrderError, VolumeRow};
+pub use order::{Anyway, OrderError, TenantRow, VolumeRow};
 pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};

@@ -1,7 +1,7 @@
 //! Orders for volumes, and why they are refused.
 
-use crate::name::VolumeName;
-use crate::qos::QosError;
+use crate::name::{Tenant, VolumeName};
+use crate::qos::{Limits, QosError};
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
 use levada_device::BlockError;
@@ -20,6 +20,16 @@ pub struct VolumeRow {
     pub size_bytes: u64,
     /// Exports and requests that hold it.
     pub users: usize,
+}
+
+/// A tenant as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRow {
+    pub tenant: Tenant,
+    pub volumes: usize,
+    /// What clients see of all of them together.
+    pub size_bytes: u64,
+    pub limits: Limits,
 }
 
 /// Why an order for a volume cannot be carried out; nothing was changed.
@@ -52,10 +62,14 @@ pub enum OrderError {
     InUse { name: VolumeName, users: usize },
     #[error("volume {name} is a file's name for something else: remove that first")]
     NotAVolume { name: VolumeName },
+    #[error("there is no tenant {tenant}")]
+    NoTenant { tenant: Tenant },
+    #[error("tenant {tenant} has volumes: delete those first")]
+    TenantInUse { tenant: Tenant },
     #[error(
-        "the limits of volume {name} are kept in words that are not understood; `levada volume set` writes them anew"
+        "the limits of {whose} are kept in words that are not understood; the command that sets them writes them anew"
     )]
-    LimitsUnknown { name: VolumeName },
+    LimitsUnknown { whose: String },
     #[error(transparent)]
     Limits(#[from] QosError),
     #[error(transparent)]

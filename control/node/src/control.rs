@@ -99,6 +99,19 @@ pub enum ControlRequest {
     Volumes {
         tenant: Option<Tenant>,
     },
+    /// Changes what all volumes of a tenant may use and store together; it need not have any yet.
+    TenantSet {
+        tenant: Tenant,
+        change: LimitsChange,
+        /// 0: as much as there is.
+        capacity_bytes: Option<u64>,
+    },
+    /// Forgets a tenant that has no volumes.
+    TenantDelete {
+        tenant: Tenant,
+    },
+    /// Answered by [`ControlReply::Tenants`].
+    Tenants,
     /// Everything durable, then ends the node.
     Down,
 }
@@ -121,6 +134,9 @@ pub enum ControlReply {
     },
     Volumes {
         volumes: Vec<VolumeStatus>,
+    },
+    Tenants {
+        tenants: Vec<TenantStatus>,
     },
     /// It could not be done; the text says what, where, and what to do.
     Failed {
@@ -334,6 +350,22 @@ pub struct VolumeStatus {
     /// Clients that have it open now, over all exports.
     pub users: usize,
     #[serde(default)]
+    pub limits: Limits,
+}
+
+/// A tenant of volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantStatus {
+    pub tenant: Tenant,
+    /// As quotas call it; 0: they do not count for it yet.
+    pub number: u32,
+    pub volumes: usize,
+    /// What clients see of all of them together.
+    pub size_bytes: u64,
+    pub stored_bytes: u64,
+    /// What it may store.
+    pub capacity_bytes: Option<u64>,
+    /// Of all of them together.
     pub limits: Limits,
 }
 

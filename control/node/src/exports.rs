@@ -59,11 +59,10 @@ struct TenantExports {
 impl Exports for TenantExports {
     fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
         Box::pin(async {
-            let found = self.volumes.list(Some(&self.tenant)).await.unwrap_or_else(|error| {
+            self.volumes.names(&self.tenant).await.unwrap_or_else(|error| {
                 tracing::warn!(%error, "volumes cannot be listed");
                 Vec::new()
-            });
-            found.into_iter().map(|volume| volume.name.name().to_owned()).collect()
+            })
         })
     }
 

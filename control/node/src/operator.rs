@@ -204,6 +204,17 @@ impl Operator {
             ControlRequest::VolumeDelete { name, is_meant } => {
                 self.volumes.delete(&name, is_meant).await.map_err(Refusal::Volume)
             }
+            ControlRequest::TenantSet { tenant, change, capacity_bytes } => {
+                let set = self.volumes.set_tenant(&tenant, change, capacity_bytes);
+                set.await.map_err(Refusal::Volume)
+            }
+            ControlRequest::TenantDelete { tenant } => {
+                self.volumes.delete_tenant(&tenant).await.map_err(Refusal::Volume)
+            }
+            ControlRequest::Tenants => match self.volumes.tenants().await {
+                Ok(tenants) => return ControlReply::Tenants { tenants },
+                Err(refusal) => Err(Refusal::Volume(refusal)),
+            },
             ControlRequest::Volumes { tenant } => match self.volumes.list(tenant.as_ref()).await {
                 Ok(volumes) => return ControlReply::Volumes { volumes },
                 Err(refusal) => Err(Refusal::Volume(refusal)),

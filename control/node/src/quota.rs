@@ -8,6 +8,7 @@ use levada_meta::{Account, DEFAULT_ID, Limit, Limits, MetaService, Subject, Subj
 use levada_wire::attr::{Attr, Kind, Time};
 use levada_wire::meta::{DirEntry, MetaFault, MetaReply, MetaRequest};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Entries of a directory that are looked at at a time.
@@ -177,40 +178,48 @@ pub(crate) async fn set_project(
 ) -> Result<(), QuotaError> {
     let service = metadata(cluster)?;
     let failed = |fault| QuotaError::Path { path: path.to_owned(), fault };
-    let mut ino = Ino::ROOT;
-    let mut kind = Kind::Directory;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        let request = MetaRequest::Lookup { parent: ino, name: name.into() };
-        let Attr { ino: found, kind: is, .. } =
-            match ask(&service, request).await.map_err(failed)? {
-                MetaReply::Attr(attr) => *attr,
-                _ => return Err(failed(MetaFault::Invalid)),
-            };
-        (ino, kind) = (found, is);
-    }
-    if kind != Kind::Directory {
-        return Err(QuotaError::NoDirectory { path: path.to_owned() });
-    }
+    let ino = directory(&service, path).await?;
+    belongs(&service, ino, Owner::Project(project), recursive).await.map_err(failed)
+}
+
+/// For whom what is in a directory counts.
+#[derive(Clone, Copy)]
+enum Owner {
+    Project(u32),
+    Tenant(u32),
+}
+
+/// Gives a directory to `owner`; with `recursive` what is there already, too.
+async fn belongs(
+    service: &MetaService,
+    ino: Ino,
+    owner: Owner,
+    recursive: bool,
+) -> Result<(), MetaFault> {
+    let give = |ino| {
+        let (project, tenant) = match owner {
+            Owner::Project(project) => (Some(project), None),
+            Owner::Tenant(tenant) => (None, Some(tenant)),
+        };
+        service.set_owner(ino, project, tenant)
+    };
     let mut left = vec![ino];
-    // A directory before what is in it: what is made meanwhile belongs to the project already.
+    // A directory before what is in it: what is made meanwhile belongs to the owner already.
     while let Some(directory) = left.pop() {
-        service.set_project(directory, project, None).await.map_err(failed)?;
+        give(directory).await?;
         let (mut cookie, mut is_end) = (0, !recursive);
         while !is_end {
-            let (entries, end) = entries(&service, directory, cookie).await.map_err(failed)?;
+            let (entries, end) = entries(service, directory, cookie, false).await?;
             is_end = end || entries.is_empty();
             for entry in entries {
                 cookie = entry.cookie;
                 match entry.kind {
                     Kind::Directory => left.push(entry.ino),
-                    Kind::File | Kind::Symlink | Kind::Special => {
-                        let set = service.set_project(entry.ino, project, None).await;
+                    Kind::File | Kind::Symlink | Kind::Special => match give(entry.ino).await {
                         // Deleted since it was listed.
-                        set.or_else(
-                            |fault| if fault == MetaFault::Stale { Ok(()) } else { Err(fault) },
-                        )
-                        .map_err(failed)?;
-                    }
+                        Err(MetaFault::Stale) => {}
+                        given => given?,
+                    },
                 }
             }
         }
@@ -218,12 +227,66 @@ pub(crate) async fn set_project(
     Ok(())
 }
 
+/// The directory at `path`, from the root on.
+async fn directory(service: &MetaService, path: &str) -> Result<Ino, QuotaError> {
+    let failed = |fault| QuotaError::Path { path: path.to_owned(), fault };
+    let mut ino = Ino::ROOT;
+    let mut kind = Kind::Directory;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        let request = MetaRequest::Lookup { parent: ino, name: name.into() };
+        let Attr { ino: found, kind: is, .. } = match ask(service, request).await.map_err(failed)? {
+            MetaReply::Attr(attr) => *attr,
+            _ => return Err(failed(MetaFault::Invalid)),
+        };
+        (ino, kind) = (found, is);
+    }
+    match kind {
+        Kind::Directory => Ok(ino),
+        _ => Err(QuotaError::NoDirectory { path: path.to_owned() }),
+    }
+}
+
+/// The numbers of tenants whose directories are in the one at `home`, by name; 0: none yet.
+pub(crate) async fn tenant_numbers(
+    cluster: &Cluster,
+    home: &str,
+) -> Result<BTreeMap<String, u32>, QuotaError> {
+    let service = metadata(cluster)?;
+    let failed = |fault| QuotaError::Path { path: home.to_owned(), fault };
+    let home = directory(&service, home).await?;
+    let mut numbers = BTreeMap::new();
+    let (mut cookie, mut is_end) = (0, false);
+    while !is_end {
+        let (entries, end) = entries(&service, home, cookie, true).await.map_err(failed)?;
+        is_end = end || entries.is_empty();
+        for entry in entries {
+            cookie = entry.cookie;
+            let number = entry.attr.map_or(0, |attr| attr.tenant);
+            numbers.insert(String::from_utf8_lossy(&entry.name).into_owned(), number);
+        }
+    }
+    Ok(numbers)
+}
+
+/// Gives a directory and the files in it to the tenant of a number.
+pub(crate) async fn number_tenant(
+    cluster: &Cluster,
+    path: &str,
+    number: u32,
+) -> Result<(), QuotaError> {
+    let service = metadata(cluster)?;
+    let failed = |fault| QuotaError::Path { path: path.to_owned(), fault };
+    let ino = directory(&service, path).await?;
+    belongs(&service, ino, Owner::Tenant(number), true).await.map_err(failed)
+}
+
 async fn entries(
     service: &MetaService,
     ino: Ino,
     cookie: u64,
+    attrs: bool,
 ) -> Result<(Vec<DirEntry>, bool), MetaFault> {
-    let request = MetaRequest::ReadDir { ino, cookie, entries_max: ENTRIES, attrs: false };
+    let request = MetaRequest::ReadDir { ino, cookie, entries_max: ENTRIES, attrs };
     match ask(service, request).await {
         Ok(MetaReply::Entries { entries, end }) => Ok((entries, end)),
         // It went meanwhile, with all that was in it.

@@ -6,7 +6,8 @@
 //! What always holds: exports have let go of every volume before the client takes leave, and it before the targets are closed.
 
 use crate::assembly::Cluster;
-use crate::control::{NewSize, VolumeStatus};
+use crate::control::{NewSize, TenantStatus, VolumeStatus};
+use crate::quota::{self, QuotaChange, QuotaError, SoftHard, Who, WhoKind};
 use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
@@ -14,10 +15,12 @@ use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
-use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
-use levada_volume::{Anyway, Catalogue, OrderError, Tenant, Volume, VolumeName, VolumeRow};
+use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
+use levada_volume::{
+    Anyway, Catalogue, OrderError, Tenant, TenantRow, Volume, VolumeName, VolumeRow,
+};
 use levada_wire::same_host::HostTransport;
-use std::cell::{OnceCell, RefCell};
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -44,6 +47,8 @@ pub enum VolumeRefusal {
     #[error(transparent)]
     Order(#[from] OrderError),
     #[error(transparent)]
+    Quota(#[from] QuotaError),
+    #[error(transparent)]
     State(#[from] StateError),
 }
 
@@ -51,6 +56,10 @@ impl From<Error> for VolumeRefusal {
     fn from(error: Error) -> Self {
         Self::Order(error.into())
     }
+}
+
+fn tenant(number: u32) -> Who {
+    Who { kind: WhoKind::Tenant, id: Some(number) }
 }
 
 /// The volumes of a cluster. Lives on the node's reactor.
@@ -62,10 +71,8 @@ pub struct Volumes {
     catalogue: OnceCell<Catalogue>,
     /// Whoever is first connects.
     connecting: Rc<Semaphore>,
-    /// What goes to all volumes goes through this.
-    governor: Governor,
-    /// Of volumes that were used since the start.
-    shares: RefCell<BTreeMap<VolumeName, Share>>,
+    /// No two tenants get one number.
+    numbering: Rc<Semaphore>,
 }
 
 impl Volumes {
@@ -78,8 +85,7 @@ impl Volumes {
             state,
             catalogue: OnceCell::new(),
             connecting: Semaphore::new(1),
-            governor: Governor::new(TERMS),
-            shares: RefCell::default(),
+            numbering: Semaphore::new(1),
         })
     }
 
@@ -116,7 +122,8 @@ impl Volumes {
         let connected = reactor::timeout(READY_WITHIN, async {
             let _turn = self.connecting.acquire(1).await;
             if self.catalogue.get().is_none() {
-                let _first = self.catalogue.set(Catalogue::new(self.connect().await?));
+                let _first =
+                    self.catalogue.set(Catalogue::new(self.connect().await?, Governor::new(TERMS)));
             }
             Ok::<(), VolumeRefusal>(())
         });
@@ -140,48 +147,17 @@ impl Volumes {
     ///
     /// [`VolumeRefusal`].
     pub async fn volume(&self, name: &VolumeName) -> Result<Rc<dyn Volume>, VolumeRefusal> {
-        let volume = self.catalogue().await?.volume(name).await?;
-        let share = self.share(name).await?;
-        Ok(Rc::new(Governed::new(volume, share)))
+        Ok(Rc::new(self.catalogue().await?.volume(name).await?))
     }
 
-    /// What governs a volume.
-    async fn share(&self, name: &VolumeName) -> Result<Share, VolumeRefusal> {
-        if let Some(share) = self.shares.borrow().get(name) {
-            return Ok(share.clone());
-        }
-        let limits = self.catalogue().await?.limits(name).await?;
-        // Somebody may have been faster.
-        if let Some(share) = self.shares.borrow().get(name) {
-            return Ok(share.clone());
-        }
-        let share = self.governor.share(limits).map_err(OrderError::from)?;
-        self.shares.borrow_mut().insert(name.clone(), share.clone());
-        Ok(share)
-    }
-
-    /// Changes what a volume may use: in force at once, also for requests that wait, and kept.
-    pub(crate) async fn set(
-        &self,
-        name: &VolumeName,
-        change: LimitsChange,
-    ) -> Result<(), VolumeRefusal> {
-        let catalogue = self.catalogue().await?;
-        let share = match self.share(name).await {
-            Err(VolumeRefusal::Order(OrderError::LimitsUnknown { .. })) => {
-                catalogue.set_limits(name, &Limits::NONE).await?;
-                self.share(name).await?
-            }
-            share => share?,
-        };
-        let old = share.limits();
-        share.set(change.of(old)).map_err(OrderError::from)?;
-        let kept = catalogue.set_limits(name, &share.limits()).await;
-        if kept.is_err() {
-            // They were in force before.
-            let _ = share.set(old);
-        }
-        Ok(kept?)
+    /// The names of a tenant's volumes, as the tenant calls them.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeRefusal`].
+    pub async fn names(&self, tenant: &Tenant) -> Result<Vec<String>, VolumeRefusal> {
+        let rows = self.catalogue().await?.list(Some(tenant)).await?;
+        Ok(rows.into_iter().map(|row| row.name.name().to_owned()).collect())
     }
 
     /// The volumes, those of `tenant` if one is named.
@@ -193,15 +169,97 @@ impl Volumes {
         let catalogue = self.catalogue().await?;
         let mut volumes = Vec::new();
         for VolumeRow { name, size_bytes, users } in catalogue.list(tenant).await? {
-            let share = self.shares.borrow().get(&name).cloned();
-            let limits = match share {
-                Some(share) => share.limits(),
-                // It may have been deleted meanwhile.
-                None => catalogue.limits(&name).await.unwrap_or_default(),
-            };
+            // It may have been deleted meanwhile.
+            let limits = catalogue.limits(&name).await.unwrap_or_default();
             volumes.push(VolumeStatus { name, kind: "thin".into(), size_bytes, users, limits });
         }
         Ok(volumes)
+    }
+
+    pub(crate) async fn tenants(&self) -> Result<Vec<TenantStatus>, VolumeRefusal> {
+        let rows = self.catalogue().await?.tenants().await?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
+        let status = |row: TenantRow| {
+            let number = numbers.get(row.tenant.as_str()).copied().filter(|number| *number > 0);
+            let quota = match number {
+                Some(number) => quota::show(&self.cluster, Some(tenant(number)))?.pop(),
+                None => None,
+            };
+            Ok(TenantStatus {
+                tenant: row.tenant,
+                number: number.unwrap_or(0),
+                volumes: row.volumes,
+                size_bytes: row.size_bytes,
+                stored_bytes: quota.map_or(0, |quota| quota.bytes.used),
+                capacity_bytes: quota.map(|quota| quota.bytes.hard).filter(|hard| *hard > 0),
+                limits: row.limits,
+            })
+        };
+        rows.into_iter().map(status).collect()
+    }
+
+    /// The number under which quotas count what a tenant stores; one without gets it, also for what it has already.
+    async fn number(&self, tenant: &Tenant) -> Result<u32, VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        let _turn = self.numbering.acquire(1).await;
+        catalogue.create_tenant(tenant).await?;
+        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
+        if let Some(number) = numbers.get(tenant.as_str()).filter(|number| **number > 0) {
+            return Ok(*number);
+        }
+        let number = numbers.values().max().map_or(1, |last| last + 1);
+        let path = format!("{}/{tenant}", Catalogue::HOME);
+        quota::number_tenant(&self.cluster, &path, number).await?;
+        Ok(number)
+    }
+
+    pub(crate) async fn set(
+        &self,
+        name: &VolumeName,
+        change: LimitsChange,
+    ) -> Result<(), VolumeRefusal> {
+        Ok(self.catalogue().await?.set_limits(name, change).await?)
+    }
+
+    /// Changes what all volumes of a tenant may use and store together. A capacity of 0 is none.
+    pub(crate) async fn set_tenant(
+        &self,
+        of: &Tenant,
+        change: LimitsChange,
+        capacity_bytes: Option<u64>,
+    ) -> Result<(), VolumeRefusal> {
+        let number = self.number(of).await?;
+        if change != LimitsChange::default() {
+            self.catalogue().await?.set_tenant_limits(of, change).await?;
+        }
+        if let Some(hard) = capacity_bytes {
+            let bytes = Some(SoftHard { soft: 0, hard });
+            let change = QuotaChange { bytes, ..QuotaChange::default() };
+            quota::set(&self.cluster, tenant(number), change).await?;
+            self.catalogue().await?.close_unused(of).await;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn delete_tenant(&self, of: &Tenant) -> Result<(), VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        let _turn = self.numbering.acquire(1).await;
+        let rows = catalogue.tenants().await?;
+        let numbers = match rows.is_empty() {
+            true => BTreeMap::new(),
+            false => quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?,
+        };
+        catalogue.delete_tenant(of).await?;
+        if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
+            // Somebody else may get the number.
+            let bytes = Some(SoftHard::default());
+            let none = QuotaChange { bytes, ..QuotaChange::default() };
+            quota::set(&self.cluster, tenant(*number), none).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn create(
@@ -210,6 +268,7 @@ impl Volumes {
         size_bytes: u64,
         is_meant: bool,
     ) -> Result<(), VolumeRefusal> {
+        self.number(&name.tenant).await?;
         Ok(self.catalogue().await?.create(name, size_bytes, Anyway { is_meant }).await?)
     }
 
@@ -240,12 +299,7 @@ impl Volumes {
         from: &VolumeName,
         to: &VolumeName,
     ) -> Result<(), VolumeRefusal> {
-        self.catalogue().await?.rename(from, to).await?;
-        let share = self.shares.borrow_mut().remove(from);
-        if let Some(share) = share {
-            self.shares.borrow_mut().insert(to.clone(), share);
-        }
-        Ok(())
+        Ok(self.catalogue().await?.rename(from, to).await?)
     }
 
     pub(crate) async fn delete(
@@ -253,12 +307,7 @@ impl Volumes {
         name: &VolumeName,
         is_meant: bool,
     ) -> Result<(), VolumeRefusal> {
-        self.catalogue().await?.delete(name, Anyway { is_meant }).await?;
-        let share = self.shares.borrow_mut().remove(name);
-        if let Some(share) = share {
-            share.remove();
-        }
-        Ok(())
+        Ok(self.catalogue().await?.delete(name, Anyway { is_meant }).await?)
     }
 
     /// Makes everything durable. Exports have ended.

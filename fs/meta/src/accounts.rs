@@ -339,16 +339,16 @@ impl MetaService {
         self.durable(self.store.last_seq()).await
     }
 
-    /// Gives an inode to a project and a tenant; what is made below a directory belongs to both. Durable when it
+    /// Gives an inode to a project, a tenant or both; what is made below a directory belongs to them. Durable when it
     /// returns.
     ///
     /// # Errors
     ///
     /// `Stale` when it is gone, and when the store does not take it.
-    pub async fn set_project(
+    pub async fn set_owner(
         &self,
         ino: Ino,
-        project: u32,
+        project: Option<u32>,
         tenant: Option<u32>,
     ) -> Result<(), MetaFault> {
         if self.is_recovering() {
@@ -357,6 +357,7 @@ impl MetaService {
         let room = Some(Room { frees: true });
         let reply = self.transact(Self::housekeeper(), None, room, |tx| {
             let mut inode = tx.live(ino)?;
+            let project = project.unwrap_or(inode.project);
             let tenant = tenant.unwrap_or(inode.tenant);
             if (inode.project, inode.tenant) != (project, tenant) {
                 (inode.project, inode.tenant) = (project, tenant);

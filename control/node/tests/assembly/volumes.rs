@@ -2,13 +2,18 @@
 
 use super::shelf::{Shelf, served};
 use levada_base::Buf;
+use levada_base::ids::Ino;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::MIB;
+use levada_client::Client;
 use levada_device::Durability;
+use levada_volume::qos::{Governor, Limits, LimitsChange, Rates, Terms};
 use levada_volume::{
-    Anyway, Catalogue, OrderError, ThinVolume, Volume, VolumeError, VolumeName, model,
+    Anyway, Catalogue, OrderError, Tenant, Volume, VolumeError, VolumeName, model,
 };
+use levada_wire::meta::{Caller, SetXattr};
 use std::rc::Rc;
+use std::time::Duration;
 
 const MEANT: Anyway = Anyway { is_meant: true };
 const CAREFUL: Anyway = Anyway { is_meant: false };
@@ -17,12 +22,17 @@ fn name(text: &str) -> VolumeName {
     text.parse().expect("a name")
 }
 
+fn catalogue_of(client: Client) -> Catalogue {
+    let terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
+    Catalogue::new(client, Governor::new(terms))
+}
+
 async fn sizes(catalogue: &Catalogue) -> Vec<(String, u64)> {
     let rows = catalogue.list(None).await.expect("listed");
     rows.into_iter().map(|row| (row.name.to_string(), row.size_bytes)).collect()
 }
 
-async fn write(volume: &ThinVolume, at: u64, text: &[u8]) -> Result<(), VolumeError> {
+async fn write(volume: &dyn Volume, at: u64, text: &[u8]) -> Result<(), VolumeError> {
     volume.write(at, Buf::copy_of(text).into_vec(), Durability::Volatile).await
 }
 
@@ -32,7 +42,7 @@ async fn with_catalogue<F: Future<Output = ()>>(
     work: impl FnOnce(Rc<Catalogue>) -> F,
 ) {
     served(shelf, |client| async move {
-        let catalogue = Rc::new(Catalogue::new(client));
+        let catalogue = Rc::new(catalogue_of(client));
         work(Rc::clone(&catalogue)).await;
         catalogue.close().await.expect("all durable");
     })
@@ -46,7 +56,7 @@ fn a_thin_volume_does_what_bytes_in_memory_would() {
             with_catalogue(&Shelf::default(), |catalogue| async move {
                 catalogue.create(&name("vm"), 6 * MIB, CAREFUL).await.expect("made");
                 let volume = catalogue.volume(&name("vm")).await.expect("there");
-                model::compare(&*volume, 300).await;
+                model::compare(&volume, 300).await;
             })
             .await;
         });
@@ -79,8 +89,8 @@ fn orders_and_what_was_flushed_outlast_a_restart() {
             found.sort();
             assert_eq!(found, expected);
             let one = catalogue.volume(&name("one")).await.expect("there");
-            assert_eq!(model::read(&*one, 4 * MIB - 3, 3).await, b"end");
-            assert_eq!(model::read(&*one, 8 * MIB - 3, 3).await, b"END");
+            assert_eq!(model::read(&one, 4 * MIB - 3, 3).await, b"end");
+            assert_eq!(model::read(&one, 8 * MIB - 3, 3).await, b"END");
             let of_blue = catalogue.list(Some(&"blue".parse().expect("a name"))).await;
             assert_eq!(of_blue.expect("listed").len(), 1, "and not those of others");
             let of_red = catalogue.list(Some(&"red".parse().expect("a name"))).await;
@@ -94,7 +104,7 @@ fn orders_and_what_was_flushed_outlast_a_restart() {
 fn orders_that_cannot_be_are_refused_and_change_nothing() {
     Reactor::simulated(2).block_on(async {
         served(&Shelf::default(), |client| async move {
-            let catalogue = Catalogue::new(client.clone());
+            let catalogue = catalogue_of(client.clone());
             let vm = name("vm");
             for bytes in [0, 1, MIB + 512, !4095] {
                 let refused = catalogue.create(&vm, bytes, MEANT).await;
@@ -141,13 +151,13 @@ fn a_cut_that_would_lose_data_is_refused_unless_it_is_meant() {
             let cut = catalogue.resize(&vm, 2 * MIB, CAREFUL).await;
             let why = OrderError::WouldCut { name: vm.clone(), bytes: 2 * MIB, data_at: 3 * MIB };
             assert_eq!(cut, Err(why));
-            assert_eq!(model::read(&*volume, 3 * MIB, 4).await, b"here");
+            assert_eq!(model::read(&volume, 3 * MIB, 4).await, b"here");
             assert_eq!(volume.size_bytes(), 4 * MIB);
             catalogue.resize(&vm, 2 * MIB, MEANT).await.expect("it may go");
             let beyond = write(&volume, 2 * MIB, b"here").await;
             assert!(matches!(beyond, Err(VolumeError::OutOfRange { .. })), "{beyond:?}");
             catalogue.resize(&vm, 4 * MIB, CAREFUL).await.expect("grown");
-            assert_eq!(model::read(&*volume, 3 * MIB, 4).await, [0; 4], "nothing comes back");
+            assert_eq!(model::read(&volume, 3 * MIB, 4).await, [0; 4], "nothing comes back");
         })
         .await;
     });
@@ -160,7 +170,7 @@ fn a_volume_is_cut_while_it_is_written() {
         with_catalogue(&Shelf::default(), |catalogue| async move {
             let vm = name("vm");
             catalogue.create(&vm, 4 * MIB, CAREFUL).await.expect("made");
-            let volume = catalogue.volume(&vm).await.expect("there");
+            let volume = Rc::new(catalogue.volume(&vm).await.expect("there"));
             let writers: Vec<_> = (0..4u64)
                 .map(|writer| {
                     let volume = Rc::clone(&volume);
@@ -168,7 +178,7 @@ fn a_volume_is_cut_while_it_is_written() {
                         let mut refused = 0;
                         for round in 0..60 {
                             let at = (writer * 60 + round) % 64 * (MIB / 16);
-                            match write(&volume, at, &[1; 5000]).await {
+                            match write(&*volume, at, &[1; 5000]).await {
                                 Ok(()) => {}
                                 Err(VolumeError::OutOfRange { .. }) => refused += 1,
                                 Err(error) => panic!("{error}"),
@@ -212,9 +222,105 @@ fn a_volume_in_use_is_deleted_only_when_that_is_meant() {
             assert_eq!(volume.read(0, 1).await.err(), Some(VolumeError::Deleted));
             catalogue.create(&vm, MIB, CAREFUL).await.expect("the name is free");
             let new = catalogue.volume(&vm).await.expect("there");
-            assert_eq!(model::read(&*new, 0, 7).await, [0; 7], "another volume");
+            assert_eq!(model::read(&new, 0, 7).await, [0; 7], "another volume");
             drop(new);
             catalogue.delete(&vm, CAREFUL).await.expect("nobody uses it");
+        })
+        .await;
+    });
+}
+
+/// Writes of 4 KiB, one at a time, that the two volumes of `red` take beside each other in two seconds.
+async fn writes_in_two_seconds(catalogue: &Catalogue) -> [u64; 2] {
+    let one = catalogue.volume(&name("red/one")).await.expect("there");
+    let two = catalogue.volume(&name("red/two")).await.expect("there");
+    let end = reactor::now() + Duration::from_secs(2);
+    let tasks = [one, two].map(|volume| {
+        reactor::spawn(async move {
+            let mut done = 0;
+            while reactor::now() < end {
+                write(&volume, done % 16 * 4096, &[7; 4096]).await.expect("written");
+                done += 1;
+            }
+            done
+        })
+    });
+    let mut counts = [0; 2];
+    for (count, task) in counts.iter_mut().zip(tasks) {
+        *count = task.await.expect("not killed");
+    }
+    counts
+}
+
+#[test]
+fn a_tenants_limits_hold_for_its_volumes_together_also_after_a_restart() {
+    Reactor::simulated(6).block_on(async {
+        let shelf = Shelf::default();
+        let red: Tenant = "red".parse().expect("a name");
+        let capped = LimitsChange { cap_iops: Some(200), ..LimitsChange::default() };
+        with_catalogue(&shelf, |catalogue| async move {
+            catalogue.set_tenant_limits(&red, capped).await.expect("a tenant without volumes");
+            for text in ["red/one", "red/two"] {
+                catalogue.create(&name(text), MIB, CAREFUL).await.expect("made");
+            }
+            let halves = writes_in_two_seconds(&catalogue).await;
+            assert!(halves.iter().all(|half| (180..=220).contains(half)), "{halves:?}");
+            let mine = LimitsChange { cap_iops: Some(50), ..LimitsChange::default() };
+            catalogue.set_limits(&name("red/one"), mine).await.expect("set");
+            let refused = catalogue.delete_tenant(&red).await;
+            assert_eq!(refused, Err(OrderError::TenantInUse { tenant: red.clone() }));
+        })
+        .await;
+        let red: Tenant = "red".parse().expect("a name");
+        with_catalogue(&shelf, |catalogue| async move {
+            let [one, two] = writes_in_two_seconds(&catalogue).await;
+            assert!((90..=110).contains(&one), "{one}: its own cap");
+            assert!((270..=330).contains(&two), "{two}: what is left of the tenant's");
+            let rows = catalogue.tenants().await.expect("listed");
+            assert_eq!((&rows[0].tenant, rows[0].volumes), (&red, 2));
+            assert_eq!(rows[0].limits.cap.iops, Some(200));
+
+            let free = LimitsChange { cap_iops: Some(0), ..LimitsChange::default() };
+            catalogue.set_tenant_limits(&red, free).await.expect("set");
+            let [one, two] = writes_in_two_seconds(&catalogue).await;
+            assert!((90..=110).contains(&one) && two > 1000, "{one} {two}");
+            for text in ["red/one", "red/two"] {
+                catalogue.delete(&name(text), CAREFUL).await.expect("deleted");
+            }
+            catalogue.delete_tenant(&red).await.expect("deleted");
+            let gone = catalogue.delete_tenant(&red).await;
+            assert_eq!(gone, Err(OrderError::NoTenant { tenant: red.clone() }));
+            assert_eq!(catalogue.tenants().await.expect("listed"), []);
+        })
+        .await;
+    });
+}
+
+/// A volume whose limits nobody understands is shown to nobody, rather than without them.
+#[test]
+fn limits_that_are_not_understood_are_written_anew_by_who_sets_them() {
+    Reactor::simulated(7).block_on(async {
+        served(&Shelf::default(), |client| async move {
+            let catalogue = catalogue_of(client.clone());
+            let vm = name("vm");
+            catalogue.create(&vm, MIB, CAREFUL).await.expect("made");
+            let mut ino = Ino::ROOT;
+            for part in [".levada", "volumes", "default", "vm"] {
+                ino = client.lookup(ino, part.as_bytes()).await.expect("there").ino;
+            }
+            let root = Caller { uid: 0, gid: 0 };
+            let limits = b"trusted.levada.limits";
+            let set = client.set_xattr(root, ino, limits, b"{", SetXattr::default());
+            set.await.expect("set");
+            let unknown = Some(OrderError::LimitsUnknown { whose: "volume vm".into() });
+            assert_eq!(catalogue.volume(&vm).await.err(), unknown);
+            let capped = LimitsChange { cap_iops: Some(9), ..LimitsChange::default() };
+            catalogue.set_limits(&vm, capped).await.expect("written anew");
+            catalogue.volume(&vm).await.expect("it is shown again");
+            let kept = client.xattr(ino, limits).await.expect("kept");
+            let kept: Limits = serde_json::from_slice(&kept).expect("understood");
+            assert_eq!(kept.cap.iops, Some(9));
+            catalogue.close().await.expect("all durable");
         })
         .await;
     });

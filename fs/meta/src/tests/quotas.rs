@@ -178,8 +178,8 @@ fn a_project_is_a_tree_and_nothing_moves_into_it_from_elsewhere() {
         let t = Tester::new(&world, 1).await;
         let (home, other) = (t.dir(Ino::ROOT, "home").await, t.dir(Ino::ROOT, "other").await);
         let project = subject(SubjectKind::Project, 12);
-        world.service().set_project(home, 12, None).await.expect("set");
-        world.service().set_project(other, 13, None).await.expect("set");
+        world.service().set_owner(home, Some(12), None).await.expect("set");
+        world.service().set_owner(other, Some(13), None).await.expect("set");
         let deep = make(&t, ANN, home, "deep", NewInode::Directory).await.expect("made").ino;
         let file = make(&t, ANN, deep, "file", FILE).await.expect("made").ino;
         write(&t, file, vec![(0, 50)]).await.expect("written");
@@ -201,7 +201,7 @@ fn a_project_is_a_tree_and_nothing_moves_into_it_from_elsewhere() {
         limit_inodes(&world, project, 0, 3).await;
         let refused = make(&t, ROOT, home, "root", FILE).await;
         assert_eq!(refused, Err(MetaFault::Quota), "whoever it is");
-        world.service().set_project(file, 0, None).await.expect("set");
+        world.service().set_owner(file, Some(0), None).await.expect("set");
         assert_eq!(used(&world, project), (2, 0));
         end(world).await;
     });

@@ -1,4 +1,7 @@
-//! `volume`: make, list, resize, rename and delete.
+//! `volume`: make, list, resize, rename and delete. `tenant`: whose they are.
+
+mod limits;
+mod tenant;
 
 use crate::out::{print, say};
 use crate::place;
@@ -6,13 +9,18 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use levada_node::control::{self, ControlReply, ControlRequest, NewSize, VolumeStatus};
 use levada_spec::Bytes;
-use levada_volume::qos::{Limits, LimitsChange, Rates};
+use levada_volume::qos::LimitsChange;
 use levada_volume::{Tenant, VolumeName};
+use limits::LimitArgs;
 use std::fmt::Write;
 use std::path::Path;
 use std::str::FromStr;
 
+pub use tenant::{TenantCommand, tenant};
+
 const NAME: &str = "its name, or TENANT/NAME for another tenant's than `default`";
+
+const NOTHING_TO_SET: &str = "nothing to set: --help says what there is";
 
 #[derive(Subcommand)]
 pub enum VolumeCommand {
@@ -75,24 +83,8 @@ pub enum VolumeCommand {
 pub struct SetArgs {
     #[arg(help = NAME)]
     name: VolumeName,
-    /// At most so many requests a second
-    #[arg(long, value_name = "N")]
-    iops: Option<u64>,
-    /// At most so many bytes a second, as in 100MB; 1MiB or more, as much as one request may need
-    #[arg(long, value_name = "SIZE", value_parser = rate)]
-    bandwidth: Option<u64>,
-    /// So many requests a second (of up to 64 KiB) go before those of others
-    #[arg(long, value_name = "N")]
-    guarantee_iops: Option<u64>,
-    /// So many bytes a second go before those of others
-    #[arg(long, value_name = "SIZE", value_parser = rate)]
-    guarantee_bandwidth: Option<u64>,
-    /// What was not used of the limits for so long may be used at once [default: 10]
-    #[arg(long, value_name = "MS")]
-    burst_ms: Option<u64>,
-    /// Its share of what is left beside guarantees, relative to others' [default: 100]
-    #[arg(long, value_name = "N")]
-    weight: Option<u32>,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 #[derive(Args)]
@@ -112,14 +104,6 @@ fn growth(text: &str) -> Result<NewSize, String> {
     match text.strip_prefix('+') {
         Some(more) => Ok(NewSize::GrowBy { bytes: bytes(more)? }),
         None => Ok(NewSize::GrowTo { bytes: bytes(text)? }),
-    }
-}
-
-/// `100MB`, or 0.
-fn rate(text: &str) -> Result<u64, String> {
-    match text {
-        "0" => Ok(0),
-        text => Bytes::from_str(text).map(|bytes| bytes.0).map_err(|error| error.to_string()),
     }
 }
 
@@ -144,16 +128,9 @@ pub fn volume(file: Option<&Path>, command: &VolumeCommand) -> Result<()> {
             (ControlRequest::VolumeResize { name, size, is_meant }, done)
         }
         VolumeCommand::Set(args) => {
-            let change = LimitsChange {
-                cap_iops: args.iops,
-                cap_bytes_per_s: args.bandwidth,
-                guaranteed_iops: args.guarantee_iops,
-                guaranteed_bytes_per_s: args.guarantee_bandwidth,
-                burst_ms: args.burst_ms,
-                weight: args.weight,
-            };
+            let change = args.limits.change();
             if change == LimitsChange::default() {
-                bail!("nothing to set: `levada volume set --help` says what there is");
+                bail!(NOTHING_TO_SET);
             }
             let name = args.name.clone();
             let done = format!("volume {name} has other limits now");
@@ -203,19 +180,9 @@ fn table(volumes: &[VolumeStatus]) -> Result<String> {
     for volume in volumes {
         let (name, size) = (volume.name.to_string(), Bytes(volume.size_bytes).to_string());
         write!(text, "{name:width$}  {:5}  {size:>10}  {:>5}", volume.kind, volume.users)?;
-        writeln!(text, "  {}", limits_text(&volume.limits))?;
+        writeln!(text, "  {}", limits::text(&volume.limits))?;
     }
     Ok(text)
-}
-
-fn limits_text(limits: &Limits) -> String {
-    let rates = |what: &str, rates: Rates| {
-        let iops = rates.iops.map(|iops| format!("{what}{iops} IOPS"));
-        let bytes = rates.bytes_per_s.map(|bytes| format!("{what}{}/s", Bytes(bytes)));
-        iops.into_iter().chain(bytes)
-    };
-    let all: Vec<_> = rates("", limits.cap).chain(rates("guaranteed ", limits.guarantee)).collect();
-    if all.is_empty() { "-".into() } else { all.join(", ") }
 }
 
 #[cfg(test)]
