@@ -9,9 +9,11 @@ use levada_survey::harness::Effort;
 use levada_survey::load::Load;
 use levada_survey::mount::{self, Access};
 use levada_survey::table::Form;
-use levada_survey::{ladder, suite};
+use levada_survey::{ladder, qos, suite};
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -74,6 +76,14 @@ enum Command {
         dir: PathBuf,
         count: u64,
     },
+    /// Draws what a guarantee is worth: p99 of a volume over time, alone and beside an aggressor, with and without one.
+    Guarantee {
+        /// Where to write the chart, as an SVG.
+        file: PathBuf,
+        /// How long each of the three lines takes.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..))]
+        seconds: u16,
+    },
     /// Prints how many percent of the raw drives reach each layer.
     Ladder {
         /// Where drives are made as files, and removed again; without it they are modelled in
@@ -127,6 +137,10 @@ fn main() -> Result<ExitCode> {
         }
         Command::Names { work, dir, count } => {
             disk::do_names(work, &dir, count)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Guarantee { file, seconds } => {
+            fs::write(file, qos::chart(Duration::from_secs(seconds.into()))?)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Ladder { dir, rounds } => {

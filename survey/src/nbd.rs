@@ -4,20 +4,17 @@ use crate::array;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::members::{Speed, Storage, members};
+use crate::served::{Fio, Served, Volumes, uri};
 use crate::suite::Spec;
-use anyhow::{Context, Result, bail, ensure};
-use futures_util::future::LocalBoxFuture;
+use anyhow::{Context, Result, bail};
 use levada_base::BufMut;
-use levada_base::reactor::{Reactor, mailbox};
+use levada_base::reactor::Reactor;
 use levada_base::units::{KIB, MIB};
 use levada_device::Durability;
-use levada_export_nbd::{Address, Exports, Server};
 use levada_volume::{ArrayVolume, Volume};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -30,8 +27,6 @@ const USED_BYTES: u64 = 1024 * MIB;
 const SPAN: Duration = Duration::from_secs(4);
 /// How long nbdkit may take to listen.
 const STARTS_WITHIN: Duration = Duration::from_secs(5);
-/// How long a server polls for the next request before it sleeps, as `levada array serve` does.
-const SPIN: Duration = Duration::from_micros(100);
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![
@@ -54,105 +49,45 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn compare(effort: Effort, rate: Rate, load: [&str; 3]) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nbd-").tempdir()?;
-    let ours = Served::start(&dir)?;
+    let ours = Served::start(dir.path(), array_of_ram)?;
     let theirs = Nbdkit::start(&dir)?;
-    theirs.fill()?;
+    theirs.fill(&dir)?;
+    let (our_uri, their_uri) = (ours.uri(""), uri(&theirs.socket, ""));
     let pairs = Reactor::new()?.block_on(pairs(
         effort,
         None,
-        async |_| fio(effort, &dir, &ours.socket, load),
-        async |_| fio(effort, &dir, &theirs.socket, load),
+        async |_| fio(effort, &dir, &our_uri, load),
+        async |_| fio(effort, &dir, &their_uri, load),
     ))?;
     Ok(pairs.ratio(rate, ("levada", "nbdkit"), 1.0))
 }
 
-fn uri(socket: &Path) -> String {
-    format!("nbd+unix:///?socket={}", socket.display())
-}
-
 /// What fio read in its own time, and what that took of the processor.
-fn fio(effort: Effort, dir: &TempDir, socket: &Path, load: [&str; 3]) -> Result<Run> {
+fn fio(effort: Effort, dir: &TempDir, uri: &str, load: [&str; 3]) -> Result<Run> {
     let seconds = effort.amount(SPAN.as_millis() as u64) as f64 / 1e3;
     let meter = Meter::start()?;
-    let output = Command::new("fio")
-        .args(["--name=bench", "--ioengine=nbd", "--output-format=json", "--time_based"])
-        .args(load)
-        .args([format!("--runtime={:.0}", seconds.max(1.0)), format!("--size={USED_BYTES}")])
-        .arg(format!("--uri={}", uri(socket)))
-        .current_dir(dir.path())
-        .output()
-        .context("fio")?;
-    ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr).trim());
-    // Notes of the program stand before it.
-    let from = output.stdout.iter().position(|byte| *byte == b'{').context("fio says nothing")?;
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout[from..])?;
-    let read = &said["jobs"][0]["read"];
-    let number = |key: &str| read[key].as_u64().with_context(|| format!("fio does not tell {key}"));
+    let mut load: Vec<_> = load.iter().map(ToString::to_string).collect();
+    load.push("--time_based".into());
+    load.push(format!("--runtime={:.0}", seconds.max(1.0)));
+    load.push(format!("--size={USED_BYTES}"));
+    let said = Fio::start(dir.path(), uri, &load)?.end()?;
+    let number =
+        |key: &str| said["read"][key].as_u64().with_context(|| format!("fio does not tell {key}"));
     let mut run = meter.stop(number("io_bytes")?, number("total_ios")?)?;
     run.elapsed = Duration::from_millis(number("runtime")?);
     Ok(run)
 }
 
-/// The array, served on a thread of its own.
-struct Served {
-    socket: PathBuf,
-    stop: Option<mailbox::Sender<()>>,
-    thread: Option<JoinHandle<Result<()>>>,
-}
-
 /// The array as the one export.
-struct Only(Rc<dyn Volume>);
-
-impl Exports for Only {
-    fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
-        Box::pin(async { vec![String::new()] })
+async fn array_of_ram() -> Result<Volumes> {
+    let members = members(Speed::Unlimited, Storage::Ram, MEMBERS, MEMBER_BYTES);
+    let volume = ArrayVolume::new(array::raid6_of(&members, CHUNK_BYTES).await?);
+    for at in (0..USED_BYTES).step_by(8 * MIB as usize) {
+        let mut data = BufMut::for_overwrite(8 * MIB as usize);
+        data.fill((at / MIB) as u8 | 1);
+        volume.write(at, data.freeze().into_vec(), Durability::Volatile).await?;
     }
-
-    fn open<'a>(&'a self, _name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
-        Box::pin(async { Some(Rc::clone(&self.0)) })
-    }
-}
-
-impl Served {
-    fn start(dir: &TempDir) -> Result<Self> {
-        let socket = dir.path().join("levada.sock");
-        let (started, starting) = mpsc::channel();
-        let at = Address::Unix(socket.clone());
-        let thread = std::thread::Builder::new().name("nbd".into()).spawn(move || {
-            let reactor = Reactor::new()?;
-            reactor.set_spin(SPIN);
-            reactor.block_on(async {
-                let members = members(Speed::Unlimited, Storage::Ram, MEMBERS, MEMBER_BYTES);
-                let volume = ArrayVolume::new(array::raid6_of(&members, CHUNK_BYTES).await?);
-                for at in (0..USED_BYTES).step_by(8 * MIB as usize) {
-                    let mut data = BufMut::for_overwrite(8 * MIB as usize);
-                    data.fill((at / MIB) as u8 | 1);
-                    volume.write(at, data.freeze().into_vec(), Durability::Volatile).await?;
-                }
-                let server = Server::listen(&at, Rc::new(Only(Rc::new(volume))), None)?;
-                let (stop, mut stopped) = mailbox::channel()?;
-                // Nobody waits only when the starter has panicked.
-                let _ = started.send(stop);
-                stopped.recv().await;
-                server.end().await;
-                Ok(())
-            })
-        })?;
-        if let Ok(stop) = starting.recv() {
-            return Ok(Self { socket, stop: Some(stop), thread: Some(thread) });
-        }
-        let ended = thread.join().map_err(|_| anyhow::anyhow!("the server panicked"))?;
-        ended.and(Err(anyhow::anyhow!("the server ended"))).context("serving an array")
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(Ok(Err(error))) = self.thread.take().map(JoinHandle::join) {
-            eprintln!("the NBD server failed: {error:#}");
-        }
-    }
+    Ok(Volumes::from([(String::new(), Rc::new(volume) as Rc<dyn Volume>)]))
 }
 
 /// The peer, running; it ends with this.
@@ -184,15 +119,10 @@ impl Nbdkit {
     }
 
     /// Writes what is read later, so that it is memory and not a hole.
-    fn fill(&self) -> Result<()> {
-        let written = Command::new("fio")
-            .args(["--name=fill", "--ioengine=nbd", "--rw=write", "--bs=1m", "--iodepth=16"])
-            .args([format!("--size={USED_BYTES}"), format!("--uri={}", uri(&self.socket))])
-            .stdout(Stdio::null())
-            .status()
-            .context("fio")?;
-        ensure!(written.success(), "fio cannot fill nbdkit's memory");
-        Ok(())
+    fn fill(&self, dir: &TempDir) -> Result<()> {
+        let load = ["--rw=write", "--bs=1m", "--iodepth=16", &format!("--size={USED_BYTES}")];
+        let written = Fio::start(dir.path(), &uri(&self.socket, ""), &load.map(str::to_owned))?;
+        written.end().map(|_| ()).context("filling nbdkit's memory")
     }
 }
 

@@ -1,30 +1,42 @@
 //! Caps and guarantees of volumes: how exactly they hold, what they cost, and what a guarantee keeps.
 
 use crate::array::{CHUNK_BYTES, STRIPE_BYTES, raid6_of, run, ten};
+use crate::chart::{self, Line};
 use crate::figure::{Bar, Operand, Spread, Taken};
 use crate::harness::{Effort, Meter, Rate, median, pairs, ratio_of};
 use crate::load::Load;
 use crate::members::{Speed, Storage};
+use crate::served::{Fio, Served, Volumes};
 use crate::suite::Spec;
-use anyhow::Result;
-use levada_base::meter::Latency;
+use anyhow::{Context, Result};
 use levada_base::reactor::{self, JoinHandle, random_u64};
 use levada_base::units::{KIB, MIB};
 use levada_raid::RaidArray;
-use levada_volume::qos::{Cost, Governed, Governor, Limits, Rates, Share, Terms};
+use levada_volume::qos::{Cost, Governed, Governor, Limits, Rates, Terms};
 use levada_volume::{ArrayVolume, Volume};
+use std::any::Any;
 use std::cell::Cell;
+use std::fs;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 const STRIPES: u64 = 1024;
 /// Reads of 4 KiB that the victim asks for, per second, at random times; it is guaranteed twice as many.
 const VICTIM_IOPS: u64 = 2000;
+/// As many as the victim ever waits for at once.
+const VICTIM_DEPTH: usize = 64;
 /// Reads of 4 KiB that the aggressor has in flight.
 const AGGRESSOR_DEPTH: usize = 256;
+const VICTIM: &str = "victim";
+const AGGRESSOR: &str = "aggressor";
+/// How long the aggressor is there before the victim, and after it.
+const MARGIN: Duration = Duration::from_secs(1);
+/// Of the chart.
+const WINDOW: Duration = Duration::from_millis(500);
 /// Before anything counts, so that the window is found.
 const SETTLES: Duration = Duration::from_secs(3);
 
@@ -50,15 +62,15 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "qos.nvme.victim_p99_of_alone",
-            what: "p99 of a volume with a guarantee beside an aggressor of the same process, against alone",
+            what: "p99 of a volume with a guarantee, over NBD, beside another process that reads all it can of another, against alone",
             bar: Bar::AtMost(1.5),
-            take: |effort| run(victim_p99(effort, true)),
+            take: |effort| victim_p99(effort, true),
         },
         Spec {
             name: "qos.nvme.unguarded_p99_of_alone",
             what: "the same without the guarantee",
             bar: Bar::None,
-            take: |effort| run(victim_p99(effort, false)),
+            take: |effort| victim_p99(effort, false),
         },
     ]
 }
@@ -186,75 +198,128 @@ impl Drop for Hog {
     }
 }
 
-/// Reads of the victim for `span` after it has settled: p99 in microseconds.
-async fn victim(volume: Rc<Governed<ArrayVolume<RaidArray>>>, span: Duration) -> Result<f64> {
-    let latency = Rc::new(Latency::default());
-    let began = Instant::now();
-    let mut reads = Vec::new();
-    while began.elapsed() < SETTLES + span {
-        let mean_us = 1_000_000 / VICTIM_IOPS;
-        reactor::sleep(Duration::from_micros(random_u64() % (2 * mean_us))).await;
-        let counts = began.elapsed() >= SETTLES;
-        let (volume, latency) = (Rc::clone(&volume), Rc::clone(&latency));
-        reads.retain(|read: &JoinHandle<Result<()>>| !read.is_finished());
-        reads.push(reactor::spawn(async move {
-            let at = random_u64() % (STRIPES * STRIPE_BYTES / 4096) * 4096;
-            let asked = Instant::now();
-            volume.read(at, 4 * KIB).await?;
-            if counts {
-                latency.add(asked.elapsed());
-            }
-            Ok(())
-        }));
-    }
-    for read in reads {
-        if let Some(result) = read.await {
-            result?;
-        }
-    }
-    Ok(latency.quantile(0.99).as_secs_f64() * 1e6)
-}
-
-fn aggressor(share: Share, array: RaidArray, done: Rc<Cell<u64>>) -> Tasks {
-    let volume = Rc::new(Governed::new(ArrayVolume::new(array), share));
-    let task = |_| {
-        let (volume, done) = (Rc::clone(&volume), Rc::clone(&done));
-        reactor::spawn(async move {
-            loop {
-                let at = random_u64() % (STRIPES * STRIPE_BYTES / 4096) * 4096;
-                // A failed read shows: it is not done.
-                if volume.read(at, 4 * KIB).await.is_ok() {
-                    done.set(done.get() + 1);
-                }
-            }
-        })
-    };
-    Tasks((0..AGGRESSOR_DEPTH).map(task).collect())
-}
-
-async fn victim_p99(effort: Effort, is_guaranteed: bool) -> Result<Taken> {
-    let span = Duration::from_secs(effort.amount(8));
+/// Two volumes of one array, each for a client of its own.
+async fn two_volumes(is_guaranteed: bool) -> Result<Volumes> {
     let array = array(Speed::Nvme).await?;
+    let governor = Governor::new(TERMS);
+    let iops = is_guaranteed.then_some(2 * VICTIM_IOPS);
+    let guarantee = Rates { iops, bytes_per_s: None };
+    let mut volumes = Volumes::new();
+    for (name, guarantee) in [(VICTIM, guarantee), (AGGRESSOR, Rates::NONE)] {
+        let share = governor.share(Limits { guarantee, ..Limits::NONE })?;
+        let volume = Governed::new(ArrayVolume::new(array.clone()), share);
+        volumes.insert(name.to_owned(), Rc::new(volume));
+    }
+    Ok(volumes)
+}
+
+fn reads(depth: usize, span: Duration) -> Vec<String> {
+    let size = STRIPES * STRIPE_BYTES;
+    let mut load: Vec<_> =
+        ["--rw=randread", "--bs=4k", "--time_based"].map(str::to_owned).into_iter().collect();
+    load.push(format!("--iodepth={depth}"));
+    load.push(format!("--size={size}"));
+    load.push(format!("--runtime={}", span.as_secs().max(1)));
+    load
+}
+
+/// The victim's reads, at random times.
+struct Victim<'a> {
+    dir: &'a Path,
+    fio: Fio,
+}
+
+impl<'a> Victim<'a> {
+    fn start(dir: &'a Path, served: &Served, span: Duration) -> Result<Self> {
+        let mut load = reads(VICTIM_DEPTH, SETTLES + span);
+        load.push(format!("--rate_iops={VICTIM_IOPS}"));
+        load.push("--rate_process=poisson".into());
+        load.push(format!("--write_lat_log={VICTIM}"));
+        Ok(Self { dir, fio: Fio::start(dir, &served.uri(VICTIM), &load)? })
+    }
+
+    /// When each read that counts was answered, and what it took, by fio's clock.
+    fn end(self) -> Result<Vec<(Duration, Duration)>> {
+        self.fio.end()?;
+        // Lines of: milliseconds, nanoseconds, direction, bytes, priority.
+        let log = fs::read_to_string(self.dir.join(format!("{VICTIM}_lat.1.log")))?;
+        let read = |line: &str| {
+            let mut fields = line.split(',').map(|field| field.trim().parse().ok());
+            let (at_ms, took_ns) = (fields.next()??, fields.next()??);
+            Some((Duration::from_millis(at_ms), Duration::from_nanos(took_ns)))
+        };
+        let reads: Option<Vec<_>> = log.lines().map(read).collect();
+        let mut reads = reads.context("fio's log is not understood")?;
+        reads.retain(|(at, _)| *at >= SETTLES);
+        Ok(reads)
+    }
+}
+
+/// p99 in microseconds.
+fn p99(reads: &[(Duration, Duration)]) -> Result<f64> {
+    let mut took: Vec<_> = reads.iter().map(|(_, took)| *took).collect();
+    took.sort_unstable();
+    let at = took.len() * 99 / 100;
+    Ok(took.get(at).context("the victim read nothing")?.as_secs_f64() * 1e6)
+}
+
+fn victim_p99(effort: Effort, is_guaranteed: bool) -> Result<Taken> {
+    let dir = tempfile::Builder::new().prefix("bench-qos-").tempdir()?;
+    let span = Duration::from_secs(effort.amount(8).max(2));
+    let served = Served::start(dir.path(), async move || two_volumes(is_guaranteed).await)?;
     let (mut both, mut aggressors) = (Vec::new(), Vec::new());
     for _ in 0..effort.runs {
-        let governor = Governor::new(TERMS);
-        let iops = is_guaranteed.then_some(2 * VICTIM_IOPS);
-        let guarantee = Rates { iops, bytes_per_s: None };
-        let share = governor.share(Limits { guarantee, ..Limits::NONE })?;
-        let volume = Rc::new(Governed::new(ArrayVolume::new(array.clone()), share));
         let alone = {
             let _hog = Hog::start();
-            victim(Rc::clone(&volume), span).await?
+            p99(&Victim::start(dir.path(), &served, span)?.end()?)?
         };
-        let (done, began) = (Rc::default(), Instant::now());
-        let tasks = aggressor(governor.share(Limits::NONE)?, array.clone(), Rc::clone(&done));
-        let beside = victim(volume, span).await?;
-        aggressors.push(done.get() as f64 / began.elapsed().as_secs_f64() / 1e3);
-        drop(tasks);
+        // It is there before the victim, and after it.
+        let load = reads(AGGRESSOR_DEPTH, SETTLES + span + 2 * MARGIN);
+        let aggressor = Fio::start(dir.path(), &served.uri(AGGRESSOR), &load)?;
+        std::thread::sleep(MARGIN);
+        let beside = p99(&Victim::start(dir.path(), &served, span)?.end()?)?;
+        let iops = aggressor.end()?["read"]["iops"].as_f64();
+        aggressors.push(iops.context("fio tells no rate")? / 1e3);
         both.push((beside, alone));
     }
     let mut taken = ratio_of(&both, "us", ("beside", "alone"));
     let value = median(aggressors);
     taken.operands.push(Operand { name: "aggressor", value, unit: "kIOPS", cpu: None });
     Ok(taken)
+}
+
+/// p99 over windows of half a second, alone and beside the aggressor with the guarantee and without, as an SVG.
+///
+/// # Errors
+///
+/// fio is missing, or failed.
+pub fn chart(span: Duration) -> Result<String> {
+    let mut lines = Vec::new();
+    let sides = [
+        ("alone, beside a busy core", true, false),
+        ("beside 256 reads at once, guaranteed", true, true),
+        ("not guaranteed", false, true),
+    ];
+    for (name, is_guaranteed, is_attacked) in sides {
+        let dir = tempfile::Builder::new().prefix("bench-qos-").tempdir()?;
+        let served = Served::start(dir.path(), async move || two_volumes(is_guaranteed).await)?;
+        let beside: Box<dyn Any> = if is_attacked {
+            let load = reads(AGGRESSOR_DEPTH, SETTLES + span + 2 * MARGIN);
+            Box::new(Fio::start(dir.path(), &served.uri(AGGRESSOR), &load)?)
+        } else {
+            Box::new(Hog::start())
+        };
+        std::thread::sleep(MARGIN);
+        let reads = Victim::start(dir.path(), &served, span)?.end()?;
+        drop(beside);
+        let window_of = |at: Duration| (at - SETTLES).as_millis() / WINDOW.as_millis();
+        let windows = reads.chunk_by(|(one, _), (next, _)| window_of(*one) == window_of(*next));
+        let points = windows
+            .map(|window| Ok(((window[0].0 - SETTLES).as_secs_f64(), p99(window)?)))
+            .collect::<Result<_>>()?;
+        lines.push(Line { name: name.to_owned(), points });
+    }
+    let title =
+        format!("p99 of {VICTIM_IOPS} reads of 4 KiB a second, over NBD, in windows of 0.5 s");
+    Ok(chart::draw(&title, "us", &lines))
 }

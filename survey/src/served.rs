@@ -1,0 +1,140 @@
+//! Volumes served over NBD by a reactor on a thread of its own, and fio as their client.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use futures_util::future::LocalBoxFuture;
+use levada_base::reactor::{Reactor, mailbox};
+use levada_export_nbd::{Address, Exports, Server};
+use levada_volume::Volume;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a server polls for the next request before it sleeps, as `levada array serve` does.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// Volumes by the names under which they are exported.
+pub(crate) type Volumes = BTreeMap<String, Rc<dyn Volume>>;
+
+struct Named(Volumes);
+
+impl Exports for Named {
+    fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
+        Box::pin(async { self.0.keys().cloned().collect() })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(async move { self.0.get(name).cloned() })
+    }
+}
+
+/// Serves until dropped.
+pub(crate) struct Served {
+    socket: PathBuf,
+    stop: Option<mailbox::Sender<()>>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Served {
+    /// Serves what `make` makes, on its thread, at a socket in `dir`.
+    ///
+    /// # Errors
+    ///
+    /// What `make` says, and a socket that cannot be had.
+    pub(crate) fn start(
+        dir: &Path,
+        make: impl AsyncFnOnce() -> Result<Volumes> + Send + 'static,
+    ) -> Result<Self> {
+        let socket = dir.join("levada.sock");
+        let (started, starting) = mpsc::channel();
+        let at = Address::Unix(socket.clone());
+        let thread = std::thread::Builder::new().name("nbd".into()).spawn(move || {
+            let reactor = Reactor::new()?;
+            reactor.set_spin(SPIN);
+            reactor.block_on(async {
+                let server = Server::listen(&at, Rc::new(Named(make().await?)), None)?;
+                let (stop, mut stopped) = mailbox::channel()?;
+                // Nobody waits only when the starter has panicked.
+                let _ = started.send(stop);
+                stopped.recv().await;
+                server.end().await;
+                Ok(())
+            })
+        })?;
+        if let Ok(stop) = starting.recv() {
+            return Ok(Self { socket, stop: Some(stop), thread: Some(thread) });
+        }
+        let ended = thread.join().map_err(|_| anyhow!("the server panicked"))?;
+        ended.and(Err(anyhow!("the server ended"))).context("serving volumes")
+    }
+
+    pub(crate) fn uri(&self, name: &str) -> String {
+        uri(&self.socket, name)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(Ok(Err(error))) = self.thread.take().map(JoinHandle::join) {
+            eprintln!("the NBD server failed: {error:#}");
+        }
+    }
+}
+
+/// What clients call the export of that name at a Unix socket.
+pub(crate) fn uri(socket: &Path, name: &str) -> String {
+    format!("nbd+unix:///{name}?socket={}", socket.display())
+}
+
+/// fio with its own NBD client, which is one thread; it ends with this.
+pub(crate) struct Fio(Option<Child>);
+
+impl Fio {
+    /// Starts a load on what is at `uri`; files that fio makes come into `dir`.
+    ///
+    /// # Errors
+    ///
+    /// There is no fio.
+    pub(crate) fn start(dir: &Path, uri: &str, load: &[String]) -> Result<Self> {
+        let process = Command::new("fio")
+            .args(["--name=bench", "--ioengine=nbd", "--output-format=json"])
+            .args(load)
+            .arg(format!("--uri={uri}"))
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("fio, which Debian has under that name")?;
+        Ok(Self(Some(process)))
+    }
+
+    /// What it says of its one job, once it has ended.
+    ///
+    /// # Errors
+    ///
+    /// The load failed.
+    pub(crate) fn end(mut self) -> Result<serde_json::Value> {
+        let process = self.0.take().context("it ran")?;
+        let output = process.wait_with_output().context("fio")?;
+        ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr).trim());
+        // Notes of the program stand before it.
+        let from = output.stdout.iter().position(|byte| *byte == b'{');
+        let from = from.context("fio says nothing")?;
+        let mut said: serde_json::Value = serde_json::from_slice(&output.stdout[from..])?;
+        Ok(said["jobs"][0].take())
+    }
+}
+
+impl Drop for Fio {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
