@@ -5,12 +5,15 @@
 use crate::figure::{Bar, Operand, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, median, pairs, spread};
 use crate::running_box::{RunningBox, ensure_ext4, place};
+use crate::served::idle_client;
 use crate::suite::Spec;
 use anyhow::{Context, Result};
 use levada_base::BufMut;
 use levada_base::reactor::Reactor;
 use levada_base::units::{GIB, KIB, MIB};
+use levada_spec::ExportSpec;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind::WouldBlock;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -39,6 +42,12 @@ pub(crate) fn specs() -> Vec<Spec> {
             take: idle_cpu,
         },
         Spec {
+            name: "export.idle_cpu_percent",
+            what: "the same with 100 volumes, each open by an NBD client that asks nothing",
+            bar: Bar::Below(1.0),
+            take: idle_cpu_of_exports,
+        },
+        Spec {
             name: "node.demo_peak_rss_mib",
             what: "most memory that the node held: the demo's files, two lost drives, rebuild, scrub",
             bar: Bar::Below(1536.0),
@@ -57,7 +66,31 @@ fn cpu_seconds(pid: u32) -> Result<f64> {
 }
 
 fn idle_cpu(effort: Effort) -> Result<Taken> {
-    let running = RunningBox::up()?;
+    idle_cpu_of(&RunningBox::up()?, effort)
+}
+
+fn idle_cpu_of_exports(effort: Effort) -> Result<Taken> {
+    const VOLUMES: usize = 100;
+    const SOCKET: &str = "nbd.sock";
+    let nbd = format!("unix:{SOCKET}");
+    let export = ExportSpec { tenant: "default".into(), nbd, tls: None, verify_clients: false };
+    let running = RunningBox::up_with(vec![export])?;
+    let mut clients = Vec::new();
+    for number in 0..VOLUMES {
+        let name = format!("vm{number}");
+        running.levada(&["volume", "create", &name, "--size", "1GiB", "--overcommit"])?;
+        clients.push(idle_client(&running.dir.path().join(SOCKET), &name)?);
+    }
+    let taken = idle_cpu_of(&running, effort);
+    for mut client in clients {
+        client.set_nonblocking(true)?;
+        let is_open = client.read(&mut [0]).is_err_and(|error| error.kind() == WouldBlock);
+        anyhow::ensure!(is_open, "the node has closed the connection of an idle client");
+    }
+    taken
+}
+
+fn idle_cpu_of(running: &RunningBox, effort: Effort) -> Result<Taken> {
     let pids = running.pids()?;
     anyhow::ensure!(pids.len() >= 2, "node and mount should run, found processes {pids:?}");
     std::thread::sleep(SETTLE);

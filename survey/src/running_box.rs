@@ -6,7 +6,7 @@
 use anyhow::{Context, Result};
 use levada_base::units::GIB;
 use levada_node::state::StateDir;
-use levada_spec::{BOX_DRIVES, ClusterFile};
+use levada_spec::{BOX_DRIVES, ClusterFile, ExportSpec};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,11 +58,17 @@ pub(crate) struct RunningBox {
 
 impl RunningBox {
     pub(crate) fn up() -> Result<Self> {
+        Self::up_with(Vec::new())
+    }
+
+    /// One that shows volumes; relative paths of `exports` are in its directory.
+    pub(crate) fn up_with(exports: Vec<ExportSpec>) -> Result<Self> {
         let own = std::env::current_exe()?;
         let levada = own.with_file_name("levada");
         anyhow::ensure!(levada.exists(), "{} is missing: `make build`", levada.display());
         let dir = tempfile::Builder::new().prefix("bench-box-").tempdir_in(place()?)?;
-        let file = ClusterFile::box_default(dir.path(), 3 * DRIVE_BYTES * BOX_DRIVES as u64)?;
+        let size = 3 * DRIVE_BYTES * BOX_DRIVES as u64;
+        let file = ClusterFile { exports, ..ClusterFile::box_default(dir.path(), size)? };
         std::fs::write(dir.path().join("levada.toml"), file.to_toml())?;
         let running = Self { levada, dir };
         running.levada(&["up"])?;

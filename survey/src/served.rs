@@ -6,6 +6,8 @@ use levada_base::reactor::{Reactor, mailbox};
 use levada_export_nbd::{Address, Exports, Server};
 use levada_volume::Volume;
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -88,6 +90,43 @@ impl Drop for Served {
 /// What clients call the export of that name at a Unix socket.
 pub(crate) fn uri(socket: &Path, name: &str) -> String {
     format!("nbd+unix:///{name}?socket={}", socket.display())
+}
+
+/// A client that has opened the export `name` and asks nothing (NetworkBlockDevice, doc/proto.md, fixed newstyle negotiation).
+///
+/// # Errors
+///
+/// The server refuses.
+pub(crate) fn idle_client(socket: &Path, name: &str) -> Result<UnixStream> {
+    const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+    const FIXED_NEWSTYLE_NO_ZEROES: u32 = 3;
+    const GO: u32 = 7;
+    const ACKNOWLEDGED: u32 = 1;
+    let mut stream = UnixStream::connect(socket)?;
+    // Two magic numbers and the flags.
+    stream.read_exact(&mut [0; 18])?;
+    let length = name.len() as u32;
+    let mut said = FIXED_NEWSTYLE_NO_ZEROES.to_be_bytes().to_vec();
+    said.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    for word in [GO, 4 + length + 2, length] {
+        said.extend_from_slice(&word.to_be_bytes());
+    }
+    said.extend_from_slice(name.as_bytes());
+    // It wants to know nothing more of it.
+    said.extend_from_slice(&0_u16.to_be_bytes());
+    stream.write_all(&said)?;
+    loop {
+        // Magic, option, kind of the reply, bytes that follow.
+        let mut head = [0; 20];
+        stream.read_exact(&mut head)?;
+        let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|byte| head[at + byte]));
+        let (kind, bytes) = (word(12), word(16));
+        stream.read_exact(&mut vec![0; bytes as usize])?;
+        ensure!(kind >> 31 == 0, "the server refuses {name}: {kind:#x}");
+        if kind == ACKNOWLEDGED {
+            return Ok(stream);
+        }
+    }
 }
 
 /// fio with its own NBD client, which is one thread; it ends with this.
