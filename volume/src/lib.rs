@@ -3,6 +3,7 @@
 //! - `volume`: the interface, which is all that an export knows.
 //! - `array`: a volume that is an array, or a run of stripes of one.
 //! - `thin`: a volume that is a file of the file system; `catalogue`: all of them, by `name`.
+//! - `linear`: a volume that is stripes of an array; the pool of all of them, and its table.
 //! - `model`: what tests compare every kind of volume with.
 //! - `qos`: caps and guarantees; a volume whose requests wait for their turn.
 //!
@@ -15,7 +16,10 @@
 mod array;
 mod catalogue;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod gate;
+mod linear;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 mod name;
@@ -27,6 +31,7 @@ mod volume;
 pub use array::ArrayVolume;
 pub use catalogue::Catalogue;
 pub use error::VolumeError;
+pub use linear::{LinearVolume, Pool, PoolError, TableFault};
 pub use name::{NameError, Tenant, VolumeName};
 pub use order::{Anyway, OrderError, TenantRow, VolumeRow};
 pub use thin::ThinVolume;

@@ -54,6 +54,9 @@ pub enum OrderError {
     NoRoom { array: String, bytes: u64, free_bytes: u64 },
     #[error("array {array} has as many volumes as its table holds")]
     TableFull { array: String },
+    /// Whether the last order was carried out is known when it is opened anew.
+    #[error("the table of volumes of array {array} could not be written: serve it anew first")]
+    PoolUnsettled { array: String },
     #[error(
         "volume {name} holds data beyond {bytes} bytes (at {data_at}): discard it first, or give --discard-data"
     )]

@@ -1,0 +1,177 @@
+//! A drive that answers at once and remembers everything, so that a test can cut the power after any write.
+
+use levada_base::buf::bytes_in;
+use levada_base::reactor::random_u64;
+use levada_base::units::BLOCK_BYTES;
+use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::rc::Rc;
+
+type Block = Rc<[u8]>;
+
+enum Event {
+    Write { member: usize, first: u64, blocks: Vec<Block>, durability: Durability },
+    Flush { member: usize },
+}
+
+/// What happened to the drives of an array, in order.
+#[derive(Default)]
+pub struct Log(RefCell<Vec<Event>>);
+
+/// What a power cut leaves of what was not flushed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Unflushed {
+    Lost,
+    Kept,
+    /// Of each block any version, by chance.
+    Any,
+}
+
+pub struct Drive {
+    info: DeviceInfo,
+    member: usize,
+    blocks: RefCell<BTreeMap<u64, Block>>,
+    log: Rc<Log>,
+    /// Fails after so many more writes.
+    pub writes_left: Cell<Option<u64>>,
+}
+
+impl Drive {
+    pub fn new(member: usize, capacity_bytes: u64, log: Rc<Log>) -> Self {
+        let info = DeviceInfo {
+            name: format!("m{member}"),
+            capacity_bytes,
+            block_bytes: BLOCK_BYTES,
+            atomic_write_bytes: BLOCK_BYTES,
+            io_bytes_best: 1 << 20,
+        };
+        let (blocks, writes_left) = Default::default();
+        Self { info, member, blocks, log, writes_left }
+    }
+
+    /// How much has happened so far.
+    pub fn events(&self) -> usize {
+        self.log.0.borrow().len()
+    }
+
+    /// This drive as a power cut after so many events leaves it.
+    pub fn after_cut(&self, events: usize, unflushed: Unflushed) -> Rc<Self> {
+        let mut stable: BTreeMap<u64, Block> = BTreeMap::new();
+        let mut cached: BTreeMap<u64, Vec<Block>> = BTreeMap::new();
+        for event in &self.log.0.borrow()[..events] {
+            match event {
+                Event::Write { member, first, blocks, durability } if *member == self.member => {
+                    for (number, block) in (*first..).zip(blocks) {
+                        match durability {
+                            Durability::Volatile => {
+                                cached.entry(number).or_default().push(Rc::clone(block));
+                            }
+                            Durability::Fua => {
+                                cached.remove(&number);
+                                stable.insert(number, Rc::clone(block));
+                            }
+                        }
+                    }
+                }
+                Event::Flush { member } if *member == self.member => {
+                    let newest = |(number, mut versions): (u64, Vec<Block>)| {
+                        versions.pop().map(|newest| (number, newest))
+                    };
+                    stable.extend(std::mem::take(&mut cached).into_iter().filter_map(newest));
+                }
+                Event::Write { .. } | Event::Flush { .. } => {}
+            }
+        }
+        for (number, mut versions) in cached {
+            let kept = match unflushed {
+                Unflushed::Lost => 0,
+                Unflushed::Kept => versions.len(),
+                Unflushed::Any => random_u64() as usize % (versions.len() + 1),
+            };
+            if kept > 0 {
+                stable.insert(number, versions.swap_remove(kept - 1));
+            }
+        }
+        let drive = Self::new(self.member, self.info.capacity_bytes, Rc::default());
+        *drive.blocks.borrow_mut() = stable;
+        Rc::new(drive)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.writes_left.get() == Some(0)
+    }
+
+    fn read_now(&self, at: u64, mut into: IoVecMut) -> Result<IoVecMut, BlockError> {
+        check_range(&self.info, at, bytes_in(&into))?;
+        if self.is_gone() {
+            return Err(BlockError::Gone);
+        }
+        let blocks = self.blocks.borrow();
+        let pieces = into.iter_mut().flat_map(|part| part.chunks_mut(BLOCK_BYTES as usize));
+        for (number, piece) in (at / BLOCK_BYTES..).zip(pieces) {
+            match blocks.get(&number) {
+                Some(block) => piece.copy_from_slice(block),
+                None => piece.fill(0),
+            }
+        }
+        Ok(into)
+    }
+
+    fn write_now(&self, at: u64, data: &[u8], durability: Durability) -> Result<(), BlockError> {
+        check_range(&self.info, at, data.len() as u64)?;
+        if self.is_gone() {
+            return Err(BlockError::Gone);
+        }
+        if let Some(left) = self.writes_left.get() {
+            self.writes_left.set(Some(left - 1));
+        }
+        let first = at / BLOCK_BYTES;
+        let blocks: Vec<Block> = data.chunks(BLOCK_BYTES as usize).map(Into::into).collect();
+        self.blocks.borrow_mut().extend((first..).zip(blocks.iter().cloned()));
+        let event = Event::Write { member: self.member, first, blocks, durability };
+        self.log.0.borrow_mut().push(event);
+        Ok(())
+    }
+}
+
+impl Device for Drive {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        Box::pin(ready(self.read_now(at, into)))
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
+        let data: Vec<u8> = from.iter().flat_map(|part| part.iter().copied()).collect();
+        Box::pin(ready(self.write_now(at, &data, durability)))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        if self.is_gone() {
+            return Box::pin(ready(Err(BlockError::Gone)));
+        }
+        self.log.0.borrow_mut().push(Event::Flush { member: self.member });
+        Box::pin(ready(Ok(())))
+    }
+
+    fn discard(&self, _: u64, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        Box::pin(ready(self.write_now(at, &vec![0; bytes as usize], Durability::Volatile)))
+    }
+
+    fn fence(&self, _: Epoch) -> IoFuture<'_, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn health(&self) -> Health {
+        Health::default()
+    }
+}
