@@ -1,16 +1,88 @@
 //! Orders for volumes, and why they are refused.
 
 use crate::name::{Tenant, VolumeName};
-use crate::qos::{Limits, QosError};
+use crate::qos::{Limits, LimitsChange, QosError};
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
 use levada_device::BlockError;
+use serde::{Deserialize, Serialize};
 
 /// What an operator says explicitly, because it could be a slip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anyway {
     /// A new or grown thin volume may be larger than the store, a shrunk one may lose data, a deleted one be in use.
     pub is_meant: bool,
+}
+
+/// A size to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewSize {
+    /// Refused where the volume is that large already.
+    GrowTo {
+        bytes: u64,
+    },
+    GrowBy {
+        bytes: u64,
+    },
+    /// Refused where the volume is that small already.
+    ShrinkTo {
+        bytes: u64,
+    },
+}
+
+impl NewSize {
+    /// The size of a volume that had `old_bytes`; `None`: it would not become larger, or smaller, as was asked.
+    #[must_use]
+    pub fn of(self, old_bytes: u64) -> Option<u64> {
+        match self {
+            Self::GrowTo { bytes } => (bytes > old_bytes).then_some(bytes),
+            Self::GrowBy { bytes } => Some(old_bytes.saturating_add(bytes)),
+            Self::ShrinkTo { bytes } => (bytes < old_bytes).then_some(bytes),
+        }
+    }
+}
+
+/// What may be asked for a volume, wherever it lies. `is_meant`: see [`Anyway`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case")]
+pub enum VolumeOrder {
+    Create {
+        name: VolumeName,
+        size_bytes: u64,
+        is_meant: bool,
+    },
+    Resize {
+        name: VolumeName,
+        size: NewSize,
+        is_meant: bool,
+    },
+    /// Changes what a volume may use, while it is used.
+    Set {
+        name: VolumeName,
+        change: LimitsChange,
+    },
+    Rename {
+        from: VolumeName,
+        to: VolumeName,
+    },
+    Delete {
+        name: VolumeName,
+        is_meant: bool,
+    },
+}
+
+/// A volume, as programs are told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    pub name: VolumeName,
+    /// `thin`, `linear`.
+    pub kind: String,
+    pub size_bytes: u64,
+    /// Clients that have it open now, over all exports.
+    pub users: usize,
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// A volume as it is listed.

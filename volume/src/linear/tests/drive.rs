@@ -1,7 +1,7 @@
-//! A drive that answers at once and remembers everything, so that a test can cut the power after any write.
+//! A drive that answers at once, unless told otherwise, and remembers everything, so that a test can cut the power after any write.
 
 use levada_base::buf::bytes_in;
-use levada_base::reactor::random_u64;
+use levada_base::reactor::{self, random_u64};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::rc::Rc;
+use std::time::Duration;
 
 type Block = Rc<[u8]>;
 
@@ -37,6 +38,8 @@ pub struct Drive {
     log: Rc<Log>,
     /// Fails after so many more writes.
     pub writes_left: Cell<Option<u64>>,
+    /// Reads and writes take less than this, by chance.
+    pub delay_us: Cell<u64>,
 }
 
 impl Drive {
@@ -48,8 +51,8 @@ impl Drive {
             atomic_write_bytes: BLOCK_BYTES,
             io_bytes_best: 1 << 20,
         };
-        let (blocks, writes_left) = Default::default();
-        Self { info, member, blocks, log, writes_left }
+        let (blocks, writes_left, delay_us) = Default::default();
+        Self { info, member, blocks, log, writes_left, delay_us }
     }
 
     /// How much has happened so far.
@@ -100,6 +103,13 @@ impl Drive {
         Rc::new(drive)
     }
 
+    async fn delay(&self) {
+        if self.delay_us.get() > 0 {
+            let us = random_u64() % self.delay_us.get();
+            reactor::sleep(Duration::from_micros(us)).await;
+        }
+    }
+
     fn is_gone(&self) -> bool {
         self.writes_left.get() == Some(0)
     }
@@ -143,12 +153,18 @@ impl Device for Drive {
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
-        Box::pin(ready(self.read_now(at, into)))
+        Box::pin(async move {
+            self.delay().await;
+            self.read_now(at, into)
+        })
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
         let data: Vec<u8> = from.iter().flat_map(|part| part.iter().copied()).collect();
-        Box::pin(ready(self.write_now(at, &data, durability)))
+        Box::pin(async move {
+            self.delay().await;
+            self.write_now(at, &data, durability)
+        })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {

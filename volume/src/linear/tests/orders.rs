@@ -199,9 +199,10 @@ fn a_full_table_is_told_and_stays_as_it_is() {
 fn who_uses_what_is_deleted_or_cut_off_hears_of_it_and_harms_nobody() {
     for seed in 0..20 {
         Reactor::simulated(seed).block_on(async {
-            let (_, array) = small(2 * MIB).await;
+            let (drives, array) = small(2 * MIB).await;
             let pool = pool(&array).await;
             let stripe = array.geometry().stripe_bytes;
+            drives.iter().for_each(|drive| drive.delay_us.set(30));
             pool.create(&name("old"), pool.free_bytes()).await.expect("created");
             let old = volume(&pool, "old").await;
             let size = old.size_bytes();
@@ -223,12 +224,12 @@ fn who_uses_what_is_deleted_or_cut_off_hears_of_it_and_harms_nobody() {
                 refused
             };
             let orders = async {
-                reactor::sleep(Duration::from_micros(20 + seed)).await;
+                reactor::sleep(Duration::from_micros(200 + 10 * seed)).await;
                 pool.resize(&name("old"), size / 2 / stripe * stripe, MEANT).await.expect("cut");
                 pool.create(&name("new"), pool.free_bytes()).await.expect("created");
                 let new = volume(&pool, "new").await;
                 assert!(holds(&new, 0).await);
-                reactor::sleep(Duration::from_micros(20)).await;
+                reactor::sleep(Duration::from_micros(300)).await;
                 pool.delete(&name("old"), MEANT).await.expect("deleted");
                 pool.create(&name("newer"), pool.free_bytes()).await.expect("created");
                 new
