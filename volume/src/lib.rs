@@ -33,8 +33,6 @@ pub use catalogue::Catalogue;
 pub use error::VolumeError;
 pub use linear::{LinearVolume, Pool, PoolError, TableFault};
 pub use name::{NameError, Tenant, VolumeName};
-pub use order::{
-    Anyway, NewSize, OrderError, TenantRow, VolumeOrder, VolumeRow, VolumeStatus,
-};
+pub use order::{Anyway, NewSize, OrderError, TenantRow, VolumeOrder, VolumeRow, VolumeStatus};
 pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};

@@ -3,6 +3,8 @@
 mod show;
 mod work;
 
+pub use work::status_of;
+
 use crate::out::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -19,6 +21,8 @@ pub enum ArrayCommand {
     /// Show what an array is and how its members stand; changes nothing
     Show(ShowArgs),
     /// Open an array and show it as one regular file, for losetup, mkfs, dd or any program, or over NBD, until SIGINT or SIGTERM
+    ///
+    /// Of an array that is a pool (`levada volume pool`) its volumes are shown, over NBD.
     ///
     /// Nothing is cached: what a write acknowledged is in the array, and what fsync acknowledged is durable. What waits for a
     /// rebuild is rebuilt meanwhile. The other commands work on the array while it is served: one of its drives
@@ -289,9 +293,13 @@ fn serve(args: &ServeArgs) -> Result<()> {
         verify_clients: args.verify_clients,
     };
     levada_array::serve(&keeping, &shows, |status, shown| {
+        let pool = status
+            .pool
+            .as_ref()
+            .map_or_else(String::new, |pool| format!(", a pool of {} volumes", pool.volumes.len()));
         for place in shown.places() {
             let (bytes, name, uuid) = (status.capacity_bytes, &status.name, &status.uuid);
-            say!("{place}: {bytes} bytes, array {name} ({uuid})");
+            say!("{place}: {bytes} bytes, array {name} ({uuid}){pool}");
         }
     })?;
     Ok(())
@@ -299,8 +307,12 @@ fn serve(args: &ServeArgs) -> Result<()> {
 
 /// Asks whoever has the array open, or opens it for that.
 fn ask(on: &OnArray, request: Request) -> Result<Reply> {
-    let asked = levada_array::ask_or_open(&on.keeping(), move |socket| {
-        levada_array::ask(socket, &request)
-    })??;
+    ask_or_open(&on.keeping(), request)
+}
+
+/// As [`ask`], of an array that is named otherwise.
+pub fn ask_or_open(keeping: &Keeping, request: Request) -> Result<Reply> {
+    let asked =
+        levada_array::ask_or_open(keeping, move |socket| levada_array::ask(socket, &request))??;
     asked.ok_or_else(|| anyhow::anyhow!("the array was closed meanwhile: try again"))
 }

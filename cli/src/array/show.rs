@@ -3,7 +3,7 @@
 use crate::out::{print, say};
 use crate::status::bytes;
 use anyhow::Result;
-use levada_array::{MemberStatus, Progress, Status};
+use levada_array::{MemberStatus, PoolStatus, Progress, Status};
 use std::fmt::Write;
 
 /// Prints an array.
@@ -117,7 +117,13 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
     if let Some(result) = &status.last_scrub {
         writeln!(out, "  last scrub: {}", super::work::result_text(result))?;
     }
-    Ok(())
+    match &status.pool {
+        Some(PoolStatus { problem: Some(problem), .. }) => writeln!(out, "  ! {problem}"),
+        Some(PoolStatus { problem: None, free_bytes, volumes }) => {
+            writeln!(out, "  a pool of {} volumes, {} free", volumes.len(), bytes(*free_bytes))
+        }
+        None => Ok(()),
+    }
 }
 
 fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {

@@ -14,7 +14,7 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-fn status_of(reply: Reply) -> Result<Status> {
+pub fn status_of(reply: Reply) -> Result<Status> {
     match reply {
         Reply::Status(status) => Ok(*status),
         Reply::Scrubbed(_) | Reply::Failed { .. } => {
@@ -149,9 +149,12 @@ pub fn fail(on: &OnArray, member: &str) -> Result<()> {
 pub fn admit(on: &OnArray, request: Request, how: &str) -> Result<()> {
     let new = match &request {
         Request::Replace { new, .. } | Request::AddSpare { new, .. } => new.display().to_string(),
-        Request::Show | Request::Scrub { .. } | Request::Rebuild { .. } | Request::Fail { .. } => {
-            String::new()
-        }
+        Request::Show
+        | Request::Scrub { .. }
+        | Request::Rebuild { .. }
+        | Request::Fail { .. }
+        | Request::MakePool { .. }
+        | Request::Volume { .. } => String::new(),
     };
     let status = status_of(ask(on, request)?)?;
     if on.json {

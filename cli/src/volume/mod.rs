@@ -1,30 +1,46 @@
-//! `volume`: make, list, resize, rename and delete. `tenant`: whose they are.
+//! `volume`: make, list, resize, rename and delete, in a cluster or on an array. `tenant`: whose they are.
 
 mod limits;
 mod tenant;
 
+use crate::array;
 use crate::out::{print, say};
 use crate::place;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use levada_node::control::{self, ControlReply, ControlRequest, NewSize, VolumeStatus};
+use levada_array::{Keeping, Opening, Pace, PoolStatus, Request};
+use levada_node::control::{self, ControlReply, ControlRequest};
 use levada_spec::Bytes;
 use levada_volume::qos::LimitsChange;
-use levada_volume::{Tenant, VolumeName};
+use levada_volume::{NewSize, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use limits::LimitArgs;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub use tenant::{TenantCommand, tenant};
 
 const NAME: &str = "its name, or TENANT/NAME for another tenant's than `default`";
+const HERE: &str = "volumes are those of the cluster, or with --on those of an array on its own";
+
+/// Where volumes are.
+#[derive(Args)]
+pub struct PlaceArgs {
+    /// On an array on its own, a pool: its drives, of which one is enough while it is served
+    #[arg(long, value_name = "DRIVE", num_args = 1..)]
+    on: Vec<PathBuf>,
+    /// Go on without live members of the array whose drives are not given: they are out until they are given again
+    #[arg(long, requires = "on")]
+    degraded: bool,
+}
 
 const NOTHING_TO_SET: &str = "nothing to set: --help says what there is";
 
 #[derive(Subcommand)]
+#[command(after_help = HERE)]
 pub enum VolumeCommand {
-    /// Make a thin volume: it reads as zeroes, and takes room as it is written
+    /// Make a volume, which reads as zeroes: in a cluster thin, it takes room as it is written; on an array linear, it has all its
+    /// room from the beginning
     Create {
         #[arg(help = NAME)]
         name: VolumeName,
@@ -32,8 +48,10 @@ pub enum VolumeCommand {
         #[arg(long)]
         size: Bytes,
         /// Also when it is larger than the whole store
-        #[arg(long)]
+        #[arg(long, conflicts_with = "on")]
         overcommit: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
     },
     /// List the volumes
     #[command(visible_alias = "ls")]
@@ -46,8 +64,10 @@ pub enum VolumeCommand {
         #[arg(value_parser = growth, value_name = "SIZE|+SIZE")]
         size: NewSize,
         /// Also when it becomes larger than the whole store
-        #[arg(long)]
+        #[arg(long, conflicts_with = "on")]
         overcommit: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
     },
     /// Make a volume smaller; refused while there is data beyond the new end
     Shrink {
@@ -58,6 +78,8 @@ pub enum VolumeCommand {
         /// Also when that loses data
         #[arg(long)]
         discard_data: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
     },
     /// Change what a volume may use, also while it is used; what is not named stays, and 0 is no limit
     Set(SetArgs),
@@ -67,6 +89,8 @@ pub enum VolumeCommand {
         name: VolumeName,
         /// The new name, of the same tenant
         to: VolumeName,
+        #[command(flatten)]
+        place: PlaceArgs,
     },
     /// Delete a volume, and with it what it holds
     #[command(visible_alias = "rm")]
@@ -76,6 +100,20 @@ pub enum VolumeCommand {
         /// Also while clients use it: their requests fail from then on
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Make an array a pool of volumes, which has no other use then; refused if it holds anything
+    Pool {
+        /// Also if the array holds something, which is lost
+        #[arg(long)]
+        force: bool,
+        /// Go on without live members of the array whose drives are not given
+        #[arg(long)]
+        degraded: bool,
+        /// Its drives
+        #[arg(required = true, value_name = "DRIVE")]
+        drives: Vec<PathBuf>,
     },
 }
 
@@ -85,6 +123,8 @@ pub struct SetArgs {
     name: VolumeName,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 #[derive(Args)]
@@ -95,6 +135,8 @@ pub struct ListArgs {
     /// A line of JSON for each
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 /// `40GiB`, or `+20GiB`.
@@ -109,55 +151,125 @@ fn growth(text: &str) -> Result<NewSize, String> {
 
 /// Carries out a volume command.
 pub fn volume(file: Option<&Path>, command: &VolumeCommand) -> Result<()> {
-    let (request, done) = match command {
-        VolumeCommand::List(args) => return list(file, args),
-        VolumeCommand::Create { name, size, overcommit } => {
+    match command {
+        VolumeCommand::List(args) => list(file, args),
+        VolumeCommand::Pool { force, degraded, drives } => {
+            make_pool(&keeping(drives, *degraded), *force)
+        }
+        VolumeCommand::Create { name, size, overcommit, place } => {
             let (name, size_bytes, is_meant) = (name.clone(), size.0, *overcommit);
             let done = format!("volume {name} of {size} is there");
-            (ControlRequest::VolumeCreate { name, size_bytes, is_meant }, done)
+            carry_out(file, place, VolumeOrder::Create { name, size_bytes, is_meant }, &done)
         }
-        VolumeCommand::Grow { name, size, overcommit } => {
+        VolumeCommand::Grow { name, size, overcommit, place } => {
             let done = format!("volume {name} has grown");
             let (name, size, is_meant) = (name.clone(), *size, *overcommit);
-            (ControlRequest::VolumeResize { name, size, is_meant }, done)
+            carry_out(file, place, VolumeOrder::Resize { name, size, is_meant }, &done)
         }
-        VolumeCommand::Shrink { name, size, discard_data } => {
+        VolumeCommand::Shrink { name, size, discard_data, place } => {
             let done = format!("volume {name} has {size} now");
             let (name, size, is_meant) =
                 (name.clone(), NewSize::ShrinkTo { bytes: size.0 }, *discard_data);
-            (ControlRequest::VolumeResize { name, size, is_meant }, done)
+            carry_out(file, place, VolumeOrder::Resize { name, size, is_meant }, &done)
         }
-        VolumeCommand::Set(args) => {
-            let change = args.limits.change();
-            if change == LimitsChange::default() {
-                bail!(NOTHING_TO_SET);
-            }
-            let name = args.name.clone();
-            let done = format!("volume {name} has other limits now");
-            (ControlRequest::VolumeSet { name, change }, done)
-        }
-        VolumeCommand::Rename { name, to } => {
+        VolumeCommand::Set(args) => set(file, args),
+        VolumeCommand::Rename { name, to, place } => {
             let done = format!("volume {name} is {to} now");
-            (ControlRequest::VolumeRename { from: name.clone(), to: to.clone() }, done)
+            let order = VolumeOrder::Rename { from: name.clone(), to: to.clone() };
+            carry_out(file, place, order, &done)
         }
-        VolumeCommand::Delete { name, force } => {
+        VolumeCommand::Delete { name, force, place } => {
             let done = format!("volume {name} is deleted");
-            (ControlRequest::VolumeDelete { name: name.clone(), is_meant: *force }, done)
+            let order = VolumeOrder::Delete { name: name.clone(), is_meant: *force };
+            carry_out(file, place, order, &done)
         }
-    };
-    ask(file, &request)?;
+    }
+}
+
+fn set(file: Option<&Path>, args: &SetArgs) -> Result<()> {
+    let change = args.limits.change();
+    if change == LimitsChange::default() {
+        bail!(NOTHING_TO_SET);
+    }
+    let name = args.name.clone();
+    let done = format!("volume {name} has other limits now");
+    carry_out(file, &args.place, VolumeOrder::Set { name, change }, &done)
+}
+
+/// An array for an order alone.
+fn keeping(drives: &[PathBuf], degraded: bool) -> Keeping {
+    Keeping {
+        drives: drives.to_vec(),
+        opening: Opening { degraded, force: false },
+        pace: Pace::default(),
+        read_slow: false,
+    }
+}
+
+impl PlaceArgs {
+    /// The array that is meant; `None`: the cluster.
+    fn array(&self) -> Option<Keeping> {
+        (!self.on.is_empty()).then(|| keeping(&self.on, self.degraded))
+    }
+}
+
+/// Has an order carried out where the volume is, and says so.
+fn carry_out(file: Option<&Path>, place: &PlaceArgs, order: VolumeOrder, done: &str) -> Result<()> {
+    match place.array() {
+        Some(array) => drop(array::ask_or_open(&array, Request::Volume { order })?),
+        None => drop(ask(file, &for_node(order))?),
+    }
     say!("{done}");
     Ok(())
+}
+
+/// The order as a node takes it.
+fn for_node(order: VolumeOrder) -> ControlRequest {
+    match order {
+        VolumeOrder::Create { name, size_bytes, is_meant } => {
+            ControlRequest::VolumeCreate { name, size_bytes, is_meant }
+        }
+        VolumeOrder::Resize { name, size, is_meant } => {
+            ControlRequest::VolumeResize { name, size, is_meant }
+        }
+        VolumeOrder::Set { name, change } => ControlRequest::VolumeSet { name, change },
+        VolumeOrder::Rename { from, to } => ControlRequest::VolumeRename { from, to },
+        VolumeOrder::Delete { name, is_meant } => ControlRequest::VolumeDelete { name, is_meant },
+    }
 }
 
 fn ask(file: Option<&Path>, request: &ControlRequest) -> Result<ControlReply> {
     Ok(control::ask(&place::state(&place::load(file)?).control_socket(), request)?)
 }
 
+fn make_pool(array: &Keeping, force: bool) -> Result<()> {
+    let status = array::status_of(array::ask_or_open(array, Request::MakePool { force })?)?;
+    let free = Bytes(status.pool.map_or(0, |pool| pool.free_bytes));
+    let name = status.name;
+    say!("{name} is a pool of volumes with room for {free}; `levada volume create ... --on`");
+    Ok(())
+}
+
+/// The pool that an array is.
+fn pool_of(array: &Keeping) -> Result<PoolStatus> {
+    let status = array::status_of(array::ask_or_open(array, Request::Show)?)?;
+    match status.pool {
+        Some(PoolStatus { problem: Some(problem), .. }) => bail!(problem),
+        Some(pool) => Ok(pool),
+        None => bail!("{} is no pool of volumes: `levada volume pool` makes it one", status.name),
+    }
+}
+
 fn list(file: Option<&Path>, args: &ListArgs) -> Result<()> {
-    let reply = ask(file, &ControlRequest::Volumes { tenant: args.tenant.clone() })?;
-    let ControlReply::Volumes { volumes } = reply else {
-        bail!("the node answered something else; program and node differ in version");
+    let is_wanted =
+        |volume: &VolumeStatus| args.tenant.as_ref().is_none_or(|t| *t == volume.name.tenant);
+    let (volumes, free) = match args.place.array() {
+        Some(array) => {
+            let mut pool = pool_of(&array)?;
+            pool.volumes.retain(is_wanted);
+            (pool.volumes, Some(Bytes(pool.free_bytes)))
+        }
+        None => (of_node(file, args.tenant.clone())?, None),
     };
     if args.json {
         for volume in &volumes {
@@ -166,7 +278,17 @@ fn list(file: Option<&Path>, args: &ListArgs) -> Result<()> {
         return Ok(());
     }
     print(&table(&volumes)?);
+    if let Some(free) = free {
+        say!("{free} free");
+    }
     Ok(())
+}
+
+fn of_node(file: Option<&Path>, tenant: Option<Tenant>) -> Result<Vec<VolumeStatus>> {
+    match ask(file, &ControlRequest::Volumes { tenant })? {
+        ControlReply::Volumes { volumes } => Ok(volumes),
+        _ => bail!("the node answered something else; program and node differ in version"),
+    }
 }
 
 fn table(volumes: &[VolumeStatus]) -> Result<String> {

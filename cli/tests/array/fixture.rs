@@ -89,10 +89,20 @@ impl Box {
     }
 
     fn levada(&self, arguments: &[&str]) -> Command {
+        self.program(&[&["array"], arguments].concat())
+    }
+
+    fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(LEVADA);
-        command.arg("array").args(arguments).current_dir(self.dir.path());
+        command.args(arguments).current_dir(self.dir.path());
         command.env("LEVADA_ARRAYS_DIR", self.path("run"));
         command
+    }
+
+    /// A command that is none of `levada array`.
+    #[allow(dead_code, reason = "not every test has such")]
+    pub fn run_other(&self, arguments: &[&str]) -> Output {
+        run(&mut self.program(arguments), LIMIT)
     }
 
     pub fn run(&self, arguments: &[&str]) -> Output {

@@ -8,6 +8,7 @@ mod clients;
 mod fixture;
 mod hostile;
 mod kernel;
+mod linear;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;

@@ -8,6 +8,8 @@ use levada_device::{BlockError, FileDeviceError};
 use levada_export_file::ExportError;
 use levada_export_nbd::{ListenError, TlsError};
 use levada_raid::RaidError;
+use levada_spec::Bytes;
+use levada_volume::{OrderError, PoolError, VolumeName};
 use std::path::PathBuf;
 
 /// See the module.
@@ -81,6 +83,23 @@ pub enum ArrayError {
     NotOut { member: String },
     #[error("{} is {member} of this array, and live", path.display())]
     InUseHere { path: PathBuf, member: String },
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(
+        "{array} is no pool of volumes: `levada volume pool` makes it one, if it holds nothing"
+    )]
+    NoPool { array: String },
+    /// Whoever writes there does not know what is whose.
+    #[error(
+        "{array} is a pool of volumes, and a file of all of it would overwrite them: show them over NBD"
+    )]
+    PoolAsFile { array: String },
+    #[error("{array} is shown as a whole, and somebody may use it: end that first")]
+    ShownWhole { array: String },
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    #[error("volume {name} has {size} now: `grow` makes it larger, `shrink` smaller")]
+    NotThatSize { name: VolumeName, size: Bytes },
     /// What a scrub met.
     #[error("the scrub stopped: {why}")]
     Scrub { why: String },

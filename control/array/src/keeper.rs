@@ -1,9 +1,10 @@
 //! The keeper of an open array: carries out what is asked of it, rebuilds what waits for a rebuild, and ends what scrubs
-//! were interrupted.
+//! were interrupted. Where the array is a pool, the keeper has its volumes.
 //!
 //! What always holds:
 //! - One rebuild and one scrub at a time, each at the pace that was asked for last. Both go on when who asked for them goes
 //!   away.
+//! - An array is shown as a whole, or its volumes are: never both.
 //! - A drive stays locked while it may be a member, also when its member is out: it may come back.
 //!
 //! After a crash the array is opened anew; a rebuild and a scrub go on where their cursors were stored.
@@ -12,13 +13,15 @@ use crate::drives::{array_of, check_age, check_members, name_of, sight, sight_al
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::run::Keeping;
-use crate::status::{self, Io, MemberStatus, OpenBy, Progress, ScrubResult, Status};
+use crate::status::{self, Io, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};
+use crate::volumes::Volumes;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
-use levada_base::sync::Notify;
+use levada_base::sync::{Notify, Semaphore};
 use levada_device::{Device, FileDevice};
-use levada_raid::{self as raid, MemberSpec, MemberState, RaidArray, RaidError, Recorded};
+use levada_raid::{self as raid, Array, MemberSpec, MemberState, RaidArray, RaidError, Recorded};
+use levada_volume::{Anyway, Pool, PoolError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -67,6 +70,20 @@ pub(crate) struct Keeper {
     scrub_begun: Cell<Option<Instant>>,
     scrubs: Scrubs,
     last_scrub: RefCell<Option<ScrubResult>>,
+    content: RefCell<Content>,
+    /// One at a time decides what the array is.
+    deciding: Rc<Semaphore>,
+}
+
+/// What the array is to those who use it.
+enum Content {
+    /// No pool, and nobody uses it.
+    Unused,
+    /// Shown as one disk, whatever is on it.
+    Whole,
+    Pool(Rc<Volumes>),
+    /// A pool, whose volumes are out of reach.
+    Broken(PoolError),
 }
 
 /// What is wanted of scrubs, and how they went.
@@ -127,6 +144,15 @@ impl Keeper {
             );
         }
         array.avoid_slow_members(!keeping.read_slow);
+        let content = match Pool::open(shared(&array), &recorded.name).await {
+            Ok(Some(pool)) => Content::Pool(Volumes::new(pool)),
+            Ok(None) => Content::Unused,
+            // Scrubbed, rebuilt and looked at it can be all the same.
+            Err(error) => {
+                tracing::error!(%error, "volumes are out of reach");
+                Content::Broken(error)
+            }
+        };
         let keeper = Rc::new(Self {
             array,
             recorded,
@@ -142,6 +168,8 @@ impl Keeper {
             scrub_begun: Cell::default(),
             scrubs: Scrubs::default(),
             last_scrub: RefCell::default(),
+            content: RefCell::new(content),
+            deciding: Semaphore::new(1),
         });
         if rebuilds && keeper.array.status().scrubbed_below > 0 {
             tracing::info!(array = keeper.name(), "the scrub that was interrupted goes on");
@@ -231,8 +259,60 @@ impl Keeper {
             Request::Fail { member } => self.fail(&member).await?,
             Request::Replace { member, new, force } => self.replace(&member, &new, force).await?,
             Request::AddSpare { new, force } => self.add_spare(&new, force).await?,
+            Request::MakePool { force } => self.make_pool(force).await?,
+            Request::Volume { order } => self.volumes()?.carry_out(order).await?,
         }
         Ok(Reply::Status(Box::new(self.status())))
+    }
+
+    /// The volumes to be shown. `None`: it is no pool, and cannot become one from now on, as the array is shown as a whole.
+    pub async fn to_be_shown(&self) -> Result<Option<Rc<Volumes>>, ArrayError> {
+        let _turn = self.deciding.acquire(1).await;
+        let mut content = self.content.borrow_mut();
+        match &*content {
+            Content::Pool(volumes) => Ok(Some(Rc::clone(volumes))),
+            Content::Broken(error) => Err(error.clone().into()),
+            Content::Unused | Content::Whole => {
+                *content = Content::Whole;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn make_pool(&self, force: bool) -> Result<(), ArrayError> {
+        let _turn = self.deciding.acquire(1).await;
+        let array = || self.name().to_owned();
+        match &*self.content.borrow() {
+            Content::Whole => return Err(ArrayError::ShownWhole { array: array() }),
+            // Also when its table was damaged meanwhile: somebody may use the volumes.
+            Content::Pool(_) => return Err(PoolError::Already { array: array() }.into()),
+            Content::Unused | Content::Broken(_) => {}
+        }
+        let anyway = Anyway { is_meant: force };
+        let pool = Pool::make(shared(&self.array), self.name(), anyway).await?;
+        *self.content.borrow_mut() = Content::Pool(Volumes::new(pool));
+        Ok(())
+    }
+
+    fn volumes(&self) -> Result<Rc<Volumes>, ArrayError> {
+        match &*self.content.borrow() {
+            Content::Pool(volumes) => Ok(Rc::clone(volumes)),
+            Content::Broken(error) => Err(error.clone().into()),
+            Content::Unused | Content::Whole => {
+                Err(ArrayError::NoPool { array: self.name().into() })
+            }
+        }
+    }
+
+    fn pool_status(&self) -> Option<PoolStatus> {
+        match &*self.content.borrow() {
+            Content::Unused | Content::Whole => None,
+            Content::Pool(volumes) => Some(volumes.status()),
+            Content::Broken(error) => {
+                let (problem, volumes) = (Some(error.to_string()), Vec::new());
+                Some(PoolStatus { problem, free_bytes: 0, volumes })
+            }
+        }
     }
 
     /// Scrubs when that is wanted, as long as this is polled.
@@ -486,11 +566,16 @@ impl Keeper {
             scrub: progress(&now.scrub, &self.scrub_begun),
             scrubbed_below: now.scrubbed_below,
             last_scrub: self.last_scrub.borrow().clone(),
+            pool: self.pool_status(),
             ..Status::recorded(&self.recorded)
         };
         status.judge();
         status
     }
+}
+
+fn shared(array: &RaidArray) -> Rc<dyn Array> {
+    Rc::new(array.clone())
 }
 
 /// Who answers at the desk.

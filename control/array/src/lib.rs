@@ -6,6 +6,7 @@
 //! - `create`: a new array.
 //! - `keeper`: an open array: carries out what is asked of it, and rebuilds what waits for it.
 //! - `run`: the process around a keeper: its desk, its signals, the file that it shows.
+//! - `volumes`: the linear volumes of an array that is a pool of them.
 //! - `status`, `request`: what may be asked, and what is answered: the JSON of docs/array.md.
 //!
 //! What always holds:
@@ -27,6 +28,7 @@ mod request;
 mod run;
 mod shown;
 mod status;
+mod volumes;
 
 pub use create::{Created, Creation, create};
 pub use error::ArrayError;
@@ -36,4 +38,4 @@ pub use look::show;
 pub use request::{Pace, Reply, Request, ask};
 pub use run::{Keeping, ask_or_open, serve};
 pub use shown::{Shown, Shows};
-pub use status::{Io, LatencyUs, MemberStatus, OpenBy, Progress, ScrubResult, Status};
+pub use status::{Io, LatencyUs, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};

@@ -4,6 +4,7 @@ use crate::error::ArrayError;
 use crate::status::{ScrubResult, Status};
 use levada_base::units::MIB;
 use levada_raid::Limits;
+use levada_volume::VolumeOrder;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -59,6 +60,14 @@ pub enum Request {
     AddSpare {
         new: PathBuf,
         force: bool,
+    },
+    /// Makes the array a pool of volumes; with `force` also if it holds something, which is lost.
+    MakePool {
+        force: bool,
+    },
+    /// Of an array that is a pool.
+    Volume {
+        order: VolumeOrder,
     },
 }
 

@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::keeper::{Clerk, Keeper, Opening};
 use crate::place;
 use crate::request::{Pace, Reply, Request, absolute, ask};
-use crate::shown::{Shown, Shows};
+use crate::shown::{Shown, Shows, What};
 use crate::status::Status;
 use futures_util::future::{Either, select};
 use levada_base::reactor::signal::{Signal, Signals};
@@ -20,6 +20,7 @@ use levada_device::FileDeviceError;
 use levada_export_file::Unmounted;
 use levada_export_nbd::Tls;
 use levada_volume::ArrayVolume;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -127,7 +128,19 @@ pub fn serve(
 /// The socket of the array on these drives, and what its process says where there is one.
 fn who_has(drives: &[PathBuf]) -> Result<(PathBuf, Option<Status>), ArrayError> {
     let socket = place::socket_of(array_of(&sight_all(drives)?)?.uuid);
-    let status = match ask(&socket, &Request::Show)? {
+    let begun = Instant::now();
+    let reply = loop {
+        match ask(&socket, &Request::Show) {
+            // Killed: the kernel takes a moment to close its socket, too.
+            Err(ArrayError::Gone(error))
+                if error.kind() != ErrorKind::TimedOut && begun.elapsed() < BUSY_FOR =>
+            {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            reply => break reply?,
+        }
+    };
+    let status = match reply {
         Some(Reply::Status(status)) => Some(*status),
         Some(Reply::Scrubbed(_) | Reply::Failed { .. }) | None => None,
     };
@@ -195,10 +208,13 @@ impl Open {
         tls: Option<Tls>,
         ready: impl FnOnce(&Status, &Shown),
     ) -> Result<(), ArrayError> {
-        // One volume for all of them, so that pieces of one block take turns whichever way they come.
-        let volume = Rc::new(ArrayVolume::new(self.keeper.array.clone()));
+        let what = match self.keeper.to_be_shown().await? {
+            Some(volumes) => What::Pool(volumes),
+            // One volume for all of them, so that pieces of one block take turns whichever way they come.
+            None => What::Whole(Rc::new(ArrayVolume::new(self.keeper.array.clone()))),
+        };
         let name = self.keeper.status().name;
-        let mut shown = Shown::begin(shows, tls, volume, &name).await?;
+        let mut shown = Shown::begin(shows, tls, what, &name).await?;
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
         *self.keeper.nbd.borrow_mut() = shown.uris();
         ready(&self.keeper.status(), &shown);

@@ -1,6 +1,7 @@
-//! How a served array is shown: as a file, over NBD, or both.
+//! How a served array is shown: as a file, over NBD, or both; of a pool its volumes, over NBD.
 
 use crate::error::ArrayError;
+use crate::volumes::Volumes;
 use futures_util::future::{LocalBoxFuture, pending};
 use levada_export_file::{Export, Unmounted};
 use levada_export_nbd::{Address, Exports, Server, Tls};
@@ -28,11 +29,19 @@ impl Shows {
     }
 }
 
+/// What is shown of an array.
+#[derive(Clone)]
+pub(crate) enum What {
+    Whole(Rc<dyn Volume>),
+    Pool(Rc<Volumes>),
+}
+
 /// An array that is shown.
 pub struct Shown {
     file: Option<Export<Rc<dyn Volume>>>,
     servers: Vec<Server>,
-    name: String,
+    /// The export that addresses are told with: none of a pool, which has several.
+    export: String,
     with_tls: bool,
 }
 
@@ -57,12 +66,18 @@ impl Shown {
     pub(crate) async fn begin(
         shows: &Shows,
         tls: Option<Tls>,
-        volume: Rc<dyn Volume>,
-        name: &str,
+        what: What,
+        array: &str,
     ) -> Result<Self, ArrayError> {
-        let mut shown =
-            Self { file: None, servers: Vec::new(), name: name.into(), with_tls: tls.is_some() };
-        let begun = shown.begin_all(shows, tls, volume).await;
+        let export = match what {
+            What::Pool(_) if shows.at.is_some() => {
+                return Err(ArrayError::PoolAsFile { array: array.into() });
+            }
+            What::Pool(_) => String::new(),
+            What::Whole(_) => array.to_owned(),
+        };
+        let mut shown = Self { file: None, servers: Vec::new(), export, with_tls: tls.is_some() };
+        let begun = shown.begin_all(shows, tls, what).await;
         match begun {
             Ok(()) => Ok(shown),
             Err(error) => {
@@ -76,13 +91,16 @@ impl Shown {
         &mut self,
         shows: &Shows,
         tls: Option<Tls>,
-        volume: Rc<dyn Volume>,
+        what: What,
     ) -> Result<(), ArrayError> {
         for address in &shows.nbd {
-            let export = OnlyExport { name: self.name.clone(), volume: Rc::clone(&volume) };
-            self.servers.push(Server::listen(address, Rc::new(export), tls.clone())?);
+            let exports: Rc<dyn Exports> = match what.clone() {
+                What::Whole(volume) => Rc::new(OnlyExport { name: self.export.clone(), volume }),
+                What::Pool(volumes) => volumes,
+            };
+            self.servers.push(Server::listen(address, exports, tls.clone())?);
         }
-        if let Some(at) = &shows.at {
+        if let (Some(at), What::Whole(volume)) = (&shows.at, what) {
             self.file = Some(Export::begin(volume, at).await?);
         }
         Ok(())
@@ -97,7 +115,7 @@ impl Shown {
     /// Where NBD clients find it.
     #[must_use]
     pub fn uris(&self) -> Vec<String> {
-        let uri = |server: &Server| server.address().uri(&self.name, self.with_tls);
+        let uri = |server: &Server| server.address().uri(&self.export, self.with_tls);
         self.servers.iter().map(uri).collect()
     }
 

@@ -4,6 +4,7 @@ use crate::level;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_raid::{self as raid, MemberState, Recorded};
+use levada_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,6 +49,19 @@ pub struct Status {
     #[serde(default)]
     pub scrubbed_below: u64,
     pub last_scrub: Option<ScrubResult>,
+    /// Its volumes, where it is a pool of them; known only while open.
+    #[serde(default)]
+    pub pool: Option<PoolStatus>,
+}
+
+/// A pool of volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStatus {
+    /// Why its volumes are out of reach.
+    pub problem: Option<String>,
+    /// For new volumes, together.
+    pub free_bytes: u64,
+    pub volumes: Vec<VolumeStatus>,
 }
 
 /// The process that has an array open.
@@ -249,6 +263,7 @@ impl Status {
             scrub: None,
             scrubbed_below: array.scrubbed_below,
             last_scrub: None,
+            pool: None,
         };
         status.judge();
         status

@@ -8,7 +8,7 @@ use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
 use levada_volume::qos::{Limits, LimitsChange};
-use levada_volume::{Tenant, VolumeName};
+use levada_volume::{NewSize, Tenant, VolumeName, VolumeStatus};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -321,36 +321,6 @@ pub struct Segments {
     pub total: u64,
     /// Bytes that the cleaner copied since the start.
     pub cleaned_bytes: u64,
-}
-
-/// A size to be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NewSize {
-    /// Refused where the volume is that large already.
-    GrowTo {
-        bytes: u64,
-    },
-    GrowBy {
-        bytes: u64,
-    },
-    /// Refused where the volume is that small already.
-    ShrinkTo {
-        bytes: u64,
-    },
-}
-
-/// A volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumeStatus {
-    pub name: VolumeName,
-    /// `thin`.
-    pub kind: String,
-    pub size_bytes: u64,
-    /// Clients that have it open now, over all exports.
-    pub users: usize,
-    #[serde(default)]
-    pub limits: Limits,
 }
 
 /// A tenant of volumes.

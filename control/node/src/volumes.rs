@@ -6,7 +6,7 @@
 //! What always holds: exports have let go of every volume before the client takes leave, and it before the targets are closed.
 
 use crate::assembly::Cluster;
-use crate::control::{NewSize, TenantStatus, VolumeStatus};
+use crate::control::TenantStatus;
 use crate::quota::{self, QuotaChange, QuotaError, SoftHard, Who, WhoKind};
 use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
@@ -17,7 +17,8 @@ use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
 use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
 use levada_volume::{
-    Anyway, Catalogue, OrderError, Tenant, TenantRow, Volume, VolumeName, VolumeRow,
+    Anyway, Catalogue, NewSize, OrderError, Tenant, TenantRow, Volume, VolumeName, VolumeRow,
+    VolumeStatus,
 };
 use levada_wire::same_host::HostTransport;
 use std::cell::OnceCell;

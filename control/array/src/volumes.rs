@@ -1,0 +1,145 @@
+//! The linear volumes of an array that is a pool: what is asked for them, what they may use, and what exports show.
+//!
+//! What always holds: what goes to all volumes of the array goes through one governor.
+
+use crate::error::ArrayError;
+use crate::status::PoolStatus;
+use futures_util::future::LocalBoxFuture;
+use levada_base::units::MIB;
+use levada_export_nbd::Exports;
+use levada_spec::Bytes;
+use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
+use levada_volume::{
+    Anyway, NewSize, OrderError, Pool, Volume, VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
+};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Guests send requests of up to so much; a larger one passes all the same, and is paid for afterwards. What all can be
+/// guaranteed together is not known.
+const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
+
+/// See the module. Lives on the reactor of the array.
+pub(crate) struct Volumes {
+    pool: Pool,
+    governor: Governor,
+    /// Of volumes that were used since the start.
+    shares: RefCell<BTreeMap<VolumeName, Share>>,
+}
+
+impl Volumes {
+    pub fn new(pool: Pool) -> Rc<Self> {
+        let (governor, shares) = (Governor::new(TERMS), RefCell::default());
+        Rc::new(Self { pool, governor, shares })
+    }
+
+    /// Carries out what is asked for a volume.
+    pub async fn carry_out(&self, order: VolumeOrder) -> Result<(), ArrayError> {
+        match order {
+            // A linear volume has its room from the beginning: there is nothing that could be meant.
+            VolumeOrder::Create { name, size_bytes, is_meant: _ } => {
+                Ok(self.pool.create(&name, size_bytes).await?)
+            }
+            VolumeOrder::Resize { name, size, is_meant } => {
+                self.resize(&name, size, Anyway { is_meant }).await
+            }
+            VolumeOrder::Set { name, change } => Ok(self.set(&name, change).await?),
+            VolumeOrder::Rename { from, to } => {
+                self.pool.rename(&from, &to).await?;
+                let share = self.shares.borrow_mut().remove(&from);
+                if let Some(share) = share {
+                    self.shares.borrow_mut().insert(to, share);
+                }
+                Ok(())
+            }
+            VolumeOrder::Delete { name, is_meant } => {
+                self.pool.delete(&name, Anyway { is_meant }).await?;
+                let share = self.shares.borrow_mut().remove(&name);
+                if let Some(share) = share {
+                    share.remove();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn resize(
+        &self,
+        name: &VolumeName,
+        size: NewSize,
+        anyway: Anyway,
+    ) -> Result<(), ArrayError> {
+        let old_bytes = self.pool.volume(name).await?.size_bytes();
+        let not_that = || ArrayError::NotThatSize { name: name.clone(), size: Bytes(old_bytes) };
+        let bytes = size.of(old_bytes).ok_or_else(not_that)?;
+        Ok(self.pool.resize(name, bytes, anyway).await?)
+    }
+
+    /// The volume, for an export.
+    async fn volume(&self, name: &VolumeName) -> Result<Rc<dyn Volume>, OrderError> {
+        let volume = self.pool.volume(name).await?;
+        Ok(Rc::new(Governed::new(volume, self.share(name)?)))
+    }
+
+    /// What governs a volume.
+    fn share(&self, name: &VolumeName) -> Result<Share, OrderError> {
+        if let Some(share) = self.shares.borrow().get(name) {
+            return Ok(share.clone());
+        }
+        let share = self.governor.share(self.pool.limits(name)?)?;
+        self.shares.borrow_mut().insert(name.clone(), share.clone());
+        Ok(share)
+    }
+
+    /// Changes what a volume may use: in force at once, also for requests that wait, and kept.
+    async fn set(&self, name: &VolumeName, change: LimitsChange) -> Result<(), OrderError> {
+        let share = match self.share(name) {
+            Err(OrderError::LimitsUnknown { .. }) => {
+                self.pool.set_limits(name, &Limits::NONE).await?;
+                self.share(name)?
+            }
+            share => share?,
+        };
+        let old = share.limits();
+        share.set(change.of(old))?;
+        let kept = self.pool.set_limits(name, &share.limits()).await;
+        if kept.is_err() {
+            // They were in force before.
+            let _ = share.set(old);
+        }
+        kept
+    }
+
+    pub fn status(&self) -> PoolStatus {
+        let status = |VolumeRow { name, size_bytes, users }: VolumeRow| {
+            let limits = self.pool.limits(&name).unwrap_or_default();
+            VolumeStatus { name, kind: "linear".into(), size_bytes, users, limits }
+        };
+        let volumes = self.pool.list(None).into_iter().map(status).collect();
+        PoolStatus { problem: None, free_bytes: self.pool.free_bytes(), volumes }
+    }
+}
+
+/// All volumes: whose they are, an address of an array does not ask.
+impl Exports for Volumes {
+    fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
+        let names = self.pool.list(None).into_iter().map(|volume| volume.name.to_string());
+        let names = names.collect();
+        Box::pin(async move { names })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(async move {
+            let name: VolumeName = name.parse().ok()?;
+            match self.volume(&name).await {
+                Ok(volume) => Some(volume),
+                Err(OrderError::Missing { .. }) => None,
+                Err(error) => {
+                    tracing::warn!(%name, %error, "a volume cannot be opened");
+                    None
+                }
+            }
+        })
+    }
+}
