@@ -243,6 +243,41 @@ fn who_uses_what_is_deleted_or_cut_off_hears_of_it_and_harms_nobody() {
     }
 }
 
+/// A write that has read the edges of its blocks, and is about to write them.
+#[test]
+fn a_write_under_way_ends_before_its_stripes_are_somebody_elses() {
+    for seed in 0..10 {
+        Reactor::simulated(seed).block_on(async {
+            let (drives, array) = small(2 * MIB).await;
+            let pool = pool(&array).await;
+            let stripe = array.geometry().stripe_bytes;
+            let (old, size) = (name("old"), pool.free_bytes());
+            for left in [Some(size / 2 / stripe * stripe), None] {
+                pool.create(&old, pool.free_bytes()).await.expect("created");
+                let open = pool.volume(&old).await.expect("there");
+                fill(&open, 1).await;
+                drives.iter().for_each(|drive| drive.delay_us.set(10_000));
+                let write = reactor::spawn(async move {
+                    let data = Buf::copy_of(&[0xbb; 5000]).into_vec();
+                    open.write(open.size_bytes() - 5001, data, Durability::Volatile).await
+                });
+                reactor::sleep(Duration::from_micros(1)).await;
+                drives.iter().for_each(|drive| drive.delay_us.set(0));
+                match left {
+                    Some(bytes) => pool.resize(&old, bytes, MEANT).await.expect("cut"),
+                    None => pool.delete(&old, MEANT).await.expect("deleted"),
+                }
+                pool.create(&name("new"), pool.free_bytes()).await.expect("created");
+                assert_eq!(write.await.expect("not killed"), Ok(()), "it was there first");
+                assert!(holds(&*volume(&pool, "new").await, 0).await, "{left:?}");
+                for row in pool.list(None) {
+                    pool.delete(&row.name, UNMEANT).await.expect("deleted");
+                }
+            }
+        });
+    }
+}
+
 /// Whether an order that was cut short was carried out is not known: so none is until the array is opened anew.
 #[test]
 fn after_a_table_that_could_not_be_written_stripes_stay_where_they_are() {
