@@ -6,6 +6,7 @@ mod tenant;
 use crate::array;
 use crate::out::{print, say};
 use crate::place;
+use crate::status::bytes;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use levada_array::{Keeping, Opening, Pace, PoolStatus, Request};
@@ -244,7 +245,7 @@ fn ask(file: Option<&Path>, request: &ControlRequest) -> Result<ControlReply> {
 
 fn make_pool(array: &Keeping, force: bool) -> Result<()> {
     let status = array::status_of(array::ask_or_open(array, Request::MakePool { force })?)?;
-    let free = Bytes(status.pool.map_or(0, |pool| pool.free_bytes));
+    let free = bytes(status.pool.map_or(0, |pool| pool.free_bytes));
     let name = status.name;
     say!("{name} is a pool of volumes with room for {free}; `levada volume create ... --on`");
     Ok(())
@@ -267,7 +268,7 @@ fn list(file: Option<&Path>, args: &ListArgs) -> Result<()> {
         Some(array) => {
             let mut pool = pool_of(&array)?;
             pool.volumes.retain(is_wanted);
-            (pool.volumes, Some(Bytes(pool.free_bytes)))
+            (pool.volumes, Some(bytes(pool.free_bytes)))
         }
         None => (of_node(file, args.tenant.clone())?, None),
     };
