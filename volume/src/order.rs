@@ -168,3 +168,19 @@ pub(crate) fn check_rename(from: &VolumeName, to: &VolumeName) -> Result<(), Ord
         false => Err(OrderError::OtherTenant { from: from.clone(), to: to.clone() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_grows_or_shrinks_as_was_asked_or_not_at_all() {
+        let of = |size: NewSize| size.of(100);
+        assert_eq!(of(NewSize::GrowTo { bytes: 101 }), Some(101));
+        assert_eq!(of(NewSize::GrowTo { bytes: 100 }), None);
+        assert_eq!(of(NewSize::GrowBy { bytes: 100 }), Some(200));
+        assert_eq!(of(NewSize::GrowBy { bytes: u64::MAX }), Some(u64::MAX), "which is no size");
+        assert_eq!(of(NewSize::ShrinkTo { bytes: 99 }), Some(99));
+        assert_eq!(of(NewSize::ShrinkTo { bytes: 100 }), None);
+    }
+}

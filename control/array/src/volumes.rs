@@ -70,7 +70,7 @@ impl Volumes {
         size: NewSize,
         anyway: Anyway,
     ) -> Result<(), ArrayError> {
-        let old_bytes = self.pool.volume(name).await?.size_bytes();
+        let old_bytes = self.pool.size_bytes(name)?;
         let not_that = || ArrayError::NotThatSize { name: name.clone(), size: Bytes(old_bytes) };
         let bytes = size.of(old_bytes).ok_or_else(not_that)?;
         Ok(self.pool.resize(name, bytes, anyway).await?)

@@ -244,6 +244,15 @@ impl Pool {
             .collect()
     }
 
+    /// How large a volume is.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::Missing`].
+    pub fn size_bytes(&self, name: &VolumeName) -> Result<u64, OrderError> {
+        Ok(self.entry(name)?.size_bytes)
+    }
+
     /// The volume, for an export.
     ///
     /// # Errors
