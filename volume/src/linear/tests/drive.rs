@@ -6,7 +6,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,6 +35,7 @@ pub struct Drive {
     info: DeviceInfo,
     member: usize,
     blocks: RefCell<BTreeMap<u64, Block>>,
+    unreadable: RefCell<BTreeSet<u64>>,
     log: Rc<Log>,
     /// Fails after so many more writes.
     pub writes_left: Cell<Option<u64>>,
@@ -51,8 +52,20 @@ impl Drive {
             atomic_write_bytes: BLOCK_BYTES,
             io_bytes_best: 1 << 20,
         };
-        let (blocks, writes_left, delay_us) = Default::default();
-        Self { info, member, blocks, log, writes_left, delay_us }
+        let (blocks, unreadable, writes_left, delay_us) = Default::default();
+        Self { info, member, blocks, unreadable, log, writes_left, delay_us }
+    }
+
+    /// The blocks that begin with these bytes, by number.
+    pub fn blocks_with(&self, bytes: &[u8]) -> Vec<u64> {
+        let blocks = self.blocks.borrow();
+        let found = blocks.iter().filter(|(_, block)| block.starts_with(bytes));
+        found.map(|(number, _)| *number).collect()
+    }
+
+    /// A block cannot be read until it is written.
+    pub fn make_unreadable(&self, number: u64) {
+        self.unreadable.borrow_mut().insert(number);
     }
 
     /// How much has happened so far.
@@ -122,6 +135,9 @@ impl Drive {
         let blocks = self.blocks.borrow();
         let pieces = into.iter_mut().flat_map(|part| part.chunks_mut(BLOCK_BYTES as usize));
         for (number, piece) in (at / BLOCK_BYTES..).zip(pieces) {
+            if self.unreadable.borrow().contains(&number) {
+                return Err(BlockError::Medium { at: number * BLOCK_BYTES, bytes: BLOCK_BYTES });
+            }
             match blocks.get(&number) {
                 Some(block) => piece.copy_from_slice(block),
                 None => piece.fill(0),
@@ -140,6 +156,8 @@ impl Drive {
         }
         let first = at / BLOCK_BYTES;
         let blocks: Vec<Block> = data.chunks(BLOCK_BYTES as usize).map(Into::into).collect();
+        let written = first..first + blocks.len() as u64;
+        self.unreadable.borrow_mut().retain(|number| !written.contains(number));
         self.blocks.borrow_mut().extend((first..).zip(blocks.iter().cloned()));
         let event = Event::Write { member: self.member, first, blocks, durability };
         self.log.0.borrow_mut().push(event);

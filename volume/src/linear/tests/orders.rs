@@ -88,6 +88,27 @@ fn a_damaged_copy_is_put_right_and_two_are_told() {
     });
 }
 
+/// On a level without redundancy, so that what a drive cannot read the array cannot.
+#[test]
+fn a_copy_that_cannot_be_read_is_put_right_and_two_are_told() {
+    Reactor::simulated(1).block_on(async {
+        let drives = drives(2, 2 * MIB);
+        let array = array(Level::Raid0, &drives).await;
+        pool(&array).await.create(&name("v"), 100 << 10).await.expect("created");
+        let copies = drives[0].blocks_with(MAGIC);
+        assert_eq!(copies.len(), 2, "the first chunk of a stripe is the first drive's");
+        for copy in [0, 1, 0] {
+            drives[0].make_unreadable(copies[copy]);
+            assert_eq!(opened(&array).await.list(None).len(), 1);
+            opened(&array).await.rename(&name("v"), &name("w")).await.expect("renamed");
+            opened(&array).await.rename(&name("w"), &name("v")).await.expect("and back");
+        }
+        copies.iter().for_each(|copy| drives[0].make_unreadable(*copy));
+        let copies = Box::new([TableFault::Unreadable, TableFault::Unreadable]);
+        assert_eq!(open(&array).await, Err(PoolError::Damaged { array: "data".into(), copies }));
+    });
+}
+
 #[test]
 fn orders_that_cannot_be_are_refused_and_change_nothing() {
     Reactor::simulated(1).block_on(async {
