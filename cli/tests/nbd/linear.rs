@@ -183,6 +183,15 @@ fn volumes_are_there_again_after_a_kill_and_after_a_stop() {
     sh(&["nbdcopy", &of(&array, "a"), copy.to_str().expect("plain")]);
     assert!(std::fs::read(copy).expect("read") == noise);
     assert!(qemu_io(&array, "e", &["read -P 0x42 0 30M"]));
+    array.stop();
+
+    // Without d1, which is out, and d5, of which nobody said so.
+    let on_some = ["--on", "d0", "d2", "d3", "d4"];
+    refused(&array, &[&["delete", "d"], &on_some[..]].concat(), "--degraded");
+    ok(&array, &[&["delete", "d", "--degraded"], &on_some[..]].concat());
+    serve(&mut array);
+    assert_eq!(exports(&array), ["a", "e"]);
+    assert!(qemu_io(&array, "e", &["read -P 0x42 0 30M"]));
 }
 
 #[test]
