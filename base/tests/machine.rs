@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::io::{ErrorKind, Write};
 use std::mem::zeroed;
 use std::net::Shutdown;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -267,6 +267,108 @@ fn unix_sockets_work_and_a_cut_stream_is_an_error() {
         assert_eq!(read.unwrap_err().kind(), ErrorKind::UnexpectedEof);
         let write = server.write_all(Buf::copy_of(b"?").into_vec()).await;
         assert_eq!(write.unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+/// A TCP socket whose peer takes nothing: closing it lingers.
+fn lingering() -> (OwnedFd, std::net::TcpListener) {
+    let listener = std::net::TcpListener::bind(loopback()).unwrap();
+    let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 2 };
+    let (at, bytes) = ((&raw const linger).cast(), size_of_val(&linger) as libc::socklen_t);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&stream);
+    // SAFETY: a live structure of this size.
+    assert_eq!(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, at, bytes) }, 0);
+    // Closing a socket that does not block lingers for nobody.
+    stream.set_nonblocking(false).unwrap();
+    (stream.into(), listener)
+}
+
+#[test]
+fn a_descriptor_that_lingers_is_closed_beside_the_reactor() {
+    let closing = |close: fn(OwnedFd)| {
+        let (fd, _peer) = lingering();
+        let begun = Instant::now();
+        close(fd);
+        begun.elapsed()
+    };
+    assert!(closing(drop) > Duration::from_secs(1), "the socket does not linger");
+    machine().block_on(async {
+        let (fd, peer) = lingering();
+        let begun = Instant::now();
+        reactor::close_aside(fd);
+        reactor::sleep(Duration::from_millis(10)).await;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        drop(peer);
+    });
+}
+
+#[test]
+fn descriptors_arrive_with_the_bytes_that_they_were_sent_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    machine().block_on(async {
+        let listener = Listener::bind_unix(&path).unwrap();
+        let client = Stream::connect_unix(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        client.send_descriptors(b"one", &[file.as_fd()]).unwrap();
+        client.send_descriptors(b"eight", &[file.as_fd(); 8]).unwrap();
+        let mut fds = Vec::new();
+        let mut bytes = [0; 16];
+        // Bytes with other descriptors are not read together.
+        assert_eq!(server.receive_some(&mut bytes, &mut fds).await.unwrap(), 3);
+        assert_eq!((&bytes[..3], fds.len()), (&b"one"[..], 1));
+        assert_eq!(server.receive_some(&mut bytes, &mut fds).await.unwrap(), 5);
+        assert_eq!((&bytes[..5], fds.len()), (&b"eight"[..], 9));
+        drop(client);
+        assert_eq!(server.receive_some(&mut bytes, &mut fds).await.unwrap(), 0);
+    });
+}
+
+/// Memory that others change, as the reactor sees it.
+#[derive(Default)]
+struct Flag {
+    is_raised: Cell<bool>,
+    waker: Cell<Option<std::task::Waker>>,
+    sleeps: Cell<u32>,
+}
+
+impl reactor::Watched for Flag {
+    fn look(&self) -> bool {
+        self.is_raised.get() && self.waker.take().map(std::task::Waker::wake).is_some()
+    }
+
+    fn sleeps(&self, sleeps: bool) {
+        self.sleeps.set(self.sleeps.get() + u32::from(sleeps));
+    }
+}
+
+#[test]
+fn what_is_watched_wakes_tasks_and_hears_of_sleep_until_it_is_dropped() {
+    machine().block_on(async {
+        let flag = Rc::new(Flag::default());
+        reactor::watch(&flag);
+        reactor::sleep(Duration::from_millis(5)).await;
+        assert!(flag.sleeps.get() > 0, "never told");
+        let raised = Rc::clone(&flag);
+        let raising = reactor::spawn(async move {
+            reactor::yield_now().await;
+            raised.is_raised.set(true);
+        });
+        // No timer and no I/O: without a look this waits for ever.
+        std::future::poll_fn(|cx| {
+            flag.waker.set(Some(cx.waker().clone()));
+            if flag.is_raised.get() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        raising.await;
+        let weak = Rc::downgrade(&flag);
+        drop(flag);
+        assert!(weak.upgrade().is_none(), "the reactor holds what it watches");
+        reactor::sleep(Duration::from_millis(1)).await;
     });
 }
 

@@ -78,6 +78,12 @@ impl Fd {
         Ok(Self { fd: Rc::new(fd), reading: Semaphore::new(1) })
     }
 
+    /// Takes a descriptor whose flags another process sees as well, and leaves them as they are: only to be polled.
+    #[must_use]
+    pub fn of_others(fd: OwnedFd) -> Self {
+        Self { fd: Rc::new(fd), reading: Semaphore::new(1) }
+    }
+
     /// Completes when a read would not block, also because of an error or the end.
     ///
     /// # Errors

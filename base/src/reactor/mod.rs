@@ -26,6 +26,7 @@ pub mod worker;
 
 pub use fd::Fd;
 pub use registered::Registered;
+pub use ring::Watched;
 pub use task::{Group, JoinHandle};
 pub use time::{Elapsed, Instant, Sleep};
 
@@ -36,6 +37,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -338,6 +340,25 @@ pub fn current_group() -> Group {
 #[must_use]
 pub fn is_simulated() -> bool {
     matches!(Core::current().events, Events::Virtual { .. })
+}
+
+/// From now on this thread's reactor looks at `watched` wherever it looks at its ring, until it is dropped.
+///
+/// # Panics
+///
+/// In the simulator, which has no machine below it.
+pub fn watch<W: Watched + 'static>(watched: &Rc<W>) {
+    Core::current_ring().watch(Rc::downgrade(watched) as _);
+}
+
+/// Closes a descriptor that a stranger sent, beside this thread: what it stands for may keep its closer waiting for as long as
+/// its owner likes (a file of a FUSE file system is flushed, a socket lingers).
+///
+/// # Panics
+///
+/// In the simulator, which has no machine below it.
+pub fn close_aside(fd: OwnedFd) {
+    Core::current_ring().close_aside(fd);
 }
 
 /// What is registered with the kernel: nothing in the simulator.

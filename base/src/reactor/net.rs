@@ -135,12 +135,22 @@ impl AsFd for Listener {
     }
 }
 
-/// Descriptors that travel at once.
-const DESCRIPTORS_MAX: usize = 4;
+/// Descriptors that are sent at once.
+const DESCRIPTORS_MAX: usize = 8;
+/// `SCM_MAX_FD`: as many as a stranger can send at once.
+const DESCRIPTORS_RECEIVED_MAX: usize = 253;
 
-/// Room for a control message with [`DESCRIPTORS_MAX`] descriptors, aligned as its header.
-#[derive(Default)]
-struct ControlRoom([u64; 8]);
+/// Room for a control message with [`DESCRIPTORS_RECEIVED_MAX`] descriptors, aligned as its header. For what finds no room the
+/// kernel would close the descriptor itself, on this thread: see [`super::close_aside`].
+struct ControlRoom([u64; CONTROL_WORDS]);
+
+const CONTROL_WORDS: usize = 2 + DESCRIPTORS_RECEIVED_MAX.div_ceil(2);
+
+impl Default for ControlRoom {
+    fn default() -> Self {
+        Self([0; CONTROL_WORDS])
+    }
+}
 
 /// A Unix socket's address, with the name at `at` in its path, and its length.
 fn unix_address(at: usize, name: &[u8]) -> io::Result<(libc::sockaddr_un, usize)> {
@@ -178,6 +188,12 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// Takes a connected socket that came from elsewhere. What is no socket fails at its first use.
+    #[must_use]
+    pub fn adopt(fd: OwnedFd) -> Self {
+        Self::new(fd)
+    }
+
     fn new(fd: OwnedFd) -> Self {
         // A Unix socket refuses what is TCP's and needs none of it.
         for (level, option, value) in TCP_OPTIONS {
@@ -421,10 +437,37 @@ impl Stream {
     ///
     /// What `recvmsg(2)` says; [`io::ErrorKind::UnexpectedEof`] when fewer bytes came.
     pub async fn receive_descriptors(&self, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
-        poll_fd(&self.fd, libc::POLLIN).await.0?;
+        let mut fds = Vec::new();
+        match self.receive_some(bytes, &mut fds).await? {
+            received if received == bytes.len() => Ok(fds),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Waits for bytes: how many came, 0 at the end of the stream. Descriptors that came with them are added to `fds`.
+    ///
+    /// # Errors
+    ///
+    /// What `recvmsg(2)` says.
+    pub async fn receive_some(
+        &self,
+        bytes: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> io::Result<usize> {
+        loop {
+            match self.try_receive(bytes, fds) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    poll_fd(&self.fd, libc::POLLIN).await.0?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                received => return received,
+            }
+        }
+    }
+
+    fn try_receive(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut room = ControlRoom::default();
-        let mut fds = Vec::new();
         // SAFETY: all zeroes is a value of this plain structure; list, buffer and control buffer
         // live through the call. The kernel fills the control buffer with whole headers, and each
         // descriptor in it was just made for us.
@@ -452,11 +495,7 @@ impl Stream {
             }
             received
         };
-        match usize::try_from(received) {
-            Ok(received) if received == bytes.len() => Ok(fds),
-            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(_) => Err(io::Error::last_os_error()),
-        }
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
     /// Ends one or both directions; a reader here or there sees the end of the stream.

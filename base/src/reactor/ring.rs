@@ -22,7 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -50,11 +50,12 @@ static RINGS: AtomicU32 = AtomicU32::new(1);
 /// What is kept of an accept whose future may be dropped: then the new socket must be closed.
 pub(super) struct Accepting(#[allow(dead_code)] pub(super) Rc<OwnedFd>);
 
-/// What is looked at beside the ring: memory that others change.
-pub(super) trait Watched {
+/// What is looked at beside the ring: memory that others change. Neither call may watch anything.
+pub trait Watched {
     /// Wakes the task that waits for a change that has come; true when it did.
     fn look(&self) -> bool;
-    /// Tells the other side that this reactor is about to sleep, and must be woken by its bell, or that it is awake.
+    /// Tells the other side that this reactor is about to sleep, and must be woken by an event (its bell, say), or that
+    /// it is awake. After the first it looks once more.
     fn sleeps(&self, sleeps: bool);
 }
 
@@ -232,6 +233,17 @@ impl Ring {
             self.enter(0, None);
             self.reap();
         }
+    }
+
+    /// Has a thread of the kernel's close `fd`.
+    pub(super) fn close_aside(&self, fd: OwnedFd) {
+        if self.closed.get() {
+            return;
+        }
+        let fd = io_uring::types::Fd(fd.into_raw_fd());
+        let entry = opcode::Close::new(fd).build().flags(squeue::Flags::ASYNC).user_data(NOBODY);
+        // SAFETY: the entry points nowhere, and the descriptor has no other owner any more.
+        unsafe { self.push(&entry) };
     }
 
     /// Asks the kernel to give up the operation in slot `key`.
