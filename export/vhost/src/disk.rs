@@ -1,0 +1,192 @@
+//! The disk that a client sees: what it offers, and its configuration space (virtio 1.2, 5.2.3 and 5.2.4).
+
+use levada_volume::Volume;
+use virtio_bindings::virtio_blk as blk;
+use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+/// The unit of every address in the protocol, and the logical block.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+/// Spans of one request: as many as fit a ring of 128 beside header and status.
+const SEGMENTS_MAX: u32 = 126;
+/// Bytes of one span.
+const SEGMENT_BYTES_MAX: u32 = 1 << 20;
+/// Ranges of one discard or write zeroes.
+pub(crate) const RANGES_MAX: u32 = 32;
+/// Sectors of one such range.
+pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 22;
+
+/// `VHOST_USER_F_PROTOCOL_FEATURES`
+pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Where the one field lies that a driver may write.
+const WRITEBACK_AT: usize = 32;
+
+/// Bits of `VHOST_USER_GET_PROTOCOL_FEATURES`.
+pub(crate) mod protocol {
+    pub(crate) const MQ: u64 = 1 << 0;
+    pub(crate) const REPLY_ACK: u64 = 1 << 3;
+    pub(crate) const BACKEND_REQ: u64 = 1 << 5;
+    pub(crate) const CONFIG: u64 = 1 << 9;
+    pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    pub(crate) const ALL: u64 =
+        MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
+}
+
+/// What a client has agreed to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features(pub u64);
+
+impl Features {
+    /// What a volume offers.
+    pub(crate) fn of(volume: &(impl Volume + ?Sized)) -> Self {
+        let bits = [
+            VIRTIO_F_VERSION_1,
+            VIRTIO_F_RING_PACKED,
+            VIRTIO_RING_F_INDIRECT_DESC,
+            VIRTIO_RING_F_EVENT_IDX,
+            blk::VIRTIO_BLK_F_SIZE_MAX,
+            blk::VIRTIO_BLK_F_SEG_MAX,
+            blk::VIRTIO_BLK_F_BLK_SIZE,
+            blk::VIRTIO_BLK_F_TOPOLOGY,
+            blk::VIRTIO_BLK_F_MQ,
+            blk::VIRTIO_BLK_F_FLUSH,
+        ];
+        let written = match volume.shape().is_read_only {
+            true => &[blk::VIRTIO_BLK_F_RO][..],
+            false => &[
+                blk::VIRTIO_BLK_F_CONFIG_WCE,
+                blk::VIRTIO_BLK_F_DISCARD,
+                blk::VIRTIO_BLK_F_WRITE_ZEROES,
+            ],
+        };
+        let all = bits.iter().chain(written);
+        Self(all.fold(PROTOCOL_FEATURES, |all, bit| all | 1 << bit))
+    }
+
+    pub(crate) fn has(self, bit: u32) -> bool {
+        self.0 & 1 << bit != 0
+    }
+
+    pub(crate) fn is_packed(self) -> bool {
+        self.has(VIRTIO_F_RING_PACKED)
+    }
+
+    pub(crate) fn has_event_index(self) -> bool {
+        self.has(VIRTIO_RING_F_EVENT_IDX)
+    }
+
+    /// True when the driver will flush: else a write is done when it is durable.
+    pub(crate) fn has_flush(self) -> bool {
+        self.has(blk::VIRTIO_BLK_F_FLUSH)
+    }
+}
+
+/// `struct virtio_blk_config`.
+pub(crate) fn configuration(
+    volume: &(impl Volume + ?Sized),
+    queues: u16,
+    is_writeback: bool,
+) -> Vec<u8> {
+    let shape = volume.shape();
+    let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX).max(1);
+    let mut bytes = Vec::with_capacity(64);
+    bytes.extend((volume.size_bytes() / SECTOR_BYTES).to_le_bytes());
+    bytes.extend(SEGMENT_BYTES_MAX.to_le_bytes());
+    bytes.extend(SEGMENTS_MAX.to_le_bytes());
+    // No geometry: cylinders, heads and sectors.
+    bytes.extend([0; 4]);
+    bytes.extend((SECTOR_BYTES as u32).to_le_bytes());
+    // The logarithm of sectors per block, and the sectors before the first whole block.
+    bytes.push(sectors(shape.block_bytes).ilog2() as u8);
+    bytes.push(0);
+    let block_sectors = u16::try_from(sectors(shape.block_bytes)).unwrap_or(u16::MAX);
+    bytes.extend(block_sectors.to_le_bytes());
+    bytes.extend(sectors(shape.io_bytes_best).to_le_bytes());
+    bytes.push(is_writeback.into());
+    bytes.push(0);
+    bytes.extend(queues.to_le_bytes());
+    bytes.extend(RANGE_SECTORS_MAX.to_le_bytes());
+    bytes.extend(RANGES_MAX.to_le_bytes());
+    bytes.extend(sectors(shape.discard_bytes).to_le_bytes());
+    bytes.extend(RANGE_SECTORS_MAX.to_le_bytes());
+    bytes.extend(RANGES_MAX.to_le_bytes());
+    // Zeroes may give room back.
+    bytes.extend([1, 0, 0, 0]);
+    bytes
+}
+
+/// What a driver that writes `data` at `offset` sets writeback to; `None` when that is none of its fields.
+pub(crate) fn written_writeback(offset: u32, data: &[u8]) -> Option<bool> {
+    match (offset as usize, data) {
+        (WRITEBACK_AT, [value @ (0 | 1)]) => Some(*value == 1),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::IoVec;
+    use levada_device::Durability;
+    use levada_volume::{Extent, Shape, VolumeError, VolumeFuture, Zeroing};
+
+    struct Sized(u64);
+
+    impl Volume for Sized {
+        fn size_bytes(&self) -> u64 {
+            self.0
+        }
+        fn shape(&self) -> Shape {
+            let (block_bytes, io_bytes_best, discard_bytes) = (4096, 1 << 20, 1 << 20);
+            Shape { block_bytes, io_bytes_best, discard_bytes, is_read_only: self.0 == 0 }
+        }
+        fn read(&self, _: u64, _: u64) -> VolumeFuture<'_, IoVec> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+        fn write(&self, _: u64, _: IoVec, _: Durability) -> VolumeFuture<'_, ()> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+        fn flush(&self) -> VolumeFuture<'_, ()> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+        fn discard(&self, _: u64, _: u64) -> VolumeFuture<'_, ()> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+        fn write_zeroes(&self, _: u64, _: u64, _: Zeroing) -> VolumeFuture<'_, ()> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+        fn extents(&self, _: u64, _: u64) -> VolumeFuture<'_, Vec<Extent>> {
+            Box::pin(async { Err(VolumeError::NoSpace) })
+        }
+    }
+
+    /// Offsets are those of the specification's structure, as drivers have it.
+    #[test]
+    fn fields_lie_where_drivers_look_for_them() {
+        let bytes = configuration(&Sized(10 << 20), 4, true);
+        assert_eq!(bytes.len(), 60);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
+        assert_eq!(word(0), 20 << 10, "capacity in sectors");
+        assert_eq!((word(12), word(20)), (126, 512), "seg_max, blk_size");
+        assert_eq!((bytes[24], bytes[26], word(28)), (3, 8, 2048), "topology");
+        assert_eq!((bytes[WRITEBACK_AT], bytes[34]), (1, 4), "writeback, num_queues");
+        assert_eq!((word(36), word(40), word(44)), (1 << 22, 32, 2048), "discard");
+        assert_eq!((word(48), word(52), bytes[56]), (1 << 22, 32, 1), "write zeroes");
+    }
+
+    #[test]
+    fn what_is_read_only_offers_nothing_that_writes() {
+        let (written, fixed) = (Features::of(&Sized(1 << 20)), Features::of(&Sized(0)));
+        assert!(fixed.has(blk::VIRTIO_BLK_F_RO) && !written.has(blk::VIRTIO_BLK_F_RO));
+        assert!(written.has(blk::VIRTIO_BLK_F_DISCARD) && !fixed.has(blk::VIRTIO_BLK_F_DISCARD));
+    }
+
+    #[test]
+    fn only_writeback_is_written() {
+        assert_eq!(written_writeback(32, &[0]), Some(false));
+        assert_eq!(written_writeback(32, &[2]), None);
+        assert_eq!(written_writeback(32, &[0, 0]), None);
+        assert_eq!(written_writeback(0, &[0]), None);
+    }
+}

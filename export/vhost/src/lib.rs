@@ -1,0 +1,28 @@
+//! A volume as a disk of a virtual machine: the vhost-user-blk back end.
+//!
+//! Read it downwards, as a guest's request goes: `server` (a socket), `session` (one client: its messages, its queues), `queue`
+//! (one ring served), `ring` (split and packed), `request` (a chain -> the volume). Beside them without I/O: `message`
+//! (the protocol's bytes), `device` (what a client has set up), `disk` (features and configuration), `inflight` (requests that
+//! a later process must know of). At the bottom what touches a client's memory and descriptors: `memory`, `fault`, `signal`, `stranger`.
+//!
+//! What always holds:
+//! - Nothing that a client sends or puts in its memory ends the process, reads what is not its own, or keeps others waiting.
+//! - An answered write is in the volume, an answered flush made what was answered before it durable.
+//!
+//! Knows nothing of arrays. What is promised to guests, and why it is built so: docs/design/0017-vhost.md.
+
+mod device;
+mod disk;
+mod fault;
+mod inflight;
+mod memory;
+mod message;
+mod queue;
+mod request;
+mod ring;
+mod server;
+mod session;
+mod signal;
+mod stranger;
+
+pub use server::{ListenError, Options, Server};

@@ -1,0 +1,318 @@
+//! One request of the block device: header, data, status (virtio 1.2, 5.2.6) -> calls of the volume.
+//!
+//! What always holds:
+//! - What is written to the volume was copied out of the client's memory first, and that copy is what parity and checksums are
+//!   made of: a client that changes its memory meanwhile spoils its own data and no other.
+//! - Data in flight of one client is bounded, however long its requests are: long ones are carried out in pieces.
+//! - A request that names anything outside the volume changes nothing.
+
+use crate::disk::{Features, RANGE_SECTORS_MAX, RANGES_MAX, SECTOR_BYTES};
+use crate::memory::{Memory, Outside};
+use crate::ring::{Broken, Chain, Span, Token, Used};
+use levada_base::sync::Semaphore;
+use levada_base::{BufMut, reactor};
+use levada_device::{BlockError, Durability};
+use levada_volume::{Volume, VolumeError, Zeroing};
+use std::cell::Cell;
+use std::rc::Rc;
+use virtio_bindings::virtio_blk as blk;
+
+/// Data of one request that is on its way at once.
+const PIECE_BYTES: u64 = 4 << 20;
+const HEADER_BYTES: u64 = 16;
+const RANGE_BYTES: u64 = 16;
+/// Of a serial number, padded with zeroes.
+pub(crate) const SERIAL_BYTES: usize = blk::VIRTIO_BLK_ID_BYTES as usize;
+
+/// What all requests of a client share.
+pub(crate) struct Client<V: ?Sized> {
+    pub volume: Rc<V>,
+    pub serial: [u8; SERIAL_BYTES],
+    pub features: Cell<Features>,
+    /// False: the client wants writes to be durable when they are answered.
+    pub is_writeback: Cell<bool>,
+    /// Bytes that may still be taken for data in flight.
+    pub room: Rc<Semaphore>,
+}
+
+/// How a request ends, and in its last byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Status {
+    Ok = blk::VIRTIO_BLK_S_OK as u8,
+    Failed = blk::VIRTIO_BLK_S_IOERR as u8,
+    Unsupported = blk::VIRTIO_BLK_S_UNSUPP as u8,
+}
+
+impl From<Outside> for Status {
+    fn from(_: Outside) -> Self {
+        Self::Failed
+    }
+}
+
+impl From<VolumeError> for Status {
+    fn from(error: VolumeError) -> Self {
+        match error {
+            VolumeError::OutOfRange { .. }
+            | VolumeError::NoSpace
+            | VolumeError::ReadOnly
+            | VolumeError::Deleted => Self::Failed,
+            VolumeError::Block(BlockError::Unsupported { .. }) => Self::Unsupported,
+            VolumeError::Block(error) => {
+                tracing::warn!(%error, "a request of a vhost client failed");
+                Self::Failed
+            }
+        }
+    }
+}
+
+/// A way through the bytes of some spans.
+struct Cursor<'a> {
+    memory: &'a Memory,
+    spans: &'a [Span],
+    /// Bytes of the first span that lie behind.
+    behind: u32,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(memory: &'a Memory, spans: &'a [Span]) -> Self {
+        Self { memory, spans, behind: 0 }
+    }
+
+    /// Goes on by at most `bytes`, within one span: where that is.
+    fn step(&mut self, bytes: usize) -> Result<Span, Outside> {
+        loop {
+            let first = self.spans.first().ok_or(Outside)?;
+            let rest = first.bytes - self.behind;
+            if rest == 0 {
+                self.spans = &self.spans[1..];
+                self.behind = 0;
+                continue;
+            }
+            let at = first.at.checked_add(self.behind.into()).ok_or(Outside)?;
+            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(rest);
+            self.behind += bytes;
+            return Ok(Span { at, bytes });
+        }
+    }
+
+    fn read(&mut self, mut into: &mut [u8]) -> Result<(), Outside> {
+        while !into.is_empty() {
+            let Span { at, bytes } = self.step(into.len())?;
+            let (head, tail) = into.split_at_mut(bytes as usize);
+            self.memory.read(at, head)?;
+            into = tail;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, mut from: &[u8]) -> Result<(), Outside> {
+        while !from.is_empty() {
+            let Span { at, bytes } = self.step(from.len())?;
+            let (head, tail) = from.split_at(bytes as usize);
+            self.memory.write(at, head)?;
+            from = tail;
+        }
+        Ok(())
+    }
+}
+
+fn total(spans: &[Span]) -> u64 {
+    spans.iter().map(|span| u64::from(span.bytes)).sum()
+}
+
+/// Carries a request out, and writes its status.
+///
+/// # Errors
+///
+/// [`Broken`] when the client cannot be told: no room for a status, or its memory is gone.
+pub(crate) async fn serve<V: Volume + ?Sized>(
+    client: Rc<Client<V>>,
+    memory: Rc<Memory>,
+    chain: Chain,
+) -> Result<Used, Broken> {
+    let (status_at, room) = status_place(&chain).ok_or(Broken::NoStatus)?;
+    let (status, bytes) = match carry_out(&client, &memory, &chain, room).await {
+        Ok(bytes) => (Status::Ok, bytes),
+        Err(status) => (status, blank(&memory, &chain.writable, room)),
+    };
+    memory.write(status_at, &[status as u8]).map_err(|_| Broken::NoStatus)?;
+    // What was read may have been zeroes in the place of lost pages.
+    if memory.is_lost() { Err(Broken::Lost) } else { Ok(used(chain.token, bytes)) }
+}
+
+/// The status comes last, and a driver may count on all that lies before it to be written as well: zeroes, then.
+fn blank(memory: &Memory, spans: &[Span], room: u64) -> u64 {
+    // More is no request of a driver in its senses.
+    let zeroes = vec![0; room.min(PIECE_BYTES) as usize];
+    match Cursor::new(memory, spans).write(&zeroes) {
+        Ok(()) => zeroes.len() as u64,
+        Err(Outside) => 0,
+    }
+}
+
+/// What the driver is told: data that was written to its memory, and the status.
+fn used(token: Token, data_bytes: u64) -> Used {
+    Used { token, bytes: u32::try_from(data_bytes + 1).unwrap_or(u32::MAX) }
+}
+
+/// Where the status goes, which is the last byte, and how many lie before it.
+fn status_place(chain: &Chain) -> Option<(u64, u64)> {
+    let last = chain.writable.iter().rev().find(|span| span.bytes > 0)?;
+    Some((last.at.checked_add(u64::from(last.bytes) - 1)?, total(&chain.writable) - 1))
+}
+
+/// The bytes that were written to the client's memory. `room` is how many may be.
+async fn carry_out<V: Volume + ?Sized>(
+    client: &Client<V>,
+    memory: &Memory,
+    chain: &Chain,
+    room: u64,
+) -> Result<u64, Status> {
+    let mut readable = Cursor::new(memory, &chain.readable);
+    let mut header = [0; HEADER_BYTES as usize];
+    readable.read(&mut header)?;
+    let (kind, sector) = (word(&header, 0), long(&header, 8));
+    let sent = total(&chain.readable) - HEADER_BYTES;
+    match kind {
+        blk::VIRTIO_BLK_T_IN => {
+            let at = place(client, sector, room)?;
+            read(client, memory, at, room, &chain.writable).await?;
+            return Ok(room);
+        }
+        blk::VIRTIO_BLK_T_OUT => {
+            let at = place(client, sector, sent)?;
+            write(client, at, sent, readable).await?;
+        }
+        blk::VIRTIO_BLK_T_FLUSH => client.volume.flush().await?,
+        blk::VIRTIO_BLK_T_GET_ID => {
+            let bytes = (room as usize).min(SERIAL_BYTES);
+            Cursor::new(memory, &chain.writable).write(&client.serial[..bytes])?;
+            return Ok(bytes as u64);
+        }
+        blk::VIRTIO_BLK_T_DISCARD => {
+            for range in ranges(client, sent, readable, 0)? {
+                client.volume.discard(range.at, range.bytes).await?;
+            }
+        }
+        blk::VIRTIO_BLK_T_WRITE_ZEROES => {
+            for range in ranges(client, sent, readable, blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP)? {
+                let zeroing = if range.flags == 0 { Zeroing::Keep } else { Zeroing::Free };
+                client.volume.write_zeroes(range.at, range.bytes, zeroing).await?;
+            }
+            if durability(client) == Durability::Fua {
+                client.volume.flush().await?;
+            }
+        }
+        _ => return Err(Status::Unsupported),
+    }
+    Ok(0)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Where on the volume a request of `bytes` lies, which must be within it.
+fn place<V: Volume + ?Sized>(client: &Client<V>, sector: u64, bytes: u64) -> Result<u64, Status> {
+    let at = sector.checked_mul(SECTOR_BYTES).ok_or(Status::Failed)?;
+    let end = at.checked_add(bytes).ok_or(Status::Failed)?;
+    let is_good = bytes.is_multiple_of(SECTOR_BYTES) && end <= client.volume.size_bytes();
+    if is_good { Ok(at) } else { Err(Status::Failed) }
+}
+
+fn durability<V: ?Sized>(client: &Client<V>) -> Durability {
+    match client.is_writeback.get() && client.features.get().has_flush() {
+        true => Durability::Volatile,
+        false => Durability::Fua,
+    }
+}
+
+async fn read<V: Volume + ?Sized>(
+    client: &Client<V>,
+    memory: &Memory,
+    mut at: u64,
+    mut rest: u64,
+    into: &[Span],
+) -> Result<(), Status> {
+    let mut into = Cursor::new(memory, into);
+    while rest > 0 {
+        let bytes = rest.min(PIECE_BYTES);
+        let room_taken = client.room.acquire(bytes).await;
+        for part in client.volume.read(at, bytes).await? {
+            into.write(&part)?;
+        }
+        drop(room_taken);
+        (at, rest) = (at + bytes, rest - bytes);
+        pause(rest).await;
+    }
+    Ok(())
+}
+
+async fn write<V: Volume + ?Sized>(
+    client: &Client<V>,
+    mut at: u64,
+    mut rest: u64,
+    mut from: Cursor<'_>,
+) -> Result<(), Status> {
+    while rest > 0 {
+        let bytes = rest.min(PIECE_BYTES);
+        let room_taken = client.room.acquire(bytes).await;
+        let mut data = BufMut::for_overwrite(bytes as usize);
+        from.read(&mut data)?;
+        if from.memory.is_lost() {
+            return Err(Status::Failed);
+        }
+        client.volume.write(at, data.freeze().into_vec(), durability(client)).await?;
+        drop(room_taken);
+        (at, rest) = (at + bytes, rest - bytes);
+        pause(rest).await;
+    }
+    Ok(())
+}
+
+/// Between pieces others have their turn, also where the volume never waits.
+async fn pause(rest: u64) {
+    if rest > 0 {
+        reactor::yield_now().await;
+    }
+}
+
+/// A range to be discarded or made zero.
+struct Range {
+    at: u64,
+    bytes: u64,
+    flags: u32,
+}
+
+/// The ranges that a request sends, each of which must be right before one is carried out.
+fn ranges<V: Volume + ?Sized>(
+    client: &Client<V>,
+    sent: u64,
+    mut from: Cursor<'_>,
+    flags_known: u32,
+) -> Result<Vec<Range>, Status> {
+    let count = sent / RANGE_BYTES;
+    if !sent.is_multiple_of(RANGE_BYTES) || count == 0 || count > RANGES_MAX.into() {
+        return Err(Status::Failed);
+    }
+    let mut ranges = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let mut bytes = [0; RANGE_BYTES as usize];
+        from.read(&mut bytes)?;
+        let (sector, sectors, flags) = (long(&bytes, 0), word(&bytes, 8), word(&bytes, 12));
+        if flags & !flags_known != 0 {
+            return Err(Status::Unsupported);
+        }
+        if sectors > RANGE_SECTORS_MAX {
+            return Err(Status::Failed);
+        }
+        let bytes = u64::from(sectors) * SECTOR_BYTES;
+        ranges.push(Range { at: place(client, sector, bytes)?, bytes, flags });
+    }
+    Ok(ranges)
+}

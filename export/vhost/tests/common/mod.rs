@@ -1,0 +1,170 @@
+//! What the tests share: a volume that is served on a thread of its own, and memory to be shown to it.
+#![allow(dead_code)] // Each test uses a part.
+#![allow(unsafe_code)] // Memory shared with a server.
+
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
+use levada_base::reactor::{Reactor, mailbox};
+use levada_base::units::MIB;
+use levada_device::{Device, RamDevice};
+use levada_export_vhost::{Options, Server};
+use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
+use levada_volume::{ArrayVolume, Volume};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// An array on members in memory.
+pub async fn array(level: Level, width: usize, member_bytes: u64) -> RaidArray {
+    let member = |number: usize| MemberSpec {
+        device: Rc::new(RamDevice::new(&format!("m{number}"), member_bytes)) as Rc<dyn Device>,
+        uuid: Uuid::from_u128(number as u128 + 1),
+        name: format!("m{number}"),
+        enclosure: 0,
+    };
+    let spec = ArraySpec {
+        uuid: Uuid::from_u128(99),
+        name: "served".into(),
+        level,
+        chunk_bytes: 64 << 10,
+        block_bytes: None,
+        journal_bytes: None,
+        members: (0..width).map(member).collect(),
+        spares: 0,
+    };
+    RaidArray::create(spec, Epoch(1)).await.expect("it can be")
+}
+
+/// A RAID 6 of 128 MiB.
+pub async fn volume() -> Rc<ArrayVolume<RaidArray>> {
+    Rc::new(ArrayVolume::new(array(Level::Raid6, 4, 80 * MIB).await))
+}
+
+/// A server on a thread of its own; ends when dropped.
+pub struct Served {
+    pub socket: PathBuf,
+    tell: Option<mailbox::Sender<Told>>,
+    thread: Option<JoinHandle<()>>,
+    /// Holds the socket.
+    _dir: Option<tempfile::TempDir>,
+}
+
+pub enum Told {
+    /// End in order.
+    End,
+    /// Drop everything where it stands, as a crash would.
+    Crash,
+    /// Call [`Server::resized`].
+    Resized,
+}
+
+impl Served {
+    /// Serves what `make` makes, at a socket of its own.
+    pub fn begin<V, F>(make: impl FnOnce() -> F + Send + 'static) -> Self
+    where
+        V: Volume + 'static,
+        F: Future<Output = Rc<V>>,
+    {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("disk.sock");
+        let mut served = Self::begin_at(&socket, make);
+        served._dir = Some(dir);
+        served
+    }
+
+    pub fn begin_at<V, F>(socket: &Path, make: impl FnOnce() -> F + Send + 'static) -> Self
+    where
+        V: Volume + 'static,
+        F: Future<Output = Rc<V>>,
+    {
+        let (ready, is_ready) = mpsc::channel();
+        let at = socket.to_owned();
+        let serve = move || {
+            Reactor::new().expect("an io_uring").block_on(async {
+                let (tell, mut told) = mailbox::channel().expect("a mailbox");
+                let options = Options { serial: "a serial number".into(), ..Options::default() };
+                let server = Server::listen(&at, make().await, options).expect("it listens");
+                ready.send(tell).expect("somebody waits");
+                loop {
+                    match told.recv().await {
+                        Some(Told::Resized) => server.resized(),
+                        Some(Told::End) | None => return server.end().await,
+                        Some(Told::Crash) => return,
+                    }
+                }
+            });
+        };
+        let thread = std::thread::spawn(serve);
+        let tell = is_ready.recv().expect("the server begins");
+        Self { socket: socket.to_owned(), tell: Some(tell), thread: Some(thread), _dir: None }
+    }
+
+    pub fn tell(&self, what: Told) {
+        drop(self.tell.as_ref().expect("it runs").send(what));
+    }
+
+    /// Ends the server as a crash of its process would.
+    pub fn crash(mut self) {
+        self.tell(Told::Crash);
+        self.thread.take().expect("it runs").join().expect("no panic");
+    }
+
+    /// Ends the server; panics when that did.
+    pub fn end(mut self) {
+        self.tell = None;
+        self.thread.take().expect("it runs").join().expect("no panic");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.tell = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Memory behind a file, as a guest's.
+pub struct Shared {
+    pub file: OwnedFd,
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Shared {
+    pub fn new(bytes: usize) -> Self {
+        let file = memfd_create(c"guest", MemfdFlags::CLOEXEC).expect("memory");
+        ftruncate(&file, bytes as u64).expect("room");
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let fd = file.as_raw_fd();
+        // SAFETY: a new mapping, away from every other.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Self { file, start: start.cast(), bytes }
+    }
+
+    pub fn address(&self) -> usize {
+        self.start as usize
+    }
+
+    /// Some of it. The server may be writing there: whoever looks knows that it does not.
+    #[allow(clippy::mut_from_ref)]
+    pub fn slice(&self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(at + bytes <= self.bytes);
+        // SAFETY: inside the mapping; tests keep slices apart and look when the server is done.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), bytes) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
