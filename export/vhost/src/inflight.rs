@@ -205,12 +205,13 @@ pub(crate) struct Found {
 
 impl PackedNotes {
     /// Takes over what an earlier back end noted, or begins: then there is nothing found, and `used` is where the ring
-    /// is. `is_used` looks whether the descriptor at a position is no longer available.
+    /// is. `is_used` looks whether the descriptor at a position is no longer available, `take_back` makes it so again.
     pub(crate) fn open(
         inflight: Inflight,
         size: u16,
         used: Position,
         is_used: impl Fn(Position) -> bool,
+        take_back: impl Fn(Position),
     ) -> Result<(Self, Option<Found>), Broken> {
         let is_begun = inflight.is_begun(size, packed::FIRST + packed::EACH * size as usize)?;
         let next = (1..=size).collect();
@@ -221,16 +222,19 @@ impl PackedNotes {
             for entry in 0..size {
                 notes.store(entry, packed::NEXT, notes.next[entry as usize]);
             }
-            notes.show_position();
             notes.settle();
             inflight.mark(size);
             return Ok((notes, None));
         }
-        let found = notes.recover(is_used)?;
+        let found = notes.recover(is_used, take_back)?;
         Ok((notes, Some(found)))
     }
 
-    fn recover(&mut self, is_used: impl Fn(Position) -> bool) -> Result<Found, Broken> {
+    fn recover(
+        &mut self,
+        is_used: impl Fn(Position) -> bool,
+        take_back: impl Fn(Position),
+    ) -> Result<Found, Broken> {
         let size = self.size;
         let word = |offset| self.region.load_u16(offset, Relaxed);
         let wraps = word(packed::WRAPS);
@@ -243,6 +247,15 @@ impl PackedNotes {
         // Under way from old to now, the batch was shown to the driver or it was not.
         let is_shown = now != old && is_used(old);
         (self.used, self.free) = if is_shown { (now, free) } else { (old, old_free) };
+        if !is_shown {
+            // Behind the first descriptor of a batch, which is written last, others may be used already. The driver would take
+            // them for used as soon as the next batch brings it there.
+            let mut at = old;
+            while at != now {
+                take_back(at);
+                at = at.after(1, size);
+            }
+        }
         let mut is_free = vec![false; size.into()];
         let mut entry = self.free;
         while entry < size && !std::mem::replace(&mut is_free[entry as usize], true) {
@@ -279,7 +292,6 @@ impl PackedNotes {
             }
             chains.push((first, chain));
         }
-        self.show_position();
         self.settle();
         Ok(Found { used: self.used, chains })
     }
@@ -347,8 +359,7 @@ impl PackedNotes {
     pub(crate) fn moving(&mut self, used: Position) {
         let old = self.used;
         self.used = used;
-        self.region.store_u16(packed::WRAPS, wraps(used, old), Release);
-        self.region.store_u16(packed::USED, used.index, Release);
+        self.store_positions(used, old);
     }
 
     /// The driver can see the batch.
@@ -359,21 +370,20 @@ impl PackedNotes {
         self.settle();
     }
 
-    fn show_position(&self) {
-        self.region.store_u16(packed::FREE, self.free, Release);
-        self.region.store_u16(packed::USED, self.used.index, Release);
-    }
-
     /// What was under way is over.
     fn settle(&self) {
+        self.region.store_u16(packed::FREE, self.free, Release);
         self.region.store_u16(packed::OLD_FREE, self.free, Release);
-        self.region.store_u16(packed::WRAPS, wraps(self.used, self.used), Release);
-        self.region.store_u16(packed::OLD_USED, self.used.index, Release);
+        self.store_positions(self.used, self.used);
     }
-}
 
-fn wraps(now: Position, old: Position) -> u16 {
-    u16::from(now.wrap) | u16::from(old.wrap) << 8
+    /// Both and their wrap counters by one store, padding included: a crash between an index and its wrap counter would name
+    /// a place one round away.
+    fn store_positions(&self, now: Position, old: Position) {
+        let indices = u64::from(now.index) | u64::from(old.index) << 16;
+        let wraps = u64::from(now.wrap) | u64::from(old.wrap) << 8;
+        self.region.store_u64(packed::USED, indices | wraps << 32, Release);
+    }
 }
 
 /// Where an entry of a packed ring's notes lies.

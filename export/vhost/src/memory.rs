@@ -187,6 +187,8 @@ impl Window {
 
     #[inline]
     pub(crate) fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        #[cfg(test)]
+        crash::before_store();
         // SAFETY: inside the mapping and aligned; an atomic may change at any time.
         unsafe { AtomicU16::from_ptr(self.field(offset)) }.store(value.to_le(), order);
     }
@@ -199,6 +201,8 @@ impl Window {
 
     #[inline]
     pub(crate) fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        #[cfg(test)]
+        crash::before_store();
         // SAFETY: inside the mapping and aligned; an atomic may change at any time.
         unsafe { AtomicU32::from_ptr(self.field(offset)) }.store(value.to_le(), order);
     }
@@ -211,6 +215,8 @@ impl Window {
 
     #[inline]
     pub(crate) fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        #[cfg(test)]
+        crash::before_store();
         // SAFETY: inside the mapping and aligned; an atomic may change at any time.
         unsafe { AtomicU64::from_ptr(self.field(offset)) }.store(value.to_le(), order);
     }
@@ -357,4 +363,39 @@ pub(crate) fn sealed(bytes: u64) -> io::Result<std::os::fd::OwnedFd> {
     ftruncate(&file, bytes)?;
     fcntl_add_seals(file.as_fd(), SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(file)
+}
+
+/// Lets a test end this process, as far as shared memory can tell, before any store.
+#[cfg(test)]
+pub(crate) mod crash {
+    use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+    thread_local!(static STORES_LEFT: Cell<Option<u32>> = const { Cell::new(None) });
+
+    /// What unwinds instead.
+    struct Crash;
+
+    pub(super) fn before_store() {
+        match STORES_LEFT.get() {
+            Some(0) => {
+                STORES_LEFT.set(None);
+                resume_unwind(Box::new(Crash));
+            }
+            Some(left) => STORES_LEFT.set(Some(left - 1)),
+            None => {}
+        }
+    }
+
+    /// Runs `what` for as long as it stores no more often than `stores` times; `None` when it wanted to.
+    pub(crate) fn after<T>(stores: u32, what: impl FnOnce() -> T) -> Option<T> {
+        STORES_LEFT.set(Some(stores));
+        let ended = catch_unwind(AssertUnwindSafe(what));
+        STORES_LEFT.set(None);
+        match ended {
+            Ok(done) => Some(done),
+            Err(crash) if crash.is::<Crash>() => None,
+            Err(panic) => resume_unwind(panic),
+        }
+    }
 }

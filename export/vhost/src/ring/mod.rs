@@ -10,6 +10,10 @@
 //! - With in-flight memory ([`crate::inflight`]), a chain is noted there before anything is done for it, until the driver has it
 //!   back.
 
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod driver;
 mod packed;
 mod split;
 

@@ -50,6 +50,10 @@ impl Position {
         (flags & AVAILABLE != 0) == self.wrap && (flags & USED != 0) != self.wrap
     }
 
+    fn available_flags(self) -> u16 {
+        if self.wrap { AVAILABLE } else { USED }
+    }
+
     fn used_flags(self) -> u16 {
         if self.wrap { AVAILABLE | USED } else { 0 }
     }
@@ -126,7 +130,11 @@ impl Packed {
             None => None,
             Some(inflight) => {
                 let is_used = |at: Position| !at.is_available(parts.flags(at));
-                let (notes, found) = PackedNotes::open(inflight, size, used, is_used)?;
+                let take_back = |at: Position| {
+                    let offset = 16 * at.index as usize + 14;
+                    parts.ring.store_u16(offset, at.available_flags(), Ordering::Relaxed);
+                };
+                let (notes, found) = PackedNotes::open(inflight, size, used, is_used, take_back)?;
                 if let Some(found) = found {
                     used = found.used;
                     for (note, chain) in found.chains {
