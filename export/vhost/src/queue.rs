@@ -4,6 +4,8 @@
 //! client need not kick; a reactor that is about to sleep asks for kicks first. A queue that found nothing to do several such
 //! times in a row is cold: it only waits for its kick, and costs nothing.
 //!
+//! A client that gives no eventfd to be kicked at wants its ring to be polled: it is, by the clock while the queue is cold.
+//!
 //! What always holds:
 //! - No request is missed: who asks for kicks looks once more afterwards.
 //! - A queue that broke its rules takes nothing more from its ring. What it has taken is finished and answered.
@@ -19,12 +21,19 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// Chains taken before answers are given.
 const BATCH: usize = 64;
 /// A queue is cold after the reactor slept so many times while nothing came from it.
 const IDLE_SLEEPS: u32 = 8;
+/// And after it looked at it so often for nothing: other clients may keep the reactor from ever sleeping, and should not pay
+/// for looking at hundreds of idle rings.
+const IDLE_LOOKS: u32 = 10_000;
+/// How often a ring is looked at whose client does not kick (`VHOST_USER_SET_VRING_KICK` without a descriptor).
+const UNKICKED_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Where a queue tells its client what happens.
 #[derive(Clone, Default)]
@@ -54,6 +63,7 @@ pub(crate) struct Queue<V: ?Sized> {
     /// The reactor looks at the ring while this is there: the queue is hot.
     watch: RefCell<Option<Rc<Watch<V>>>>,
     idle_sleeps: Cell<u32>,
+    idle_looks: Cell<u32>,
 }
 
 /// A queue that is running, and its task.
@@ -92,26 +102,25 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
             idle: Notify::default(),
             watch: RefCell::default(),
             idle_sleeps: Cell::new(0),
+            idle_looks: Cell::new(0),
         });
         let task = reactor::spawn(Rc::clone(&queue).serve());
         Running { queue, task }
     }
 
     async fn serve(self: Rc<Self>) {
-        let mut kicked: Option<Pin<Box<dyn Future<Output = ()>>>> = None;
-        let mut kicks = None;
+        let mut kicks = self.kicks.get();
+        let mut kicked = self.next_kick();
         loop {
-            if kicks != Some(self.kicks.get()) {
-                kicks = Some(self.kicks.get());
+            if kicks != self.kicks.get() {
+                kicks = self.kicks.get();
                 kicked = self.next_kick();
             }
             let was_kicked = poll_fn(|cx| {
-                if self.has_work() || kicks != Some(self.kicks.get()) {
+                if self.has_work() || kicks != self.kicks.get() {
                     return Poll::Ready(false);
                 }
-                if let Some(kicked) = &mut kicked
-                    && kicked.as_mut().poll(cx).is_ready()
-                {
+                if kicked.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(true);
                 }
                 self.wait(cx);
@@ -133,9 +142,11 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
         }
     }
 
-    fn next_kick(&self) -> Option<Pin<Box<dyn Future<Output = ()>>>> {
-        let kick = self.kick.borrow().clone()?;
-        Some(Box::pin(async move { kick.kicked().await }))
+    fn next_kick(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        match self.kick.borrow().clone() {
+            Some(kick) => Box::pin(async move { kick.kicked().await }),
+            None => Box::pin(reactor::sleep(UNKICKED_LOOK_EVERY)),
+        }
     }
 
     /// Takes chains and begins their requests.
@@ -149,6 +160,7 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
                 Err(broken) => return self.break_off(broken),
             };
             self.idle_sleeps.set(0);
+            self.idle_looks.set(0);
             let request = request::serve(Rc::clone(&self.client), Rc::clone(&memory), chain);
             let mut request = Box::pin(request);
             // What needs no waiting needs no task.
@@ -211,6 +223,15 @@ impl<V: ?Sized> Queue<V> {
                 err.tell();
             }
         }
+    }
+
+    /// From now on only kicks wake it. One that came before the client saw that is found by who looks once more.
+    fn cool(&self) {
+        self.ring.borrow().want_kicks(true);
+        fence(Ordering::SeqCst);
+        self.idle_looks.set(0);
+        self.idle_sleeps.set(0);
+        self.watch.borrow_mut().take();
     }
 
     fn is_idle(&self) -> bool {
@@ -282,7 +303,18 @@ struct Watch<V: ?Sized>(Weak<Queue<V>>);
 impl<V: ?Sized> Watched for Watch<V> {
     fn look(&self) -> bool {
         let Some(queue) = self.0.upgrade() else { return false };
-        queue.waiting.borrow().is_some() && queue.can_take() && queue.wake()
+        if queue.waiting.borrow().is_none() {
+            return false;
+        }
+        if !queue.can_take() {
+            let looks = queue.idle_looks.get() + 1;
+            queue.idle_looks.set(looks);
+            if looks < IDLE_LOOKS {
+                return false;
+            }
+            queue.cool();
+        }
+        queue.can_take() && queue.wake()
     }
 
     fn sleeps(&self, sleeps: bool) {
@@ -291,8 +323,7 @@ impl<V: ?Sized> Watched for Watch<V> {
             queue.idle_sleeps.set(queue.idle_sleeps.get() + 1);
             queue.ring.borrow().want_kicks(true);
         } else if queue.idle_sleeps.get() >= IDLE_SLEEPS {
-            // Kicks stay wanted.
-            queue.watch.borrow_mut().take();
+            queue.cool();
         } else {
             queue.ring.borrow().want_kicks(false);
         }

@@ -10,20 +10,21 @@
 
 use crate::request::{Client, SERIAL_BYTES};
 use crate::session::Session;
-use levada_base::reactor::net::{Listener, accept_error_passes};
-use levada_base::reactor::{self, Group};
+use levada_base::reactor::net::{Listener, Stream, accept_error_passes};
+use levada_base::reactor::{self, Elapsed, Group};
 use levada_base::sync::{Notify, Semaphore};
 use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// After an error of the system that passes, as when there are no descriptors left.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// How long it may take until a process that is gone no longer listens.
+const CLOSING_LIMIT: Duration = Duration::from_secs(2);
 /// Rings that a message can name.
 const QUEUES_MAX: u16 = 256;
 
@@ -63,10 +64,12 @@ struct Shared<V: ?Sized> {
     left: Notify,
 }
 
-/// A volume at a socket. Its tasks end with the group of who made it.
+/// A volume at a socket. Dropped, it leaves its client where it stands, as a crash would.
 pub struct Server<V: ?Sized> {
     at: PathBuf,
     shared: Rc<Shared<V>>,
+    /// Sessions, and who accepts.
+    group: Group,
     accepting: Group,
 }
 
@@ -76,8 +79,8 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
     /// # Errors
     ///
     /// [`ListenError`].
-    pub fn listen(at: &Path, volume: Rc<V>, options: Options) -> Result<Self, ListenError> {
-        make_way(at)?;
+    pub async fn listen(at: &Path, volume: Rc<V>, options: Options) -> Result<Self, ListenError> {
+        make_way(at).await?;
         let listener = Listener::bind_unix(at)
             .map_err(|source| ListenError::Bind { at: at.into(), source })?;
         let options = Options {
@@ -89,8 +92,8 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
         let shared = Rc::new(Shared { volume, options, session, is_ending, left });
         let group = reactor::current_group().child();
         let accepting = group.child();
-        reactor::spawn_in(&accepting, accept_all(listener, Rc::clone(&shared), group));
-        Ok(Self { at: at.into(), shared, accepting })
+        reactor::spawn_in(&accepting, accept_all(listener, Rc::clone(&shared), group.clone()));
+        Ok(Self { at: at.into(), shared, group, accepting })
     }
 
     /// Where it listens.
@@ -125,16 +128,25 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
     }
 }
 
-/// Removes the socket of a server that is gone, and nothing else.
-fn make_way(at: &Path) -> Result<(), ListenError> {
+impl<V: ?Sized> Drop for Server<V> {
+    fn drop(&mut self) {
+        self.group.kill();
+    }
+}
+
+/// Sees to it that nobody listens at the socket, if one is there; it is removed by who binds.
+async fn make_way(at: &Path) -> Result<(), ListenError> {
     let Ok(there) = std::fs::symlink_metadata(at) else { return Ok(()) };
     if !there.file_type().is_socket() {
         return Err(ListenError::NotASocket { at: at.into() });
     }
-    match UnixStream::connect(at) {
-        Ok(_) => Err(ListenError::InUse { at: at.into() }),
-        // Removed by who binds.
-        Err(_) => Ok(()),
+    let Ok(stream) = Stream::connect_unix(at).await else { return Ok(()) };
+    // The kernel may take a while to close what a process that was killed had open. Then it hangs up; who serves does not.
+    let (mut byte, mut fds) = ([0], Vec::new());
+    let hung_up = reactor::timeout(CLOSING_LIMIT, stream.receive_some(&mut byte, &mut fds));
+    match hung_up.await {
+        Ok(Ok(0) | Err(_)) => Ok(()),
+        Ok(Ok(_)) | Err(Elapsed) => Err(ListenError::InUse { at: at.into() }),
     }
 }
 

@@ -2,6 +2,8 @@
 #![allow(dead_code)] // Each test uses a part.
 #![allow(unsafe_code)] // Memory shared with a server.
 
+pub mod front_end;
+
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{Reactor, mailbox};
@@ -47,6 +49,8 @@ pub async fn volume() -> Rc<ArrayVolume<RaidArray>> {
 /// A server on a thread of its own; ends when dropped.
 pub struct Served {
     pub socket: PathBuf,
+    /// Another volume's, served by the same thread.
+    pub neighbour: PathBuf,
     tell: Option<mailbox::Sender<Told>>,
     thread: Option<JoinHandle<()>>,
     /// Holds the socket.
@@ -83,11 +87,16 @@ impl Served {
     {
         let (ready, is_ready) = mpsc::channel();
         let at = socket.to_owned();
+        let neighbour = socket.with_extension("neighbour");
+        let beside = neighbour.clone();
         let serve = move || {
             Reactor::new().expect("an io_uring").block_on(async {
                 let (tell, mut told) = mailbox::channel().expect("a mailbox");
                 let options = Options { serial: "a serial number".into(), ..Options::default() };
-                let server = Server::listen(&at, make().await, options).expect("it listens");
+                let server =
+                    Server::listen(&at, make().await, options.clone()).await.expect("it listens");
+                let _neighbour =
+                    Server::listen(&beside, volume().await, options).await.expect("it listens");
                 ready.send(tell).expect("somebody waits");
                 loop {
                     match told.recv().await {
@@ -100,7 +109,8 @@ impl Served {
         };
         let thread = std::thread::spawn(serve);
         let tell = is_ready.recv().expect("the server begins");
-        Self { socket: socket.to_owned(), tell: Some(tell), thread: Some(thread), _dir: None }
+        let socket = socket.to_owned();
+        Self { socket, neighbour, tell: Some(tell), thread: Some(thread), _dir: None }
     }
 
     pub fn tell(&self, what: Told) {
