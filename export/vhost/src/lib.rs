@@ -25,4 +25,7 @@ mod session;
 mod signal;
 mod stranger;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+
 pub use server::{ListenError, Options, Server};

@@ -234,6 +234,7 @@ impl Guest {
     pub fn start_unkicked(&self, front_end: &FrontEnd) {
         front_end.set(SET_VRING_NUM, &words(&[0, SIZE.into()]), &[]);
         front_end.set(SET_VRING_ADDR, &self.addresses(self.user()), &[]);
+        front_end.set(SET_VRING_CALL, &longs(&[0]), &[self.call.as_fd()]);
         front_end.set(SET_VRING_KICK, &longs(&[NO_FD]), &[]);
         front_end.set(SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     }
@@ -271,13 +272,18 @@ impl Guest {
 
     /// Makes a request for all bytes of its slot available, and kicks.
     pub fn offer(&mut self, slot: u16, kind: u32, sector: u64) {
+        let data_at = DATA_AT + slot as usize * SLOT_BYTES;
+        self.offer_at(slot, kind, sector, data_at as u64);
+    }
+
+    /// The same for data that lies elsewhere.
+    pub fn offer_at(&mut self, slot: u16, kind: u32, sector: u64, data_at: u64) {
         assert!(!std::mem::replace(&mut self.is_out[slot as usize], true), "slot {slot} is out");
         let head = self.head(slot);
         head[..4].copy_from_slice(&kind.to_le_bytes());
         head[8..16].copy_from_slice(&sector.to_le_bytes());
         head[16] = UNWRITTEN;
         let (first, head_at) = (3 * slot, (HEADERS_AT + slot as usize * 32) as u64);
-        let data_at = (DATA_AT + slot as usize * SLOT_BYTES) as u64;
         let (next, write) = (1, 2);
         self.set_descriptor(first, head_at, 16, next, first + 1);
         let data_flags = next | if kind == READ { write } else { 0 };
@@ -319,12 +325,14 @@ impl Guest {
     pub fn wait(&mut self, count: usize) -> Vec<(u16, u8)> {
         let begun = Instant::now();
         let mut all = Vec::new();
-        while all.len() < count {
+        loop {
             all.extend(self.answers());
+            if all.len() >= count {
+                return all;
+            }
             assert!(begun.elapsed() < PATIENCE, "{} of {count} answers", all.len());
-            self.wait_for_call(Duration::from_millis(20));
+            self.wait_for_call(Duration::from_secs(1));
         }
-        all
     }
 
     pub fn wait_for_call(&self, limit: Duration) -> bool {
