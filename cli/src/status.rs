@@ -172,8 +172,12 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
     }
     for export in &status.exports {
         let tls = if export.tls { " (TLS)" } else { "" };
-        let (nbd, tenant, clients) = (&export.nbd, &export.tenant, export.clients);
-        writeln!(out, "  NBD at {nbd}{tls}: volumes of {tenant}, {clients} connections")?;
+        let place = match &export.vhost {
+            Some(directory) => format!("vhost sockets in {}", directory.display()),
+            None => format!("NBD at {}", export.nbd),
+        };
+        let (tenant, clients) = (&export.tenant, export.clients);
+        writeln!(out, "  {place}{tls}: volumes of {tenant}, {clients} connections")?;
     }
     writeln!(out, "\nclients")?;
     if status.clients.is_empty() {

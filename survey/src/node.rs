@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use levada_base::BufMut;
 use levada_base::reactor::Reactor;
 use levada_base::units::{GIB, KIB, MIB};
-use levada_spec::ExportSpec;
+use levada_spec::{ExportSpec, ExportWay};
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind::WouldBlock;
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "export.idle_cpu_percent",
-            what: "the same with 100 volumes, each open by an NBD client that asks nothing",
+            what: "the same with 100 volumes, each open by an NBD client that asks nothing and with a vhost socket",
             bar: Bar::Below(1.0),
             take: idle_cpu_of_exports,
         },
@@ -72,9 +72,13 @@ fn idle_cpu(effort: Effort) -> Result<Taken> {
 fn idle_cpu_of_exports(effort: Effort) -> Result<Taken> {
     const VOLUMES: usize = 100;
     const SOCKET: &str = "nbd.sock";
-    let nbd = format!("unix:{SOCKET}");
-    let export = ExportSpec { tenant: "default".into(), nbd, tls: None, verify_clients: false };
-    let running = RunningBox::up_with(vec![export])?;
+    let address = format!("unix:{SOCKET}");
+    let ways = [
+        ExportWay::Nbd { address, tls: None, verify_clients: false },
+        ExportWay::Vhost { directory: "vm".into() },
+    ];
+    let exports = ways.map(|way| ExportSpec { tenant: "default".into(), way });
+    let running = RunningBox::up_with(exports.into())?;
     let mut clients = Vec::new();
     for number in 0..VOLUMES {
         let name = format!("vm{number}");

@@ -187,6 +187,9 @@ struct PlaceArgs {
     /// Show it over NBD at HOST:PORT or unix:PATH; may be given several times. Whoever reaches that may read and write the array
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Address>,
+    /// Show it to a virtual machine over vhost-user-blk at this socket; may be given several times, for machines that share a disk
+    #[arg(long, value_name = "SOCKET")]
+    vhost: Vec<PathBuf>,
 }
 
 #[derive(Args)]
@@ -289,6 +292,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let shows = Shows {
         at: args.places.at.clone(),
         nbd: args.places.nbd.clone(),
+        vhost: args.places.vhost.clone(),
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,
     };

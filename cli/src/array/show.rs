@@ -71,7 +71,9 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
     match &status.open_by {
         Some(by) => {
             write!(out, "  {}  open by process {}", status.uuid, by.pid)?;
-            for place in by.at.iter().map(|at| at.display().to_string()).chain(by.nbd.clone()) {
+            let file = by.at.iter().map(|at| at.display().to_string());
+            let vhost = by.vhost.iter().map(|at| format!("vhost:{}", at.display()));
+            for place in file.chain(by.nbd.clone()).chain(vhost) {
                 write!(out, ", shown as {place}")?;
             }
             writeln!(out)?;

@@ -91,9 +91,9 @@ pub enum ArrayError {
     NoPool { array: String },
     /// Whoever writes there does not know what is whose.
     #[error(
-        "{array} is a pool of volumes, and a file of all of it would overwrite them: show them over NBD"
+        "{array} is a pool of volumes, and who writes to all of it would overwrite them: show them with --nbd"
     )]
-    PoolAsFile { array: String },
+    PoolAsWhole { array: String },
     #[error("{array} is shown as a whole, and somebody may use it: end that first")]
     ShownWhole { array: String },
     #[error(transparent)]
@@ -118,6 +118,8 @@ pub enum ArrayError {
     Nbd(#[from] ListenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error(transparent)]
+    Vhost(#[from] levada_export_vhost::ListenError),
     /// The process that has the array open refused; it says why.
     #[error("{why}")]
     Refused { why: String },

@@ -57,6 +57,8 @@ pub(crate) struct Keeper {
     pub at: RefCell<Option<PathBuf>>,
     /// Where NBD clients find it.
     pub nbd: RefCell<Vec<String>>,
+    /// Sockets at which virtual machines find it.
+    pub vhost: RefCell<Vec<PathBuf>>,
     rebuilds: Cell<bool>,
     pace: Cell<Pace>,
     /// Something happened to a member, or another pace is wanted.
@@ -159,6 +161,7 @@ impl Keeper {
             drives: RefCell::new(drives),
             at: RefCell::default(),
             nbd: RefCell::default(),
+            vhost: RefCell::default(),
             rebuilds: Cell::new(rebuilds),
             pace: Cell::new(pace),
             changed: Notify::default(),
@@ -551,8 +554,12 @@ impl Keeper {
         let progress = |of: &Option<raid::Progress>, begun: &Cell<Option<Instant>>| {
             of.as_ref().map(|progress| Progress::of(progress, since(begun)))
         };
-        let (at, nbd) = (self.at.borrow().clone(), self.nbd.borrow().clone());
-        let open_by = OpenBy { pid: std::process::id(), at, nbd };
+        let open_by = OpenBy {
+            pid: std::process::id(),
+            at: self.at.borrow().clone(),
+            nbd: self.nbd.borrow().clone(),
+            vhost: self.vhost.borrow().clone(),
+        };
         let mut status = Status {
             open_by: Some(open_by),
             problem: now.stopped.as_ref().map(ToString::to_string),

@@ -217,6 +217,7 @@ impl Open {
         let mut shown = Shown::begin(shows, tls, what, &name).await?;
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
         *self.keeper.nbd.borrow_mut() = shown.uris();
+        *self.keeper.vhost.borrow_mut() = shown.sockets();
         ready(&self.keeper.status(), &shown);
         let ended = loop {
             let told = match select(pin!(shown.ended()), pin!(self.told_to_stop())).await {
@@ -237,6 +238,7 @@ impl Open {
         shown.end().await;
         *self.keeper.at.borrow_mut() = None;
         self.keeper.nbd.borrow_mut().clear();
+        self.keeper.vhost.borrow_mut().clear();
         ended
     }
 

@@ -1,10 +1,12 @@
-//! How a served array is shown: as a file, over NBD, or both; of a pool its volumes, over NBD.
+//! How a served array is shown: as a file, over NBD, to virtual machines, or in several of these ways; of a pool its volumes, over NBD.
 
 use crate::error::ArrayError;
+use crate::request::absolute;
 use crate::volumes::Volumes;
 use futures_util::future::{LocalBoxFuture, pending};
 use levada_export_file::{Export, Unmounted};
 use levada_export_nbd::{Address, Exports, Server, Tls};
+use levada_export_vhost as vhost;
 use levada_volume::Volume;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,7 +18,9 @@ pub struct Shows {
     pub at: Option<PathBuf>,
     /// Where NBD servers listen.
     pub nbd: Vec<Address>,
-    /// The directory of their certificates; without one they speak in the clear.
+    /// Sockets at which virtual machines find it.
+    pub vhost: Vec<PathBuf>,
+    /// The directory of the NBD servers certificates; without one they speak in the clear.
     pub tls: Option<PathBuf>,
     /// Their clients must show certificates, too.
     pub verify_clients: bool,
@@ -40,6 +44,7 @@ pub(crate) enum What {
 pub struct Shown {
     file: Option<Export<Rc<dyn Volume>>>,
     servers: Vec<Server>,
+    vhost: Vec<vhost::Server<dyn Volume>>,
     /// The export that addresses are told with: none of a pool, which has several.
     export: String,
     with_tls: bool,
@@ -70,13 +75,14 @@ impl Shown {
         array: &str,
     ) -> Result<Self, ArrayError> {
         let export = match what {
-            What::Pool(_) if shows.at.is_some() => {
-                return Err(ArrayError::PoolAsFile { array: array.into() });
+            What::Pool(_) if shows.at.is_some() || !shows.vhost.is_empty() => {
+                return Err(ArrayError::PoolAsWhole { array: array.into() });
             }
             What::Pool(_) => String::new(),
             What::Whole(_) => array.to_owned(),
         };
-        let mut shown = Self { file: None, servers: Vec::new(), export, with_tls: tls.is_some() };
+        let (servers, vhost, with_tls) = (Vec::new(), Vec::new(), tls.is_some());
+        let mut shown = Self { file: None, servers, vhost, export, with_tls };
         let begun = shown.begin_all(shows, tls, what).await;
         match begun {
             Ok(()) => Ok(shown),
@@ -100,7 +106,15 @@ impl Shown {
             };
             self.servers.push(Server::listen(address, exports, tls.clone())?);
         }
-        if let (Some(at), What::Whole(volume)) = (&shows.at, what) {
+        let What::Whole(volume) = what else { return Ok(()) };
+        for at in &shows.vhost {
+            let at = absolute(at)?;
+            let options =
+                vhost::Options { serial: self.export.clone(), ..vhost::Options::default() };
+            let listening = vhost::Server::listen(&at, Rc::clone(&volume), options);
+            self.vhost.push(listening.await?);
+        }
+        if let Some(at) = &shows.at {
             self.file = Some(Export::begin(volume, at).await?);
         }
         Ok(())
@@ -119,11 +133,18 @@ impl Shown {
         self.servers.iter().map(uri).collect()
     }
 
+    /// Sockets at which virtual machines find it.
+    #[must_use]
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        self.vhost.iter().map(|server| server.at().to_owned()).collect()
+    }
+
     /// Every place where it is shown, in words.
     #[must_use]
     pub fn places(&self) -> Vec<String> {
         let file = self.file().map(|at| at.display().to_string());
-        file.into_iter().chain(self.uris()).collect()
+        let sockets = self.vhost.iter().map(|server| format!("vhost:{}", server.at().display()));
+        file.into_iter().chain(self.uris()).chain(sockets).collect()
     }
 
     /// Returns when its file is unmounted; never without one.
@@ -144,6 +165,9 @@ impl Shown {
     /// Ends all of it. Returns when nothing is being answered any more.
     pub(crate) async fn end(self) {
         for server in self.servers {
+            server.end().await;
+        }
+        for server in self.vhost {
             server.end().await;
         }
         if let Some(file) = self.file {

@@ -73,13 +73,16 @@ pub struct OpenBy {
     /// Where NBD clients find it, as URIs.
     #[serde(default)]
     pub nbd: Vec<String>,
+    /// Sockets at which virtual machines find it.
+    #[serde(default)]
+    pub vhost: Vec<PathBuf>,
 }
 
 impl OpenBy {
     /// True when the array is shown to somebody, and not open for an order alone.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.at.is_some() || !self.nbd.is_empty()
+        self.at.is_some() || !self.nbd.is_empty() || !self.vhost.is_empty()
     }
 }
 

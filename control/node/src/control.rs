@@ -343,8 +343,12 @@ pub struct TenantStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportStatus {
     pub tenant: String,
-    /// Where its NBD server listens.
+    /// Where its NBD server listens; empty when it shows volumes in another way.
+    #[serde(default)]
     pub nbd: String,
+    /// The directory with its vhost-user-blk sockets.
+    #[serde(default)]
+    pub vhost: Option<PathBuf>,
     pub tls: bool,
     /// Connections now.
     pub clients: usize,

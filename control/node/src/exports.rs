@@ -6,12 +6,13 @@
 //! it keeps nothing else from serving.
 
 use crate::control::ExportStatus;
+use crate::sockets::Sockets;
 use crate::volumes::{VolumeRefusal, Volumes};
 use futures_util::future::{LocalBoxFuture, join_all};
-use levada_base::reactor;
+use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
-use levada_spec::{ExportSpec, Loaded};
-use levada_volume::{NameError, OrderError, Tenant, Volume, VolumeName};
+use levada_spec::{ExportWay, Loaded};
+use levada_volume::{NameError, OrderError, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -31,35 +32,49 @@ enum ExportError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("cannot make {}", directory.display())]
+    Directory { directory: PathBuf, source: std::io::Error },
 }
 
 /// One export of the cluster file.
 struct Export {
-    spec: ExportSpec,
-    /// Absolute.
-    tls: Option<PathBuf>,
-    /// As written, but with an absolute path.
-    nbd: String,
+    tenant: String,
+    /// As written, but with absolute paths.
+    way: ExportWay,
     now: RefCell<Now>,
 }
 
 /// How an export is doing.
 enum Now {
     Waits(String),
-    Serves(Server),
+    Nbd(Server),
+    /// With the task that keeps the sockets in step.
+    Vhost(Rc<Sockets>, JoinHandle<()>),
     Ended,
 }
 
 /// The volumes of a tenant, for clients.
-struct TenantExports {
+#[derive(Clone)]
+pub(crate) struct TenantExports {
     tenant: Tenant,
     volumes: Rc<Volumes>,
+}
+
+impl TenantExports {
+    /// What there is, by name.
+    pub(crate) async fn rows(&self) -> Result<Vec<VolumeRow>, VolumeRefusal> {
+        self.volumes.rows(&self.tenant).await
+    }
+
+    async fn names(&self) -> Result<Vec<String>, VolumeRefusal> {
+        Ok(self.rows().await?.into_iter().map(|row| row.name.name().to_owned()).collect())
+    }
 }
 
 impl Exports for TenantExports {
     fn list(&self) -> LocalBoxFuture<'_, Vec<String>> {
         Box::pin(async {
-            self.volumes.names(&self.tenant).await.unwrap_or_else(|error| {
+            self.names().await.unwrap_or_else(|error| {
                 tracing::warn!(%error, "volumes cannot be listed");
                 Vec::new()
             })
@@ -91,15 +106,9 @@ impl Exporter {
     /// Those of a cluster file; none has begun.
     #[must_use]
     pub fn new(loaded: &Loaded, volumes: Rc<Volumes>) -> Rc<Self> {
-        const UNIX: &str = "unix:";
-        let absolute = |nbd: &String| match nbd.strip_prefix(UNIX) {
-            Some(path) => format!("{UNIX}{}", loaded.path(path.as_ref()).display()),
-            None => nbd.clone(),
-        };
         let exports = loaded.cluster.exports.iter().map(|spec| Export {
-            spec: spec.clone(),
-            tls: spec.tls.as_deref().map(|tls| loaded.path(tls)),
-            nbd: absolute(&spec.nbd),
+            tenant: spec.tenant.clone(),
+            way: absolute(&spec.way, loaded),
             now: RefCell::new(Now::Waits("it has not begun yet".into())),
         });
         Rc::new(Self { exports: exports.collect(), volumes })
@@ -127,26 +136,38 @@ impl Exporter {
         let begun = self.begun(export);
         let has_begun = begun.is_ok();
         *export.now.borrow_mut() = match begun {
-            Ok(server) => {
-                tracing::info!(tenant = export.spec.tenant, address = %server.address(), "NBD");
-                Now::Serves(server)
+            Ok(now) => {
+                let (tenant, (way, place)) = (&export.tenant, export.way.place());
+                tracing::info!(tenant, way, place, "an export has begun");
+                now
             }
             Err(error) => {
                 let why = format!("{:#}", anyhow::Error::from(error));
-                tracing::warn!(tenant = export.spec.tenant, why, "an export cannot begin");
+                tracing::warn!(tenant = export.tenant, why, "an export cannot begin");
                 Now::Waits(why)
             }
         };
         has_begun
     }
 
-    fn begun(&self, export: &Export) -> Result<Server, ExportError> {
-        let tenant: Tenant = export.spec.tenant.parse()?;
-        let address: Address = export.nbd.parse()?;
-        let tls = export.tls.as_deref();
-        let tls = tls.map(|tls| Tls::open(tls, export.spec.verify_clients)).transpose()?;
-        let exports = TenantExports { tenant, volumes: Rc::clone(&self.volumes) };
-        Ok(Server::listen(&address, Rc::new(exports), tls)?)
+    fn begun(&self, export: &Export) -> Result<Now, ExportError> {
+        let tenant: Tenant = export.tenant.parse()?;
+        let volumes = TenantExports { tenant, volumes: Rc::clone(&self.volumes) };
+        match &export.way {
+            ExportWay::Nbd { address, tls, verify_clients } => {
+                let address: Address = address.parse()?;
+                let tls = tls.as_deref().map(|tls| Tls::open(tls, *verify_clients)).transpose()?;
+                Ok(Now::Nbd(Server::listen(&address, Rc::new(volumes), tls)?))
+            }
+            ExportWay::Vhost { directory } => {
+                let failed =
+                    |source| ExportError::Directory { directory: directory.clone(), source };
+                let sockets = Rc::new(Sockets::new(directory.clone(), volumes).map_err(failed)?);
+                let running = Rc::clone(&sockets);
+                let running = reactor::spawn(async move { running.run().await });
+                Ok(Now::Vhost(sockets, running))
+            }
+        }
     }
 
     /// How they are doing.
@@ -155,29 +176,48 @@ impl Exporter {
         let status = |export: &Export| {
             let (clients, problem) = match &*export.now.borrow() {
                 Now::Waits(why) => (0, Some(why.clone())),
-                Now::Serves(server) => (server.connections(), None),
+                Now::Nbd(server) => (server.connections(), None),
+                Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
                 Now::Ended => (0, None),
             };
-            let tenant = export.spec.tenant.clone();
-            ExportStatus {
-                tenant,
-                nbd: export.nbd.clone(),
-                tls: export.tls.is_some(),
-                clients,
-                problem,
-            }
+            let (nbd, tls, vhost) = match &export.way {
+                ExportWay::Nbd { address, tls, .. } => (address.clone(), tls.is_some(), None),
+                ExportWay::Vhost { directory } => (String::new(), false, Some(directory.clone())),
+            };
+            ExportStatus { tenant: export.tenant.clone(), nbd, vhost, tls, clients, problem }
         };
         self.exports.iter().map(status).collect()
     }
 
     /// Ends them: what clients have asked for is carried out and answered.
     pub async fn end(&self) {
-        let ended = self.exports.iter().filter_map(|export| {
-            match std::mem::replace(&mut *export.now.borrow_mut(), Now::Ended) {
-                Now::Serves(server) => Some(server.end()),
-                Now::Waits(_) | Now::Ended => None,
+        let ended = self.exports.iter().map(async |export| {
+            let was = std::mem::replace(&mut *export.now.borrow_mut(), Now::Ended);
+            match was {
+                Now::Nbd(server) => server.end().await,
+                Now::Vhost(sockets, running) => {
+                    running.abort();
+                    sockets.end().await;
+                }
+                Now::Waits(_) | Now::Ended => {}
             }
         });
         join_all(ended).await;
+    }
+}
+
+/// With paths that start at the cluster file.
+fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
+    const UNIX: &str = "unix:";
+    match way {
+        ExportWay::Nbd { address, tls, verify_clients } => ExportWay::Nbd {
+            address: match address.strip_prefix(UNIX) {
+                Some(path) => format!("{UNIX}{}", loaded.path(path.as_ref()).display()),
+                None => address.clone(),
+            },
+            tls: tls.as_deref().map(|tls| loaded.path(tls)),
+            verify_clients: *verify_clients,
+        },
+        ExportWay::Vhost { directory } => ExportWay::Vhost { directory: loaded.path(directory) },
     }
 }

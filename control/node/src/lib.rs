@@ -25,6 +25,7 @@ pub mod operator;
 pub mod quota;
 pub mod recorded;
 mod run;
+mod sockets;
 pub mod state;
 pub mod targets;
 pub mod volumes;

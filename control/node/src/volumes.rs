@@ -151,14 +151,13 @@ impl Volumes {
         Ok(Rc::new(self.catalogue().await?.volume(name).await?))
     }
 
-    /// The names of a tenant's volumes, as the tenant calls them.
+    /// What a tenant has, by name.
     ///
     /// # Errors
     ///
     /// [`VolumeRefusal`].
-    pub async fn names(&self, tenant: &Tenant) -> Result<Vec<String>, VolumeRefusal> {
-        let rows = self.catalogue().await?.list(Some(tenant)).await?;
-        Ok(rows.into_iter().map(|row| row.name.name().to_owned()).collect())
+    pub async fn rows(&self, tenant: &Tenant) -> Result<Vec<VolumeRow>, VolumeRefusal> {
+        Ok(self.catalogue().await?.list(Some(tenant)).await?)
     }
 
     /// The volumes, those of `tenant` if one is named.

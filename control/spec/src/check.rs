@@ -396,16 +396,16 @@ impl<'c> Checker<'c> {
         }
     }
 
-    /// An address shows the volumes of one tenant.
+    /// An address or a directory shows the volumes of one tenant.
     fn exports(&mut self) {
-        let mut first: HashMap<&str, usize> = HashMap::new();
+        let mut first: HashMap<(&str, String), usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
-            let first = *first.entry(&export.nbd).or_insert(index);
+            let (key, address) = export.way.place();
+            let first = *first.entry((key, address.clone())).or_insert(index);
             if first != index && !self.places.in_doubt(&[Node::Export(index)]) {
-                let address = export.nbd.clone();
-                let first_line = self.places.of(Node::Export(first), "nbd").map(|at| at.line);
+                let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
                 let kind = ProblemKind::ExportTwice { address, first_line };
-                self.problem(kind, Node::Export(index), "nbd");
+                self.problem(kind, Node::Export(index), key);
             }
         }
     }

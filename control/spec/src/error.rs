@@ -103,6 +103,8 @@ pub enum ProblemKind {
     BadAddress { text: String },
     #[error("\"{text}\" is no address of an export")]
     BadExportAddress { text: String },
+    #[error("an export shows volumes in one way, `{key}` or another")]
+    ExportWays { key: &'static str },
     #[error("{address} is used by two exports{}", first_on(*first_line))]
     ExportTwice { address: String, first_line: Option<usize> },
     #[error("\"{text}\" cannot be expanded: {reason}")]
@@ -283,7 +285,8 @@ impl ProblemKind {
             BadExportAddress { .. } => {
                 "write host:port, such as \"127.0.0.1:10809\", or \"unix:\" and a path".into()
             }
-            ExportTwice { .. } => "one address shows the volumes of one tenant".into(),
+            ExportWays { .. } => "write an [[export]] for each".into(),
+            ExportTwice { .. } => "one address or directory shows the volumes of one tenant".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
             TooManyDrives { most } => format!("at most {most} drives are allowed"),

@@ -259,12 +259,34 @@ pub struct MountSpec {
 pub struct ExportSpec {
     /// Whose volumes.
     pub tenant: String,
-    /// Where an NBD server listens: `host:port`, or `unix:` and a path that starts at the cluster file when it is relative.
-    pub nbd: String,
-    /// A directory with `ca-cert.pem`, `server-cert.pem` and `server-key.pem`: NBD clients must use TLS.
-    pub tls: Option<PathBuf>,
-    /// NBD clients must show a certificate of that authority.
-    pub verify_clients: bool,
+    /// How.
+    pub way: ExportWay,
+}
+
+/// How volumes are shown. Paths start at the cluster file when they are relative.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportWay {
+    Nbd {
+        /// Where a server listens: `host:port`, or `unix:` and a path.
+        address: String,
+        /// A directory with `ca-cert.pem`, `server-cert.pem` and `server-key.pem`: clients must use TLS.
+        tls: Option<PathBuf>,
+        /// Clients must show a certificate of that authority.
+        verify_clients: bool,
+    },
+    /// A directory with a socket for each volume, for virtual machines.
+    Vhost { directory: PathBuf },
+}
+
+impl ExportWay {
+    /// The key that names the place, and the place.
+    #[must_use]
+    pub fn place(&self) -> (&'static str, String) {
+        match self {
+            Self::Nbd { address, .. } => ("nbd", address.clone()),
+            Self::Vhost { directory } => ("vhost", directory.display().to_string()),
+        }
+    }
 }
 
 /// Wrappers around every drive, for tests and measurements only.

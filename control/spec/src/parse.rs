@@ -13,9 +13,9 @@ use toml_edit::{Document, Item, Value};
 use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
-    ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, ExportSpec, FileSystemSpec, HostSpec, Level,
-    Loaded, ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize,
-    Spread, TestingSpec, Wrapper,
+    ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, ExportSpec, ExportWay, FileSystemSpec,
+    HostSpec, Level, Loaded, ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX,
+    ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
@@ -97,7 +97,7 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "stripe_count",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
-const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients"];
+const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -661,15 +661,32 @@ impl Reader<'_> {
             let kind = ProblemKind::BadName { name: tenant.clone(), most: TENANT_NAME_MOST };
             self.problem_at(kind, table.node, "tenant");
         }
+        let way = match self.text_of(table, "vhost") {
+            Some(directory) => self.vhost_export(table, directory.into()),
+            None => self.nbd_export(table),
+        };
+        ExportSpec { tenant, way }
+    }
+
+    fn vhost_export(&mut self, table: Table<'_>, directory: PathBuf) -> ExportWay {
+        for key in ["nbd", "tls", "verify_clients"] {
+            if table.keys.get(key).is_some() {
+                self.problem_at(ProblemKind::ExportWays { key }, table.node, key);
+            }
+        }
+        ExportWay::Vhost { directory }
+    }
+
+    fn nbd_export(&mut self, table: Table<'_>) -> ExportWay {
         let example = "nbd = \"127.0.0.1:10809\"";
-        let nbd = self.needed_text(table, "nbd", example);
-        if let Some(text) = &nbd
+        let address = self.needed_text(table, "nbd", example);
+        if let Some(text) = &address
             && !text.strip_prefix(UNIX_ADDRESS).map_or(is_address(text), |path| !path.is_empty())
         {
             let kind = ProblemKind::BadExportAddress { text: text.clone() };
             self.problem_at(kind, table.node, "nbd");
         }
-        let nbd = nbd.unwrap_or_default();
+        let address = address.unwrap_or_default();
         let tls = self.text_of(table, "tls").map(PathBuf::from);
         let verify_clients = self.truth(table, "verify_clients").unwrap_or(false);
         if verify_clients && tls.is_none() {
@@ -677,7 +694,7 @@ impl Reader<'_> {
             let kind = ProblemKind::MissingKey { key: "tls", table: table.title, example };
             self.problem_at(kind, table.node, "verify_clients");
         }
-        ExportSpec { tenant, nbd, tls, verify_clients }
+        ExportWay::Nbd { address, tls, verify_clients }
     }
 
     fn testing(&mut self, table: Table<'_>) -> TestingSpec {

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::file::{
-    ClusterFile, DriveSpec, Level, ModelSpec, ParityKind, SliceSize, Spread, TestingSpec, Wrapper,
+    ClusterFile, DriveSpec, ExportWay, Level, ModelSpec, ParityKind, SliceSize, Spread,
+    TestingSpec, Wrapper,
 };
 use crate::{Bytes, Survival};
 
@@ -211,10 +212,17 @@ impl ClusterFile {
         }
         for export in &self.exports {
             writeln!(out, "[[export]]\ntenant = {}", quoted(&export.tenant))?;
-            writeln!(out, "nbd = {}", quoted(&export.nbd))?;
-            if let Some(tls) = &export.tls {
-                writeln!(out, "tls = {}", quoted_path(tls))?;
-                writeln!(out, "verify_clients = {}", export.verify_clients)?;
+            match &export.way {
+                ExportWay::Nbd { address, tls, verify_clients } => {
+                    writeln!(out, "nbd = {}", quoted(address))?;
+                    if let Some(tls) = tls {
+                        writeln!(out, "tls = {}", quoted_path(tls))?;
+                        writeln!(out, "verify_clients = {verify_clients}")?;
+                    }
+                }
+                ExportWay::Vhost { directory } => {
+                    writeln!(out, "vhost = {}", quoted_path(directory))?;
+                }
             }
             writeln!(out)?;
         }

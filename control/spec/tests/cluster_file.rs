@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use levada_spec::{
-    Bytes, ClusterFile, Level, ParityKind, Problem, Severity, SliceSize, SpecError, Spread,
-    Survival, Wrapper,
+    Bytes, ClusterFile, ExportWay, Level, ParityKind, Problem, Severity, SliceSize, SpecError,
+    Spread, Survival, Wrapper,
 };
 use proptest::prelude::*;
 
@@ -604,6 +604,10 @@ fn mistakes_about_exports() {
     breaks("nbd = \"unix:a\"\nverify_clients = 1", 2, "`verify_clients` is", "true or false");
     let twice = "nbd = \"unix:a\"\n[[export]]\ntenant = \"blue\"\nnbd = \"unix:a\"";
     breaks(twice, 4, "unix:a is used by two exports (line ", "one tenant");
+    let twice = "vhost = \"run\"\n[[export]]\ntenant = \"blue\"\nvhost = \"run\"";
+    breaks(twice, 4, "run is used by two exports (line ", "one tenant");
+    breaks("vhost = \"run\"\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
+    breaks("vhost = \"run\"\ntls = \"certs\"", 2, "in one way, `tls`", "for each");
 }
 
 #[test]
@@ -758,7 +762,7 @@ fn written_files_read_back() {
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
-        + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n"
+        + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n[[export]]\nvhost = \"run/vm\"\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
@@ -766,9 +770,12 @@ fn written_files_read_back() {
     assert_eq!(cluster.rebuild.grace_s, 0);
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
-    let [first, second] = &cluster.exports[..] else { panic!("{:?}", cluster.exports) };
-    assert_eq!((&first.tenant[..], &first.nbd[..]), ("default", "unix:run/nbd"));
-    assert!(second.tenant == "blue" && second.verify_clients);
+    let [first, second, third] = &cluster.exports[..] else { panic!("{:?}", cluster.exports) };
+    assert_eq!(first.tenant, "default");
+    assert_eq!(first.way.place(), ("nbd", "unix:run/nbd".into()));
+    assert_eq!(second.tenant, "blue");
+    assert!(matches!(second.way, ExportWay::Nbd { verify_clients: true, .. }));
+    assert_eq!(third.way, ExportWay::Vhost { directory: "run/vm".into() });
     reads_back(&cluster);
 }
 

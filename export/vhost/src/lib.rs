@@ -28,4 +28,4 @@ mod stranger;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 
-pub use server::{ListenError, Options, Server};
+pub use server::{ListenError, Opening, Options, Server};

@@ -15,9 +15,11 @@ use levada_base::reactor::{self, Elapsed, Group};
 use levada_base::sync::{Notify, Semaphore};
 use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -56,11 +58,13 @@ pub enum ListenError {
     InUse { at: PathBuf },
 }
 
+/// Finds the volume when a client has come; `None` turns the client away.
+pub type Opening<V> = Pin<Box<dyn Future<Output = Option<Rc<V>>>>>;
+
 struct Shared<V: ?Sized> {
-    volume: Rc<V>,
+    open: Box<dyn Fn() -> Opening<V>>,
     options: Options,
     session: RefCell<Option<Rc<Session<V>>>>,
-    is_ending: Cell<bool>,
     left: Notify,
 }
 
@@ -80,6 +84,20 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
     ///
     /// [`ListenError`].
     pub async fn listen(at: &Path, volume: Rc<V>, options: Options) -> Result<Self, ListenError> {
+        let open = move || -> Opening<V> { Box::pin(std::future::ready(Some(Rc::clone(&volume)))) };
+        Self::listen_opening(at, open, options).await
+    }
+
+    /// The same for a volume that is open only while a client is connected: each one is shown what `open` finds.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError`].
+    pub async fn listen_opening(
+        at: &Path,
+        open: impl Fn() -> Opening<V> + 'static,
+        options: Options,
+    ) -> Result<Self, ListenError> {
         make_way(at).await?;
         let listener = Listener::bind_unix(at)
             .map_err(|source| ListenError::Bind { at: at.into(), source })?;
@@ -88,8 +106,9 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
             bytes_in_flight_max: options.bytes_in_flight_max.max(4 << 20),
             ..options
         };
-        let (session, is_ending, left) = (RefCell::default(), Cell::new(false), Notify::default());
-        let shared = Rc::new(Shared { volume, options, session, is_ending, left });
+        let (session, left) = (RefCell::default(), Notify::default());
+        let open = Box::new(open);
+        let shared = Rc::new(Shared { open, options, session, left });
         let group = reactor::current_group().child();
         let accepting = group.child();
         reactor::spawn_in(&accepting, accept_all(listener, Rc::clone(&shared), group.clone()));
@@ -120,7 +139,6 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
         self.accepting.kill();
         // Somebody else may have removed it.
         let _ = std::fs::remove_file(&self.at);
-        self.shared.is_ending.set(true);
         if let Some(session) = &*self.shared.session.borrow() {
             session.hang_up();
         }
@@ -159,7 +177,11 @@ async fn accept_all<V: Volume + ?Sized + 'static>(
         shared.left.until(|| shared.session.borrow().is_none().then_some(())).await;
         match listener.accept().await {
             Ok(stream) => {
-                let client = Rc::new(client_of(&shared));
+                let Some(volume) = (shared.open)().await else {
+                    tracing::info!("a vhost client is turned away: its volume cannot be opened");
+                    continue;
+                };
+                let client = Rc::new(client_of(volume, &shared.options));
                 let session = Session::new(stream, client, shared.options.queues);
                 *shared.session.borrow_mut() = Some(Rc::clone(&session));
                 let shared = Rc::clone(&shared);
@@ -181,16 +203,16 @@ async fn accept_all<V: Volume + ?Sized + 'static>(
     }
 }
 
-fn client_of<V: ?Sized>(shared: &Shared<V>) -> Client<V> {
+fn client_of<V: ?Sized>(volume: Rc<V>, options: &Options) -> Client<V> {
     let mut serial = [0; SERIAL_BYTES];
-    for (to, from) in serial.iter_mut().zip(shared.options.serial.bytes()) {
+    for (to, from) in serial.iter_mut().zip(options.serial.bytes()) {
         *to = from;
     }
     Client {
-        volume: Rc::clone(&shared.volume),
+        volume,
         serial,
         features: Cell::default(),
         is_writeback: Cell::new(true),
-        room: Semaphore::new(shared.options.bytes_in_flight_max),
+        room: Semaphore::new(options.bytes_in_flight_max),
     }
 }

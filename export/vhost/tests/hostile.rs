@@ -124,7 +124,7 @@ fn memory_and_descriptors_that_are_not_what_they_should_be() {
             }
         }),
         ("more memory than addresses", |client, _| {
-            let file = &common::Shared::new(4096).file;
+            let file = &Shared::new(4096).file;
             let size = 100 << 40;
             ftruncate(file, size).expect("a hole");
             let region = [longs(&[0]), longs(&[1 << 50, size, 1 << 50, 0])].concat();
@@ -145,9 +145,9 @@ fn memory_and_descriptors_that_are_not_what_they_should_be() {
         }),
         ("memory in flight that is too short or full of nonsense", |client, guest| {
             let (place, _file) = client.inflight();
-            let short = common::Shared::new(512);
+            let short = Shared::new(512);
             assert!(!client.try_set(SET_INFLIGHT_FD, &place, &[short.file.as_fd()]));
-            let nonsense = common::Shared::new(1 << 16);
+            let nonsense = Shared::new(1 << 16);
             nonsense.slice(0, 1 << 16).fill(0x5a);
             client.set(SET_INFLIGHT_FD, &place, &[nonsense.file.as_fd()]);
             client.set(SET_VRING_NUM, &words(&[0, 64]), &[]);

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Served, Shared, volume};
+use common::front_end::Shared;
+use common::{Served, volume};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 use virtio_driver::{

@@ -171,7 +171,9 @@ impl Operator {
         let exports = self.exports.get().map_or_else(Vec::new, |exports| exports.status());
         problems.extend(exports.iter().filter_map(|export| {
             let why = export.problem.as_ref()?;
-            Some(format!("the volumes of {} are not shown at {}: {why}", export.tenant, export.nbd))
+            let place =
+                export.vhost.as_ref().map_or(export.nbd.clone(), |at| at.display().to_string());
+            Some(format!("volumes of {} are not shown at {place}: {why}", export.tenant))
         }));
         problems.extend(self.no_help.borrow().iter().cloned());
         problems.extend(self.cluster.remarks.iter().cloned());

@@ -1,6 +1,9 @@
 //! A front end by hand, which says what a test wants and breaks what it wants: messages, and a driver of one split ring.
 
-use super::Shared;
+#![allow(dead_code)] // Each test uses a part.
+#![allow(unsafe_code)] // Memory shared with a server.
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -321,6 +324,11 @@ impl Guest {
         all
     }
 
+    /// Slots whose requests have no answer yet.
+    pub fn out(&self) -> Vec<u16> {
+        (0..SLOTS).filter(|slot| self.is_out[*slot as usize]).collect()
+    }
+
     /// Waits for the call and so many answers.
     pub fn wait(&mut self, count: usize) -> Vec<(u16, u8)> {
         let begun = Instant::now();
@@ -373,4 +381,44 @@ pub fn check_served(socket: &Path) {
     let mut guest = Guest::new();
     let _front_end = guest.connect(socket);
     guest.exercise(3);
+}
+
+/// Memory behind a file, as a guest's.
+pub struct Shared {
+    pub file: OwnedFd,
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Shared {
+    pub fn new(bytes: usize) -> Self {
+        let file = memfd_create(c"guest", MemfdFlags::CLOEXEC).expect("memory");
+        ftruncate(&file, bytes as u64).expect("room");
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let fd = file.as_raw_fd();
+        // SAFETY: a new mapping, away from every other.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Self { file, start: start.cast(), bytes }
+    }
+
+    pub fn address(&self) -> usize {
+        self.start as usize
+    }
+
+    /// Some of it. The server may be writing there: whoever looks knows that it does not.
+    #[allow(clippy::mut_from_ref)]
+    pub fn slice(&self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(at + bytes <= self.bytes);
+        // SAFETY: inside the mapping; tests keep slices apart and look when the server is done.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), bytes) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
 }

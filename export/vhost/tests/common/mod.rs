@@ -1,6 +1,5 @@
 //! What the tests share: a volume that is served on a thread of its own, and memory to be shown to it.
 #![allow(dead_code)] // Each test uses a part.
-#![allow(unsafe_code)] // Memory shared with a server.
 
 pub mod front_end;
 
@@ -12,9 +11,7 @@ use levada_device::{Device, RamDevice};
 use levada_export_vhost::{Options, Server};
 use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
 use levada_volume::{ArrayVolume, Volume};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -136,45 +133,5 @@ impl Drop for Served {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// Memory behind a file, as a guest's.
-pub struct Shared {
-    pub file: OwnedFd,
-    start: *mut u8,
-    bytes: usize,
-}
-
-impl Shared {
-    pub fn new(bytes: usize) -> Self {
-        let file = memfd_create(c"guest", MemfdFlags::CLOEXEC).expect("memory");
-        ftruncate(&file, bytes as u64).expect("room");
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let fd = file.as_raw_fd();
-        // SAFETY: a new mapping, away from every other.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
-        assert_ne!(start, libc::MAP_FAILED);
-        Self { file, start: start.cast(), bytes }
-    }
-
-    pub fn address(&self) -> usize {
-        self.start as usize
-    }
-
-    /// Some of it. The server may be writing there: whoever looks knows that it does not.
-    #[allow(clippy::mut_from_ref)]
-    pub fn slice(&self, at: usize, bytes: usize) -> &mut [u8] {
-        assert!(at + bytes <= self.bytes);
-        // SAFETY: inside the mapping; tests keep slices apart and look when the server is done.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), bytes) }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made above.
-        unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }
