@@ -9,7 +9,7 @@
 //! - Nothing that a client sends or puts in its memory ends the process, reads what is not its own, or keeps others waiting.
 //! - An answered write is in the volume, an answered flush made what was answered before it durable.
 //!
-//! Knows nothing of arrays. What is promised to guests, and why it is built so: docs/design/0017-vhost.md.
+//! Knows nothing of arrays. What is promised to guests, and why it is built so: docs/design/0018-vhost-user-blk.md.
 
 mod device;
 mod disk;
