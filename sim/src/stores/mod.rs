@@ -4,7 +4,7 @@
 
 mod kv;
 mod log;
-#[path = "../../../store/log/tests/support/model.rs"]
+#[path = "../../../store/log/tests/all/support/model.rs"]
 #[allow(dead_code)] // The log's own tests use more of it.
 mod objects;
 #[path = "../../../store/kv/tests/common/model.rs"]
