@@ -20,6 +20,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long requests may take when all of it ends.
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The socket of a volume.
 struct Socket {
@@ -62,8 +64,12 @@ impl Sockets {
             .into_iter()
             .map(|volume| (volume.name.name().to_owned(), volume.size_bytes))
             .collect();
-        let is_gone = |name: &&String| !there.contains_key(*name);
-        let gone: Vec<String> = self.sockets.borrow().keys().filter(is_gone).cloned().collect();
+        // A guest of a volume that was renamed goes on, and one of a deleted volume gets errors.
+        let is_gone = |(name, socket): &(&String, &Socket)| {
+            !there.contains_key(*name) && !socket.server.is_connected()
+        };
+        let gone: Vec<String> =
+            self.sockets.borrow().iter().filter(is_gone).map(|(name, _)| name.clone()).collect();
         for name in gone {
             tracing::info!(name, "the socket of a volume goes with it");
             let Some(socket) = self.sockets.borrow_mut().remove(&name) else { continue };
@@ -124,6 +130,10 @@ impl Sockets {
     /// Ends all of them: what clients have asked for is carried out and answered.
     pub(crate) async fn end(&self) {
         let sockets = self.sockets.take();
-        join_all(sockets.into_values().map(|socket| socket.server.end())).await;
+        let ended = join_all(sockets.into_values().map(|socket| socket.server.end()));
+        if reactor::timeout(END_WITHIN, ended).await.is_err() {
+            // They keep them, and show them to who serves next.
+            tracing::warn!("requests of virtual machines are left unanswered");
+        }
     }
 }

@@ -178,9 +178,13 @@ impl Device {
                 Ok(Step::Answer(Answer::Inflight(place), Some(file)))
             }
             Request::SetInflightFd(place) => {
-                self.check_inflight(&place)?;
+                let needed = self.check_inflight(&place)?;
                 let fd = fds.pop().expect("one was asked for");
-                let mapping = Mapping::new(fd, place.offset, place.bytes)?;
+                if place.bytes < needed {
+                    return Err(MapError::PastEnd.into());
+                }
+                // No more than that, whatever else the file holds.
+                let mapping = Mapping::new(fd, place.offset, needed)?;
                 self.inflight = Some((mapping, place));
                 Ok(Step::Done)
             }

@@ -11,6 +11,8 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one span.
 const SEGMENT_BYTES_MAX: u32 = 1 << 20;
+/// Data of one request.
+pub(crate) const REQUEST_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
 /// Ranges of one discard or write zeroes.
 pub(crate) const RANGES_MAX: u32 = 32;
 /// Sectors of one such range.
@@ -18,8 +20,6 @@ pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Where the one field lies that a driver may write.
-const WRITEBACK_AT: usize = 32;
 
 /// Bits of `VHOST_USER_GET_PROTOCOL_FEATURES`.
 pub(crate) mod protocol {
@@ -54,11 +54,7 @@ impl Features {
         ];
         let written = match volume.shape().is_read_only {
             true => &[blk::VIRTIO_BLK_F_RO][..],
-            false => &[
-                blk::VIRTIO_BLK_F_CONFIG_WCE,
-                blk::VIRTIO_BLK_F_DISCARD,
-                blk::VIRTIO_BLK_F_WRITE_ZEROES,
-            ],
+            false => &[blk::VIRTIO_BLK_F_DISCARD, blk::VIRTIO_BLK_F_WRITE_ZEROES],
         };
         let all = bits.iter().chain(written);
         Self(all.fold(PROTOCOL_FEATURES, |all, bit| all | 1 << bit))
@@ -83,11 +79,7 @@ impl Features {
 }
 
 /// `struct virtio_blk_config`.
-pub(crate) fn configuration(
-    volume: &(impl Volume + ?Sized),
-    queues: u16,
-    is_writeback: bool,
-) -> Vec<u8> {
+pub(crate) fn configuration(volume: &(impl Volume + ?Sized), queues: u16) -> Vec<u8> {
     let shape = volume.shape();
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX).max(1);
     let mut bytes = Vec::with_capacity(64);
@@ -103,7 +95,9 @@ pub(crate) fn configuration(
     let block_sectors = u16::try_from(sectors(shape.block_bytes)).unwrap_or(u16::MAX);
     bytes.extend(block_sectors.to_le_bytes());
     bytes.extend(sectors(shape.io_bytes_best).to_le_bytes());
-    bytes.push(is_writeback.into());
+    // Writes are cached until a flush; what the guest would rather have cannot be set (`VIRTIO_BLK_F_CONFIG_WCE`), as front ends
+    // do not say it again to who serves next.
+    bytes.push(1);
     bytes.push(0);
     bytes.extend(queues.to_le_bytes());
     bytes.extend(RANGE_SECTORS_MAX.to_le_bytes());
@@ -114,14 +108,6 @@ pub(crate) fn configuration(
     // Zeroes may give room back.
     bytes.extend([1, 0, 0, 0]);
     bytes
-}
-
-/// What a driver that writes `data` at `offset` sets writeback to; `None` when that is none of its fields.
-pub(crate) fn written_writeback(offset: u32, data: &[u8]) -> Option<bool> {
-    match (offset as usize, data) {
-        (WRITEBACK_AT, [value @ (0 | 1)]) => Some(*value == 1),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -164,13 +150,13 @@ mod tests {
     /// Offsets are those of the specification's structure, as drivers have it.
     #[test]
     fn fields_lie_where_drivers_look_for_them() {
-        let bytes = configuration(&Sized(10 << 20), 4, true);
+        let bytes = configuration(&Sized(10 << 20), 4);
         assert_eq!(bytes.len(), 60);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
         assert_eq!(word(0), 20 << 10, "capacity in sectors");
         assert_eq!((word(12), word(20)), (126, 512), "seg_max, blk_size");
         assert_eq!((bytes[24], bytes[26], word(28)), (3, 8, 2048), "topology");
-        assert_eq!((bytes[WRITEBACK_AT], bytes[34]), (1, 4), "writeback, num_queues");
+        assert_eq!((bytes[32], bytes[34]), (1, 4), "writeback, num_queues");
         assert_eq!((word(36), word(40), word(44)), (1 << 22, 32, 2048), "discard");
         assert_eq!((word(48), word(52), bytes[56]), (1 << 22, 32, 1), "write zeroes");
     }
@@ -180,13 +166,5 @@ mod tests {
         let (written, fixed) = (Features::of(&Sized(1 << 20)), Features::of(&Sized(0)));
         assert!(fixed.has(blk::VIRTIO_BLK_F_RO) && !written.has(blk::VIRTIO_BLK_F_RO));
         assert!(written.has(blk::VIRTIO_BLK_F_DISCARD) && !fixed.has(blk::VIRTIO_BLK_F_DISCARD));
-    }
-
-    #[test]
-    fn only_writeback_is_written() {
-        assert_eq!(written_writeback(32, &[0]), Some(false));
-        assert_eq!(written_writeback(32, &[2]), None);
-        assert_eq!(written_writeback(32, &[0, 0]), None);
-        assert_eq!(written_writeback(0, &[0]), None);
     }
 }

@@ -87,6 +87,7 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
     /// Serves `ring`, once it is enabled.
     pub(crate) fn run(client: Rc<Client<V>>, ring: Ring, memory: Rc<Memory>) -> Running<V> {
         ring.want_kicks(true);
+        fence(Ordering::SeqCst);
         let queue = Rc::new(Self {
             client,
             ring: RefCell::new(ring),
@@ -174,6 +175,10 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
                         queue.out.set(queue.out.get() - 1);
                         queue.finish(used);
                         queue.wake();
+                        // One that broke the ring leaves nothing to be given back.
+                        if queue.is_idle() {
+                            queue.idle.notify_all();
+                        }
                     });
                 }
             }

@@ -6,7 +6,7 @@
 //! - Data in flight of one client is bounded, however long its requests are: long ones are carried out in pieces.
 //! - A request that names anything outside the volume changes nothing.
 
-use crate::disk::{Features, RANGE_SECTORS_MAX, RANGES_MAX, SECTOR_BYTES};
+use crate::disk::{Features, RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::memory::{Memory, Outside};
 use crate::ring::{Broken, Chain, Span, Token, Used};
 use levada_base::sync::Semaphore;
@@ -29,8 +29,6 @@ pub(crate) struct Client<V: ?Sized> {
     pub volume: Rc<V>,
     pub serial: [u8; SERIAL_BYTES],
     pub features: Cell<Features>,
-    /// False: the client wants writes to be durable when they are answered.
-    pub is_writeback: Cell<bool>,
     /// Bytes that may still be taken for data in flight.
     pub room: Rc<Semaphore>,
 }
@@ -174,6 +172,10 @@ async fn carry_out<V: Volume + ?Sized>(
     readable.read(&mut header)?;
     let (kind, sector) = (word(&header, 0), long(&header, 8));
     let sent = total(&chain.readable) - HEADER_BYTES;
+    // More than was offered: it would keep a queue from ending for as long as it takes.
+    if room.max(sent) > REQUEST_BYTES_MAX {
+        return Err(Status::Failed);
+    }
     match kind {
         blk::VIRTIO_BLK_T_IN => {
             let at = place(client, sector, room)?;
@@ -226,7 +228,7 @@ fn place<V: Volume + ?Sized>(client: &Client<V>, sector: u64, bytes: u64) -> Res
 }
 
 fn durability<V: ?Sized>(client: &Client<V>) -> Durability {
-    match client.is_writeback.get() && client.features.get().has_flush() {
+    match client.features.get().has_flush() {
         true => Durability::Volatile,
         false => Durability::Fua,
     }

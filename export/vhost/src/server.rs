@@ -15,9 +15,10 @@ use levada_base::reactor::{self, Elapsed, Group};
 use levada_base::sync::{Notify, Semaphore};
 use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
+use std::fs::Permissions;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -101,6 +102,9 @@ impl<V: Volume + ?Sized + 'static> Server<V> {
         make_way(at).await?;
         let listener = Listener::bind_unix(at)
             .map_err(|source| ListenError::Bind { at: at.into(), source })?;
+        // Whoever may write to it may write to the disk.
+        std::fs::set_permissions(at, Permissions::from_mode(0o600))
+            .map_err(|source| ListenError::Bind { at: at.into(), source })?;
         let options = Options {
             queues: options.queues.clamp(1, QUEUES_MAX),
             bytes_in_flight_max: options.bytes_in_flight_max.max(4 << 20),
@@ -158,14 +162,24 @@ async fn make_way(at: &Path) -> Result<(), ListenError> {
     if !there.file_type().is_socket() {
         return Err(ListenError::NotASocket { at: at.into() });
     }
-    let Ok(stream) = Stream::connect_unix(at).await else { return Ok(()) };
+    let in_use = || ListenError::InUse { at: at.into() };
+    let stream = match reactor::timeout(CLOSING_LIMIT, Stream::connect_unix(at)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if is_nobody_there(&error) => return Ok(()),
+        // It is somebody else's, or busy: both are somebody.
+        Ok(Err(_)) | Err(Elapsed) => return Err(in_use()),
+    };
     // The kernel may take a while to close what a process that was killed had open. Then it hangs up; who serves does not.
     let (mut byte, mut fds) = ([0], Vec::new());
     let hung_up = reactor::timeout(CLOSING_LIMIT, stream.receive_some(&mut byte, &mut fds));
     match hung_up.await {
         Ok(Ok(0) | Err(_)) => Ok(()),
-        Ok(Ok(_)) | Err(Elapsed) => Err(ListenError::InUse { at: at.into() }),
+        Ok(Ok(_)) | Err(Elapsed) => Err(in_use()),
     }
+}
+
+fn is_nobody_there(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 async fn accept_all<V: Volume + ?Sized + 'static>(
@@ -212,7 +226,6 @@ fn client_of<V: ?Sized>(volume: Rc<V>, options: &Options) -> Client<V> {
         volume,
         serial,
         features: Cell::default(),
-        is_writeback: Cell::new(true),
         room: Semaphore::new(options.bytes_in_flight_max),
     }
 }

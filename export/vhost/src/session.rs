@@ -6,12 +6,13 @@
 //! - A client that stops in the middle of a message, or does not take its answers, costs nobody else anything.
 
 use crate::device::{Device, Refusal, Step};
-use crate::disk::{Features, configuration, written_writeback};
+use crate::disk::{Features, configuration};
 use crate::message::{Answer, BadMessage, HEADER_BYTES, Header, Request, config_change};
 use crate::queue::{Queue, Running, Signals};
 use crate::request::Client;
 use crate::ring::{Broken, Ring};
 use crate::stranger::Stranger;
+use levada_base::reactor;
 use levada_base::reactor::net::Stream;
 use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
@@ -57,6 +58,8 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
         self.hang_up();
         self.drain_strangers().await;
         let queues: Vec<_> = self.queues.borrow_mut().iter_mut().filter_map(Option::take).collect();
+        // None takes anything more while others end.
+        queues.iter().for_each(|running| running.queue.set_enabled(false));
         for running in queues {
             running.end().await;
         }
@@ -71,6 +74,7 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
         let (mut bytes, mut fds) = ([0; 1024], Vec::new());
         while matches!(self.receive_some(&mut bytes, &mut fds).await, Ok(1..)) {
             fds.clear();
+            reactor::yield_now().await;
         }
     }
 
@@ -118,6 +122,8 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
                 return Err(BadMessage::Descriptors { request, descriptors }.into());
             }
             self.handle(header, request, std::mem::take(&mut fds)).await?;
+            // A client may send faster than it is read; others have their turn all the same.
+            reactor::yield_now().await;
         }
     }
 
@@ -173,11 +179,6 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
             Request::GetConfig { offset, bytes, flags } => {
                 return Ok(Some((self.configuration(offset, bytes, flags), None)));
             }
-            Request::SetConfig { offset, data } => {
-                let is_writeback = written_writeback(offset, &data).ok_or(Refusal::Config)?;
-                self.client.is_writeback.set(is_writeback);
-                return Ok(None);
-            }
             request => self.device.borrow_mut().handle(request, fds)?,
         };
         match step {
@@ -202,9 +203,8 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
     }
 
     fn configuration(&self, offset: u32, bytes: u32, flags: u32) -> Answer {
-        let is_writeback = self.client.is_writeback.get();
         let queues = self.device.borrow().rings.len() as u16;
-        let mut data = configuration(&*self.client.volume, queues, is_writeback);
+        let mut data = configuration(&*self.client.volume, queues);
         // Drivers may know more fields than there are.
         let end = offset as usize + bytes as usize;
         data.resize(data.len().max(end.min(256)), 0);

@@ -92,6 +92,27 @@ fn messages_that_are_none() {
     ]);
 }
 
+/// Messages come faster than they are read, and none of them has an answer for which anybody would have to wait.
+#[test]
+fn a_flood_of_messages_keeps_nobody_waiting() {
+    const LASTS: Duration = Duration::from_secs(3);
+    let served = Served::begin(volume);
+    let front_end = FrontEnd::connect(&served.socket);
+    let flood = FrontEnd::header(SET_OWNER, 1, 0).repeat(4096);
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while begun.elapsed() < LASTS {
+                front_end.send_raw(&flood, &[]).expect("the server reads on");
+            }
+        });
+        check_served(&served.neighbour);
+        assert!(begun.elapsed() < LASTS, "the neighbour is served meanwhile");
+    });
+    drop(front_end);
+    served.end();
+}
+
 #[test]
 fn memory_and_descriptors_that_are_not_what_they_should_be() {
     after_each(&[

@@ -6,6 +6,7 @@ mod common;
 use common::front_end::{FrontEnd, Guest, READ, SLOT_BYTES, SLOTS, WRITE, message::*, words};
 use common::{Served, Told, volume};
 use levada_base::IoVec;
+use levada_base::reactor;
 use levada_device::Durability;
 use levada_raid::RaidArray;
 use levada_volume::{ArrayVolume, Extent, Shape, Volume, VolumeFuture, Zeroing};
@@ -17,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Carries out the first so many writes and every third later one; for the others it takes for ever. Its size is what
-/// somebody else says.
+/// Carries out the first so many writes and every third later one, after a while; for the others it takes for ever. Its size is
+/// what somebody else says.
 struct Stubborn {
     below: Rc<ArrayVolume<RaidArray>>,
     prompt: u64,
+    after: Duration,
     writes: Cell<u64>,
     size_bytes: Arc<AtomicU64>,
 }
@@ -41,7 +43,10 @@ impl Volume for Stubborn {
         if number >= self.prompt && !number.is_multiple_of(3) {
             return Box::pin(pending());
         }
-        self.below.write(at, from, durability)
+        Box::pin(async move {
+            reactor::sleep(self.after).await;
+            self.below.write(at, from, durability).await
+        })
     }
     fn flush(&self) -> VolumeFuture<'_, ()> {
         self.below.flush()
@@ -58,7 +63,14 @@ impl Volume for Stubborn {
 }
 
 async fn stubborn(prompt: u64, size_bytes: Arc<AtomicU64>) -> Rc<Stubborn> {
-    Rc::new(Stubborn { below: volume().await, prompt, writes: Cell::new(0), size_bytes })
+    let (below, after) = (volume().await, Duration::ZERO);
+    Rc::new(Stubborn { below, prompt, after, writes: Cell::new(0), size_bytes })
+}
+
+async fn slow(after: Duration) -> Rc<Stubborn> {
+    let (below, prompt) = (volume().await, u64::MAX);
+    let size_bytes = Arc::new(AtomicU64::new(below.size_bytes()));
+    Rc::new(Stubborn { below, prompt, after, writes: Cell::new(0), size_bytes })
 }
 
 /// A back end ends with requests out, some of which are answered; the next one answers the others, once.
@@ -140,6 +152,25 @@ fn a_server_that_ends_answers_what_it_took() {
     guest.wait(1);
     served.end();
     guest.answers();
+}
+
+/// What breaks its ring as it ends may be the last one out: nobody waits for more.
+#[test]
+fn a_request_that_cannot_be_answered_keeps_no_disk() {
+    const OUTSIDE: u64 = 1 << 60;
+    let served = Served::begin(|| slow(Duration::from_millis(300)));
+    let mut guest = Guest::new();
+    let front_end = guest.connect(&served.socket);
+    guest.offer_parts(0, WRITE, 0, [OUTSIDE, OUTSIDE]);
+    guest.offer_parts(1, WRITE, 0, [guest.data_at(1), OUTSIDE]);
+    drop(front_end);
+    let mut next = Guest::new();
+    let _front_end = next.connect(&served.socket);
+    next.offer(0, WRITE, 0);
+    assert_eq!(next.wait(1), [(0, 0)], "the next guest has the disk");
+    next.offer_parts(1, WRITE, 0, [next.data_at(1), OUTSIDE]);
+    std::thread::sleep(Duration::from_millis(50));
+    served.end();
 }
 
 #[test]

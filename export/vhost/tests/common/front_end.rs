@@ -251,6 +251,11 @@ impl Guest {
         front_end
     }
 
+    /// Where the data of a slot lies, to the device.
+    pub fn data_at(&self, slot: u16) -> u64 {
+        (DATA_AT + slot as usize * SLOT_BYTES) as u64
+    }
+
     pub fn data(&self, slot: u16) -> &mut [u8] {
         self.memory.slice(DATA_AT + slot as usize * SLOT_BYTES, SLOT_BYTES)
     }
@@ -281,6 +286,18 @@ impl Guest {
 
     /// The same for data that lies elsewhere.
     pub fn offer_at(&mut self, slot: u16, kind: u32, sector: u64, data_at: u64) {
+        let status_at = (HEADERS_AT + slot as usize * 32 + 16) as u64;
+        self.offer_parts(slot, kind, sector, [data_at, status_at]);
+    }
+
+    /// The same with a status that lies elsewhere, too.
+    pub fn offer_parts(
+        &mut self,
+        slot: u16,
+        kind: u32,
+        sector: u64,
+        [data_at, status_at]: [u64; 2],
+    ) {
         assert!(!std::mem::replace(&mut self.is_out[slot as usize], true), "slot {slot} is out");
         let head = self.head(slot);
         head[..4].copy_from_slice(&kind.to_le_bytes());
@@ -291,7 +308,7 @@ impl Guest {
         self.set_descriptor(first, head_at, 16, next, first + 1);
         let data_flags = next | if kind == READ { write } else { 0 };
         self.set_descriptor(first + 1, data_at, SLOT_BYTES as u32, data_flags, first + 2);
-        self.set_descriptor(first + 2, head_at + 16, 1, write, 0);
+        self.set_descriptor(first + 2, status_at, 1, write, 0);
         self.make_available(first);
     }
 
