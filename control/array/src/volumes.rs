@@ -5,6 +5,7 @@
 use crate::error::ArrayError;
 use crate::status::PoolStatus;
 use futures_util::future::LocalBoxFuture;
+use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_export_nbd::Exports;
 use levada_spec::Bytes;
@@ -26,16 +27,19 @@ pub(crate) struct Volumes {
     governor: Governor,
     /// Of volumes that were used since the start.
     shares: RefCell<BTreeMap<VolumeName, Share>>,
+    /// Orders look first and act then, one after the other.
+    turn: Rc<Semaphore>,
 }
 
 impl Volumes {
     pub fn new(pool: Pool) -> Rc<Self> {
         let (governor, shares) = (Governor::new(TERMS), RefCell::default());
-        Rc::new(Self { pool, governor, shares })
+        Rc::new(Self { pool, governor, shares, turn: Semaphore::new(1) })
     }
 
     /// Carries out what is asked for a volume.
     pub async fn carry_out(&self, order: VolumeOrder) -> Result<(), ArrayError> {
+        let _turn = self.turn.acquire(1).await;
         match order {
             // A linear volume has its room from the beginning: there is nothing that could be meant.
             VolumeOrder::Create { name, size_bytes, is_meant: _ } => {
@@ -96,8 +100,11 @@ impl Volumes {
     async fn set(&self, name: &VolumeName, change: LimitsChange) -> Result<(), OrderError> {
         let share = match self.share(name) {
             Err(OrderError::LimitsUnknown { .. }) => {
-                self.pool.set_limits(name, &Limits::NONE).await?;
-                self.share(name)?
+                let new = change.of(Limits::NONE);
+                let share = self.governor.share(new)?;
+                self.pool.set_limits(name, &new).await?;
+                self.shares.borrow_mut().insert(name.clone(), share);
+                return Ok(());
             }
             share => share?,
         };

@@ -81,6 +81,15 @@ pub enum QuotaError {
     NoDirectory { path: String },
 }
 
+impl QuotaChange {
+    /// No limit of his own.
+    pub(crate) const NONE: Self = Self {
+        bytes: Some(SoftHard { soft: 0, hard: 0 }),
+        inodes: Some(SoftHard { soft: 0, hard: 0 }),
+        grace_s: None,
+    };
+}
+
 impl Who {
     fn subject(self) -> Subject {
         let kind = match self.kind {

@@ -59,7 +59,7 @@ impl From<Error> for VolumeRefusal {
     }
 }
 
-fn tenant(number: u32) -> Who {
+fn tenant_of(number: u32) -> Who {
     Who { kind: WhoKind::Tenant, id: Some(number) }
 }
 
@@ -72,8 +72,8 @@ pub struct Volumes {
     catalogue: OnceCell<Catalogue>,
     /// Whoever is first connects.
     connecting: Rc<Semaphore>,
-    /// No two tenants get one number.
-    numbering: Rc<Semaphore>,
+    /// Orders that look first and act then: no two tenants get one number, and no growth cuts what another has grown.
+    turn: Rc<Semaphore>,
 }
 
 impl Volumes {
@@ -86,7 +86,7 @@ impl Volumes {
             state,
             catalogue: OnceCell::new(),
             connecting: Semaphore::new(1),
-            numbering: Semaphore::new(1),
+            turn: Semaphore::new(1),
         })
     }
 
@@ -185,7 +185,7 @@ impl Volumes {
         let status = |row: TenantRow| {
             let number = numbers.get(row.tenant.as_str()).copied().filter(|number| *number > 0);
             let quota = match number {
-                Some(number) => quota::show(&self.cluster, Some(tenant(number)))?.pop(),
+                Some(number) => quota::show(&self.cluster, Some(tenant_of(number)))?.pop(),
                 None => None,
             };
             Ok(TenantStatus {
@@ -204,16 +204,22 @@ impl Volumes {
     /// The number under which quotas count what a tenant stores; one without gets it, also for what it has already.
     async fn number(&self, tenant: &Tenant) -> Result<u32, VolumeRefusal> {
         let catalogue = self.catalogue().await?;
-        let _turn = self.numbering.acquire(1).await;
+        let _turn = self.turn.acquire(1).await;
         catalogue.create_tenant(tenant).await?;
         let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
         if let Some(number) = numbers.get(tenant.as_str()).filter(|number| **number > 0) {
             return Ok(*number);
         }
         let number = numbers.values().max().map_or(1, |last| last + 1);
-        let path = format!("{}/{tenant}", Catalogue::HOME);
-        quota::number_tenant(&self.cluster, &path, number).await?;
+        // Somebody who is forgotten may have had it.
+        quota::set(&self.cluster, tenant_of(number), QuotaChange::NONE).await?;
+        self.give_number(tenant, number).await?;
         Ok(number)
+    }
+
+    async fn give_number(&self, tenant: &Tenant, number: u32) -> Result<(), VolumeRefusal> {
+        let path = format!("{}/{tenant}", Catalogue::HOME);
+        Ok(quota::number_tenant(&self.cluster, &path, number).await?)
     }
 
     pub(crate) async fn set(
@@ -236,9 +242,11 @@ impl Volumes {
             self.catalogue().await?.set_tenant_limits(of, change).await?;
         }
         if let Some(hard) = capacity_bytes {
+            // Once more: what made the number may have ended half-way.
+            self.give_number(of, number).await?;
             let bytes = Some(SoftHard { soft: 0, hard });
             let change = QuotaChange { bytes, ..QuotaChange::default() };
-            quota::set(&self.cluster, tenant(number), change).await?;
+            quota::set(&self.cluster, tenant_of(number), change).await?;
             self.catalogue().await?.close_unused(of).await;
         }
         Ok(())
@@ -246,7 +254,7 @@ impl Volumes {
 
     pub(crate) async fn delete_tenant(&self, of: &Tenant) -> Result<(), VolumeRefusal> {
         let catalogue = self.catalogue().await?;
-        let _turn = self.numbering.acquire(1).await;
+        let _turn = self.turn.acquire(1).await;
         let rows = catalogue.tenants().await?;
         let numbers = match rows.is_empty() {
             true => BTreeMap::new(),
@@ -254,10 +262,7 @@ impl Volumes {
         };
         catalogue.delete_tenant(of).await?;
         if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
-            // Somebody else may get the number.
-            let bytes = Some(SoftHard::default());
-            let none = QuotaChange { bytes, ..QuotaChange::default() };
-            quota::set(&self.cluster, tenant(*number), none).await?;
+            quota::set(&self.cluster, tenant_of(*number), QuotaChange::NONE).await?;
         }
         Ok(())
     }
@@ -268,6 +273,8 @@ impl Volumes {
         size_bytes: u64,
         is_meant: bool,
     ) -> Result<(), VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        catalogue.check_new(size_bytes, Anyway { is_meant }).await?;
         self.number(&name.tenant).await?;
         Ok(self.catalogue().await?.create(name, size_bytes, Anyway { is_meant }).await?)
     }
@@ -278,6 +285,7 @@ impl Volumes {
         size: NewSize,
         is_meant: bool,
     ) -> Result<(), VolumeRefusal> {
+        let _turn = self.turn.acquire(1).await;
         let catalogue = self.catalogue().await?;
         let old = catalogue.volume(name).await?.size_bytes();
         let (name, had) = (name.clone(), Bytes(old));

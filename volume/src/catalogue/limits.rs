@@ -115,8 +115,11 @@ impl KeptLimits {
         let tenant = self.tenant(&name.tenant, tenant).await?;
         let share = match self.share_of(&tenant, name, ino).await {
             Err(OrderError::LimitsUnknown { .. }) => {
-                self.keep(ino, &Limits::NONE).await?;
-                self.share_of(&tenant, name, ino).await?
+                let new = change.of(Limits::NONE);
+                let share = tenant.share(new)?;
+                self.keep(ino, &new).await?;
+                self.shares.borrow_mut().insert(name.clone(), share);
+                return Ok(());
             }
             share => share?,
         };
@@ -132,8 +135,11 @@ impl KeptLimits {
     ) -> Result<(), OrderError> {
         let tenant = match self.tenant(name, ino).await {
             Err(OrderError::LimitsUnknown { .. }) => {
-                self.keep(ino, &Limits::NONE).await?;
-                self.tenant(name, ino).await?
+                let new = change.of(Limits::NONE);
+                let tenant = self.governor.tenant(name.clone(), new)?;
+                self.keep(ino, &new).await?;
+                self.tenants.borrow_mut().insert(name.clone(), tenant);
+                return Ok(());
             }
             tenant => tenant?,
         };

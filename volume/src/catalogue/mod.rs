@@ -90,7 +90,7 @@ impl Catalogue {
         anyway: Anyway,
     ) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
-        self.check_size(size_bytes, anyway).await?;
+        self.check_new(size_bytes, anyway).await?;
         let tenant = self.directories.made_of(&name.tenant).await?;
         let (file, attr) = self.client.create_unnamed(ROOT, tenant, FILE_MODE, WRITE, true).await?;
         let made = async {
@@ -104,7 +104,12 @@ impl Catalogue {
         made.map_err(|error| of_name(error, name))
     }
 
-    async fn check_size(&self, bytes: u64, anyway: Anyway) -> Result<(), OrderError> {
+    /// That a volume may have, or grow to, `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError::Size`], [`OrderError::LargerThanStore`], and what the file system says.
+    pub async fn check_new(&self, bytes: u64, anyway: Anyway) -> Result<(), OrderError> {
         order::check_size(bytes)?;
         let store_bytes = self.client.space().await?.total_bytes;
         match bytes > store_bytes && !anyway.is_meant {
@@ -150,8 +155,11 @@ impl Catalogue {
             let volumes = self.list(Some(&tenant)).await?;
             rows.push(TenantRow {
                 volumes: volumes.len(),
-                size_bytes: volumes.iter().map(|row| row.size_bytes).sum(),
-                limits: self.limits.tenant_limits(&tenant, directory).await?,
+                size_bytes: volumes.iter().fold(0, |sum, row| sum.saturating_add(row.size_bytes)),
+                limits: match self.limits.tenant_limits(&tenant, directory).await {
+                    Err(OrderError::LimitsUnknown { .. }) => Limits::NONE,
+                    limits => limits?,
+                },
                 tenant,
             });
         }
@@ -198,7 +206,7 @@ impl Catalogue {
         let volume = self.opened(name).await?;
         let old_bytes = volume.size_bytes();
         if size_bytes > old_bytes {
-            self.check_size(size_bytes, anyway).await?;
+            self.check_new(size_bytes, anyway).await?;
         } else {
             order::check_size(size_bytes)?;
         }

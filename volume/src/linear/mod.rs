@@ -30,6 +30,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
+/// Stripes that one question for extents is answered for at most, in however many pieces they lie: nothing else is done
+/// meanwhile.
+const STRIPES_PER_QUESTION: u64 = 1 << 16;
+
 /// A linear volume that is open. Lives on one core.
 pub struct LinearVolume {
     array: Rc<dyn Array>,
@@ -195,7 +199,13 @@ impl Volume for LinearVolume {
         Box::pin(async move {
             let _turn = self.gate.pass(at, bytes).await?;
             let mut told: Vec<Extent> = Vec::new();
+            let mut left = STRIPES_PER_QUESTION * self.shape.io_bytes_best;
             for part in self.parts(at, bytes) {
+                if left == 0 {
+                    break;
+                }
+                let part = Part { bytes: part.bytes.min(left), ..part };
+                left -= part.bytes;
                 let mut covered = 0;
                 for extent in part.stripes.extents(part.at, part.bytes).await? {
                     covered += extent.bytes;

@@ -85,7 +85,13 @@ impl Pool {
         let pool = Self::of(array, name, table);
         let bytes = pool.table.borrow().encode(&pool.bounds);
         for (copy, _) in (0..).zip(has_it).filter(|(_, has_it)| !has_it) {
-            pool.write_copy(copy, &bytes).await?;
+            match pool.write_copy(copy, &bytes).await {
+                // The other copy holds.
+                Err(error @ BlockError::Medium { .. }) => {
+                    tracing::warn!(array = name, %error, "a copy of the table of volumes cannot be written");
+                }
+                written => written?,
+            }
         }
         Ok(Some(pool))
     }
@@ -134,8 +140,15 @@ impl Pool {
     async fn write_copy(&self, copy: u64, table: &[u8]) -> Result<(), BlockError> {
         let mut bytes = BufMut::zeroed(round_up(table.len() as u64, BLOCK_BYTES) as usize);
         bytes[..table.len()].copy_from_slice(table);
-        let at = self.bounds.copy_at(copy);
-        self.array.write(at, bytes.freeze().into_vec(), Durability::Volatile).await?;
+        let (at, bytes) = (self.bounds.copy_at(copy), bytes.freeze());
+        let write = || self.array.write(at, bytes.clone().into_vec(), Durability::Volatile);
+        if let Err(BlockError::Medium { .. }) = write().await {
+            // What is there and cannot be read is needed for the parity beside it, unless it holds nothing any more: it is the
+            // copy's alone.
+            let stripes = self.bounds.copy(copy);
+            self.array.discard_stripes(stripes.start, stripes.end - stripes.start).await?;
+            write().await?;
+        }
         self.array.flush().await
     }
 
@@ -263,6 +276,10 @@ impl Pool {
         let _turn = self.turn.acquire(1).await;
         if let Some(open) = self.open.borrow().get(name) {
             return Ok(Rc::clone(open));
+        }
+        if self.is_unsettled.get() {
+            // It may be gone, or smaller.
+            return Err(OrderError::PoolUnsettled { array: self.name.clone() });
         }
         let entry = self.entry(name)?;
         let volume = LinearVolume::new(Rc::clone(&self.array), entry.size_bytes);

@@ -58,6 +58,11 @@ impl Bounds {
         copy * self.stripes_of_copy() * self.stripe_bytes
     }
 
+    /// The stripes of a copy.
+    pub fn copy(&self, copy: u64) -> Run {
+        copy * self.stripes_of_copy()..(copy + 1) * self.stripes_of_copy()
+    }
+
     /// The stripes that volumes can have; empty when the array is too small for any.
     pub fn room(&self) -> Run {
         let first = COPIES * self.stripes_of_copy();

@@ -455,7 +455,10 @@ impl Inner {
         let is_plain_tenant = |of: Rc<Of>| {
             let lines = of.lines.borrow();
             is_plain(&of.node)
-                && lines.iter().filter_map(Weak::upgrade).all(|line| is_plain(&line.node))
+                && lines
+                    .iter()
+                    .filter_map(Weak::upgrade)
+                    .all(|line| line.is_removed.get() || is_plain(&line.node))
         };
         let tenants = self.tenants.borrow();
         self.is_plain.set(tenants.iter().filter_map(Weak::upgrade).all(is_plain_tenant));
