@@ -1,9 +1,10 @@
-//! Volumes served over NBD by a reactor on a thread of its own, and fio as their client.
+//! Volumes served over NBD and vhost-user-blk by a reactor on a thread of its own, and fio as their client.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{Reactor, mailbox};
 use levada_export_nbd::{Address, Exports, Server};
+use levada_export_vhost as vhost;
 use levada_volume::Volume;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -35,13 +36,13 @@ impl Exports for Named {
 
 /// Serves until dropped.
 pub(crate) struct Served {
-    socket: PathBuf,
+    dir: PathBuf,
     stop: Option<mailbox::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Served {
-    /// Serves what `make` makes, on its thread, at a socket in `dir`.
+    /// Serves what `make` makes, on its thread, at sockets in `dir`.
     ///
     /// # Errors
     ///
@@ -50,31 +51,47 @@ impl Served {
         dir: &Path,
         make: impl AsyncFnOnce() -> Result<Volumes> + Send + 'static,
     ) -> Result<Self> {
-        let socket = dir.join("levada.sock");
         let (started, starting) = mpsc::channel();
-        let at = Address::Unix(socket.clone());
-        let thread = std::thread::Builder::new().name("nbd".into()).spawn(move || {
+        let at = dir.to_owned();
+        let thread = std::thread::Builder::new().name("served".into()).spawn(move || {
             let reactor = Reactor::new()?;
             reactor.set_spin(SPIN);
             reactor.block_on(async {
-                let server = Server::listen(&at, Rc::new(Named(make().await?)), None)?;
+                let volumes = make().await?;
+                let mut disks = Vec::new();
+                for (name, volume) in &volumes {
+                    let options = vhost::Options::default();
+                    let (at, volume) = (vhost_socket(&at, name), Rc::clone(volume));
+                    disks.push(vhost::Server::listen(&at, volume, options).await?);
+                }
+                let address = Address::Unix(nbd_socket(&at));
+                let server = Server::listen(&address, Rc::new(Named(volumes)), None)?;
                 let (stop, mut stopped) = mailbox::channel()?;
                 // Nobody waits only when the starter has panicked.
                 let _ = started.send(stop);
                 stopped.recv().await;
                 server.end().await;
+                for disk in disks {
+                    disk.end().await;
+                }
                 Ok(())
             })
         })?;
         if let Ok(stop) = starting.recv() {
-            return Ok(Self { socket, stop: Some(stop), thread: Some(thread) });
+            let dir = dir.to_owned();
+            return Ok(Self { dir, stop: Some(stop), thread: Some(thread) });
         }
         let ended = thread.join().map_err(|_| anyhow!("the server panicked"))?;
         ended.and(Err(anyhow!("the server ended"))).context("serving volumes")
     }
 
     pub(crate) fn uri(&self, name: &str) -> String {
-        uri(&self.socket, name)
+        uri(&nbd_socket(&self.dir), name)
+    }
+
+    /// Where virtual machines find a volume.
+    pub(crate) fn vhost(&self, name: &str) -> PathBuf {
+        vhost_socket(&self.dir, name)
     }
 }
 
@@ -82,9 +99,17 @@ impl Drop for Served {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(Ok(Err(error))) = self.thread.take().map(JoinHandle::join) {
-            eprintln!("the NBD server failed: {error:#}");
+            eprintln!("serving volumes failed: {error:#}");
         }
     }
+}
+
+fn nbd_socket(dir: &Path) -> PathBuf {
+    dir.join("levada.sock")
+}
+
+fn vhost_socket(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("disk-{name}.sock"))
 }
 
 /// What clients call the export of that name at a Unix socket.

@@ -1,0 +1,168 @@
+//! vhost-user-blk: a client that polls on one core, a server on the other.
+
+use crate::array::{CHUNK_BYTES, STRIPE_BYTES, raid6_of, ten};
+use crate::figure::{Bar, Taken};
+use crate::guest;
+use crate::harness::{Effort, Rate, pairs};
+use crate::load::Load;
+use crate::members::{Speed, Storage};
+use crate::served::{Served, Volumes};
+use crate::suite::Spec;
+use anyhow::Result;
+use levada_base::reactor::Reactor;
+use levada_base::units::{KIB, MIB};
+use levada_base::{Buf, BufMut, IoVec};
+use levada_device::{Device, Durability};
+use levada_raid::{Array, RaidArray};
+use levada_volume::{ArrayVolume, Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
+use std::rc::Rc;
+
+/// Of members that keep nothing.
+const NULL_STRIPES: u64 = 1024;
+/// Of members in memory: what is written before, and then read, is above any last cache.
+const RAM_BYTES: u64 = 1024 * MIB;
+const WRITTEN_AT_ONCE: u64 = 8 * MIB;
+const DEPTH: usize = 128;
+const SEQUENTIAL_DEPTH: usize = 16;
+const DISK: &str = "disk";
+const ECHO: &str = "echo";
+
+pub(crate) fn specs() -> Vec<Spec> {
+    vec![
+        Spec {
+            name: "vhost.null.randread4k_of_ring_echo",
+            what: "4 KiB reads over a ring of an array on members that answer at once, against the same ring with no volume behind",
+            bar: Bar::AtLeast(0.5),
+            take: null_of_echo,
+        },
+        Spec {
+            name: "vhost.ram.randread4k_of_array",
+            what: "4 KiB reads over a ring of an array in memory, against asking the array itself",
+            bar: Bar::AtLeast(0.7),
+            take: |effort| ram_of_array(effort, Rate::Kiops, random),
+        },
+        Spec {
+            name: "vhost.ram.seqread_of_array",
+            what: "1 MiB reads in order over a ring of an array in memory, against asking the array itself",
+            bar: Bar::AtLeast(0.9),
+            take: |effort| ram_of_array(effort, Rate::GbPerS, sequential),
+        },
+    ]
+}
+
+/// Answers every read with the same bytes, at once.
+struct Echo {
+    shape: Shape,
+    size_bytes: u64,
+    block: Buf,
+}
+
+fn nothing<T>() -> VolumeFuture<'static, T> {
+    Box::pin(async { Err(VolumeError::ReadOnly) })
+}
+
+impl Volume for Echo {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn read(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
+        let same = self.block.slice(0, bytes as usize);
+        Box::pin(std::future::ready(Ok(same.into_vec())))
+    }
+
+    fn write(&self, _at: u64, _from: IoVec, _durability: Durability) -> VolumeFuture<'_, ()> {
+        nothing()
+    }
+
+    fn flush(&self) -> VolumeFuture<'_, ()> {
+        nothing()
+    }
+
+    fn discard(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, ()> {
+        nothing()
+    }
+
+    fn write_zeroes(&self, _at: u64, _bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
+        nothing()
+    }
+
+    fn extents(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+        nothing()
+    }
+}
+
+async fn null_and_echo() -> Result<Volumes> {
+    let size_bytes = NULL_STRIPES * STRIPE_BYTES;
+    let devices = ten(Speed::Unlimited, Storage::Null, size_bytes);
+    let array = raid6_of(&devices, CHUNK_BYTES).await?;
+    array.declare_fresh(0, NULL_STRIPES).await?;
+    let volume: Rc<dyn Volume> = Rc::new(ArrayVolume::new(array));
+    let block = BufMut::zeroed(4 * KIB as usize).freeze();
+    let echo: Rc<dyn Volume> = Rc::new(Echo { shape: volume.shape(), size_bytes, block });
+    Ok(Volumes::from([(DISK.to_owned(), volume), (ECHO.to_owned(), echo)]))
+}
+
+fn null_of_echo(effort: Effort) -> Result<Taken> {
+    let dir = tempfile::Builder::new().prefix("bench-vhost-").tempdir()?;
+    let served = Served::start(dir.path(), null_and_echo)?;
+    let ops = effort.amount(1 << 21);
+    let load = Load::random(0..NULL_STRIPES * STRIPE_BYTES, 4 * KIB, DEPTH, ops, 7);
+    let pairs = Reactor::new()?.block_on(pairs(
+        effort,
+        None,
+        async |_| guest::read(&served.vhost(DISK), &load),
+        async |_| guest::read(&served.vhost(ECHO), &load),
+    ))?;
+    Ok(pairs.ratio(Rate::Kiops, ("array", "echo"), 1.0))
+}
+
+/// An array of memory that holds what can be read.
+async fn written() -> Result<RaidArray> {
+    let devices = ten(Speed::Unlimited, Storage::Ram, RAM_BYTES);
+    let array = raid6_of(&devices, CHUNK_BYTES).await?;
+    for at in (0..RAM_BYTES).step_by(WRITTEN_AT_ONCE as usize) {
+        let mut data = BufMut::for_overwrite(WRITTEN_AT_ONCE as usize);
+        data.fill((at / MIB) as u8 | 1);
+        array.write(at, data.freeze().into_vec(), Durability::Volatile).await?;
+    }
+    Ok(array)
+}
+
+fn random(effort: Effort) -> Load {
+    Load::random(0..RAM_BYTES, 4 * KIB, DEPTH, effort.amount(1 << 20), 7)
+}
+
+fn sequential(effort: Effort) -> Load {
+    Load::sequential(0..effort.amount(RAM_BYTES), MIB, SEQUENTIAL_DEPTH)
+}
+
+fn ram_of_array(effort: Effort, rate: Rate, load: fn(Effort) -> Load) -> Result<Taken> {
+    let load = load(effort);
+    let dir = tempfile::Builder::new().prefix("bench-vhost-").tempdir()?;
+    let served = Served::start(dir.path(), async || {
+        let volume: Rc<dyn Volume> = Rc::new(ArrayVolume::new(written().await?));
+        Ok(Volumes::from([(DISK.to_owned(), volume)]))
+    })?;
+    let pairs = Reactor::new()?.block_on(async {
+        let array = Rc::new(written().await?);
+        let piece = load.piece_bytes as usize;
+        let direct = async |_| {
+            let array = Rc::clone(&array);
+            load.run(move |at| {
+                let array = Rc::clone(&array);
+                async move {
+                    array.read(at, BufMut::for_overwrite(piece).into_vec()).await?;
+                    Ok(())
+                }
+            })
+            .await
+        };
+        pairs(effort, None, async |_| guest::read(&served.vhost(DISK), &load), direct).await
+    })?;
+    Ok(pairs.ratio(rate, ("vhost", "array"), 1.0))
+}
