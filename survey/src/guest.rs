@@ -12,8 +12,8 @@ use virtio_driver::{
     VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-/// Slots of the ring; a request takes one, as its descriptors are in a table of its own.
-const RING_SLOTS: u16 = 256;
+/// Descriptors of the ring; a read takes three of them: header, data, status.
+const RING_SLOTS: u16 = 512;
 
 /// Memory that the server sees, too.
 struct Shared {
