@@ -288,18 +288,17 @@ impl Volumes {
         let _turn = self.turn.acquire(1).await;
         let catalogue = self.catalogue().await?;
         let old = catalogue.volume(name).await?.size_bytes();
-        let (name, had) = (name.clone(), Bytes(old));
-        let bytes = match size {
-            NewSize::GrowBy { bytes } => old.saturating_add(bytes),
-            NewSize::GrowTo { bytes } if bytes <= old => {
-                return Err(VolumeRefusal::NotLarger { name, size: had });
+        let refused = || {
+            let (name, had) = (name.clone(), Bytes(old));
+            match size {
+                NewSize::GrowTo { .. } | NewSize::GrowBy { .. } => {
+                    VolumeRefusal::NotLarger { name, size: had }
+                }
+                NewSize::ShrinkTo { .. } => VolumeRefusal::NotSmaller { name, size: had },
             }
-            NewSize::ShrinkTo { bytes } if bytes >= old => {
-                return Err(VolumeRefusal::NotSmaller { name, size: had });
-            }
-            NewSize::GrowTo { bytes } | NewSize::ShrinkTo { bytes } => bytes,
         };
-        Ok(catalogue.resize(&name, bytes, Anyway { is_meant }).await?)
+        let bytes = size.of(old).ok_or_else(refused)?;
+        Ok(catalogue.resize(name, bytes, Anyway { is_meant }).await?)
     }
 
     pub(crate) async fn rename(

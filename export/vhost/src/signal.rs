@@ -167,7 +167,7 @@ pub(crate) mod tests {
     use levada_base::reactor::{self, Reactor};
     use std::io::{Read, Write, pipe};
     use std::os::fd::FromRawFd;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     /// One that blocks.
     pub(crate) fn eventfd() -> OwnedFd {
@@ -245,22 +245,5 @@ pub(crate) mod tests {
             let (reader, _writer) = pipe().expect("a pipe");
             assert!(Kick::new(OwnedFd::from(reader).into()).is_err());
         });
-    }
-
-    #[test]
-    #[ignore = "a measurement"]
-    fn what_a_call_costs() {
-        let fd = eventfd();
-        let signal = Signal::new(shared(&fd)).expect("an eventfd");
-        let begun = Instant::now();
-        for _ in 0..100_000 {
-            signal.tell();
-        }
-        eprintln!("raised by the kernel: {:?}", begun.elapsed() / 100_000);
-        let begun = Instant::now();
-        for _ in 0..100_000 {
-            file(&fd).write_all(&1u64.to_ne_bytes()).expect("room");
-        }
-        eprintln!("written (and duplicated): {:?}", begun.elapsed() / 100_000);
     }
 }
