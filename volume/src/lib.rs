@@ -2,7 +2,8 @@
 //!
 //! - `volume`: the interface, which is all that an export knows.
 //! - `array`: a volume that is an array, or a run of stripes of one.
-//! - `thin`: a volume that is a file of the file system; `catalogue`: all of them, by `name`.
+//! - `thin`: a volume that is a file of the file system, or several that lie on each other; `catalogue`: all of them, by `name`, and
+//!   their snapshots.
 //! - `linear`: a volume that is stripes of an array; the pool of all of them, and its table.
 //! - `model`: what tests compare every kind of volume with.
 //! - `qos`: caps and guarantees; a volume whose requests wait for their turn.
@@ -32,7 +33,9 @@ pub use array::ArrayVolume;
 pub use catalogue::Catalogue;
 pub use error::VolumeError;
 pub use linear::{LinearVolume, Pool, PoolError, TableFault};
-pub use name::{NameError, Tenant, VolumeName};
-pub use order::{Anyway, NewSize, OrderError, TenantRow, VolumeOrder, VolumeRow, VolumeStatus};
+pub use name::{NameError, SnapshotName, SnapshotNameError, Tenant, VolumeName};
+pub use order::{
+    Anyway, NewSize, OrderError, SnapshotRow, TenantRow, VolumeOrder, VolumeRow, VolumeStatus,
+};
 pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};

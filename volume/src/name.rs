@@ -22,6 +22,24 @@ pub struct VolumeName {
     name: String,
 }
 
+/// What a snapshot is called: `VOLUME@NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SnapshotName {
+    /// The volume that it is of.
+    pub volume: VolumeName,
+    name: String,
+}
+
+/// Why a text names no snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotNameError {
+    #[error("{text:?} is no name of a snapshot: VOLUME@NAME, as in vm1@monday")]
+    NoAt { text: String },
+    #[error(transparent)]
+    Part(#[from] NameError),
+}
+
 /// Why a text names nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -95,6 +113,57 @@ impl FromStr for VolumeName {
     }
 }
 
+impl SnapshotName {
+    /// The snapshot of `volume` called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`NameError`].
+    pub fn new(volume: VolumeName, name: &str) -> Result<Self, NameError> {
+        match is_name(name) {
+            true => Ok(Self { volume, name: name.to_owned() }),
+            false => Err(NameError { text: name.to_owned() }),
+        }
+    }
+
+    /// What it is called among those of its volume.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl FromStr for SnapshotName {
+    type Err = SnapshotNameError;
+
+    fn from_str(text: &str) -> Result<Self, SnapshotNameError> {
+        match text.split_once('@') {
+            Some((volume, name)) => Ok(Self::new(volume.parse()?, name)?),
+            None => Err(SnapshotNameError::NoAt { text: text.to_owned() }),
+        }
+    }
+}
+
+impl TryFrom<String> for SnapshotName {
+    type Error = SnapshotNameError;
+
+    fn try_from(text: String) -> Result<Self, SnapshotNameError> {
+        text.parse()
+    }
+}
+
+impl From<SnapshotName> for String {
+    fn from(name: SnapshotName) -> Self {
+        name.to_string()
+    }
+}
+
+impl fmt::Display for SnapshotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.volume, self.name)
+    }
+}
+
 impl TryFrom<String> for Tenant {
     type Error = NameError;
 
@@ -151,8 +220,19 @@ mod tests {
         let name: VolumeName = "default/vm1".parse().expect("a name");
         assert_eq!(name, "vm1".parse().expect("a name"), "the tenant that is not written");
         let long = "a".repeat(PART_BYTES_MAX + 1);
-        for text in ["", "/", "a/", "/a", "a/b/c", ".", "..", "-a", "a b", "ä", "a\0", &long] {
+        for text in ["", "/", "a/", "/a", "a/b/c", ".", "..", "-a", "a b", "ä", "a\0", "a@b", &long] {
             assert!(text.parse::<VolumeName>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_named_with_its_volume() {
+        for text in ["vm1@monday", "blue/vm1@2026-11-26"] {
+            let name: SnapshotName = text.parse().expect("a name");
+            assert_eq!(name.to_string(), text);
+        }
+        for text in ["vm1", "@", "vm1@", "@monday", "vm1@a@b", "vm1@a/b", "vm1@.."] {
+            assert!(text.parse::<SnapshotName>().is_err(), "{text:?}");
         }
     }
 }

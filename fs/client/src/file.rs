@@ -121,7 +121,7 @@ impl File {
     }
 
     /// As [`File::seek`] for a hole, but data that goes on for `bytes` is not followed further.
-    pub(crate) async fn hole_or_enough(
+    pub async fn hole_or_enough(
         &self,
         offset: u64,
         bytes: u64,

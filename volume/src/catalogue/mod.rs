@@ -19,7 +19,7 @@ mod limits;
 use crate::name::{Tenant, VolumeName};
 use crate::order::{self, Anyway, OrderError, TenantRow, VolumeRow};
 use crate::qos::{Governed, Governor, Limits, LimitsChange};
-use crate::thin::ThinVolume;
+use crate::thin::{FileLayer, ThinVolume};
 use crate::volume::Volume;
 use directories::{Directories, ROOT, of_name};
 use levada_base::sync::Semaphore;
@@ -186,7 +186,7 @@ impl Catalogue {
         let io_bytes_best = attr.layout.as_ref().map_or(IO_BYTES_BEST, |layout| {
             layout.stripe_unit * layout.targets.len().max(1) as u64
         });
-        let volume = Rc::new(ThinVolume::new(file, attr.size, io_bytes_best));
+        let volume = Rc::new(ThinVolume::new(Rc::new(FileLayer::flat(file)), attr.size, io_bytes_best));
         self.open.borrow_mut().insert(name.clone(), Rc::clone(&volume));
         Ok(volume)
     }
@@ -212,7 +212,7 @@ impl Catalogue {
         }
         let _quiet = volume.gate().closed().await;
         if size_bytes < old_bytes && !anyway.is_meant {
-            let data_at = volume.file().seek(size_bytes, Seek::Data).await?;
+            let data_at = volume.top().file().seek(size_bytes, Seek::Data).await?;
             if let Some(data_at) = data_at {
                 return Err(OrderError::WouldCut {
                     name: name.clone(),
@@ -222,7 +222,7 @@ impl Catalogue {
             }
         }
         let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
-        self.client.set_attr(ROOT, volume.file().ino(), change).await?;
+        self.client.set_attr(ROOT, volume.top().file().ino(), change).await?;
         volume.gate().set_size_bytes(size_bytes);
         Ok(self.client.sync_meta().await?)
     }
@@ -278,7 +278,7 @@ impl Catalogue {
             is_kept
         });
         for volume in unused {
-            volume.file().clone().close().await;
+            volume.top().file().clone().close().await;
         }
     }
 
@@ -330,7 +330,7 @@ impl Catalogue {
         let open = self.open.borrow_mut().remove(name);
         if let Some(open) = open {
             open.gate().set_gone();
-            open.file().clone().close().await;
+            open.top().file().clone().close().await;
         }
         self.limits.removed(name);
         Ok(self.client.sync_meta().await?)
@@ -350,7 +350,7 @@ impl Catalogue {
         let _turn = self.turn.acquire(1).await;
         let open = std::mem::take(&mut *self.open.borrow_mut());
         for volume in open.into_values() {
-            volume.file().clone().close().await;
+            volume.top().file().clone().close().await;
         }
         self.client.shutdown().await
     }
