@@ -1,6 +1,7 @@
 //! Orders for volumes, and why they are refused.
 
-use crate::name::{Tenant, VolumeName};
+use crate::name::{SnapshotName, Tenant, VolumeName};
+use crate::VolumeError;
 use crate::qos::{Limits, LimitsChange, QosError};
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
@@ -70,6 +71,23 @@ pub enum VolumeOrder {
         name: VolumeName,
         is_meant: bool,
     },
+    /// Keeps a volume as it is now.
+    Snapshot {
+        name: SnapshotName,
+    },
+    DeleteSnapshot {
+        name: SnapshotName,
+    },
+    /// Makes a volume that begins as a snapshot.
+    Clone {
+        from: SnapshotName,
+        to: VolumeName,
+    },
+    /// Makes a volume what it was.
+    RollBack {
+        to: SnapshotName,
+        is_meant: bool,
+    },
 }
 
 /// A volume, as programs are told of it.
@@ -92,6 +110,15 @@ pub struct VolumeRow {
     pub size_bytes: u64,
     /// Exports and requests that hold it.
     pub users: usize,
+}
+
+/// A snapshot as it is listed, and as programs are told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRow {
+    pub name: SnapshotName,
+    pub size_bytes: u64,
+    /// When it was taken: nanoseconds since 1970.
+    pub taken_ns: i64,
 }
 
 /// A tenant as it is listed.
@@ -135,6 +162,23 @@ pub enum OrderError {
     WouldCut { name: VolumeName, bytes: u64, data_at: u64 },
     #[error("volume {name} has {users} users: end that first, or give --force")]
     InUse { name: VolumeName, users: usize },
+    #[error("there is no snapshot {name}")]
+    NoSnapshot { name: SnapshotName },
+    #[error("there is a snapshot {name} already")]
+    SnapshotExists { name: SnapshotName },
+    #[error("volume {name} has {snapshots} snapshots: delete those first")]
+    HasSnapshots { name: VolumeName, snapshots: usize },
+    #[error(
+        "volume {name} lies on {layers_max} snapshots, and no volume may lie on more: delete some, and wait until `levada volume \
+         list` shows fewer layers"
+    )]
+    TooManyLayers { name: VolumeName, layers_max: usize },
+    #[error("a linear volume has no snapshots: its bytes are written in place")]
+    LinearSnapshot,
+    #[error(
+        "what {whose} lies on is kept in words that are not understood, or is not there: `levada fsck` checks the files"
+    )]
+    LayerUnknown { whose: String },
     #[error("volume {name} is a file's name for something else: remove that first")]
     NotAVolume { name: VolumeName },
     #[error("there is no tenant {tenant}")]
@@ -151,6 +195,8 @@ pub enum OrderError {
     Client(#[from] Error),
     #[error(transparent)]
     Block(#[from] BlockError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
 }
 
 /// That `bytes` can be the size of a volume.

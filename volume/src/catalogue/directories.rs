@@ -10,6 +10,10 @@ use levada_wire::meta::{Caller, MetaFault, NewInode};
 use std::cell::Cell;
 
 pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0 };
+/// Below a tenant's directory: files on which others lie, and what they hide of those on which they lie.
+pub(super) const LAYERS: &str = ".layers";
+/// Below a tenant's directory: a directory for each volume that has snapshots, in it their names.
+pub(super) const SNAPSHOTS: &str = ".snapshots";
 const DIRECTORY_MODE: u32 = 0o700;
 /// Names that are asked for at once.
 const NAMES_PER_CALL: u32 = 1024;
@@ -19,10 +23,11 @@ fn home_parts<'a>() -> impl Iterator<Item = &'a str> {
 }
 
 /// What stands in a directory.
-struct Entry {
-    name: String,
-    kind: Kind,
-    size_bytes: u64,
+pub(super) struct Entry {
+    pub name: String,
+    pub ino: Ino,
+    pub kind: Kind,
+    pub size_bytes: u64,
 }
 
 /// The directories of volumes. Nothing is made before there is something to keep.
@@ -67,7 +72,7 @@ impl Directories {
         Ok(self.home.get())
     }
 
-    async fn below(&self, parent: Ino, name: &str) -> Result<Option<Ino>, Error> {
+    pub(super) async fn below(&self, parent: Ino, name: &str) -> Result<Option<Ino>, Error> {
         match self.client.lookup(parent, name.as_bytes()).await {
             Ok(attr) => Ok(Some(attr.ino)),
             Err(Error::Meta(MetaFault::NotFound)) => Ok(None),
@@ -75,7 +80,7 @@ impl Directories {
         }
     }
 
-    async fn made_below(&self, parent: Ino, name: &str) -> Result<Ino, Error> {
+    pub(super) async fn made_below(&self, parent: Ino, name: &str) -> Result<Ino, Error> {
         let made =
             self.client.create(ROOT, parent, name.as_bytes(), DIRECTORY_MODE, NewInode::Directory);
         match made.await {
@@ -112,7 +117,7 @@ impl Directories {
         Ok(volumes.collect())
     }
 
-    async fn entries(&self, directory: Ino) -> Result<Vec<Entry>, Error> {
+    pub(super) async fn entries(&self, directory: Ino) -> Result<Vec<Entry>, Error> {
         let mut found = Vec::new();
         let mut cookie = 0;
         loop {
@@ -122,7 +127,7 @@ impl Directories {
                 cookie = entry.cookie;
                 let size_bytes = entry.attr.as_ref().map_or(0, |attr| attr.size);
                 let name = String::from_utf8_lossy(&entry.name).into_owned();
-                found.push(Entry { name, kind: entry.kind, size_bytes });
+                found.push(Entry { name, ino: entry.ino, kind: entry.kind, size_bytes });
             }
             if is_end || entries.is_empty() {
                 return Ok(found);
@@ -134,6 +139,14 @@ impl Directories {
     pub(super) async fn remove(&self, tenant: &Tenant) -> Result<(), OrderError> {
         let missing = || OrderError::NoTenant { tenant: tenant.clone() };
         let home = self.home().await?.ok_or_else(missing)?;
+        let directory = self.below(home, tenant.as_str()).await?.ok_or_else(missing)?;
+        for name in [LAYERS, SNAPSHOTS] {
+            match self.client.remove_dir(ROOT, directory, name.as_bytes()).await {
+                // What is in them keeps the tenant.
+                Ok(()) | Err(Error::Meta(MetaFault::NotFound | MetaFault::NotEmpty)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         match self.client.remove_dir(ROOT, home, tenant.as_str().as_bytes()).await {
             Ok(()) => Ok(()),
             Err(Error::Meta(MetaFault::NotFound)) => Err(missing()),

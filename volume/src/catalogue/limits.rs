@@ -164,6 +164,15 @@ impl KeptLimits {
         kept
     }
 
+    /// Lets another file keep what one does: that of the same volume from now on. Durable with what makes it so.
+    pub(super) async fn copy(&self, from: Ino, to: Ino) -> Result<(), Error> {
+        match self.client.xattr(from, LIMITS).await {
+            Ok(text) => self.client.set_xattr(ROOT, to, LIMITS, &text, SetXattr::default()).await,
+            Err(Error::Meta(MetaFault::NoAttribute)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(super) fn renamed(&self, from: &VolumeName, to: &VolumeName) {
         let share = self.shares.borrow_mut().remove(from);
         if let Some(share) = share {

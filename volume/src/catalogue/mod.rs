@@ -4,7 +4,8 @@
 //! /.levada/volumes/TENANT/NAME      root's alone; a file as long as the volume
 //! ```
 //!
-//! - `directories`: what is where. `limits`: what volumes and tenants may use.
+//! - `directories`: what is where. `limits`: what volumes and tenants may use. `layers`: which file lies on which.
+//! - `snapshots`: what may be ordered of them.
 //!
 //! What always holds:
 //! - A volume that has a name is whole: it is made without one, and gets it once it has its size.
@@ -14,18 +15,21 @@
 //! After a crash nothing is left to be done: a volume without a name goes with the client that made it.
 
 mod directories;
+mod layers;
 mod limits;
+mod snapshots;
 
 use crate::name::{Tenant, VolumeName};
 use crate::order::{self, Anyway, OrderError, TenantRow, VolumeRow};
 use crate::qos::{Governed, Governor, Limits, LimitsChange};
-use crate::thin::{FileLayer, ThinVolume};
+use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use directories::{Directories, ROOT, of_name};
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
-use levada_client::{Client, Error, Seek};
+use levada_client::{Client, Error};
 use levada_wire::meta::{AttrChange, OpenMode};
+use layers::{Layers, close};
 use limits::KeptLimits;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,6 +45,7 @@ const IO_BYTES_BEST: u64 = MIB;
 pub struct Catalogue {
     client: Client,
     directories: Directories,
+    layers: Layers,
     limits: KeptLimits,
     open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
     /// Orders are carried out one after the other.
@@ -57,6 +62,7 @@ impl Catalogue {
     pub fn new(client: Client, governor: Governor) -> Self {
         Self {
             directories: Directories::new(client.clone()),
+            layers: Layers::new(client.clone()),
             limits: KeptLimits::new(client.clone(), governor),
             client,
             open: RefCell::default(),
@@ -181,12 +187,13 @@ impl Catalogue {
         if let Some(open) = self.open.borrow().get(name) {
             return Ok(Rc::clone(open));
         }
-        let (_, ino) = self.directories.find(name).await?;
+        let (tenant, ino) = self.directories.find(name).await?;
         let (file, attr) = self.client.open(ino, WRITE).await?;
         let io_bytes_best = attr.layout.as_ref().map_or(IO_BYTES_BEST, |layout| {
             layout.stripe_unit * layout.targets.len().max(1) as u64
         });
-        let volume = Rc::new(ThinVolume::new(Rc::new(FileLayer::flat(file)), attr.size, io_bytes_best));
+        let layer = self.layers.opened(&self.directories, tenant, file, name).await?;
+        let volume = Rc::new(ThinVolume::new(layer, attr.size, io_bytes_best));
         self.open.borrow_mut().insert(name.clone(), Rc::clone(&volume));
         Ok(volume)
     }
@@ -211,18 +218,23 @@ impl Catalogue {
             order::check_size(size_bytes)?;
         }
         let _quiet = volume.gate().closed().await;
-        if size_bytes < old_bytes && !anyway.is_meant {
-            let data_at = volume.top().file().seek(size_bytes, Seek::Data).await?;
-            if let Some(data_at) = data_at {
+        let top = volume.top();
+        if size_bytes < old_bytes {
+            if !anyway.is_meant
+                && let Some(data_at) = top.data(size_bytes, old_bytes).await?
+            {
                 return Err(OrderError::WouldCut {
                     name: name.clone(),
                     bytes: size_bytes,
                     data_at,
                 });
             }
+            // Before the cut: should it grow again, nothing comes back.
+            self.layers.cut(top.file().ino(), size_bytes, name).await?;
+            top.cut(size_bytes, old_bytes);
         }
         let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
-        self.client.set_attr(ROOT, volume.top().file().ino(), change).await?;
+        self.client.set_attr(ROOT, top.file().ino(), change).await?;
         volume.gate().set_size_bytes(size_bytes);
         Ok(self.client.sync_meta().await?)
     }
@@ -278,7 +290,7 @@ impl Catalogue {
             is_kept
         });
         for volume in unused {
-            volume.top().file().clone().close().await;
+            close(&volume.top()).await;
         }
     }
 
@@ -326,13 +338,18 @@ impl Catalogue {
         if users > 0 && !anyway.is_meant {
             return Err(OrderError::InUse { name: name.clone(), users });
         }
+        let snapshots = self.snapshots(name).await?.len();
+        if snapshots > 0 {
+            return Err(OrderError::HasSnapshots { name: name.clone(), snapshots });
+        }
         self.client.unlink(ROOT, tenant, name.name().as_bytes()).await?;
         let open = self.open.borrow_mut().remove(name);
         if let Some(open) = open {
             open.gate().set_gone();
-            open.top().file().clone().close().await;
+            close(&open.top()).await;
         }
         self.limits.removed(name);
+        self.layers.tidy(&self.directories, tenant).await?;
         Ok(self.client.sync_meta().await?)
     }
 
@@ -350,8 +367,9 @@ impl Catalogue {
         let _turn = self.turn.acquire(1).await;
         let open = std::mem::take(&mut *self.open.borrow_mut());
         for volume in open.into_values() {
-            volume.top().file().clone().close().await;
+            close(&volume.top()).await;
         }
+        self.layers.close().await;
         self.client.shutdown().await
     }
 }

@@ -13,6 +13,7 @@
 use super::cover::{Cover, GRANULE_BYTES, HIDDEN_BYTES, Holds, REGION_BYTES};
 use super::sparse::Sparse;
 use crate::VolumeError;
+use crate::gate::Gate;
 use crate::volume::Extent;
 use futures_util::future::{LocalBoxFuture, try_join, try_join_all};
 use levada_base::buf::bytes_in;
@@ -61,6 +62,11 @@ pub(crate) struct Layer<F> {
     hiding: Rc<Semaphore>,
     /// What is hidden is written down, but not durable.
     is_hidden_volatile: Cell<bool>,
+}
+
+/// Bytes of the file in which the hidden granules are kept of so many bytes that lie below.
+pub(crate) fn hidden_bytes(below: u64) -> u64 {
+    below.div_ceil(REGION_BYTES) * HIDDEN_BYTES
 }
 
 fn granules_around(at: u64, bytes: u64) -> Range<u64> {
@@ -177,14 +183,14 @@ impl<F: Sparse> Layer<F> {
     async fn look_up(&self, below: &Below<F>, regions: Range<u64>) -> Result<(), VolumeError> {
         let before = self.cover.borrow().surprises();
         let bytes = regions.start * REGION_BYTES..regions.end * REGION_BYTES;
-        let (at, count) = (regions.start * HIDDEN_BYTES, regions.end - regions.start);
+        let at = regions.start * HIDDEN_BYTES;
+        let end = (regions.end * HIDDEN_BYTES).min(hidden_bytes(below.bytes));
         let kept = async {
             // Most often nothing was hidden, or not here.
-            let end = at + count * HIDDEN_BYTES;
-            match below.hidden.data(at, end).await? {
-                none if none == end => Ok(None),
-                _ => below.hidden.read(at, end - at).await.map(Some),
+            if at >= end || below.hidden.data(at, end).await? == end {
+                return Ok(None);
             }
+            below.hidden.read(at, end - at).await.map(Some)
         };
         let (own, kept) = try_join(self.data_runs(bytes), kept).await?;
         let kept: Vec<u8> = kept.iter().flatten().flat_map(|part| part.to_vec()).collect();
@@ -432,6 +438,97 @@ impl<F: Sparse> Layer<F> {
         }
     }
 
+    /// Brings up what is seen of the layer below, which then is needed no more: [`Self::without`]. Goes on beside requests, and
+    /// where it was interrupted.
+    ///
+    /// `gate`: that of the volume whose topmost layer it is, if it is one.
+    pub async fn rise(&self, gate: &Gate) -> Result<(), VolumeError> {
+        let mut at = 0;
+        loop {
+            // It may be cut meanwhile.
+            let Some(below) = self.below().filter(|below| at < below.bytes) else { break };
+            let end = (at + REGION_BYTES).min(below.bytes);
+            for (bytes, holds) in below.layer.holds(at..end).await? {
+                let (from, to) = (at, at + bytes);
+                at = to;
+                match holds {
+                    Holds::Own => self.bring_up(&below, from..to, gate).await?,
+                    Holds::Zeroes => self.bring_up_zeroes(&below, from..to).await?,
+                    Holds::Below => {}
+                }
+            }
+            at = end;
+        }
+        self.sync().await
+    }
+
+    /// What lies below once [`Self::rise`] is done.
+    pub fn without(&self) -> Option<Below<F>> {
+        let below = self.below()?;
+        let last = below.layer.below()?;
+        Some(Below { layer: last.layer, bytes: last.bytes.min(below.bytes), hidden: below.hidden })
+    }
+
+    /// Where bytes are; what a layer with nothing below it does not have is told as below.
+    async fn holds(&self, bytes: Range<u64>) -> Result<Vec<(u64, Holds)>, VolumeError> {
+        if let Some(below) = self.below() {
+            self.know(&below, &bytes).await?;
+            return Ok(self.cover.borrow().runs(&bytes));
+        }
+        let (mut holds, mut at) = (Vec::new(), bytes.start);
+        for run in self.data_runs(bytes).await? {
+            // The last one may end where no granule does.
+            let run = round_down(run.start, GRANULE_BYTES).max(at)..round_up(run.end, GRANULE_BYTES);
+            holds.push((run.start - at, Holds::Below));
+            holds.push((run.end - run.start, Holds::Own));
+            at = run.end;
+        }
+        Ok(holds)
+    }
+
+    /// The parts of granules that still show what lies below; they are held meanwhile.
+    fn shown(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
+        let (mut shown, mut at) = (Vec::new(), bytes.start);
+        for (bytes, holds) in self.cover.borrow().runs(bytes) {
+            if holds == Holds::Below {
+                shown.push(at..at + bytes);
+            }
+            at += bytes;
+        }
+        shown
+    }
+
+    async fn bring_up(
+        &self,
+        below: &Below<F>,
+        bytes: Range<u64>,
+        gate: &Gate,
+    ) -> Result<(), VolumeError> {
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let piece = at..bytes.end.min(at + RISE_BYTES);
+            at = piece.end;
+            let _in = gate.pass(piece.start, piece.end - piece.start).await?;
+            let _turn = self.changing.lock(piece.start, piece.end).await;
+            self.know(below, &piece).await?;
+            for part in self.shown(&piece) {
+                let read = below.layer.read(part.start, part.end - part.start).await?;
+                let written = self.file.write(part.start, read).await;
+                self.settle(part, written, |cover, granules| cover.own(granules))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn bring_up_zeroes(&self, below: &Below<F>, bytes: Range<u64>) -> Result<(), VolumeError> {
+        let _turn = self.changing.lock(bytes.start, bytes.end).await;
+        self.know(below, &bytes).await?;
+        for part in self.shown(&bytes) {
+            self.hide(below, &part).await?;
+        }
+        Ok(())
+    }
+
     /// What is stored from `at` on, down to the last layer; `at` is before `end`.
     pub fn extents(
         &self,
@@ -467,6 +564,20 @@ impl<F: Sparse> Layer<F> {
             }
             Ok(extents)
         })
+    }
+
+    /// The first place from `at` on, before `end`, where something is stored, down to the last layer.
+    pub async fn data(&self, at: u64, end: u64) -> Result<Option<u64>, VolumeError> {
+        let mut at = at;
+        while at < end {
+            for run in self.extents(at, end).await? {
+                if run.is_allocated {
+                    return Ok(Some(at));
+                }
+                at += run.bytes;
+            }
+        }
+        Ok(None)
     }
 
     async fn extents_of_file(&self, at: u64, end: u64) -> Result<Vec<Extent>, VolumeError> {

@@ -28,7 +28,7 @@ use levada_device::{BlockError, Durability};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-pub(crate) use layer::Below;
+pub(crate) use layer::{Below, hidden_bytes};
 pub(crate) type FileLayer = Layer<File>;
 
 /// A thin volume that is open, or a snapshot of one. Lives on one core.
@@ -58,6 +58,11 @@ impl ThinVolume {
     /// Puts another layer in the place of the topmost one. The gate is closed.
     pub(crate) fn set_top(&self, top: Rc<FileLayer>) {
         *self.top.borrow_mut() = top;
+    }
+
+    /// Frees the topmost layer of the one below it, as far as that goes beside requests: what is seen of it is copied.
+    pub(crate) async fn rise(&self, layer: &FileLayer) -> Result<(), VolumeError> {
+        layer.rise(&self.gate).await
     }
 
     pub(crate) fn gate(&self) -> &Gate {

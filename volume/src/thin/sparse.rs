@@ -22,7 +22,7 @@ pub(crate) trait Sparse: 'static {
 }
 
 /// What a client of a volume is told of an error of its file.
-pub(crate) fn volume_error(error: Error) -> VolumeError {
+fn volume_error(error: Error) -> VolumeError {
     match error {
         Error::Full | Error::Meta(MetaFault::Full | MetaFault::Quota) => VolumeError::NoSpace,
         Error::Damaged { offset, bytes } => BlockError::Medium { at: offset, bytes }.into(),
