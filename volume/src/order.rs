@@ -101,6 +101,11 @@ pub struct VolumeStatus {
     pub users: usize,
     #[serde(default)]
     pub limits: Limits,
+    #[serde(default)]
+    pub snapshots: usize,
+    /// Files of snapshots, deleted ones included, on which its own lies.
+    #[serde(default)]
+    pub layers: usize,
 }
 
 /// A volume as it is listed.

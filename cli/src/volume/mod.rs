@@ -1,6 +1,7 @@
-//! `volume`: make, list, resize, rename and delete, in a cluster or on an array. `tenant`: whose they are.
+//! `volume`: make, list, resize, rename and delete, in a cluster or on an array; `snapshot`: as they were. `tenant`: whose they are.
 
 mod limits;
+mod snapshot;
 mod tenant;
 
 use crate::array;
@@ -13,8 +14,9 @@ use levada_array::{Keeping, Opening, Pace, PoolStatus, Request};
 use levada_node::control::{self, ControlReply, ControlRequest};
 use levada_spec::Bytes;
 use levada_volume::qos::LimitsChange;
-use levada_volume::{NewSize, Tenant, VolumeName, VolumeOrder, VolumeStatus};
+use levada_volume::{NewSize, SnapshotName, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use limits::LimitArgs;
+use snapshot::SnapshotCommand;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -22,6 +24,7 @@ use std::str::FromStr;
 pub use tenant::{TenantCommand, tenant};
 
 const NAME: &str = "its name, or TENANT/NAME for another tenant's than `default`";
+const SNAPSHOT: &str = "a snapshot: VOLUME@NAME";
 const HERE: &str = "volumes are those of the cluster, or with --on those of an array on its own";
 
 /// Where volumes are.
@@ -104,6 +107,24 @@ pub enum VolumeCommand {
         #[command(flatten)]
         place: PlaceArgs,
     },
+    /// Keep volumes of the cluster as they are now, list what is kept, delete it
+    #[command(subcommand, visible_alias = "snap")]
+    Snapshot(SnapshotCommand),
+    /// Make a volume that begins as a snapshot, and shares with it what neither changes
+    Clone {
+        #[arg(help = SNAPSHOT)]
+        from: SnapshotName,
+        /// Its name, of the same tenant
+        to: VolumeName,
+    },
+    /// Make a volume what it was when a snapshot was taken; what was written since is lost
+    Rollback {
+        #[arg(help = SNAPSHOT)]
+        to: SnapshotName,
+        /// Also while clients use it, who see other bytes from then on
+        #[arg(long)]
+        force: bool,
+    },
     /// Make an array a pool of volumes, which has no other use then; refused if it holds anything
     Pool {
         /// Also if the array holds something, which is lost
@@ -179,6 +200,16 @@ pub fn volume(file: Option<&Path>, command: &VolumeCommand) -> Result<()> {
             let order = VolumeOrder::Rename { from: name.clone(), to: to.clone() };
             carry_out(file, place, order, &done)
         }
+        VolumeCommand::Snapshot(command) => snapshot::snapshot(file, command),
+        VolumeCommand::Clone { from, to } => {
+            let done = format!("volume {to} is there, as {from} was");
+            let order = VolumeOrder::Clone { from: from.clone(), to: to.clone() };
+            of_cluster(file, order, &done)
+        }
+        VolumeCommand::Rollback { to, force } => {
+            let done = format!("volume {} is what {to} was", to.volume);
+            of_cluster(file, VolumeOrder::RollBack { to: to.clone(), is_meant: *force }, &done)
+        }
         VolumeCommand::Delete { name, force, place } => {
             let done = format!("volume {name} is deleted");
             let order = VolumeOrder::Delete { name: name.clone(), is_meant: *force };
@@ -218,25 +249,17 @@ impl PlaceArgs {
 fn carry_out(file: Option<&Path>, place: &PlaceArgs, order: VolumeOrder, done: &str) -> Result<()> {
     match place.array() {
         Some(array) => drop(array::ask_or_open(&array, Request::Volume { order })?),
-        None => drop(ask(file, &for_node(order))?),
+        None => return of_cluster(file, order, done),
     }
     say!("{done}");
     Ok(())
 }
 
-/// The order as a node takes it.
-fn for_node(order: VolumeOrder) -> ControlRequest {
-    match order {
-        VolumeOrder::Create { name, size_bytes, is_meant } => {
-            ControlRequest::VolumeCreate { name, size_bytes, is_meant }
-        }
-        VolumeOrder::Resize { name, size, is_meant } => {
-            ControlRequest::VolumeResize { name, size, is_meant }
-        }
-        VolumeOrder::Set { name, change } => ControlRequest::VolumeSet { name, change },
-        VolumeOrder::Rename { from, to } => ControlRequest::VolumeRename { from, to },
-        VolumeOrder::Delete { name, is_meant } => ControlRequest::VolumeDelete { name, is_meant },
-    }
+/// Has an order carried out in the cluster, and says so.
+fn of_cluster(file: Option<&Path>, order: VolumeOrder, done: &str) -> Result<()> {
+    ask(file, &ControlRequest::Volume { order })?;
+    say!("{done}");
+    Ok(())
 }
 
 fn ask(file: Option<&Path>, request: &ControlRequest) -> Result<ControlReply> {
@@ -299,10 +322,12 @@ fn table(volumes: &[VolumeStatus]) -> Result<String> {
     let names = volumes.iter().map(|volume| volume.name.to_string());
     let width = names.map(|name| name.len()).max().unwrap_or(0).max("VOLUME".len());
     let mut text = String::new();
-    writeln!(text, "{:width$}  {:5}  {:>10}  {:>5}  LIMITS", "VOLUME", "KIND", "SIZE", "USERS")?;
+    write!(text, "{:width$}  {:6}  {:>10}  {:>5}", "VOLUME", "KIND", "SIZE", "USERS")?;
+    writeln!(text, "  {:>9}  LIMITS", "SNAPSHOTS")?;
     for volume in volumes {
         let (name, size) = (volume.name.to_string(), Bytes(volume.size_bytes).to_string());
-        write!(text, "{name:width$}  {:5}  {size:>10}  {:>5}", volume.kind, volume.users)?;
+        write!(text, "{name:width$}  {:6}  {size:>10}  {:>5}", volume.kind, volume.users)?;
+        write!(text, "  {:>9}", volume.snapshots)?;
         writeln!(text, "  {}", limits::text(&volume.limits))?;
     }
     Ok(text)

@@ -65,6 +65,10 @@ impl Volumes {
                 }
                 Ok(())
             }
+            VolumeOrder::Snapshot { .. }
+            | VolumeOrder::DeleteSnapshot { .. }
+            | VolumeOrder::Clone { .. }
+            | VolumeOrder::RollBack { .. } => Err(OrderError::LinearSnapshot.into()),
         }
     }
 
@@ -121,7 +125,8 @@ impl Volumes {
     pub fn status(&self) -> PoolStatus {
         let status = |VolumeRow { name, size_bytes, users }: VolumeRow| {
             let limits = self.pool.limits(&name).unwrap_or_default();
-            VolumeStatus { name, kind: "linear".into(), size_bytes, users, limits }
+            let kind = "linear".to_owned();
+            VolumeStatus { name, kind, size_bytes, users, limits, snapshots: 0, layers: 0 }
         };
         let volumes = self.pool.list(None).into_iter().map(status).collect();
         PoolStatus { problem: None, free_bytes: self.pool.free_bytes(), volumes }

@@ -8,7 +8,7 @@ use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
 use levada_volume::qos::{Limits, LimitsChange};
-use levada_volume::{NewSize, Tenant, VolumeName, VolumeStatus};
+use levada_volume::{SnapshotRow, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,34 +70,17 @@ pub enum ControlRequest {
         project: u32,
         recursive: bool,
     },
-    /// Makes a thin volume.
-    VolumeCreate {
-        name: VolumeName,
-        size_bytes: u64,
-        is_meant: bool,
-    },
-    /// Gives a volume another size.
-    VolumeResize {
-        name: VolumeName,
-        size: NewSize,
-        is_meant: bool,
-    },
-    /// Changes what a volume may use, while it is used.
-    VolumeSet {
-        name: VolumeName,
-        change: LimitsChange,
-    },
-    VolumeRename {
-        from: VolumeName,
-        to: VolumeName,
-    },
-    VolumeDelete {
-        name: VolumeName,
-        is_meant: bool,
+    /// Something to be done with a thin volume.
+    Volume {
+        order: VolumeOrder,
     },
     /// Answered by [`ControlReply::Volumes`]: all, or those of a tenant.
     Volumes {
         tenant: Option<Tenant>,
+    },
+    /// Answered by [`ControlReply::Snapshots`]: all, or those of a volume.
+    Snapshots {
+        of: Option<VolumeName>,
     },
     /// Changes what all volumes of a tenant may use and store together; it need not have any yet.
     TenantSet {
@@ -134,6 +117,9 @@ pub enum ControlReply {
     },
     Volumes {
         volumes: Vec<VolumeStatus>,
+    },
+    Snapshots {
+        snapshots: Vec<SnapshotRow>,
     },
     Tenants {
         tenants: Vec<TenantStatus>,

@@ -12,7 +12,9 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
 use levada_spec::{ExportWay, Loaded};
-use levada_volume::{NameError, OrderError, Tenant, Volume, VolumeName, VolumeRow};
+use levada_volume::{
+    NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow,
+};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -83,10 +85,22 @@ impl Exports for TenantExports {
 
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
         Box::pin(async move {
-            let name = VolumeName::new(self.tenant.clone(), name).ok()?;
-            match self.volumes.volume(&name).await {
+            let (of, snapshot) = match name.split_once('@') {
+                Some((of, snapshot)) => (of, Some(snapshot)),
+                None => (name, None),
+            };
+            let of = VolumeName::new(self.tenant.clone(), of).ok()?;
+            let opened = match snapshot {
+                Some(snapshot) => {
+                    self.volumes.snapshot(&SnapshotName::new(of, snapshot).ok()?).await
+                }
+                None => self.volumes.volume(&of).await,
+            };
+            match opened {
                 Ok(volume) => Some(volume),
-                Err(VolumeRefusal::Order(OrderError::Missing { .. })) => None,
+                Err(VolumeRefusal::Order(
+                    OrderError::Missing { .. } | OrderError::NoSnapshot { .. },
+                )) => None,
                 Err(error) => {
                     tracing::warn!(%name, %error, "a volume cannot be opened");
                     None

@@ -188,21 +188,8 @@ impl Operator {
                 let set = quota::set_project(&self.cluster, &path, project, recursive);
                 set.await.map_err(Refusal::Quota)
             }
-            ControlRequest::VolumeCreate { name, size_bytes, is_meant } => {
-                let created = self.volumes.create(&name, size_bytes, is_meant);
-                created.await.map_err(Refusal::Volume)
-            }
-            ControlRequest::VolumeResize { name, size, is_meant } => {
-                self.volumes.resize(&name, size, is_meant).await.map_err(Refusal::Volume)
-            }
-            ControlRequest::VolumeSet { name, change } => {
-                self.volumes.set(&name, change).await.map_err(Refusal::Volume)
-            }
-            ControlRequest::VolumeRename { from, to } => {
-                self.volumes.rename(&from, &to).await.map_err(Refusal::Volume)
-            }
-            ControlRequest::VolumeDelete { name, is_meant } => {
-                self.volumes.delete(&name, is_meant).await.map_err(Refusal::Volume)
+            ControlRequest::Volume { order } => {
+                self.volumes.carry_out(order).await.map_err(Refusal::Volume)
             }
             ControlRequest::TenantSet { tenant, change, capacity_bytes } => {
                 let set = self.volumes.set_tenant(&tenant, change, capacity_bytes);
@@ -217,6 +204,10 @@ impl Operator {
             },
             ControlRequest::Volumes { tenant } => match self.volumes.list(tenant.as_ref()).await {
                 Ok(volumes) => return ControlReply::Volumes { volumes },
+                Err(refusal) => Err(Refusal::Volume(refusal)),
+            },
+            ControlRequest::Snapshots { of } => match self.volumes.snapshots(of.as_ref()).await {
+                Ok(snapshots) => return ControlReply::Snapshots { snapshots },
                 Err(refusal) => Err(Refusal::Volume(refusal)),
             },
             ControlRequest::FsckStop if self.checks.stop() => Ok(()),

@@ -10,15 +10,15 @@ use crate::control::TenantStatus;
 use crate::quota::{self, QuotaChange, QuotaError, SoftHard, Who, WhoKind};
 use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
-use levada_base::reactor;
-use levada_base::sync::Semaphore;
+use levada_base::reactor::{self, JoinHandle};
+use levada_base::sync::{Notify, Semaphore};
 use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
 use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
 use levada_volume::{
-    Anyway, Catalogue, NewSize, OrderError, Tenant, TenantRow, Volume, VolumeName, VolumeRow,
-    VolumeStatus,
+    Anyway, Catalogue, NewSize, OrderError, SnapshotName, SnapshotRow, Tenant, TenantRow, Volume,
+    VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
 };
 use levada_wire::same_host::HostTransport;
 use std::cell::OnceCell;
@@ -31,6 +31,8 @@ use std::time::Duration;
 const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 /// How long an order waits for the file system to serve.
 const READY_WITHIN: Duration = Duration::from_secs(20);
+/// Before what failed is tried again.
+const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -63,13 +65,33 @@ fn tenant_of(number: u32) -> Who {
     Who { kind: WhoKind::Tenant, id: Some(number) }
 }
 
+/// Frees the room of deleted snapshots, now and whenever `may_settle` says that there may be more.
+async fn settle(catalogue: Rc<Catalogue>, may_settle: Rc<Notify>) {
+    loop {
+        let told = may_settle.changed();
+        match catalogue.settle().await {
+            Ok(true) => tracing::info!("what deleted snapshots held is free"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "what deleted snapshots held is not free yet");
+                reactor::sleep(SETTLE_AGAIN_AFTER).await;
+                continue;
+            }
+        }
+        told.await;
+    }
+}
+
 /// The volumes of a cluster. Lives on the node's reactor.
 pub struct Volumes {
     cluster: Rc<Cluster>,
     address: String,
     /// Where the client is noted, so that the next life need not wait for it.
     state: Option<StateDir>,
-    catalogue: OnceCell<Catalogue>,
+    catalogue: OnceCell<Rc<Catalogue>>,
+    /// The task that frees the room of deleted snapshots, and what it waits for.
+    settling: OnceCell<JoinHandle<()>>,
+    may_settle: Rc<Notify>,
     /// Whoever is first connects.
     connecting: Rc<Semaphore>,
     /// Orders that look first and act then: no two tenants get one number, and no growth cuts what another has grown.
@@ -85,6 +107,8 @@ impl Volumes {
             address: address.to_owned(),
             state,
             catalogue: OnceCell::new(),
+            settling: OnceCell::new(),
+            may_settle: Rc::default(),
             connecting: Semaphore::new(1),
             turn: Semaphore::new(1),
         })
@@ -116,15 +140,18 @@ impl Volumes {
         })
     }
 
-    async fn catalogue(&self) -> Result<&Catalogue, VolumeRefusal> {
+    async fn catalogue(&self) -> Result<&Rc<Catalogue>, VolumeRefusal> {
         if let Some(catalogue) = self.catalogue.get() {
             return Ok(catalogue);
         }
         let connected = reactor::timeout(READY_WITHIN, async {
             let _turn = self.connecting.acquire(1).await;
             if self.catalogue.get().is_none() {
-                let _first =
-                    self.catalogue.set(Catalogue::new(self.connect().await?, Governor::new(TERMS)));
+                let catalogue = Catalogue::new(self.connect().await?, Governor::new(TERMS));
+                let catalogue = Rc::new(catalogue);
+                let settling = settle(Rc::clone(&catalogue), Rc::clone(&self.may_settle));
+                let _first = self.catalogue.set(catalogue);
+                let _first = self.settling.set(reactor::spawn(settling));
             }
             Ok::<(), VolumeRefusal>(())
         });
@@ -151,6 +178,40 @@ impl Volumes {
         Ok(Rc::new(self.catalogue().await?.volume(name).await?))
     }
 
+    /// A snapshot, for an export.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeRefusal`].
+    pub async fn snapshot(&self, name: &SnapshotName) -> Result<Rc<dyn Volume>, VolumeRefusal> {
+        Ok(Rc::new(self.catalogue().await?.snapshot_volume(name).await?))
+    }
+
+    /// The snapshots of all volumes, or of one.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeRefusal`].
+    pub async fn snapshots(
+        &self,
+        of: Option<&VolumeName>,
+    ) -> Result<Vec<SnapshotRow>, VolumeRefusal> {
+        let catalogue = self.catalogue().await?;
+        if let Some(of) = of {
+            return Ok(catalogue.snapshots(of).await?);
+        }
+        let mut rows = Vec::new();
+        for volume in catalogue.list(None).await? {
+            match catalogue.snapshots(&volume.name).await {
+                Ok(snapshots) => rows.extend(snapshots),
+                // It was deleted meanwhile.
+                Err(OrderError::Missing { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(rows)
+    }
+
     /// What a tenant has, by name.
     ///
     /// # Errors
@@ -171,7 +232,18 @@ impl Volumes {
         for VolumeRow { name, size_bytes, users } in catalogue.list(tenant).await? {
             // It may have been deleted meanwhile.
             let limits = catalogue.limits(&name).await.unwrap_or_default();
-            volumes.push(VolumeStatus { name, kind: "thin".into(), size_bytes, users, limits });
+            let snapshots = catalogue.snapshots(&name).await.unwrap_or_default().len();
+            let layers = catalogue.layers(&name).await.unwrap_or_default();
+            let kind = "thin".to_owned();
+            volumes.push(VolumeStatus {
+                name,
+                kind,
+                size_bytes,
+                users,
+                limits,
+                snapshots,
+                layers,
+            });
         }
         Ok(volumes)
     }
@@ -222,14 +294,6 @@ impl Volumes {
         Ok(quota::number_tenant(&self.cluster, &path, number).await?)
     }
 
-    pub(crate) async fn set(
-        &self,
-        name: &VolumeName,
-        change: LimitsChange,
-    ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.set_limits(name, change).await?)
-    }
-
     /// Changes what all volumes of a tenant may use and store together. A capacity of 0 is none.
     pub(crate) async fn set_tenant(
         &self,
@@ -267,19 +331,40 @@ impl Volumes {
         Ok(())
     }
 
-    pub(crate) async fn create(
-        &self,
-        name: &VolumeName,
-        size_bytes: u64,
-        is_meant: bool,
-    ) -> Result<(), VolumeRefusal> {
+    /// Carries out what is asked for a volume.
+    pub(crate) async fn carry_out(&self, order: VolumeOrder) -> Result<(), VolumeRefusal> {
         let catalogue = self.catalogue().await?;
-        catalogue.check_new(size_bytes, Anyway { is_meant }).await?;
-        self.number(&name.tenant).await?;
-        Ok(self.catalogue().await?.create(name, size_bytes, Anyway { is_meant }).await?)
+        match order {
+            VolumeOrder::Create { name, size_bytes, is_meant } => {
+                let anyway = Anyway { is_meant };
+                catalogue.check_new(size_bytes, anyway).await?;
+                self.number(&name.tenant).await?;
+                catalogue.create(&name, size_bytes, anyway).await?;
+            }
+            VolumeOrder::Resize { name, size, is_meant } => {
+                self.resize(&name, size, is_meant).await?;
+            }
+            VolumeOrder::Set { name, change } => catalogue.set_limits(&name, change).await?,
+            VolumeOrder::Rename { from, to } => catalogue.rename(&from, &to).await?,
+            VolumeOrder::Delete { name, is_meant } => {
+                catalogue.delete(&name, Anyway { is_meant }).await?;
+                self.may_settle.notify_all();
+            }
+            VolumeOrder::Snapshot { name } => catalogue.snapshot(&name).await?,
+            VolumeOrder::Clone { from, to } => catalogue.clone_of(&from, &to).await?,
+            VolumeOrder::RollBack { to, is_meant } => {
+                catalogue.roll_back(&to, Anyway { is_meant }).await?;
+                self.may_settle.notify_all();
+            }
+            VolumeOrder::DeleteSnapshot { name } => {
+                catalogue.delete_snapshot(&name).await?;
+                self.may_settle.notify_all();
+            }
+        }
+        Ok(())
     }
 
-    pub(crate) async fn resize(
+    async fn resize(
         &self,
         name: &VolumeName,
         size: NewSize,
@@ -301,25 +386,12 @@ impl Volumes {
         Ok(catalogue.resize(name, bytes, Anyway { is_meant }).await?)
     }
 
-    pub(crate) async fn rename(
-        &self,
-        from: &VolumeName,
-        to: &VolumeName,
-    ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.rename(from, to).await?)
-    }
-
-    pub(crate) async fn delete(
-        &self,
-        name: &VolumeName,
-        is_meant: bool,
-    ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.delete(name, Anyway { is_meant }).await?)
-    }
-
     /// Makes everything durable. Exports have ended.
     pub(crate) async fn close(&self) {
         let Some(catalogue) = self.catalogue.get() else { return };
+        if let Some(settling) = self.settling.get() {
+            settling.abort();
+        }
         match reactor::timeout(LEAVE_WITHIN, catalogue.close()).await {
             Ok(Ok(())) => {
                 let forgotten = self.state.as_ref().map(|state| state.set_volumes_client(None));

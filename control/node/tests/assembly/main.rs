@@ -6,6 +6,7 @@ mod fsck;
 mod identity;
 mod levels;
 mod shelf;
+mod snapshots;
 mod spares;
 mod starts;
 mod volumes;

@@ -2,11 +2,11 @@
 
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::{Ino, Uuid};
-use levada_base::reactor::{self, Group};
+use levada_base::reactor::{self, Group, random_u64};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig};
-use levada_device::{Device, FaultDevice, Faults, RamDevice};
+use levada_device::{Device, FaultDevice, Faults, RamDevice, VolatileDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
@@ -20,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 pub const ADDRESS: &str = "node";
 
@@ -38,6 +39,30 @@ pub struct Shelf {
     pub empty: RefCell<Vec<String>>,
     /// What befalls drives, by name.
     pub faults: RefCell<BTreeMap<String, Faults>>,
+    /// Where drives lose what was not flushed when the power goes: those that were opened.
+    pub volatile: Option<RefCell<Vec<Rc<VolatileDevice>>>>,
+}
+
+impl Shelf {
+    /// Of drives that lose what was not flushed when the power goes.
+    pub fn volatile() -> Self {
+        Self { volatile: Some(RefCell::default()), ..Self::default() }
+    }
+
+    /// Cuts the power of all drives.
+    pub async fn cut_power(&self, seed: u64) {
+        let drives = self.volatile.iter().flat_map(RefCell::take);
+        for drive in drives {
+            drive.power_cut(seed).await.expect("the power goes");
+        }
+    }
+
+    fn cached(&self, drive: Rc<dyn Device>) -> Rc<dyn Device> {
+        let Some(volatile) = &self.volatile else { return drive };
+        let drive = Rc::new(VolatileDevice::new(drive));
+        volatile.borrow_mut().push(Rc::clone(&drive));
+        drive
+    }
 }
 
 impl DriveSource for Shelf {
@@ -69,6 +94,7 @@ impl DriveSource for Shelf {
             Some(faults) => Rc::new(FaultDevice::new(found, faults.clone())) as Rc<dyn Device>,
             None => found,
         });
+        let found = found.map(|found| self.cached(found));
         Box::pin(async move { found.ok_or(none) })
     }
 
@@ -80,7 +106,8 @@ impl DriveSource for Shelf {
         let made = Rc::new(RamDevice::new(&drive.name, bytes));
         self.empty.borrow_mut().retain(|empty| *empty != drive.name);
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
-        Box::pin(async move { Ok(made as Rc<dyn Device>) })
+        let made = self.cached(made);
+        Box::pin(async move { Ok(made) })
     }
 
     fn in_place(&self, drive: &DriveSpec) -> bool {
@@ -121,6 +148,28 @@ pub async fn served_as<F: Future<Output = ()>>(
     shelf: &Shelf,
     work: impl FnOnce(Client) -> F,
 ) {
+    let (cluster, services, client) = begin(file, shelf).await;
+    work(client.clone()).await;
+    client.shutdown().await.expect("all durable");
+    services.kill();
+    cluster.stop().await;
+}
+
+/// As [`served`], until `work` is done or so much time has passed: then the power of all drives goes. It must be the last thing
+/// that a reactor does.
+pub async fn served_until_cut<F: Future<Output = ()>>(
+    shelf: &Shelf,
+    after: Duration,
+    seed: u64,
+    work: impl FnOnce(Client) -> F,
+) {
+    let (_cluster, services, client) = begin(cluster_file(), shelf).await;
+    let _ended = reactor::timeout(after, work(client)).await;
+    services.kill();
+    shelf.cut_power(seed).await;
+}
+
+async fn begin(file: ClusterFile, shelf: &Shelf) -> (Cluster, Group, Client) {
     let cluster = start(file, shelf).await.expect("starts");
     let services = Group::new();
     let net = Network::new(LinkConfig::default());
@@ -128,12 +177,11 @@ pub async fn served_as<F: Future<Output = ()>>(
     let router = Rc::clone(&cluster.router) as Rc<_>;
     reactor::spawn_in(&services, accept_all(Rc::new(listener), router, ServiceConfig::default()));
     let target = cluster.metadata_target().expect("a metadata target");
-    let config = ClientConfig::new(net.transport("client"), ADDRESS, target, [7; 16]);
+    // A name of its own in each life, as the node's client has.
+    let name = u128::from(random_u64()) << 64 | u128::from(random_u64());
+    let config = ClientConfig::new(net.transport("client"), ADDRESS, target, name.to_le_bytes());
     let client = Client::connect(config).await.expect("connects");
-    work(client.clone()).await;
-    client.shutdown().await.expect("all durable");
-    services.kill();
-    cluster.stop().await;
+    (cluster, services, client)
 }
 
 pub fn pattern(bytes: usize) -> IoVec {

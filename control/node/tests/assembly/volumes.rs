@@ -15,14 +15,14 @@ use levada_wire::meta::{Caller, SetXattr};
 use std::rc::Rc;
 use std::time::Duration;
 
-const MEANT: Anyway = Anyway { is_meant: true };
-const CAREFUL: Anyway = Anyway { is_meant: false };
+pub const MEANT: Anyway = Anyway { is_meant: true };
+pub const CAREFUL: Anyway = Anyway { is_meant: false };
 
-fn name(text: &str) -> VolumeName {
+pub fn name(text: &str) -> VolumeName {
     text.parse().expect("a name")
 }
 
-fn catalogue_of(client: Client) -> Catalogue {
+pub fn catalogue_of(client: Client) -> Catalogue {
     let terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
     Catalogue::new(client, Governor::new(terms))
 }
@@ -32,12 +32,12 @@ async fn sizes(catalogue: &Catalogue) -> Vec<(String, u64)> {
     rows.into_iter().map(|row| (row.name.to_string(), row.size_bytes)).collect()
 }
 
-async fn write(volume: &dyn Volume, at: u64, text: &[u8]) -> Result<(), VolumeError> {
+pub async fn write(volume: &dyn Volume, at: u64, text: &[u8]) -> Result<(), VolumeError> {
     volume.write(at, Buf::copy_of(text).into_vec(), Durability::Volatile).await
 }
 
 /// Runs `work` with the catalogue of a served cluster, and closes it.
-async fn with_catalogue<F: Future<Output = ()>>(
+pub async fn with_catalogue<F: Future<Output = ()>>(
     shelf: &Shelf,
     work: impl FnOnce(Rc<Catalogue>) -> F,
 ) {
