@@ -171,6 +171,8 @@ pub enum OrderError {
     NoSnapshot { name: SnapshotName },
     #[error("there is a snapshot {name} already")]
     SnapshotExists { name: SnapshotName },
+    #[error("snapshot {name} has {users} users: end that first")]
+    SnapshotInUse { name: SnapshotName, users: usize },
     #[error("volume {name} has {snapshots} snapshots: delete those first")]
     HasSnapshots { name: VolumeName, snapshots: usize },
     #[error(

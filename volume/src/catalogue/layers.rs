@@ -20,6 +20,7 @@ use crate::order::OrderError;
 use crate::thin::{Below, FileLayer, hidden_bytes};
 use futures_util::future::LocalBoxFuture;
 use levada_base::ids::Ino;
+use levada_base::reactor;
 use levada_client::{Client, Error, File};
 use levada_wire::attr::Kind;
 use levada_wire::meta::{AttrChange, MetaFault, SetXattr};
@@ -27,11 +28,14 @@ use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The attribute that says on what a file lies, as JSON.
 const NOTE: &[u8] = b"trusted.levada.layer";
 const HIDDEN: &str = ".hidden";
 const NEW: &str = ".new";
+/// Between looks whether a layer that is gone is still read.
+const UNUSED_AFTER: Duration = Duration::from_millis(10);
 
 /// What a file of a volume says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +95,11 @@ fn named(ino: Ino, what: &str) -> String {
 }
 
 impl Survey {
+    /// What lies on a file.
+    pub(super) fn lie_on(&self, ino: Ino) -> Vec<Ino> {
+        self.on(ino).collect()
+    }
+
     fn on(&self, ino: Ino) -> impl Iterator<Item = Ino> {
         let notes = self.tops.iter().chain(&self.frozen);
         let lies_on_it = move |note: &Note| note.below.is_some_and(|below| below.ino == ino.0);
@@ -108,7 +117,7 @@ impl Survey {
         spares.collect()
     }
 
-    /// The name of a tenant's volume whose topmost file this is.
+    /// Somebody wants it as a snapshot, or lies on it.
     fn has_use(&self, ino: Ino) -> bool {
         self.snapshots.contains(&ino) || self.on(ino).next().is_some()
     }
@@ -144,9 +153,9 @@ impl Layers {
         &self,
         ino: Ino,
         bytes: u64,
-        whose: &VolumeName,
+        whose: String,
     ) -> Result<(), OrderError> {
-        let note = self.note(ino, || format!("volume {whose}")).await?;
+        let note = self.note(ino, || whose).await?;
         match note.below {
             Some(below) if below.bytes > bytes => {
                 let below = Some(Lower { bytes, ..below });
@@ -272,6 +281,50 @@ impl Layers {
         }
     }
 
+    /// Lets [`Self::name`] give a file that is frozen the name of a volume.
+    pub(super) async fn name_again(
+        &self,
+        directories: &Directories,
+        tenant: Ino,
+        ino: Ino,
+    ) -> Result<(), Error> {
+        let layers = directories.made_below(tenant, LAYERS).await?;
+        self.client.link(ROOT, ino, layers, named(ino, NEW).as_bytes()).await.map(drop)
+    }
+
+    /// Gives the name of the snapshot that one file is, if it is one, to another.
+    pub(super) async fn take_snapshot_name(
+        &self,
+        directories: &Directories,
+        tenant: Ino,
+        from: Ino,
+        to: Ino,
+    ) -> Result<(), Error> {
+        let Some(all) = directories.below(tenant, SNAPSHOTS).await? else { return Ok(()) };
+        for volume in directories.entries(all).await? {
+            for entry in directories.entries(volume.ino).await? {
+                if entry.ino == from {
+                    self.name_again(directories, tenant, to).await?;
+                    let layers = directories.made_below(tenant, LAYERS).await?;
+                    let new = named(to, NEW);
+                    let place = (volume.ino, entry.name.as_bytes());
+                    self.client.rename(ROOT, (layers, new.as_bytes()), place, 0).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A file is the topmost one of a volume again.
+    pub(super) fn thawed(&self, ino: Ino) {
+        self.frozen.borrow_mut().remove(&ino);
+    }
+
+    /// Those that are open.
+    pub(super) fn known(&self) -> Vec<Rc<FileLayer>> {
+        self.frozen.borrow().values().cloned().collect()
+    }
+
     /// Keeps a file whose volume's name another will have.
     pub(super) async fn keep_frozen(
         &self,
@@ -392,7 +445,7 @@ impl Layers {
                     has_gone = true;
                     let layer = self.frozen.borrow_mut().remove(&entry.ino);
                     if let Some(layer) = layer {
-                        close(&layer).await;
+                        close_unused(layer);
                     }
                 }
             }
@@ -418,6 +471,16 @@ impl Survey {
         let is_it = |(at, note): (&Ino, &Note)| named(*at, "") == ino && note.below.is_some();
         self.tops.iter().chain(&self.frozen).any(is_it)
     }
+}
+
+/// Closes the files of a layer once no request is under way that reads them.
+pub(super) fn close_unused(layer: Rc<FileLayer>) {
+    reactor::spawn(async move {
+        while Rc::strong_count(&layer) > 1 {
+            reactor::sleep(UNUSED_AFTER).await;
+        }
+        close(&layer).await;
+    });
 }
 
 /// Closes the files of a layer, not those below it.

@@ -33,7 +33,7 @@ use layers::{Layers, close};
 use limits::KeptLimits;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 const FILE_MODE: u32 = 0o600;
@@ -48,6 +48,12 @@ pub struct Catalogue {
     layers: Layers,
     limits: KeptLimits,
     open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
+    /// Snapshots that are shown, by the number of their volume's and their names.
+    shown: RefCell<BTreeMap<(u64, String), Weak<ThinVolume>>>,
+    /// The volume that is merged with a deleted snapshot, so that this is not taken for a user.
+    merging: RefCell<Weak<ThinVolume>>,
+    /// Deleted snapshots are merged one after the other.
+    settling: Rc<Semaphore>,
     /// Orders are carried out one after the other.
     turn: Rc<Semaphore>,
 }
@@ -66,6 +72,9 @@ impl Catalogue {
             limits: KeptLimits::new(client.clone(), governor),
             client,
             open: RefCell::default(),
+            shown: RefCell::default(),
+            merging: RefCell::default(),
+            settling: Semaphore::new(1),
             turn: Semaphore::new(1),
         }
     }
@@ -230,7 +239,8 @@ impl Catalogue {
                 });
             }
             // Before the cut: should it grow again, nothing comes back.
-            self.layers.cut(top.file().ino(), size_bytes, name).await?;
+            let whose = format!("volume {name}");
+            self.layers.cut(top.file().ino(), size_bytes, whose).await?;
             top.cut(size_bytes, old_bytes);
         }
         let change = AttrChange { size: Some(size_bytes), ..AttrChange::default() };
@@ -355,7 +365,10 @@ impl Catalogue {
 
     /// Those who hold it besides the catalogue.
     fn users(&self, name: &VolumeName) -> usize {
-        self.open.borrow().get(name).map_or(0, |open| Rc::strong_count(open) - 1)
+        let open = self.open.borrow();
+        let Some(open) = open.get(name) else { return 0 };
+        let is_merging = self.merging.borrow().ptr_eq(&Rc::downgrade(open));
+        Rc::strong_count(open) - 1 - usize::from(is_merging)
     }
 
     /// Makes everything durable and takes leave of the file system. Nobody may use a volume any more.

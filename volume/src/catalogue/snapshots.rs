@@ -5,19 +5,28 @@
 //! - A snapshot gets its name once the volume goes on in another file.
 
 use super::directories::ROOT;
-use super::layers::{Lower, Note, Spare, close};
+use super::layers::{Lower, Note, Spare, close, close_unused};
 use super::{Catalogue, RENAME_NOREPLACE};
 use crate::gate::Gate;
 use crate::name::{SnapshotName, Tenant, VolumeName};
 use crate::order::{Anyway, OrderError, SnapshotRow, check_rename};
-use crate::thin::{FileLayer, ThinVolume};
+use crate::qos::Governed;
+use crate::thin::{Below, FileLayer, ThinVolume};
 use levada_base::ids::Ino;
+use levada_base::sync::Permit;
+use levada_base::units::MIB;
 use levada_client::Error;
-use levada_wire::meta::MetaFault;
-use std::rc::Rc;
+use levada_wire::meta::{AttrChange, MetaFault};
+use std::ops::Range;
+use std::rc::{Rc, Weak};
 
 /// Layers below that of a volume at most: what lies in the lowest is looked for in all of them.
 const LAYERS_MAX: usize = 128;
+
+/// How often what was written meanwhile is copied before requests wait for the rest of it.
+const SINKS_MAX: usize = 8;
+/// Less than this may be left for when they wait.
+const SUNK_AT_LAST: u64 = 4 * MIB;
 
 /// A snapshot that there is.
 struct Found {
@@ -140,14 +149,20 @@ impl Catalogue {
     pub async fn snapshot_volume(
         &self,
         name: &SnapshotName,
-    ) -> Result<crate::qos::Governed<Rc<ThinVolume>>, OrderError> {
+    ) -> Result<Governed<Rc<ThinVolume>>, OrderError> {
         let _turn = self.turn.acquire(1).await;
         let found = self.found(name).await?;
         let layer = self.frozen_layer(&found, &name.volume).await?;
         let place = self.directories.find(&name.volume).await?;
         let share = self.limits.share(&name.volume, place).await?;
-        let volume = ThinVolume::frozen(layer, found.size_bytes, super::IO_BYTES_BEST);
-        Ok(crate::qos::Governed::new(Rc::new(volume), share))
+        let volume = Rc::new(ThinVolume::frozen(layer, found.size_bytes, super::IO_BYTES_BEST));
+        let mut shown = self.shown.borrow_mut();
+        shown.retain(|_, shown| shown.strong_count() > 0);
+        let key = (found.volume, name.name().to_owned());
+        let shared = shown.get(&key).and_then(Weak::upgrade);
+        let volume = shared.unwrap_or(volume);
+        shown.insert(key, Rc::downgrade(&volume));
+        Ok(Governed::new(volume, share))
     }
 
     async fn frozen_layer(
@@ -211,7 +226,7 @@ impl Catalogue {
         volume.set_top(made.layer);
         volume.gate().set_size_bytes(bytes);
         self.client.sync_meta().await?;
-        close(&old).await;
+        close_unused(old);
         self.layers.tidy(&self.directories, found.tenant).await?;
         Ok(self.client.sync_meta().await?)
     }
@@ -224,6 +239,11 @@ impl Catalogue {
     pub async fn delete_snapshot(&self, name: &SnapshotName) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
         let found = self.found(name).await?;
+        let key = (found.volume, name.name().to_owned());
+        let users = self.shown.borrow().get(&key).map_or(0, Weak::strong_count);
+        if users > 0 {
+            return Err(OrderError::SnapshotInUse { name: name.clone(), users });
+        }
         self.client.unlink(ROOT, found.directory, name.name().as_bytes()).await?;
         self.client.sync_meta().await?;
         self.layers.forget_snapshots(&self.directories, found.tenant, found.volume).await?;
@@ -238,6 +258,7 @@ impl Catalogue {
     ///
     /// [`OrderError`]; then it can be tried again.
     pub async fn settle(&self) -> Result<bool, OrderError> {
+        let _alone = self.settling.acquire(1).await;
         let mut has_settled = false;
         for tenant in self.directories.tenants().await? {
             while let Some(spare) = self.spare(&tenant).await? {
@@ -261,60 +282,249 @@ impl Catalogue {
         tenant: &Tenant,
         ino: Ino,
     ) -> Result<Option<Rc<ThinVolume>>, OrderError> {
-        for (name, _) in self.directories.volumes_of(tenant).await? {
-            if self.directories.find(&name).await?.1 == ino {
-                return Ok(Some(self.opened(&name).await?));
-            }
+        match self.name_of(tenant, ino).await? {
+            Some(name) => Ok(Some(self.opened(&name).await?)),
+            None => Ok(None),
         }
-        Ok(None)
     }
 
     async fn spared(&self, tenant: &Tenant, spare: Spare) -> Result<(), OrderError> {
-        let opened = async {
-            let _turn = self.turn.acquire(1).await;
-            let Some(directory) = self.directories.of(tenant).await? else { return Ok(None) };
-            let whose = VolumeName::new(tenant.clone(), "of-a-layer").expect("a name");
-            let volume = match spare.is_below_top {
-                true => self.volume_on_top(tenant, spare.on_it).await?,
-                false => None,
-            };
-            let layer = match &volume {
-                Some(volume) => volume.top(),
-                None => {
-                    self.layers.frozen(&self.directories, directory, spare.on_it, &whose).await?
-                }
-            };
-            Ok::<_, OrderError>(Some((directory, layer, volume)))
+        let Some(merging) = self.merging(tenant, spare).await? else { return Ok(()) };
+        let merged = async {
+            let (up, down) = merging.upper.weigh(merging.size_bytes()).await?;
+            tracing::debug!(up, down, "a deleted snapshot is merged with what lies on it");
+            if up <= down {
+                self.rise(&merging).await
+            } else if merging.volume.is_some() {
+                self.sink_top(tenant, &merging).await
+            } else {
+                self.sink_frozen(&merging).await
+            }
         };
-        let Some((directory, layer, volume)) = opened.await? else { return Ok(()) };
-        match &volume {
-            Some(volume) => volume.rise(&layer).await?,
-            // Nobody changes it, nor its size.
-            None => layer.rise(&Gate::new(u64::MAX)).await?,
-        }
+        let merged = merged.await;
+        *self.merging.borrow_mut() = Weak::new();
+        merged
+    }
 
+    async fn merging(
+        &self,
+        tenant: &Tenant,
+        spare: Spare,
+    ) -> Result<Option<Merging>, OrderError> {
         let _turn = self.turn.acquire(1).await;
-        // Something may have come to lie on the one or the other, or have gone.
-        let survey = self.layers.survey(&self.directories, directory).await?;
-        let is_still = survey.spares().iter().any(|now| now.ino == spare.ino && now.on_it == spare.on_it);
-        if !is_still || layer.file().ino() != spare.on_it {
+        let Some(directory) = self.directories.of(tenant).await? else { return Ok(None) };
+        let volume = match spare.is_below_top {
+            true => self.volume_on_top(tenant, spare.on_it).await?,
+            false => None,
+        };
+        let upper = match &volume {
+            Some(volume) => {
+                *self.merging.borrow_mut() = Rc::downgrade(volume);
+                volume.top()
+            }
+            None => {
+                let whose = VolumeName::new(tenant.clone(), "of-a-layer").expect("a name");
+                self.layers.frozen(&self.directories, directory, spare.on_it, &whose).await?
+            }
+        };
+        let attr = self.client.attr(spare.on_it).await?;
+        let lower = self.client.attr(spare.ino).await?;
+        let (frozen_bytes, lower_bytes) = (attr.size, lower.size);
+        Ok(Some(Merging { directory, spare, upper, volume, frozen_bytes, lower_bytes }))
+    }
+
+    /// That the two of them still lie on each other, and nothing else on the lower one.
+    async fn is_still(&self, merging: &Merging) -> Result<bool, OrderError> {
+        let survey = self.layers.survey(&self.directories, merging.directory).await?;
+        let spare = survey.spares().into_iter().find(|spare| spare.ino == merging.spare.ino);
+        let is_upper = spare.is_some_and(|spare| spare.on_it == merging.spare.on_it);
+        Ok(is_upper && merging.upper.file().ino() == merging.spare.on_it)
+    }
+
+    /// The upper one takes over what is seen of the lower one.
+    async fn rise(&self, merging: &Merging) -> Result<(), OrderError> {
+        let (upper, spare) = (&merging.upper, merging.spare);
+        match &merging.volume {
+            Some(volume) => upper.rise(volume.gate()).await?,
+            // Nobody changes it, nor its size.
+            None => upper.rise(&Gate::new(u64::MAX)).await?,
+        }
+        let _turn = self.turn.acquire(1).await;
+        if !self.is_still(merging).await? {
             return Ok(());
         }
-        let _quiet = match &volume {
-            Some(volume) => Some(volume.gate().closed().await),
-            None => None,
-        };
-        layer.sync().await?;
+        let _quiet = merging.quiet().await;
+        upper.sync().await?;
         let note = self.layers.note(spare.on_it, || format!("layer {:x}", spare.on_it.0)).await?;
-        let without = layer.without();
+        let without = upper.without();
         let below = without.as_ref().map(|below| Lower {
             ino: below.layer.file().ino().0,
             bytes: below.bytes,
         });
         self.layers.keep(spare.on_it, Note { below, ..note }).await?;
         self.client.sync_meta().await?;
-        layer.set_below(without);
-        self.layers.tidy(&self.directories, directory).await?;
+        upper.set_below(without);
+        self.layers.tidy(&self.directories, merging.directory).await?;
         Ok(self.client.sync_meta().await?)
     }
+
+    /// Makes the lower one as long as the upper one, and empty behind what is seen of it.
+    async fn fit(&self, merging: &Merging) -> Result<(), OrderError> {
+        let Some(below) = merging.upper.below() else { return Ok(()) };
+        let (ino, whose) = (merging.spare.ino, format!("layer {:x}", merging.spare.ino.0));
+        self.layers.cut(ino, below.bytes, whose).await?;
+        below.layer.cut(below.bytes, merging.lower_bytes.max(below.bytes));
+        for size in [below.bytes, merging.size_bytes()] {
+            let change = AttrChange { size: Some(size), ..AttrChange::default() };
+            self.client.set_attr(ROOT, ino, change).await?;
+        }
+        Ok(())
+    }
+
+    /// The lower one takes over what the topmost layer of a volume holds, and becomes the topmost one.
+    async fn sink_top(&self, tenant: &Tenant, merging: &Merging) -> Result<(), OrderError> {
+        let Some(volume) = &merging.volume else { return Ok(()) };
+        let (upper, spare, bytes) = (&merging.upper, merging.spare, volume.gate().size_bytes());
+        let Some(below) = upper.below() else { return Ok(()) };
+        self.fit(merging).await?;
+        upper.tell_changed();
+        let _told = TellNoMore(upper);
+        upper.sink(&[0..bytes]).await?;
+        // What was written meanwhile, and while that was copied.
+        for _ in 0..SINKS_MAX {
+            let changed = joined(upper.take_changed());
+            let copied: u64 = changed.iter().map(|part| part.end - part.start).sum();
+            upper.sink(&changed).await?;
+            if copied <= SUNK_AT_LAST {
+                break;
+            }
+        }
+        below.layer.sync().await?;
+
+        let _turn = self.turn.acquire(1).await;
+        let _quiet = volume.gate().closed().await;
+        let is_top = Rc::ptr_eq(&volume.top(), upper);
+        let is_cut = volume.gate().size_bytes() != bytes
+            || upper.below().is_none_or(|now| now.bytes != below.bytes);
+        if !is_top || is_cut || !self.is_still(merging).await? {
+            return Ok(());
+        }
+        let Some(name) = self.name_of(tenant, spare.on_it).await? else { return Ok(()) };
+        upper.sink(&joined(upper.take_changed())).await?;
+        below.layer.sync().await?;
+        let top = self.layers.note(spare.on_it, || format!("volume {name}")).await?;
+        let lower = self.layers.note(spare.ino, || format!("layer {:x}", spare.ino.0)).await?;
+        let note = Note { volume: top.volume, below: lower.below, frozen_ns: None };
+        self.layers.keep(spare.ino, note).await?;
+        self.limits.copy(spare.on_it, spare.ino).await?;
+        let (directories, directory) = (&self.directories, merging.directory);
+        self.layers.name_again(directories, directory, spare.ino).await?;
+        self.layers.name(directories, directory, spare.ino, &name, 0).await?;
+        self.layers.thawed(spare.ino);
+        volume.set_top(below.layer);
+        self.client.sync_meta().await?;
+        close_unused(Rc::clone(upper));
+        self.layers.tidy(directories, directory).await?;
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// The lower one takes over what a frozen one holds, and whatever that is for.
+    async fn sink_frozen(&self, merging: &Merging) -> Result<(), OrderError> {
+        let (upper, spare) = (&merging.upper, merging.spare);
+        let Some(below) = upper.below() else { return Ok(()) };
+        self.fit(merging).await?;
+        upper.sink(&[0..merging.frozen_bytes]).await?;
+        below.layer.sync().await?;
+
+        let _turn = self.turn.acquire(1).await;
+        if !self.is_still(merging).await? {
+            return Ok(());
+        }
+        let note = self.layers.note(spare.on_it, || format!("layer {:x}", spare.on_it.0)).await?;
+        let lower = self.layers.note(spare.ino, || format!("layer {:x}", spare.ino.0)).await?;
+        self.layers.keep(spare.ino, Note { below: lower.below, ..note }).await?;
+        let (directories, directory) = (&self.directories, merging.directory);
+        let survey = self.layers.survey(directories, directory).await?;
+        for on_it in survey.lie_on(spare.on_it) {
+            let note = self.layers.note(on_it, || format!("layer {:x}", on_it.0)).await?;
+            let below = note.below.map(|below| Lower { ino: spare.ino.0, ..below });
+            self.layers.keep(on_it, Note { below, ..note }).await?;
+        }
+        self.layers.take_snapshot_name(directories, directory, spare.on_it, spare.ino).await?;
+        self.client.sync_meta().await?;
+        for layer in self.known_layers() {
+            let on_upper = layer.below().filter(|below| Rc::ptr_eq(&below.layer, upper));
+            if let Some(on_upper) = on_upper {
+                layer.set_below(Some(Below { layer: Rc::clone(&below.layer), ..on_upper }));
+            }
+        }
+        self.layers.tidy(directories, directory).await?;
+        Ok(self.client.sync_meta().await?)
+    }
+
+    /// Every layer that is open.
+    fn known_layers(&self) -> Vec<Rc<FileLayer>> {
+        let tops = self.open.borrow();
+        let tops = tops.values().map(|volume| volume.top());
+        tops.chain(self.layers.known()).collect()
+    }
+
+    async fn name_of(&self, tenant: &Tenant, ino: Ino) -> Result<Option<VolumeName>, OrderError> {
+        for (name, _) in self.directories.volumes_of(tenant).await? {
+            if self.directories.find(&name).await?.1 == ino {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A deleted snapshot and the one layer on it.
+struct Merging {
+    /// Of their tenant.
+    directory: Ino,
+    spare: Spare,
+    upper: Rc<FileLayer>,
+    /// Whose topmost layer the upper one is; else that is frozen.
+    volume: Option<Rc<ThinVolume>>,
+    /// Of the upper one's file, when this began.
+    frozen_bytes: u64,
+    /// Of the lower one's file, when this began.
+    lower_bytes: u64,
+}
+
+impl Merging {
+    fn size_bytes(&self) -> u64 {
+        self.volume.as_ref().map_or(self.frozen_bytes, |volume| volume.gate().size_bytes())
+    }
+
+    /// No request is under way while this is held.
+    async fn quiet(&self) -> Option<Permit> {
+        match &self.volume {
+            Some(volume) => Some(volume.gate().closed().await),
+            None => None,
+        }
+    }
+}
+
+/// Ends what [`FileLayer::tell_changed`] began.
+struct TellNoMore<'a>(&'a FileLayer);
+
+impl Drop for TellNoMore<'_> {
+    fn drop(&mut self) {
+        self.0.tell_no_more();
+    }
+}
+
+/// The same granules, each once.
+fn joined(mut parts: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    parts.sort_by_key(|part| part.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for part in parts {
+        match joined.last_mut() {
+            Some(last) if last.end >= part.start => last.end = last.end.max(part.end),
+            _ => joined.push(part),
+        }
+    }
+    joined
 }

@@ -13,7 +13,6 @@
 use super::cover::{Cover, GRANULE_BYTES, HIDDEN_BYTES, Holds, REGION_BYTES};
 use super::sparse::Sparse;
 use crate::VolumeError;
-use crate::gate::Gate;
 use crate::volume::Extent;
 use futures_util::future::{LocalBoxFuture, try_join, try_join_all};
 use levada_base::buf::bytes_in;
@@ -32,9 +31,6 @@ const BYTES_PER_QUESTION: u64 = 16 * REGION_BYTES;
 const REGIONS_PER_LOOK: u64 = MIB / HIDDEN_BYTES;
 /// Zeroes that are really written go down in pieces of this size.
 const ZEROES_BYTES: u64 = MIB;
-/// Bytes that are brought up at once when a layer is freed of what lies below.
-const RISE_BYTES: u64 = MIB;
-
 /// What lies below a layer.
 pub(crate) struct Below<F> {
     pub layer: Rc<Layer<F>>,
@@ -53,15 +49,17 @@ impl<F> Clone for Below<F> {
 
 /// A layer. Whoever changes it sees to it that it is not frozen, and not cut meanwhile.
 pub(crate) struct Layer<F> {
-    file: F,
-    below: RefCell<Option<Below<F>>>,
-    cover: RefCell<Cover>,
+    pub(super) file: F,
+    pub(super) below: RefCell<Option<Below<F>>>,
+    pub(super) cover: RefCell<Cover>,
     /// Granules that somebody changes.
-    changing: RangeLocks,
+    pub(super) changing: RangeLocks,
     /// Held by who writes down what is hidden, or makes it durable.
     hiding: Rc<Semaphore>,
     /// What is hidden is written down, but not durable.
     is_hidden_volatile: Cell<bool>,
+    /// Granules that were changed since somebody began to ask.
+    pub(super) changed: RefCell<Option<Vec<Range<u64>>>>,
 }
 
 /// Bytes of the file in which the hidden granules are kept of so many bytes that lie below.
@@ -122,6 +120,7 @@ impl<F: Sparse> Layer<F> {
             changing: RangeLocks::default(),
             hiding: Semaphore::new(1),
             is_hidden_volatile: Cell::new(false),
+            changed: RefCell::new(None),
         }
     }
 
@@ -163,7 +162,7 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Learns where `bytes` are. Until a change of them begins that stays true but for what [`Self::cover`] is told.
-    async fn know(&self, below: &Below<F>, bytes: &Range<u64>) -> Result<(), VolumeError> {
+    pub(super) async fn know(&self, below: &Below<F>, bytes: &Range<u64>) -> Result<(), VolumeError> {
         loop {
             let unknown = self.cover.borrow().unknown(bytes);
             let Some(first) = unknown.first().copied() else { break };
@@ -209,7 +208,7 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Where the file has data of `bytes`.
-    async fn data_runs(&self, bytes: Range<u64>) -> Result<Vec<Range<u64>>, VolumeError> {
+    pub(super) async fn data_runs(&self, bytes: Range<u64>) -> Result<Vec<Range<u64>>, VolumeError> {
         let (mut runs, mut at) = (Vec::new(), bytes.start);
         while at < bytes.end {
             let data = self.file.data(at, bytes.end).await?;
@@ -323,12 +322,15 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Notes what a change of the file has made of `granules`.
-    fn settle(
+    pub(super) fn settle(
         &self,
         granules: Range<u64>,
         changed: Result<(), VolumeError>,
         note: impl FnOnce(&mut Cover, &Range<u64>),
     ) -> Result<(), VolumeError> {
+        if let Some(told) = &mut *self.changed.borrow_mut() {
+            told.push(granules.clone());
+        }
         let mut cover = self.cover.borrow_mut();
         match &changed {
             Ok(()) => note(&mut cover, &granules),
@@ -388,7 +390,7 @@ impl<F: Sparse> Layer<F> {
             self.hide(below, &covering).await?;
         }
         if !self.cover.borrow().owns_any(&granules) {
-            return Ok(());
+            return self.settle(granules, Ok(()), |_, _| ());
         }
         if !covering.is_empty() && !planted!("layer-hidden-not-durable") {
             self.sync_hidden(below).await?;
@@ -399,7 +401,7 @@ impl<F: Sparse> Layer<F> {
 
     /// Hides what lies below `granules`. Granules never become visible again: bits are only set, so that an old one in a file
     /// hides nothing but what must be hidden.
-    async fn hide(&self, below: &Below<F>, granules: &Range<u64>) -> Result<(), VolumeError> {
+    pub(super) async fn hide(&self, below: &Below<F>, granules: &Range<u64>) -> Result<(), VolumeError> {
         let _turn = self.hiding.acquire(1).await;
         let (old, new) = {
             let mut cover = self.cover.borrow_mut();
@@ -436,97 +438,6 @@ impl<F: Sparse> Layer<F> {
             }
             _ => self.file.sync().await,
         }
-    }
-
-    /// Brings up what is seen of the layer below, which then is needed no more: [`Self::without`]. Goes on beside requests, and
-    /// where it was interrupted.
-    ///
-    /// `gate`: that of the volume whose topmost layer it is, if it is one.
-    pub async fn rise(&self, gate: &Gate) -> Result<(), VolumeError> {
-        let mut at = 0;
-        loop {
-            // It may be cut meanwhile.
-            let Some(below) = self.below().filter(|below| at < below.bytes) else { break };
-            let end = (at + REGION_BYTES).min(below.bytes);
-            for (bytes, holds) in below.layer.holds(at..end).await? {
-                let (from, to) = (at, at + bytes);
-                at = to;
-                match holds {
-                    Holds::Own => self.bring_up(&below, from..to, gate).await?,
-                    Holds::Zeroes => self.bring_up_zeroes(&below, from..to).await?,
-                    Holds::Below => {}
-                }
-            }
-            at = end;
-        }
-        self.sync().await
-    }
-
-    /// What lies below once [`Self::rise`] is done.
-    pub fn without(&self) -> Option<Below<F>> {
-        let below = self.below()?;
-        let last = below.layer.below()?;
-        Some(Below { layer: last.layer, bytes: last.bytes.min(below.bytes), hidden: below.hidden })
-    }
-
-    /// Where bytes are; what a layer with nothing below it does not have is told as below.
-    async fn holds(&self, bytes: Range<u64>) -> Result<Vec<(u64, Holds)>, VolumeError> {
-        if let Some(below) = self.below() {
-            self.know(&below, &bytes).await?;
-            return Ok(self.cover.borrow().runs(&bytes));
-        }
-        let (mut holds, mut at) = (Vec::new(), bytes.start);
-        for run in self.data_runs(bytes).await? {
-            // The last one may end where no granule does.
-            let run = round_down(run.start, GRANULE_BYTES).max(at)..round_up(run.end, GRANULE_BYTES);
-            holds.push((run.start - at, Holds::Below));
-            holds.push((run.end - run.start, Holds::Own));
-            at = run.end;
-        }
-        Ok(holds)
-    }
-
-    /// The parts of granules that still show what lies below; they are held meanwhile.
-    fn shown(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
-        let (mut shown, mut at) = (Vec::new(), bytes.start);
-        for (bytes, holds) in self.cover.borrow().runs(bytes) {
-            if holds == Holds::Below {
-                shown.push(at..at + bytes);
-            }
-            at += bytes;
-        }
-        shown
-    }
-
-    async fn bring_up(
-        &self,
-        below: &Below<F>,
-        bytes: Range<u64>,
-        gate: &Gate,
-    ) -> Result<(), VolumeError> {
-        let mut at = bytes.start;
-        while at < bytes.end {
-            let piece = at..bytes.end.min(at + RISE_BYTES);
-            at = piece.end;
-            let _in = gate.pass(piece.start, piece.end - piece.start).await?;
-            let _turn = self.changing.lock(piece.start, piece.end).await;
-            self.know(below, &piece).await?;
-            for part in self.shown(&piece) {
-                let read = below.layer.read(part.start, part.end - part.start).await?;
-                let written = self.file.write(part.start, read).await;
-                self.settle(part, written, |cover, granules| cover.own(granules))?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn bring_up_zeroes(&self, below: &Below<F>, bytes: Range<u64>) -> Result<(), VolumeError> {
-        let _turn = self.changing.lock(bytes.start, bytes.end).await;
-        self.know(below, &bytes).await?;
-        for part in self.shown(&bytes) {
-            self.hide(below, &part).await?;
-        }
-        Ok(())
     }
 
     /// What is stored from `at` on, down to the last layer; `at` is before `end`.

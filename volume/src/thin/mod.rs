@@ -4,12 +4,13 @@
 //! It takes room as it is written, and gives it back as it is discarded. Checksums, repair and striping over
 //! targets are those of every file; so are quotas, and what `levada fsck` checks.
 //!
-//! - `layer`: a file, and what is seen through its holes. `cover`: where that is so. `sparse`: what a layer needs of a file.
+//! - `layer`: a file, and what is seen through its holes. `merge`: two of them become one. `cover`: where that is so. `sparse`: what a layer needs of a file.
 //!
 //! What always holds: the topmost file is exactly as long as the volume, so no request moves its end.
 
 mod cover;
 mod layer;
+mod merge;
 mod sparse;
 #[cfg(test)]
 mod tests;
@@ -58,11 +59,6 @@ impl ThinVolume {
     /// Puts another layer in the place of the topmost one. The gate is closed.
     pub(crate) fn set_top(&self, top: Rc<FileLayer>) {
         *self.top.borrow_mut() = top;
-    }
-
-    /// Frees the topmost layer of the one below it, as far as that goes beside requests: what is seen of it is copied.
-    pub(crate) async fn rise(&self, layer: &FileLayer) -> Result<(), VolumeError> {
-        layer.rise(&self.gate).await
     }
 
     pub(crate) fn gate(&self) -> &Gate {

@@ -192,7 +192,9 @@ struct Frozen {
     kept: Kept,
     layer: Rc<MemoryLayer>,
     bytes: Vec<u8>,
-    /// What lay on it has taken over.
+    /// Its snapshot is deleted.
+    is_deleted: bool,
+    /// Another has taken over what it was for.
     is_gone: bool,
 }
 
@@ -300,7 +302,7 @@ impl World {
         let seen = BASE + self.size;
         let bytes = self.model[..self.size as usize].to_vec();
         let (kept, layer) = (self.top.clone(), Rc::clone(&self.layer));
-        self.frozen.push(Frozen { kept, layer, bytes, is_gone: false });
+        self.frozen.push(Frozen { kept, layer, bytes, is_deleted: false, is_gone: false });
         self.top = Kept::new(Some((self.frozen.len() - 1, seen)));
         self.layer = opened(&self.top, &self.frozen);
     }
@@ -308,7 +310,7 @@ impl World {
     /// Goes on from a snapshot, as a clone and a volume that is rolled back do.
     fn go_back(&mut self) {
         let chosen = random_u64() as usize % self.frozen.len();
-        if self.frozen[chosen].is_gone {
+        if self.frozen[chosen].is_deleted {
             return;
         }
         let bytes = self.frozen[chosen].bytes.clone();
@@ -365,7 +367,7 @@ impl World {
                 at += run.bytes;
             }
         }
-        for Frozen { layer, bytes, .. } in self.frozen.iter().filter(|frozen| !frozen.is_gone) {
+        for Frozen { layer, bytes, .. } in self.frozen.iter().filter(|frozen| !frozen.is_deleted) {
             assert!(window(layer, bytes.len() as u64).await == *bytes, "a snapshot changed");
         }
     }
@@ -387,13 +389,22 @@ impl World {
         })
     }
 
-    /// What lies on a deleted snapshot takes over what it sees of it, while the volume is written.
+    /// A deleted snapshot and what lies on it become one, while the volume is written.
     async fn settle_one(&mut self, round: u64) {
         let Some((spare, on)) = self.spare() else { return };
-        let layer = match on {
-            Some(on) => Rc::clone(&self.frozen[on].layer),
-            None => Rc::clone(&self.layer),
-        };
+        self.frozen[spare].is_deleted = true;
+        match random_u64().is_multiple_of(2) {
+            true => self.rise(spare, on, round).await,
+            false => self.sink(spare, on, round).await,
+        }
+    }
+
+    fn layer_of(&self, on: Option<usize>) -> Rc<MemoryLayer> {
+        Rc::clone(on.map_or(&self.layer, |on| &self.frozen[on].layer))
+    }
+
+    async fn rise(&mut self, spare: usize, on: Option<usize>, round: u64) {
+        let layer = self.layer_of(on);
         let rising = reactor::spawn({
             let layer = Rc::clone(&layer);
             async move { layer.rise(&Gate::new(u64::MAX)).await }
@@ -416,6 +427,61 @@ impl World {
         kept.below = without.as_ref().map(|below| (lower.expect("as in memory").0, below.bytes));
         layer.set_below(without);
         self.frozen[spare].is_gone = true;
+    }
+
+    async fn sink(&mut self, spare: usize, on: Option<usize>, round: u64) {
+        let layer = self.layer_of(on);
+        let size = on.map_or(self.size, |on| self.frozen[on].bytes.len() as u64);
+        let below = layer.below().expect("the spare one");
+        // What is behind what is seen must not come up.
+        let lower = &mut self.frozen[spare];
+        below.layer.cut(below.bytes, below.bytes.max(BASE + lower.bytes.len() as u64));
+        lower.kept.file.truncate(below.bytes);
+        if let (Some((_, bytes)), Some(now)) = (&mut lower.kept.below, below.layer.below()) {
+            *bytes = now.bytes;
+        }
+        layer.tell_changed();
+        let sinking = reactor::spawn({
+            let layer = Rc::clone(&layer);
+            async move { layer.sink(&[BASE..BASE + size]).await }
+        });
+        for _ in 0..random_u64() % 4 {
+            self.change(round).await;
+        }
+        let sunk = sinking.await.expect("not killed");
+        let changed = layer.take_changed();
+        layer.tell_no_more();
+        let is_done = sunk.is_ok() && layer.sink(&changed).await.is_ok();
+        if !is_done || random_u64().is_multiple_of(3) {
+            return;
+        }
+        below.layer.sync().await.expect("durable");
+        let Some(on) = on else {
+            self.frozen[spare].is_gone = true;
+            self.top = self.frozen[spare].kept.clone();
+            self.layer = below.layer;
+            // Of what failed the one or the other is durable now.
+            self.settled();
+            return;
+        };
+        for kept in self.frozen.iter_mut().map(|frozen| &mut frozen.kept).chain([&mut self.top]) {
+            if let Some((lower, _)) = &mut kept.below
+                && *lower == on
+            {
+                *lower = spare;
+            }
+        }
+        let others = self.frozen.iter().map(|frozen| &frozen.layer).chain([&self.layer]);
+        for other in others {
+            if let Some(on_it) = other.below().filter(|below| Rc::ptr_eq(&below.layer, &layer)) {
+                other.set_below(Some(Below { layer: Rc::clone(&below.layer), ..on_it }));
+            }
+        }
+        let (is_deleted, bytes) = (self.frozen[on].is_deleted, self.frozen[on].bytes.clone());
+        self.frozen[spare].is_deleted = is_deleted;
+        self.frozen[spare].bytes = bytes;
+        self.frozen[on].is_deleted = true;
+        self.frozen[on].is_gone = true;
     }
 
     async fn step(&mut self, round: u64) {

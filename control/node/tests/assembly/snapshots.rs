@@ -337,6 +337,10 @@ fn orders_that_cannot_be_are_refused() {
             assert_eq!(model::read(&volume, 0, 3).await, [0; 3], "whoever has it open sees it");
             write(&volume, 0, b"newer").await.expect("written");
             assert_eq!(model::read(&frozen, 0, 5).await, [0; 5]);
+            let shown = Err(OrderError::SnapshotInUse { name: one.clone(), users: 1 });
+            assert_eq!(catalogue.delete_snapshot(&one).await, shown);
+            drop(frozen);
+            catalogue.delete_snapshot(&one).await.expect("nobody uses it");
         })
         .await;
     });

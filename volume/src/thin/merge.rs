@@ -1,0 +1,189 @@
+//! Two layers become one, where nobody needs the lower one as it is: what is seen of it *rises*, or the upper one *sinks* into it,
+//! whichever is less to copy.
+//!
+//! What always holds: until it is noted elsewhere that it is done, the upper layer shows what it showed, so that nothing is lost
+//! where it is interrupted.
+
+use super::cover::{GRANULE_BYTES, Holds, REGION_BYTES};
+use super::layer::{Below, Layer};
+use super::sparse::Sparse;
+use crate::VolumeError;
+use crate::gate::Gate;
+use levada_base::units::{MIB, round_down, round_up};
+use std::ops::Range;
+
+/// Bytes that are copied at once.
+const COPIED_BYTES: u64 = MIB;
+
+impl<F: Sparse> Layer<F> {
+    /// Brings up what is seen of the layer below, which then is needed no more: [`Self::without`]. Goes on beside requests, and
+    /// where it was interrupted.
+    ///
+    /// `gate`: that of the volume whose topmost layer it is, if it is one.
+    pub async fn rise(&self, gate: &Gate) -> Result<(), VolumeError> {
+        let mut at = 0;
+        loop {
+            // It may be cut meanwhile.
+            let Some(below) = self.below().filter(|below| at < below.bytes) else { break };
+            let end = (at + REGION_BYTES).min(below.bytes);
+            for (bytes, holds) in below.layer.holds(at..end).await? {
+                let (from, to) = (at, at + bytes);
+                at = to;
+                match holds {
+                    Holds::Own => self.bring_up(&below, from..to, gate).await?,
+                    Holds::Zeroes => self.bring_up_zeroes(&below, from..to).await?,
+                    Holds::Below => {}
+                }
+            }
+            at = end;
+        }
+        self.sync().await
+    }
+
+    /// Puts what the layer holds and hides of `size` bytes into the one below, which nobody else sees, and which then can take its
+    /// place. That one was cut to what is seen of it, and is `size` bytes long. While the layer is changed, once more each time with
+    /// what [`Self::take_changed`] tells.
+    pub async fn sink(&self, parts: &[Range<u64>]) -> Result<(), VolumeError> {
+        let Some(below) = self.below() else { return Ok(()) };
+        for part in parts {
+            let mut at = part.start;
+            while at < part.end {
+                let end = part.end.min(round_down(at, REGION_BYTES) + REGION_BYTES);
+                self.sink_part(&below, at..end).await?;
+                at = end;
+            }
+        }
+        Ok(())
+    }
+
+    async fn sink_part(&self, below: &Below<F>, bytes: Range<u64>) -> Result<(), VolumeError> {
+        let mut at = bytes.start;
+        for (bytes, holds) in self.holds(bytes).await? {
+            let (mut from, to) = (at, at + bytes);
+            at = to;
+            match holds {
+                Holds::Own => {
+                    while from < to {
+                        let bytes = COPIED_BYTES.min(to - from);
+                        let read = self.file.read(from, bytes).await?;
+                        below.layer.write(from, read).await?;
+                        from += bytes;
+                    }
+                }
+                Holds::Zeroes => below.layer.punch(from, to - from).await?,
+                // Behind what is seen there is nothing; something may have been there before.
+                Holds::Below if to > below.bytes => {
+                    let from = from.max(below.bytes);
+                    below.layer.punch(from, to - from).await?;
+                }
+                Holds::Below => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to tell what is changed.
+    pub fn tell_changed(&self) {
+        *self.changed.borrow_mut() = Some(Vec::new());
+    }
+
+    /// What was changed since this, or [`Self::tell_changed`], was called last.
+    pub fn take_changed(&self) -> Vec<Range<u64>> {
+        self.changed.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub fn tell_no_more(&self) {
+        *self.changed.borrow_mut() = None;
+    }
+
+    /// Bytes that [`Self::rise`] would copy, and those that [`Self::sink`] would.
+    pub async fn weigh(&self, size: u64) -> Result<(u64, u64), VolumeError> {
+        let Some(below) = self.below() else { return Ok((0, 0)) };
+        let (mut up, mut down, mut at) = (0, 0, 0);
+        while at < size {
+            let end = (at + REGION_BYTES).min(size);
+            for (bytes, holds) in self.holds(at..end).await? {
+                match holds {
+                    Holds::Own => down += bytes,
+                    Holds::Below if at < below.bytes => {
+                        let seen = below.layer.holds(at..below.bytes.min(at + bytes)).await?;
+                        let own = seen.iter().filter(|(_, holds)| *holds == Holds::Own);
+                        up += own.map(|(bytes, _)| bytes).sum::<u64>();
+                    }
+                    Holds::Below | Holds::Zeroes => {}
+                }
+                at += bytes;
+            }
+            // What has no end told is a hole.
+            at = end;
+        }
+        Ok((up, down))
+    }
+
+    /// What lies below once [`Self::rise`] is done.
+    pub fn without(&self) -> Option<Below<F>> {
+        let below = self.below()?;
+        let last = below.layer.below()?;
+        Some(Below { layer: last.layer, bytes: last.bytes.min(below.bytes), hidden: below.hidden })
+    }
+
+    /// Where bytes are; what a layer with nothing below it does not have is told as below.
+    async fn holds(&self, bytes: Range<u64>) -> Result<Vec<(u64, Holds)>, VolumeError> {
+        if let Some(below) = self.below() {
+            self.know(&below, &bytes).await?;
+            return Ok(self.cover.borrow().runs(&bytes));
+        }
+        let (mut holds, mut at) = (Vec::new(), bytes.start);
+        for run in self.data_runs(bytes).await? {
+            // The last one may end where no granule does.
+            let run = round_down(run.start, GRANULE_BYTES).max(at)..round_up(run.end, GRANULE_BYTES);
+            holds.push((run.start - at, Holds::Below));
+            holds.push((run.end - run.start, Holds::Own));
+            at = run.end;
+        }
+        Ok(holds)
+    }
+
+    /// The parts of granules that still show what lies below; they are held meanwhile.
+    fn shown(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
+        let (mut shown, mut at) = (Vec::new(), bytes.start);
+        for (bytes, holds) in self.cover.borrow().runs(bytes) {
+            if holds == Holds::Below {
+                shown.push(at..at + bytes);
+            }
+            at += bytes;
+        }
+        shown
+    }
+
+    async fn bring_up(
+        &self,
+        below: &Below<F>,
+        bytes: Range<u64>,
+        gate: &Gate,
+    ) -> Result<(), VolumeError> {
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let piece = at..bytes.end.min(at + COPIED_BYTES);
+            at = piece.end;
+            let _in = gate.pass(piece.start, piece.end - piece.start).await?;
+            let _turn = self.changing.lock(piece.start, piece.end).await;
+            self.know(below, &piece).await?;
+            for part in self.shown(&piece) {
+                let read = below.layer.read(part.start, part.end - part.start).await?;
+                let written = self.file.write(part.start, read).await;
+                self.settle(part, written, |cover, granules| cover.own(granules))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn bring_up_zeroes(&self, below: &Below<F>, bytes: Range<u64>) -> Result<(), VolumeError> {
+        let _turn = self.changing.lock(bytes.start, bytes.end).await;
+        self.know(below, &bytes).await?;
+        for part in self.shown(&bytes) {
+            self.hide(below, &part).await?;
+        }
+        Ok(())
+    }
+}
