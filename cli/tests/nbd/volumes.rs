@@ -44,6 +44,16 @@ fn qemu_io(uri: &str, commands: &[&str]) -> bool {
     run(&mut io, LIMIT).status.success()
 }
 
+/// As [`qemu_io`], of what is read-only.
+fn reads(uri: &str, commands: &[&str]) -> bool {
+    let mut io = Command::new("qemu-io");
+    io.args(["-r", "-f", "raw", uri]);
+    for command in commands {
+        io.args(["-c", command]);
+    }
+    run(&mut io, LIMIT).status.success()
+}
+
 fn exports(cluster: &Cluster, socket: &str) -> Vec<String> {
     let said = sh(&["nbdinfo", "--json", "--list", &uri(&cluster.path(socket), "")]);
     let found: Value = serde_json::from_str(&said).expect("JSON");
@@ -128,6 +138,110 @@ fn what_was_flushed_outlasts_a_killed_node_and_orders_do() {
     assert!(qemu_io(&vm, &["read -P 0x31 0 4M", "read -P 0x32 8M 64k"]));
     let names: Vec<_> = list(&cluster).into_iter().map(|row| row.0).collect();
     assert_eq!(names, ["blue/late", "vm"]);
+    cluster.ok(&["down"]);
+    cluster.ok(&["fsck"]);
+}
+
+/// The names of snapshots.
+fn snapshots(cluster: &Cluster) -> Vec<String> {
+    let said = cluster.ok(&["volume", "snapshot", "list", "--json"]);
+    let lines = said.lines().filter(|line| line.starts_with('{'));
+    let rows = lines.map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    rows.map(|row| row["name"].as_str().expect("a text").to_owned()).collect()
+}
+
+/// With drives that lose what was not flushed when the node is killed.
+#[test]
+fn a_volume_is_kept_cloned_and_rolled_back() {
+    if !can_run() {
+        return;
+    }
+    let cluster = cluster("vol-e");
+    let at = |export: &str| uri(&cluster.path("nbd.sock"), export);
+    assert!(cluster.ok(&["volume", "snapshot", "list"]).contains("no snapshots"));
+    cluster.ok(&["volume", "create", "vm", "--size", "32MiB"]);
+    assert!(qemu_io(&at("vm"), &["write -P 0x41 0 6M", "flush"]));
+    cluster.ok(&["volume", "snapshot", "create", "vm@one"]);
+    let small = ["write -P 0x42 1000 3000", "discard 1M 1M", "flush"];
+    assert!(qemu_io(&at("vm"), &small));
+    let one = ["read -P 0x41 0 6M", "read -P 0 6M 26M"];
+    let now = ["read -P 0x41 0 1000", "read -P 0x42 1000 3000", "read -P 0x41 4000 1044576"];
+    assert!(reads(&at("vm@one"), &one));
+    for (export, words) in [("vm", &now[..]), ("vm", &["read -P 0 1M 1M", "read -P 0x41 2M 4M"])] {
+        assert!(qemu_io(&at(export), words), "{export}: {words:?}");
+    }
+    let said = sh(&["nbdinfo", "--json", &at("vm@one")]);
+    assert!(said.contains("\"is_read_only\": true"), "{said}");
+    assert_eq!(exports(&cluster, "nbd.sock"), ["vm"], "snapshots are not listed as volumes");
+    cluster.ok(&["volume", "clone", "vm@one", "twin"]);
+    assert!(qemu_io(&at("twin"), &["write -f -P 0x43 3M 64k", "read -P 0x41 0 3M"]));
+
+    // It goes on after a crash.
+    kill(cluster.node().expect("it runs"));
+    cluster.ok(&["up"]);
+    assert!(qemu_io(&at("vm"), &now));
+    assert!(qemu_io(&at("twin"), &["read -P 0x43 3M 64k", "read -P 0x41 4M 2M"]));
+    assert_eq!(snapshots(&cluster), ["vm@one"]);
+
+    for (words, why) in [
+        (&["volume", "snapshot", "create", "vm@one"][..], "there is a snapshot vm@one already"),
+        (&["volume", "snapshot", "create", "vm"], "VOLUME@NAME"),
+        (&["volume", "snapshot", "create", "none@one"], "there is no volume none"),
+        (&["volume", "snapshot", "delete", "vm@two"], "there is no snapshot vm@two"),
+        (&["volume", "rollback", "vm@two"], "there is no snapshot vm@two"),
+        (&["volume", "clone", "vm@one", "twin"], "there is a volume twin already"),
+        (&["volume", "clone", "vm@one", "blue/twin"], "belongs to one tenant"),
+        (&["volume", "delete", "vm"], "has 1 snapshots"),
+    ] {
+        cluster.refused(words, &[why]);
+    }
+
+    cluster.ok(&["volume", "rollback", "vm@one"]);
+    assert!(qemu_io(&at("vm"), &["read -P 0x41 0 6M", "read -P 0 6M 26M"]));
+    cluster.ok(&["volume", "snapshot", "delete", "vm@one"]);
+    cluster.refused(&["volume", "rollback", "vm@one"], &["there is no snapshot vm@one"]);
+    cluster.ok(&["volume", "delete", "vm"]);
+    assert!(qemu_io(&at("twin"), &["read -P 0x41 0 3M", "read -P 0x43 3M 64k"]));
+    // Nothing lies on anything any more, once that was copied which the clone had not changed.
+    let layers = || {
+        let said = cluster.ok(&["volume", "list", "--json"]);
+        let row: Value = serde_json::from_str(said.lines().next().expect("one")).expect("JSON");
+        row["layers"].as_u64().expect("a number")
+    };
+    wait_until("the clone lies on nothing", || layers() == 0);
+    assert!(qemu_io(&at("twin"), &["read -P 0x41 0 3M", "read -P 0x43 3M 64k"]));
+    cluster.ok(&["down"]);
+    cluster.ok(&["fsck"]);
+}
+
+/// A tenant's snapshots are as much his own as his volumes.
+#[test]
+fn a_tenant_reaches_no_snapshot_of_anothers() {
+    if !can_run() {
+        return;
+    }
+    let cluster = cluster("vol-f");
+    cluster.ok(&["volume", "create", "blue/db", "--size", "8MiB"]);
+    cluster.ok(&["volume", "snapshot", "create", "blue/db@one"]);
+    cluster.ok(&["volume", "create", "vm", "--size", "8MiB"]);
+    for (socket, export, is_there) in [
+        ("blue.sock", "db@one", true),
+        ("nbd.sock", "db@one", false),
+        ("nbd.sock", "blue/db@one", false),
+        ("nbd.sock", "vm@../db", false),
+        ("nbd.sock", "vm@", false),
+        ("nbd.sock", "@one", false),
+        ("blue.sock", "db@one@one", false),
+        ("blue.sock", ".snapshots", false),
+    ] {
+        let uri = uri(&cluster.path(socket), export);
+        let asked = run(Command::new("nbdinfo").arg(&uri), LIMIT);
+        assert_eq!(asked.status.success(), is_there, "{export} at {socket}");
+    }
+    cluster.refused(&["tenant", "delete", "blue"], &["has volumes"]);
+    cluster.ok(&["volume", "snapshot", "delete", "blue/db@one"]);
+    cluster.ok(&["volume", "delete", "blue/db"]);
+    cluster.ok(&["tenant", "delete", "blue"]);
     cluster.ok(&["down"]);
     cluster.ok(&["fsck"]);
 }
