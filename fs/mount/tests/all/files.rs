@@ -1,13 +1,8 @@
 //! What a program sees of a mount: the whole stack over services in memory, through the kernel.
 //! `docs/SEMANTICS.md` names the test of each promise. Needs root and `/dev/fuse`.
-#![allow(unsafe_code)] // system calls that std does not have
-
-mod ranges;
-mod syscalls;
-mod world;
 
 use levada_base::BufMut;
-use ranges::{copy_range, fallocate, seek};
+use crate::ranges::{copy_range, fallocate, seek};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,8 +13,8 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use syscalls::{c_path, handle_of, open_handle, write_by_mapping};
-use world::with_world;
+use crate::syscalls::{c_path, handle_of, open_handle, write_by_mapping};
+use crate::world::with_world;
 
 /// Bytes that differ from block to block and inside each.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -655,7 +650,7 @@ fn handles_outlive_the_node_and_the_mount() {
             assert!(Instant::now() < deadline, "a file that nobody holds stays");
             thread::sleep(Duration::from_millis(5));
         }
-        let read_by_handle = |handle: &mut syscalls::Handle| {
+        let read_by_handle = |handle: &mut crate::syscalls::Handle| {
             let mut text = String::new();
             open_handle(dir, handle).unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, "found again");

@@ -1,12 +1,5 @@
 //! Extended attributes and access control lists, as programs see them through the kernel.
 //! Needs root and `/dev/fuse`.
-#![allow(unsafe_code)] // system calls that std does not have
-
-#[allow(dead_code)] // shared with the other tests
-mod syscalls;
-mod unnamed;
-#[allow(dead_code)]
-mod world;
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -15,9 +8,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use syscalls::c_path;
-use unnamed::{name_by_proc, unnamed};
-use world::{World, with_world};
+use crate::syscalls::c_path;
+use crate::unnamed::{name_by_proc, unnamed};
+use crate::world::{World, with_world};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";

@@ -1,8 +1,4 @@
 //! Two mounts that write one file under the real kernel: nothing that is appended is lost, nothing that is read is old.
-#![allow(unsafe_code)] // The world unmounts by system calls, and files are mapped.
-
-#[allow(dead_code)] // Each test uses a part of it.
-mod world;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use world::with_world;
+use crate::world::with_world;
 
 const EACH: u64 = 2500;
 

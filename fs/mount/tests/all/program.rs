@@ -182,7 +182,7 @@ impl Program {
     /// On the file at `path`, which it has open.
     pub fn start(path: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "program", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "locks::program", "--nocapture", "--test-threads=1"])
             .env(PATH, path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,11 +1,4 @@
 //! Files without a name, special files, and when an inode was made, through the kernel. Needs root and `/dev/fuse`.
-#![allow(unsafe_code)] // system calls that std does not have
-
-#[allow(dead_code)] // Each test uses a part of it.
-mod syscalls;
-mod unnamed;
-#[allow(dead_code)] // Each test uses a part of it.
-mod world;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,9 +8,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use syscalls::c_path;
-use unnamed::{in_proc, name_by_proc, unnamed};
-use world::{there_is_fuse, with_world};
+use crate::syscalls::c_path;
+use crate::unnamed::{in_proc, name_by_proc, unnamed};
+use crate::world::{there_is_fuse, with_world};
 
 /// More than one object's part of a file.
 const BYTES: usize = 700_000;

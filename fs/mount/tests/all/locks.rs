@@ -1,11 +1,6 @@
 //! Locks through the kernel, by processes on two mounts of one file system. Needs root and `/dev/fuse`.
-#![allow(unsafe_code)] // system calls that std does not have
 
-mod program;
-#[allow(dead_code)] // Each test uses a part of it.
-mod world;
-
-use program::{Program, errno, fcntl_lock, flock};
+use crate::program::{Program, errno, fcntl_lock, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -13,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use world::{World, with_world};
+use crate::world::{World, there_is_fuse, with_world};
 
 const AGAIN: &str = "EAGAIN";
 /// What is said at once is said within this.
@@ -35,12 +30,12 @@ fn open(path: &Path) -> File {
 /// Not a test: the program that tests run in processes of their own.
 #[test]
 fn program() {
-    program::run();
+    crate::program::run();
 }
 
 #[test]
 fn flock_meets_on_two_mounts() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -74,7 +69,7 @@ fn flock_meets_on_two_mounts() {
 
 #[test]
 fn what_others_wrote_under_the_lock_is_read_under_it() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -105,7 +100,7 @@ fn what_others_wrote_under_the_lock_is_read_under_it() {
 /// after, and the kernel forgets meanwhile what it was told of the size.
 #[test]
 fn who_reads_without_the_lock_disturbs_nobody_who_has_it() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -154,7 +149,7 @@ fn who_reads_without_the_lock_disturbs_nobody_who_has_it() {
 /// The kernel appends where it takes the end to be.
 #[test]
 fn appends_under_the_lock_lie_behind_each_other() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -184,7 +179,7 @@ fn appends_under_the_lock_lie_behind_each_other() {
 
 #[test]
 fn the_locks_of_a_killed_process_are_free() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -207,7 +202,7 @@ fn the_locks_of_a_killed_process_are_free() {
 
 #[test]
 fn a_signal_ends_a_wait_or_begins_it_anew() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -232,7 +227,7 @@ fn a_signal_ends_a_wait_or_begins_it_anew() {
 
 #[test]
 fn locks_outlive_a_restart_of_the_node() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -262,7 +257,7 @@ fn locks_outlive_a_restart_of_the_node() {
 
 #[test]
 fn fcntl_ranges_meet_on_two_mounts() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -296,7 +291,7 @@ fn fcntl_ranges_meet_on_two_mounts() {
 
 #[test]
 fn locks_of_open_files_end_with_them() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -316,7 +311,7 @@ fn locks_of_open_files_end_with_them() {
 
 #[test]
 fn a_child_has_its_fathers_flock_and_not_its_fcntl_locks() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -334,7 +329,7 @@ fn a_child_has_its_fathers_flock_and_not_its_fcntl_locks() {
 
 #[test]
 fn a_deadlock_over_two_files_and_two_mounts_is_refused() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {
@@ -356,7 +351,7 @@ fn a_deadlock_over_two_files_and_two_mounts_is_refused() {
 /// Many threads of one process, as their open files, and the other mount beside them.
 #[test]
 fn a_counter_under_fcntl_locks_counts_every_turn() {
-    if !world::there_is_fuse() {
+    if !there_is_fuse() {
         return;
     }
     with_world(2, |world| {

@@ -1,8 +1,4 @@
 //! Two mounts of one file system under the real kernel: what one has changed the other sees at once, and neither waits long.
-#![allow(unsafe_code)] // The world unmounts by system calls, and renameat2 is one.
-
-#[allow(dead_code)] // Each test uses a part of it.
-mod world;
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
@@ -13,7 +9,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
-use world::with_world;
+use crate::world::with_world;
 
 /// A cycle of two mounts that wait for each other ends after a second.
 const STALL_MAX: Duration = Duration::from_secs(2);
