@@ -30,7 +30,7 @@ mod thin;
 mod volume;
 
 pub use array::ArrayVolume;
-pub use catalogue::Catalogue;
+pub use catalogue::{Catalogue, Settled};
 pub use error::VolumeError;
 pub use linear::{LinearVolume, Pool, PoolError, TableFault};
 pub use name::{NameError, SnapshotName, SnapshotNameError, Tenant, VolumeName};

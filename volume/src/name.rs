@@ -220,7 +220,8 @@ mod tests {
         let name: VolumeName = "default/vm1".parse().expect("a name");
         assert_eq!(name, "vm1".parse().expect("a name"), "the tenant that is not written");
         let long = "a".repeat(PART_BYTES_MAX + 1);
-        for text in ["", "/", "a/", "/a", "a/b/c", ".", "..", "-a", "a b", "ä", "a\0", "a@b", &long] {
+        for text in ["", "/", "a/", "/a", "a/b/c", ".", "..", "-a", "a b", "ä", "a\0", "a@b", &long]
+        {
             assert!(text.parse::<VolumeName>().is_err(), "{text:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Orders for volumes, and why they are refused.
 
-use crate::name::{SnapshotName, Tenant, VolumeName};
 use crate::VolumeError;
+use crate::name::{SnapshotName, Tenant, VolumeName};
 use crate::qos::{Limits, LimitsChange, QosError};
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
@@ -176,14 +176,14 @@ pub enum OrderError {
     #[error("volume {name} has {snapshots} snapshots: delete those first")]
     HasSnapshots { name: VolumeName, snapshots: usize },
     #[error(
-        "volume {name} lies on {layers_max} snapshots, and no volume may lie on more: delete some, and wait until `levada volume \
-         list` shows fewer layers"
+        "volume {name} would lie on more than {layers_max} snapshots: delete some, and wait until `levada volume list --json` shows \
+         fewer layers"
     )]
     TooManyLayers { name: VolumeName, layers_max: usize },
     #[error("a linear volume has no snapshots: its bytes are written in place")]
     LinearSnapshot,
     #[error(
-        "what {whose} lies on is kept in words that are not understood, or is not there: `levada fsck` checks the files"
+        "on what {whose} lies is said in words that are not understood, or is not there: nothing of its tenant is taken away meanwhile"
     )]
     LayerUnknown { whose: String },
     #[error("volume {name} is a file's name for something else: remove that first")]

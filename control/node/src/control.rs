@@ -23,23 +23,14 @@ pub enum ControlRequest {
     Meters,
     /// Stops using a drive at once, as if it had been pulled. With `force`, also when its data
     /// is nowhere else.
-    DriveFail {
-        drive: String,
-        force: bool,
-    },
+    DriveFail { drive: String, force: bool },
     /// Reads the cluster file again and puts the drive that it names in the place of a failed
     /// one, to be rebuilt. A drive that only some arrays are without goes back to those. `force`
     /// overwrites what is on it.
-    DriveReplace {
-        drive: String,
-        force: bool,
-    },
+    DriveReplace { drive: String, force: bool },
     /// Reads the cluster file again and takes a drive that is new in it as a spare, also where
     /// that was begun before and cut short.
-    DriveAdd {
-        drive: String,
-        force: bool,
-    },
+    DriveAdd { drive: String, force: bool },
     /// Starts a scrub of every array and every object target, unless one runs.
     Scrub,
     /// Starts a check of all targets, unless one runs. Answered by [`ControlReply::FsckStarted`].
@@ -50,38 +41,21 @@ pub enum ControlRequest {
         fast: bool,
     },
     /// Answered by [`ControlReply::Fsck`], with findings from this number on.
-    FsckState {
-        from: u64,
-    },
+    FsckState { from: u64 },
     /// Ends the check that runs.
     FsckStop,
     /// Sets what somebody may use.
-    QuotaSet {
-        who: Who,
-        change: QuotaChange,
-    },
+    QuotaSet { who: Who, change: QuotaChange },
     /// Who uses what; of all of whom something is known, or of one. Answered by [`ControlReply::Quotas`].
-    Quotas {
-        who: Option<Who>,
-    },
+    Quotas { who: Option<Who> },
     /// Gives a directory to a project (0: to none); with `recursive` all that is below it, too.
-    ProjectSet {
-        path: String,
-        project: u32,
-        recursive: bool,
-    },
+    ProjectSet { path: String, project: u32, recursive: bool },
     /// Something to be done with a thin volume.
-    Volume {
-        order: VolumeOrder,
-    },
+    Volume { order: VolumeOrder },
     /// Answered by [`ControlReply::Volumes`]: all, or those of a tenant.
-    Volumes {
-        tenant: Option<Tenant>,
-    },
+    Volumes { tenant: Option<Tenant> },
     /// Answered by [`ControlReply::Snapshots`]: all, or those of a volume.
-    Snapshots {
-        of: Option<VolumeName>,
-    },
+    Snapshots { of: Option<VolumeName> },
     /// Changes what all volumes of a tenant may use and store together; it need not have any yet.
     TenantSet {
         tenant: Tenant,
@@ -90,9 +64,7 @@ pub enum ControlRequest {
         capacity_bytes: Option<u64>,
     },
     /// Forgets a tenant that has no volumes.
-    TenantDelete {
-        tenant: Tenant,
-    },
+    TenantDelete { tenant: Tenant },
     /// Answered by [`ControlReply::Tenants`].
     Tenants,
     /// Everything durable, then ends the node.

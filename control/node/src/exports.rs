@@ -12,9 +12,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
 use levada_spec::{ExportWay, Loaded};
-use levada_volume::{
-    NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow,
-};
+use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;

@@ -215,7 +215,11 @@ async fn belongs(
     let mut left = vec![ino];
     // A directory before what is in it: what is made meanwhile belongs to the owner already.
     while let Some(directory) = left.pop() {
-        give(directory).await?;
+        match give(directory).await {
+            // Removed since it was listed, with nothing in it.
+            Err(MetaFault::Stale) if directory != ino => continue,
+            given => given?,
+        }
         let (mut cookie, mut is_end) = (0, !recursive);
         while !is_end {
             let (entries, end) = entries(service, directory, cookie, false).await?;

@@ -17,8 +17,8 @@ use levada_client::{Client, ClientConfig, Error};
 use levada_spec::Bytes;
 use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
 use levada_volume::{
-    Anyway, Catalogue, NewSize, OrderError, SnapshotName, SnapshotRow, Tenant, TenantRow, Volume,
-    VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
+    Anyway, Catalogue, NewSize, OrderError, Settled, SnapshotName, SnapshotRow, Tenant, TenantRow,
+    Volume, VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
 };
 use levada_wire::same_host::HostTransport;
 use std::cell::OnceCell;
@@ -32,7 +32,7 @@ const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 /// How long an order waits for the file system to serve.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Before what failed is tried again.
-const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(10);
+const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -69,16 +69,17 @@ fn tenant_of(number: u32) -> Who {
 async fn settle(catalogue: Rc<Catalogue>, may_settle: Rc<Notify>) {
     loop {
         let told = may_settle.changed();
-        match catalogue.settle().await {
-            Ok(true) => tracing::info!("what deleted snapshots held is free"),
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!(%error, "what deleted snapshots held is not free yet");
-                reactor::sleep(SETTLE_AGAIN_AFTER).await;
-                continue;
-            }
+        let Settled { merged, left, error } = catalogue.settle().await;
+        if merged > 0 {
+            tracing::info!(merged, "what deleted snapshots held is free");
         }
-        told.await;
+        if let Some(error) = &error {
+            tracing::warn!(%error, "what deleted snapshots held is not free yet");
+        }
+        match left > 0 || error.is_some() {
+            true => drop(reactor::timeout(SETTLE_AGAIN_AFTER, told).await),
+            false => told.await,
+        }
     }
 }
 
@@ -209,6 +210,7 @@ impl Volumes {
                 Err(error) => return Err(error.into()),
             }
         }
+        rows.sort_by_key(|row| row.taken_ns);
         Ok(rows)
     }
 
@@ -235,15 +237,7 @@ impl Volumes {
             let snapshots = catalogue.snapshots(&name).await.unwrap_or_default().len();
             let layers = catalogue.layers(&name).await.unwrap_or_default();
             let kind = "thin".to_owned();
-            volumes.push(VolumeStatus {
-                name,
-                kind,
-                size_bytes,
-                users,
-                limits,
-                snapshots,
-                layers,
-            });
+            volumes.push(VolumeStatus { name, kind, size_bytes, users, limits, snapshots, layers });
         }
         Ok(volumes)
     }

@@ -121,11 +121,7 @@ impl File {
     }
 
     /// As [`File::seek`] for a hole, but data that goes on for `bytes` is not followed further.
-    pub async fn hole_or_enough(
-        &self,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<Option<u64>, Error> {
+    pub async fn hole_or_enough(&self, offset: u64, bytes: u64) -> Result<Option<u64>, Error> {
         let enough = offset.saturating_add(bytes);
         self.core.in_time(self.inode.seek(offset, Seek::Hole, enough)).await
     }

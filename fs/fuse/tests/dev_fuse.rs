@@ -2,7 +2,7 @@
 //! plain system calls. Needs root and `/dev/fuse`.
 #![allow(unsafe_code)] // system calls that std does not have
 
-#[path = "../../mount/tests/syscalls/mod.rs"]
+#[path = "../../mount/tests/all/syscalls.rs"]
 mod syscalls;
 mod toy;
 

@@ -140,12 +140,14 @@ impl Directories {
         let missing = || OrderError::NoTenant { tenant: tenant.clone() };
         let home = self.home().await?.ok_or_else(missing)?;
         let directory = self.below(home, tenant.as_str()).await?.ok_or_else(missing)?;
-        for name in [LAYERS, SNAPSHOTS] {
-            match self.client.remove_dir(ROOT, directory, name.as_bytes()).await {
-                // What is in them keeps the tenant.
-                Ok(()) | Err(Error::Meta(MetaFault::NotFound | MetaFault::NotEmpty)) => {}
-                Err(error) => return Err(error.into()),
+        // What is in them keeps the tenant.
+        if let Some(all) = self.below(directory, SNAPSHOTS).await? {
+            for volume in self.entries(all).await? {
+                self.remove_empty(all, &volume.name).await?;
             }
+        }
+        for name in [LAYERS, SNAPSHOTS] {
+            self.remove_empty(directory, name).await?;
         }
         match self.client.remove_dir(ROOT, home, tenant.as_str().as_bytes()).await {
             Ok(()) => Ok(()),
@@ -154,6 +156,14 @@ impl Directories {
                 Err(OrderError::TenantInUse { tenant: tenant.clone() })
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes a directory away if it is there and nothing is in it.
+    pub(super) async fn remove_empty(&self, parent: Ino, name: &str) -> Result<(), Error> {
+        match self.client.remove_dir(ROOT, parent, name.as_bytes()).await {
+            Ok(()) | Err(Error::Meta(MetaFault::NotFound | MetaFault::NotEmpty)) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

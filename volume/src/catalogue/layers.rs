@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// The attribute that says on what a file lies, as JSON.
 const NOTE: &[u8] = b"trusted.levada.layer";
+/// Layers below that of a volume at most: what lies in the lowest is looked for in all of them.
+pub(super) const LAYERS_MAX: usize = 128;
 const HIDDEN: &str = ".hidden";
 const NEW: &str = ".new";
 /// Between looks whether a layer that is gone is still read.
@@ -149,12 +151,7 @@ impl Layers {
     }
 
     /// A volume becomes so small: of what its file lies on no more is seen. Durable before what is asked afterwards.
-    pub(super) async fn cut(
-        &self,
-        ino: Ino,
-        bytes: u64,
-        whose: String,
-    ) -> Result<(), OrderError> {
+    pub(super) async fn cut(&self, ino: Ino, bytes: u64, whose: String) -> Result<(), OrderError> {
         let note = self.note(ino, || whose).await?;
         match note.below {
             Some(below) if below.bytes > bytes => {
@@ -165,32 +162,76 @@ impl Layers {
         }
     }
 
-    /// A file with what lies below it. `tenant`: the tenant's directory.
+    /// A file with what lies below it; closed where that cannot be had. `tenant`: the tenant's directory. `whose`: as an operator
+    /// calls it.
     pub(super) async fn opened(
         &self,
         directories: &Directories,
         tenant: Ino,
         file: File,
-        whose: &VolumeName,
+        whose: &str,
     ) -> Result<Rc<FileLayer>, OrderError> {
-        let note = self.note(file.ino(), || format!("volume {whose}")).await?;
-        let Some(lower) = note.below else { return Ok(Rc::new(FileLayer::flat(file))) };
-        let lost = || OrderError::LayerUnknown { whose: format!("volume {whose}") };
-        let layer = self.frozen(directories, tenant, Ino(lower.ino), whose).await?;
-        let layers = directories.below(tenant, LAYERS).await?.ok_or_else(lost)?;
-        let hidden = directories.below(layers, &named(file.ino(), HIDDEN)).await?;
-        let (hidden, _) = self.client.open(hidden.ok_or_else(lost)?, WRITE).await?;
-        let below = Below { layer, bytes: lower.bytes, hidden: Rc::new(hidden) };
-        Ok(Rc::new(FileLayer::on(file, below)))
+        self.opened_at(0, directories, tenant, file, whose).await
     }
 
-    /// A file that is frozen, which may be open already. `whose`: what lies on it.
-    pub(super) fn frozen<'a>(
+    async fn opened_at(
+        &self,
+        depth: usize,
+        directories: &Directories,
+        tenant: Ino,
+        file: File,
+        whose: &str,
+    ) -> Result<Rc<FileLayer>, OrderError> {
+        let below = self.below(depth, directories, tenant, file.ino(), whose).await;
+        match below {
+            Ok(None) => Ok(Rc::new(FileLayer::flat(file))),
+            Ok(Some(below)) => Ok(Rc::new(FileLayer::on(file, below))),
+            Err(error) => {
+                file.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn below(
+        &self,
+        depth: usize,
+        directories: &Directories,
+        tenant: Ino,
+        ino: Ino,
+        whose: &str,
+    ) -> Result<Option<Below<File>>, OrderError> {
+        let lost = || OrderError::LayerUnknown { whose: whose.to_owned() };
+        let Some(lower) = self.note(ino, || whose.to_owned()).await?.below else { return Ok(None) };
+        if depth > LAYERS_MAX {
+            // It lies on itself.
+            return Err(lost());
+        }
+        let layer = self.frozen_at(depth + 1, directories, tenant, Ino(lower.ino), whose).await?;
+        let layers = directories.below(tenant, LAYERS).await?.ok_or_else(lost)?;
+        let hidden = directories.below(layers, &named(ino, HIDDEN)).await?;
+        let (hidden, _) = self.client.open(hidden.ok_or_else(lost)?, WRITE).await?;
+        Ok(Some(Below { layer, bytes: lower.bytes, hidden: Rc::new(hidden) }))
+    }
+
+    /// A file that is frozen, which may be open already. `whose`: what it is, or what lies on it.
+    pub(super) async fn frozen(
+        &self,
+        directories: &Directories,
+        tenant: Ino,
+        ino: Ino,
+        whose: &str,
+    ) -> Result<Rc<FileLayer>, OrderError> {
+        self.frozen_at(0, directories, tenant, ino, whose).await
+    }
+
+    fn frozen_at<'a>(
         &'a self,
+        depth: usize,
         directories: &'a Directories,
         tenant: Ino,
         ino: Ino,
-        whose: &'a VolumeName,
+        whose: &'a str,
     ) -> LocalBoxFuture<'a, Result<Rc<FileLayer>, OrderError>> {
         Box::pin(async move {
             if let Some(layer) = self.frozen.borrow().get(&ino) {
@@ -198,14 +239,34 @@ impl Layers {
             }
             let (file, _) = self.client.open(ino, WRITE).await.map_err(|error| match error {
                 Error::Meta(MetaFault::Stale | MetaFault::NotFound) => {
-                    OrderError::LayerUnknown { whose: format!("volume {whose}") }
+                    OrderError::LayerUnknown { whose: whose.to_owned() }
                 }
                 error => error.into(),
             })?;
-            let layer = self.opened(directories, tenant, file, whose).await?;
+            let layer = self.opened_at(depth, directories, tenant, file, whose).await?;
             self.frozen.borrow_mut().insert(ino, Rc::clone(&layer));
             Ok(layer)
         })
+    }
+
+    /// Closes those on which nothing lies that is open.
+    pub(super) async fn close_unused(&self) {
+        loop {
+            let mut unused = Vec::new();
+            self.frozen.borrow_mut().retain(|_, layer| {
+                let is_used = Rc::strong_count(layer) > 1;
+                if !is_used {
+                    unused.push(Rc::clone(layer));
+                }
+                is_used
+            });
+            if unused.is_empty() {
+                return;
+            }
+            for layer in unused {
+                close(&layer).await;
+            }
+        }
     }
 
     /// The file of a volume is changed no more.
@@ -230,19 +291,17 @@ impl Layers {
             self.client.set_attr(ROOT, ino, change).await?;
             self.keep(ino, Note { below: Some(lower), ..note }).await?;
             let name = named(ino, HIDDEN);
-            let hidden = self.client.create_file(
-                ROOT,
-                layers,
-                name.as_bytes(),
-                FILE_MODE,
-                WRITE,
-                true,
-            );
+            let hidden =
+                self.client.create_file(ROOT, layers, name.as_bytes(), FILE_MODE, WRITE, true);
             let (hidden, hidden_attr, _) = hidden.await?;
             let size = Some(hidden_bytes(lower.bytes));
             let change = AttrChange { size, ..AttrChange::default() };
             self.client.set_attr(ROOT, hidden_attr.ino, change).await?;
-            self.client.link(ROOT, ino, layers, named(ino, NEW).as_bytes()).await?;
+            let new = named(ino, NEW);
+            if let Err(error) = self.client.link(ROOT, ino, layers, new.as_bytes()).await {
+                hidden.close().await;
+                return Err(error);
+            }
             Ok(hidden)
         };
         match made.await {
@@ -372,10 +431,7 @@ impl Layers {
         volume: u64,
     ) -> Result<(), Error> {
         let Some(all) = directories.below(tenant, SNAPSHOTS).await? else { return Ok(()) };
-        match self.client.remove_dir(ROOT, all, format!("{volume:x}").as_bytes()).await {
-            Ok(()) | Err(Error::Meta(MetaFault::NotEmpty | MetaFault::NotFound)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        directories.remove_empty(all, &format!("{volume:x}")).await
     }
 
     /// What there is of a tenant.

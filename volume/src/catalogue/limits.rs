@@ -168,7 +168,13 @@ impl KeptLimits {
     pub(super) async fn copy(&self, from: Ino, to: Ino) -> Result<(), Error> {
         match self.client.xattr(from, LIMITS).await {
             Ok(text) => self.client.set_xattr(ROOT, to, LIMITS, &text, SetXattr::default()).await,
-            Err(Error::Meta(MetaFault::NoAttribute)) => Ok(()),
+            Err(Error::Meta(MetaFault::NoAttribute)) => {
+                // It may have been another volume's.
+                match self.client.remove_xattr(ROOT, to, LIMITS).await {
+                    Err(Error::Meta(MetaFault::NoAttribute)) => Ok(()),
+                    removed => removed,
+                }
+            }
             Err(error) => Err(error),
         }
     }

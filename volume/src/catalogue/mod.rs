@@ -25,12 +25,14 @@ use crate::qos::{Governed, Governor, Limits, LimitsChange};
 use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use directories::{Directories, ROOT, of_name};
+use layers::{Layers, close, close_unused};
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_client::{Client, Error};
 use levada_wire::meta::{AttrChange, OpenMode};
-use layers::{Layers, close};
 use limits::KeptLimits;
+
+pub use snapshots::Settled;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -201,7 +203,8 @@ impl Catalogue {
         let io_bytes_best = attr.layout.as_ref().map_or(IO_BYTES_BEST, |layout| {
             layout.stripe_unit * layout.targets.len().max(1) as u64
         });
-        let layer = self.layers.opened(&self.directories, tenant, file, name).await?;
+        let whose = format!("volume {name}");
+        let layer = self.layers.opened(&self.directories, tenant, file, &whose).await?;
         let volume = Rc::new(ThinVolume::new(layer, attr.size, io_bytes_best));
         self.open.borrow_mut().insert(name.clone(), Rc::clone(&volume));
         Ok(volume)
@@ -356,10 +359,17 @@ impl Catalogue {
         let open = self.open.borrow_mut().remove(name);
         if let Some(open) = open {
             open.gate().set_gone();
-            close(&open.top()).await;
+            let top = open.top();
+            // Whoever still holds on to it needs nothing below.
+            if let Some(below) = top.below() {
+                top.set_below(None);
+                (*below.hidden).clone().close().await;
+            }
+            close_unused(top);
         }
         self.limits.removed(name);
-        self.layers.tidy(&self.directories, tenant).await?;
+        self.client.sync_meta().await?;
+        self.tidy(tenant).await;
         Ok(self.client.sync_meta().await?)
     }
 
@@ -368,7 +378,7 @@ impl Catalogue {
         let open = self.open.borrow();
         let Some(open) = open.get(name) else { return 0 };
         let is_merging = self.merging.borrow().ptr_eq(&Rc::downgrade(open));
-        Rc::strong_count(open) - 1 - usize::from(is_merging)
+        Rc::strong_count(open).saturating_sub(1 + usize::from(is_merging))
     }
 
     /// Makes everything durable and takes leave of the file system. Nobody may use a volume any more.

@@ -5,7 +5,7 @@
 //! - A snapshot gets its name once the volume goes on in another file.
 
 use super::directories::ROOT;
-use super::layers::{Lower, Note, Spare, close, close_unused};
+use super::layers::{LAYERS_MAX, Lower, New, Note, Spare, close, close_unused};
 use super::{Catalogue, RENAME_NOREPLACE};
 use crate::gate::Gate;
 use crate::name::{SnapshotName, Tenant, VolumeName};
@@ -15,18 +15,27 @@ use crate::thin::{Below, FileLayer, ThinVolume};
 use levada_base::ids::Ino;
 use levada_base::sync::Permit;
 use levada_base::units::MIB;
-use levada_client::Error;
+use levada_client::{Error, File};
 use levada_wire::meta::{AttrChange, MetaFault};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
-
-/// Layers below that of a volume at most: what lies in the lowest is looked for in all of them.
-const LAYERS_MAX: usize = 128;
 
 /// How often what was written meanwhile is copied before requests wait for the rest of it.
 const SINKS_MAX: usize = 8;
 /// Less than this may be left for when they wait.
 const SUNK_AT_LAST: u64 = 4 * MIB;
+
+/// What became of deleted snapshots on which something lies.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// So many are merged with it.
+    pub merged: usize,
+    /// So many are left: something came in between, or failed.
+    pub left: usize,
+    /// Why the first of them that failed did.
+    pub error: Option<OrderError>,
+}
 
 /// A snapshot that there is.
 struct Found {
@@ -51,24 +60,27 @@ impl Catalogue {
         let (tenant, ino) = self.directories.find(&name.volume).await?;
         let note = self.layers.note(ino, || format!("volume {}", name.volume)).await?;
         let id = note.volume.unwrap_or(ino.0);
-        let snapshots = self.layers.made_snapshots(&self.directories, tenant, id).await?;
-        if self.directories.below(snapshots, name.name()).await?.is_some() {
+        if let Some(snapshots) = self.layers.snapshots(&self.directories, tenant, id).await?
+            && self.directories.below(snapshots, name.name()).await?.is_some()
+        {
             return Err(OrderError::SnapshotExists { name: name.clone() });
         }
         self.check_depth(&volume.top(), &name.volume)?;
+        let snapshots = self.layers.made_snapshots(&self.directories, tenant, id).await?;
 
         let _quiet = volume.gate().closed().await;
         let (top, bytes) = (volume.top(), volume.gate().size_bytes());
         top.sync().await?;
         let new_note = Note { volume: Some(id), ..Note::default() };
-        let lower = Lower { ino: ino.0, bytes };
-        let below = (Rc::clone(&top), lower);
+        let below = (Rc::clone(&top), Lower { ino: ino.0, bytes });
         let new = self.layers.make(&self.directories, tenant, bytes, new_note, below).await?;
         let frozen = Note { volume: Some(id), frozen_ns: Some(new.made_ns), ..note };
-        self.layers.keep(ino, frozen).await?;
-        self.limits.copy(ino, new.ino).await?;
-        self.layers.keep_frozen(&self.directories, tenant, ino).await?;
-        self.layers.name(&self.directories, tenant, new.ino, &name.volume, 0).await?;
+        let named = async {
+            self.layers.keep(ino, frozen).await?;
+            self.layers.keep_frozen(&self.directories, tenant, ino).await?;
+            self.take_name(tenant, ino, &new, &name.volume).await
+        };
+        self.closed_unless(named.await, &new).await?;
         self.layers.froze(top);
         volume.set_top(new.layer);
         self.client.sync_meta().await?;
@@ -76,11 +88,40 @@ impl Catalogue {
         Ok(self.client.sync_meta().await?)
     }
 
+    /// Gives a file the name of the volume whose topmost one was `old`, and what that may use.
+    async fn take_name(
+        &self,
+        tenant: Ino,
+        old: Ino,
+        new: &New,
+        name: &VolumeName,
+    ) -> Result<(), OrderError> {
+        self.limits.copy(old, new.ino).await?;
+        self.layers.name(&self.directories, tenant, new.ino, name, 0).await
+    }
+
+    /// Closes a file that did not become what it was made for.
+    async fn closed_unless(
+        &self,
+        done: Result<(), OrderError>,
+        new: &New,
+    ) -> Result<(), OrderError> {
+        if done.is_err() {
+            close(&new.layer).await;
+        }
+        done
+    }
+
+    /// Takes away what nobody needs any more. The order that made it so is carried out, whatever becomes of this: the next tries again.
+    pub(super) async fn tidy(&self, tenant: Ino) {
+        if let Err(error) = self.layers.tidy(&self.directories, tenant).await {
+            tracing::warn!(%error, "layers of volumes that nobody needs stay");
+        }
+    }
+
     fn check_depth(&self, below: &FileLayer, name: &VolumeName) -> Result<(), OrderError> {
         match below.depth() + 1 > LAYERS_MAX {
-            true => {
-                Err(OrderError::TooManyLayers { name: name.clone(), layers_max: LAYERS_MAX })
-            }
+            true => Err(OrderError::TooManyLayers { name: name.clone(), layers_max: LAYERS_MAX }),
             false => Ok(()),
         }
     }
@@ -116,7 +157,10 @@ impl Catalogue {
         let mut rows = Vec::new();
         for entry in self.directories.entries(directory).await? {
             let Ok(name) = SnapshotName::new(of.clone(), &entry.name) else { continue };
-            let note = self.layers.note(entry.ino, || format!("snapshot {name}")).await?;
+            let note = match self.layers.note(entry.ino, || format!("snapshot {name}")).await {
+                Err(OrderError::Client(Error::Meta(MetaFault::Stale))) => continue,
+                note => note?,
+            };
             let taken_ns = note.frozen_ns.unwrap_or(0);
             rows.push(SnapshotRow { name, size_bytes: entry.size_bytes, taken_ns });
         }
@@ -155,6 +199,7 @@ impl Catalogue {
         let layer = self.frozen_layer(&found, &name.volume).await?;
         let place = self.directories.find(&name.volume).await?;
         let share = self.limits.share(&name.volume, place).await?;
+        self.layers.close_unused().await;
         let volume = Rc::new(ThinVolume::frozen(layer, found.size_bytes, super::IO_BYTES_BEST));
         let mut shown = self.shown.borrow_mut();
         shown.retain(|_, shown| shown.strong_count() > 0);
@@ -170,7 +215,8 @@ impl Catalogue {
         found: &Found,
         whose: &VolumeName,
     ) -> Result<Rc<FileLayer>, OrderError> {
-        self.layers.frozen(&self.directories, found.tenant, found.ino, whose).await
+        let whose = format!("a snapshot of {whose}");
+        self.layers.frozen(&self.directories, found.tenant, found.ino, &whose).await
     }
 
     /// Makes a volume that begins as a snapshot, and shares with it what it does not change.
@@ -188,15 +234,14 @@ impl Catalogue {
         let below = (layer, Lower { ino: found.ino.0, bytes });
         let note = Note::default();
         let made = self.layers.make(&self.directories, found.tenant, bytes, note, below).await?;
-        let named = self
-            .layers
-            .name(&self.directories, found.tenant, made.ino, to, RENAME_NOREPLACE)
-            .await;
+        let (directories, tenant) = (&self.directories, found.tenant);
+        let named = self.layers.name(directories, tenant, made.ino, to, RENAME_NOREPLACE).await;
         close(&made.layer).await;
         if named.is_err() {
-            self.layers.tidy(&self.directories, found.tenant).await?;
+            self.tidy(tenant).await;
         }
         named?;
+        self.layers.close_unused().await;
         Ok(self.client.sync_meta().await?)
     }
 
@@ -221,13 +266,13 @@ impl Catalogue {
         let note = Note { volume: Some(found.volume), ..Note::default() };
         let below = (layer, Lower { ino: found.ino.0, bytes });
         let made = self.layers.make(&self.directories, found.tenant, bytes, note, below).await?;
-        self.limits.copy(old.file().ino(), made.ino).await?;
-        self.layers.name(&self.directories, found.tenant, made.ino, &to.volume, 0).await?;
+        let named = self.take_name(found.tenant, old.file().ino(), &made, &to.volume).await;
+        self.closed_unless(named, &made).await?;
         volume.set_top(made.layer);
         volume.gate().set_size_bytes(bytes);
         self.client.sync_meta().await?;
         close_unused(old);
-        self.layers.tidy(&self.directories, found.tenant).await?;
+        self.tidy(found.tenant).await;
         Ok(self.client.sync_meta().await?)
     }
 
@@ -247,33 +292,57 @@ impl Catalogue {
         self.client.unlink(ROOT, found.directory, name.name().as_bytes()).await?;
         self.client.sync_meta().await?;
         self.layers.forget_snapshots(&self.directories, found.tenant, found.volume).await?;
-        self.layers.tidy(&self.directories, found.tenant).await?;
+        self.tidy(found.tenant).await;
         Ok(self.client.sync_meta().await?)
     }
 
-    /// Frees the room of deleted snapshots on which one file lies: that one takes over what is seen of them. Takes as long as copying
-    /// that does, beside requests; goes on where it was interrupted. Says whether anything was done.
-    ///
-    /// # Errors
-    ///
-    /// [`OrderError`]; then it can be tried again.
-    pub async fn settle(&self) -> Result<bool, OrderError> {
+    /// Frees the room of deleted snapshots on which one file lies: the two become one. Takes as long as copying the smaller part, beside
+    /// requests; goes on where it was interrupted. What cannot be done is left, and told: it may be tried again.
+    pub async fn settle(&self) -> Settled {
         let _alone = self.settling.acquire(1).await;
-        let mut has_settled = false;
-        for tenant in self.directories.tenants().await? {
-            while let Some(spare) = self.spare(&tenant).await? {
-                self.spared(&tenant, spare).await?;
-                has_settled = true;
+        let (mut settled, mut tried) = (Settled::default(), BTreeSet::new());
+        let tenants = match self.directories.tenants().await {
+            Ok(tenants) => tenants,
+            Err(error) => return Settled { error: Some(error.into()), ..settled },
+        };
+        for tenant in tenants {
+            loop {
+                let merged = match self.spare(&tenant, &tried).await {
+                    Ok(None) => break,
+                    Ok(Some(spare)) => {
+                        tried.insert((spare.ino, spare.on_it));
+                        self.merged(&tenant, spare).await
+                    }
+                    Err(error) => {
+                        settled.error.get_or_insert(error);
+                        break;
+                    }
+                };
+                match merged {
+                    Ok(true) => settled.merged += 1,
+                    Ok(false) => settled.left += 1,
+                    Err(error) => {
+                        settled.left += 1;
+                        settled.error.get_or_insert(error);
+                    }
+                }
             }
         }
-        Ok(has_settled)
+        self.layers.close_unused().await;
+        settled
     }
 
-    async fn spare(&self, tenant: &Tenant) -> Result<Option<Spare>, OrderError> {
+    /// The next that could be merged, and was not tried.
+    async fn spare(
+        &self,
+        tenant: &Tenant,
+        tried: &BTreeSet<(Ino, Ino)>,
+    ) -> Result<Option<Spare>, OrderError> {
         let _turn = self.turn.acquire(1).await;
         let Some(directory) = self.directories.of(tenant).await? else { return Ok(None) };
         let survey = self.layers.tidy(&self.directories, directory).await?;
-        Ok(survey.spares().first().copied())
+        let is_new = |spare: &Spare| !tried.contains(&(spare.ino, spare.on_it));
+        Ok(survey.spares().into_iter().find(is_new))
     }
 
     /// The volume of a tenant whose topmost file this is, opened.
@@ -288,10 +357,12 @@ impl Catalogue {
         }
     }
 
-    async fn spared(&self, tenant: &Tenant, spare: Spare) -> Result<(), OrderError> {
-        let Some(merging) = self.merging(tenant, spare).await? else { return Ok(()) };
+    /// Merges two layers; false: something came in between.
+    async fn merged(&self, tenant: &Tenant, spare: Spare) -> Result<bool, OrderError> {
+        let Some(merging) = self.merging(tenant, spare).await? else { return Ok(false) };
         let merged = async {
-            let (up, down) = merging.upper.weigh(merging.size_bytes()).await?;
+            let size = merging.upper_bytes();
+            let (up, down) = merging.upper.weigh(size).await?;
             tracing::debug!(up, down, "a deleted snapshot is merged with what lies on it");
             if up <= down {
                 self.rise(&merging).await
@@ -306,31 +377,27 @@ impl Catalogue {
         merged
     }
 
-    async fn merging(
-        &self,
-        tenant: &Tenant,
-        spare: Spare,
-    ) -> Result<Option<Merging>, OrderError> {
+    async fn merging(&self, tenant: &Tenant, spare: Spare) -> Result<Option<Merging>, OrderError> {
         let _turn = self.turn.acquire(1).await;
         let Some(directory) = self.directories.of(tenant).await? else { return Ok(None) };
         let volume = match spare.is_below_top {
             true => self.volume_on_top(tenant, spare.on_it).await?,
             false => None,
         };
+        if spare.is_below_top && volume.is_none() {
+            // A file that is no volume's.
+            return Ok(None);
+        }
         let upper = match &volume {
-            Some(volume) => {
-                *self.merging.borrow_mut() = Rc::downgrade(volume);
-                volume.top()
-            }
+            Some(volume) => volume.top(),
             None => {
-                let whose = VolumeName::new(tenant.clone(), "of-a-layer").expect("a name");
+                let whose = layer_called(spare.on_it);
                 self.layers.frozen(&self.directories, directory, spare.on_it, &whose).await?
             }
         };
-        let attr = self.client.attr(spare.on_it).await?;
-        let lower = self.client.attr(spare.ino).await?;
-        let (frozen_bytes, lower_bytes) = (attr.size, lower.size);
-        Ok(Some(Merging { directory, spare, upper, volume, frozen_bytes, lower_bytes }))
+        let frozen_bytes = self.client.attr(spare.on_it).await?.size;
+        *self.merging.borrow_mut() = volume.as_ref().map_or_else(Weak::new, Rc::downgrade);
+        Ok(Some(Merging { directory, spare, upper, volume, frozen_bytes }))
     }
 
     /// That the two of them still lie on each other, and nothing else on the lower one.
@@ -341,8 +408,14 @@ impl Catalogue {
         Ok(is_upper && merging.upper.file().ino() == merging.spare.on_it)
     }
 
+    /// As [`Self::is_still`], and that the upper one is the topmost of its volume.
+    async fn is_still_top(&self, merging: &Merging) -> Result<bool, OrderError> {
+        let is_top = |volume: &Rc<ThinVolume>| Rc::ptr_eq(&volume.top(), &merging.upper);
+        Ok(merging.volume.as_ref().is_some_and(is_top) && self.is_still(merging).await?)
+    }
+
     /// The upper one takes over what is seen of the lower one.
-    async fn rise(&self, merging: &Merging) -> Result<(), OrderError> {
+    async fn rise(&self, merging: &Merging) -> Result<bool, OrderError> {
         let (upper, spare) = (&merging.upper, merging.spare);
         match &merging.volume {
             Some(volume) => upper.rise(volume.gate()).await?,
@@ -351,30 +424,36 @@ impl Catalogue {
         }
         let _turn = self.turn.acquire(1).await;
         if !self.is_still(merging).await? {
-            return Ok(());
+            return Ok(false);
         }
         let _quiet = merging.quiet().await;
         upper.sync().await?;
-        let note = self.layers.note(spare.on_it, || format!("layer {:x}", spare.on_it.0)).await?;
+        let note = self.layers.note(spare.on_it, || layer_called(spare.on_it)).await?;
         let without = upper.without();
-        let below = without.as_ref().map(|below| Lower {
-            ino: below.layer.file().ino().0,
-            bytes: below.bytes,
-        });
+        let below = without
+            .as_ref()
+            .map(|below| Lower { ino: below.layer.file().ino().0, bytes: below.bytes });
         self.layers.keep(spare.on_it, Note { below, ..note }).await?;
         self.client.sync_meta().await?;
         upper.set_below(without);
-        self.layers.tidy(&self.directories, merging.directory).await?;
-        Ok(self.client.sync_meta().await?)
+        self.tidy(merging.directory).await;
+        self.client.sync_meta().await?;
+        Ok(true)
     }
 
-    /// Makes the lower one as long as the upper one, and empty behind what is seen of it.
-    async fn fit(&self, merging: &Merging) -> Result<(), OrderError> {
-        let Some(below) = merging.upper.below() else { return Ok(()) };
-        let (ino, whose) = (merging.spare.ino, format!("layer {:x}", merging.spare.ino.0));
-        self.layers.cut(ino, below.bytes, whose).await?;
-        below.layer.cut(below.bytes, merging.lower_bytes.max(below.bytes));
-        for size in [below.bytes, merging.size_bytes()] {
+    /// Makes the lower one as long as the upper one of `size` bytes, and empty behind what is seen of it. Nothing else lies on it, and
+    /// orders wait.
+    async fn fit(
+        &self,
+        merging: &Merging,
+        below: &Below<File>,
+        size: u64,
+    ) -> Result<(), OrderError> {
+        let ino = merging.spare.ino;
+        let old_bytes = self.client.attr(ino).await?.size;
+        self.layers.cut(ino, below.bytes, layer_called(ino)).await?;
+        below.layer.cut(below.bytes, old_bytes);
+        for size in [below.bytes, size.max(below.bytes)] {
             let change = AttrChange { size: Some(size), ..AttrChange::default() };
             self.client.set_attr(ROOT, ino, change).await?;
         }
@@ -382,20 +461,28 @@ impl Catalogue {
     }
 
     /// The lower one takes over what the topmost layer of a volume holds, and becomes the topmost one.
-    async fn sink_top(&self, tenant: &Tenant, merging: &Merging) -> Result<(), OrderError> {
-        let Some(volume) = &merging.volume else { return Ok(()) };
-        let (upper, spare, bytes) = (&merging.upper, merging.spare, volume.gate().size_bytes());
-        let Some(below) = upper.below() else { return Ok(()) };
-        self.fit(merging).await?;
-        upper.tell_changed();
+    async fn sink_top(&self, tenant: &Tenant, merging: &Merging) -> Result<bool, OrderError> {
+        let Some(volume) = &merging.volume else { return Ok(false) };
+        let (upper, spare) = (&merging.upper, merging.spare);
+        let begun = async {
+            let _turn = self.turn.acquire(1).await;
+            let Some(below) = upper.below() else { return Ok(None) };
+            if !self.is_still_top(merging).await? {
+                return Ok(None);
+            }
+            let size = volume.gate().size_bytes();
+            self.fit(merging, &below, size).await?;
+            upper.tell_changed();
+            Ok::<_, OrderError>(Some((below, size)))
+        };
+        let Some((below, size)) = begun.await? else { return Ok(false) };
         let _told = TellNoMore(upper);
-        upper.sink(&[0..bytes]).await?;
+        upper.sink_all(size).await?;
         // What was written meanwhile, and while that was copied.
         for _ in 0..SINKS_MAX {
-            let changed = joined(upper.take_changed());
-            let copied: u64 = changed.iter().map(|part| part.end - part.start).sum();
+            let changed = upper.take_changed(size);
             upper.sink(&changed).await?;
-            if copied <= SUNK_AT_LAST {
+            if bytes_of(&changed) <= SUNK_AT_LAST {
                 break;
             }
         }
@@ -403,17 +490,21 @@ impl Catalogue {
 
         let _turn = self.turn.acquire(1).await;
         let _quiet = volume.gate().closed().await;
-        let is_top = Rc::ptr_eq(&volume.top(), upper);
-        let is_cut = volume.gate().size_bytes() != bytes
+        let is_cut = volume.gate().size_bytes() != size
             || upper.below().is_none_or(|now| now.bytes != below.bytes);
-        if !is_top || is_cut || !self.is_still(merging).await? {
-            return Ok(());
+        if is_cut || !self.is_still_top(merging).await? {
+            return Ok(false);
         }
-        let Some(name) = self.name_of(tenant, spare.on_it).await? else { return Ok(()) };
-        upper.sink(&joined(upper.take_changed())).await?;
+        let Some(name) = self.name_of(tenant, spare.on_it).await? else { return Ok(false) };
+        let changed = upper.take_changed(size);
+        if bytes_of(&changed) > SUNK_AT_LAST {
+            // Guests write faster than that is copied: rather another time than that they wait.
+            return Ok(false);
+        }
+        upper.sink(&changed).await?;
         below.layer.sync().await?;
         let top = self.layers.note(spare.on_it, || format!("volume {name}")).await?;
-        let lower = self.layers.note(spare.ino, || format!("layer {:x}", spare.ino.0)).await?;
+        let lower = self.layers.note(spare.ino, || layer_called(spare.ino)).await?;
         let note = Note { volume: top.volume, below: lower.below, frozen_ns: None };
         self.layers.keep(spare.ino, note).await?;
         self.limits.copy(spare.on_it, spare.ino).await?;
@@ -424,42 +515,52 @@ impl Catalogue {
         volume.set_top(below.layer);
         self.client.sync_meta().await?;
         close_unused(Rc::clone(upper));
-        self.layers.tidy(directories, directory).await?;
-        Ok(self.client.sync_meta().await?)
+        self.tidy(directory).await;
+        self.client.sync_meta().await?;
+        Ok(true)
     }
 
     /// The lower one takes over what a frozen one holds, and whatever that is for.
-    async fn sink_frozen(&self, merging: &Merging) -> Result<(), OrderError> {
+    async fn sink_frozen(&self, merging: &Merging) -> Result<bool, OrderError> {
         let (upper, spare) = (&merging.upper, merging.spare);
-        let Some(below) = upper.below() else { return Ok(()) };
-        self.fit(merging).await?;
-        upper.sink(&[0..merging.frozen_bytes]).await?;
+        let begun = async {
+            let _turn = self.turn.acquire(1).await;
+            let Some(below) = upper.below() else { return Ok(None) };
+            if !self.is_still(merging).await? {
+                return Ok(None);
+            }
+            self.fit(merging, &below, merging.frozen_bytes).await?;
+            Ok::<_, OrderError>(Some(below))
+        };
+        let Some(below) = begun.await? else { return Ok(false) };
+        upper.sink_all(merging.frozen_bytes).await?;
         below.layer.sync().await?;
 
         let _turn = self.turn.acquire(1).await;
         if !self.is_still(merging).await? {
-            return Ok(());
+            return Ok(false);
         }
-        let note = self.layers.note(spare.on_it, || format!("layer {:x}", spare.on_it.0)).await?;
-        let lower = self.layers.note(spare.ino, || format!("layer {:x}", spare.ino.0)).await?;
+        let note = self.layers.note(spare.on_it, || layer_called(spare.on_it)).await?;
+        let lower = self.layers.note(spare.ino, || layer_called(spare.ino)).await?;
         self.layers.keep(spare.ino, Note { below: lower.below, ..note }).await?;
         let (directories, directory) = (&self.directories, merging.directory);
         let survey = self.layers.survey(directories, directory).await?;
         for on_it in survey.lie_on(spare.on_it) {
-            let note = self.layers.note(on_it, || format!("layer {:x}", on_it.0)).await?;
+            let note = self.layers.note(on_it, || layer_called(on_it)).await?;
             let below = note.below.map(|below| Lower { ino: spare.ino.0, ..below });
             self.layers.keep(on_it, Note { below, ..note }).await?;
         }
         self.layers.take_snapshot_name(directories, directory, spare.on_it, spare.ino).await?;
-        self.client.sync_meta().await?;
         for layer in self.known_layers() {
             let on_upper = layer.below().filter(|below| Rc::ptr_eq(&below.layer, upper));
             if let Some(on_upper) = on_upper {
                 layer.set_below(Some(Below { layer: Rc::clone(&below.layer), ..on_upper }));
             }
         }
-        self.layers.tidy(directories, directory).await?;
-        Ok(self.client.sync_meta().await?)
+        self.client.sync_meta().await?;
+        self.tidy(directory).await;
+        self.client.sync_meta().await?;
+        Ok(true)
     }
 
     /// Every layer that is open.
@@ -487,14 +588,12 @@ struct Merging {
     upper: Rc<FileLayer>,
     /// Whose topmost layer the upper one is; else that is frozen.
     volume: Option<Rc<ThinVolume>>,
-    /// Of the upper one's file, when this began.
+    /// Of the upper one's file, which stays so long if it is frozen.
     frozen_bytes: u64,
-    /// Of the lower one's file, when this began.
-    lower_bytes: u64,
 }
 
 impl Merging {
-    fn size_bytes(&self) -> u64 {
+    fn upper_bytes(&self) -> u64 {
         self.volume.as_ref().map_or(self.frozen_bytes, |volume| volume.gate().size_bytes())
     }
 
@@ -516,15 +615,11 @@ impl Drop for TellNoMore<'_> {
     }
 }
 
-/// The same granules, each once.
-fn joined(mut parts: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    parts.sort_by_key(|part| part.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for part in parts {
-        match joined.last_mut() {
-            Some(last) if last.end >= part.start => last.end = last.end.max(part.end),
-            _ => joined.push(part),
-        }
-    }
-    joined
+fn bytes_of(parts: &[Range<u64>]) -> u64 {
+    parts.iter().map(|part| part.end - part.start).sum()
+}
+
+/// A layer as an operator may see it: by the number of its file.
+fn layer_called(ino: Ino) -> String {
+    format!("layer {:x}", ino.0)
 }

@@ -40,9 +40,20 @@ impl Bits {
             return;
         }
         let words = self.0.get_or_insert_with(|| Box::new([0; (REGION_GRANULES / 64) as usize]));
-        for granule in granules {
-            let (word, bit) = (&mut words[granule as usize / 64], 1 << (granule % 64));
-            *word = if to { *word | bit } else { *word & !bit };
+        for (word, mask) in masks(granules) {
+            let word = &mut words[word];
+            *word = if to { *word | mask } else { *word & !mask };
+        }
+    }
+
+    /// True when one of them is so.
+    fn any(&self, mut granules: Range<u64>, is: bool) -> bool {
+        match &self.0 {
+            None => !is && granules.next().is_some(),
+            Some(words) => masks(granules).any(|(word, mask)| {
+                let set = words[word] & mask;
+                if is { set != 0 } else { set != mask }
+            }),
         }
     }
 
@@ -63,6 +74,16 @@ impl Bits {
         }
         bits
     }
+}
+
+/// The words in which the bits of `granules` are, and which bits of those.
+fn masks(granules: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let words = granules.start / 64..granules.end.div_ceil(64);
+    words.map(move |word| {
+        let (first, end) = (granules.start.max(word * 64), granules.end.min(word * 64 + 64));
+        let mask = u64::MAX >> (64 - (end - first)) << (first % 64);
+        (word as usize, mask)
+    })
 }
 
 #[derive(Clone, Debug, Default)]
@@ -101,7 +122,8 @@ impl Cover {
 
     /// The parts of `bytes` of which one must look anew what the file holds.
     pub fn unsure(&self, bytes: &Range<u64>) -> Option<Range<u64>> {
-        let is_touched = |unsure: &&Range<u64>| unsure.start < bytes.end && bytes.start < unsure.end;
+        let is_touched =
+            |unsure: &&Range<u64>| unsure.start < bytes.end && bytes.start < unsure.end;
         self.unsure.iter().find(is_touched).cloned()
     }
 
@@ -125,7 +147,8 @@ impl Cover {
 
     /// Takes in what the file holds of a range that [`Self::unsure`] told, unless a change has come meanwhile.
     pub fn relearn(&mut self, range: &Range<u64>, own: &[Range<u64>], surprises: u64) {
-        if self.surprises != surprises {
+        // Who was faster has let others change it since.
+        if self.surprises != surprises || !self.unsure.contains(range) {
             return;
         }
         self.set(range, |region, granules| region.own.set(granules, false));
@@ -138,7 +161,9 @@ impl Cover {
     /// Nobody knows any more what the file holds of `bytes`.
     pub fn doubt(&mut self, bytes: Range<u64>) {
         self.surprises += 1;
-        self.unsure.push(bytes);
+        if !self.unsure.contains(&bytes) {
+            self.unsure.push(bytes);
+        }
     }
 
     fn set(&mut self, bytes: &Range<u64>, with: impl Fn(&mut Region, Range<u64>)) {
@@ -174,18 +199,17 @@ impl Cover {
 
     /// True when the file holds any of `bytes`.
     pub fn owns_any(&self, bytes: &Range<u64>) -> bool {
-        self.any(bytes, |region, granule| region.own.get(granule))
+        self.any(bytes, |region, granules| region.own.any(granules, true))
     }
 
     /// True when something that lies below `bytes` could be seen if the file held nothing.
     pub fn shows_any(&self, bytes: &Range<u64>) -> bool {
-        self.any(bytes, |region, granule| !region.hidden.get(granule))
+        self.any(bytes, |region, granules| region.hidden.any(granules, false))
     }
 
-    fn any(&self, bytes: &Range<u64>, is_it: impl Fn(&Region, u64) -> bool) -> bool {
-        by_region(bytes).any(|(region, mut granules)| {
-            let region = self.regions.get(&region);
-            region.is_some_and(|region| granules.any(|granule| is_it(region, granule)))
+    fn any(&self, bytes: &Range<u64>, is_it: impl Fn(&Region, Range<u64>) -> bool) -> bool {
+        by_region(bytes).any(|(region, granules)| {
+            self.regions.get(&region).is_some_and(|region| is_it(region, granules))
         })
     }
 
@@ -230,6 +254,7 @@ impl Cover {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     const G: u64 = GRANULE_BYTES;
 
@@ -248,8 +273,12 @@ mod tests {
         cover.own(&(edge - G..edge + 2 * G));
         cover.hide(&(edge + G..edge + 4 * G));
         let runs = cover.runs(&(edge - 2 * G + 10..edge + 5 * G - 1));
-        let expected =
-            [(G - 10, Holds::Below), (3 * G, Holds::Own), (2 * G, Holds::Zeroes), (G - 1, Holds::Below)];
+        let expected = [
+            (G - 10, Holds::Below),
+            (3 * G, Holds::Own),
+            (2 * G, Holds::Zeroes),
+            (G - 1, Holds::Below),
+        ];
         assert_eq!(runs, expected);
         cover.disown(&(edge..edge + 2 * G));
         let runs = cover.runs(&(edge..edge + 3 * G));
@@ -267,7 +296,7 @@ mod tests {
         assert_eq!(kept.len(), 1);
         assert_eq!((kept[0].0, &kept[0].1[..3]), (1, &[0b1111_1000, 1, 0][..]));
         let mut read = Cover::default();
-        read.learn(1, &[REGION_BYTES..REGION_BYTES + G], &kept[0].1, 0);
+        read.learn(1, from_ref(&(REGION_BYTES..REGION_BYTES + G)), &kept[0].1, 0);
         let runs = read.runs(&(REGION_BYTES..REGION_BYTES + 10 * G));
         let expected =
             [(G, Holds::Own), (2 * G, Holds::Below), (6 * G, Holds::Zeroes), (G, Holds::Below)];
@@ -282,7 +311,7 @@ mod tests {
         cover.own(&(0..G));
         cover.learn(0, &[], &[], before);
         assert_eq!(cover.unknown(&(0..G)), [0], "to be read again");
-        cover.learn(0, &[0..G], &[], cover.surprises());
+        cover.learn(0, from_ref(&(0..G)), &[], cover.surprises());
         assert_eq!(cover.runs(&(0..G)), [(G, Holds::Own)]);
 
         cover.doubt(0..2 * G);
@@ -291,8 +320,14 @@ mod tests {
         cover.own(&(G..2 * G));
         cover.relearn(&(0..2 * G), &[], before);
         assert_eq!(cover.unsure(&(0..G)), Some(0..2 * G), "to be looked at again");
-        cover.relearn(&(0..2 * G), std::slice::from_ref(&(G..2 * G)), cover.surprises());
+        let before = cover.surprises();
+        cover.relearn(&(0..2 * G), from_ref(&(G..2 * G)), before);
         assert_eq!(cover.unsure(&(0..G)), None);
+        // Another that looked at the same time is late: what it saw may be from before a change that nobody wondered at.
+        cover.own(&(0..G));
+        cover.relearn(&(0..2 * G), &[], before);
+        assert_eq!(cover.runs(&(0..G)), [(G, Holds::Own)]);
+        cover.disown(&(0..G));
         assert_eq!(cover.runs(&(0..2 * G)), [(G, Holds::Below), (G, Holds::Own)]);
     }
 }

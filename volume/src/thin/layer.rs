@@ -14,12 +14,13 @@ use super::cover::{Cover, GRANULE_BYTES, HIDDEN_BYTES, Holds, REGION_BYTES};
 use super::sparse::Sparse;
 use crate::VolumeError;
 use crate::volume::Extent;
-use futures_util::future::{LocalBoxFuture, try_join, try_join_all};
+use futures_util::future::{LocalBoxFuture, join, try_join, try_join_all};
 use levada_base::buf::bytes_in;
 use levada_base::sync::Semaphore;
 use levada_base::units::{MIB, round_down, round_up};
 use levada_base::{Buf, BufMut, IoVec, RangeLocks, planted};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -29,6 +30,10 @@ const RUNS_PER_QUESTION: usize = 64;
 const BYTES_PER_QUESTION: u64 = 16 * REGION_BYTES;
 /// Regions that are looked up at once.
 const REGIONS_PER_LOOK: u64 = MIB / HIDDEN_BYTES;
+/// Granules that are hidden at once: their bits are one small write, which the log takes as a whole.
+const PUNCHED_BYTES: u64 = 64 * REGION_BYTES;
+/// Changes are told in units of this.
+pub(super) const TOLD_BYTES: u64 = MIB;
 /// Zeroes that are really written go down in pieces of this size.
 const ZEROES_BYTES: u64 = MIB;
 /// What lies below a layer.
@@ -58,8 +63,8 @@ pub(crate) struct Layer<F> {
     hiding: Rc<Semaphore>,
     /// What is hidden is written down, but not durable.
     is_hidden_volatile: Cell<bool>,
-    /// Granules that were changed since somebody began to ask.
-    pub(super) changed: RefCell<Option<Vec<Range<u64>>>>,
+    /// Where something was changed since somebody began to ask: by number, so many bytes each ([`TOLD_BYTES`]).
+    pub(super) changed: RefCell<Option<BTreeSet<u64>>>,
 }
 
 /// Bytes of the file in which the hidden granules are kept of so many bytes that lie below.
@@ -158,11 +163,18 @@ impl<F: Sparse> Layer<F> {
         }
         if bytes < old_bytes {
             self.cover.borrow_mut().disown(&(bytes..old_bytes));
+            if !planted!("layer-cut-untold") {
+                self.tell(&(bytes..old_bytes));
+            }
         }
     }
 
     /// Learns where `bytes` are. Until a change of them begins that stays true but for what [`Self::cover`] is told.
-    pub(super) async fn know(&self, below: &Below<F>, bytes: &Range<u64>) -> Result<(), VolumeError> {
+    pub(super) async fn know(
+        &self,
+        below: &Below<F>,
+        bytes: &Range<u64>,
+    ) -> Result<(), VolumeError> {
         loop {
             let unknown = self.cover.borrow().unknown(bytes);
             let Some(first) = unknown.first().copied() else { break };
@@ -208,7 +220,10 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Where the file has data of `bytes`.
-    pub(super) async fn data_runs(&self, bytes: Range<u64>) -> Result<Vec<Range<u64>>, VolumeError> {
+    pub(super) async fn data_runs(
+        &self,
+        bytes: Range<u64>,
+    ) -> Result<Vec<Range<u64>>, VolumeError> {
         let (mut runs, mut at) = (Vec::new(), bytes.start);
         while at < bytes.end {
             let data = self.file.data(at, bytes.end).await?;
@@ -287,7 +302,10 @@ impl<F: Sparse> Layer<F> {
             return self.file.write(at, from).await;
         }
         let first = take(&mut from, head);
-        try_join(self.file.write(at, first), self.file.write(at + head, from)).await.map(drop)
+        // Both to their end: what is given up may come to pass later.
+        let (first, rest) =
+            join(self.file.write(at, first), self.file.write(at + head, from)).await;
+        first.and(rest)
     }
 
     /// What to write so that every granule that is not the file's own becomes so.
@@ -328,9 +346,7 @@ impl<F: Sparse> Layer<F> {
         changed: Result<(), VolumeError>,
         note: impl FnOnce(&mut Cover, &Range<u64>),
     ) -> Result<(), VolumeError> {
-        if let Some(told) = &mut *self.changed.borrow_mut() {
-            told.push(granules.clone());
-        }
+        self.tell(&granules);
         let mut cover = self.cover.borrow_mut();
         match &changed {
             Ok(()) => note(&mut cover, &granules),
@@ -350,6 +366,14 @@ impl<F: Sparse> Layer<F> {
             at += bytes;
         }
         Ok(())
+    }
+
+    fn tell(&self, bytes: &Range<u64>) {
+        if let Some(told) = &mut *self.changed.borrow_mut()
+            && !planted!("layer-change-untold")
+        {
+            told.extend(bytes.start / TOLD_BYTES..bytes.end.div_ceil(TOLD_BYTES));
+        }
     }
 
     /// Makes `bytes` read as zeroes and gives their room back. As for [`Self::write`].
@@ -378,11 +402,22 @@ impl<F: Sparse> Layer<F> {
         }
     }
 
+    /// Piece by piece, as one request may name a whole volume.
     async fn punch_granules(
         &self,
         below: &Below<F>,
         granules: Range<u64>,
     ) -> Result<(), VolumeError> {
+        let mut at = granules.start;
+        while at < granules.end {
+            let end = granules.end.min(round_down(at, PUNCHED_BYTES) + PUNCHED_BYTES);
+            self.punch_piece(below, at..end).await?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn punch_piece(&self, below: &Below<F>, granules: Range<u64>) -> Result<(), VolumeError> {
         let _turn = self.changing.lock(granules.start, granules.end).await;
         self.know(below, &granules).await?;
         let covering = granules.start..granules.end.min(below.bytes);
@@ -401,7 +436,11 @@ impl<F: Sparse> Layer<F> {
 
     /// Hides what lies below `granules`. Granules never become visible again: bits are only set, so that an old one in a file
     /// hides nothing but what must be hidden.
-    pub(super) async fn hide(&self, below: &Below<F>, granules: &Range<u64>) -> Result<(), VolumeError> {
+    pub(super) async fn hide(
+        &self,
+        below: &Below<F>,
+        granules: &Range<u64>,
+    ) -> Result<(), VolumeError> {
         let _turn = self.hiding.acquire(1).await;
         let (old, new) = {
             let mut cover = self.cover.borrow_mut();
@@ -463,6 +502,9 @@ impl<F: Sparse> Layer<F> {
                     Holds::Below => {
                         let seen = next.min(below.bytes).max(at);
                         while at < seen {
+                            if extents.len() >= RUNS_PER_QUESTION {
+                                return Ok(extents);
+                            }
                             for run in below.layer.extents(at, seen).await? {
                                 at += run.bytes;
                                 push_run(&mut extents, run);

@@ -5,11 +5,12 @@
 //! where it is interrupted.
 
 use super::cover::{GRANULE_BYTES, Holds, REGION_BYTES};
-use super::layer::{Below, Layer};
+use super::layer::{Below, Layer, TOLD_BYTES};
 use super::sparse::Sparse;
 use crate::VolumeError;
 use crate::gate::Gate;
 use levada_base::units::{MIB, round_down, round_up};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Bytes that are copied at once.
@@ -41,8 +42,12 @@ impl<F: Sparse> Layer<F> {
     }
 
     /// Puts what the layer holds and hides of `size` bytes into the one below, which nobody else sees, and which then can take its
-    /// place. That one was cut to what is seen of it, and is `size` bytes long. While the layer is changed, once more each time with
-    /// what [`Self::take_changed`] tells.
+    /// place. That one was cut to what is seen of it, and is `size` bytes long. While the layer is changed, [`Self::sink`] must follow.
+    pub async fn sink_all(&self, size: u64) -> Result<(), VolumeError> {
+        self.sink(std::slice::from_ref(&(0..size))).await
+    }
+
+    /// As [`Self::sink_all`], of what [`Self::take_changed`] tells.
     pub async fn sink(&self, parts: &[Range<u64>]) -> Result<(), VolumeError> {
         let Some(below) = self.below() else { return Ok(()) };
         for part in parts {
@@ -84,12 +89,22 @@ impl<F: Sparse> Layer<F> {
 
     /// Begins to tell what is changed.
     pub fn tell_changed(&self) {
-        *self.changed.borrow_mut() = Some(Vec::new());
+        *self.changed.borrow_mut() = Some(BTreeSet::new());
     }
 
-    /// What was changed since this, or [`Self::tell_changed`], was called last.
-    pub fn take_changed(&self) -> Vec<Range<u64>> {
-        self.changed.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default()
+    /// Where something of `size` bytes was changed since this, or [`Self::tell_changed`], was called last.
+    pub fn take_changed(&self, size: u64) -> Vec<Range<u64>> {
+        let told = self.changed.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default();
+        let mut changed: Vec<Range<u64>> = Vec::new();
+        for number in told {
+            let part = number * TOLD_BYTES..size.min((number + 1) * TOLD_BYTES);
+            match changed.last_mut() {
+                _ if part.is_empty() => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => changed.push(part),
+            }
+        }
+        changed
     }
 
     pub fn tell_no_more(&self) {
@@ -136,7 +151,8 @@ impl<F: Sparse> Layer<F> {
         let (mut holds, mut at) = (Vec::new(), bytes.start);
         for run in self.data_runs(bytes).await? {
             // The last one may end where no granule does.
-            let run = round_down(run.start, GRANULE_BYTES).max(at)..round_up(run.end, GRANULE_BYTES);
+            let run =
+                round_down(run.start, GRANULE_BYTES).max(at)..round_up(run.end, GRANULE_BYTES);
             holds.push((run.start - at, Holds::Below));
             holds.push((run.end - run.start, Holds::Own));
             at = run.end;
@@ -168,6 +184,12 @@ impl<F: Sparse> Layer<F> {
             at = piece.end;
             let _in = gate.pass(piece.start, piece.end - piece.start).await?;
             let _turn = self.changing.lock(piece.start, piece.end).await;
+            // Cut, and grown again meanwhile: less of it is seen now.
+            let seen = self.below().map_or(0, |below| below.bytes);
+            let piece = piece.start..piece.end.min(seen.max(piece.start));
+            if piece.is_empty() {
+                return Ok(());
+            }
             self.know(below, &piece).await?;
             for part in self.shown(&piece) {
                 let read = below.layer.read(part.start, part.end - part.start).await?;
@@ -178,7 +200,11 @@ impl<F: Sparse> Layer<F> {
         Ok(())
     }
 
-    async fn bring_up_zeroes(&self, below: &Below<F>, bytes: Range<u64>) -> Result<(), VolumeError> {
+    async fn bring_up_zeroes(
+        &self,
+        below: &Below<F>,
+        bytes: Range<u64>,
+    ) -> Result<(), VolumeError> {
         let _turn = self.changing.lock(bytes.start, bytes.end).await;
         self.know(below, &bytes).await?;
         for part in self.shown(&bytes) {

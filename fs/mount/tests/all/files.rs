@@ -1,8 +1,10 @@
 //! What a program sees of a mount: the whole stack over services in memory, through the kernel.
 //! `docs/SEMANTICS.md` names the test of each promise. Needs root and `/dev/fuse`.
 
-use levada_base::BufMut;
 use crate::ranges::{copy_range, fallocate, seek};
+use crate::syscalls::{c_path, handle_of, open_handle, write_by_mapping};
+use crate::world::with_world;
+use levada_base::BufMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,8 +15,6 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use crate::syscalls::{c_path, handle_of, open_handle, write_by_mapping};
-use crate::world::with_world;
 
 /// Bytes that differ from block to block and inside each.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {

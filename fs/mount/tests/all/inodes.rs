@@ -1,5 +1,8 @@
 //! Files without a name, special files, and when an inode was made, through the kernel. Needs root and `/dev/fuse`.
 
+use crate::syscalls::c_path;
+use crate::unnamed::{in_proc, name_by_proc, unnamed};
+use crate::world::{there_is_fuse, with_world};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -8,9 +11,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use crate::syscalls::c_path;
-use crate::unnamed::{in_proc, name_by_proc, unnamed};
-use crate::world::{there_is_fuse, with_world};
 
 /// More than one object's part of a file.
 const BYTES: usize = 700_000;

@@ -1,5 +1,6 @@
 //! Two mounts of one file system under the real kernel: what one has changed the other sees at once, and neither waits long.
 
+use crate::world::with_world;
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -9,7 +10,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
-use crate::world::with_world;
 
 /// A cycle of two mounts that wait for each other ends after a second.
 const STALL_MAX: Duration = Duration::from_secs(2);

@@ -1,6 +1,7 @@
 //! Locks through the kernel, by processes on two mounts of one file system. Needs root and `/dev/fuse`.
 
 use crate::program::{Program, errno, fcntl_lock, flock};
+use crate::world::{World, there_is_fuse, with_world};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -8,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use crate::world::{World, there_is_fuse, with_world};
 
 const AGAIN: &str = "EAGAIN";
 /// What is said at once is said within this.

@@ -1,5 +1,6 @@
 //! Two mounts that write one file under the real kernel: nothing that is appended is lost, nothing that is read is old.
 
+use crate::world::with_world;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -9,7 +10,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use crate::world::with_world;
 
 const EACH: u64 = 2500;
 

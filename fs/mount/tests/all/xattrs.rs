@@ -1,6 +1,9 @@
 //! Extended attributes and access control lists, as programs see them through the kernel.
 //! Needs root and `/dev/fuse`.
 
+use crate::syscalls::c_path;
+use crate::unnamed::{name_by_proc, unnamed};
+use crate::world::{World, with_world};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -8,9 +11,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use crate::syscalls::c_path;
-use crate::unnamed::{name_by_proc, unnamed};
-use crate::world::{World, with_world};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
