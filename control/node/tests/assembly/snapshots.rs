@@ -289,7 +289,9 @@ fn an_order_is_carried_out_or_not_whenever_the_power_goes() {
                         is_there,
                         "seed {seed}, after {done} orders and {under_way:?}: {round}"
                     );
-                    assert_eq!(catalogue.settle().await.error, None);
+                    let settled = catalogue.settle().await;
+                    let (left, error) = (settled.left, settled.error);
+                    assert_eq!((left, error), (0, None), "seed {seed}, after {done}: {round}");
                 }
             })
             .await;
