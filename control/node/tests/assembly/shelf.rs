@@ -5,7 +5,7 @@ use levada_base::ids::{Ino, Uuid};
 use levada_base::reactor::{self, Group, random_u64};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
-use levada_client::{Client, ClientConfig};
+use levada_client::{Client, ClientConfig, housekeeper};
 use levada_device::{Device, FaultDevice, Faults, RamDevice, VolatileDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
@@ -177,10 +177,18 @@ async fn begin(file: ClusterFile, shelf: &Shelf) -> (Cluster, Group, Client) {
     let router = Rc::clone(&cluster.router) as Rc<_>;
     reactor::spawn_in(&services, accept_all(Rc::new(listener), router, ServiceConfig::default()));
     let target = cluster.metadata_target().expect("a metadata target");
-    // A name of its own in each life, as the node's client has.
-    let name = u128::from(random_u64()) << 64 | u128::from(random_u64());
-    let config = ClientConfig::new(net.transport("client"), ADDRESS, target, name.to_le_bytes());
-    let client = Client::connect(config).await.expect("connects");
+    let connect = async |host| {
+        // A name of its own in each life, as the node's client has.
+        let name = u128::from(random_u64()) << 64 | u128::from(random_u64());
+        let config = ClientConfig::new(net.transport(host), ADDRESS, target, name.to_le_bytes());
+        Client::connect(config).await.expect("connects")
+    };
+    if shelf.volatile.is_some() {
+        // There may be something to be done for clients of the life before.
+        let keeper = connect("housekeeper").await;
+        reactor::spawn_in(&services, housekeeper::keep_house(keeper));
+    }
+    let client = connect("client").await;
     (cluster, services, client)
 }
 

@@ -277,6 +277,7 @@ fn an_order_is_carried_out_or_not_whenever_the_power_goes() {
     for seed in 0..cuts {
         let shelf = Rc::new(Shelf::volatile());
         let done = live(&shelf, seed, whole * (2 * seed as u32 + 1) / (2 * cuts as u32));
+        eprintln!("seed {seed}: cut after {done} orders");
         cut_within += usize::from(done < orders.len());
         let (before, after) = (&states[done], &states[(done + 1).min(orders.len())]);
         let under_way = orders.get(done);
