@@ -2,11 +2,11 @@
 //!
 //! What always holds: a message changes all that it says, or nothing and is refused.
 
-use crate::disk::{Features, PROTOCOL_FEATURES, protocol};
 use crate::inflight::{Inflight, region_bytes};
 use crate::memory::{MapError, Mapping, Memory, Outside, REGIONS_MAX, sealed};
 use crate::message::{Answer, BadMessage, InflightPlace, Request};
 use crate::ring::{Addresses, Broken, DESCRIPTORS_MAX, Shape};
+use crate::served::{Features, PROTOCOL_FEATURES, protocol};
 use crate::signal::{Kick, Signal};
 use crate::stranger::{Kind, Stranger};
 use std::io;
@@ -68,6 +68,7 @@ pub(crate) enum Step {
 
 pub(crate) struct Device {
     offered: Features,
+    protocol_offered: u64,
     pub features: Features,
     pub protocol: u64,
     pub memory: Rc<Memory>,
@@ -76,10 +77,16 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(offered: Features, queues: u16) -> Self {
-        let rings = (0..queues).map(|_| Vring::default()).collect();
-        let features = Features::default();
-        Self { offered, features, protocol: 0, memory: Rc::default(), rings, inflight: None }
+    pub(crate) fn new(offered: Features, protocol_offered: u64, queues: u16) -> Self {
+        Self {
+            offered,
+            protocol_offered,
+            features: Features::default(),
+            protocol: 0,
+            memory: Rc::default(),
+            rings: (0..queues).map(|_| Vring::default()).collect(),
+            inflight: None,
+        }
     }
 
     fn ring(&mut self, number: u32) -> Result<&mut Vring, Refusal> {
@@ -102,9 +109,9 @@ impl Device {
                 self.features = Features(bits);
                 Ok(Step::Done)
             }
-            Request::GetProtocolFeatures => answer(protocol::ALL),
+            Request::GetProtocolFeatures => answer(self.protocol_offered),
             Request::SetProtocolFeatures(bits) => {
-                if bits & !protocol::ALL != 0 {
+                if bits & !self.protocol_offered != 0 {
                     return Err(Refusal::Features(bits));
                 }
                 self.protocol = bits;

@@ -1,9 +1,8 @@
 //! The disk that a client sees: what it offers, and its configuration space (virtio 1.2, 5.2.3 and 5.2.4).
 
+use crate::served::{Features, protocol};
 use levada_volume::Volume;
 use virtio_bindings::virtio_blk as blk;
-use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 /// The unit of every address in the protocol, and the logical block.
 pub(crate) const SECTOR_BYTES: u64 = 512;
@@ -18,64 +17,34 @@ pub(crate) const RANGES_MAX: u32 = 32;
 /// Sectors of one such range.
 pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 
-/// `VHOST_USER_F_PROTOCOL_FEATURES`
-pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Messages of the protocol beyond the plain ones.
+pub(crate) const PROTOCOL: u64 = protocol::MQ
+    | protocol::REPLY_ACK
+    | protocol::BACKEND_REQ
+    | protocol::CONFIG
+    | protocol::INFLIGHT_SHMFD
+    | protocol::CONFIGURE_MEM_SLOTS;
 
-/// Bits of `VHOST_USER_GET_PROTOCOL_FEATURES`.
-pub(crate) mod protocol {
-    pub(crate) const MQ: u64 = 1 << 0;
-    pub(crate) const REPLY_ACK: u64 = 1 << 3;
-    pub(crate) const BACKEND_REQ: u64 = 1 << 5;
-    pub(crate) const CONFIG: u64 = 1 << 9;
-    pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
-    pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    pub(crate) const ALL: u64 =
-        MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
+/// What a volume offers.
+pub(crate) fn offered(volume: &(impl Volume + ?Sized)) -> Features {
+    let bits = [
+        blk::VIRTIO_BLK_F_SIZE_MAX,
+        blk::VIRTIO_BLK_F_SEG_MAX,
+        blk::VIRTIO_BLK_F_BLK_SIZE,
+        blk::VIRTIO_BLK_F_TOPOLOGY,
+        blk::VIRTIO_BLK_F_MQ,
+        blk::VIRTIO_BLK_F_FLUSH,
+    ];
+    let written = match volume.shape().is_read_only {
+        true => &[blk::VIRTIO_BLK_F_RO][..],
+        false => &[blk::VIRTIO_BLK_F_DISCARD, blk::VIRTIO_BLK_F_WRITE_ZEROES],
+    };
+    bits.iter().chain(written).fold(Features::RINGS, |all, bit| all.with(*bit))
 }
 
-/// What a client has agreed to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Features(pub u64);
-
-impl Features {
-    /// What a volume offers.
-    pub(crate) fn of(volume: &(impl Volume + ?Sized)) -> Self {
-        let bits = [
-            VIRTIO_F_VERSION_1,
-            VIRTIO_F_RING_PACKED,
-            VIRTIO_RING_F_INDIRECT_DESC,
-            VIRTIO_RING_F_EVENT_IDX,
-            blk::VIRTIO_BLK_F_SIZE_MAX,
-            blk::VIRTIO_BLK_F_SEG_MAX,
-            blk::VIRTIO_BLK_F_BLK_SIZE,
-            blk::VIRTIO_BLK_F_TOPOLOGY,
-            blk::VIRTIO_BLK_F_MQ,
-            blk::VIRTIO_BLK_F_FLUSH,
-        ];
-        let written = match volume.shape().is_read_only {
-            true => &[blk::VIRTIO_BLK_F_RO][..],
-            false => &[blk::VIRTIO_BLK_F_DISCARD, blk::VIRTIO_BLK_F_WRITE_ZEROES],
-        };
-        let all = bits.iter().chain(written);
-        Self(all.fold(PROTOCOL_FEATURES, |all, bit| all | 1 << bit))
-    }
-
-    pub(crate) fn has(self, bit: u32) -> bool {
-        self.0 & 1 << bit != 0
-    }
-
-    pub(crate) fn is_packed(self) -> bool {
-        self.has(VIRTIO_F_RING_PACKED)
-    }
-
-    pub(crate) fn has_event_index(self) -> bool {
-        self.has(VIRTIO_RING_F_EVENT_IDX)
-    }
-
-    /// True when the driver will flush: else a write is done when it is durable.
-    pub(crate) fn has_flush(self) -> bool {
-        self.has(blk::VIRTIO_BLK_F_FLUSH)
-    }
+/// True when the driver will flush: else a write is done when it is durable.
+pub(crate) fn has_flush(features: Features) -> bool {
+    features.has(blk::VIRTIO_BLK_F_FLUSH)
 }
 
 /// `struct virtio_blk_config`.
@@ -163,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_read_only_offers_nothing_that_writes() {
-        let (written, fixed) = (Features::of(&Sized(1 << 20)), Features::of(&Sized(0)));
+        let (written, fixed) = (offered(&Sized(1 << 20)), offered(&Sized(0)));
         assert!(fixed.has(blk::VIRTIO_BLK_F_RO) && !written.has(blk::VIRTIO_BLK_F_RO));
         assert!(written.has(blk::VIRTIO_BLK_F_DISCARD) && !fixed.has(blk::VIRTIO_BLK_F_DISCARD));
     }

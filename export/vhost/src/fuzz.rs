@@ -1,11 +1,12 @@
 //! Entry points for the fuzzer: everything that reads bytes of a client, on the socket and in its memory.
 
 use crate::device::Device;
-use crate::disk::Features;
+use crate::disk::PROTOCOL;
 use crate::inflight::Inflight;
 use crate::memory::{Mapping, Memory, Place, sealed};
 use crate::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
 use crate::ring::{Addresses, Ring, Shape, Used};
+use crate::served::Features;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ const POPS_MAX: usize = 4096;
 /// Reads messages until the bytes are used up, as a session does, and lets a device follow those that come without
 /// descriptors.
 pub fn messages(bytes: &[u8]) {
-    let mut device = Device::new(Features(u64::MAX), 4);
+    let mut device = Device::new(Features(u64::MAX), PROTOCOL, 4);
     let mut rest = bytes;
     while let Some((header, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
         let Ok(header) = Header::parse(header) else { return };

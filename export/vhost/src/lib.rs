@@ -1,9 +1,9 @@
 //! A volume as a disk of a virtual machine: the vhost-user-blk back end.
 //!
-//! Read it downwards, as a guest's request goes: `server` (a socket), `session` (one client: its messages, its queues), `queue`
-//! (one ring served), `ring` (split and packed), `request` (a chain -> the volume). Beside them without I/O: `message`
-//! (the protocol's bytes), `device` (what a client has set up), `disk` (features and configuration), `inflight` (requests that
-//! a later process must know of). At the bottom what touches a client's memory and descriptors: `memory`, `fault`, `signal`, `stranger`.
+//! Read it downwards, as a guest's request goes: `server` (a volume at a `socket`), `session` (one client: its messages, its
+//! queues), `queue` (one ring served), `ring` (split and packed), `request` (a chain -> the volume). What of it is a disk's goes
+//! through `served`. Beside them without I/O: `message` (the protocol's bytes), `device` (what a client has set up), `disk` (features
+//! and configuration), `inflight` (requests that a later process must know of), `cursor` (through the bytes of a chain). At the bottom what touches a client's memory and descriptors: `memory`, `fault`, `signal`, `stranger`.
 //!
 //! What always holds:
 //! - Nothing that a client sends or puts in its memory ends the process, reads what is not its own, or keeps others waiting.
@@ -11,6 +11,7 @@
 //!
 //! Knows nothing of arrays. What is promised to guests, and why it is built so: docs/design/0018-vhost-user-blk.md.
 
+mod cursor;
 mod device;
 mod disk;
 mod fault;
@@ -20,12 +21,15 @@ mod message;
 mod queue;
 mod request;
 mod ring;
+mod served;
 mod server;
 mod session;
 mod signal;
+mod socket;
 mod stranger;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 
-pub use server::{ListenError, Opening, Options, Server};
+pub use server::{Opening, Options, Server};
+pub use socket::ListenError;

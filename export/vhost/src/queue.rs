@@ -11,12 +11,11 @@
 //! - A queue that broke its rules takes nothing more from its ring. What it has taken is finished and answered.
 
 use crate::memory::Memory;
-use crate::request::{self, Client};
 use crate::ring::{Broken, Ring, Shape, Used};
+use crate::served::{Served, Source};
 use crate::signal::{Kick, Signal};
 use levada_base::reactor::{self, JoinHandle, Watched};
 use levada_base::sync::Notify;
-use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -32,6 +31,8 @@ const IDLE_SLEEPS: u32 = 8;
 /// And after it looked at it so often for nothing: other clients may keep the reactor from ever sleeping, and should not pay
 /// for looking at hundreds of idle rings.
 const IDLE_LOOKS: u32 = 10_000;
+/// How often a queue that is to end has those told that still wait.
+const WAITING_AGAIN: Duration = Duration::from_millis(50);
 /// How often a ring is looked at whose client does not kick (`VHOST_USER_SET_VRING_KICK` without a descriptor).
 const UNKICKED_LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -42,8 +43,9 @@ pub(crate) struct Signals {
     pub err: Option<Rc<Signal>>,
 }
 
-pub(crate) struct Queue<V: ?Sized> {
-    client: Rc<Client<V>>,
+pub(crate) struct Queue<S> {
+    served: Rc<S>,
+    source: Source,
     ring: RefCell<Ring>,
     memory: RefCell<Rc<Memory>>,
     signals: RefCell<Signals>,
@@ -61,35 +63,43 @@ pub(crate) struct Queue<V: ?Sized> {
     /// Told when nothing is out any more.
     idle: Notify,
     /// The reactor looks at the ring while this is there: the queue is hot.
-    watch: RefCell<Option<Rc<Watch<V>>>>,
+    watch: RefCell<Option<Rc<Watch<S>>>>,
     idle_sleeps: Cell<u32>,
     idle_looks: Cell<u32>,
 }
 
 /// A queue that is running, and its task.
-pub(crate) struct Running<V: ?Sized> {
-    pub queue: Rc<Queue<V>>,
+pub(crate) struct Running<S> {
+    pub queue: Rc<Queue<S>>,
     task: JoinHandle<()>,
 }
 
-impl<V: ?Sized> Running<V> {
+impl<S: Served> Running<S> {
     /// Stops taking requests, and returns when those that were taken are answered: where the ring stands.
     pub(crate) async fn end(self) -> u32 {
         let queue = &self.queue;
         queue.set_enabled(false);
-        queue.idle.until(|| queue.is_idle().then_some(())).await;
+        loop {
+            queue.served.stop_waiting(queue.source.queue);
+            let idle = queue.idle.until(|| queue.is_idle().then_some(()));
+            // One that has just begun may only be about to wait.
+            if reactor::timeout(WAITING_AGAIN, idle).await.is_ok() {
+                break;
+            }
+        }
         self.task.abort();
         queue.ring.borrow().base()
     }
 }
 
-impl<V: Volume + ?Sized + 'static> Queue<V> {
+impl<S: Served> Queue<S> {
     /// Serves `ring`, once it is enabled.
-    pub(crate) fn run(client: Rc<Client<V>>, ring: Ring, memory: Rc<Memory>) -> Running<V> {
+    pub(crate) fn run(served: Rc<S>, source: Source, ring: Ring, memory: Rc<Memory>) -> Running<S> {
         ring.want_kicks(true);
         fence(Ordering::SeqCst);
         let queue = Rc::new(Self {
-            client,
+            served,
+            source,
             ring: RefCell::new(ring),
             memory: RefCell::new(memory),
             signals: RefCell::default(),
@@ -162,7 +172,8 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
             };
             self.idle_sleeps.set(0);
             self.idle_looks.set(0);
-            let request = request::serve(Rc::clone(&self.client), Rc::clone(&memory), chain);
+            let served = Rc::clone(&self.served);
+            let request = served.serve(self.source, Rc::clone(&memory), chain);
             let mut request = Box::pin(request);
             // What needs no waiting needs no task.
             match request.as_mut().poll(&mut unheard) {
@@ -203,7 +214,7 @@ impl<V: Volume + ?Sized + 'static> Queue<V> {
     }
 }
 
-impl<V: ?Sized> Queue<V> {
+impl<S> Queue<S> {
     /// Gives back what is done, and tells the client if it wants to know.
     fn give_back(&self) {
         let mut done = self.done.borrow_mut();
@@ -303,9 +314,9 @@ impl<V: ?Sized> Queue<V> {
 }
 
 /// What the reactor looks at for a hot queue.
-struct Watch<V: ?Sized>(Weak<Queue<V>>);
+struct Watch<S>(Weak<Queue<S>>);
 
-impl<V: ?Sized> Watched for Watch<V> {
+impl<S> Watched for Watch<S> {
     fn look(&self) -> bool {
         let Some(queue) = self.0.upgrade() else { return false };
         if queue.waiting.borrow().is_none() {

@@ -6,9 +6,11 @@
 //! - Data in flight of one client is bounded, however long its requests are: long ones are carried out in pieces.
 //! - A request that names anything outside the volume changes nothing.
 
-use crate::disk::{Features, RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::cursor::{Cursor, total};
+use crate::disk::{self, RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::memory::{Memory, Outside};
 use crate::ring::{Broken, Chain, Span, Token, Used};
+use crate::served::{Features, Served, Source};
 use levada_base::sync::Semaphore;
 use levada_base::{BufMut, reactor};
 use levada_device::{BlockError, Durability};
@@ -31,6 +33,31 @@ pub(crate) struct Client<V: ?Sized> {
     pub features: Cell<Features>,
     /// Bytes that may still be taken for data in flight.
     pub room: Rc<Semaphore>,
+}
+
+impl<V: Volume + ?Sized + 'static> Served for Client<V> {
+    const PROTOCOL: u64 = disk::PROTOCOL;
+
+    fn offered(&self) -> Features {
+        disk::offered(&*self.volume)
+    }
+
+    fn agreed(&self, features: Features) {
+        self.features.set(features);
+    }
+
+    fn configuration(&self, queues: u16) -> Vec<u8> {
+        disk::configuration(&*self.volume, queues)
+    }
+
+    fn serve(
+        self: Rc<Self>,
+        _source: Source,
+        memory: Rc<Memory>,
+        chain: Chain,
+    ) -> impl Future<Output = Result<Used, Broken>> + 'static {
+        serve(self, memory, chain)
+    }
 }
 
 /// How a request ends, and in its last byte.
@@ -64,67 +91,12 @@ impl From<VolumeError> for Status {
     }
 }
 
-/// A way through the bytes of some spans.
-struct Cursor<'a> {
-    memory: &'a Memory,
-    spans: &'a [Span],
-    /// Bytes of the first span that lie behind.
-    behind: u32,
-}
-
-impl<'a> Cursor<'a> {
-    fn new(memory: &'a Memory, spans: &'a [Span]) -> Self {
-        Self { memory, spans, behind: 0 }
-    }
-
-    /// Goes on by at most `bytes`, within one span: where that is.
-    fn step(&mut self, bytes: usize) -> Result<Span, Outside> {
-        loop {
-            let first = self.spans.first().ok_or(Outside)?;
-            let rest = first.bytes - self.behind;
-            if rest == 0 {
-                self.spans = &self.spans[1..];
-                self.behind = 0;
-                continue;
-            }
-            let at = first.at.checked_add(self.behind.into()).ok_or(Outside)?;
-            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(rest);
-            self.behind += bytes;
-            return Ok(Span { at, bytes });
-        }
-    }
-
-    fn read(&mut self, mut into: &mut [u8]) -> Result<(), Outside> {
-        while !into.is_empty() {
-            let Span { at, bytes } = self.step(into.len())?;
-            let (head, tail) = into.split_at_mut(bytes as usize);
-            self.memory.read(at, head)?;
-            into = tail;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, mut from: &[u8]) -> Result<(), Outside> {
-        while !from.is_empty() {
-            let Span { at, bytes } = self.step(from.len())?;
-            let (head, tail) = from.split_at(bytes as usize);
-            self.memory.write(at, head)?;
-            from = tail;
-        }
-        Ok(())
-    }
-}
-
-fn total(spans: &[Span]) -> u64 {
-    spans.iter().map(|span| u64::from(span.bytes)).sum()
-}
-
 /// Carries a request out, and writes its status.
 ///
 /// # Errors
 ///
 /// [`Broken`] when the client cannot be told: no room for a status, or its memory is gone.
-pub(crate) async fn serve<V: Volume + ?Sized>(
+async fn serve<V: Volume + ?Sized>(
     client: Rc<Client<V>>,
     memory: Rc<Memory>,
     chain: Chain,
@@ -228,7 +200,7 @@ fn place<V: Volume + ?Sized>(client: &Client<V>, sector: u64, bytes: u64) -> Res
 }
 
 fn durability<V: ?Sized>(client: &Client<V>) -> Durability {
-    match client.features.get().has_flush() {
+    match disk::has_flush(client.features.get()) {
         true => Durability::Volatile,
         false => Durability::Fua,
     }

@@ -6,15 +6,13 @@
 //! - A client that stops in the middle of a message, or does not take its answers, costs nobody else anything.
 
 use crate::device::{Device, Refusal, Step};
-use crate::disk::{Features, configuration};
 use crate::message::{Answer, BadMessage, HEADER_BYTES, Header, Request, config_change};
 use crate::queue::{Queue, Running, Signals};
-use crate::request::Client;
 use crate::ring::{Broken, Ring};
+use crate::served::{Served, Source};
 use crate::stranger::Stranger;
 use levada_base::reactor;
 use levada_base::reactor::net::Stream;
-use levada_volume::Volume;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,22 +32,22 @@ enum SessionError {
     Refused { request: u32, source: Refusal },
 }
 
-pub(crate) struct Session<V: ?Sized> {
+pub(crate) struct Session<S> {
     stream: Stream,
-    client: Rc<Client<V>>,
+    served: Rc<S>,
     device: RefCell<Device>,
-    queues: RefCell<Vec<Option<Running<V>>>>,
+    queues: RefCell<Vec<Option<Running<S>>>>,
     /// Where messages of the back end go.
     channel: RefCell<Option<Stream>>,
     messages: Cell<u64>,
 }
 
-impl<V: Volume + ?Sized + 'static> Session<V> {
-    pub(crate) fn new(stream: Stream, client: Rc<Client<V>>, queues: u16) -> Rc<Self> {
-        let device = RefCell::new(Device::new(Features::of(&*client.volume), queues));
+impl<S: Served> Session<S> {
+    pub(crate) fn new(stream: Stream, served: Rc<S>, queues: u16) -> Rc<Self> {
+        let device = RefCell::new(Device::new(served.offered(), S::PROTOCOL, queues));
         let queues = RefCell::new((0..queues).map(|_| None).collect());
         let (channel, messages) = (RefCell::default(), Cell::new(0));
-        Rc::new(Self { stream, client, device, queues, channel, messages })
+        Rc::new(Self { stream, served, device, queues, channel, messages })
     }
 
     /// Serves the client until it goes, breaks the protocol, or [`Session::hang_up`] is called.
@@ -63,6 +61,7 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
         for running in queues {
             running.end().await;
         }
+        self.served.left().await;
         if let Err(error) = ended {
             let (error, messages) = (whole(&error), self.messages.get());
             tracing::info!(%error, messages, "a vhost client is left");
@@ -183,7 +182,7 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
         };
         match step {
             Step::Done => {
-                self.client.features.set(self.device.borrow().features);
+                self.served.agreed(self.device.borrow().features);
             }
             Step::Answer(answer, fd) => return Ok(Some((answer, fd))),
             Step::Ring(number) => self.look_at(number)?,
@@ -204,7 +203,7 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
 
     fn configuration(&self, offset: u32, bytes: u32, flags: u32) -> Answer {
         let queues = self.device.borrow().rings.len() as u16;
-        let mut data = configuration(&*self.client.volume, queues);
+        let mut data = self.served.configuration(queues);
         // Drivers may know more fields than there are.
         let end = offset as usize + bytes as usize;
         data.resize(data.len().max(end.min(256)), 0);
@@ -224,8 +223,10 @@ impl<V: Volume + ?Sized + 'static> Session<V> {
             let base = device.rings[number].base;
             match Ring::new(&device.memory, &shape, base, inflight) {
                 Ok(ring) => {
-                    let client = Rc::clone(&self.client);
-                    queues[number] = Some(Queue::run(client, ring, Rc::clone(&device.memory)));
+                    let source = Source { queue: number, size: shape.size };
+                    let served = Rc::clone(&self.served);
+                    let memory = Rc::clone(&device.memory);
+                    queues[number] = Some(Queue::run(served, source, ring, memory));
                 }
                 Err(broken) => {
                     // Not again with every message; the next kick starts it anew.
