@@ -4,9 +4,9 @@
 //! - [`handler`]: what answers one request, asynchronously.
 //! - [`meters`]: how many requests of which kind, and how long they took.
 //! - [`session`]: INIT, errors and framing around a handler; still no I/O.
-//! - [`transport`]: where messages come from. `/dev/fuse` today (why not FUSE
-//!   over io_uring: docs/design/0014-fuse-transports.md); virtio-fs would be a
-//!   further transport over the same session.
+//! - [`transport`]: where messages come from: `/dev/fuse` (why not FUSE over
+//!   io_uring: docs/design/0014-fuse-transports.md). Those of virtual machines
+//!   come over virtio-fs, a transport over the same session in `export/vhost`.
 //!
 //! Knows nothing of what is served: the mount's handler is over the client library, that of an
 //! array shown as a file over the array.

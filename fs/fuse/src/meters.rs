@@ -16,7 +16,7 @@ pub struct Meters {
 }
 
 /// A request that is being answered.
-pub(crate) struct Metered<'a> {
+pub struct Metered<'a> {
     meter: Rc<Meter>,
     begun: Instant,
     /// Of a WRITE.
@@ -38,7 +38,8 @@ impl Meters {
     }
 
     /// Counts `message` from now on; nothing where nobody waits for an answer, or it is no request.
-    pub(crate) fn begin(&self, message: &[u8]) -> Option<Metered<'_>> {
+    #[must_use]
+    pub fn begin(&self, message: &[u8]) -> Option<Metered<'_>> {
         let number = u32::from_ne_bytes(*message.get(4..)?.first_chunk()?);
         let opcode = Opcode::from_raw(number)?;
         let written_bytes = match opcode {
@@ -59,7 +60,7 @@ impl Meters {
 
 impl Metered<'_> {
     /// It is answered.
-    pub(crate) fn end(self, answer: Option<&Answer>) {
+    pub fn end(self, answer: Option<&Answer>) {
         let failed = answer.is_some_and(Answer::is_failure);
         let moved = if failed { 0 } else { self.written_bytes };
         let bytes = moved + answer.map_or(0, Answer::data_bytes);

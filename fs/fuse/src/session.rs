@@ -10,6 +10,7 @@
 
 use std::cell::Cell;
 use std::io::IoSlice;
+use std::rc::Rc;
 
 use levada_base::Buf;
 use smallvec::SmallVec;
@@ -23,7 +24,7 @@ pub struct Session<H> {
     handler: H,
     limits: Limits,
     terms: Cell<Option<Negotiated>>,
-    meters: Meters,
+    meters: Rc<Meters>,
 }
 
 /// A reply, ready to be sent: the head, then the payload's slices.
@@ -36,6 +37,19 @@ pub struct Answer {
 impl Answer {
     fn new(unique: u64, reply: Reply) -> Option<Self> {
         Some(Answer { head: reply.head(unique)?, reply })
+    }
+
+    /// `errno` as the answer to request `unique`, of a transport that does not hand it on.
+    #[must_use]
+    pub fn error(unique: u64, errno: Errno) -> Self {
+        Self::new(unique, errno.into()).expect("an error is told")
+    }
+
+    /// The same answer to a request of another number, for a transport that gives requests numbers of its own.
+    #[must_use]
+    pub fn numbered(mut self, unique: u64) -> Self {
+        self.head.set_unique(unique);
+        self
     }
 
     /// The target failed, not the program: what a name or a permission may say is an answer.
@@ -59,13 +73,19 @@ impl Answer {
 impl<H: Handler> Session<H> {
     /// A session before INIT.
     pub fn new(handler: H, limits: Limits) -> Self {
-        Session { handler, limits, terms: Cell::new(None), meters: Meters::default() }
+        Session { handler, limits, terms: Cell::new(None), meters: Rc::default() }
     }
 
     /// A session that goes on under `terms`: on another core of the same mount,
     /// or with a connection taken over from another process.
     pub fn resumed(handler: H, limits: Limits, terms: Negotiated) -> Self {
-        Session { handler, limits, terms: Cell::new(Some(terms)), meters: Meters::default() }
+        Session { handler, limits, terms: Cell::new(Some(terms)), meters: Rc::default() }
+    }
+
+    /// The same, which goes on counting where sessions before it ended.
+    #[must_use]
+    pub fn counting_in(self, meters: Rc<Meters>) -> Self {
+        Session { meters, ..self }
     }
 
     /// What INIT agreed on, once it has.
@@ -79,7 +99,7 @@ impl<H: Handler> Session<H> {
     }
 
     /// What a transport with a clock has counted.
-    pub fn meters(&self) -> &Meters {
+    pub fn meters(&self) -> &Rc<Meters> {
         &self.meters
     }
 

@@ -53,6 +53,10 @@ errnos! {
     MLINK = EMLINK;
     /// The result does not fit the caller's buffer.
     RANGE = ERANGE;
+    /// No locks available.
+    NOLCK = ENOLCK;
+    /// There is no such connection any more.
+    NOTCONN = ENOTCONN;
     /// The name is too long.
     NAMETOOLONG = ENAMETOOLONG;
     /// Not implemented; the kernel does not ask again.

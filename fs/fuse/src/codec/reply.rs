@@ -179,6 +179,11 @@ impl Head {
         self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
     }
 
+    /// Makes it the head of another request's answer.
+    pub(crate) fn set_unique(&mut self, unique: u64) {
+        self.bytes[8..OUT_HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
+    }
+
     fn set_error(&mut self, errno: Errno) {
         self.bytes[4..8].copy_from_slice(&(-errno.raw()).to_ne_bytes());
     }
