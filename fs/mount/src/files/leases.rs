@@ -18,7 +18,7 @@ use levada_base::reactor::{self, Instant};
 use levada_client::Client;
 use levada_wire::attr::Attr;
 use levada_wire::meta::Notice;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
@@ -33,6 +33,8 @@ const SHARED_MANY: usize = 1 << 12;
 /// What the kernel has been told.
 #[derive(Default)]
 pub(super) struct Trust {
+    /// It is told nothing for longer than the answer.
+    is_none: Cell<bool>,
     told: RefCell<Told>,
     shared: RefCell<HashMap<Ino, Instant>>,
     /// Names that are being renamed, or renamed to: how many renames do.
@@ -115,9 +117,19 @@ impl Trust {
         shared.insert(dir, reactor::now());
     }
 
+    /// From now on the kernel asks each time, as it cannot be told when that is over.
+    pub(super) fn trust_nothing(&self) {
+        self.is_none.set(true);
+    }
+
+    /// For how long at most.
+    fn limit(&self) -> Duration {
+        if self.is_none.get() { Duration::ZERO } else { VALID }
+    }
+
     /// These attributes are about to be told: for how long they may be trusted.
     pub(super) fn attr(&self, client: &Client, attr: &Attr) -> Duration {
-        let valid = client.attr_valid(attr).min(VALID);
+        let valid = client.attr_valid(attr).min(self.limit());
         if !valid.is_zero() {
             let until = reactor::now() + valid + LATE;
             self.told.borrow_mut().put(self.node_key(attr.ino), until);
@@ -127,7 +139,7 @@ impl Trust {
 
     /// What a name means is about to be told.
     pub(super) fn entry(&self, client: &Client, dir: Ino, name: &[u8], attr: &Attr) -> Entry {
-        let mut entry_valid = client.name_valid(dir, name, attr.ino).min(VALID);
+        let mut entry_valid = client.name_valid(dir, name, attr.ino).min(self.limit());
         let key = self.name_key(dir, name);
         if self.is_shared(dir) || self.moving.borrow().contains_key(&key) {
             entry_valid = Duration::ZERO;

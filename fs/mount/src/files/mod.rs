@@ -71,6 +71,18 @@ const NAME_BYTES_MAX: usize = 255;
 /// The unit of the space counts.
 const FRAGMENT_BYTES: u32 = 4096;
 
+/// What the kernel of a guest keeps, which nobody can tell to drop anything (virtio-fs has no way for that). Of names and
+/// attributes it keeps nothing: the client here answers from what it has leased.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestCache {
+    /// No pages either: what others write shows at once.
+    #[default]
+    None,
+    /// Pages of a file while it is open, and until it has been written elsewhere and is opened anew: meanwhile, what others write
+    /// does not show.
+    Open,
+}
+
 /// The file system behind a mount. Lives on one core.
 pub struct Files {
     client: Client,
@@ -84,6 +96,8 @@ pub struct Files {
     kernel: Kernel,
     /// Before 6.6 the kernel keeps old pages beside writes of files that are open so, and does not map them.
     direct_io: Cell<bool>,
+    /// It is a guest that mounts it.
+    guest: Option<GuestCache>,
 }
 
 /// See [`Files::ask`].
@@ -132,7 +146,15 @@ impl Files {
             places: Rc::default(),
             interrupts: Interrupts::default(),
             direct_io: Cell::new(false),
+            guest: None,
         }
+    }
+
+    /// Says that the kernel is that of a guest, which keeps so much.
+    #[must_use]
+    pub fn for_guest(self, cache: GuestCache) -> Self {
+        self.trust.trust_nothing();
+        Self { guest: Some(cache), ..self }
     }
 
     /// Says where programs find what is served here.

@@ -8,7 +8,7 @@
 
 use super::attrs::has_set_id;
 use super::sharing::drop_soon;
-use super::{Files, VALID, caller_of};
+use super::{Files, GuestCache, VALID, caller_of};
 use crate::codec::operation::OpenArgs;
 use crate::codec::{Caller, Errno, OpenReply, OpenReplyFlags, ReadArgs, Reply, WriteArgs};
 use levada_base::Buf;
@@ -221,13 +221,15 @@ impl Files {
     fn opened(&self, file: File, attr: &Attr, open_flags: u32) -> OpenReply {
         // With NOFLUSH neither a close nor the end of a process would free its POSIX locks.
         let mut flags = OpenReplyFlags::PARALLEL_DIRECT_WRITES;
-        flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr));
+        // What a guest has mapped it reads anew then.
+        let is_uncached = self.guest == Some(GuestCache::None);
+        flags.set(OpenReplyFlags::KEEP_CACHE, self.pages.keep(attr) && !is_uncached);
         // Without it the kernel takes the inode's lock for the whole of each direct write; with it
         // those that do not extend the file run at once. Shared mappings work all the same.
         let has = |flag: i32| open_flags & flag.cast_unsigned() != 0;
         // An append through the cache is cut in two at the edge of a page, and each may come to lie elsewhere.
         let direct = has(libc::O_DIRECT) || has(libc::O_APPEND) || file.is_shared();
-        let cached = !direct || !self.direct_io.get();
+        let cached = !is_uncached && (!direct || !self.direct_io.get());
         flags.set(OpenReplyFlags::DIRECT_IO, !cached);
         OpenReply { fh: self.handles.add(file, attr, open_flags, cached), flags }
     }
