@@ -15,6 +15,8 @@ mod cursor;
 mod device;
 mod disk;
 mod fault;
+mod fs;
+mod fs_server;
 mod inflight;
 mod memory;
 mod message;
@@ -31,5 +33,7 @@ mod stranger;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 
+pub use fs::FileSystem;
+pub use fs_server::{FsOptions, FsServer, Tag, TagError};
 pub use server::{Opening, Options, Server};
 pub use socket::ListenError;
