@@ -50,13 +50,13 @@ enum Command {
     Status(status::StatusArgs),
     /// Watch targets, kinds of requests and drives: rates and latencies, as they are now
     Top(top::TopArgs),
-    /// Mount the file system on a directory
+    /// Mount the file system on a directory, or let a virtual machine mount it
     Mount(mount::MountArgs),
-    /// Unmount a directory
+    /// Unmount a directory, or end what is served at a socket
     Umount {
-        /// Where it is mounted
+        /// Where it is mounted, or the socket
         dir: PathBuf,
-        /// Also while programs use it: it leaves the tree now and ends with its last user
+        /// Also while programs use it: it leaves the tree now and ends with its last user; a socket ends at once
         #[arg(long)]
         lazy: bool,
     },

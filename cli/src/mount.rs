@@ -1,6 +1,7 @@
 //! `mount` and `umount`: a mount is a background process of its own, so that it lives on while
 //! the node is away.
 
+mod guest;
 mod told;
 
 pub use told::{meters, status};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// An unmount that takes longer tells why.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// What mounts say, in the state directory.
+const LOG: &str = "mount.log";
 /// Time for an unmounted process to end before something else is mounted in its place.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -34,19 +37,32 @@ pub const GUARD: &str = "guard-mount";
 #[derive(Args)]
 pub struct MountArgs {
     /// The directory to mount on
-    dir: PathBuf,
+    #[arg(required_unless_present = "vhost")]
+    dir: Option<PathBuf>,
+    /// Instead of a directory, a socket at which one virtual machine at a time mounts it (virtio-fs)
+    #[arg(long, value_name = "SOCKET", conflicts_with = "dir")]
+    vhost: Option<PathBuf>,
+    #[command(flatten)]
+    guest: guest::GuestArgs,
     /// Stay in the foreground
     #[arg(long)]
     foreground: bool,
 }
 
-/// Mounts the file system on a directory.
+/// Mounts the file system on a directory, or lets virtual machines mount it.
 pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
     let path = place::find_or_say(file)?;
     let loaded = place::load_at(&path)?;
+    let dir = match (&args.vhost, &args.dir) {
+        (Some(socket), _) => {
+            return guest::mount(&loaded, &path, socket, &args.guest, args.foreground);
+        }
+        (None, Some(dir)) => dir,
+        (None, None) => bail!("neither a directory nor a socket is named"),
+    };
     if args.foreground {
         let state = place::state(&loaded);
-        let target = mounting::place(&args.dir)?;
+        let target = mounting::place(dir)?;
         if look(&target, &state)? == Found::Ours {
             bail!("{} is mounted already", target.display());
         }
@@ -61,7 +77,7 @@ pub fn mount(file: Option<&Path>, args: &MountArgs) -> Result<()> {
         };
         return mounting::run(&plan, || say!("{}", process::READY));
     }
-    mount_at(&loaded, &path, &args.dir)
+    mount_at(&loaded, &path, dir)
 }
 
 /// Makes the directory of a mount that the cluster file lists, unless it is there.
@@ -94,15 +110,8 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
         say!("{} is mounted already", dir.display());
         return Ok(());
     }
-    if state.running().is_none() {
-        bail!("{} is not up: start it with `levada up`", loaded.cluster.name);
-    }
-    // A mount would wait for it, however long.
-    let status = status::ask(&state)?;
-    if let Some(problem) = status.stopped_metadata() {
-        bail!("cannot mount {}: {problem}", loaded.cluster.name);
-    }
-    let log = state.0.join("mount.log");
+    refuse_unless_up(loaded)?;
+    let log = state.0.join(LOG);
     let arguments = [
         OsStr::new("-f"),
         file.as_os_str(),
@@ -121,6 +130,18 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
     say!("mounted {} on {}", loaded.cluster.name, dir.display());
     if found == Found::Full {
         say!("{} was not empty: what is in it is hidden until the unmount", dir.display());
+    }
+    Ok(())
+}
+
+/// A mount would wait for a node that is away, however long.
+fn refuse_unless_up(loaded: &Loaded) -> Result<()> {
+    let state = place::state(loaded);
+    if state.running().is_none() {
+        bail!("{} is not up: start it with `levada up`", loaded.cluster.name);
+    }
+    if let Some(problem) = status::ask(&state)?.stopped_metadata() {
+        bail!("cannot mount {}: {problem}", loaded.cluster.name);
     }
     Ok(())
 }
@@ -266,6 +287,9 @@ fn is_ending(pid: u32) -> bool {
 /// Unmounts a directory and waits until its process has made everything durable. One that is in
 /// use stays, unless `lazy`.
 pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
+    if let Some(ended) = guest::umount(file, dir, lazy) {
+        return ended;
+    }
     let dir = mounting::place(dir)?;
     let known = match place::find(file) {
         Some(path) => Some(record(&place::state(&place::load_at(&path)?), &dir)?),
@@ -351,7 +375,10 @@ pub fn mounts(state: &StateDir) -> Vec<PathBuf> {
 /// The mounts of this cluster that have a process: what programs do with them waits for the node.
 pub fn served_mounts(state: &StateDir) -> Vec<PathBuf> {
     let mounts = mounts(state).into_iter();
-    mounts.filter(|dir| record(state, dir).is_ok_and(|record| is_served(&record))).collect()
+    let mut served: Vec<_> =
+        mounts.filter(|dir| record(state, dir).is_ok_and(|record| is_served(&record))).collect();
+    served.extend(guest::sockets(state));
+    served
 }
 
 /// One line per mount of a cluster that was here before this one, or that had another address.
@@ -361,6 +388,7 @@ pub fn strangers(state: &StateDir) -> Vec<String> {
 
 /// One line per mount whose process is gone.
 pub fn dead(state: &StateDir) -> Vec<String> {
+    let of_guests = guest::dead(state);
     let is_dead = |dir: &PathBuf| record(state, dir).is_ok_and(|record| !is_served(&record));
     let line = |dir: PathBuf| {
         let dir = dir.display();
@@ -368,14 +396,16 @@ pub fn dead(state: &StateDir) -> Vec<String> {
             "the process of the mount on {dir} is gone: `levada umount {dir}`, then mount again"
         )
     };
-    mounts(state).into_iter().filter(is_dead).map(line).collect()
+    mounts(state).into_iter().filter(is_dead).map(line).chain(of_guests).collect()
 }
 
 fn stranger(dir: &Path, state: &StateDir) -> Option<String> {
-    let of = served(&record(state, dir).ok()?)?.cluster?;
+    let own = record(state, dir).ok().and_then(|record| served(&record));
+    let own = own.or_else(|| served(&guest::record(state, dir).ok()?));
+    let of = own?.cluster?;
     let ours = state.cluster().filter(|ours| *ours != of)?;
     Some(format!(
-        "the mount on {} is of another cluster ({of}; {ours} is up): calls of its programs fail with ESTALE until \
+        "the mount at {} is of another cluster ({of}; {ours} is up): calls of its programs fail with ESTALE until \
          `levada umount`",
         dir.display()
     ))
@@ -413,6 +443,9 @@ pub fn say_what_stays(state: &StateDir) {
     for line in leaving(state) {
         say!("{line}: that waits until the next `levada up`");
     }
+    for socket in guest::sockets(state) {
+        say!("{} stays: its guest waits until the next `levada up`", socket.display());
+    }
 }
 
 /// Unmounts what was mounted from this cluster, also what has left the tree already. What is in
@@ -448,7 +481,7 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
         }
         wait_for(&record, state)?;
     }
-    Ok(())
+    guest::umount_all(state, force)
 }
 
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
@@ -458,7 +491,10 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// The note of the mount on `dir`; its name is the path with `%` and `/` written in hex.
 fn record(state: &StateDir, dir: &Path) -> Result<PathBuf> {
-    let notes = state.0.join(MOUNTS);
+    note_in(state.0.join(MOUNTS), dir)
+}
+
+fn note_in(notes: PathBuf, dir: &Path) -> Result<PathBuf> {
     let name = name_of(dir);
     if name.len() > NAME_BYTES_MAX {
         bail!(

@@ -1,10 +1,11 @@
 //! What the processes of mounts tell of themselves.
 
-use super::{mounts, record, served};
+use super::{guest, mounts, record, served};
+use anyhow::Result;
 use levada_node::control::{self, ControlReply, ControlRequest, MountNow, MountStatus};
 use levada_node::meters::{MountMeters, percentiles};
 use levada_node::state::StateDir;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A mount whose process has stopped keeps nobody who looks.
@@ -12,11 +13,22 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 /// What the mounts of this cluster that have a process say of themselves. One that does not answer at once is left out.
 pub fn meters(state: &StateDir) -> Vec<MountMeters> {
-    mounts(state).iter().filter_map(|dir| meters_of(state, dir)).collect()
+    let at_sockets = guest::sockets(state).into_iter();
+    let at_sockets = at_sockets.filter_map(|at| meters_in(state, &at, guest::record(state, &at)));
+    mounts(state).iter().filter_map(|dir| meters_of(state, dir)).chain(at_sockets).collect()
 }
 
 fn meters_of(state: &StateDir, dir: &Path) -> Option<MountMeters> {
-    let socket = state.mount_socket(served(&record(state, dir).ok()?)?.pid);
+    meters_in(state, dir, record(state, dir))
+}
+
+/// What the process says of which `record` is the note.
+pub(super) fn meters_in(
+    state: &StateDir,
+    dir: &Path,
+    record: Result<PathBuf>,
+) -> Option<MountMeters> {
+    let socket = state.mount_socket(served(&record.ok()?)?.pid);
     match control::ask_within(&socket, &ControlRequest::Meters, LIMIT).ok()? {
         // After a mount that was killed another one may have its number.
         ControlReply::MountMeters(meters) if Path::new(&meters.dir) == dir => Some(*meters),
@@ -33,5 +45,10 @@ pub fn status(state: &StateDir) -> Vec<MountStatus> {
         MountNow { requests, in_flight, p50_us, p99_us, cache }
     };
     let mounts = mounts(state).into_iter();
-    mounts.map(|dir| MountStatus { now: meters_of(state, &dir).map(told), dir }).collect()
+    let mounts = mounts.map(|dir| MountStatus { now: meters_of(state, &dir).map(told), dir });
+    let at_sockets = guest::sockets(state).into_iter().map(|at| {
+        let now = meters_in(state, &at, guest::record(state, &at)).map(told);
+        MountStatus { now, dir: at }
+    });
+    mounts.chain(at_sockets).collect()
 }

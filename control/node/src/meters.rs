@@ -30,7 +30,7 @@ pub struct Meters {
 /// The meters of a mount, from its own process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountMeters {
-    /// Where it is mounted.
+    /// Where it is mounted, or the socket at which virtual machines mount it.
     pub dir: String,
     /// Its process: another one has begun to count anew.
     pub pid: u32,
@@ -39,6 +39,9 @@ pub struct MountMeters {
     /// By what the kernel asks.
     pub ops: Vec<OpMeters>,
     pub cache: CacheMeters,
+    /// It is at a socket, and a virtual machine has it mounted.
+    #[serde(default)]
+    pub has_guest: bool,
 }
 
 /// What was asked of a cache.
@@ -53,6 +56,12 @@ impl CacheMeters {
     #[must_use]
     pub fn of(meter: &HitMeter) -> Self {
         Self { hits: meter.hits.get(), misses: meter.misses.get() }
+    }
+
+    /// With those of another one.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { hits: self.hits + other.hits, misses: self.misses + other.misses }
     }
 
     /// Hits, in percent; `None` when nothing was asked.

@@ -11,15 +11,19 @@
 
 mod desk;
 mod guard;
+mod guest;
 mod note;
 
-use desk::{Clerk, Desk};
+use desk::{Clerk, Desk, Now};
 use guard::Guard;
 
 pub use guard::guard;
+pub use guest::{GuestPlan, serve_guest};
+pub use levada_export_vhost::{Tag, TagError};
 
 pub use note::{Life, Served, dead_in, is_at};
 
+use crate::meters::CacheMeters;
 use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, join_all, select, try_join};
 use levada_base::ids::{TargetId, Uuid};
@@ -27,6 +31,7 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
+pub use levada_mount::files::GuestCache;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
 use levada_mount::transport::reactor::unmount as unmount_mount;
@@ -73,7 +78,7 @@ pub struct MountPlan {
 /// When the service refuses, or the directory cannot be mounted on.
 pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     crate::log_to_stderr();
-    let (record, dead) = note::take(plan)?;
+    let (record, dead) = note::take(&plan.record, &plan.target)?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);
@@ -178,8 +183,14 @@ async fn serve(
     if let Err(error) = mount.set_read_ahead(READ_AHEAD_BYTES) {
         tracing::warn!(%error, "read-ahead stays at the kernel's default");
     }
-    let clerk =
-        Clerk { session: Rc::clone(&session), client: client.clone(), dir: plan.target.clone() };
+    let clerk = Clerk {
+        meters: Rc::clone(session.meters()),
+        now: Box::new({
+            let client = client.clone();
+            move || Now { cache: CacheMeters::of(client.asked()), has_guest: false }
+        }),
+        dir: plan.target.clone(),
+    };
     let _desk = Desk::open(&plan.socket, clerk)
         .inspect_err(|error| tracing::warn!(%error, "`levada top` does not see this mount"));
     tracing::info!(target = %plan.target.display(), "mounted");

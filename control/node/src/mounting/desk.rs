@@ -5,10 +5,8 @@ use crate::control::{ControlReply, ControlRequest};
 use crate::meters::{CacheMeters, MountMeters, OpMeters};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::Group;
-use levada_client::Client;
 use levada_desk as desk;
-use levada_mount::files::Files;
-use levada_mount::session::Session;
+use levada_mount::meters::Meters;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -54,17 +52,25 @@ fn clear(dir: &Path) {
     }
 }
 
+/// What is not counted by the session.
+pub(super) struct Now {
+    pub(super) cache: CacheMeters,
+    /// See [`MountMeters::has_guest`].
+    pub(super) has_guest: bool,
+}
+
 /// Who answers.
 pub(super) struct Clerk {
-    pub(super) session: Rc<Session<Files>>,
-    pub(super) client: Client,
+    pub(super) meters: Rc<Meters>,
+    pub(super) now: Box<dyn Fn() -> Now>,
     pub(super) dir: PathBuf,
 }
 
 impl Clerk {
     fn meters(&self) -> MountMeters {
-        let meters = self.session.meters();
+        let meters = &self.meters;
         let kinds = meters.kinds();
+        let Now { cache, has_guest } = (self.now)();
         MountMeters {
             dir: self.dir.display().to_string(),
             pid: std::process::id(),
@@ -73,7 +79,8 @@ impl Clerk {
                 .iter()
                 .map(|(op, meter)| OpMeters::of(&format!("{op:?}"), "", meter))
                 .collect(),
-            cache: CacheMeters::of(self.client.asked()),
+            cache,
+            has_guest,
         }
     }
 }

@@ -10,7 +10,6 @@
 //!
 //! After a crash the kernel has released the lock, and the text says whose client is dead.
 
-use super::MountPlan;
 use anyhow::{Context, Result, bail};
 use levada_base::ids::Uuid;
 use std::fs::{File, TryLockError};
@@ -175,8 +174,7 @@ pub fn dead_in(mut note: &File) -> std::io::Result<Vec<Uuid>> {
 
 /// Makes the note of a mount and locks it. It tells of no process until the mount is made: what an earlier one noted of
 /// itself is true no longer. Its clients are to be buried.
-pub(super) fn take(plan: &MountPlan) -> Result<(File, Vec<Uuid>)> {
-    let record = &plan.record;
+pub(super) fn take(record: &Path, target: &Path) -> Result<(File, Vec<Uuid>)> {
     let begun = Instant::now();
     loop {
         let note = File::options()
@@ -198,7 +196,7 @@ pub(super) fn take(plan: &MountPlan) -> Result<(File, Vec<Uuid>)> {
             }
             Ok(()) => {}
             Err(TryLockError::WouldBlock) if begun.elapsed() > LET_GO_LIMIT => {
-                bail!("another process serves {} still", plan.target.display())
+                bail!("another process serves {} still", target.display())
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_EVERY),
             Err(TryLockError::Error(error)) => {
@@ -249,30 +247,22 @@ mod tests {
     #[test]
     fn a_note_says_nothing_of_an_earlier_process_but_that_it_is_dead() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let plan = MountPlan {
-            address: String::new(),
-            cluster: String::new(),
-            cluster_uuid: Uuid::from_u128(7),
-            target: dir.path().join("mnt"),
-            record: dir.path().join("record"),
-            socket: dir.path().join("socket"),
-            guard: "guard",
-        };
+        let (record, target) = (dir.path().join("record"), dir.path().join("mnt"));
         let mut child = Command::new("true").spawn().expect("started");
         let (started, _) = process(child.id()).expect("told").expect("not waited for yet");
         let (client, boot) = (Uuid::from_u128(8), boot().expect("told"));
         let life = Life { client, started, boot };
         let text = served(child.id(), Some(life)).to_text();
-        std::fs::write(&plan.record, &text).expect("written");
+        std::fs::write(&record, &text).expect("written");
         // Also before its father has asked how it ended.
-        let (note, dead) = take(&plan).expect("nobody holds it");
+        let (note, dead) = take(&record, &target).expect("nobody holds it");
         child.wait().expect("a child");
         assert_eq!(dead, [client]);
-        let now = || std::fs::read_to_string(&plan.record).expect("read");
+        let now = || std::fs::read_to_string(&record).expect("read");
         assert_eq!((now(), Served::parse(&now())), (format!("dead {client}\n"), None));
         // The next one ends before it has buried anybody.
         drop(note);
-        let (note, dead) = take(&plan).expect("nobody holds it");
+        let (note, dead) = take(&record, &target).expect("nobody holds it");
         assert_eq!(dead, [client]);
         write(&note, "4712").expect("written");
         assert_eq!(now(), "4712");
