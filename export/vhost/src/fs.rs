@@ -143,9 +143,9 @@ impl<F: FileSystem> Guest<F> {
         let session = self.session.borrow().clone().ok_or(Errno::NOTCONN)?;
         let waits = opcode == Some(Opcode::SetLkW);
         let mut all = self.out.borrow_mut();
-        // The unlock must find room in the ring.
+        // The unlock must find room in the ring, where a request takes three descriptors, unless they are indirect.
         let waiting = all.values().filter(|out| out.waits && out.queue == source.queue).count();
-        if waits && waiting >= usize::from(source.size) / 2 {
+        if waits && waiting >= usize::from(source.size) / 4 {
             return Err(Errno::NOLCK);
         }
         let out = Out { session: Rc::clone(&session), queue: source.queue, unique, waits };

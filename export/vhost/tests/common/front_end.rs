@@ -150,10 +150,15 @@ impl FrontEnd {
         assert!(self.try_set(request, payload, fds), "message {request} is refused");
     }
 
-    /// Agrees on features, as QEMU does.
+    /// Agrees on features, as QEMU does of a disk.
     pub fn greet(&self) {
+        self.greet_with(FLUSH);
+    }
+
+    /// Agrees on these, beside those of every device.
+    pub fn greet_with(&self, features: u64) {
         self.send(SET_OWNER, &[], &[]);
-        let features = VERSION_1 | PROTOCOL_FEATURES | FLUSH;
+        let features = VERSION_1 | PROTOCOL_FEATURES | features;
         assert_eq!(self.ask_number(GET_FEATURES) & features, features);
         let protocol = self.ask_number(GET_PROTOCOL_FEATURES);
         self.send(SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);

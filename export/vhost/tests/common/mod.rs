@@ -2,6 +2,8 @@
 #![allow(dead_code)] // Each test uses a part.
 
 pub mod front_end;
+pub mod fs_guest;
+pub mod plain;
 
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
@@ -108,6 +110,20 @@ impl Served {
         let tell = is_ready.recv().expect("the server begins");
         let socket = socket.to_owned();
         Self { socket, neighbour, tell: Some(tell), thread: Some(thread), _dir: None }
+    }
+
+    /// Runs `serve` for a socket and its neighbour, on a thread of its own; it ends when what it sends is told something or dropped.
+    pub fn begin_with(
+        serve: impl FnOnce(PathBuf, PathBuf, mpsc::Sender<mailbox::Sender<Told>>) + Send + 'static,
+    ) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("files.sock");
+        let neighbour = socket.with_extension("neighbour");
+        let (ready, is_ready) = mpsc::channel();
+        let (at, beside) = (socket.clone(), neighbour.clone());
+        let thread = std::thread::spawn(move || serve(at, beside, ready));
+        let tell = is_ready.recv().expect("the server begins");
+        Self { socket, neighbour, tell: Some(tell), thread: Some(thread), _dir: Some(dir) }
     }
 
     pub fn tell(&self, what: Told) {
