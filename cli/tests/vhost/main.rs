@@ -1,5 +1,5 @@
-//! Arrays and volumes of a cluster as virtual machines have them, with a front end by hand (see export/vhost): what a guest
-//! keeps when the program is killed under it, and sockets that come and go with volumes.
+//! Arrays, volumes and the file system of a cluster as virtual machines have them, with a front end by hand (see export/vhost): what a
+//! guest keeps when the program is killed under it, sockets that come and go with volumes, and mounts at sockets.
 //!
 //! Needs io_uring.
 
@@ -8,6 +8,9 @@
 mod fixture;
 #[path = "../../../export/vhost/tests/common/front_end.rs"]
 mod front_end;
+mod fs;
+#[path = "../../../export/vhost/tests/common/fs_guest.rs"]
+mod fs_guest;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,0 +1,132 @@
+//! `levada mount --vhost`: guests of one file system, by hand.
+
+use crate::fs_guest::{FsGuest, REQUESTS, init, lock_args, long, op};
+use crate::support::{Cluster, TINY, can_run, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+
+/// Locks an inode of an open file; 0, or why not.
+fn lock(guest: &mut FsGuest, (node, fh): (u64, u64), owner: u64) -> i32 {
+    guest.ask(op::SETLK, node, &[&lock_args(fh, owner)], 0).expect("an answer").1
+}
+
+/// Opens what another one has made: its node and handle.
+fn open(guest: &mut FsGuest, name: &[u8]) -> (u64, u64) {
+    let node = long(&guest.ok(op::LOOKUP, 1, &[name, &[0]], 128), 0);
+    let flags = (libc::O_RDWR as u32).to_ne_bytes();
+    let opened = guest.ok(op::OPEN, node, &[&flags, &[0; 4]], 16);
+    (node, long(&opened, 0))
+}
+
+#[test]
+fn guests_share_a_file_system_and_leave_nothing_behind() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("fs-a", TINY);
+    cluster.ok(&["up"]);
+    let told = cluster.ok(&["mount", "--vhost", "one.sock"]);
+    assert!(told.contains("by the tag fs-a"), "{told}");
+    cluster.ok(&["mount", "--vhost", "two.sock", "--tag", "mine", "--cache", "open"]);
+    let again = cluster.ok(&["mount", "--vhost", "two.sock"]);
+    assert!(again.contains("served already"), "{again}");
+    let (one_at, two_at) = (cluster.path("one.sock"), cluster.path("two.sock"));
+    let (mut one, mut two) = (FsGuest::new(), FsGuest::new());
+    let one_front = one.mount(&one_at);
+    let _two_front = two.mount(&two_at);
+
+    // What one writes the other reads, before and after it has become durable.
+    let file = one.create(b"shared");
+    let data: Vec<u8> = (0..300_000u32).map(|at| (at / 3) as u8).collect();
+    one.write(file, 0, &data);
+    let theirs = open(&mut two, b"shared");
+    assert_eq!(theirs.0, file.0);
+    assert!(two.read(theirs, 0, 1 << 19) == data);
+    two.write(theirs, 1, b"other");
+    assert_eq!(one.read(file, 0, 6), [&data[..1], b"other"].concat());
+    // A kernel that cannot be told asks each time.
+    let entry = one.ok(op::LOOKUP, 1, &[b"shared\0"], 128);
+    assert_eq!((long(&entry, 16), long(&entry, 24), &entry[32..40]), (0, 0, &[0; 8][..]));
+
+    // A lock is free when the guest is gone, whatever it did not do.
+    assert_eq!(lock(&mut one, file, 1), 0);
+    assert_eq!(lock(&mut two, theirs, 1), -libc::EAGAIN);
+    let waits = two.offer(op::SETLKW, theirs.0, &[&lock_args(theirs.1, 1)], 0);
+    assert!(two.is_quiet(REQUESTS));
+    drop(one_front);
+    assert_eq!(two.wait(REQUESTS), Some((waits, 0, Vec::new())));
+
+    let status = cluster.ok(&["status"]);
+    assert!(status.contains("one.sock: ") && status.contains("two.sock: "), "{status}");
+    // One that started anew has none of what it had.
+    two.ok(op::INIT, 0, &[&init()], 64);
+    let (_, error, _) = two.ask(op::READ, theirs.0, &[&[0; 40]], 16).expect("an answer");
+    assert_eq!(error, -libc::EBADF);
+
+    cluster.refused(&["umount", "two.sock"], &["in use by a guest"]);
+    two.ok(op::DESTROY, 0, &[], 0);
+    cluster.ok(&["umount", "two.sock"]);
+    assert!(!two_at.exists(), "the socket stays");
+    // What is served goes with the cluster.
+    let mut one = FsGuest::new();
+    let _one_front = one.mount(&one_at);
+    assert_eq!(long(&one.ok(op::LOOKUP, 1, &[b"shared\0"], 128), 0), file.0);
+    cluster.refused(&["down"], &["in use by a guest"]);
+    cluster.ok(&["down", "--force"]);
+    assert!(!one_at.exists(), "the socket stays");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("fs-b", TINY);
+    cluster.refused(&["mount", "--vhost", "one.sock"], &["is not up"]);
+    cluster.ok(&["up"]);
+    let long_tag = "t".repeat(37);
+    let mount = |at: &str, more: &[&str], parts: &[&str]| {
+        cluster.refused(&[&["mount", "--vhost", at][..], more].concat(), parts);
+    };
+    mount("one.sock", &["--tag", &long_tag], &["36 bytes at most", "37"]);
+    mount("one.sock", &["--tag", ""], &["at least one byte"]);
+    mount("nowhere/one.sock", &[], &["nowhere"]);
+    mount(&"s".repeat(108), &[], &["too long a path for a socket"]);
+    mount("levada.toml", &[], &["is no socket"]);
+    let listening = std::os::unix::net::UnixListener::bind(cluster.path("taken.sock"));
+    mount("taken.sock", &[], &["another server listens"]);
+    drop(listening);
+    // Nobody listens there any more.
+    cluster.ok(&["mount", "--vhost", "taken.sock"]);
+    cluster.ok(&["umount", "taken.sock"]);
+    assert!(cluster.ok(&["status"]).contains("none"));
+    cluster.ok(&["down"]);
+}
+
+/// The guest of a process that was killed is lost; its locks are not.
+#[test]
+fn a_process_that_was_killed_is_told_and_replaced() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("fs-c", TINY);
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "--vhost", "one.sock"]);
+    let at = cluster.path("one.sock");
+    let mut guest = FsGuest::new();
+    let _front = guest.mount(&at);
+    let file = guest.create(b"locked");
+    assert_eq!(lock(&mut guest, file, 1), 0);
+    let notes: Vec<_> = fs::read_dir(cluster.path("state/sockets")).expect("there").collect();
+    let note = fs::read_to_string(notes[0].as_ref().expect("a note").path()).expect("text");
+    let pid: i32 = note.split(' ').next().and_then(|pid| pid.parse().ok()).expect("its process");
+    kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL).expect("killed");
+    wait_until("it is told", || cluster.ok(&["status"]).contains("one.sock is gone"));
+    cluster.ok(&["mount", "--vhost", "one.sock"]);
+    assert!(!cluster.ok(&["status"]).contains("one.sock is gone"));
+    let mut guest = FsGuest::new();
+    let _front = guest.mount(&at);
+    let file = open(&mut guest, b"locked");
+    assert_eq!(lock(&mut guest, file, 2), 0, "it is free without waiting for a lease");
+    cluster.ok(&["down", "--force"]);
+}
