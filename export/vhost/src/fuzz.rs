@@ -2,12 +2,21 @@
 
 use crate::device::Device;
 use crate::disk::PROTOCOL;
+use crate::fs::{FileSystem, Guest, TAG_BYTES};
 use crate::inflight::Inflight;
 use crate::memory::{Mapping, Memory, Place, sealed};
 use crate::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX, Request};
-use crate::ring::{Addresses, Ring, Shape, Used};
-use crate::served::Features;
+use crate::ring::{Addresses, Chain, Ring, Shape, Span, Token, Used};
+use crate::served::{Features, Served, Source};
+use levada_base::Buf;
+use levada_base::reactor::{self, Reactor};
+use levada_base::sync::oneshot;
+use levada_fuse::codec::Limits;
+use levada_fuse::{Errno, Handler, Operation, Reply, Request as FuseRequest, Session};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 const BYTES: u64 = 1 << 14;
@@ -81,6 +90,100 @@ pub fn chains(bytes: &[u8]) {
     ring.base();
 }
 
+/// Answers of every shape, and locks that nobody frees.
+#[derive(Default)]
+struct Answers(RefCell<BTreeMap<u64, oneshot::Sender<()>>>);
+
+impl Handler for Answers {
+    async fn handle(&self, request: FuseRequest<'_>, message: &Buf) -> Reply {
+        assert_eq!(request.caller.pid, 0, "a process of the guest is none of ours");
+        match request.operation {
+            Operation::SetLkW(_) => {
+                let (sender, interrupted) = oneshot::channel();
+                let before = self.0.borrow_mut().insert(request.unique, sender);
+                assert!(before.is_none(), "two requests have one number");
+                let _ = interrupted.await;
+                Errno::INTR.into()
+            }
+            Operation::Interrupt { unique } => {
+                if let Some(waiting) = self.0.borrow_mut().remove(&unique) {
+                    waiting.send(());
+                }
+                Reply::Silent
+            }
+            Operation::Forget { .. } | Operation::BatchForget(_) => Reply::Silent,
+            Operation::Read(args) => {
+                let half = Buf::copy_of(&vec![7; args.size.min(9000) as usize / 2]);
+                Reply::Data([half.clone(), half].into_iter().collect())
+            }
+            Operation::ReadLink => Reply::Bytes(vec![7; 300]),
+            Operation::Write(args) => {
+                Reply::Written(levada_fuse::handler::write_data(message, &args).len() as u32)
+            }
+            Operation::Destroy | Operation::Release(_) => Reply::Done,
+            _ => Errno::NOSYS.into(),
+        }
+    }
+}
+
+struct Answering;
+
+impl FileSystem for Answering {
+    type Handler = Answers;
+
+    async fn begin(&self) -> Option<Rc<Session<Answers>>> {
+        Some(Rc::new(Session::new(Answers::default(), Limits::default())))
+    }
+
+    async fn end(&self, session: Rc<Session<Answers>>) {
+        assert!(session.handler().0.borrow().is_empty(), "somebody waits still");
+    }
+}
+
+/// Lets a guest of a file system ask, in chains of any shape. Each request begins with how its message is cut, where its parts
+/// lie, how much room its answer has, and how long the message is.
+pub fn fs_requests(bytes: &[u8]) {
+    Reactor::simulated(1).block_on(async {
+        let file = sealed(BYTES).expect("memory");
+        let place = Place { guest: 0, bytes: BYTES, user: USER, offset: 0 };
+        let memory = Rc::new(Memory::default().with(place, file.into()).expect("mapped"));
+        let guest = Rc::new(Guest::new(Rc::new(Answering), [0; TAG_BYTES], 0));
+        let source = Source { queue: 1, size: 16 };
+        let mut rest = bytes;
+        while let Some((&[cut, at, room, length], behind)) = rest.split_first_chunk::<4>() {
+            let (message, behind) = behind.split_at(behind.len().min(length.into()));
+            rest = behind;
+            // Wherever it lies, it may lie partly outside.
+            let at = u64::from(at) * 65;
+            let inside = message.len().min((BYTES - at.min(BYTES)) as usize);
+            memory.write(at, &message[..inside]).expect("it fits");
+            let mut readable: Vec<Span> = Vec::new();
+            for (number, part) in message.chunks(usize::from(cut).max(8)).enumerate() {
+                let before = number * usize::from(cut).max(8);
+                readable.push(Span { at: at + before as u64, bytes: part.len() as u32 });
+            }
+            let room = u32::from(room) * 50;
+            let parts = [
+                Span { at: BYTES / 2, bytes: room / 3 },
+                Span { at: BYTES / 2 + u64::from(room), bytes: room },
+            ];
+            let chain = Chain {
+                token: Token::of_none(),
+                readable: readable.into_iter().collect(),
+                writable: parts.into_iter().collect(),
+            };
+            let request = Rc::clone(&guest).serve(source, Rc::clone(&memory), chain);
+            reactor::spawn(async move {
+                let used = request.await.expect("the memory is there");
+                assert!(used.bytes <= room / 3 + room, "more than there is room for");
+            });
+            reactor::yield_now().await;
+        }
+        guest.stop_waiting(1);
+        guest.left().await;
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +198,25 @@ mod tests {
                     .concat()
             };
             messages.into_iter().flat_map(one).collect()
+        })
+    }
+
+    /// Messages with a header that is mostly right, behind one INIT.
+    fn asked() -> impl Strategy<Value = Vec<u8>> {
+        let message = (0u8..56, 0u8..3, any::<[u8; 3]>(), prop::collection::vec(0u8..9, 0..100));
+        let one = |(opcode, unique, head, arguments): (u8, u8, [u8; 3], Vec<u8>)| {
+            let length = 40 + arguments.len() as u8;
+            let mut message = vec![head[0], head[1], head[2], length, length, 0, 0, 0, opcode];
+            message.resize(44, 0);
+            message[12] = unique;
+            message.extend(arguments);
+            message
+        };
+        prop::collection::vec(message, 0..12).prop_map(move |messages| {
+            let mut init = [&7u32.to_ne_bytes()[..], &40u32.to_ne_bytes(), &[0xff; 12]].concat();
+            init.resize(64, 0);
+            let init = one((26, 0, [64, 0, 40], init));
+            init.into_iter().chain(messages.into_iter().flat_map(one)).collect()
         })
     }
 
@@ -148,6 +270,11 @@ mod tests {
         #[test]
         fn any_messages_are_followed_or_refused(bytes in noise()) {
             messages(&bytes);
+        }
+
+        #[test]
+        fn any_requests_are_answered_or_left(bytes in asked()) {
+            fs_requests(&bytes);
         }
 
         #[test]

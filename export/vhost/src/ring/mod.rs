@@ -110,6 +110,14 @@ pub(crate) struct Token {
     note: u16,
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+impl Token {
+    /// Of a chain that comes from no ring.
+    pub(crate) fn of_none() -> Self {
+        Self { id: 0, entries: 1, note: 0 }
+    }
+}
+
 /// A request: what the device may read, and what it is to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
