@@ -58,3 +58,13 @@ impl<'a> Cursor<'a> {
 pub(crate) fn total(spans: &[Span]) -> u64 {
     spans.iter().map(|span| u64::from(span.bytes)).sum()
 }
+
+/// A field of a message that was copied out; its length is the caller's to check.
+pub(crate) fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// The same of eight bytes.
+pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}

@@ -14,7 +14,7 @@
 //!   locks are free, before anything else begins.
 //! - What waits for a lock keeps no queue from ending: it is answered EINTR.
 
-use crate::cursor::{Cursor, total};
+use crate::cursor::{Cursor, long, total, word};
 use crate::memory::Memory;
 use crate::ring::{Broken, Chain, Span, Used};
 use crate::served::{Features, Served, Source, protocol};
@@ -337,12 +337,4 @@ fn send(memory: &Memory, spans: &[Span], room: u64, answer: &Answer, unique: u64
 
 fn put(message: &mut BufMut, at: usize, field: &[u8]) {
     message[at..at + field.len()].copy_from_slice(field);
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }

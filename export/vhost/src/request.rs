@@ -6,7 +6,7 @@
 //! - Data in flight of one client is bounded, however long its requests are: long ones are carried out in pieces.
 //! - A request that names anything outside the volume changes nothing.
 
-use crate::cursor::{Cursor, total};
+use crate::cursor::{Cursor, long, total, word};
 use crate::disk::{self, RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::memory::{Memory, Outside};
 use crate::ring::{Broken, Chain, Span, Token, Used};
@@ -181,14 +181,6 @@ async fn carry_out<V: Volume + ?Sized>(
         _ => return Err(Status::Unsupported),
     }
     Ok(0)
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// Where on the volume a request of `bytes` lies, which must be within it.

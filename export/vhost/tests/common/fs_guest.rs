@@ -63,8 +63,16 @@ pub struct FsGuest {
     /// The next message goes there.
     next_data: usize,
     pub unique: u64,
-    /// Chains that are out: queue, first descriptor, and where the answer goes, by its parts.
-    out: Vec<(usize, u16, Vec<(usize, usize)>)>,
+    out: Vec<Out>,
+}
+
+/// A chain that is out.
+struct Out {
+    queue: usize,
+    /// Its first descriptor.
+    first: u16,
+    /// Where its answer goes: places and bytes.
+    places: Vec<(usize, usize)>,
 }
 
 /// An answer: the number, the error and what follows; `None` when nothing was written.
@@ -159,7 +167,7 @@ impl FsGuest {
             parts.push((at as u64, bytes as u32, WRITE));
         }
         let first = self.offer_parts(queue, &parts);
-        self.out.push((queue, first, places));
+        self.out.push(Out { queue, first, places });
     }
 
     /// Any descriptors: address, bytes and flags.
@@ -198,8 +206,8 @@ impl FsGuest {
         let word = |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().expect("four"));
         let (first, bytes) = (word(0) as u16, word(4) as usize);
         self.queues[number].used = used.wrapping_add(1);
-        let place = self.out.iter().position(|(queue, out, _)| (*queue, *out) == (number, first));
-        let (_, _, places) = self.out.remove(place.expect("it was out"));
+        let place = self.out.iter().position(|out| (out.queue, out.first) == (number, first));
+        let Out { places, .. } = self.out.remove(place.expect("it was out"));
         let mut all = Vec::new();
         for (at, bytes) in places {
             all.extend_from_slice(self.memory.slice(at, bytes));

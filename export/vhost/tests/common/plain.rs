@@ -89,7 +89,7 @@ impl Answering {
             }
             Operation::Write(args) => {
                 let data = write_data(message, args);
-                assert!(data.is_empty() || data.len() < 4096 || data.as_ptr().addr() % 4096 == 0);
+                assert!(data.len() < 4096 || data.as_ptr().addr().is_multiple_of(4096));
                 let end = args.offset.checked_add(data.len() as u64).ok_or(Errno::FBIG)?;
                 if end > FILE_BYTES_MAX {
                     return Err(Errno::FBIG);
