@@ -12,7 +12,7 @@
 //!   received, however many others wait.
 //! - A session begins with INIT and ends with DESTROY, with the next INIT, or with the guest: then what was written is durable, and its
 //!   locks are free, before anything else begins.
-//! - What waits for a lock keeps no queue from ending: it is answered EINTR.
+//! - What waits for a lock keeps no queue from ending: it is answered ENOLCK.
 
 use crate::cursor::{Cursor, long, total, word};
 use crate::memory::Memory;
@@ -62,6 +62,8 @@ struct Out<H> {
     unique: u64,
     /// It may wait for what another client does.
     waits: bool,
+    /// It is not to wait any longer, which the guest did not ask for.
+    is_given_up: bool,
 }
 
 /// The file system as one guest has it.
@@ -148,7 +150,13 @@ impl<F: FileSystem> Guest<F> {
         if waits && waiting >= usize::from(source.size) / 4 {
             return Err(Errno::NOLCK);
         }
-        let out = Out { session: Rc::clone(&session), queue: source.queue, unique, waits };
+        let out = Out {
+            session: Rc::clone(&session),
+            queue: source.queue,
+            unique,
+            waits,
+            is_given_up: false,
+        };
         all.insert(number, out);
         Ok(Noted { guest: self, session, number })
     }
@@ -191,18 +199,19 @@ impl<F: FileSystem> Guest<F> {
 
     /// Ends a session that is no longer the guest's.
     async fn finish(&self, session: Rc<Session<F::Handler>>) {
-        while self.interrupt(|out| Rc::ptr_eq(&out.session, &session)) {
+        while self.give_up(|out| Rc::ptr_eq(&out.session, &session)) {
             reactor::sleep(WAITING_AGAIN).await;
         }
         self.system.end(session).await;
     }
 
-    /// Interrupts those of `which` that wait; false when none does.
-    fn interrupt(&self, which: impl Fn(&Out<F::Handler>) -> bool) -> bool {
-        let out = self.out.borrow();
-        let mut waiting = out.iter().filter(|(_, out)| out.waits && which(out)).peekable();
+    /// Gives those of `which` up that wait; false when none does.
+    fn give_up(&self, which: impl Fn(&Out<F::Handler>) -> bool) -> bool {
+        let mut out = self.out.borrow_mut();
+        let mut waiting = out.iter_mut().filter(|(_, out)| out.waits && which(out)).peekable();
         let is_any = waiting.peek().is_some();
         for (number, out) in waiting {
+            out.is_given_up = true;
             let (session, unique) = (Rc::clone(&out.session), *number);
             // Not from within: it may be the one that is being answered.
             reactor::spawn(async move {
@@ -230,7 +239,15 @@ impl<F: FileSystem> Noted<'_, F> {
         if let Some(metered) = metered {
             metered.end(answer.as_ref());
         }
-        answer
+        let out = self.guest.out.borrow();
+        let is_given_up = out.get(&self.number).is_some_and(|out| out.is_given_up);
+        // Linux starts a call anew for EINTR if there is a signal, and where there is none a program sees an error of the kernel's own.
+        match answer {
+            Some(answer) if is_given_up && answer.errno() == Some(Errno::INTR) => {
+                Some(Answer::error(self.number, Errno::NOLCK))
+            }
+            answer => answer,
+        }
     }
 }
 
@@ -285,7 +302,7 @@ impl<F: FileSystem> Served for Guest<F> {
     }
 
     fn stop_waiting(&self, queue: usize) {
-        self.interrupt(|out| out.queue == queue);
+        self.give_up(|out| out.queue == queue);
     }
 
     async fn left(&self) {

@@ -52,6 +52,15 @@ impl Answer {
         self
     }
 
+    /// Why it did not work.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self.reply {
+            Reply::Error(errno) => Some(errno),
+            _ => None,
+        }
+    }
+
     /// The target failed, not the program: what a name or a permission may say is an answer.
     pub(crate) fn is_failure(&self) -> bool {
         const FAILURES: [Errno; 4] = [Errno::IO, Errno::NOSPC, Errno::DQUOT, Errno::STALE];
