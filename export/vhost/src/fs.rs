@@ -258,9 +258,13 @@ impl<F: FileSystem> Drop for Noted<'_, F> {
 }
 
 impl<F: FileSystem> Served for Guest<F> {
-    /// None for requests in flight: the state of a session ends with the process, so who serves next could not carry them out.
-    const PROTOCOL: u64 =
-        protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::CONFIGURE_MEM_SLOTS;
+    /// None for requests in flight: the state of a session ends with the process, so who serves next could not carry them out. Over the
+    /// back end's channel nothing is sent, but user-mode Linux makes its interrupt of it.
+    const PROTOCOL: u64 = protocol::MQ
+        | protocol::REPLY_ACK
+        | protocol::BACKEND_REQ
+        | protocol::CONFIG
+        | protocol::CONFIGURE_MEM_SLOTS;
 
     /// No `VIRTIO_FS_F_NOTIFICATION`: neither Linux nor QEMU has it.
     fn offered(&self) -> Features {
