@@ -8,8 +8,9 @@
 #![allow(unsafe_code)] // System calls that have no safe form: preadv2(2), and those of aio(7).
 
 use crate::stranger::{Kind, Stranger, path_of};
-use levada_base::reactor::Fd;
+use levada_base::reactor::{self, Fd};
 use rustix::fs::{Mode, OFlags, open};
+use rustix::net::{SendFlags, send};
 use std::cell::{Cell, OnceCell};
 use std::io;
 use std::mem::zeroed;
@@ -44,20 +45,35 @@ impl Kick {
 /// What a client is told by.
 pub(crate) enum Signal {
     Event(OwnedFd),
-    /// User-mode Linux sends pipes.
     Pipe(OwnedFd),
+    /// User-mode Linux sends one end of a pair, whatever it calls a pipe.
+    Socket(Socket),
+}
+
+/// A Unix socket. What its other end has sent over it may be descriptors whose close waits.
+pub(crate) struct Socket(Option<OwnedFd>);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0.take() {
+            reactor::close_aside(fd);
+        }
+    }
 }
 
 impl Signal {
     /// # Errors
     ///
-    /// [`io::ErrorKind::InvalidInput`] when it is neither an eventfd nor a pipe.
+    /// [`io::ErrorKind::InvalidInput`] when it is neither an eventfd, nor a pipe, nor a Unix socket.
     pub(crate) fn new(fd: Stranger) -> io::Result<Self> {
         if fd.kind == Kind::Pipe {
             let fd = fd.take(Kind::Pipe).ok_or(io::ErrorKind::InvalidInput)?;
             // Opened anew, its flags are our own, and it does not block.
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
             return Ok(Self::Pipe(open(path_of(fd.as_fd()), flags, Mode::empty())?));
+        }
+        if fd.kind == Kind::UnixSocket {
+            return Ok(Self::Socket(Socket(fd.take(Kind::UnixSocket))));
         }
         let fd = fd.take(Kind::Event).ok_or(io::ErrorKind::InvalidInput)?;
         // Now, where it can fail.
@@ -76,6 +92,11 @@ impl Signal {
                 let one = 1u64;
                 // SAFETY: writes 8 bytes from a live value. A process whose pipe broke ignores that signal, as Rust's do.
                 unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+            }
+            Self::Socket(Socket(fd)) => {
+                let (one, flags) = (1u64.to_ne_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                // It fails when it is full, or nobody is there.
+                let _ = fd.as_ref().map(|fd| send(fd, &one, flags));
             }
         }
     }
@@ -223,6 +244,22 @@ pub(crate) mod tests {
         assert_eq!(u64::from_ne_bytes(bytes), 1);
         drop(reader);
         signal.tell();
+    }
+
+    #[test]
+    fn a_full_socket_keeps_nobody_waiting() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let (mut reader, writer) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            let signal = Signal::new(OwnedFd::from(writer).into()).expect("a socket");
+            for _ in 0..100_000 {
+                signal.tell();
+            }
+            let mut bytes = [0; 8];
+            reader.read_exact(&mut bytes).expect("it was written");
+            assert_eq!(u64::from_ne_bytes(bytes), 1);
+            drop(reader);
+            signal.tell();
+        });
     }
 
     #[test]
