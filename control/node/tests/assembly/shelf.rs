@@ -7,7 +7,7 @@ use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig, housekeeper};
 use levada_device::{Device, FaultDevice, Faults, RamDevice, VolatileDevice};
-use levada_node::assembly::{self, AssemblyError, Cluster, StartOptions, Tuning};
+use levada_node::assembly::{self, AssemblyError, Cluster, Service, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use levada_node::operator::Operator;
@@ -184,7 +184,13 @@ async fn begin(file: ClusterFile, shelf: &Shelf) -> (Cluster, Group, Client) {
         Client::connect(config).await.expect("connects")
     };
     if shelf.volatile.is_some() {
-        // There may be something to be done for clients of the life before.
+        // There may be something to be done for clients of the life before, once their leases are over.
+        for target in &cluster.targets {
+            if let Service::Metadata { service, .. } = &target.service {
+                let service = Rc::clone(service);
+                reactor::spawn_in(&services, async move { service.run().await });
+            }
+        }
         let keeper = connect("housekeeper").await;
         reactor::spawn_in(&services, housekeeper::keep_house(keeper));
     }
