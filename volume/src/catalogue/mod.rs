@@ -5,7 +5,7 @@
 //! ```
 //!
 //! - `directories`: what is where. `limits`: what volumes and tenants may use. `layers`: which file lies on which.
-//! - `snapshots`: what may be ordered of them.
+//! - `snapshots`: what may be ordered of them. `settle`: what becomes of deleted ones.
 //!
 //! What always holds:
 //! - A volume that has a name is whole: it is made without one, and gets it once it has its size.
@@ -17,6 +17,7 @@
 mod directories;
 mod layers;
 mod limits;
+mod settle;
 mod snapshots;
 
 use crate::name::{Tenant, VolumeName};
@@ -32,7 +33,7 @@ use levada_client::{Client, Error};
 use levada_wire::meta::{AttrChange, OpenMode};
 use limits::KeptLimits;
 
-pub use snapshots::Settled;
+pub use settle::Settled;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
