@@ -231,7 +231,8 @@ impl Catalogue {
 
         let _turn = self.turn.acquire(1).await;
         let _quiet = volume.gate().closed().await;
-        let is_cut = volume.gate().size_bytes() != size
+        let is_cut = upper.is_cut()
+            || volume.gate().size_bytes() != size
             || upper.below().is_none_or(|now| now.bytes != below.bytes);
         if is_cut || !self.is_still_top(merging).await? {
             return Ok(false);

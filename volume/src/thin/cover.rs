@@ -102,6 +102,12 @@ pub(super) struct Cover {
     surprises: u64,
 }
 
+/// The regions that `bytes` touch.
+fn regions_of(bytes: &Range<u64>) -> Range<u64> {
+    let first = bytes.start / REGION_BYTES;
+    first..bytes.end.div_ceil(REGION_BYTES).max(first)
+}
+
 /// The parts of `bytes` by region, in granules from its beginning.
 fn by_region(bytes: &Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
     let granules = bytes.start / GRANULE_BYTES..bytes.end.div_ceil(GRANULE_BYTES);
@@ -166,16 +172,20 @@ impl Cover {
         }
     }
 
+    /// Of what is known alone, however much more `bytes` are.
     fn set(&mut self, bytes: &Range<u64>, with: impl Fn(&mut Region, Range<u64>)) {
-        for (region, granules) in by_region(bytes) {
-            if let Some(region) = self.regions.get_mut(&region) {
-                with(region, granules);
-            }
+        for (at, region) in self.regions.range_mut(regions_of(bytes)) {
+            let base = at * REGION_BYTES;
+            let part = bytes.start.max(base)..bytes.end.min(base + REGION_BYTES);
+            let first = (part.start - base) / GRANULE_BYTES;
+            with(region, first..(part.end - base).div_ceil(GRANULE_BYTES));
         }
     }
 
     fn changed(&mut self, bytes: &Range<u64>) {
-        if !self.unknown(bytes).is_empty() || self.unsure(bytes).is_some() {
+        let regions = regions_of(bytes);
+        let known = self.regions.range(regions.clone()).count() as u64;
+        if known < regions.end - regions.start || self.unsure(bytes).is_some() {
             self.surprises += 1;
         }
     }
@@ -286,6 +296,16 @@ mod tests {
         assert!(cover.owns_any(&(0..edge)) && !cover.owns_any(&(edge..2 * edge)));
         assert!(cover.shows_any(&(edge..edge + 2 * G)));
         assert!(!cover.shows_any(&(edge + G..edge + 4 * G)));
+    }
+
+    /// A volume may be larger than anything that is stored.
+    #[test]
+    fn a_change_costs_what_is_known() {
+        let mut cover = known(1);
+        cover.own(&(0..2 * G));
+        cover.disown(&(G..1 << 62));
+        assert_eq!(cover.runs(&(0..2 * G)), [(G, Holds::Own), (G, Holds::Below)]);
+        assert_eq!(cover.surprises(), 1, "of most nothing is known");
     }
 
     #[test]

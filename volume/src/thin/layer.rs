@@ -52,6 +52,15 @@ impl<F> Clone for Below<F> {
     }
 }
 
+/// What was changed of a layer.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Where: by number, [`TOLD_BYTES`] each.
+    pub parts: BTreeSet<u64>,
+    /// The volume was cut.
+    pub is_cut: bool,
+}
+
 /// A layer. Whoever changes it sees to it that it is not frozen, and not cut meanwhile.
 pub(crate) struct Layer<F> {
     pub(super) file: F,
@@ -63,8 +72,8 @@ pub(crate) struct Layer<F> {
     hiding: Rc<Semaphore>,
     /// What is hidden is written down, but not durable.
     is_hidden_volatile: Cell<bool>,
-    /// Where something was changed since somebody began to ask: by number, so many bytes each ([`TOLD_BYTES`]).
-    pub(super) changed: RefCell<Option<BTreeSet<u64>>>,
+    /// What was changed since somebody began to ask.
+    pub(super) changed: RefCell<Option<Told>>,
 }
 
 /// Bytes of the file in which the hidden granules are kept of so many bytes that lie below.
@@ -163,8 +172,8 @@ impl<F: Sparse> Layer<F> {
         }
         if bytes < old_bytes {
             self.cover.borrow_mut().disown(&(bytes..old_bytes));
-            if !planted!("layer-cut-untold") {
-                self.tell(&(bytes..old_bytes));
+            if let Some(told) = &mut *self.changed.borrow_mut() {
+                told.is_cut |= !planted!("layer-cut-untold");
             }
         }
     }
@@ -372,7 +381,7 @@ impl<F: Sparse> Layer<F> {
         if let Some(told) = &mut *self.changed.borrow_mut()
             && !planted!("layer-change-untold")
         {
-            told.extend(bytes.start / TOLD_BYTES..bytes.end.div_ceil(TOLD_BYTES));
+            told.parts.extend(bytes.start / TOLD_BYTES..bytes.end.div_ceil(TOLD_BYTES));
         }
     }
 

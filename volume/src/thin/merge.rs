@@ -5,12 +5,11 @@
 //! where it is interrupted.
 
 use super::cover::{GRANULE_BYTES, Holds, REGION_BYTES};
-use super::layer::{Below, Layer, TOLD_BYTES};
+use super::layer::{Below, Layer, TOLD_BYTES, Told};
 use super::sparse::Sparse;
 use crate::VolumeError;
 use crate::gate::Gate;
 use levada_base::units::{MIB, round_down, round_up};
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Bytes that are copied at once.
@@ -89,14 +88,19 @@ impl<F: Sparse> Layer<F> {
 
     /// Begins to tell what is changed.
     pub fn tell_changed(&self) {
-        *self.changed.borrow_mut() = Some(BTreeSet::new());
+        *self.changed.borrow_mut() = Some(Told::default());
+    }
+
+    /// True when the volume was cut since [`Self::tell_changed`]: what sank behind that would come back, should it have grown again.
+    pub fn is_cut(&self) -> bool {
+        self.changed.borrow().as_ref().is_some_and(|told| told.is_cut)
     }
 
     /// Where something of `size` bytes was changed since this, or [`Self::tell_changed`], was called last.
     pub fn take_changed(&self, size: u64) -> Vec<Range<u64>> {
-        let told = self.changed.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default();
+        let told = self.changed.borrow_mut().as_mut().map(|told| std::mem::take(&mut told.parts));
         let mut changed: Vec<Range<u64>> = Vec::new();
-        for number in told {
+        for number in told.unwrap_or_default() {
             let part = number * TOLD_BYTES..size.min((number + 1) * TOLD_BYTES);
             match changed.last_mut() {
                 _ if part.is_empty() => {}
