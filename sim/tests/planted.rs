@@ -72,9 +72,12 @@ fn every_planted_bug_is_hunted() {
     }
     hunted.extend(BUGS.iter().map(|bug| bug.name.to_owned()));
     // Those that the tests of who has them hunt.
-    for file in
-        ["fs/meta/src/tests/random.rs", "fs/client/tests/all/planted.rs", "volume/src/qos/tests.rs"]
-    {
+    for file in [
+        "fs/meta/src/tests/random.rs",
+        "fs/client/tests/all/planted.rs",
+        "volume/src/qos/tests.rs",
+        "volume/src/thin/tests.rs",
+    ] {
         let text = fs::read_to_string(root.join(file)).expect("it exists");
         let list = text.split("let bugs = [").nth(1).and_then(|rest| rest.split("];").next());
         let list = list.expect("its list of bugs");
