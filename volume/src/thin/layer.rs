@@ -532,6 +532,10 @@ impl<F: Sparse> Layer<F> {
     pub async fn data(&self, at: u64, end: u64) -> Result<Option<u64>, VolumeError> {
         let mut at = at;
         while at < end {
+            at = self.next_data(at, end).await?;
+            if at >= end {
+                break;
+            }
             for run in self.extents(at, end).await? {
                 if run.is_allocated {
                     return Ok(Some(at));
@@ -540,6 +544,21 @@ impl<F: Sparse> Layer<F> {
             }
         }
         Ok(None)
+    }
+
+    /// Before this place no layer has data; what has some there may be hidden.
+    async fn next_data(&self, at: u64, end: u64) -> Result<u64, VolumeError> {
+        let (mut next, mut seen) = (self.file.data(at, end).await?, end);
+        let mut below = self.below();
+        while let Some(Below { layer, bytes, .. }) = below {
+            seen = seen.min(bytes);
+            if at < seen {
+                let found = layer.file.data(at, seen).await?;
+                next = if found < seen { next.min(found) } else { next };
+            }
+            below = layer.below();
+        }
+        Ok(next)
     }
 
     async fn extents_of_file(&self, at: u64, end: u64) -> Result<Vec<Extent>, VolumeError> {

@@ -4,8 +4,8 @@
 //! What always holds: until it is noted elsewhere that it is done, the upper layer shows what it showed, so that nothing is lost
 //! where it is interrupted.
 
-use super::cover::{GRANULE_BYTES, Holds, REGION_BYTES};
-use super::layer::{Below, Layer, TOLD_BYTES, Told};
+use super::cover::{GRANULE_BYTES, HIDDEN_BYTES, Holds, REGION_BYTES};
+use super::layer::{Below, Layer, TOLD_BYTES, Told, hidden_bytes};
 use super::sparse::Sparse;
 use crate::VolumeError;
 use crate::gate::Gate;
@@ -24,7 +24,11 @@ impl<F: Sparse> Layer<F> {
         let mut at = 0;
         loop {
             // It may be cut meanwhile.
-            let Some(below) = self.below().filter(|below| at < below.bytes) else { break };
+            let Some(below) = self.below() else { break };
+            at = below.layer.next_used(at, below.bytes).await?;
+            if at >= below.bytes {
+                break;
+            }
             let end = (at + REGION_BYTES).min(below.bytes);
             for (bytes, holds) in below.layer.holds(at..end).await? {
                 let (from, to) = (at, at + bytes);
@@ -43,7 +47,34 @@ impl<F: Sparse> Layer<F> {
     /// Puts what the layer holds and hides of `size` bytes into the one below, which nobody else sees, and which then can take its
     /// place. That one was cut to what is seen of it, and is `size` bytes long. While the layer is changed, [`Self::sink`] must follow.
     pub async fn sink_all(&self, size: u64) -> Result<(), VolumeError> {
-        self.sink(std::slice::from_ref(&(0..size))).await
+        let Some(below) = self.below() else { return Ok(()) };
+        let mut at = self.next_used(0, size).await?;
+        while at < size {
+            let end = (at + REGION_BYTES).min(size);
+            self.sink_part(&below, at..end).await?;
+            at = self.next_used(end, size).await?;
+        }
+        Ok(())
+    }
+
+    /// The first region from `at` on that may hold or hide something, before `end`; else `end`. A volume may be larger than anything
+    /// that is stored.
+    async fn next_used(&self, at: u64, end: u64) -> Result<u64, VolumeError> {
+        if at >= end {
+            return Ok(end);
+        }
+        let mut next = self.file.data(at, end).await?;
+        if let Some(below) = self.below() {
+            let (first, past) = (at / REGION_BYTES * HIDDEN_BYTES, hidden_bytes(below.bytes));
+            let hidden = match first < past {
+                true => below.hidden.data(first, past).await?,
+                false => past,
+            };
+            if hidden < past {
+                next = next.min(hidden / HIDDEN_BYTES * REGION_BYTES);
+            }
+        }
+        Ok(if next < end { round_down(next, REGION_BYTES).max(at) } else { end })
     }
 
     /// As [`Self::sink_all`], of what [`Self::take_changed`] tells.
@@ -119,7 +150,14 @@ impl<F: Sparse> Layer<F> {
     pub async fn weigh(&self, size: u64) -> Result<(u64, u64), VolumeError> {
         let Some(below) = self.below() else { return Ok((0, 0)) };
         let (mut up, mut down, mut at) = (0, 0, 0);
-        while at < size {
+        loop {
+            let seen = below.bytes.min(size);
+            let used = below.layer.next_used(at, seen).await?;
+            let used = if used < seen { used } else { size };
+            at = self.next_used(at, size).await?.min(used);
+            if at >= size {
+                break;
+            }
             let end = (at + REGION_BYTES).min(size);
             for (bytes, holds) in self.holds(at..end).await? {
                 match holds {

@@ -374,6 +374,34 @@ fn a_volume_on_a_snapshot_is_cut_as_another() {
     });
 }
 
+/// A volume may be larger than anything that is stored: orders and merges cost what is.
+#[test]
+fn a_volume_of_an_exbibyte_is_cut_and_settles() {
+    Reactor::simulated(6).block_on(async {
+        with_catalogue(&Shelf::default(), |catalogue| async move {
+            let (vm, size) = (name("vm"), 1 << 60);
+            catalogue.create(&vm, size, MEANT).await.expect("thin, so it may be");
+            let volume = catalogue.volume(&vm).await.expect("there");
+            // Once the lower one is the smaller part, once the upper one is.
+            for (one, first, second) in [("vm@one", 8192, 500_000), ("vm@two", 500_000, 8192)] {
+                write(&volume, size / 2, &vec![1; first]).await.expect("written");
+                catalogue.snapshot(&snapshot(one)).await.expect("taken");
+                write(&volume, size / 2, &vec![2; second]).await.expect("written");
+                catalogue.delete_snapshot(&snapshot(one)).await.expect("deleted");
+                let settled = catalogue.settle().await;
+                assert_eq!((settled.merged, settled.error), (1, None));
+                assert_eq!(model::read(&volume, size / 2 + 8191, 1).await, [2]);
+            }
+            catalogue.snapshot(&snapshot("vm@three")).await.expect("taken");
+            let cut = catalogue.resize(&vm, 2 * MIB, CAREFUL).await;
+            let why = OrderError::WouldCut { name: vm.clone(), bytes: 2 * MIB, data_at: size / 2 };
+            assert_eq!(cut, Err(why));
+            catalogue.resize(&vm, 2 * MIB, MEANT).await.expect("cut");
+        })
+        .await;
+    });
+}
+
 /// Limits stay with the volume, deleted snapshots give their room back, and so does all in the end.
 #[test]
 fn limits_stay_and_room_comes_back() {

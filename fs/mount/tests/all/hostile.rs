@@ -8,7 +8,7 @@ use levada_base::{Buf, Epoch, IoVec};
 use levada_client::{Client, ClientConfig};
 use levada_device::RamDevice;
 use levada_kv::Store;
-use levada_meta::{FsConfig, MetaService, ServeConfig};
+use levada_meta::{MetaService, ServeConfig};
 use levada_mount::files::{Files, GuestCache};
 use levada_mount::{Answer, Session};
 use levada_object::{Ack, MemoryObjects, ObjectFuture, ObjectService, Objects, Space};
@@ -104,17 +104,7 @@ impl Objects for Small {
 }
 
 async fn serve(network: &Network) {
-    let fs = FsConfig {
-        uuid: [7; 16],
-        name: "test".to_owned(),
-        target: 0,
-        stripe_count: 1,
-        stripe_unit: 64 << 10,
-        inodes_max: 1 << 20,
-        root_mode: 0o755,
-        root_uid: 0,
-        root_gid: 0,
-    };
+    let fs = crate::file_system(1, 64 << 10);
     let device = Rc::new(RamDevice::new("meta", 64 << 20));
     let store = Store::create(device as _, Epoch(1), STORE).await.expect("fits");
     let config =

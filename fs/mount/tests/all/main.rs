@@ -15,3 +15,20 @@ mod syscalls;
 mod unnamed;
 mod world;
 mod xattrs;
+
+use levada_meta::FsConfig;
+
+/// The file system of every test.
+fn file_system(stripe_count: u32, stripe_unit: u64) -> FsConfig {
+    FsConfig {
+        uuid: [7; 16],
+        name: "test".to_owned(),
+        target: 0,
+        stripe_count,
+        stripe_unit,
+        inodes_max: 1_000_000,
+        root_mode: 0o755,
+        root_uid: 0,
+        root_gid: 0,
+    }
+}

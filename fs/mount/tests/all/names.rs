@@ -8,7 +8,7 @@ use levada_base::{Buf, Epoch};
 use levada_client::{Client, ClientConfig};
 use levada_device::RamDevice;
 use levada_kv::Store;
-use levada_meta::{FsConfig, MetaService, ServeConfig};
+use levada_meta::{MetaService, ServeConfig};
 use levada_mount::codec::{Caller, Entry, ReadArgs, SetAttr};
 use levada_mount::files::{Files, VALID};
 use levada_mount::{Errno, Handler, Operation, Reply, Request};
@@ -40,17 +40,7 @@ impl World {
     async fn new() -> Rc<Self> {
         let network = Network::new(LinkConfig { codec: false, ..LinkConfig::default() });
         let device = Rc::new(RamDevice::new("meta", 64 << 20));
-        let fs = FsConfig {
-            uuid: [7; 16],
-            name: "test".to_owned(),
-            target: 0,
-            stripe_count: 1,
-            stripe_unit: 64 << 10,
-            inodes_max: 1 << 20,
-            root_mode: 0o755,
-            root_uid: 0,
-            root_gid: 0,
-        };
+        let fs = crate::file_system(1, 64 << 10);
         let store = Store::create(Rc::clone(&device) as _, Epoch(1), STORE).await.expect("fits");
         MetaService::create(store, fs, config()).await.expect("made");
         let world = Rc::new(World { network, device, service: RefCell::default() });

@@ -9,7 +9,7 @@ use levada_base::units::{GIB, MIB};
 use levada_client::{Client, ClientConfig, housekeeper};
 use levada_device::RamDevice;
 use levada_kv::{Config, Store};
-use levada_meta::{FsConfig, MetaService, ServeConfig};
+use levada_meta::{MetaService, ServeConfig};
 use levada_mount::files::Files;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, unmount};
@@ -213,17 +213,7 @@ const STORE: Config = Config { log_bytes: 8 * MIB, cache_bytes: 16 * MIB as usiz
 impl Node {
     async fn new(address: &str) -> Self {
         let area = Rc::new(RamDevice::new("meta", 256 * MIB));
-        let fs = FsConfig {
-            uuid: [7; 16],
-            name: "test".to_owned(),
-            target: 0,
-            stripe_count: OBJECT_TARGETS,
-            stripe_unit: STRIPE_UNIT,
-            inodes_max: 1_000_000,
-            root_mode: 0o755,
-            root_uid: 0,
-            root_gid: 0,
-        };
+        let fs = crate::file_system(OBJECT_TARGETS, STRIPE_UNIT);
         let objects = |_| {
             let objects = MemoryObjects::new(4 * GIB);
             objects.delay_max.set(Duration::ZERO);
