@@ -13,6 +13,7 @@ pub mod probe;
 mod range_locks;
 pub mod reactor;
 pub mod shared;
+pub mod stream;
 pub mod sync;
 pub mod units;
 

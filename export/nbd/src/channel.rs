@@ -5,6 +5,7 @@
 
 use crate::tls::Tls;
 use levada_base::reactor::net::Stream;
+use levada_base::stream::ByteStream;
 use levada_base::sync::Semaphore;
 use levada_base::{Buf, BufMut, IoVec};
 use rustls::ServerConnection;
@@ -130,9 +131,10 @@ impl Channel {
             false => self.stream.write_all(Buf::copy_of(&sealed).into_vec()).await,
         }
     }
+}
 
-    /// Fills `into` with at least one byte, and says with how many; 0: the client has said goodbye.
-    pub(crate) async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
+impl ByteStream for Channel {
+    async fn read(&self, mut into: BufMut) -> io::Result<(BufMut, usize)> {
         let Some(session) = &self.session else { return self.stream.read(into).await };
         loop {
             let plain = session.tls.borrow_mut().reader().read(&mut into);
@@ -146,8 +148,7 @@ impl Channel {
         }
     }
 
-    /// Fills all of `into`.
-    pub(crate) async fn read_exact(&self, mut into: BufMut) -> io::Result<BufMut> {
+    async fn read_exact(&self, mut into: BufMut) -> io::Result<BufMut> {
         if self.session.is_none() {
             return self.stream.read_exact(into).await;
         }
@@ -163,8 +164,7 @@ impl Channel {
         Ok(whole)
     }
 
-    /// Sends all of `from`.
-    pub(crate) async fn write_all(&self, from: IoVec) -> io::Result<()> {
+    async fn write_all(&self, from: IoVec) -> io::Result<()> {
         let Some(session) = &self.session else { return self.stream.write_all(from).await };
         let _turn = session.sending.acquire(1).await;
         for part in &from {
@@ -176,12 +176,12 @@ impl Channel {
         Ok(())
     }
 
-    /// Says goodbye; nothing is sent any more.
-    pub(crate) async fn close(&self) {
+    /// Says goodbye first.
+    async fn close(&self) {
         if let Some(session) = &self.session {
             session.tls.borrow_mut().send_close_notify();
             let _ = self.send_sealed(session).await;
         }
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        self.stream.close().await;
     }
 }

@@ -1,16 +1,16 @@
 //! One client that uses an export: its requests side by side, within bounds.
 
-use crate::inbox::Inbox;
+use crate::channel::Channel;
 use crate::negotiation::Agreed;
 use crate::option::ALLOCATION_ID;
-use crate::outbox::{Outbox, Reply};
-use crate::reply::{self, Error, Form, Head};
+use crate::reply::{self, Error, Form};
 use crate::request::{
     Command, CommandFlags, EXTENDED_REQUEST_BYTES, NotARequest, REQUEST_BYTES, Request,
 };
 use crate::server::Stopping;
 use futures_util::future::{Either, select};
 use levada_base::reactor;
+use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
 use levada_base::sync::Semaphore;
 use levada_base::{Buf, IoVec};
 use levada_device::Durability;
@@ -87,7 +87,7 @@ impl Connection {
     /// Takes requests, each of which is carried out by a task of its own.
     async fn receive(
         self: &Rc<Self>,
-        inbox: &mut Inbox,
+        inbox: &mut Inbox<Channel>,
         stopping: &Stopping,
     ) -> Result<(), Broken> {
         let is_extended = self.form == Form::Extended;
@@ -128,7 +128,7 @@ impl Connection {
             let connection = Rc::clone(self);
             reactor::spawn(async move {
                 let (head, data) = connection.answer(request, payload).await;
-                connection.outbox.push(Reply { head, data, _held: [Some(slot), room] });
+                connection.outbox.push(Outgoing { head, data, held: [Some(slot), room] });
             });
         }
     }

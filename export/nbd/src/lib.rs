@@ -5,7 +5,7 @@
 //!
 //! - `option`: what a client asks for before it uses an export; `negotiation`: the talk about it.
 //! - `request`: what it asks of an export; `reply`: what it is told. Both without I/O, as `option`.
-//! - `connection`: one client; `inbox`, `outbox`: its bytes, many requests and replies at a time.
+//! - `connection`: one client.
 //! - `channel`: where they come from and go to: a socket, in the clear or within `tls`.
 //! - `server`: who listens; `address`: where.
 //!
@@ -20,10 +20,8 @@
 mod address;
 mod channel;
 mod connection;
-mod inbox;
 mod negotiation;
 mod option;
-mod outbox;
 mod reply;
 mod request;
 mod server;

@@ -2,7 +2,6 @@
 
 use crate::channel::Channel;
 use crate::connection::DATA_BYTES_MAX;
-use crate::inbox::Inbox;
 use crate::option::{
     ALLOCATION, ALLOCATION_ID, ClientOption, EXPORT_NAME_PADDING, GREETING, HandshakeFlags,
     InfoRequest, MetaRequest, OPTION_BYTES_MAX, OPTION_HEAD_BYTES, OPTION_MAGIC, OptionReply,
@@ -12,6 +11,7 @@ use crate::reply::Form;
 use crate::server::Exports;
 use crate::tls::Tls;
 use levada_base::Buf;
+use levada_base::stream::{ByteStream, Inbox};
 use levada_volume::Volume;
 use std::io;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ const OPTIONS_MAX: usize = 1000;
 pub(crate) struct Agreed {
     pub(crate) channel: Channel,
     /// May hold the first requests already.
-    pub(crate) inbox: Inbox,
+    pub(crate) inbox: Inbox<Channel>,
     pub(crate) volume: Rc<dyn Volume>,
     pub(crate) form: Form,
     /// `base:allocation` can be asked for.
@@ -59,7 +59,7 @@ struct Talk<'a> {
     exports: &'a dyn Exports,
     tls: Option<&'a Tls>,
     channel: Channel,
-    inbox: Inbox,
+    inbox: Inbox<Channel>,
     without_padding: bool,
     form: Form,
     /// The export for which `base:allocation` was asked.

@@ -1,6 +1,7 @@
 //! Replies as bytes (doc/proto.md, "Simple reply message", "Structured reply chunk message", "Extended reply chunk message").
 
 use levada_base::HasErrno;
+use levada_base::stream::Head;
 use levada_volume::{Extent, VolumeError};
 use smallvec::SmallVec;
 
@@ -58,9 +59,6 @@ impl Error {
         }
     }
 }
-
-/// The bytes before the data of a reply; all of it where it has none.
-pub(crate) type Head = SmallVec<[u8; 48]>;
 
 /// The head of a chunk whose content follows: `inline` bytes at once, and `data_bytes` behind.
 fn chunk(form: Form, kind: u16, cookie: u64, at: u64, inline: &[u8], data_bytes: u64) -> Head {

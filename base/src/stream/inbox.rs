@@ -1,15 +1,15 @@
-//! What a client sends: many small requests for one look at the socket, large payloads straight to where they stay.
+//! What the other side sends.
 
-use crate::channel::Channel;
-use levada_base::{Buf, BufMut};
+use super::ByteStream;
+use crate::{Buf, BufMut};
 use std::io;
 
 /// Bytes that are asked of the socket at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Bytes of a client in their order.
-pub(crate) struct Inbox {
-    channel: Channel,
+/// Bytes of the other side in their order.
+pub struct Inbox<S> {
+    stream: S,
     /// Absent while the socket fills it.
     buffer: Option<BufMut>,
     /// What of it is received and not taken.
@@ -17,17 +17,19 @@ pub(crate) struct Inbox {
     end: usize,
 }
 
-impl Inbox {
-    pub(crate) fn new(channel: Channel) -> Self {
-        Self { channel, buffer: Some(BufMut::for_overwrite(BUFFER_BYTES)), start: 0, end: 0 }
+impl<S: ByteStream> Inbox<S> {
+    #[must_use]
+    pub fn new(stream: S) -> Self {
+        Self { stream, buffer: Some(BufMut::for_overwrite(BUFFER_BYTES)), start: 0, end: 0 }
     }
 
     /// True when nothing was received that was not taken.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Receives until `bytes` are there. False: the client is gone, and there were none.
+    /// Receives until `bytes` are there. False: the other side is gone, and there were none.
     async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         while self.end - self.start < bytes {
             // An interrupted call has taken the buffer along.
@@ -37,7 +39,7 @@ impl Inbox {
                 (self.start, self.end) = (0, self.end - self.start);
             }
             let mut received = buffer.split_to(self.end);
-            let (room, more) = self.channel.read(buffer).await?;
+            let (room, more) = self.stream.read(buffer).await?;
             received.unsplit(room);
             self.buffer = Some(received);
             match more {
@@ -49,8 +51,12 @@ impl Inbox {
         Ok(true)
     }
 
-    /// The next `bytes`, a few. `None`: the client is gone, and there were none.
-    pub(crate) async fn head(&mut self, bytes: usize) -> io::Result<Option<&[u8]>> {
+    /// The next `bytes`, a few. `None`: the other side is gone, and there were none.
+    ///
+    /// # Errors
+    ///
+    /// What the stream says; [`io::ErrorKind::UnexpectedEof`] when it ends within them.
+    pub async fn head(&mut self, bytes: usize) -> io::Result<Option<&[u8]>> {
         if !self.fill(bytes).await? {
             return Ok(None);
         }
@@ -61,21 +67,38 @@ impl Inbox {
     }
 
     /// The next `bytes`, in memory of their own that drives take as it is.
-    pub(crate) async fn payload(&mut self, bytes: usize) -> io::Result<Buf> {
-        let mut rest = BufMut::for_overwrite(bytes);
-        let there = (self.end - self.start).min(bytes);
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::head`], and when there are none.
+    pub async fn payload(&mut self, bytes: usize) -> io::Result<Buf> {
+        Ok(self.fill_exactly(BufMut::for_overwrite(bytes)).await?.freeze())
+    }
+
+    /// Fills `into` with the next bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::payload`].
+    pub async fn fill_exactly(&mut self, into: BufMut) -> io::Result<BufMut> {
+        let mut rest = into;
+        let there = (self.end - self.start).min(rest.len());
         let mut whole = rest.split_to(there);
         let buffer = self.buffer.as_ref().ok_or(io::ErrorKind::Interrupted)?;
         whole.copy_from_slice(&buffer[self.start..self.start + there]);
         self.start += there;
-        if there < bytes {
-            whole.unsplit(self.channel.read_exact(rest).await?);
+        if !rest.is_empty() {
+            whole.unsplit(self.stream.read_exact(rest).await?);
         }
-        Ok(whole.freeze())
+        Ok(whole)
     }
 
     /// Takes the next `bytes`, and forgets them.
-    pub(crate) async fn skip(&mut self, bytes: u64) -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::payload`].
+    pub async fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let mut left = bytes;
         while left > 0 {
             if self.is_empty() && !self.fill(1).await? {
