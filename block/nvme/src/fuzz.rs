@@ -1,0 +1,116 @@
+//! Entry points for the fuzzer, and for tests with random bytes.
+
+use crate::fabrics::{CONNECT_BYTES, Connect, ConnectData, PropertyAccess};
+use crate::identify::{ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, listed_namespaces};
+use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
+use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
+use crate::{Command, log};
+
+/// Units, one after the other, as either side receives them; what is understood is built again, and read as the same.
+pub fn pdus(mut bytes: &[u8]) {
+    let Some((&first, rest)) = bytes.split_first() else { return };
+    let digests = Digests { header: first & 1 != 0, data: first & 2 != 0 };
+    bytes = rest;
+    while let Some((common, rest)) = bytes.split_first_chunk::<COMMON_BYTES>() {
+        let Ok(common) = Common::parse(common) else { return };
+        let Some((header, rest)) = rest.split_at_checked(common.rest_bytes(digests)) else {
+            return;
+        };
+        let Ok((padding, data)) = common.data_bytes(digests) else { return };
+        if let Ok(pdu) = common.pdu(header, Digests { header: false, ..digests }) {
+            again(&pdu, data);
+        }
+        let Some(rest) = padding.checked_add(data).and_then(|behind| rest.get(behind..)) else {
+            return;
+        };
+        bytes = rest;
+    }
+}
+
+fn again(pdu: &Pdu, data_bytes: usize) {
+    let digests = Digests { header: true, data: true };
+    let framing = Framing { digests, ..Framing::FIRST };
+    let data_bytes = if matches!(pdu, Pdu::Terminates(_)) { 0 } else { data_bytes };
+    let head = framing.head(pdu, data_bytes);
+    let common = Common::parse(head[..COMMON_BYTES].try_into().expect("so many"));
+    let common = common.expect("what was built is understood");
+    let rest = &head[COMMON_BYTES..][..common.rest_bytes(digests)];
+    assert_eq!(common.pdu(rest, digests).as_ref(), Ok(pdu), "read as it was built");
+    let (padding, data) = common.data_bytes(digests).expect("what was built is understood");
+    assert_eq!((COMMON_BYTES + rest.len() + padding, data), (head.len(), data_bytes));
+}
+
+/// A command and its data, as everything that they may be.
+pub fn commands(bytes: &[u8]) {
+    let Some((command, data)) = bytes.split_first_chunk() else { return };
+    let command = Command::parse(command);
+    let _ = (command.data(), command.blocks(), command.is_fua(), Connect::of(&command));
+    let _ = (PropertyAccess::of(&command), log::GetLogPage::of(&command));
+    assert!(crate::ranges(data).count() <= data.len() / 16);
+    if let Some(keys) = data.first_chunk::<KEYS_BYTES>() {
+        let _ = ReservationRequest::register(&command, keys);
+        let _ = ReservationRequest::acquire(&command, keys);
+    }
+    if let Some(key) = data.first_chunk::<KEY_BYTES>() {
+        let _ = ReservationRequest::release(&command, key);
+    }
+    if let Some(connect) = data.first_chunk::<CONNECT_BYTES>()
+        && let Ok(connect) = ConnectData::parse(connect)
+    {
+        assert_eq!(ConnectData::parse(&connect.to_bytes()).as_ref(), Ok(&connect));
+    }
+}
+
+/// What a controller answers, as everything that it may be.
+pub fn answers(bytes: &[u8]) {
+    if let Some(page) = bytes.first_chunk::<IDENTIFY_BYTES>() {
+        let _ = ControllerIdentity::parse(page);
+        let _ = NamespaceIdentity::parse(page);
+        assert!(listed_namespaces(page).count() <= IDENTIFY_BYTES / 4);
+    }
+    if let Some(page) = bytes.first_chunk() {
+        let _ = log::Health::parse(page);
+    }
+    if let Some(groups) = log::parse_ana(bytes) {
+        assert_eq!(log::parse_ana(&log::ana(0, &groups, false)), Some(groups));
+    }
+    let entries: Vec<_> = log::parse_discovery_entries(bytes).collect();
+    if let Some(report) = ReservationReport::parse_extended(bytes) {
+        assert_eq!(ReservationReport::parse_extended(&report.to_bytes(true)), Some(report));
+    }
+    let page = log::discovery(0, &entries);
+    let again: Vec<_> =
+        log::parse_discovery_entries(&page[log::DISCOVERY_HEADER_BYTES..]).collect();
+    assert_eq!(entries, again);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn random_bytes_are_no_danger(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
+            pdus(&bytes);
+            commands(&bytes);
+            answers(&bytes);
+        }
+
+        #[test]
+        fn units_with_a_sound_start_are_understood(
+            kind in 0_u8..10,
+            flags in any::<u8>(),
+            data_offset in any::<u8>(),
+            bytes in 0_u32..300,
+            digests in 0_u8..4,
+            rest in prop::collection::vec(any::<u8>(), 140..400),
+        ) {
+            const HEADER_BYTES: [u8; 10] = [128, 128, 24, 24, 72, 24, 24, 24, 0, 24];
+            let mut unit = vec![digests, kind, flags, HEADER_BYTES[usize::from(kind)], data_offset];
+            unit.extend(bytes.to_le_bytes());
+            unit.extend(rest);
+            pdus(&unit);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! NVMe as bytes: what hosts and controllers tell each other, and how TCP carries it.
+//!
+//! NVM Express Base Specification 1.4 ("Base"), NVMe over Fabrics 1.1 ("Fabrics"), and the TCP Transport Specification 1.0 ("TCP"),
+//! whose sections are cited. Both sides build and read with the same types: `export/nvmet` is the controller's side, `block/device`
+//! the host's.
+//!
+//! - `command`, `completion`, `status`: an entry of a submission queue, one of a completion queue, and how it went.
+//! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
+//! - `identify`, `log`: what a controller and its namespaces are, and what they report.
+//! - `reservation`: which host may do what to a namespace.
+//! - `pdu`: how TCP carries all of it.
+//! - `field`: numbers at their place in a structure.
+//!
+//! What always holds: there is no I/O here, and bytes from outside are `Err` when they are wrong, never a panic.
+
+mod command;
+mod completion;
+pub mod fabrics;
+mod field;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+pub mod identify;
+pub mod log;
+mod nqn;
+pub mod pdu;
+pub mod reservation;
+mod status;
+
+pub use command::{
+    AdminOpcode, COMMAND_BYTES, Command, DataPointer, Feature, IoOpcode, Range, ranges,
+};
+pub use completion::{COMPLETION_BYTES, Completion};
+pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
+pub use status::Status;
