@@ -165,6 +165,32 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// Something that happens once, as an order to stop.
+#[derive(Default)]
+pub struct Once {
+    has_happened: Cell<bool>,
+    changed: Notify,
+}
+
+impl Once {
+    /// It happens. Another time changes nothing.
+    pub fn happen(&self) {
+        if !self.has_happened.replace(true) {
+            self.changed.notify_all();
+        }
+    }
+
+    #[must_use]
+    pub fn has_happened(&self) -> bool {
+        self.has_happened.get()
+    }
+
+    /// Returns once it has happened.
+    pub async fn happened(&self) {
+        self.changed.until(|| self.has_happened().then_some(())).await;
+    }
+}
+
 /// A counted permit: bounds bytes or operations in flight. Served in order of arrival, so a
 /// large request is not starved by small ones.
 pub struct Semaphore {

@@ -516,6 +516,15 @@ impl Stream {
         Err(io::Error::last_os_error())
     }
 
+    /// The address of this end.
+    ///
+    /// # Errors
+    ///
+    /// When this is a Unix socket.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        std::net::TcpStream::from(self.fd.try_clone()?).local_addr()
+    }
+
     /// The address of the other end.
     ///
     /// # Errors

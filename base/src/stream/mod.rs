@@ -2,13 +2,16 @@
 //!
 //! - [`Inbox`]: many heads for one look at the socket, and data straight to where they stay.
 //! - [`Outbox`]: messages in the order in which they are ready, as many at once as there are.
+//! - [`Clients`]: who is connected to a server.
 //! - [`ByteStream`]: where the bytes come from and go to: a socket, or what somebody puts around it.
 //!
 //! Knows nothing of what the bytes say.
 
+mod clients;
 mod inbox;
 mod outbox;
 
+pub use clients::{Clients, Present};
 pub use inbox::Inbox;
 pub use outbox::{Head, Outbox, Outgoing};
 

@@ -7,11 +7,10 @@ use crate::reply::{self, Error, Form};
 use crate::request::{
     Command, CommandFlags, EXTENDED_REQUEST_BYTES, NotARequest, REQUEST_BYTES, Request,
 };
-use crate::server::Stopping;
 use futures_util::future::{Either, select};
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
-use levada_base::sync::Semaphore;
+use levada_base::sync::{Once, Semaphore};
 use levada_base::{Buf, IoVec};
 use levada_device::Durability;
 use levada_volume::{Extent, Volume, VolumeError, Zeroing};
@@ -52,7 +51,7 @@ struct Connection {
 }
 
 /// Serves a client until it is done, or the server is. All its requests have been carried out when this returns.
-pub(crate) async fn serve(agreed: Agreed, stopping: &Stopping) -> Result<(), Broken> {
+pub(crate) async fn serve(agreed: Agreed, stopping: &Once) -> Result<(), Broken> {
     let Agreed { channel, mut inbox, volume, form, has_allocation } = agreed;
     let connection = Rc::new(Connection {
         is_read_only: volume.shape().is_read_only,
@@ -88,14 +87,14 @@ impl Connection {
     async fn receive(
         self: &Rc<Self>,
         inbox: &mut Inbox<Channel>,
-        stopping: &Stopping,
+        stopping: &Once,
     ) -> Result<(), Broken> {
         let is_extended = self.form == Form::Extended;
         let head_bytes = if is_extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES };
         loop {
             let request = {
                 let head = pin!(inbox.head(head_bytes));
-                let head = match select(head, pin!(stopping.told())).await {
+                let head = match select(head, pin!(stopping.happened())).await {
                     Either::Left((head, _)) => head?,
                     Either::Right(((), _)) => return Ok(()),
                 };

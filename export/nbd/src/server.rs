@@ -6,11 +6,11 @@ use crate::connection;
 use crate::negotiation::{NoDeal, negotiate};
 use crate::tls::Tls;
 use futures_util::future::LocalBoxFuture;
-use levada_base::reactor::net::{Listener, Stream, accept_error_passes};
+use levada_base::reactor::net::{Listener, Stream};
 use levada_base::reactor::{self, Elapsed, Group};
-use levada_base::sync::Notify;
+use levada_base::stream::{Clients, Present};
+use levada_base::sync::Once;
 use levada_volume::Volume;
-use std::cell::Cell;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
@@ -24,8 +24,6 @@ const CONNECTIONS_MAX: usize = 1024;
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(30);
 /// How long clients are waited for at the end: one that does not take its answers is left.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// After an error of the system that passes, as when there are no descriptors left.
-const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// The volumes that a server shows.
 pub trait Exports {
@@ -47,49 +45,12 @@ pub enum ListenError {
     InUse { address: Address },
 }
 
-/// The order to stop.
-#[derive(Default)]
-pub(crate) struct Stopping {
-    is_told: Cell<bool>,
-    changed: Notify,
-}
-
-impl Stopping {
-    fn tell(&self) {
-        self.is_told.set(true);
-        self.changed.notify_all();
-    }
-
-    /// Returns when it is given.
-    pub(crate) async fn told(&self) {
-        self.changed.until(|| self.is_told.get().then_some(())).await;
-    }
-}
-
 /// What the clients share.
 struct Shared {
     exports: Rc<dyn Exports>,
     tls: Option<Tls>,
-    stopping: Stopping,
-    connections: Cell<usize>,
-    left: Notify,
-}
-
-/// Counts a client for as long as it is there.
-struct Counted(Rc<Shared>);
-
-impl Counted {
-    fn new(shared: &Rc<Shared>) -> Self {
-        shared.connections.set(shared.connections.get() + 1);
-        Self(Rc::clone(shared))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.set(self.0.connections.get() - 1);
-        self.0.left.notify_all();
-    }
+    stopping: Once,
+    clients: Clients,
 }
 
 /// A server that listens.
@@ -128,13 +89,18 @@ impl Server {
         let shared = Rc::new(Shared {
             exports,
             tls,
-            stopping: Stopping::default(),
-            connections: Cell::new(0),
-            left: Notify::default(),
+            stopping: Once::default(),
+            clients: Clients::new(CONNECTIONS_MAX),
         });
         let group = reactor::current_group().child();
         let accepting = group.child();
-        reactor::spawn_in(&accepting, accept_all(listener, Rc::clone(&shared), group.clone()));
+        let (sharing, serving) = (Rc::clone(&shared), group.clone());
+        reactor::spawn_in(&accepting, async move {
+            let serve = |present, stream| {
+                reactor::spawn_in(&serving, serve(present, stream, Rc::clone(&sharing)));
+            };
+            sharing.clients.accept_all(listener, "an NBD client", serve).await;
+        });
         Ok(Self { address, shared, group, accepting })
     }
 
@@ -147,7 +113,7 @@ impl Server {
     /// Clients that are connected.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.shared.connections.get()
+        self.shared.clients.count()
     }
 
     /// Ends it: requests that came before are carried out and answered, and connections closed. Returns when nothing is under way
@@ -158,9 +124,8 @@ impl Server {
             // Somebody else may have removed it.
             let _ = std::fs::remove_file(path);
         }
-        self.shared.stopping.tell();
-        let all_left = self.shared.left.until(|| (self.connections() == 0).then_some(()));
-        if reactor::timeout(END_LIMIT, all_left).await.is_err() {
+        self.shared.stopping.happen();
+        if reactor::timeout(END_LIMIT, self.shared.clients.all_left()).await.is_err() {
             tracing::warn!(left = self.connections(), "NBD clients that do not take their answers");
         }
         self.group.kill();
@@ -180,33 +145,10 @@ fn make_way(path: &Path, address: &Address) -> Result<(), ListenError> {
     }
 }
 
-async fn accept_all(listener: Listener, shared: Rc<Shared>, group: Group) {
-    loop {
-        match listener.accept().await {
-            Ok(_) if shared.connections.get() >= CONNECTIONS_MAX => {
-                tracing::warn!("an NBD client is turned away: there are {CONNECTIONS_MAX}");
-            }
-            Ok(stream) => {
-                let counted = Counted::new(&shared);
-                reactor::spawn_in(&group, serve(counted, stream));
-            }
-            Err(error) if accept_error_passes(&error) => {
-                tracing::warn!(%error, "cannot accept NBD clients");
-                reactor::sleep(ACCEPT_AGAIN_AFTER).await;
-            }
-            Err(error) => {
-                tracing::error!(%error, "no NBD client is accepted any more");
-                return;
-            }
-        }
-    }
-}
-
-async fn serve(counted: Counted, stream: Stream) {
-    let shared = &counted.0;
+async fn serve(_present: Present, stream: Stream, shared: Rc<Shared>) {
     let talk = negotiate(Channel::new(stream), &*shared.exports, shared.tls.as_ref());
     let talk = reactor::timeout(NEGOTIATION_LIMIT, talk);
-    let talk = futures_util::future::select(Box::pin(talk), Box::pin(shared.stopping.told()));
+    let talk = futures_util::future::select(Box::pin(talk), Box::pin(shared.stopping.happened()));
     let agreed: Result<Result<_, NoDeal>, Elapsed> = match talk.await {
         futures_util::future::Either::Left((agreed, _)) => agreed,
         futures_util::future::Either::Right(((), _)) => return,
