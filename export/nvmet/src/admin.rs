@@ -1,0 +1,392 @@
+//! Commands of an admin queue, and those of Fabrics after the queue is connected.
+
+use crate::controller::{Attached, Controller, IO_QUEUES_MAX};
+use crate::io::DATA_BYTES_MAX;
+use crate::namespace::{ANA_GROUP, Moved};
+use crate::subsystem::{NAMESPACES_MAX, Subsystem};
+use crate::target::Shared;
+use levada_base::{Buf, IoVec};
+use levada_nvme::fabrics::{Capabilities, Configuration, FabricsType, Property, PropertyAccess};
+use levada_nvme::identify::{
+    self, ControllerIdentity, EVERY_NAMESPACE, Events, IDENTIFY_BYTES, Identify, OptionalCommands,
+};
+use levada_nvme::log::{self, AnaGroup, Event, GetLogPage, Health, LogPage};
+use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Feature, Nqn, Status};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+/// Entries of a queue, at most.
+pub(crate) const QUEUE_ENTRIES_MAX: u16 = 1024;
+/// Data within a command of an I/O queue, at most: a write of so many needs no round trip more.
+pub(crate) const IN_CAPSULE_BYTES: usize = 16 << 10;
+/// How long a controller may take to become ready, in units of 500 ms.
+const READY_WITHIN: u8 = 10;
+const MODEL: &str = "Levada";
+const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+/// How a command went well.
+pub(crate) struct Answer {
+    pub result: u64,
+    pub data: IoVec,
+}
+
+impl Answer {
+    fn result(result: u64) -> Self {
+        Self { result, data: IoVec::new() }
+    }
+
+    fn data(bytes: &[u8]) -> Self {
+        Self { result: 0, data: Buf::copy_of(bytes).into_vec() }
+    }
+}
+
+/// A controller, as seen through its admin queue.
+pub(crate) struct Admin<'a> {
+    pub shared: &'a Shared,
+    pub controller: &'a Controller,
+    /// The address that the host came to.
+    pub came_to: SocketAddr,
+}
+
+/// It would fail again.
+const fn never(status: Status) -> Status {
+    status.and_do_not_retry()
+}
+
+impl Admin<'_> {
+    /// Carries out a command, but for Asynchronous Event Request.
+    pub async fn carry_out(&self, command: &Command) -> Result<Answer, Status> {
+        let opcode = AdminOpcode::of(command.opcode()).ok_or(never(Status::INVALID_OPCODE))?;
+        if opcode != AdminOpcode::Fabrics && !self.controller.state().is_ready {
+            return Err(never(Status::SEQUENCE_ERROR));
+        }
+        match opcode {
+            AdminOpcode::Identify => self.identify(command).await,
+            AdminOpcode::GetLogPage => self.log_page(command).await,
+            // Commands are carried out at once, and what waits for a volume cannot be recalled.
+            AdminOpcode::Abort => Ok(Answer::result(1)),
+            AdminOpcode::SetFeatures => self.set_features(command),
+            AdminOpcode::GetFeatures => self.get_features(command),
+            AdminOpcode::KeepAlive => Ok(Answer::result(0)),
+            AdminOpcode::Fabrics => fabrics(self.controller, command),
+            AdminOpcode::AsynchronousEventRequest => Err(never(Status::INVALID_OPCODE)),
+        }
+    }
+
+    fn controller_identity(&self) -> ControllerIdentity {
+        let of_io = self.controller.subsystem();
+        let serial = of_io.map_or(DISCOVERY_SERIAL, Subsystem::serial);
+        ControllerIdentity {
+            serial: serial.into(),
+            model: MODEL.into(),
+            firmware: FIRMWARE.into(),
+            id: self.controller.id(),
+            is_discovery: of_io.is_none(),
+            data_bytes_max: DATA_BYTES_MAX,
+            in_capsule_bytes: if of_io.is_some() { IN_CAPSULE_BYTES } else { 0 },
+            events: match of_io {
+                Some(_) => Events::NAMESPACES | Events::ANA,
+                None => Events::DISCOVERY,
+            },
+            optional: match of_io {
+                Some(_) => {
+                    OptionalCommands::COMPARE
+                        | OptionalCommands::DATASET_MANAGEMENT
+                        | OptionalCommands::WRITE_ZEROES
+                        | OptionalCommands::RESERVATIONS
+                }
+                None => OptionalCommands::empty(),
+            },
+            has_volatile_cache: of_io.is_some(),
+            namespaces_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
+            has_ana: of_io.is_some(),
+            ana_groups: if of_io.is_some() { ANA_GROUP } else { 0 },
+            queue_entries_max: QUEUE_ENTRIES_MAX,
+            subsystem: match of_io {
+                Some(subsystem) => subsystem.nqn().clone(),
+                None => discovery_nqn(),
+            },
+        }
+    }
+
+    async fn identify(&self, command: &Command) -> Result<Answer, Status> {
+        /// Command sets are told apart by doubleword 11; NVM is 0.
+        const COMMAND_SET: u32 = 0xff << 24;
+        let dword = command.dword(10);
+        let what = Identify::of(dword as u8).ok_or(never(Status::INVALID_FIELD))?;
+        if u64::from(command.data().bytes()) < IDENTIFY_BYTES as u64 {
+            return Err(never(Status::DATA_LENGTH_INVALID));
+        }
+        let first_controller = (dword >> 16) as u16;
+        let Some(subsystem) = self.controller.subsystem() else {
+            return match what {
+                Identify::Controller => Ok(Answer::data(&self.controller_identity().to_bytes())),
+                _ => Err(never(Status::INVALID_FIELD)),
+            };
+        };
+        let all = || subsystem.namespaces().into_iter();
+        let bytes = match what {
+            Identify::Controller => self.controller_identity().to_bytes(),
+            Identify::Namespace | Identify::AllocatedNamespace => {
+                self.namespace_identity(command.namespace()).await?
+            }
+            Identify::ActiveNamespaces | Identify::AllocatedNamespaces => {
+                let after = command.namespace();
+                // Reserved (Base, 5.15.2.5).
+                if after >= u32::MAX - 1 {
+                    return Err(never(Status::INVALID_NAMESPACE));
+                }
+                identify::namespace_list(all(), after)
+            }
+            Identify::NamespaceDescriptors => {
+                let attached = self.attached(command.namespace()).await?;
+                identify::namespace_descriptors(attached.opened.guid)
+            }
+            Identify::CommandSetNamespace
+            | Identify::CommandSetController
+            | Identify::CommandSetActiveNamespaces
+                if command.dword(11) & COMMAND_SET != 0 =>
+            {
+                return Err(never(Status::INVALID_FIELD));
+            }
+            Identify::CommandSetActiveNamespaces => {
+                identify::namespace_list(all(), command.namespace())
+            }
+            // Nothing in them that is not told elsewhere.
+            Identify::CommandSetNamespace | Identify::CommandSetController => {
+                vec![0; IDENTIFY_BYTES]
+            }
+            Identify::NamespaceControllers => {
+                self.known(command.namespace())?;
+                identify::controller_list(subsystem.controller_ids().into_iter(), first_controller)
+            }
+            Identify::Controllers => {
+                identify::controller_list(subsystem.controller_ids().into_iter(), first_controller)
+            }
+        };
+        Ok(Answer::data(&bytes))
+    }
+
+    /// An identifier that a namespace may have.
+    fn known(&self, id: u32) -> Result<(), Status> {
+        match id {
+            1..=NAMESPACES_MAX => Ok(()),
+            _ => Err(never(Status::INVALID_NAMESPACE)),
+        }
+    }
+
+    async fn attached(&self, id: u32) -> Result<Rc<Attached>, Status> {
+        self.controller.attached(id).await
+    }
+
+    async fn namespace_identity(&self, id: u32) -> Result<Vec<u8>, Status> {
+        // What all of them have in common, of which there is nothing to say.
+        if id == EVERY_NAMESPACE {
+            return Ok(vec![0; IDENTIFY_BYTES]);
+        }
+        self.known(id)?;
+        match self.attached(id).await {
+            Ok(attached) => Ok(attached.opened.identity().to_bytes()),
+            // One that is not there is all zeroes (Base, 5.15.2.1).
+            Err(status) if status.is(Status::INVALID_NAMESPACE) => Ok(vec![0; IDENTIFY_BYTES]),
+            Err(status) => Err(status),
+        }
+    }
+
+    async fn log_page(&self, command: &Command) -> Result<Answer, Status> {
+        let asked = GetLogPage::of(command);
+        let page = LogPage::of(asked.page).ok_or(never(Status::INVALID_LOG_PAGE))?;
+        let bytes = asked.bytes.min(u64::from(command.data().bytes()));
+        if asked.bytes > bytes || bytes > DATA_BYTES_MAX || !asked.at.is_multiple_of(4) {
+            return Err(never(Status::INVALID_FIELD));
+        }
+        let content = match (page, self.controller.subsystem()) {
+            (LogPage::Discovery, None) => {
+                let (generation, entries) = self.shared.discovery(self.controller, self.came_to);
+                log::discovery(generation, &entries)
+            }
+            // No error is kept: there is none in the log that a command's own status has not told.
+            (LogPage::Errors, _) => vec![0; 64],
+            (LogPage::Firmware, _) => log::firmware_slots(FIRMWARE),
+            (LogPage::Health, _) => self.health().to_bytes(),
+            (LogPage::Effects, _) => log::effects(),
+            (LogPage::ChangedNamespaces, Some(_)) => {
+                log::changed_namespaces(&self.controller.notices.take_changed())
+            }
+            (LogPage::Ana, Some(subsystem)) => {
+                let port = self.controller.port();
+                let group = AnaGroup {
+                    id: ANA_GROUP,
+                    state: port.state(),
+                    changes: port.changes(),
+                    namespaces: subsystem.namespaces(),
+                };
+                log::ana(port.changes(), &[group], asked.specific & 1 != 0)
+            }
+            (
+                LogPage::Discovery
+                | LogPage::Reservations
+                | LogPage::ChangedNamespaces
+                | LogPage::Ana,
+                _,
+            ) => {
+                return Err(never(Status::INVALID_LOG_PAGE));
+            }
+        };
+        if asked.at > content.len() as u64 {
+            return Err(never(Status::INVALID_FIELD));
+        }
+        if !asked.keeps_event {
+            for event in [Event::NamespacesChanged, Event::AnaChanged, Event::DiscoveryChanged] {
+                if event.page() == page {
+                    self.controller.notices.read(event);
+                }
+            }
+        }
+        let mut content = content[asked.at as usize..].to_vec();
+        content.resize(bytes as usize, 0);
+        Ok(Answer::data(&content))
+    }
+
+    /// Of what is behind a volume a host cannot know drive by drive; here is what it has read and written itself.
+    fn health(&self) -> Health {
+        let mut health = Health {
+            spare_percent: 100,
+            power_on_hours: u128::from(self.shared.started.elapsed().as_secs() / 3600),
+            ..Health::default()
+        };
+        let Some(subsystem) = self.controller.subsystem() else { return health };
+        let mut bytes = (0_u128, 0_u128);
+        for id in subsystem.namespaces() {
+            let Some(namespace) = subsystem.namespace(id) else { continue };
+            let Moved { reads, writes, read_bytes, written_bytes, media_errors } = &namespace.moved;
+            health.reads += u128::from(reads.get());
+            health.writes += u128::from(writes.get());
+            health.media_errors += u128::from(media_errors.get());
+            bytes.0 += u128::from(read_bytes.get());
+            bytes.1 += u128::from(written_bytes.get());
+        }
+        health.read_units = bytes.0.div_ceil(Health::UNIT_BYTES);
+        health.written_units = bytes.1.div_ceil(Health::UNIT_BYTES);
+        health
+    }
+
+    fn set_features(&self, command: &Command) -> Result<Answer, Status> {
+        const SAVE: u32 = 1 << 31;
+        let (dword10, value) = (command.dword(10), command.dword(11));
+        let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
+        if dword10 & SAVE != 0 {
+            return Err(never(Status::FEATURE_NOT_SAVEABLE));
+        }
+        match feature {
+            Feature::NumberOfQueues => Ok(Answer::result(queues(value)?)),
+            Feature::KeepAliveTimer => {
+                self.controller.set_keep_alive_ms(value);
+                Ok(Answer::result(0))
+            }
+            Feature::AsynchronousEvents => {
+                self.controller.notices.set_wanted(Events::from_bits_retain(value));
+                Ok(Answer::result(0))
+            }
+            // There is always one, as flushes always mean something.
+            Feature::VolatileWriteCache if value & 1 == 1 => Ok(Answer::result(0)),
+            Feature::VolatileWriteCache | Feature::ReservationPersistence => {
+                Err(never(Status::FEATURE_NOT_CHANGEABLE))
+            }
+            // It came with Connect.
+            Feature::HostIdentifier => Err(never(Status::SEQUENCE_ERROR)),
+            Feature::Arbitration
+            | Feature::PowerManagement
+            | Feature::TemperatureThreshold
+            | Feature::ErrorRecovery
+            | Feature::WriteAtomicity
+            | Feature::ReservationNotificationMask => {
+                self.controller.features.borrow_mut().insert(feature as u8, value);
+                Ok(Answer::result(0))
+            }
+        }
+    }
+
+    fn get_features(&self, command: &Command) -> Result<Answer, Status> {
+        let (dword10, value) = (command.dword(10), command.dword(11));
+        let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
+        let result = match feature {
+            Feature::NumberOfQueues => u32::from(IO_QUEUES_MAX - 1) * 0x1_0001,
+            Feature::KeepAliveTimer => self.controller.keep_alive_ms(),
+            Feature::AsynchronousEvents => self.controller.notices.wanted().bits(),
+            Feature::VolatileWriteCache => 1,
+            Feature::ReservationPersistence => 0,
+            Feature::HostIdentifier => {
+                /// Only the long form is offered over fabrics.
+                const LONG: u32 = 1;
+                if value & LONG == 0 {
+                    return Err(never(Status::HOST_ID_INCONSISTENT));
+                }
+                return Ok(Answer::data(self.controller.host_id()));
+            }
+            Feature::Arbitration
+            | Feature::PowerManagement
+            | Feature::TemperatureThreshold
+            | Feature::ErrorRecovery
+            | Feature::WriteAtomicity
+            | Feature::ReservationNotificationMask => {
+                self.controller.features.borrow().get(&(feature as u8)).copied().unwrap_or(0)
+            }
+        };
+        Ok(Answer::result(u64::from(result)))
+    }
+}
+
+/// How many queues a host gets that asks for so many, both less one (Base, 5.21.1.7).
+fn queues(asked: u32) -> Result<u64, Status> {
+    let (submission, completion) = (asked & 0xffff, asked >> 16);
+    if submission == 0xffff || completion == 0xffff {
+        return Err(never(Status::INVALID_FIELD));
+    }
+    let given = submission.min(completion).min(u32::from(IO_QUEUES_MAX) - 1);
+    Ok(u64::from(given * 0x1_0001))
+}
+
+const DISCOVERY_SERIAL: &str = "discovery";
+
+fn discovery_nqn() -> Nqn {
+    Nqn::new(DISCOVERY_NQN).expect("a name by specification")
+}
+
+/// Commands of Fabrics on a queue that is connected (Fabrics, 3.4 to 3.6), admin or I/O.
+pub(crate) fn fabrics(controller: &Controller, command: &Command) -> Result<Answer, Status> {
+    let kind = FabricsType::of(command.fabrics_type()).ok_or(never(Status::INVALID_OPCODE))?;
+    let access = PropertyAccess::of(command);
+    let property = Property::of(access.offset)
+        .filter(|property| property.has_eight_bytes() == access.has_eight_bytes);
+    match kind {
+        FabricsType::PropertyGet => {
+            let value = match property.ok_or(never(Status::INVALID_FIELD))? {
+                Property::Capabilities => {
+                    let entries = QUEUE_ENTRIES_MAX - 1;
+                    let capabilities =
+                        Capabilities { queue_entries_max_less_one: entries, timeout: READY_WITHIN };
+                    capabilities.value()
+                }
+                Property::Version => u64::from(identify::VERSION),
+                Property::Configuration => u64::from(controller.configuration().0),
+                Property::Status => u64::from(controller.state().value()),
+                Property::SubsystemReset => return Err(never(Status::INVALID_FIELD)),
+            };
+            Ok(Answer::result(value))
+        }
+        FabricsType::PropertySet => match property {
+            Some(Property::Configuration) => {
+                controller.configure(Configuration(access.value as u32)).map_err(never)?;
+                Ok(Answer::result(0))
+            }
+            _ => Err(never(Status::INVALID_FIELD)),
+        },
+        // Once, and before anything else.
+        FabricsType::Connect => Err(never(Status::SEQUENCE_ERROR)),
+        // Deleting single queues is not offered (Fabrics, 4.5.1).
+        FabricsType::Disconnect
+        | FabricsType::AuthenticationSend
+        | FabricsType::AuthenticationReceive => Err(never(Status::INVALID_OPCODE)),
+    }
+}

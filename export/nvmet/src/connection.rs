@@ -1,0 +1,524 @@
+//! One connection, which is one queue: its commands side by side, within bounds.
+
+use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX, fabrics};
+use crate::connect::{Connected, connect};
+use crate::controller::Queue;
+use crate::io::{self, DATA_BYTES_MAX};
+use crate::port::Port;
+use crate::target::Shared;
+use crate::transfers::{Mangled, Transfers};
+use futures_util::future::{Either, select};
+use levada_base::checksum::{crc32c, crc32c_parts};
+use levada_base::reactor::net::Stream;
+use levada_base::reactor::{self, Elapsed};
+use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
+use levada_base::sync::{Once, Permit, Semaphore, oneshot};
+use levada_base::{Buf, IoVec};
+use levada_nvme::pdu::{
+    COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
+    Transfer,
+};
+use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
+use std::cell::{Cell, RefCell};
+use std::io as system;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a host may take to connect a queue.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// How long answers may take to leave when a connection ends.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// Data within a command of an admin queue, at most (TCP, 3.3.2).
+const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
+/// Data of one unit from the host.
+const UNIT_BYTES_MAX: u32 = DATA_BYTES_MAX as u32;
+/// Data of commands of a connection under way, in both directions, but for those within commands.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// Why a connection ends before the host says so.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error(transparent)]
+    Io(#[from] system::Error),
+    #[error(transparent)]
+    Fatal(#[from] Fatal),
+    #[error(transparent)]
+    Terminated(#[from] Terminated),
+    #[error("the queue was not connected: {0}")]
+    Refused(Status),
+    #[error("the host did not connect a queue in time")]
+    Late,
+}
+
+/// The host has ended within something.
+fn cut_off() -> Broken {
+    system::Error::from(system::ErrorKind::UnexpectedEof).into()
+}
+
+/// Serves a host until it is done, or the target is. All that it asked for has been carried out when this returns.
+pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
+    let peer = stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string());
+    if let Err(error) = served(shared, port, stream).await {
+        tracing::info!(peer, %error, "the connection of an NVMe host broke");
+    }
+}
+
+async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<(), Broken> {
+    let came_to = stream.local_addr()?;
+    let mut reader = Reader::new(stream.clone());
+    let connecting = async {
+        reader.initialize(&stream).await?;
+        reader.connect(&stream, &shared, &port).await
+    };
+    let connecting = reactor::timeout(CONNECT_LIMIT, connecting);
+    let connected: Result<_, Elapsed> = {
+        let stopped = pin!(shared.stopping.happened());
+        match select(pin!(connecting), stopped).await {
+            Either::Left((connected, _)) => connected,
+            Either::Right(((), _)) => return Ok(()),
+        }
+    };
+    let Connected { queue, connect } = connected.map_err(|_| Broken::Late)??;
+    let entries = connect.queue_entries_less_one + 1;
+    // A host may have been given an answer whose slot is not free here yet.
+    let slots = u64::from(entries) * 2;
+    let connection = Rc::new(Connection {
+        shared,
+        queue,
+        came_to,
+        framing: reader.framing,
+        is_without_flow_control: connect.is_without_flow_control,
+        entries,
+        // Connect was the first.
+        head: Cell::new(1 % entries),
+        transfers: RefCell::default(),
+        outbox: Outbox::default(),
+        slots: Semaphore::new(slots),
+        bytes: Semaphore::new(BYTES_MAX),
+        ended: Once::default(),
+    });
+    let writer = {
+        let (connection, stream) = (Rc::clone(&connection), stream.clone());
+        reactor::spawn(async move {
+            if connection.outbox.run(&stream).await.is_err() {
+                // So that the reader hears of it as well.
+                stream.close().await;
+            }
+        })
+    };
+    let silent = (connection.queue.id == 0).then(|| {
+        let controller = Rc::clone(&connection.queue.controller);
+        reactor::spawn(async move {
+            controller.falls_silent().await;
+            controller.end("its host was silent for too long");
+        })
+    });
+    let received = connection.receive(&mut reader).await;
+    if let Err(Broken::Fatal(fatal)) = &received {
+        let head = Framing::terminate(false, *fatal, &reader.wrong);
+        connection.push(head, IoVec::new(), [None, None]);
+    }
+    connection.ended.happen();
+    connection.transfers.borrow_mut().clear();
+    // Those under way are answered, or their host is gone.
+    let answered = async {
+        drop(connection.slots.acquire(slots).await);
+        connection.outbox.close();
+        // A task that was killed has nothing more to send.
+        let _ = writer.await;
+    };
+    let is_late = reactor::timeout(END_LIMIT, answered).await.is_err();
+    stream.close().await;
+    if is_late {
+        // What was asked of volumes is carried out; its answers go nowhere.
+        drop(connection.slots.acquire(slots).await);
+    }
+    if let Some(silent) = silent {
+        silent.abort();
+    }
+    received
+}
+
+/// What a host sends, unit by unit.
+pub(crate) struct Reader {
+    inbox: Inbox<Stream>,
+    framing: Framing,
+    /// The header of the unit that is being received, for the host to know which one was wrong.
+    wrong: Head,
+}
+
+/// Data of a unit; `None`: they arrived otherwise than they were sent.
+type Data = Option<Buf>;
+
+/// A unit whose header was received, and how much follows it: padding and data.
+struct Unit {
+    common: Common,
+    pdu: Pdu,
+    padding: usize,
+    data_bytes: usize,
+}
+
+impl Reader {
+    fn new(stream: Stream) -> Self {
+        Self { inbox: Inbox::new(stream), framing: Framing::FIRST, wrong: Head::new() }
+    }
+
+    fn digests(&self) -> Digests {
+        self.framing.digests
+    }
+
+    /// The next unit's header. `None`: the host is gone.
+    async fn unit(&mut self) -> Result<Option<Unit>, Broken> {
+        let Some(bytes) = self.inbox.head(COMMON_BYTES).await? else { return Ok(None) };
+        self.wrong.clear();
+        self.wrong.extend_from_slice(bytes);
+        let mut common = [0; COMMON_BYTES];
+        common.copy_from_slice(bytes);
+        let common = Common::parse(&common)?;
+        let digests = self.digests();
+        let rest = self.inbox.head(common.rest_bytes(digests)).await?;
+        let rest = rest.ok_or_else(cut_off)?;
+        let pdu = match common.pdu(rest, digests) {
+            Ok(pdu) => pdu,
+            Err(fatal) => {
+                self.wrong.extend_from_slice(rest);
+                return Err(fatal.into());
+            }
+        };
+        let (padding, data_bytes) = common.data_bytes(digests)?;
+        Ok(Some(Unit { common, pdu, padding, data_bytes }))
+    }
+
+    /// The data of a unit, of which there are some.
+    async fn data(&mut self, unit: &Unit) -> Result<Data, Broken> {
+        self.inbox.skip(unit.padding as u64).await?;
+        let data = self.inbox.payload(unit.data_bytes).await?;
+        if !unit.common.has_data_digest(self.digests()) {
+            return Ok(Some(data));
+        }
+        let digest = self.inbox.head(DIGEST_BYTES).await?;
+        let digest = digest.ok_or_else(cut_off)?;
+        let is_sound = crc32c(&data).to_le_bytes() == digest;
+        Ok(is_sound.then_some(data))
+    }
+
+    /// Agrees on how units are built.
+    async fn initialize(&mut self, stream: &Stream) -> Result<(), Broken> {
+        let refuse = async |fatal: Fatal, wrong: &[u8]| -> Result<(), Broken> {
+            let head = Framing::terminate(false, fatal, wrong);
+            let _ = stream.write_all(Buf::copy_of(&head).into_vec()).await;
+            Err(fatal.into())
+        };
+        let unit = match self.unit().await {
+            Err(Broken::Fatal(fatal)) => return refuse(fatal, &self.wrong).await,
+            unit => unit?.ok_or_else(cut_off)?,
+        };
+        let Pdu::InitializeRequest(request) = unit.pdu else {
+            return refuse(Fatal::Sequence, &self.wrong).await;
+        };
+        let response = Initialize {
+            alignment_bytes: Framing::FIRST.alignment_bytes,
+            digests: request.digests,
+            limit: UNIT_BYTES_MAX,
+        };
+        let head = Framing::FIRST.head(&Pdu::InitializeResponse(response), 0);
+        stream.write_all(Buf::copy_of(&head).into_vec()).await?;
+        self.framing =
+            Framing { digests: request.digests, alignment_bytes: request.alignment_bytes };
+        Ok(())
+    }
+
+    /// Connects the queue that the host asks for, with its first command.
+    async fn connect(
+        &mut self,
+        stream: &Stream,
+        shared: &Rc<Shared>,
+        port: &Rc<Port>,
+    ) -> Result<Connected, Broken> {
+        let unit = self.unit().await?.ok_or_else(cut_off)?;
+        let Pdu::Command(command) = unit.pdu else { return Err(Fatal::Sequence.into()) };
+        if unit.data_bytes > ADMIN_IN_CAPSULE_BYTES {
+            return Err(Fatal::LimitExceeded.into());
+        }
+        let data = match unit.data_bytes {
+            0 => None,
+            _ => self.data(&unit).await?,
+        };
+        let (result, status, connected) = match connect(shared, port, &command, data.as_deref()) {
+            Ok(connected) => {
+                (u64::from(connected.queue.controller.id()), Status::SUCCESS, Ok(connected))
+            }
+            Err((status, result)) => (result, status, Err(Broken::Refused(status))),
+        };
+        let completion = Completion { result, queue_head: 1, id: command.id(), status };
+        let head = self.framing.head(&Pdu::Response(completion), 0);
+        stream.write_all(Buf::copy_of(&head).into_vec()).await?;
+        if connected.is_err() {
+            // Closed at once, the answer might be lost with what the host has sent meanwhile.
+            let _ = reactor::timeout(END_LIMIT, self.inbox.head(1)).await;
+        }
+        connected
+    }
+}
+
+/// What a queue's commands share.
+struct Connection {
+    shared: Rc<Shared>,
+    queue: Queue,
+    came_to: SocketAddr,
+    framing: Framing,
+    is_without_flow_control: bool,
+    entries: u16,
+    /// How far we have come with the submission queue.
+    head: Cell<u16>,
+    transfers: RefCell<Transfers>,
+    outbox: Outbox,
+    slots: Rc<Semaphore>,
+    bytes: Rc<Semaphore>,
+    /// Nothing is received any more.
+    ended: Once,
+}
+
+/// What came with a command.
+enum Input {
+    /// All its data, or none where it has none.
+    Here(IoVec),
+    /// So many are to be asked for.
+    AskFor(u32),
+    /// It cannot be carried out.
+    Wrong(Status),
+}
+
+impl Connection {
+    fn push(&self, head: Head, data: IoVec, held: [Option<Permit>; 2]) {
+        self.outbox.push(Outgoing { head, data, held });
+    }
+
+    /// Returns when the queue has to end.
+    async fn is_over(&self) {
+        let controller = pin!(self.queue.controller.gone().happened());
+        let reset = pin!(self.queue.reset.happened());
+        let stopping = pin!(self.shared.stopping.happened());
+        select(select(controller, reset), stopping).await;
+    }
+
+    /// Takes commands, each of which is carried out by a task of its own, and the data for them.
+    async fn receive(self: &Rc<Self>, reader: &mut Reader) -> Result<(), Broken> {
+        loop {
+            let unit = if reader.inbox.holds(COMMON_BYTES) {
+                reader.unit().await?
+            } else {
+                match select(pin!(reader.unit()), pin!(self.is_over())).await {
+                    Either::Left((unit, _)) => unit?,
+                    Either::Right(((), _)) => return Ok(()),
+                }
+            };
+            let Some(unit) = unit else { return Ok(()) };
+            self.queue.controller.heard();
+            match unit.pdu {
+                Pdu::Command(command) => {
+                    let limit = match self.queue.id {
+                        0 => ADMIN_IN_CAPSULE_BYTES,
+                        _ => IN_CAPSULE_BYTES,
+                    };
+                    if unit.data_bytes > limit {
+                        return Err(Fatal::LimitExceeded.into());
+                    }
+                    let input = match unit.data_bytes {
+                        0 => self.input(&command, None),
+                        _ => match reader.data(&unit).await? {
+                            Some(data) => self.input(&command, Some(data)),
+                            None => Input::Wrong(Status::DATA_TRANSFER_ERROR),
+                        },
+                    };
+                    self.begin(command, input).await;
+                }
+                Pdu::HostData { transfer, is_last: _ } => {
+                    self.transfers.borrow().check(&transfer, unit.data_bytes)?;
+                    if unit.data_bytes == 0 {
+                        return Err(Fatal::Field { at: 16 }.into());
+                    }
+                    let data = reader.data(&unit).await?;
+                    self.transfers.borrow_mut().take(&transfer, data);
+                }
+                Pdu::Terminates(terminated) if unit.common.kind.is_of_host() => {
+                    return Err(terminated.into());
+                }
+                Pdu::InitializeRequest(_) => return Err(Fatal::Sequence.into()),
+                // A controller's.
+                Pdu::InitializeResponse(_)
+                | Pdu::Terminates(_)
+                | Pdu::Response(_)
+                | Pdu::ControllerData { .. }
+                | Pdu::ReadyToTransfer(_) => return Err(Fatal::Field { at: 0 }.into()),
+            }
+        }
+    }
+
+    /// Where a command's data are, and whether they are where it says.
+    fn input(&self, command: &Command, data: Option<Buf>) -> Input {
+        let wrong = |status: Status| Input::Wrong(status.and_do_not_retry());
+        if command.is_fused() {
+            return wrong(Status::INVALID_FIELD);
+        }
+        match (command.data(), data) {
+            (DataPointer::InCapsule { offset, bytes }, data) => {
+                if offset != 0 {
+                    return wrong(Status::OFFSET_INVALID);
+                }
+                if data.as_ref().map_or(0, |data| data.len()) != bytes as usize
+                    || !is_to_controller(command)
+                {
+                    return wrong(Status::DATA_LENGTH_INVALID);
+                }
+                Input::Here(data.map(Buf::into_vec).unwrap_or_default())
+            }
+            (DataPointer::Transport { .. }, Some(_)) => wrong(Status::DATA_LENGTH_INVALID),
+            (DataPointer::Transport { bytes }, None) if is_to_controller(command) => match bytes {
+                0 => Input::Here(IoVec::new()),
+                bytes if u64::from(bytes) > DATA_BYTES_MAX => wrong(Status::DATA_LENGTH_INVALID),
+                bytes => Input::AskFor(bytes),
+            },
+            (DataPointer::Transport { .. }, None) => Input::Here(IoVec::new()),
+            (DataPointer::Other { .. }, _) => wrong(Status::DESCRIPTOR_TYPE_INVALID),
+        }
+    }
+
+    async fn begin(self: &Rc<Self>, command: Command, input: Input) {
+        self.head.set((self.head.get() + 1) % self.entries);
+        let slot = self.slots.acquire(1).await;
+        let connection = Rc::clone(self);
+        reactor::spawn(async move {
+            let mut room = None;
+            // `None`: the connection is gone, and nobody waits for an answer.
+            if let Some(outcome) = connection.carried_out(&command, input, &mut room).await {
+                connection.answer(&command, outcome, slot, room);
+            }
+        });
+    }
+
+    async fn carried_out(
+        &self,
+        command: &Command,
+        input: Input,
+        room: &mut Option<Permit>,
+    ) -> Option<Result<Answer, Status>> {
+        let data = match input {
+            Input::Here(data) => data,
+            Input::Wrong(status) => return Some(Err(status)),
+            Input::AskFor(bytes) => {
+                *room = Some(self.bytes.acquire(u64::from(bytes)).await);
+                if self.ended.has_happened() {
+                    return None;
+                }
+                match self.ask_for(command, bytes).await {
+                    Ok(Ok(data)) => data,
+                    Ok(Err(Mangled)) => return Some(Err(Status::DATA_TRANSFER_ERROR)),
+                    Err(oneshot::Dropped) => return None,
+                }
+            }
+        };
+        let controller = &self.queue.controller;
+        if self.queue.id > 0 {
+            if command.opcode() == IoOpcode::Fabrics as u8 {
+                return Some(fabrics(controller, command));
+            }
+            let bytes = u64::from(command.data().bytes());
+            if room.is_none() && is_from_controller(command) && bytes <= DATA_BYTES_MAX {
+                *room = Some(self.bytes.acquire(bytes).await);
+            }
+            let done = io::carry_out(controller, command, data).await;
+            return Some(done.map(|data| Answer { result: 0, data }));
+        }
+        if command.opcode() == AdminOpcode::AsynchronousEventRequest as u8 {
+            let event = match controller.notices.request() {
+                Ok(event) => event,
+                Err(status) => return Some(Err(status)),
+            };
+            return match select(event, pin!(self.ended.happened())).await {
+                Either::Left((event, _)) => {
+                    let event = event.ok()?;
+                    Some(Ok(Answer { result: event.result(), data: IoVec::new() }))
+                }
+                Either::Right(((), _)) => None,
+            };
+        }
+        let admin = Admin { shared: &self.shared, controller, came_to: self.came_to };
+        Some(admin.carry_out(command).await)
+    }
+
+    fn ask_for(
+        &self,
+        command: &Command,
+        bytes: u32,
+    ) -> oneshot::Receiver<crate::transfers::Arrived> {
+        let (transfer, whole) = self.transfers.borrow_mut().begin(command.id(), bytes);
+        let head = self.framing.head(&Pdu::ReadyToTransfer(transfer), 0);
+        self.push(head, IoVec::new(), [None, None]);
+        whole
+    }
+
+    /// Sends data, if there are any, and the completion, unless data can say that all went well.
+    fn answer(
+        &self,
+        command: &Command,
+        outcome: Result<Answer, Status>,
+        slot: Permit,
+        room: Option<Permit>,
+    ) {
+        let (status, Answer { result, data }) = match outcome {
+            Ok(answer) => (Status::SUCCESS, answer),
+            Err(status) => (status, Answer { result: 0, data: IoVec::new() }),
+        };
+        let queue_head = if self.is_without_flow_control { 0 } else { self.head.get() };
+        let completion = Completion { result, queue_head, id: command.id(), status };
+        if data.is_empty() {
+            let head = self.framing.head(&Pdu::Response(completion), 0);
+            return self.push(head, data, [Some(slot), room]);
+        }
+        let bytes = levada_base::buf::bytes_in(&data) as u32;
+        // TCP, 3.6.2.6: only without flow control, as it says nothing of the queue's head.
+        let is_success = self.is_without_flow_control && result == 0;
+        let pdu = Pdu::ControllerData {
+            transfer: Transfer { command: command.id(), tag: 0, at: 0, bytes },
+            is_last: true,
+            is_success,
+        };
+        let head = self.framing.head(&pdu, bytes as usize);
+        let mut tail = Head::new();
+        if self.framing.digests.data {
+            tail.extend_from_slice(&crc32c_parts(data.iter().map(|part| &part[..])).to_le_bytes());
+        }
+        if !is_success {
+            tail.extend_from_slice(&self.framing.head(&Pdu::Response(completion), 0));
+        }
+        if tail.is_empty() {
+            return self.push(head, data, [Some(slot), room]);
+        }
+        self.push(head, data, [None, None]);
+        self.push(tail, IoVec::new(), [Some(slot), room]);
+    }
+}
+
+/// The direction of a command's data is in its opcode, or type (Base, figure 138).
+fn direction(command: &Command) -> u8 {
+    match command.opcode() {
+        code if code == AdminOpcode::Fabrics as u8 => command.fabrics_type() & 0b11,
+        code => code & 0b11,
+    }
+}
+
+fn is_to_controller(command: &Command) -> bool {
+    direction(command) == 0b01
+}
+
+fn is_from_controller(command: &Command) -> bool {
+    direction(command) == 0b10
+}
+
+/// Entries of a queue that a host may ask for.
+pub(crate) fn is_possible_size(entries_less_one: u16) -> bool {
+    (1..QUEUE_ENTRIES_MAX).contains(&entries_less_one)
+}

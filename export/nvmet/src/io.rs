@@ -1,0 +1,286 @@
+//! Commands of an I/O queue, carried out on a namespace's volume.
+
+use crate::controller::{Attached, Controller};
+use crate::reservations::Access;
+use levada_base::buf::bytes_in;
+use levada_base::{Buf, HasErrno, IoVec};
+use levada_device::{BlockError, Durability};
+use levada_nvme::reservation::{ReservationRequest, asks_for_persistence};
+use levada_nvme::{Command, IoOpcode, Status, ranges};
+use levada_volume::{Volume, VolumeError, Zeroing};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Data of a command.
+pub(crate) const DATA_BYTES_MAX: u64 = 1 << 20;
+/// The unit of what a namespace counts.
+fn count(counter: &Cell<u64>, more: u64) {
+    counter.set(counter.get().wrapping_add(more));
+}
+
+/// Doubleword 11 of Dataset Management: the blocks are not needed any more. What else it may say is advice.
+const DEALLOCATE: u32 = 1 << 2;
+/// Doubleword 11 of Reservation Report.
+const EXTENDED: u32 = 1;
+
+/// Carries out a command; `data` are the host's. What is returned are data for it.
+pub(crate) async fn carry_out(
+    controller: &Controller,
+    command: &Command,
+    data: IoVec,
+) -> Result<IoVec, Status> {
+    let opcode = IoOpcode::of(command.opcode());
+    let opcode = opcode.ok_or(Status::INVALID_OPCODE.and_do_not_retry())?;
+    if !controller.port().state().is_usable() {
+        return Err(Status::ANA_INACCESSIBLE);
+    }
+    let attached = controller.attached(command.namespace()).await?;
+    let io = Io { controller, attached: &attached, command };
+    match opcode {
+        IoOpcode::Read => io.read().await,
+        IoOpcode::Write => io.write(data).await,
+        IoOpcode::Flush => io.flush().await,
+        IoOpcode::Compare => io.compare(data).await,
+        IoOpcode::WriteZeroes => io.write_zeroes().await,
+        IoOpcode::DatasetManagement => io.dataset_management(&data).await,
+        IoOpcode::ReservationRegister
+        | IoOpcode::ReservationAcquire
+        | IoOpcode::ReservationRelease => io.reserve(opcode, &data).await,
+        IoOpcode::ReservationReport => io.report(),
+        // Told apart before.
+        IoOpcode::Fabrics => Err(Status::INVALID_OPCODE.and_do_not_retry()),
+    }
+}
+
+struct Io<'a> {
+    controller: &'a Controller,
+    attached: &'a Rc<Attached>,
+    command: &'a Command,
+}
+
+impl Io<'_> {
+    fn volume(&self) -> &dyn Volume {
+        &*self.attached.opened.volume
+    }
+
+    /// The bytes that the command is about: where, and how many.
+    fn range(&self, first_block: u64, blocks: u64) -> Result<(u64, u64), Status> {
+        const OUTSIDE: Status = Status::OUT_OF_RANGE.and_do_not_retry();
+        let block_bytes = self.attached.opened.block_bytes();
+        let at = first_block.checked_mul(block_bytes).ok_or(OUTSIDE)?;
+        let bytes = blocks.checked_mul(block_bytes).ok_or(OUTSIDE)?;
+        let end = at.checked_add(bytes).ok_or(OUTSIDE)?;
+        if end > self.volume().size_bytes() { Err(OUTSIDE) } else { Ok((at, bytes)) }
+    }
+
+    /// The same, of a command with as many data.
+    fn range_of_data(&self) -> Result<(u64, u64), Status> {
+        let (at, bytes) = self.range(self.command.first_block(), self.command.blocks())?;
+        if bytes > DATA_BYTES_MAX {
+            return Err(Status::INVALID_FIELD.and_do_not_retry());
+        }
+        if u64::from(self.command.data().bytes()) != bytes {
+            return Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
+        }
+        Ok((at, bytes))
+    }
+
+    async fn read(&self) -> Result<IoVec, Status> {
+        let (at, bytes) = self.range_of_data()?;
+        let namespace = &self.attached.namespace;
+        namespace.check(self.controller.host_id(), Access::Read)?;
+        let data = self.volume().read(at, bytes).await.map_err(|error| self.told(&error, false))?;
+        count(&namespace.moved.reads, 1);
+        count(&namespace.moved.read_bytes, bytes);
+        Ok(data)
+    }
+
+    async fn write(&self, data: IoVec) -> Result<IoVec, Status> {
+        let (at, bytes) = self.range_of_data()?;
+        debug_assert_eq!(bytes, bytes_in(&data));
+        let namespace = &self.attached.namespace;
+        let _change = namespace.change(self.controller.host_id())?;
+        let is_durable = self.command.is_fua();
+        let durability = if is_durable { Durability::Fua } else { Durability::Volatile };
+        let written = self.volume().write(at, data, durability).await;
+        written.map_err(|error| self.told(&error, true))?;
+        count(&namespace.moved.writes, 1);
+        count(&namespace.moved.written_bytes, bytes);
+        Ok(IoVec::new())
+    }
+
+    async fn flush(&self) -> Result<IoVec, Status> {
+        self.volume().flush().await.map_err(|error| self.told(&error, true))?;
+        Ok(IoVec::new())
+    }
+
+    async fn compare(&self, data: IoVec) -> Result<IoVec, Status> {
+        let there = self.read().await?;
+        match is_same(&there, &data) {
+            true => Ok(IoVec::new()),
+            false => Err(Status::COMPARE_FAILURE.and_do_not_retry()),
+        }
+    }
+
+    async fn write_zeroes(&self) -> Result<IoVec, Status> {
+        let (at, bytes) = self.range(self.command.first_block(), self.command.blocks())?;
+        let _change = self.attached.namespace.change(self.controller.host_id())?;
+        let zeroing = match self.command.is_deallocating() {
+            true => Zeroing::Free,
+            false => Zeroing::Keep,
+        };
+        let zeroed = self.volume().write_zeroes(at, bytes, zeroing).await;
+        zeroed.map_err(|error| self.told(&error, true))?;
+        if self.command.is_fua() { self.flush().await } else { Ok(IoVec::new()) }
+    }
+
+    async fn dataset_management(&self, data: &IoVec) -> Result<IoVec, Status> {
+        let count = (self.command.dword(10) & 0xff) as usize + 1;
+        let data = whole(data);
+        if data.len() < count * levada_nvme::Range::BYTES {
+            return Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
+        }
+        if self.command.dword(11) & DEALLOCATE == 0 {
+            return Ok(IoVec::new());
+        }
+        let _change = self.attached.namespace.change(self.controller.host_id())?;
+        // None of them, unless all are right.
+        let wanted: Result<Vec<_>, _> = ranges(&data)
+            .take(count)
+            .map(|range| self.range(range.first_block, u64::from(range.blocks)))
+            .collect();
+        for (at, bytes) in wanted? {
+            let discarded = self.volume().discard(at, bytes).await;
+            discarded.map_err(|error| self.told(&error, true))?;
+        }
+        Ok(IoVec::new())
+    }
+
+    async fn reserve(&self, opcode: IoOpcode, data: &IoVec) -> Result<IoVec, Status> {
+        let data = whole(data);
+        let short = Status::DATA_LENGTH_INVALID.and_do_not_retry();
+        let request = match opcode {
+            IoOpcode::ReservationRegister => {
+                if asks_for_persistence(self.command) {
+                    // It would be gone with this process.
+                    return Err(Status::INVALID_FIELD.and_do_not_retry());
+                }
+                let keys = data.first_chunk().ok_or(short)?;
+                ReservationRequest::register(self.command, keys)
+            }
+            IoOpcode::ReservationAcquire => {
+                let keys = data.first_chunk().ok_or(short)?;
+                ReservationRequest::acquire(self.command, keys)
+            }
+            _ => ReservationRequest::release(self.command, data.first_chunk().ok_or(short)?),
+        };
+        let request = request.ok_or(Status::INVALID_FIELD.and_do_not_retry())?;
+        self.attached.namespace.reserve(self.controller.host_id(), request).await?;
+        Ok(IoVec::new())
+    }
+
+    fn report(&self) -> Result<IoVec, Status> {
+        let asked = (u64::from(self.command.dword(10)) + 1) * 4;
+        let asked = asked.min(u64::from(self.command.data().bytes())).min(DATA_BYTES_MAX);
+        let is_extended = self.command.dword(11) & EXTENDED != 0;
+        let subsystem = self.controller.subsystem();
+        let controller_of = |host: &_| subsystem.and_then(|all| all.controller_of(host));
+        let report = self.attached.namespace.reservations().borrow().report(controller_of);
+        let mut bytes = report.to_bytes(is_extended);
+        bytes.resize(asked as usize, 0);
+        Ok(Buf::copy_of(&bytes).into_vec())
+    }
+
+    /// What the host is told (Base, 4.6.1.2).
+    fn told(&self, error: &VolumeError, is_change: bool) -> Status {
+        let status = match error {
+            VolumeError::OutOfRange { .. } => Status::OUT_OF_RANGE,
+            VolumeError::NoSpace => Status::CAPACITY_EXCEEDED,
+            VolumeError::ReadOnly => Status::WRITE_PROTECTED,
+            VolumeError::Deleted => Status::INVALID_NAMESPACE,
+            // Another server may have it.
+            VolumeError::Block(BlockError::Fenced { .. }) => Status::ANA_INACCESSIBLE,
+            VolumeError::Block(_) if matches!(error.errno(), libc::ENOSPC | libc::EDQUOT) => {
+                Status::CAPACITY_EXCEEDED
+            }
+            VolumeError::Block(_) => {
+                let errors = &self.attached.namespace.moved.media_errors;
+                count(errors, 1);
+                if is_change { Status::WRITE_FAULT } else { Status::UNRECOVERED_READ_ERROR }
+            }
+        };
+        if !matches!(error, VolumeError::OutOfRange { .. }) {
+            tracing::warn!(host = %self.controller.host(), %error, "a command of an NVMe host failed");
+        }
+        // What can be tried again was.
+        if status.is_of_path() { status } else { status.and_do_not_retry() }
+    }
+}
+
+/// All of it in one piece.
+pub(crate) fn whole(data: &IoVec) -> std::borrow::Cow<'_, [u8]> {
+    match &data[..] {
+        [] => (&[]).into(),
+        [one] => (&one[..]).into(),
+        parts => parts.iter().flat_map(|part| part.iter().copied()).collect::<Vec<u8>>().into(),
+    }
+}
+
+/// Bytes that lie in different pieces.
+fn is_same(one: &IoVec, other: &IoVec) -> bool {
+    let (mut one, mut other) = (Pieces::of(one), Pieces::of(other));
+    loop {
+        let (a, b) = (one.rest(), other.rest());
+        let bytes = a.len().min(b.len());
+        if bytes == 0 {
+            return a.is_empty() && b.is_empty();
+        }
+        if a[..bytes] != b[..bytes] {
+            return false;
+        }
+        one.take(bytes);
+        other.take(bytes);
+    }
+}
+
+struct Pieces<'a> {
+    parts: std::slice::Iter<'a, Buf>,
+    rest: &'a [u8],
+}
+
+impl<'a> Pieces<'a> {
+    fn of(parts: &'a IoVec) -> Self {
+        Self { parts: parts.iter(), rest: &[] }
+    }
+
+    /// What is left of the piece that it has come to; empty at the end.
+    fn rest(&mut self) -> &'a [u8] {
+        while self.rest.is_empty()
+            && let Some(next) = self.parts.next()
+        {
+            self.rest = next;
+        }
+        self.rest
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.rest = &self.rest[bytes..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(parts: &[&[u8]]) -> IoVec {
+        parts.iter().map(|part| Buf::copy_of(part)).collect()
+    }
+
+    #[test]
+    fn bytes_are_compared_however_they_lie() {
+        let whole = pieces(&[b"abcdef"]);
+        assert!(is_same(&whole, &pieces(&[b"ab", b"", b"cde", b"f"])));
+        assert!(!is_same(&whole, &pieces(&[b"ab", b"cdx", b"f"])));
+        assert!(!is_same(&whole, &pieces(&[b"abc"])) && !is_same(&pieces(&[b"abc"]), &whole));
+    }
+}

@@ -1,0 +1,37 @@
+//! Volumes over NVMe/TCP, for the Linux kernel and whoever else is an NVMe host.
+//!
+//! A target has addresses and subsystems; a subsystem has namespaces, each of which is a volume. Formats are `levada-nvme`'s.
+//!
+//! - `target`: who listens, and what is found by discovery; `port`: an address, which is a path.
+//! - `subsystem`, `namespace`: what is shown, and to whom; `reservations`: which host may do what.
+//! - `connection`: one queue; `connect`: its first command; `transfers`: data that were asked for.
+//! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked.
+//! - `admin`, `io`: its commands.
+//!
+//! What always holds:
+//! - A write is answered once the volume has it, a flush once all writes answered before it, over any queue, are durable.
+//! - What a host may have under way is bounded in commands and bytes. One that does not read its answers is not read from, and holds
+//!   up nobody else.
+//! - Whatever a host sends, it is answered or its connection ends.
+//! - Once a preemption is answered, nothing that the preempted host has asked for changes the namespace.
+//!
+//! After a crash of this process hosts lose their connections and reservations, and with them what they had not flushed.
+
+mod admin;
+mod connect;
+mod connection;
+mod controller;
+mod io;
+mod namespace;
+mod notices;
+mod port;
+mod reservations;
+mod subsystem;
+mod target;
+mod transfers;
+
+pub use levada_nvme::log::AnaState;
+pub use levada_nvme::{Nqn, NqnError};
+pub use namespace::{Open, Opened};
+pub use subsystem::{Hosts, NAMESPACES_MAX, Subsystem};
+pub use target::{ListenError, Path, Target};

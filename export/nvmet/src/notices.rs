@@ -1,0 +1,119 @@
+//! What a host is told without having asked at that moment: asynchronous events (Base, 5.2).
+//!
+//! What always holds: an event that the host wants to know is told once a request for it is there; the same one again only after the
+//! host has read the page that it is about.
+
+use levada_base::sync::oneshot;
+use levada_nvme::Status;
+use levada_nvme::identify::{EVENT_REQUESTS_MAX, Events};
+use levada_nvme::log::Event;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Namespaces that a host is told to have changed one by one: one more than the page has room for.
+const CHANGED_MAX: usize = 1025;
+
+/// The events of a controller that its host waits for.
+#[derive(Default)]
+pub(crate) struct Notices {
+    /// What it wants to know.
+    wanted: Cell<Events>,
+    requests: RefCell<VecDeque<oneshot::Sender<Event>>>,
+    waiting: RefCell<BTreeSet<Event>>,
+    /// Told, and its page was not read since: the same is not told again.
+    masked: RefCell<BTreeSet<Event>>,
+    changed: RefCell<BTreeSet<u32>>,
+}
+
+impl Notices {
+    pub fn set_wanted(&self, wanted: Events) {
+        self.wanted.set(wanted);
+    }
+
+    pub fn wanted(&self) -> Events {
+        self.wanted.get()
+    }
+
+    /// A host's request, which is answered by the next event.
+    pub fn request(&self) -> Result<oneshot::Receiver<Event>, Status> {
+        if self.requests.borrow().len() >= EVENT_REQUESTS_MAX {
+            return Err(Status::EVENT_REQUEST_LIMIT);
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.requests.borrow_mut().push_back(sender);
+        self.tell();
+        Ok(receiver)
+    }
+
+    pub fn namespace_changed(&self, id: u32) {
+        let mut changed = self.changed.borrow_mut();
+        if changed.len() < CHANGED_MAX {
+            changed.insert(id);
+        }
+        drop(changed);
+        self.happened(Event::NamespacesChanged);
+    }
+
+    pub fn happened(&self, event: Event) {
+        let is_wanted = self.wanted.get().contains(match event {
+            Event::NamespacesChanged => Events::NAMESPACES,
+            Event::AnaChanged => Events::ANA,
+            Event::DiscoveryChanged => Events::DISCOVERY,
+            // By its own mask, which is not offered.
+            Event::ReservationNotice => return,
+        });
+        if is_wanted && !self.masked.borrow().contains(&event) {
+            self.waiting.borrow_mut().insert(event);
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        let (mut waiting, mut requests) = (self.waiting.borrow_mut(), self.requests.borrow_mut());
+        while !waiting.is_empty()
+            && let Some(request) = requests.pop_front()
+            && let Some(event) = waiting.pop_first()
+        {
+            self.masked.borrow_mut().insert(event);
+            request.send(event);
+        }
+    }
+
+    /// The host has read the page of an event, and is told of the next.
+    pub fn read(&self, event: Event) {
+        self.masked.borrow_mut().remove(&event);
+    }
+
+    /// Namespaces that have changed since this was asked.
+    pub fn take_changed(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.changed.borrow_mut()).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+
+    #[test]
+    fn an_event_is_told_once_until_its_page_is_read() {
+        Reactor::simulated(0).block_on(async {
+            let notices = Notices::default();
+            notices.namespace_changed(1);
+            let first = notices.request().expect("room");
+            notices.set_wanted(Events::NAMESPACES);
+            notices.namespace_changed(2);
+            assert_eq!(first.await.ok(), Some(Event::NamespacesChanged));
+            let second = notices.request().expect("room");
+            notices.namespace_changed(3);
+            assert_eq!(notices.take_changed(), [1, 2, 3]);
+            notices.read(Event::NamespacesChanged);
+            notices.namespace_changed(4);
+            assert_eq!(second.await.ok(), Some(Event::NamespacesChanged));
+            for _ in 0..EVENT_REQUESTS_MAX {
+                assert!(notices.request().is_ok());
+            }
+            assert!(notices.request().is_err());
+        });
+    }
+}

@@ -1,0 +1,344 @@
+//! Which host may do what to a namespace (Base, 8.8).
+//!
+//! No I/O and no clock. What always holds:
+//! - At most one reservation is held, by a host that is registered, or by all that are.
+//! - A host is one by its identifier, through however many controllers it comes.
+//!
+//! Kept in memory: a target that starts anew knows no host (RESCAP bit 0, "persist through power loss", is not offered). Whoever relies
+//! on reservations registers again whenever it connects, and looks whose the namespace is.
+
+use levada_nvme::Status;
+use levada_nvme::fabrics::ANY_CONTROLLER;
+use levada_nvme::reservation::{
+    Registrant, ReservationReport, ReservationRequest, ReservationType,
+};
+use std::collections::BTreeMap;
+
+/// A host's identifier.
+pub(crate) type HostId = [u8; 16];
+
+/// Hosts that are registered with a namespace at once; more would be an attempt to fill memory.
+const REGISTRANTS_MAX: usize = 1024;
+
+/// What a command does to a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// What a change means for others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changed {
+    /// They are registered no more: nothing they have asked for may take effect from now on.
+    pub preempted: Vec<HostId>,
+}
+
+/// The reservations of a namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations {
+    generation: u32,
+    keys: BTreeMap<HostId, u64>,
+    held: Option<Held>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Of the types that all registrants hold: who acquired it.
+    by: HostId,
+    kind: ReservationType,
+}
+
+impl Reservations {
+    /// Whether a host may do this now (Base, figure 385).
+    ///
+    /// # Errors
+    ///
+    /// [`Status::RESERVATION_CONFLICT`].
+    pub fn check(&self, host: &HostId, access: Access) -> Result<(), Status> {
+        let Some(held) = self.held else { return Ok(()) };
+        let may = held.by == *host
+            || access == Access::Read && !held.kind.excludes_reads()
+            || held.kind.admits_registrants() && self.keys.contains_key(host);
+        if may { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) }
+    }
+
+    fn is_holder(&self, host: &HostId) -> bool {
+        self.held.is_some_and(|held| {
+            held.by == *host || held.kind.is_of_all_registrants() && self.keys.contains_key(host)
+        })
+    }
+
+    /// Carries out what a host asks for.
+    ///
+    /// # Errors
+    ///
+    /// The status of the command, which has changed nothing.
+    pub fn carry_out(
+        &mut self,
+        host: &HostId,
+        request: ReservationRequest,
+    ) -> Result<Changed, Status> {
+        use ReservationRequest::{Acquire, Clear, Preempt, Register, Release, Replace, Unregister};
+        match request {
+            Register { key } => self.register(host, key),
+            Replace { current, key } => {
+                if let Some(current) = current {
+                    self.check_key(host, current)?;
+                }
+                self.keys.insert(*host, key);
+                self.registered();
+                Ok(Changed::default())
+            }
+            Unregister { current } => {
+                let known = self.keys.get(host).ok_or(Status::RESERVATION_CONFLICT)?;
+                if current.is_some_and(|current| current != *known) {
+                    return Err(Status::RESERVATION_CONFLICT);
+                }
+                self.remove(host);
+                self.registered();
+                Ok(Changed::default())
+            }
+            Acquire { current, kind } => {
+                self.check_key(host, current)?;
+                self.acquire(host, kind)
+            }
+            Preempt { current, preempted, kind, aborts: _ } => {
+                self.check_key(host, current)?;
+                self.preempt(host, preempted, kind)
+            }
+            Release { current, kind } => {
+                self.check_key(host, current)?;
+                self.release(host, kind)
+            }
+            Clear { current } => {
+                self.check_key(host, current)?;
+                self.keys.clear();
+                self.held = None;
+                self.registered();
+                Ok(Changed::default())
+            }
+        }
+    }
+
+    fn check_key(&self, host: &HostId, key: u64) -> Result<(), Status> {
+        match self.keys.get(host) {
+            Some(known) if *known == key => Ok(()),
+            _ => Err(Status::RESERVATION_CONFLICT),
+        }
+    }
+
+    fn registered(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    fn register(&mut self, host: &HostId, key: u64) -> Result<Changed, Status> {
+        match self.keys.get(host) {
+            // The same again changes nothing; with another key it has to be replaced.
+            Some(known) if *known == key => return Ok(Changed::default()),
+            Some(_) => return Err(Status::RESERVATION_CONFLICT),
+            None if self.keys.len() >= REGISTRANTS_MAX => return Err(Status::INTERNAL_ERROR),
+            None => {}
+        }
+        self.keys.insert(*host, key);
+        self.registered();
+        Ok(Changed::default())
+    }
+
+    /// Takes a host's registration, and its reservation with it, unless others hold that too.
+    fn remove(&mut self, host: &HostId) {
+        self.keys.remove(host);
+        if let Some(held) = &mut self.held
+            && held.by == *host
+        {
+            match self.keys.keys().next() {
+                Some(other) if held.kind.is_of_all_registrants() => held.by = *other,
+                _ => self.held = None,
+            }
+        }
+    }
+
+    fn acquire(&mut self, host: &HostId, kind: ReservationType) -> Result<Changed, Status> {
+        match self.held {
+            None => {
+                self.held = Some(Held { by: *host, kind });
+                Ok(Changed::default())
+            }
+            Some(held) if self.is_holder(host) && held.kind == kind => Ok(Changed::default()),
+            Some(_) => Err(Status::RESERVATION_CONFLICT),
+        }
+    }
+
+    /// Base, 8.8.7.
+    fn preempt(
+        &mut self,
+        host: &HostId,
+        key: u64,
+        kind: ReservationType,
+    ) -> Result<Changed, Status> {
+        let is_of_all = self.held.is_some_and(|held| held.kind.is_of_all_registrants());
+        let with_key = |keys: &BTreeMap<HostId, u64>| -> Vec<HostId> {
+            keys.iter().filter(|(_, known)| **known == key).map(|(host, _)| *host).collect()
+        };
+        let mut preempted: Vec<HostId> = match self.held {
+            // Key 0 stands for everybody else.
+            Some(_) if is_of_all && key == 0 => self.keys.keys().copied().collect(),
+            _ if key == 0 => return Err(Status::INVALID_FIELD),
+            _ => with_key(&self.keys),
+        };
+        let takes_over = match self.held {
+            Some(held) => {
+                is_of_all && key == 0 || !is_of_all && self.keys.get(&held.by) == Some(&key)
+            }
+            None => false,
+        };
+        if preempted.is_empty() {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        preempted.retain(|other| other != host || !takes_over);
+        for other in &preempted {
+            self.remove(other);
+        }
+        if takes_over {
+            self.held = Some(Held { by: *host, kind });
+        }
+        self.registered();
+        Ok(Changed { preempted })
+    }
+
+    fn release(&mut self, host: &HostId, kind: ReservationType) -> Result<Changed, Status> {
+        match self.held {
+            Some(held) if self.is_holder(host) => {
+                if held.kind != kind {
+                    return Err(Status::INVALID_FIELD);
+                }
+                self.held = None;
+                Ok(Changed::default())
+            }
+            // Of somebody else, or of nobody: that host's is none any more.
+            _ => Ok(Changed::default()),
+        }
+    }
+
+    /// What a host is told; `controller_of` says through which controller another is here now.
+    pub fn report(&self, controller_of: impl Fn(&HostId) -> Option<u16>) -> ReservationReport {
+        let registrants = self.keys.iter().map(|(host, key)| Registrant {
+            host: *host,
+            controller: controller_of(host).unwrap_or(ANY_CONTROLLER),
+            key: *key,
+            is_holder: self.is_holder(host),
+        });
+        ReservationReport {
+            generation: self.generation,
+            kind: self.held.map(|held| held.kind),
+            registrants: registrants.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: HostId = [1; 16];
+    const B: HostId = [2; 16];
+    const C: HostId = [3; 16];
+
+    fn register(reservations: &mut Reservations, host: &HostId, key: u64) {
+        let done = reservations.carry_out(host, ReservationRequest::Register { key });
+        assert_eq!(done, Ok(Changed::default()));
+    }
+
+    /// What each kind lets others do (Base, figure 385).
+    #[test]
+    fn others_may_do_what_the_type_says() {
+        for kind in ReservationType::ALL {
+            let mut all = Reservations::default();
+            register(&mut all, &A, 1);
+            register(&mut all, &B, 2);
+            let acquire = ReservationRequest::Acquire { current: 1, kind };
+            assert_eq!(all.carry_out(&A, acquire), Ok(Changed::default()));
+            let may = |host, access| all.check(host, access).is_ok();
+            assert!(may(&A, Access::Read) && may(&A, Access::Write));
+            let admits = kind.admits_registrants();
+            assert_eq!(may(&B, Access::Write), admits, "{kind:?}");
+            assert_eq!(may(&B, Access::Read), admits || !kind.excludes_reads(), "{kind:?}");
+            assert!(!may(&C, Access::Write), "{kind:?}");
+            assert_eq!(may(&C, Access::Read), !kind.excludes_reads(), "{kind:?}");
+        }
+    }
+
+    /// What fencing is made of: a new owner takes over from one that does not answer.
+    #[test]
+    fn a_holder_is_preempted_by_its_key() {
+        let kind = ReservationType::WriteExclusiveRegistrants;
+        let mut all = Reservations::default();
+        register(&mut all, &A, 1);
+        all.carry_out(&A, ReservationRequest::Acquire { current: 1, kind }).expect("free");
+        register(&mut all, &B, 2);
+        let preempt = ReservationRequest::Preempt { current: 2, preempted: 1, kind, aborts: false };
+        assert_eq!(all.carry_out(&B, preempt), Ok(Changed { preempted: vec![A] }));
+        assert!(all.check(&A, Access::Write).is_err());
+        assert!(all.check(&B, Access::Write).is_ok());
+        // It cannot come back by what it knows.
+        let again = ReservationRequest::Acquire { current: 1, kind };
+        assert_eq!(all.carry_out(&A, again), Err(Status::RESERVATION_CONFLICT));
+        let report = all.report(|host| (*host == B).then_some(7));
+        assert_eq!(report.registrants.len(), 1);
+        assert!(report.registrants[0].is_holder && report.registrants[0].controller == 7);
+    }
+
+    #[test]
+    fn of_all_registrants_the_last_one_holds_it() {
+        let kind = ReservationType::WriteExclusiveAllRegistrants;
+        let mut all = Reservations::default();
+        register(&mut all, &A, 1);
+        register(&mut all, &B, 2);
+        all.carry_out(&A, ReservationRequest::Acquire { current: 1, kind }).expect("free");
+        all.carry_out(&A, ReservationRequest::Unregister { current: Some(1) }).expect("known");
+        assert!(all.check(&A, Access::Write).is_err() && all.check(&B, Access::Write).is_ok());
+        all.carry_out(&B, ReservationRequest::Unregister { current: None }).expect("known");
+        assert!(all.check(&A, Access::Write).is_ok(), "nobody holds it");
+    }
+
+    fn any_request() -> impl Strategy<Value = ReservationRequest> {
+        use ReservationRequest::{Acquire, Clear, Preempt, Register, Release, Replace, Unregister};
+        let key = || 0_u64..4;
+        let kind = || (0_usize..6).prop_map(|at| ReservationType::ALL[at]);
+        prop_oneof![
+            key().prop_map(|key| Register { key }),
+            prop::option::of(key()).prop_map(|current| Unregister { current }),
+            (prop::option::of(key()), key()).prop_map(|(current, key)| Replace { current, key }),
+            (key(), kind()).prop_map(|(current, kind)| Acquire { current, kind }),
+            (key(), key(), kind(), any::<bool>()).prop_map(|(current, preempted, kind, aborts)| {
+                Preempt { current, preempted, kind, aborts }
+            }),
+            (key(), kind()).prop_map(|(current, kind)| Release { current, kind }),
+            key().prop_map(|current| Clear { current }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_holds_it_is_registered(
+            requests in prop::collection::vec((0_usize..3, any_request()), 0..40),
+        ) {
+            let mut all = Reservations::default();
+            for (host, request) in requests {
+                let before = all.report(|_| None);
+                let host = [A, B, C][host];
+                let outcome = all.carry_out(&host, request);
+                let after = all.report(|_| None);
+                if outcome.is_err() {
+                    prop_assert_eq!(&before, &after);
+                }
+                prop_assert_eq!(after.kind.is_some(), after.registrants.iter().any(|one| one.is_holder));
+                for gone in outcome.iter().flat_map(|changed| &changed.preempted) {
+                    prop_assert!(after.registrants.iter().all(|one| one.host != *gone));
+                    prop_assert!(after.kind.is_none() || all.check(gone, Access::Write).is_err());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! A subsystem: namespaces, and the hosts that may reach them.
+//!
+//! What always holds: a host that is not allowed gets no controller, and learns of none by discovery.
+
+use crate::controller::Controller;
+use crate::namespace::{Namespace, Open};
+use crate::port::Port;
+use crate::reservations::HostId;
+use levada_nvme::log::Event;
+use levada_nvme::{Nqn, Status};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+
+/// The largest identifier of a namespace.
+pub const NAMESPACES_MAX: u32 = 1024;
+/// Controllers of a subsystem at once.
+const CONTROLLERS_MAX: usize = 1024;
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    Any,
+    /// These, by their names.
+    Only(BTreeSet<Nqn>),
+}
+
+impl Hosts {
+    fn admits(&self, host: &Nqn) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(hosts) => hosts.contains(host),
+        }
+    }
+}
+
+/// See the module. Clones are the same one.
+#[derive(Clone)]
+pub struct Subsystem(Rc<Inner>);
+
+struct Inner {
+    nqn: Nqn,
+    serial: String,
+    hosts: RefCell<Hosts>,
+    namespaces: RefCell<BTreeMap<u32, Rc<Namespace>>>,
+    controllers: RefCell<BTreeMap<u16, Weak<Controller>>>,
+    /// The identifier that is tried first for the next controller.
+    next_id: Cell<u16>,
+    /// It is removed: no controller is made any more.
+    is_gone: Cell<bool>,
+}
+
+impl Subsystem {
+    /// One without namespaces. `serial` has at most 20 characters, and is this subsystem's alone.
+    #[must_use]
+    pub fn new(nqn: Nqn, serial: impl Into<String>, hosts: Hosts) -> Self {
+        Self(Rc::new(Inner {
+            nqn,
+            serial: serial.into(),
+            hosts: RefCell::new(hosts),
+            namespaces: RefCell::default(),
+            controllers: RefCell::default(),
+            next_id: Cell::new(1),
+            is_gone: Cell::new(false),
+        }))
+    }
+
+    #[must_use]
+    pub fn nqn(&self) -> &Nqn {
+        &self.0.nqn
+    }
+
+    pub(crate) fn serial(&self) -> &str {
+        &self.0.serial
+    }
+
+    /// Hosts that are connected now.
+    #[must_use]
+    pub fn controllers(&self) -> usize {
+        self.live().count()
+    }
+
+    fn live(&self) -> impl Iterator<Item = Rc<Controller>> + use<> {
+        let controllers: Vec<_> = self.0.controllers.borrow().values().cloned().collect();
+        controllers.into_iter().filter_map(|controller| controller.upgrade())
+    }
+
+    pub(crate) fn admits(&self, host: &Nqn) -> bool {
+        !self.0.is_gone.get() && self.0.hosts.borrow().admits(host)
+    }
+
+    /// Admits others from now on; controllers of hosts that are not among them end.
+    pub fn set_hosts(&self, hosts: Hosts) {
+        for controller in self.live() {
+            if !hosts.admits(controller.host()) {
+                controller.end("its host is not admitted any more");
+            }
+        }
+        *self.0.hosts.borrow_mut() = hosts;
+    }
+
+    /// Adds a namespace, or puts another in the place of one; hosts are told. `open` is called when the first of them connects.
+    ///
+    /// # Panics
+    ///
+    /// When `id` is not 1 to [`NAMESPACES_MAX`].
+    pub fn add(&self, id: u32, open: Open) {
+        assert!((1..=NAMESPACES_MAX).contains(&id), "no namespace can be {id}");
+        self.0.namespaces.borrow_mut().insert(id, Rc::new(Namespace::new(open)));
+        self.changed(id);
+    }
+
+    /// Takes a namespace away; hosts are told. What they have asked of it is carried out.
+    pub fn remove(&self, id: u32) {
+        if self.0.namespaces.borrow_mut().remove(&id).is_some() {
+            self.changed(id);
+        }
+    }
+
+    /// Tells hosts that a namespace has another size.
+    pub fn resized(&self, id: u32) {
+        self.changed(id);
+    }
+
+    fn changed(&self, id: u32) {
+        for controller in self.live() {
+            controller.namespace_changed(id);
+        }
+    }
+
+    pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {
+        self.0.namespaces.borrow().get(&id).cloned()
+    }
+
+    /// Identifiers, ascending.
+    pub(crate) fn namespaces(&self) -> Vec<u32> {
+        self.0.namespaces.borrow().keys().copied().collect()
+    }
+
+    /// A controller for a host.
+    pub(crate) fn connect(
+        &self,
+        host: (Nqn, HostId),
+        port: &Rc<Port>,
+        keep_alive_ms: u32,
+    ) -> Result<Rc<Controller>, Status> {
+        let mut controllers = self.0.controllers.borrow_mut();
+        controllers.retain(|_, controller| controller.strong_count() > 0);
+        if controllers.len() >= CONTROLLERS_MAX {
+            return Err(Status::CONTROLLER_BUSY);
+        }
+        // The last identifiers are reserved (Fabrics, 4.2).
+        const ID_MAX: u16 = 0xffef;
+        let mut id = self.0.next_id.get();
+        while controllers.contains_key(&id) {
+            id = if id >= ID_MAX { 1 } else { id + 1 };
+        }
+        self.0.next_id.set(if id >= ID_MAX { 1 } else { id + 1 });
+        let controller =
+            Rc::new(Controller::new(id, Some(self.clone()), host, port, keep_alive_ms));
+        controllers.insert(id, Rc::downgrade(&controller));
+        Ok(controller)
+    }
+
+    /// The controller that is told to have this identifier.
+    pub(crate) fn controller(&self, id: u16) -> Option<Rc<Controller>> {
+        self.0.controllers.borrow().get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Identifiers of all controllers, ascending.
+    pub(crate) fn controller_ids(&self) -> Vec<u16> {
+        self.live().map(|controller| controller.id()).collect()
+    }
+
+    /// A controller of the host, if it has one.
+    pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
+        self.live().find(|controller| controller.host_id() == host).map(|found| found.id())
+    }
+
+    /// Tells the hosts that came through `port` that their paths are better or worse now.
+    pub(crate) fn path_changed(&self, port: &Rc<Port>) {
+        for controller in self.live().filter(|controller| Rc::ptr_eq(controller.port(), port)) {
+            controller.happened(Event::AnaChanged);
+        }
+    }
+
+    /// Ends all controllers; none is made any more.
+    pub(crate) fn end(&self) {
+        self.0.is_gone.set(true);
+        for controller in self.live() {
+            controller.end("its subsystem is gone");
+        }
+    }
+}

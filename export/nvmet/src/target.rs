@@ -1,0 +1,224 @@
+//! A target: addresses, and the subsystems that hosts find there.
+
+use crate::connection::serve;
+use crate::controller::Controller;
+use crate::port::Port;
+use crate::reservations::HostId;
+use crate::subsystem::Subsystem;
+use levada_base::reactor::net::Listener;
+use levada_base::reactor::{self, Group, Instant};
+use levada_base::stream::Clients;
+use levada_base::sync::Once;
+use levada_nvme::Nqn;
+use levada_nvme::log::{AnaState, DiscoveryEntry, Event};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// Connections of a target at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long hosts are waited for at the end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a target cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen for NVMe/TCP at {address}")]
+pub struct ListenError {
+    address: SocketAddr,
+    source: io::Error,
+}
+
+/// What connections share.
+pub(crate) struct Shared {
+    subsystems: RefCell<BTreeMap<Nqn, Subsystem>>,
+    ports: RefCell<Vec<Rc<Port>>>,
+    discovering: RefCell<Vec<Weak<Controller>>>,
+    next_discovery_id: Cell<u16>,
+    /// Counts changes of what discovery tells.
+    generation: Cell<u64>,
+    pub started: Instant,
+    pub stopping: Once,
+    clients: Clients,
+}
+
+impl Shared {
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<Subsystem> {
+        self.subsystems.borrow().get(nqn).cloned()
+    }
+
+    /// A controller of discovery.
+    pub fn connect_discovery(
+        &self,
+        host: (Nqn, HostId),
+        port: &Rc<Port>,
+        keep_alive_ms: u32,
+    ) -> Rc<Controller> {
+        let id = self.next_discovery_id.get();
+        self.next_discovery_id.set(id % 0xffef + 1);
+        let controller = Rc::new(Controller::new(id, None, host, port, keep_alive_ms));
+        let mut discovering = self.discovering.borrow_mut();
+        discovering.retain(|controller| controller.strong_count() > 0);
+        discovering.push(Rc::downgrade(&controller));
+        controller
+    }
+
+    /// What a host finds here: the generation, and every subsystem that admits it at every port.
+    pub fn discovery(
+        &self,
+        controller: &Controller,
+        came_to: SocketAddr,
+    ) -> (u64, Vec<DiscoveryEntry>) {
+        let mut entries = Vec::new();
+        for subsystem in self.subsystems.borrow().values() {
+            if !subsystem.admits(controller.host()) {
+                continue;
+            }
+            for port in self.ports.borrow().iter() {
+                let mut address = port.address;
+                if address.ip().is_unspecified() {
+                    // Everywhere: where this host came to is one that it can reach.
+                    address.set_ip(came_to.ip().to_canonical());
+                }
+                entries.push(DiscoveryEntry {
+                    subsystem: subsystem.nqn().clone(),
+                    is_discovery: false,
+                    address,
+                    port: port.id,
+                    needs_tls: false,
+                });
+            }
+        }
+        (self.generation.get(), entries)
+    }
+
+    fn discovery_changed(&self) {
+        self.generation.set(self.generation.get() + 1);
+        for controller in self.discovering.borrow().iter().filter_map(Weak::upgrade) {
+            controller.happened(Event::DiscoveryChanged);
+        }
+    }
+}
+
+/// See the module. Lives on one core.
+pub struct Target {
+    shared: Rc<Shared>,
+    /// Who accepts, and all connections.
+    group: Group,
+    accepting: Group,
+}
+
+/// An address at which a target listens.
+#[derive(Clone)]
+pub struct Path {
+    shared: Rc<Shared>,
+    port: Rc<Port>,
+}
+
+impl Path {
+    /// The address, with the port that the system chose if 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.port.address
+    }
+
+    /// Says how good this path is; hosts are told.
+    pub fn set_state(&self, state: AnaState) {
+        if self.port.set_state(state) {
+            for subsystem in self.shared.subsystems.borrow().values() {
+                subsystem.path_changed(&self.port);
+            }
+        }
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Target {
+    /// One without addresses and subsystems. Its tasks end with the group of the caller.
+    #[must_use]
+    pub fn new() -> Self {
+        let group = reactor::current_group().child();
+        let shared = Shared {
+            subsystems: RefCell::default(),
+            ports: RefCell::default(),
+            discovering: RefCell::default(),
+            next_discovery_id: Cell::new(1),
+            generation: Cell::new(1),
+            started: reactor::now(),
+            stopping: Once::default(),
+            clients: Clients::new(CONNECTIONS_MAX),
+        };
+        Self { shared: Rc::new(shared), accepting: group.child(), group }
+    }
+
+    /// Listens at one more address.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError`].
+    pub fn listen(&self, address: SocketAddr) -> Result<Path, ListenError> {
+        let failed = |source| ListenError { address, source };
+        let listener = Listener::bind(address).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        let id = self.shared.ports.borrow().len() as u16 + 1;
+        let port = Rc::new(Port::new(id, bound));
+        self.shared.ports.borrow_mut().push(Rc::clone(&port));
+        self.shared.discovery_changed();
+        let (shared, at, group) = (Rc::clone(&self.shared), Rc::clone(&port), self.group.clone());
+        reactor::spawn_in(&self.accepting, async move {
+            let serve = |present, stream| {
+                let (shared, port) = (Rc::clone(&shared), Rc::clone(&at));
+                reactor::spawn_in(&group, async move {
+                    serve(shared, port, stream).await;
+                    drop(present);
+                });
+            };
+            shared.clients.accept_all(listener, "an NVMe host", serve).await;
+        });
+        Ok(Path { shared: Rc::clone(&self.shared), port })
+    }
+
+    /// Shows a subsystem to the hosts that it admits; one of the same name ends.
+    pub fn add(&self, subsystem: Subsystem) {
+        let nqn = subsystem.nqn().clone();
+        let old = self.shared.subsystems.borrow_mut().insert(nqn, subsystem);
+        if let Some(old) = old {
+            old.end();
+        }
+        self.shared.discovery_changed();
+    }
+
+    /// Shows it no more. What hosts have asked of it is carried out, and their connections end.
+    pub fn remove(&self, nqn: &Nqn) {
+        let removed = self.shared.subsystems.borrow_mut().remove(nqn);
+        if let Some(removed) = removed {
+            removed.end();
+            self.shared.discovery_changed();
+        }
+    }
+
+    /// Controllers that hosts have of all subsystems.
+    #[must_use]
+    pub fn controllers(&self) -> usize {
+        self.shared.subsystems.borrow().values().map(Subsystem::controllers).sum()
+    }
+
+    /// Ends it: what hosts asked for before is carried out and answered, and connections are closed. Returns when nothing is under way
+    /// any more.
+    pub async fn end(self) {
+        self.accepting.kill();
+        self.shared.stopping.happen();
+        let clients = &self.shared.clients;
+        if reactor::timeout(END_LIMIT, clients.all_left()).await.is_err() {
+            tracing::warn!(left = clients.count(), "NVMe hosts whose commands do not end");
+        }
+        self.group.kill();
+    }
+}
