@@ -3,6 +3,7 @@
 use crate::VolumeError;
 use crate::name::{SnapshotName, Tenant, VolumeName};
 use crate::qos::{Limits, LimitsChange, QosError};
+use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
 use levada_client::Error;
 use levada_device::BlockError;
@@ -112,6 +113,8 @@ pub struct VolumeStatus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRow {
     pub name: VolumeName,
+    /// Of this volume alone, for ever, whatever it is called.
+    pub id: Uuid,
     pub size_bytes: u64,
     /// Exports and requests that hold it.
     pub users: usize,

@@ -187,6 +187,10 @@ struct PlaceArgs {
     /// Show it over NBD at HOST:PORT or unix:PATH; may be given several times. Whoever reaches that may read and write the array
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Address>,
+    /// Show it over NVMe/TCP at IP[:PORT], port 4420 unless given; may be given several times, for several paths. Whoever reaches that
+    /// may read and write the array, unless --nvme-host says who may
+    #[arg(long, value_name = "ADDRESS")]
+    nvme: Vec<levada_export_nvmet::Address>,
     /// Show it to a virtual machine over vhost-user-blk at this socket; may be given several times, for machines that share a disk
     #[arg(long, value_name = "SOCKET")]
     vhost: Vec<PathBuf>,
@@ -202,6 +206,9 @@ pub struct ServeArgs {
     /// NBD for clients only that show a certificate of the authority in ca-cert.pem
     #[arg(long, requires = "tls")]
     verify_clients: bool,
+    /// NVMe/TCP for this host only, by its name (on Linux in /etc/nvme/hostnqn); may be given several times
+    #[arg(long, value_name = "NQN", requires = "nvme")]
+    nvme_host: Vec<levada_export_nvmet::Nqn>,
     #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
@@ -292,6 +299,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let shows = Shows {
         at: args.places.at.clone(),
         nbd: args.places.nbd.clone(),
+        nvme: args.places.nvme.iter().map(|address| address.0).collect(),
+        nvme_hosts: args.nvme_host.clone(),
         vhost: args.places.vhost.clone(),
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,

@@ -73,7 +73,7 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             write!(out, "  {}  open by process {}", status.uuid, by.pid)?;
             let file = by.at.iter().map(|at| at.display().to_string());
             let vhost = by.vhost.iter().map(|at| format!("vhost:{}", at.display()));
-            for place in file.chain(by.nbd.clone()).chain(vhost) {
+            for place in file.chain(by.nbd.clone()).chain(by.nvme.clone()).chain(vhost) {
                 write!(out, ", shown as {place}")?;
             }
             writeln!(out)?;

@@ -119,6 +119,10 @@ pub enum ArrayError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(transparent)]
+    Nvme(#[from] levada_export_nvmet::ListenError),
+    #[error(transparent)]
+    Nqn(#[from] levada_export_nvmet::NqnError),
+    #[error(transparent)]
     Vhost(#[from] levada_export_vhost::ListenError),
     /// The process that has the array open refused; it says why.
     #[error("{why}")]

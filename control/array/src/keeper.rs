@@ -57,6 +57,8 @@ pub(crate) struct Keeper {
     pub at: RefCell<Option<PathBuf>>,
     /// Where NBD clients find it.
     pub nbd: RefCell<Vec<String>>,
+    /// Where NVMe hosts find it.
+    pub nvme: RefCell<Vec<String>>,
     /// Sockets at which virtual machines find it.
     pub vhost: RefCell<Vec<PathBuf>>,
     rebuilds: Cell<bool>,
@@ -161,6 +163,7 @@ impl Keeper {
             drives: RefCell::new(drives),
             at: RefCell::default(),
             nbd: RefCell::default(),
+            nvme: RefCell::default(),
             vhost: RefCell::default(),
             rebuilds: Cell::new(rebuilds),
             pace: Cell::new(pace),
@@ -558,6 +561,7 @@ impl Keeper {
             pid: std::process::id(),
             at: self.at.borrow().clone(),
             nbd: self.nbd.borrow().clone(),
+            nvme: self.nvme.borrow().clone(),
             vhost: self.vhost.borrow().clone(),
         };
         let mut status = Status {

@@ -214,9 +214,10 @@ impl Open {
             None => What::Whole(Rc::new(ArrayVolume::new(self.keeper.array.clone()))),
         };
         let name = self.keeper.status().name;
-        let mut shown = Shown::begin(shows, tls, what, &name).await?;
+        let mut shown = Shown::begin(shows, tls, what, (&name, self.keeper.uuid())).await?;
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
         *self.keeper.nbd.borrow_mut() = shown.uris();
+        *self.keeper.nvme.borrow_mut() = shown.paths();
         *self.keeper.vhost.borrow_mut() = shown.sockets();
         ready(&self.keeper.status(), &shown);
         let ended = loop {
@@ -238,6 +239,7 @@ impl Open {
         shown.end().await;
         *self.keeper.at.borrow_mut() = None;
         self.keeper.nbd.borrow_mut().clear();
+        self.keeper.nvme.borrow_mut().clear();
         self.keeper.vhost.borrow_mut().clear();
         ended
     }

@@ -1,13 +1,18 @@
-//! How a served array is shown: as a file, over NBD, to virtual machines, or in several of these ways; of a pool its volumes, over NBD.
+//! How a served array is shown: as a file, over NBD or NVMe/TCP, to virtual machines, or in several of these ways; of a pool its volumes,
+//! over NBD and NVMe/TCP.
 
 use crate::error::ArrayError;
 use crate::request::absolute;
 use crate::volumes::Volumes;
-use futures_util::future::{LocalBoxFuture, pending};
+use futures_util::future::{LocalBoxFuture, pending, ready};
+use levada_base::ids::Uuid;
+use levada_base::reactor::{self, JoinHandle};
 use levada_export_file::{Export, Unmounted};
 use levada_export_nbd::{Address, Exports, Server, Tls};
+use levada_export_nvmet::{self as nvmet, Follower, Hosts, Nqn, Opened, Subsystem, Target};
 use levada_export_vhost as vhost;
 use levada_volume::Volume;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -20,6 +25,10 @@ pub struct Shows {
     pub nbd: Vec<Address>,
     /// Sockets at which virtual machines find it.
     pub vhost: Vec<PathBuf>,
+    /// Where NVMe hosts find it.
+    pub nvme: Vec<SocketAddr>,
+    /// Those that may; empty: all.
+    pub nvme_hosts: Vec<Nqn>,
     /// The directory of the NBD servers certificates; without one they speak in the clear.
     pub tls: Option<PathBuf>,
     /// Their clients must show certificates, too.
@@ -45,6 +54,7 @@ pub struct Shown {
     file: Option<Export<Rc<dyn Volume>>>,
     servers: Vec<Server>,
     vhost: Vec<vhost::Server<dyn Volume>>,
+    nvme: Option<Nvme>,
     /// The export that addresses are told with: none of a pool, which has several.
     export: String,
     with_tls: bool,
@@ -67,12 +77,62 @@ impl Exports for OnlyExport {
     }
 }
 
+/// An array as an NVMe target, or its volumes.
+struct Nvme {
+    target: Rc<Target>,
+    paths: Vec<nvmet::Path>,
+    /// Of the subsystem, or what those of volumes begin with.
+    name: String,
+    /// Keeps subsystems in step with volumes.
+    following: Option<JoinHandle<()>>,
+}
+
+impl Nvme {
+    /// What the names of subsystems begin with.
+    const PREFIX: &str = "nqn.2026-11.io.levada";
+
+    fn begin(shows: &Shows, what: What, array: &str, uuid: Uuid) -> Result<Self, ArrayError> {
+        let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", Self::PREFIX));
+        let hosts = match &shows.nvme_hosts[..] {
+            [] => Hosts::Any,
+            hosts => Hosts::Only(hosts.iter().cloned().collect()),
+        };
+        let following = match what {
+            What::Pool(volumes) => {
+                let follower = Follower::new(Rc::clone(&target), volumes, &name, hosts)?;
+                Some(reactor::spawn(async move { follower.run().await }))
+            }
+            What::Whole(volume) => {
+                let nqn = Nqn::new(name.clone())?;
+                let subsystem = Subsystem::new(nqn.clone(), nvmet::serial_of(&nqn), hosts);
+                let opened = Opened { volume, guid: uuid.into_bytes() };
+                let open = move || -> LocalBoxFuture<'static, Option<Opened>> {
+                    Box::pin(ready(Some(opened.clone())))
+                };
+                subsystem.add(1, Rc::new(open));
+                target.add(subsystem);
+                None
+            }
+        };
+        let paths: Result<Vec<_>, _> =
+            shows.nvme.iter().map(|address| target.listen(*address)).collect();
+        Ok(Self { target, paths: paths?, name, following })
+    }
+
+    async fn end(self) {
+        if let Some(following) = self.following {
+            following.abort();
+        }
+        self.target.end().await;
+    }
+}
+
 impl Shown {
     pub(crate) async fn begin(
         shows: &Shows,
         tls: Option<Tls>,
         what: What,
-        array: &str,
+        (array, uuid): (&str, Uuid),
     ) -> Result<Self, ArrayError> {
         let export = match what {
             What::Pool(_) if shows.at.is_some() || !shows.vhost.is_empty() => {
@@ -82,8 +142,14 @@ impl Shown {
             What::Whole(_) => array.to_owned(),
         };
         let (servers, vhost, with_tls) = (Vec::new(), Vec::new(), tls.is_some());
-        let mut shown = Self { file: None, servers, vhost, export, with_tls };
-        let begun = shown.begin_all(shows, tls, what).await;
+        let mut shown = Self { file: None, servers, vhost, nvme: None, export, with_tls };
+        let begun = async {
+            if !shows.nvme.is_empty() {
+                shown.nvme = Some(Nvme::begin(shows, what.clone(), array, uuid)?);
+            }
+            shown.begin_all(shows, tls, what).await
+        };
+        let begun = begun.await;
         match begun {
             Ok(()) => Ok(shown),
             Err(error) => {
@@ -139,12 +205,22 @@ impl Shown {
         self.vhost.iter().map(|server| server.at().to_owned()).collect()
     }
 
+    /// Where NVMe hosts find it: `nvme+tcp://ADDRESS/SUBSYSTEM`; of a pool what the names of its subsystems begin with.
+    #[must_use]
+    pub fn paths(&self) -> Vec<String> {
+        let nvme = self.nvme.iter();
+        let urls = nvme.flat_map(|nvme| {
+            nvme.paths.iter().map(|path| format!("nvme+tcp://{}/{}", path.address(), nvme.name))
+        });
+        urls.collect()
+    }
+
     /// Every place where it is shown, in words.
     #[must_use]
     pub fn places(&self) -> Vec<String> {
         let file = self.file().map(|at| at.display().to_string());
         let sockets = self.vhost.iter().map(|server| format!("vhost:{}", server.at().display()));
-        file.into_iter().chain(self.uris()).chain(sockets).collect()
+        file.into_iter().chain(self.uris()).chain(self.paths()).chain(sockets).collect()
     }
 
     /// Returns when its file is unmounted; never without one.
@@ -169,6 +245,9 @@ impl Shown {
         }
         for server in self.vhost {
             server.end().await;
+        }
+        if let Some(nvme) = self.nvme {
+            nvme.end().await;
         }
         if let Some(file) = self.file {
             file.end().await;

@@ -73,6 +73,9 @@ pub struct OpenBy {
     /// Where NBD clients find it, as URIs.
     #[serde(default)]
     pub nbd: Vec<String>,
+    /// Where NVMe hosts find it, as URLs.
+    #[serde(default)]
+    pub nvme: Vec<String>,
     /// Sockets at which virtual machines find it.
     #[serde(default)]
     pub vhost: Vec<PathBuf>,
@@ -82,7 +85,8 @@ impl OpenBy {
     /// True when the array is shown to somebody, and not open for an order alone.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.at.is_some() || !self.nbd.is_empty() || !self.vhost.is_empty()
+        let is_local = self.at.is_some() || !self.vhost.is_empty();
+        is_local || !self.nbd.is_empty() || !self.nvme.is_empty()
     }
 }
 

@@ -8,6 +8,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_export_nbd::Exports;
+use levada_export_nvmet::{self as nvmet, Opened, VolumeShown};
 use levada_spec::Bytes;
 use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
 use levada_volume::{
@@ -123,13 +124,28 @@ impl Volumes {
     }
 
     pub fn status(&self) -> PoolStatus {
-        let status = |VolumeRow { name, size_bytes, users }: VolumeRow| {
+        let status = |VolumeRow { name, size_bytes, users, id: _ }: VolumeRow| {
             let limits = self.pool.limits(&name).unwrap_or_default();
             let kind = "linear".to_owned();
             VolumeStatus { name, kind, size_bytes, users, limits, snapshots: 0, layers: 0 }
         };
         let volumes = self.pool.list(None).into_iter().map(status).collect();
         PoolStatus { problem: None, free_bytes: self.pool.free_bytes(), volumes }
+    }
+}
+
+impl Volumes {
+    /// The volume for an export, by the name that a client asks for.
+    async fn named(&self, name: &str) -> Option<Rc<dyn Volume>> {
+        let name: VolumeName = name.parse().ok()?;
+        match self.volume(&name).await {
+            Ok(volume) => Some(volume),
+            Err(OrderError::Missing { .. }) => None,
+            Err(error) => {
+                tracing::warn!(%name, %error, "a volume cannot be opened");
+                None
+            }
+        }
     }
 }
 
@@ -142,16 +158,27 @@ impl Exports for Volumes {
     }
 
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(self.named(name))
+    }
+}
+
+/// As over NBD: all of them.
+impl nvmet::Volumes for Volumes {
+    fn list(&self) -> LocalBoxFuture<'_, Option<Vec<VolumeShown>>> {
+        let shown = |row: VolumeRow| VolumeShown {
+            name: row.name.to_string(),
+            size_bytes: row.size_bytes,
+            guid: row.id.into_bytes(),
+        };
+        let all = self.pool.list(None).into_iter().map(shown).collect();
+        Box::pin(async move { Some(all) })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Opened>> {
         Box::pin(async move {
-            let name: VolumeName = name.parse().ok()?;
-            match self.volume(&name).await {
-                Ok(volume) => Some(volume),
-                Err(OrderError::Missing { .. }) => None,
-                Err(error) => {
-                    tracing::warn!(%name, %error, "a volume cannot be opened");
-                    None
-                }
-            }
+            let volume = self.named(name).await?;
+            let row = self.pool.list(None).into_iter().find(|row| row.name.to_string() == name)?;
+            Some(Opened { volume, guid: row.id.into_bytes() })
         })
     }
 }

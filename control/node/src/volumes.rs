@@ -231,7 +231,7 @@ impl Volumes {
     pub async fn list(&self, tenant: Option<&Tenant>) -> Result<Vec<VolumeStatus>, VolumeRefusal> {
         let catalogue = self.catalogue().await?;
         let mut volumes = Vec::new();
-        for VolumeRow { name, size_bytes, users } in catalogue.list(tenant).await? {
+        for VolumeRow { name, size_bytes, users, id: _ } in catalogue.list(tenant).await? {
             // It may have been deleted meanwhile.
             let limits = catalogue.limits(&name).await.unwrap_or_default();
             let snapshots = catalogue.snapshots(&name).await.unwrap_or_default().len();

@@ -4,6 +4,7 @@
 //!
 //! - `target`: who listens, and what is found by discovery; `port`: an address, which is a path.
 //! - `subsystem`, `namespace`: what is shown, and to whom; `reservations`: which host may do what.
+//! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
 //! - `connection`: one queue; `connect`: its first command; `transfers`: data that were asked for.
 //! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked.
 //! - `admin`, `io`: its commands.
@@ -17,6 +18,7 @@
 //!
 //! After a crash of this process hosts lose their connections and reservations, and with them what they had not flushed.
 
+mod address;
 mod admin;
 mod connect;
 mod connection;
@@ -29,9 +31,12 @@ mod reservations;
 mod subsystem;
 mod target;
 mod transfers;
+mod volumes;
 
+pub use address::{Address, AddressError, PORT};
 pub use levada_nvme::log::AnaState;
 pub use levada_nvme::{Nqn, NqnError};
 pub use namespace::{Open, Opened};
 pub use subsystem::{Hosts, NAMESPACES_MAX, Subsystem};
 pub use target::{ListenError, Path, Target};
+pub use volumes::{Follower, VolumeShown, Volumes, serial_of};

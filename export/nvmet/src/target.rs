@@ -212,7 +212,7 @@ impl Target {
 
     /// Ends it: what hosts asked for before is carried out and answered, and connections are closed. Returns when nothing is under way
     /// any more.
-    pub async fn end(self) {
+    pub async fn end(&self) {
         self.accepting.kill();
         self.shared.stopping.happen();
         let clients = &self.shared.clients;

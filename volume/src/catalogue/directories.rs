@@ -102,17 +102,17 @@ impl Directories {
         Ok(tenants)
     }
 
-    /// The volumes of a tenant with their sizes, in no order.
+    /// The volumes of a tenant with their topmost files and their sizes, in no order.
     pub(super) async fn volumes_of(
         &self,
         tenant: &Tenant,
-    ) -> Result<Vec<(VolumeName, u64)>, Error> {
+    ) -> Result<Vec<(VolumeName, Ino, u64)>, Error> {
         let Some(directory) = self.of(tenant).await? else { return Ok(Vec::new()) };
         let entries = self.entries(directory).await?;
         let volumes = entries.into_iter().filter_map(|entry| {
             // Whatever else root has put there is none.
             let name = VolumeName::new(tenant.clone(), &entry.name).ok()?;
-            (entry.kind == Kind::File).then_some((name, entry.size_bytes))
+            (entry.kind == Kind::File).then_some((name, entry.ino, entry.size_bytes))
         });
         Ok(volumes.collect())
     }

@@ -27,6 +27,7 @@ use crate::thin::ThinVolume;
 use crate::volume::Volume;
 use directories::{Directories, ROOT, of_name};
 use layers::{Layers, close, close_unused};
+use levada_base::ids::Ino;
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_client::{Client, Error};
@@ -34,13 +35,18 @@ use levada_wire::meta::{AttrChange, OpenMode};
 use limits::KeptLimits;
 
 pub use settle::Settled;
+use siphasher::sip128::{Hasher128, SipHasher13};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::hash::Hasher;
 use std::rc::{Rc, Weak};
+use uuid::Uuid;
 
 const WRITE: OpenMode = OpenMode { write: true, truncate: false };
 const FILE_MODE: u32 = 0o600;
 const RENAME_NOREPLACE: u32 = 1;
+/// Volumes whose numbers are remembered.
+const NUMBERS_MAX: usize = 1 << 16;
 /// What a guest may do at once without a seam, where the layout says nothing.
 const IO_BYTES_BEST: u64 = MIB;
 
@@ -53,6 +59,8 @@ pub struct Catalogue {
     open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
     /// Snapshots that are shown, by the number of their volume's and their names.
     shown: RefCell<BTreeMap<(u64, String), Weak<ThinVolume>>>,
+    /// Under which snapshots of volumes are kept, by topmost file: neither changes.
+    numbers: RefCell<BTreeMap<Ino, u64>>,
     /// The volume that is merged with a deleted snapshot, so that this is not taken for a user.
     merging: RefCell<Weak<ThinVolume>>,
     /// Deleted snapshots are merged one after the other.
@@ -76,6 +84,7 @@ impl Catalogue {
             client,
             open: RefCell::default(),
             shown: RefCell::default(),
+            numbers: RefCell::default(),
             merging: RefCell::default(),
             settling: Semaphore::new(1),
             turn: Semaphore::new(1),
@@ -148,16 +157,44 @@ impl Catalogue {
         };
         let mut rows = Vec::new();
         for tenant in tenants {
-            for (name, size_bytes) in self.directories.volumes_of(&tenant).await? {
+            for (name, top, size_bytes) in self.directories.volumes_of(&tenant).await? {
+                let id = self.id(&name, top).await?;
                 let open = self.open.borrow();
                 let size_bytes = open.get(&name).map_or(size_bytes, |open| open.size_bytes());
                 drop(open);
                 let users = self.users(&name);
-                rows.push(VolumeRow { name, size_bytes, users });
+                rows.push(VolumeRow { name, id, size_bytes, users });
             }
         }
         rows.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(rows)
+    }
+
+    /// What a volume is called whatever its name is, also when it has snapshots, whose topmost file is `top` now.
+    async fn id(&self, name: &VolumeName, top: Ino) -> Result<Uuid, Error> {
+        let known = self.numbers.borrow().get(&top).copied();
+        let number = match known {
+            Some(number) => number,
+            None => {
+                // As with its first snapshot: see there.
+                let note = match self.layers.note(top, || format!("volume {name}")).await {
+                    Err(OrderError::Client(error)) => return Err(error),
+                    note => note.unwrap_or_default(),
+                };
+                let number = note.volume.unwrap_or(top.0);
+                let mut numbers = self.numbers.borrow_mut();
+                if numbers.len() >= NUMBERS_MAX {
+                    numbers.clear();
+                }
+                numbers.insert(top, number);
+                number
+            }
+        };
+        let mut hasher = SipHasher13::new();
+        hasher.write_u64(self.client.fs_id());
+        hasher.write_u64(number);
+        let hash: u128 = hasher.finish128().into();
+        Ok(uuid::Builder::from_custom_bytes(hash.to_be_bytes()).into_uuid())
     }
 
     /// All tenants that have or had volumes, or limits, by name.

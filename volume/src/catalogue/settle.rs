@@ -313,7 +313,7 @@ impl Catalogue {
     }
 
     async fn name_of(&self, tenant: &Tenant, ino: Ino) -> Result<Option<VolumeName>, OrderError> {
-        for (name, _) in self.directories.volumes_of(tenant).await? {
+        for (name, _, _) in self.directories.volumes_of(tenant).await? {
             if self.directories.find(&name).await?.1 == ino {
                 return Ok(Some(name));
             }

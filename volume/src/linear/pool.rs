@@ -251,6 +251,7 @@ impl Pool {
         wanted
             .map(|(name, entry)| VolumeRow {
                 name: name.clone(),
+                id: entry.uuid,
                 size_bytes: entry.size_bytes,
                 users: self.users(name),
             })

@@ -1,0 +1,59 @@
+//! Where a target listens, as it is written.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+/// The port of NVMe/TCP (TCP, 3.1).
+pub const PORT: u16 = 4420;
+
+/// `IP` or `IP:PORT`; an IPv6 address with a port in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+/// Why something is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no address: IP or IP:PORT is, as 0.0.0.0:{PORT}")]
+pub struct AddressError {
+    text: String,
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let with_port = text.parse::<SocketAddr>();
+        let without = || text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT));
+        let address = with_port.or_else(|_| without());
+        address.map(Self).map_err(|_| AddressError { text: text.into() })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_with_and_without_port() {
+        for (text, address) in [
+            ("10.0.0.1", "10.0.0.1:4420"),
+            ("10.0.0.1:1", "10.0.0.1:1"),
+            ("::1", "[::1]:4420"),
+            ("[::1]:9", "[::1]:9"),
+        ] {
+            assert_eq!(
+                text.parse::<Address>().map(|address| address.to_string()),
+                Ok(address.into())
+            );
+        }
+        for text in ["", "host:4420", ":4420", "10.0.0.1:70000"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Volumes that come and go, each as a subsystem of its own with one namespace.
+//!
+//! What there is is compared with what is shown every [`LOOK_EVERY`]. What always holds:
+//! - A subsystem's name is that of the volume: renamed, it is another subsystem, and hosts of the old one lose it.
+//! - A volume is open only while a host is connected, as with every other export.
+
+use crate::namespace::{Open, Opened};
+use crate::subsystem::{Hosts, Subsystem};
+use crate::target::Target;
+use futures_util::future::LocalBoxFuture;
+use levada_base::reactor;
+use levada_nvme::{Nqn, NqnError};
+use siphasher::sip::SipHasher13;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+use std::rc::Rc;
+use std::time::Duration;
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The namespace of a volume.
+const NAMESPACE: u32 = 1;
+
+/// A volume that there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeShown {
+    /// Printable characters without spaces.
+    pub name: String,
+    pub size_bytes: u64,
+    /// As [`Opened::guid`]: another of the same name is another volume.
+    pub guid: [u8; 16],
+}
+
+/// Volumes to be shown.
+pub trait Volumes {
+    /// What there is; `None`: that cannot be told now.
+    fn list(&self) -> LocalBoxFuture<'_, Option<Vec<VolumeShown>>>;
+
+    /// Opens one; `None`: it is not there, or cannot be opened now, which is said in the log.
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Opened>>;
+}
+
+/// The serial number of a subsystem: the same for the same name, and 16 characters.
+#[must_use]
+pub fn serial_of(nqn: &Nqn) -> String {
+    let mut hasher = SipHasher13::new();
+    hasher.write(nqn.as_str().as_bytes());
+    format!("{:016x}", hasher.finish())
+}
+
+struct Showing {
+    subsystem: Subsystem,
+    size_bytes: Cell<u64>,
+    guid: [u8; 16],
+}
+
+/// Keeps the subsystems of a target in step with volumes.
+pub struct Follower {
+    target: Rc<Target>,
+    volumes: Rc<dyn Volumes>,
+    /// Before the name of each.
+    prefix: String,
+    hosts: Hosts,
+    showing: RefCell<BTreeMap<String, Showing>>,
+}
+
+impl Follower {
+    /// Shows `volumes` as `PREFIX:NAME` at `target` to `hosts`.
+    ///
+    /// # Errors
+    ///
+    /// When nothing that begins with `prefix` is a name of a subsystem.
+    pub fn new(
+        target: Rc<Target>,
+        volumes: Rc<dyn Volumes>,
+        prefix: &str,
+        hosts: Hosts,
+    ) -> Result<Self, NqnError> {
+        Nqn::new(prefix)?;
+        let showing = RefCell::default();
+        Ok(Self { target, volumes, prefix: prefix.into(), hosts, showing })
+    }
+
+    /// Goes on until it is dropped.
+    pub async fn run(&self) {
+        loop {
+            self.look().await;
+            reactor::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Looks once.
+    pub async fn look(&self) {
+        let Some(there) = self.volumes.list().await else { return };
+        let there: BTreeMap<String, VolumeShown> =
+            there.into_iter().map(|volume| (volume.name.clone(), volume)).collect();
+        self.showing.borrow_mut().retain(|name, showing| {
+            let stays = there.get(name).is_some_and(|volume| volume.guid == showing.guid);
+            if !stays {
+                self.target.remove(showing.subsystem.nqn());
+            }
+            stays
+        });
+        for (name, volume) in there {
+            let is_new = match self.showing.borrow().get(&name) {
+                Some(showing) => {
+                    if showing.size_bytes.replace(volume.size_bytes) != volume.size_bytes {
+                        showing.subsystem.resized(NAMESPACE);
+                    }
+                    false
+                }
+                None => true,
+            };
+            if is_new {
+                self.show(volume);
+            }
+        }
+    }
+
+    fn show(&self, volume: VolumeShown) {
+        let nqn = match Nqn::new(format!("{}:{}", self.prefix, volume.name)) {
+            Ok(nqn) => nqn,
+            Err(error) => {
+                tracing::warn!(volume = volume.name, %error, "a volume is not shown over NVMe/TCP");
+                return;
+            }
+        };
+        let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), self.hosts.clone());
+        let (volumes, opened) = (Rc::clone(&self.volumes), volume.name.clone());
+        let open: Open = Rc::new(move || {
+            let (volumes, name) = (Rc::clone(&volumes), opened.clone());
+            Box::pin(async move { volumes.open(&name).await })
+        });
+        subsystem.add(NAMESPACE, open);
+        self.target.add(subsystem.clone());
+        let (size_bytes, guid) = (Cell::new(volume.size_bytes), volume.guid);
+        self.showing.borrow_mut().insert(volume.name, Showing { subsystem, size_bytes, guid });
+    }
+}
