@@ -174,6 +174,7 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         let tls = if export.tls { " (TLS)" } else { "" };
         let place = match &export.vhost {
             Some(directory) => format!("vhost sockets in {}", directory.display()),
+            None if !export.nvme.is_empty() => format!("NVMe/TCP at {}", export.nvme.join(", ")),
             None => format!("NBD at {}", export.nbd),
         };
         let (tenant, clients) = (&export.tenant, export.clients);

@@ -88,11 +88,8 @@ struct Nvme {
 }
 
 impl Nvme {
-    /// What the names of subsystems begin with.
-    const PREFIX: &str = "nqn.2026-11.io.levada";
-
     fn begin(shows: &Shows, what: What, array: &str, uuid: Uuid) -> Result<Self, ArrayError> {
-        let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", Self::PREFIX));
+        let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", nvmet::NQN_PREFIX));
         let hosts = match &shows.nvme_hosts[..] {
             [] => Hosts::Any,
             hosts => Hosts::Only(hosts.iter().cloned().collect()),

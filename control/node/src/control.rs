@@ -307,6 +307,9 @@ pub struct ExportStatus {
     /// The directory with its vhost-user-blk sockets.
     #[serde(default)]
     pub vhost: Option<PathBuf>,
+    /// Where its NVMe/TCP target listens.
+    #[serde(default)]
+    pub nvme: Vec<String>,
     pub tls: bool,
     /// Connections now.
     pub clients: usize,

@@ -9,11 +9,14 @@ use crate::control::ExportStatus;
 use crate::sockets::Sockets;
 use crate::volumes::{VolumeRefusal, Volumes};
 use futures_util::future::{LocalBoxFuture, join_all};
+use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
+use levada_export_nvmet::{self as nvmet, Follower, Hosts, Nqn, Opened, VolumeShown};
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,6 +35,12 @@ enum ExportError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error(transparent)]
+    NvmeAddress(#[from] nvmet::AddressError),
+    #[error(transparent)]
+    NvmeListen(#[from] nvmet::ListenError),
+    #[error(transparent)]
+    Nqn(#[from] nvmet::NqnError),
     #[error("cannot make {}", directory.display())]
     Directory { directory: PathBuf, source: std::io::Error },
 }
@@ -50,6 +59,8 @@ enum Now {
     Nbd(Server),
     /// With the task that keeps the sockets in step.
     Vhost(Rc<Sockets>, JoinHandle<()>),
+    /// With the task that keeps the subsystems in step.
+    Nvme(Rc<nvmet::Target>, JoinHandle<()>),
     Ended,
 }
 
@@ -64,6 +75,34 @@ impl TenantExports {
     /// What there is, by name.
     pub(crate) async fn rows(&self) -> Result<Vec<VolumeRow>, VolumeRefusal> {
         self.volumes.rows(&self.tenant).await
+    }
+
+    /// The volume or the snapshot of this name, for an export.
+    async fn named(&self, name: &str) -> Option<Rc<dyn Volume>> {
+        let (of, snapshot) = match name.split_once('@') {
+            Some((of, snapshot)) => (of, Some(snapshot)),
+            None => (name, None),
+        };
+        let of = VolumeName::new(self.tenant.clone(), of).ok()?;
+        let opened = match snapshot {
+            Some(snapshot) => self.volumes.snapshot(&SnapshotName::new(of, snapshot).ok()?).await,
+            None => self.volumes.volume(&of).await,
+        };
+        match opened {
+            Ok(volume) => Some(volume),
+            Err(VolumeRefusal::Order(
+                OrderError::Missing { .. } | OrderError::NoSnapshot { .. },
+            )) => None,
+            Err(error) => {
+                tracing::warn!(%name, %error, "a volume cannot be opened");
+                None
+            }
+        }
+    }
+
+    async fn id_of(&self, name: &str) -> Option<Uuid> {
+        let rows = self.rows().await.ok()?;
+        rows.into_iter().find(|row| row.name.name() == name).map(|row| row.id)
     }
 
     async fn names(&self) -> Result<Vec<String>, VolumeRefusal> {
@@ -82,34 +121,39 @@ impl Exports for TenantExports {
     }
 
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(self.named(name))
+    }
+}
+
+impl nvmet::Volumes for TenantExports {
+    fn list(&self) -> LocalBoxFuture<'_, Option<Vec<VolumeShown>>> {
+        Box::pin(async {
+            let rows = self.rows().await.inspect_err(|error| {
+                tracing::warn!(%error, "volumes cannot be listed");
+            });
+            let shown = |row: VolumeRow| VolumeShown {
+                name: row.name.name().to_owned(),
+                size_bytes: row.size_bytes,
+                guid: row.id.into_bytes(),
+            };
+            Some(rows.ok()?.into_iter().map(shown).collect())
+        })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Opened>> {
         Box::pin(async move {
-            let (of, snapshot) = match name.split_once('@') {
-                Some((of, snapshot)) => (of, Some(snapshot)),
-                None => (name, None),
-            };
-            let of = VolumeName::new(self.tenant.clone(), of).ok()?;
-            let opened = match snapshot {
-                Some(snapshot) => {
-                    self.volumes.snapshot(&SnapshotName::new(of, snapshot).ok()?).await
-                }
-                None => self.volumes.volume(&of).await,
-            };
-            match opened {
-                Ok(volume) => Some(volume),
-                Err(VolumeRefusal::Order(
-                    OrderError::Missing { .. } | OrderError::NoSnapshot { .. },
-                )) => None,
-                Err(error) => {
-                    tracing::warn!(%name, %error, "a volume cannot be opened");
-                    None
-                }
-            }
+            // One that is deleted and made anew in between would have the name of the old one: looked at again once it is open.
+            let id = self.id_of(name).await?;
+            let volume = self.named(name).await?;
+            (self.id_of(name).await? == id).then(|| Opened { volume, guid: id.into_bytes() })
         })
     }
 }
 
 /// All exports of a cluster.
 pub struct Exporter {
+    /// Its name.
+    cluster: String,
     exports: Vec<Export>,
     volumes: Rc<Volumes>,
 }
@@ -123,7 +167,8 @@ impl Exporter {
             way: absolute(&spec.way, loaded),
             now: RefCell::new(Now::Waits("it has not begun yet".into())),
         });
-        Rc::new(Self { exports: exports.collect(), volumes })
+        let cluster = loaded.cluster.name.clone();
+        Rc::new(Self { cluster, exports: exports.collect(), volumes })
     }
 
     /// Begins all of them, and tries again those that could not.
@@ -179,6 +224,24 @@ impl Exporter {
                 let running = reactor::spawn(async move { running.run().await });
                 Ok(Now::Vhost(sockets, running))
             }
+            ExportWay::Nvme { addresses, hosts } => {
+                let hosts: Result<BTreeSet<Nqn>, _> =
+                    hosts.iter().map(|host| host.parse()).collect();
+                let hosts = match hosts? {
+                    hosts if hosts.is_empty() => Hosts::Any,
+                    hosts => Hosts::Only(hosts),
+                };
+                let addresses: Result<Vec<nvmet::Address>, _> =
+                    addresses.iter().map(|address| address.parse()).collect();
+                let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);
+                let prefix = format!("{}:{}:{}", nvmet::NQN_PREFIX, self.cluster, export.tenant);
+                let follower = Follower::new(Rc::clone(&target), Rc::new(volumes), &prefix, hosts)?;
+                for address in addresses {
+                    target.listen(address.0)?;
+                }
+                let running = reactor::spawn(async move { follower.run().await });
+                Ok(Now::Nvme(target, running))
+            }
         }
     }
 
@@ -190,13 +253,23 @@ impl Exporter {
                 Now::Waits(why) => (0, Some(why.clone())),
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
+                Now::Nvme(target, _) => (target.controllers(), None),
                 Now::Ended => (0, None),
             };
-            let (nbd, tls, vhost) = match &export.way {
-                ExportWay::Nbd { address, tls, .. } => (address.clone(), tls.is_some(), None),
-                ExportWay::Vhost { directory } => (String::new(), false, Some(directory.clone())),
+            let mut status = ExportStatus {
+                tenant: export.tenant.clone(),
+                clients,
+                problem,
+                ..ExportStatus::default()
             };
-            ExportStatus { tenant: export.tenant.clone(), nbd, vhost, tls, clients, problem }
+            match &export.way {
+                ExportWay::Nbd { address, tls, .. } => {
+                    (status.nbd, status.tls) = (address.clone(), tls.is_some());
+                }
+                ExportWay::Vhost { directory } => status.vhost = Some(directory.clone()),
+                ExportWay::Nvme { addresses, .. } => status.nvme = addresses.clone(),
+            }
+            status
         };
         self.exports.iter().map(status).collect()
     }
@@ -210,6 +283,10 @@ impl Exporter {
                 Now::Vhost(sockets, running) => {
                     running.abort();
                     sockets.end().await;
+                }
+                Now::Nvme(target, running) => {
+                    running.abort();
+                    target.end().await;
                 }
                 Now::Waits(_) | Now::Ended => {}
             }
@@ -231,5 +308,6 @@ fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
             verify_clients: *verify_clients,
         },
         ExportWay::Vhost { directory } => ExportWay::Vhost { directory: loaded.path(directory) },
+        ExportWay::Nvme { .. } => way.clone(),
     }
 }

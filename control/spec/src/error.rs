@@ -103,6 +103,8 @@ pub enum ProblemKind {
     BadAddress { text: String },
     #[error("\"{text}\" is no address of an export")]
     BadExportAddress { text: String },
+    #[error("\"{text}\" is no name of an NVMe host")]
+    BadNqn { text: String },
     #[error("an export shows volumes in one way, `{key}` or another")]
     ExportWays { key: &'static str },
     #[error("{address} is used by two exports{}", first_on(*first_line))]
@@ -284,6 +286,9 @@ impl ProblemKind {
             BadAddress { .. } => "write host:port, such as \"10.0.0.1:7400\" or \"[fd00::1]:7400\"".into(),
             BadExportAddress { .. } => {
                 "write host:port, such as \"127.0.0.1:10809\", or \"unix:\" and a path".into()
+            }
+            BadNqn { .. } => {
+                "it begins with `nqn.`; on Linux it is in /etc/nvme/hostnqn".into()
             }
             ExportWays { .. } => "write an [[export]] for each".into(),
             ExportTwice { .. } => "one address or directory shows the volumes of one tenant".into(),

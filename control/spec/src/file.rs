@@ -276,6 +276,13 @@ pub enum ExportWay {
     },
     /// A directory with a socket for each volume, for virtual machines.
     Vhost { directory: PathBuf },
+    /// A subsystem for each volume, over NVMe/TCP.
+    Nvme {
+        /// Where a target listens: `host:port`, one for each path.
+        addresses: Vec<String>,
+        /// Names of hosts that may connect; empty: all.
+        hosts: Vec<String>,
+    },
 }
 
 impl ExportWay {
@@ -285,6 +292,7 @@ impl ExportWay {
         match self {
             Self::Nbd { address, .. } => ("nbd", address.clone()),
             Self::Vhost { directory } => ("vhost", directory.display().to_string()),
+            Self::Nvme { addresses, .. } => ("nvme", addresses.join(", ")),
         }
     }
 }

@@ -58,6 +58,8 @@ const FILE_KEYS: &[&str] = &[
     "export",
     "testing",
 ];
+/// Bytes of the name of an NVMe host.
+const NQN_MOST: usize = 223;
 const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
@@ -97,7 +99,10 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "stripe_count",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
-const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost"];
+const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts"];
+/// Keys of exports over NBD, and of those over NVMe/TCP.
+const NBD_KEYS: &[&str] = &["nbd", "tls", "verify_clients"];
+const NVME_KEYS: &[&str] = &["nvme", "hosts"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -316,11 +321,10 @@ impl Reader<'_> {
     fn host(&mut self, table: Table<'_>) -> HostSpec {
         let name = self.name(table).unwrap_or_default();
         let mut addresses = Vec::new();
-        for (value, span) in self.list(table, "addresses") {
-            match value.as_str() {
-                Some(text) if is_address(text) => addresses.push(text.to_string()),
-                Some(text) => self.problem(ProblemKind::BadAddress { text: text.into() }, span),
-                None => self.wrong_type("addresses", &Item::Value(value), "a list of texts", span),
+        for (text, span) in self.texts(table, "addresses") {
+            match is_address(&text) {
+                true => addresses.push(text),
+                false => self.problem(ProblemKind::BadAddress { text }, span),
             }
         }
         HostSpec { name, addresses }
@@ -661,20 +665,70 @@ impl Reader<'_> {
             let kind = ProblemKind::BadName { name: tenant.clone(), most: TENANT_NAME_MOST };
             self.problem_at(kind, table.node, "tenant");
         }
-        let way = match self.text_of(table, "vhost") {
-            Some(directory) => self.vhost_export(table, directory.into()),
-            None => self.nbd_export(table),
+        let way = if table.keys.contains_key("vhost") {
+            self.only_way(table, &[NBD_KEYS, NVME_KEYS]);
+            let directory = self.text_of(table, "vhost").unwrap_or_default().into();
+            ExportWay::Vhost { directory }
+        } else if table.keys.contains_key("nvme") {
+            self.only_way(table, &[NBD_KEYS]);
+            self.nvme_export(table)
+        } else {
+            self.only_way(table, &[NVME_KEYS]);
+            self.nbd_export(table)
         };
         ExportSpec { tenant, way }
     }
 
-    fn vhost_export(&mut self, table: Table<'_>, directory: PathBuf) -> ExportWay {
-        for key in ["nbd", "tls", "verify_clients"] {
-            if table.keys.get(key).is_some() {
+    /// That none of the keys of other ways is there.
+    fn only_way(&mut self, table: Table<'_>, others: &[&[&'static str]]) {
+        for key in others.iter().copied().flatten() {
+            if table.keys.contains_key(key) {
                 self.problem_at(ProblemKind::ExportWays { key }, table.node, key);
             }
         }
-        ExportWay::Vhost { directory }
+    }
+
+    fn nvme_export(&mut self, table: Table<'_>) -> ExportWay {
+        let mut addresses = Vec::new();
+        for (text, span) in self.texts(table, "nvme") {
+            if is_address(&text) {
+                addresses.push(text);
+            } else {
+                self.problem(ProblemKind::BadExportAddress { text }, span);
+            }
+        }
+        let mut hosts = Vec::new();
+        for (text, span) in self.texts(table, "hosts") {
+            let is_name =
+                text.starts_with("nqn.") && text.bytes().all(|byte| byte.is_ascii_graphic());
+            if is_name && text.len() <= NQN_MOST {
+                hosts.push(text);
+            } else {
+                self.problem(ProblemKind::BadNqn { text }, span);
+            }
+        }
+        if table.keys.get("nvme").and_then(Item::as_array).is_some_and(toml_edit::Array::is_empty) {
+            let example = "nvme = [\"10.0.0.1:4420\"]";
+            let kind = ProblemKind::MissingKey { key: "nvme", table: table.title, example };
+            self.problem_at(kind, table.node, "nvme");
+        }
+        ExportWay::Nvme { addresses, hosts }
+    }
+
+    /// The texts of a list, each with its place.
+    fn texts(
+        &mut self,
+        table: Table<'_>,
+        key: &'static str,
+    ) -> Vec<(String, Option<Range<usize>>)> {
+        let mut texts = Vec::new();
+        for (value, span) in self.list(table, key) {
+            match value.as_str() {
+                Some(text) => texts.push((text.to_owned(), span)),
+                None => self.wrong_type(key, &Item::Value(value), "a list of texts", span),
+            }
+        }
+        texts
     }
 
     fn nbd_export(&mut self, table: Table<'_>) -> ExportWay {

@@ -223,6 +223,15 @@ impl ClusterFile {
                 ExportWay::Vhost { directory } => {
                     writeln!(out, "vhost = {}", quoted_path(directory))?;
                 }
+                ExportWay::Nvme { addresses, hosts } => {
+                    let list = |texts: &[String]| {
+                        texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
+                    };
+                    writeln!(out, "nvme = [{}]", list(addresses))?;
+                    if !hosts.is_empty() {
+                        writeln!(out, "hosts = [{}]", list(hosts))?;
+                    }
+                }
             }
             writeln!(out)?;
         }

@@ -608,6 +608,13 @@ fn mistakes_about_exports() {
     breaks(twice, 4, "run is used by two exports (line ", "one tenant");
     breaks("vhost = \"run\"\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
     breaks("vhost = \"run\"\ntls = \"certs\"", 2, "in one way, `tls`", "for each");
+    breaks("nvme = [\"a\"]", 1, "\"a\" is no address of an export", "host:port");
+    breaks("nvme = \"10.0.0.1:4420\"", 1, "`nvme` is", "a list");
+    breaks("nvme = []", 1, "has no `nvme`", "nvme = [");
+    let host = "nvme = [\"10.0.0.1:4420\"]\nhosts = [\"box\"]";
+    breaks(host, 2, "\"box\" is no name of an NVMe host", "hostnqn");
+    breaks("nvme = [\"a:1\"]\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
+    breaks("nbd = \"unix:a\"\nhosts = []", 2, "in one way, `hosts`", "for each");
 }
 
 #[test]
@@ -763,6 +770,7 @@ fn written_files_read_back() {
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
         + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n[[export]]\nvhost = \"run/vm\"\n"
+        + "[[export]]\nnvme = [\"10.0.0.1:4420\", \"[fd00::1]:4420\"]\nhosts = [\"nqn.2014-08.org.example:a\"]\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
@@ -770,12 +778,15 @@ fn written_files_read_back() {
     assert_eq!(cluster.rebuild.grace_s, 0);
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
-    let [first, second, third] = &cluster.exports[..] else { panic!("{:?}", cluster.exports) };
+    let [first, second, third, fourth] = &cluster.exports[..] else {
+        panic!("{:?}", cluster.exports)
+    };
     assert_eq!(first.tenant, "default");
     assert_eq!(first.way.place(), ("nbd", "unix:run/nbd".into()));
     assert_eq!(second.tenant, "blue");
     assert!(matches!(second.way, ExportWay::Nbd { verify_clients: true, .. }));
     assert_eq!(third.way, ExportWay::Vhost { directory: "run/vm".into() });
+    assert_eq!(fourth.way.place(), ("nvme", "10.0.0.1:4420, [fd00::1]:4420".into()));
     reads_back(&cluster);
 }
 

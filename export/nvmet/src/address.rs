@@ -1,19 +1,19 @@
 //! Where a target listens, as it is written.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
 /// The port of NVMe/TCP (TCP, 3.1).
 pub const PORT: u16 = 4420;
 
-/// `IP` or `IP:PORT`; an IPv6 address with a port in brackets.
+/// `HOST:PORT` or `IP`, with [`PORT`]; an IPv6 address with a port in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub SocketAddr);
 
 /// Why something is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: IP or IP:PORT is, as 0.0.0.0:{PORT}")]
+#[error("{text:?} is no address: HOST:PORT or an IP address is, such as 0.0.0.0:{PORT}")]
 pub struct AddressError {
     text: String,
 }
@@ -22,10 +22,11 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let with_port = text.parse::<SocketAddr>();
-        let without = || text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT));
-        let address = with_port.or_else(|_| without());
-        address.map(Self).map_err(|_| AddressError { text: text.into() })
+        if let Ok(ip) = text.parse::<IpAddr>() {
+            return Ok(Self(SocketAddr::new(ip, PORT)));
+        }
+        let mut found = text.to_socket_addrs().into_iter().flatten();
+        found.next().map(Self).ok_or_else(|| AddressError { text: text.into() })
     }
 }
 
@@ -52,7 +53,7 @@ mod tests {
                 Ok(address.into())
             );
         }
-        for text in ["", "host:4420", ":4420", "10.0.0.1:70000"] {
+        for text in ["", "10.0.0.1:", ":4420", "10.0.0.1:70000"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

@@ -33,6 +33,9 @@ mod target;
 mod transfers;
 mod volumes;
 
+/// What the names of subsystems begin with, unless somebody chooses another.
+pub const NQN_PREFIX: &str = "nqn.2026-11.io.levada";
+
 pub use address::{Address, AddressError, PORT};
 pub use levada_nvme::log::AnaState;
 pub use levada_nvme::{Nqn, NqnError};
