@@ -1,0 +1,276 @@
+//! Controllers: who gets one, what they are told, and when they end.
+
+use crate::host::{Connecting, Ended, Host, Queue, log_page, nqn};
+use crate::memory::Memory;
+use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
+use levada_base::reactor;
+use levada_export_nvmet::{AnaState, Hosts, Subsystem};
+use levada_nvme::fabrics::{
+    ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
+};
+use levada_nvme::identify::{
+    ControllerIdentity, Events, Identify, NamespaceIdentity, listed_namespaces,
+};
+use levada_nvme::log::{
+    DISCOVERY_HEADER_BYTES, Event, LogPage, parse_ana, parse_discovery_entries,
+    parse_discovery_header,
+};
+use levada_nvme::pdu::Digests;
+use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Feature, IoOpcode, Status};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+#[test]
+fn a_host_learns_what_there_is() {
+    run(async {
+        let served = Served::new(64);
+        served.subsystem.add(5, opens(&Rc::new(Memory::new(512 * 7)), 9));
+        let mut host = served.host().await;
+        let page = host.identify(Identify::Controller, 0).await.expect("told");
+        let told = ControllerIdentity::parse(page[..].try_into().expect("whole")).expect("named");
+        assert_eq!((told.id, &told.subsystem), (host.controller, served.subsystem.nqn()));
+        assert!(told.has_volatile_cache && told.has_ana && told.data_bytes_max == 1 << 20);
+        let page = host.identify(Identify::ActiveNamespaces, 0).await.expect("told");
+        let all: Vec<u32> = listed_namespaces(page[..].try_into().expect("whole")).collect();
+        assert_eq!(all, [1, 5]);
+        for (id, blocks, block_bytes, guid) in [(1, 64, 4096, 7), (5, 7, 512, 9)] {
+            let page = host.identify(Identify::Namespace, id).await.expect("told");
+            let told = NamespaceIdentity::parse(page[..].try_into().expect("whole"));
+            let told = told.expect("plain blocks");
+            assert_eq!(
+                (told.blocks, told.block_bytes, told.guid),
+                (blocks, block_bytes, [guid; 16])
+            );
+        }
+        let none = host.identify(Identify::Namespace, 2).await.expect("told");
+        assert!(none.iter().all(|byte| *byte == 0), "one that is not there is all zeroes");
+        let beyond = host.identify(Identify::Namespace, 5000).await;
+        assert!(beyond.is_err_and(|status| status.is(Status::INVALID_NAMESPACE)));
+        for page in [LogPage::Errors, LogPage::Health, LogPage::Firmware, LogPage::Effects] {
+            assert!(log_page(&mut host.admin, page as u8, 512).await.is_ok(), "{page:?}");
+        }
+        let unknown = log_page(&mut host.admin, 0xc0, 512).await;
+        assert!(unknown.is_err_and(|status| status.is(Status::INVALID_LOG_PAGE)));
+        let queues =
+            host.features(AdminOpcode::SetFeatures, [Feature::NumberOfQueues as u32, 0x3_0003]);
+        assert_eq!(queues.await.result, 0x3_0003);
+    });
+}
+
+#[test]
+fn hosts_that_are_not_admitted_find_nothing() {
+    run(async {
+        let friend = Connecting::new(1);
+        let hosts = Hosts::Only(BTreeSet::from([friend.host.clone()]));
+        let served = Served::for_hosts(64, hosts);
+        let (address, subsystem) = (served.path.address(), served.subsystem.nqn());
+        let refused = Host::connect(address, subsystem, 2).await.err().expect("refused");
+        assert_eq!(refused.status, Status::CONNECT_INVALID_HOST.and_do_not_retry());
+        let missing = Host::connect(address, &nqn("nqn.2026-11.io.levada:none"), 1).await;
+        let missing = missing.err().expect("not there");
+        assert_eq!(missing.status, Status::CONNECT_INVALID_PARAMETERS.and_do_not_retry());
+        for (number, found) in [(1, 1), (2, 0)] {
+            let mut admin = discovering(&Connecting::new(number), &served).await;
+            let page = discovered(&mut admin).await;
+            assert_eq!(page, found, "host {number}");
+        }
+        // One that is connected ends when it is not admitted any more.
+        let mut host = friend.to(address, subsystem).await.expect("admitted");
+        served.subsystem.set_hosts(Hosts::Only(BTreeSet::new()));
+        assert!(matches!(host.io.hear().await, Err(Ended::Gone)));
+        assert!(host.admin.ask(Command::new(0x18, 9, 0), None).await.is_err());
+    });
+}
+
+async fn discovering(connecting: &Connecting, served: &Served) -> Queue {
+    let mut admin = Queue::open(served.path.address(), Digests::default()).await;
+    let connected = connecting.queue(&mut admin, &nqn(DISCOVERY_NQN), (ANY_CONTROLLER, 0)).await;
+    connected.expect("everybody may look");
+    let id = admin.new_id();
+    let enable = u64::from(Configuration::ENABLED.0);
+    let enabled = admin.ask(PropertyAccess::set(Property::Configuration, enable, id), None).await;
+    assert!(enabled.expect("answered").0.status.is_success());
+    admin
+}
+
+/// How many subsystems there are.
+async fn discovered(admin: &mut Queue) -> usize {
+    let bytes = DISCOVERY_HEADER_BYTES as u64 * 3;
+    let page = log_page(admin, LogPage::Discovery as u8, bytes).await.expect("told");
+    let (header, entries) = page.split_first_chunk().expect("a header");
+    let (_, count) = parse_discovery_header(header);
+    let entries = parse_discovery_entries(entries).take(count as usize);
+    entries.filter(|entry| !entry.is_discovery && entry.address.ip().is_loopback()).count()
+}
+
+#[test]
+fn changes_are_told() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        let mut admin = discovering(&Connecting::new(3), &served).await;
+        let want = |id, events: Events| {
+            Command::new(AdminOpcode::SetFeatures as u8, id, 0)
+                .with_dword(10, Feature::AsynchronousEvents as u32)
+                .with_dword(11, events.bits())
+        };
+        let id = admin.new_id();
+        assert!(admin.ask(want(id, Events::DISCOVERY), None).await.is_ok());
+        let id = host.admin.new_id();
+        assert!(host.admin.ask(want(id, Events::NAMESPACES | Events::ANA), None).await.is_ok());
+        let request = |id| Command::new(AdminOpcode::AsynchronousEventRequest as u8, id, 0);
+        let (told, other) = (request(host.admin.new_id()), request(admin.new_id()));
+        host.admin.begin(told, None).await;
+        admin.begin(other, None).await;
+        reactor::sleep(Duration::from_millis(20)).await;
+
+        let name = nqn("nqn.2026-11.io.levada:second");
+        served.target.add(Subsystem::new(name.clone(), "2", Hosts::Any));
+        let (event, _) = admin.answer(other.id(), None).await.expect("told");
+        assert_eq!(Event::of(event.result), Some(Event::DiscoveryChanged));
+        assert_eq!(discovered(&mut admin).await, 2);
+        served.target.remove(&name);
+        assert_eq!(discovered(&mut admin).await, 1);
+
+        served.memory.size_bytes.set(32 * BLOCK_BYTES);
+        served.subsystem.resized(1);
+        let (event, _) = host.admin.answer(told.id(), None).await.expect("told");
+        assert_eq!(Event::of(event.result), Some(Event::NamespacesChanged));
+        let page = log_page(&mut host.admin, LogPage::ChangedNamespaces as u8, 4096).await;
+        assert_eq!(page.expect("told")[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(host.read(32, 1).await.is_err_and(|status| status.is(Status::OUT_OF_RANGE)));
+
+        served.path.set_state(AnaState::Inaccessible);
+        let told = request(host.admin.new_id());
+        let (event, _) = host.admin.ask(told, None).await.expect("told");
+        assert_eq!(Event::of(event.result), Some(Event::AnaChanged));
+        let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
+        assert_eq!(parse_ana(&page).expect("whole")[0].state, AnaState::Inaccessible);
+        assert_eq!(host.read(0, 1).await, Err(Status::ANA_INACCESSIBLE));
+        served.path.set_state(AnaState::NonOptimized);
+        assert!(host.read(0, 1).await.is_ok());
+    });
+}
+
+#[test]
+fn a_namespace_that_is_removed_is_not_there_any_more() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        assert!(host.read(0, 1).await.is_ok());
+        assert_eq!(Rc::strong_count(&served.memory), 3, "open while a host has it");
+        served.subsystem.remove(1);
+        assert!(host.read(0, 1).await.is_err_and(|status| status.is(Status::INVALID_NAMESPACE)));
+        assert_eq!(Rc::strong_count(&served.memory), 1);
+    });
+}
+
+#[test]
+fn a_silent_host_is_given_up() {
+    run(async {
+        let served = Served::new(64);
+        let connecting = Connecting { keep_alive_ms: 200, ..Connecting::new(1) };
+        let (address, subsystem) = (served.path.address(), served.subsystem.nqn());
+        let mut host = connecting.to(address, subsystem).await.expect("admitted");
+        for _ in 0..6 {
+            // Anything it says keeps it.
+            reactor::sleep(Duration::from_millis(100)).await;
+            assert!(host.read(0, 1).await.is_ok());
+        }
+        let gone = reactor::timeout(LIMIT, host.io.hear()).await.expect("in time");
+        assert!(matches!(gone, Err(Ended::Gone)));
+        assert!(host.admin.hear().await.is_err());
+        reactor::sleep(Duration::from_millis(20)).await;
+        assert_eq!((served.target.controllers(), Rc::strong_count(&served.memory)), (0, 2));
+    });
+}
+
+#[test]
+fn queues_belong_to_their_controller() {
+    run(async {
+        let served = Served::new(64);
+        let (mut host, subsystem) = (served.host().await, served.subsystem.nqn());
+        let connecting = Connecting::new(1);
+        let address = served.path.address();
+        // Twice the same, one of another host, one of no controller, and the admin queue of one that is there.
+        for (who, controller, id, place) in [
+            (&connecting, host.controller, 1, None),
+            (&Connecting::new(2), host.controller, 2, Some(1 << 16 | 16)),
+            (&connecting, 999, 2, Some(1 << 16 | 16)),
+            (&connecting, host.controller, 0, Some(1 << 16 | 16)),
+            (&connecting, host.controller, 65, Some(42)),
+        ] {
+            let mut queue = Queue::open(address, Digests::default()).await;
+            let refused = who.queue(&mut queue, subsystem, (controller, id)).await;
+            let refused = refused.expect_err("not that queue");
+            match place {
+                Some(place) => {
+                    assert!(refused.status.is(Status::CONNECT_INVALID_PARAMETERS));
+                    assert_eq!(refused.result, place, "queue {id} of {controller}");
+                }
+                None => assert!(refused.status.is(Status::SEQUENCE_ERROR)),
+            }
+        }
+        let mut second = Queue::open(address, Digests::default()).await;
+        connecting.queue(&mut second, subsystem, (host.controller, 2)).await.expect("a second");
+        // Reset: the I/O queues end, the admin queue stays.
+        let id = host.admin.new_id();
+        let reset = PropertyAccess::set(Property::Configuration, 0, id);
+        assert!(host.admin.ask(reset, None).await.expect("answered").0.status.is_success());
+        assert!(second.hear().await.is_err() && host.io.hear().await.is_err());
+        let id = host.admin.new_id();
+        let (state, _) =
+            host.admin.ask(PropertyAccess::get(Property::Status, id), None).await.expect("told");
+        assert_eq!(ControllerState::parse(state.result as u32), ControllerState::default());
+        // The admin queue's end is the controller's.
+        drop(host);
+        while served.target.controllers() > 0 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn what_was_asked_for_is_answered_when_the_target_ends() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        served.memory.holds_writes.set(true);
+        let data = vec![7; 4096];
+        let command = host.write_command(3, &data);
+        host.io.begin(command, Some(&data)).await;
+        reactor::sleep(Duration::from_millis(50)).await;
+        let Served { target, memory, .. } = served;
+        let ending = reactor::spawn(async move { target.end().await });
+        reactor::sleep(Duration::from_millis(50)).await;
+        assert!(!ending.is_finished());
+        memory.release();
+        let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert!(matches!(host.io.hear().await, Err(Ended::Gone)));
+        ending.await;
+    });
+}
+
+#[test]
+fn commands_before_the_controller_is_enabled_are_out_of_sequence() {
+    run(async {
+        let served = Served::new(64);
+        let mut admin = Queue::open(served.path.address(), Digests::default()).await;
+        let connecting = Connecting::new(1);
+        let subsystem = served.subsystem.nqn();
+        let controller = connecting.queue(&mut admin, subsystem, (ANY_CONTROLLER, 0)).await;
+        let controller = controller.expect("admitted");
+        let early = Command::new(AdminOpcode::Identify as u8, admin.new_id(), 0);
+        let (completion, _) = admin.ask(early, None).await.expect("answered");
+        assert!(completion.status.is(Status::SEQUENCE_ERROR));
+        let mut io = Queue::open(served.path.address(), Digests::default()).await;
+        let refused = connecting.queue(&mut io, subsystem, (controller, 1)).await;
+        assert!(refused.expect_err("not ready").status.is(Status::SEQUENCE_ERROR));
+        let mut io = Queue::open(served.path.address(), Digests::default()).await;
+        let (completion, _) =
+            io.ask(Command::new(IoOpcode::Flush as u8, 1, 1), None).await.expect("answered");
+        assert!(completion.status.is(Status::SEQUENCE_ERROR), "a queue begins with Connect");
+    });
+}

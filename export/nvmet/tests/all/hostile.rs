@@ -1,0 +1,224 @@
+//! What a target makes of hosts that say anything: it answers or ends the connection, others go on, and nothing is lost.
+
+use crate::host::{Connecting, Ended, Queue};
+use crate::{Served, run};
+use levada_base::reactor::net::Stream;
+use levada_base::reactor::{self, random_u64};
+use levada_base::{Buf, BufMut};
+use levada_nvme::pdu::{Digests, Pdu, Transfer};
+use levada_nvme::{Command, DataPointer, IoOpcode, Status};
+use std::time::Duration;
+
+const INVALID_FIELD: u16 = 1;
+const OUT_OF_SEQUENCE: u16 = 2;
+const HEADER_DIGEST: u16 = 3;
+const OUT_OF_RANGE: u16 = 4;
+const LIMIT_EXCEEDED: u16 = 5;
+const UNSUPPORTED: u16 = 6;
+
+/// Why the target ended a connection.
+async fn ended(queue: &Queue) -> u16 {
+    loop {
+        match queue.hear().await {
+            Ok(_) => {}
+            Err(Ended::Told(told)) => return told.status,
+            Err(Ended::Gone) => panic!("ended without a word"),
+        }
+    }
+}
+
+fn unit(kind: u8, header_bytes: u8, bytes: u32, rest: &[u8]) -> Vec<u8> {
+    let mut unit = vec![kind, 0, header_bytes, 0];
+    unit.extend(bytes.to_le_bytes());
+    unit.extend(rest);
+    unit
+}
+
+#[test]
+fn units_that_are_none_end_the_connection_with_the_reason() {
+    run(async {
+        let served = Served::new(64);
+        let mut others = served.host().await;
+        let asked = Transfer { command: 9, tag: 77, at: 0, bytes: 4 };
+        let unasked = Pdu::HostData { transfer: asked, is_last: true };
+        for (bytes, why) in [
+            (unit(0x55, 24, 24, &[0; 16]), INVALID_FIELD),
+            (unit(0x04, 71, 72, &[0; 64]), INVALID_FIELD),
+            (unit(0x04, 72, 71, &[0; 64]), INVALID_FIELD),
+            (unit(0x04, 72, u32::MAX, &[0; 64]), INVALID_FIELD),
+            (unit(0x09, 24, 24, &[0; 16]), INVALID_FIELD),
+            (unit(0x05, 24, 24, &[0; 16]), INVALID_FIELD),
+            (unit(0x00, 128, 128, &[0; 120]), OUT_OF_SEQUENCE),
+            (others.io.unit(&unasked, Some(&[0; 4])), INVALID_FIELD),
+        ] {
+            let mut host = served.host().await;
+            host.io.send_bytes(&bytes).await.expect("sent");
+            assert_eq!(ended(&host.io).await, why, "{bytes:02x?}");
+            let alive = host.admin.ask(Command::new(0x18, 500, 0), None).await;
+            assert!(alive.expect("the admin queue lives").0.status.is_success());
+        }
+        assert_eq!(others.write(0, &[1; 4096]).await, Status::SUCCESS);
+    });
+}
+
+#[test]
+fn connections_begin_as_they_should_or_end() {
+    run(async {
+        let served = Served::new(64);
+        for (bytes, why) in [
+            (unit(0x04, 72, 72, &[0; 64]), OUT_OF_SEQUENCE),
+            (unit(0x00, 128, 128, &[1; 120]), UNSUPPORTED),
+            (b"GET / HTTP/1.1\r\nHost: levada\r\n\r\n".to_vec(), INVALID_FIELD),
+        ] {
+            let stream = Stream::connect(served.path.address()).await.expect("it listens");
+            stream.write_all(Buf::copy_of(&bytes).into_vec()).await.expect("sent");
+            let head = stream.read_exact(BufMut::for_overwrite(24)).await.expect("told");
+            assert_eq!((head[0], u16::from_le_bytes([head[8], head[9]])), (0x03, why));
+        }
+    });
+}
+
+/// A host with both digests that sends one thing wrong.
+async fn with_digests(served: &Served) -> crate::Host {
+    let digests = Digests { header: true, data: true };
+    let connecting = Connecting { digests, ..Connecting::new(1) };
+    let host = connecting.to(served.path.address(), served.subsystem.nqn()).await;
+    host.expect("admitted")
+}
+
+#[test]
+fn wrong_digests_are_noticed() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = with_digests(&served).await;
+        let data = vec![1; 4096];
+        let command = host
+            .write_command(0, &data)
+            .with_data(DataPointer::InCapsule { offset: 0, bytes: data.len() as u32 });
+        let sound = host.io.unit(&Pdu::Command(command), Some(&data));
+        // A bit of the data: the command fails and may be tried again, and the connection is as good as before.
+        let mut mangled = sound.clone();
+        mangled[500] ^= 4;
+        host.io.send_bytes(&mangled).await.expect("sent");
+        let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::DATA_TRANSFER_ERROR);
+        assert_eq!(served.memory.writes.get(), 0);
+        // The same of data that were asked for.
+        let large = vec![2; 65536];
+        let command = host.write_command(0, &large);
+        host.io.begin(command, Some(&large)).await;
+        let Pdu::ReadyToTransfer(asked) = host.io.hear().await.expect("asked").pdu else {
+            panic!("not asked")
+        };
+        let mut mangled =
+            host.io.unit(&Pdu::HostData { transfer: asked, is_last: true }, Some(&large));
+        mangled[30_000] ^= 1;
+        host.io.send_bytes(&mangled).await.expect("sent");
+        let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::DATA_TRANSFER_ERROR);
+        assert_eq!(served.memory.writes.get(), 0);
+        assert_eq!(host.write(0, &large).await, Status::SUCCESS);
+        // A bit of the header: nobody knows what it was.
+        let mut mangled = sound;
+        mangled[20] ^= 1;
+        host.io.send_bytes(&mangled).await.expect("sent");
+        assert_eq!(ended(&host.io).await, HEADER_DIGEST);
+    });
+}
+
+#[test]
+fn data_are_taken_only_as_asked_for() {
+    run(async {
+        let served = Served::new(64);
+        for (change, why) in [
+            ((0, 65537, 0, 0), OUT_OF_RANGE),
+            ((4, 100, 0, 0), OUT_OF_RANGE),
+            ((0, 100, 1, 0), INVALID_FIELD),
+            ((0, 100, 0, 1), INVALID_FIELD),
+        ] {
+            let (mut host, data) = (served.host().await, vec![1; 65536]);
+            let command = host.write_command(0, &data);
+            host.io.begin(command, Some(&data)).await;
+            let Pdu::ReadyToTransfer(asked) = host.io.hear().await.expect("asked").pdu else {
+                panic!("not asked")
+            };
+            let (at, bytes, command, tag) = change;
+            let transfer =
+                Transfer { at, bytes, command: asked.command + command, tag: asked.tag + tag };
+            let data = vec![1; bytes as usize];
+            host.io.send(&Pdu::HostData { transfer, is_last: true }, Some(&data)).await;
+            assert_eq!(ended(&host.io).await, why, "{change:?}");
+        }
+        // More within a command than agreed.
+        let (mut host, data) = (served.host().await, vec![1; 20 << 10]);
+        host.io.in_capsule_bytes = usize::MAX;
+        let command = host.write_command(0, &data);
+        host.io.begin(command, Some(&data)).await;
+        assert_eq!(ended(&host.io).await, LIMIT_EXCEEDED);
+        drop(host);
+        // Gone in the middle of what was asked for.
+        let (mut host, data) = (served.host().await, vec![1; 65536]);
+        let command = host.write_command(0, &data);
+        host.io.begin(command, Some(&data)).await;
+        drop(host);
+        while served.target.controllers() > 0 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(served.memory.writes.get(), 0, "nothing was written");
+    });
+}
+
+#[test]
+fn a_host_that_does_not_read_holds_up_nobody() {
+    run(async {
+        let served = Served::new(1024);
+        let greedy = served.host().await;
+        // Far more than a queue has entries, and nothing of it is read.
+        let flood = reactor::spawn(async move {
+            for id in 0..20_000_u16 {
+                let command = Command::new(IoOpcode::Read as u8, id, 1)
+                    .with_blocks(0, 256)
+                    .with_data(DataPointer::Transport { bytes: 1 << 20 });
+                greedy.io.send(&Pdu::Command(command), None).await;
+            }
+        });
+        let mut others = served.host().await;
+        for round in 0..200 {
+            assert_eq!(others.write(round, &[round as u8; 4096]).await, Status::SUCCESS);
+            assert!(others.read(round, 1).await.expect("read").iter().all(|b| *b == round as u8));
+        }
+        assert!(!flood.is_finished(), "it is not read from");
+        flood.abort();
+        // Nor does it hold up the end for long.
+        served.target.end().await;
+    });
+}
+
+#[test]
+fn random_bytes_do_no_harm() {
+    run(async {
+        let served = Served::new(64);
+        for _ in 0..100 {
+            let mut host = served.host().await;
+            let sound = {
+                let command = host.write_command(0, &[0; 4096]);
+                host.io.unit(&Pdu::Command(command), None)
+            };
+            // Sound units with some bytes changed, and then none at all.
+            let mut bytes = Vec::new();
+            for _ in 0..random_u64() % 8 {
+                let mut unit = sound.clone();
+                for _ in 0..random_u64() % 4 {
+                    let at = random_u64() as usize % unit.len();
+                    unit[at] = random_u64() as u8;
+                }
+                bytes.extend(unit);
+            }
+            bytes.extend((0..random_u64() % 300).map(|_| random_u64() as u8));
+            let _ = host.io.send_bytes(&bytes).await;
+        }
+        let mut host = served.host().await;
+        assert_eq!(host.write(0, &[9; 4096]).await, Status::SUCCESS);
+        assert!(host.read(0, 1).await.expect("read").iter().all(|byte| *byte == 9));
+    });
+}

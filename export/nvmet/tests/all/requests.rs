@@ -1,0 +1,207 @@
+//! What hosts ask of a namespace.
+
+use crate::host::{Connecting, Host};
+use crate::memory::medium_error;
+use crate::{BLOCK_BYTES, Served, run};
+use levada_base::reactor::random_u64;
+use levada_nvme::pdu::Digests;
+use levada_nvme::reservation::{ReservationReport, ReservationRequest, ReservationType};
+use levada_nvme::{Command, DataPointer, IoOpcode, Range, Status};
+use levada_volume::{VolumeError, Zeroing};
+
+const BLOCKS: u64 = 1024;
+
+fn data(blocks: u64, seed: u8) -> Vec<u8> {
+    (0..blocks * BLOCK_BYTES).map(|at| (at / 7) as u8 ^ seed).collect()
+}
+
+/// Random writes and reads, within commands and asked for, are what a vector of bytes holds.
+async fn compare(mut host: Host, served: &Served) {
+    let mut model = vec![0; (BLOCKS * BLOCK_BYTES) as usize];
+    for round in 0..60_u64 {
+        let blocks = 1 + random_u64() % [2, 8, 256][round as usize % 3];
+        let first = random_u64() % (BLOCKS - blocks + 1);
+        let range = (first * BLOCK_BYTES) as usize..((first + blocks) * BLOCK_BYTES) as usize;
+        if random_u64().is_multiple_of(2) {
+            let data = data(blocks, round as u8);
+            assert_eq!(host.write(first, &data).await, Status::SUCCESS);
+            model[range].copy_from_slice(&data);
+        } else {
+            let read = host.read(first, blocks).await.expect("read");
+            assert!(read == model[range], "round {round}: {blocks} blocks at {first}");
+        }
+    }
+    assert!(served.memory.all() == model, "what the volume holds");
+}
+
+#[test]
+fn a_host_reads_what_it_wrote_with_every_digest() {
+    run(async {
+        for (header, of_data) in [(false, false), (true, false), (false, true), (true, true)] {
+            for is_without_flow_control in [false, true] {
+                let served = Served::new(BLOCKS);
+                let digests = Digests { header, data: of_data };
+                let connecting =
+                    Connecting { digests, is_without_flow_control, ..Connecting::new(1) };
+                let host = connecting.to(served.path.address(), served.subsystem.nqn()).await;
+                compare(host.expect("admitted"), &served).await;
+                served.target.end().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn commands_do_what_they_are_called() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let (mut host, memory) = (served.host().await, &served.memory);
+        assert_eq!(host.write(0, &data(4, 1)).await, Status::SUCCESS);
+        let fua = host.write_command(4, &data(4, 2)).with_fua();
+        assert_eq!(host.status(fua, Some(&data(4, 2))).await, Status::SUCCESS);
+        assert_eq!((memory.writes.get(), memory.durable_writes.get()), (2, 1));
+        assert_eq!(host.flush().await, Status::SUCCESS);
+        assert_eq!(memory.flushes.get(), 1);
+        assert_eq!(host.compare(0, &data(4, 1)).await, Status::SUCCESS);
+        assert!(host.compare(0, &data(4, 3)).await.is(Status::COMPARE_FAILURE));
+        assert_eq!(host.write_zeroes(1, 2, true).await, Status::SUCCESS);
+        assert_eq!(host.write_zeroes(3, 1, false).await, Status::SUCCESS);
+        assert_eq!(*memory.zeroed.borrow(), [Zeroing::Free, Zeroing::Keep]);
+        assert!(host.read(1, 3).await.expect("read").iter().all(|byte| *byte == 0));
+        let ranges = [Range { first_block: 8, blocks: 2 }, Range { first_block: 100, blocks: 24 }];
+        assert_eq!(host.discard(&ranges).await, Status::SUCCESS);
+        let discarded = [(8 * BLOCK_BYTES, 2 * BLOCK_BYTES), (100 * BLOCK_BYTES, 24 * BLOCK_BYTES)];
+        assert_eq!(*memory.discarded.borrow(), discarded);
+    });
+}
+
+#[test]
+fn wrong_requests_change_nothing_and_are_told_so() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let mut host = served.host().await;
+        assert!(host.read(BLOCKS, 1).await.is_err_and(|status| status.is(Status::OUT_OF_RANGE)));
+        assert!(host.write(BLOCKS - 1, &data(2, 1)).await.is(Status::OUT_OF_RANGE));
+        assert!(host.read(u64::MAX, 1).await.is_err_and(|status| status.is(Status::OUT_OF_RANGE)));
+        let ranges =
+            [Range { first_block: 0, blocks: 1 }, Range { first_block: BLOCKS, blocks: 1 }];
+        assert!(host.discard(&ranges).await.is(Status::OUT_OF_RANGE));
+        assert!(served.memory.discarded.borrow().is_empty(), "none, unless all are right");
+        let id = host.io.new_id();
+        // Data for other blocks than it says.
+        let short = Command::new(IoOpcode::Write as u8, id, 1).with_blocks(0, 2);
+        assert!(host.status(short, Some(&data(1, 1))).await.is(Status::DATA_LENGTH_INVALID));
+        let id = host.io.new_id();
+        let nowhere = Command::new(IoOpcode::Read as u8, id, 2)
+            .with_blocks(0, 1)
+            .with_data(DataPointer::Transport { bytes: 4096 });
+        assert!(host.status(nowhere, None).await.is(Status::INVALID_NAMESPACE));
+        let id = host.io.new_id();
+        let unknown = Command::new(0x7c, id, 1);
+        assert!(host.status(unknown, None).await.is(Status::INVALID_OPCODE));
+        let id = host.io.new_id();
+        let large = Command::new(IoOpcode::Write as u8, id, 1)
+            .with_blocks(0, 512)
+            .with_data(DataPointer::Transport { bytes: 2 << 20 });
+        assert!(host.status(large, None).await.is(Status::DATA_LENGTH_INVALID));
+        let id = host.io.new_id();
+        let elsewhere = Command::new(IoOpcode::Write as u8, id, 1)
+            .with_blocks(0, 1)
+            .with_data(DataPointer::Other { kind: 0x40 });
+        assert!(host.status(elsewhere, None).await.is(Status::DESCRIPTOR_TYPE_INVALID));
+        assert_eq!(served.memory.writes.get(), 0);
+        // The queue is as good as before.
+        assert_eq!(host.write(0, &data(1, 1)).await, Status::SUCCESS);
+    });
+}
+
+#[test]
+fn what_a_volume_fails_with_is_told_as_what_it_is() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let mut host = served.host().await;
+        for (error, on_read, on_write) in [
+            (medium_error(), Status::UNRECOVERED_READ_ERROR, Status::WRITE_FAULT),
+            (VolumeError::NoSpace, Status::CAPACITY_EXCEEDED, Status::CAPACITY_EXCEEDED),
+            (VolumeError::ReadOnly, Status::WRITE_PROTECTED, Status::WRITE_PROTECTED),
+            (VolumeError::Deleted, Status::INVALID_NAMESPACE, Status::INVALID_NAMESPACE),
+        ] {
+            *served.memory.fails.borrow_mut() = Some(error);
+            assert_eq!(host.read(0, 1).await, Err(on_read.and_do_not_retry()));
+            assert_eq!(host.write(0, &data(1, 1)).await, on_write.and_do_not_retry());
+        }
+    });
+}
+
+#[test]
+fn several_commands_are_under_way_and_answered_as_they_end() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let mut host = served.host().await;
+        served.memory.holds_writes.set(true);
+        let (held, small) = (data(64, 1), data(1, 2));
+        let first = host.write_command(0, &held);
+        host.io.begin(first, Some(&held)).await;
+        // Its data are asked for and sent; it is held up, and a read passes it.
+        let said = host.io.hear().await.expect("asked");
+        let levada_nvme::pdu::Pdu::ReadyToTransfer(asked) = said.pdu else { panic!("not asked") };
+        host.io.send_data(asked, &held, 4096 * 10).await;
+        assert!(host.read(0, 1).await.expect("read").iter().all(|byte| *byte == 0));
+        served.memory.release();
+        let (completion, _) = host.io.answer(first.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert_eq!(host.write(0, &small).await, Status::SUCCESS);
+        assert!(
+            served.memory.all()[..4096] == small
+                && served.memory.all()[4096..8192] == held[4096..8192]
+        );
+    });
+}
+
+#[test]
+fn a_preempted_host_s_writes_have_ended_before_the_new_one_begins() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let (mut old, address) = (served.host().await, served.path.address());
+        let new = Host::connect(address, served.subsystem.nqn(), 2).await;
+        let mut new = new.expect("admitted");
+        let kind = ReservationType::WriteExclusiveRegistrants;
+        let register = |key| ReservationRequest::Register { key };
+        assert_eq!(old.reserve(register(1)).await, Status::SUCCESS);
+        let acquire = ReservationRequest::Acquire { current: 1, kind };
+        assert_eq!(old.reserve(acquire).await, Status::SUCCESS);
+        assert!(new.write(0, &data(1, 9)).await.is(Status::RESERVATION_CONFLICT));
+        assert!(new.read(0, 1).await.is_ok(), "only writes are excluded");
+        assert_eq!(new.reserve(register(2)).await, Status::SUCCESS);
+        // A write of the old one is under way and does not end.
+        served.memory.holds_writes.set(true);
+        let (stale, fresh) = (data(1, 1), data(1, 2));
+        let command = old.write_command(0, &stale);
+        old.io.begin(command, Some(&stale)).await;
+        levada_base::reactor::sleep(std::time::Duration::from_millis(50)).await;
+        let preempt = ReservationRequest::Preempt { current: 2, preempted: 1, kind, aborts: false };
+        let (opcode, dword, keys) = preempt.to_command();
+        let preempt = Command::new(opcode as u8, new.io.new_id(), 1).with_dword(10, dword);
+        new.io.begin(preempt, Some(&keys)).await;
+        let early = new.io.hear();
+        let waited = levada_base::reactor::timeout(std::time::Duration::from_millis(100), early);
+        assert!(waited.await.is_err(), "the old one's write could still overtake");
+        served.memory.release();
+        let (completion, _) = new.io.answer(preempt.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert!(served.memory.all()[..4096] == stale[..]);
+        assert_eq!(new.write(0, &fresh).await, Status::SUCCESS);
+        let (answered, _) = old.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(answered.status, Status::SUCCESS, "it was written before");
+        assert!(old.write(0, &stale).await.is(Status::RESERVATION_CONFLICT));
+        assert!(served.memory.all()[..4096] == fresh[..]);
+        let report = Command::new(IoOpcode::ReservationReport as u8, new.io.new_id(), 1)
+            .with_dword(10, 1024 / 4 - 1)
+            .with_dword(11, 1)
+            .with_data(DataPointer::Transport { bytes: 1024 });
+        let (_, told) = new.io.ask(report, None).await.expect("answered");
+        let told = ReservationReport::parse_extended(&told).expect("whole");
+        assert_eq!((told.kind, told.registrants.len()), (Some(kind), 1));
+        assert_eq!(told.registrants[0].controller, new.controller);
+    });
+}
