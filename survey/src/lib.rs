@@ -28,6 +28,8 @@ mod meta;
 mod nbd;
 mod node;
 mod null_fuse;
+mod null_volume;
+mod nvmet;
 mod object;
 mod overwrites;
 mod parity;

@@ -1,13 +1,16 @@
-//! Volumes served over NBD and vhost-user-blk by a reactor on a thread of its own, and fio as their client.
+//! Volumes served over NBD, NVMe/TCP and vhost-user-blk by a reactor on a thread of its own, and fio as their client.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{Reactor, mailbox};
 use levada_export_nbd::{Address, Exports, Server};
+use levada_export_nvmet::{Hosts, NQN_PREFIX, Nqn, Opened, Subsystem, Target, serial_of};
 use levada_export_vhost as vhost;
 use levada_volume::Volume;
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +40,8 @@ impl Exports for Named {
 /// Serves until dropped.
 pub(crate) struct Served {
     dir: PathBuf,
+    /// Where NVMe hosts find a subsystem for each.
+    nvme: SocketAddr,
     stop: Option<mailbox::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
 }
@@ -64,22 +69,25 @@ impl Served {
                     let (at, volume) = (vhost_socket(&at, name), Rc::clone(volume));
                     disks.push(vhost::Server::listen(&at, volume, options).await?);
                 }
+                let target = nvme_target(&volumes)?;
+                let nvme = target.listen(([127, 0, 0, 1], 0).into())?.address();
                 let address = Address::Unix(nbd_socket(&at));
                 let server = Server::listen(&address, Rc::new(Named(volumes)), None)?;
                 let (stop, mut stopped) = mailbox::channel()?;
                 // Nobody waits only when the starter has panicked.
-                let _ = started.send(stop);
+                let _ = started.send((stop, nvme));
                 stopped.recv().await;
                 server.end().await;
+                target.end().await;
                 for disk in disks {
                     disk.end().await;
                 }
                 Ok(())
             })
         })?;
-        if let Ok(stop) = starting.recv() {
+        if let Ok((stop, nvme)) = starting.recv() {
             let dir = dir.to_owned();
-            return Ok(Self { dir, stop: Some(stop), thread: Some(thread) });
+            return Ok(Self { dir, nvme, stop: Some(stop), thread: Some(thread) });
         }
         let ended = thread.join().map_err(|_| anyhow!("the server panicked"))?;
         ended.and(Err(anyhow!("the server ended"))).context("serving volumes")
@@ -87,6 +95,11 @@ impl Served {
 
     pub(crate) fn uri(&self, name: &str) -> String {
         uri(&nbd_socket(&self.dir), name)
+    }
+
+    /// Where NVMe hosts find a volume.
+    pub(crate) fn nvme(&self, name: &str) -> Result<(SocketAddr, Nqn)> {
+        Ok((self.nvme, subsystem(name)?))
     }
 
     /// Where virtual machines find a volume.
@@ -102,6 +115,25 @@ impl Drop for Served {
             eprintln!("serving volumes failed: {error:#}");
         }
     }
+}
+
+fn subsystem(name: &str) -> Result<Nqn> {
+    Ok(Nqn::new(format!("{NQN_PREFIX}:{name}"))?)
+}
+
+fn nvme_target(volumes: &Volumes) -> Result<Target> {
+    let target = Target::new();
+    for (number, (name, volume)) in (1_u8..).zip(volumes) {
+        let nqn = subsystem(name)?;
+        let shown = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
+        let opened = Opened { volume: Rc::clone(volume), guid: [number; 16] };
+        let open = move || -> LocalBoxFuture<'static, Option<Opened>> {
+            Box::pin(ready(Some(opened.clone())))
+        };
+        shown.add(1, Rc::new(open));
+        target.add(shown);
+    }
+    Ok(target)
 }
 
 fn nbd_socket(dir: &Path) -> PathBuf {

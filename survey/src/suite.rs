@@ -3,8 +3,8 @@
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
-    array, client, degraded, disk, engine, log, meta, mount, nbd, node, object, overwrites, parity,
-    qos, vhost, wire,
+    array, client, degraded, disk, engine, log, meta, mount, nbd, node, nvmet, object, overwrites,
+    parity, qos, vhost, wire,
 };
 use anyhow::Result;
 
@@ -37,6 +37,7 @@ pub fn specs() -> Vec<Spec> {
         mount::specs(),
         disk::specs(),
         nbd::specs(),
+        nvmet::specs(),
         vhost::specs(),
         node::specs(),
     ]

@@ -6,15 +6,16 @@ use crate::guest;
 use crate::harness::{Effort, Rate, pairs};
 use crate::load::Load;
 use crate::members::{Speed, Storage};
+use crate::null_volume::NullVolume;
 use crate::served::{Served, Volumes};
 use crate::suite::Spec;
 use anyhow::Result;
+use levada_base::BufMut;
 use levada_base::reactor::Reactor;
 use levada_base::units::{KIB, MIB};
-use levada_base::{Buf, BufMut, IoVec};
 use levada_device::{Device, Durability};
 use levada_raid::{Array, RaidArray};
-use levada_volume::{ArrayVolume, Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
+use levada_volume::{ArrayVolume, Volume};
 use std::rc::Rc;
 
 /// Of members that keep nothing.
@@ -50,60 +51,13 @@ pub(crate) fn specs() -> Vec<Spec> {
     ]
 }
 
-/// Answers every read with the same bytes, at once.
-struct Echo {
-    shape: Shape,
-    size_bytes: u64,
-    block: Buf,
-}
-
-fn nothing<T>() -> VolumeFuture<'static, T> {
-    Box::pin(async { Err(VolumeError::ReadOnly) })
-}
-
-impl Volume for Echo {
-    fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    fn read(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
-        let same = self.block.slice(0, bytes as usize);
-        Box::pin(std::future::ready(Ok(same.into_vec())))
-    }
-
-    fn write(&self, _at: u64, _from: IoVec, _durability: Durability) -> VolumeFuture<'_, ()> {
-        nothing()
-    }
-
-    fn flush(&self) -> VolumeFuture<'_, ()> {
-        nothing()
-    }
-
-    fn discard(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, ()> {
-        nothing()
-    }
-
-    fn write_zeroes(&self, _at: u64, _bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
-        nothing()
-    }
-
-    fn extents(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
-        nothing()
-    }
-}
-
 async fn null_and_echo() -> Result<Volumes> {
     let size_bytes = NULL_STRIPES * STRIPE_BYTES;
     let devices = ten(Speed::Unlimited, Storage::Null, size_bytes);
     let array = raid6_of(&devices, CHUNK_BYTES).await?;
     array.declare_fresh(0, NULL_STRIPES).await?;
     let volume: Rc<dyn Volume> = Rc::new(ArrayVolume::new(array));
-    let block = BufMut::zeroed(4 * KIB as usize).freeze();
-    let echo: Rc<dyn Volume> = Rc::new(Echo { shape: volume.shape(), size_bytes, block });
+    let echo: Rc<dyn Volume> = Rc::new(NullVolume::new(size_bytes));
     Ok(Volumes::from([(DISK.to_owned(), volume), (ECHO.to_owned(), echo)]))
 }
 
