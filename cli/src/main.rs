@@ -5,6 +5,7 @@
 
 mod array;
 mod drive;
+mod enclosure;
 mod fsck;
 mod mount;
 mod out;
@@ -66,6 +67,9 @@ enum Command {
     /// Arrays on their own, over files or block devices, without a cluster
     #[command(subcommand)]
     Array(array::ArrayCommand),
+    /// Drives over NVMe/TCP, simulated: pulled drives, lost paths, cut power, on command
+    #[command(subcommand)]
+    Enclosure(enclosure::EnclosureCommand),
     /// Volumes for virtual machines and whoever else wants a disk
     #[command(subcommand)]
     Volume(volume::VolumeCommand),
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Command::Umount { dir, lazy } => mount::umount(file, dir, *lazy),
         Command::Drive(command) => drive::drive(file, command),
         Command::Array(command) => array::array(command),
+        Command::Enclosure(command) => enclosure::enclosure(command),
         Command::Volume(command) => volume::volume(file, command),
         Command::Tenant(command) => volume::tenant(file, command),
         Command::Rebuild(args) => work::rebuild(file, args),

@@ -66,7 +66,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
 }
 
 async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<(), Broken> {
-    let came_to = stream.local_addr()?;
+    let (came_to, cut) = (stream.local_addr()?, port.cut());
     let mut reader = Reader::new(stream.clone());
     let connecting = async {
         reader.initialize(&stream).await?;
@@ -74,10 +74,11 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
     };
     let connecting = reactor::timeout(CONNECT_LIMIT, connecting);
     let connected: Result<_, Elapsed> = {
-        let stopped = pin!(shared.stopping.happened());
-        match select(pin!(connecting), stopped).await {
+        let stopping = pin!(shared.stopping.happened());
+        let cut = pin!(cut.happened());
+        match select(pin!(connecting), select(stopping, cut)).await {
             Either::Left((connected, _)) => connected,
-            Either::Right(((), _)) => return Ok(()),
+            Either::Right(_) => return Ok(()),
         }
     };
     let Connected { queue, connect } = connected.map_err(|_| Broken::Late)??;
@@ -88,6 +89,8 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         shared,
         queue,
         came_to,
+        port,
+        cut,
         framing: reader.framing,
         is_without_flow_control: connect.is_without_flow_control,
         entries,
@@ -119,6 +122,9 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
     if let Err(Broken::Fatal(fatal)) = &received {
         let head = Framing::terminate(false, *fatal, &reader.wrong);
         connection.push(head, IoVec::new(), [None, None]);
+    }
+    if connection.cut.has_happened() {
+        stream.close().await;
     }
     connection.ended.happen();
     connection.transfers.borrow_mut().clear();
@@ -268,6 +274,9 @@ struct Connection {
     shared: Rc<Shared>,
     queue: Queue,
     came_to: SocketAddr,
+    port: Rc<Port>,
+    /// Ends it without another word.
+    cut: Rc<Once>,
     framing: Framing,
     is_without_flow_control: bool,
     entries: u16,
@@ -301,7 +310,8 @@ impl Connection {
         let controller = pin!(self.queue.controller.gone().happened());
         let reset = pin!(self.queue.reset.happened());
         let stopping = pin!(self.shared.stopping.happened());
-        select(select(controller, reset), stopping).await;
+        let cut = pin!(self.cut.happened());
+        select(select(controller, reset), select(stopping, cut)).await;
     }
 
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
@@ -394,6 +404,7 @@ impl Connection {
             let mut room = None;
             // `None`: the connection is gone, and nobody waits for an answer.
             if let Some(outcome) = connection.carried_out(&command, input, &mut room).await {
+                connection.port.passes().await;
                 connection.answer(&command, outcome, slot, room);
             }
         });

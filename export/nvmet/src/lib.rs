@@ -40,6 +40,7 @@ pub use address::{Address, AddressError, PORT};
 pub use levada_nvme::log::AnaState;
 pub use levada_nvme::{Nqn, NqnError};
 pub use namespace::{Open, Opened};
+pub use port::Passage;
 pub use subsystem::{Hosts, NAMESPACES_MAX, Subsystem};
 pub use target::{ListenError, Path, Target};
 pub use volumes::{Follower, VolumeShown, Volumes, serial_of};

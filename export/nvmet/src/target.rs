@@ -2,7 +2,7 @@
 
 use crate::connection::serve;
 use crate::controller::Controller;
-use crate::port::Port;
+use crate::port::{Passage, Port};
 use crate::reservations::HostId;
 use crate::subsystem::Subsystem;
 use levada_base::reactor::net::Listener;
@@ -124,6 +124,11 @@ impl Path {
         self.port.address
     }
 
+    /// Says what becomes of what comes over this path: to take it out of service, or to try what hosts make of that.
+    pub fn set_passage(&self, passage: Passage) {
+        self.port.set_passage(passage);
+    }
+
     /// Says how good this path is; hosts are told.
     pub fn set_state(&self, state: AnaState) {
         if self.port.set_state(state) {
@@ -174,6 +179,9 @@ impl Target {
         let (shared, at, group) = (Rc::clone(&self.shared), Rc::clone(&port), self.group.clone());
         reactor::spawn_in(&self.accepting, async move {
             let serve = |present, stream| {
+                if at.is_closed() {
+                    return;
+                }
                 let (shared, port) = (Rc::clone(&shared), Rc::clone(&at));
                 reactor::spawn_in(&group, async move {
                     serve(shared, port, stream).await;
@@ -215,6 +223,10 @@ impl Target {
     pub async fn end(&self) {
         self.accepting.kill();
         self.shared.stopping.happen();
+        for port in self.shared.ports.borrow().iter().filter(|port| !port.is_closed()) {
+            // Answers that were held up leave.
+            port.set_passage(Passage::Open);
+        }
         let clients = &self.shared.clients;
         if reactor::timeout(END_LIMIT, clients.all_left()).await.is_err() {
             tracing::warn!(left = clients.count(), "NVMe hosts whose commands do not end");

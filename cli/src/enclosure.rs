@@ -1,0 +1,173 @@
+//! `levada enclosure`: drives over NVMe/TCP, simulated, and what goes wrong with them, on command.
+
+use crate::out::say;
+use crate::status::bytes;
+use anyhow::Result;
+use clap::{Args, Subcommand, ValueEnum};
+
+use levada_enclosure::{DriveModel, EnclosureStatus, Media, Order, PathOrder, Plan, ask};
+use levada_export_nvmet::Address;
+use levada_spec::Bytes;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum EnclosureCommand {
+    /// Serve one in the foreground, until told to stop
+    Serve(ServeArgs),
+    /// Bays, paths, hosts and power
+    Show {
+        name: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Pull a drive, with whatever is under way
+    Pull { name: String, bay: u32 },
+    /// Put it back, with what it held
+    Insert { name: String, bay: u32 },
+    /// Let every request to a drive take longer; 0 ends that
+    SlowDrive { name: String, bay: u32, ms: u64 },
+    /// Take a path away, or give it back
+    Path {
+        name: String,
+        /// From 1 on, as `show` has them
+        path: usize,
+        #[command(subcommand)]
+        order: PathCommand,
+    },
+    /// Cut the power: what drives have not flushed is lost, or a random part of it; or switch it on again
+    Power { name: String, order: Switch },
+}
+
+#[derive(Clone, Copy, Subcommand)]
+pub enum PathCommand {
+    /// As if nothing had been
+    Up,
+    /// Connections are closed, and new ones at once
+    Down,
+    /// Connections stay, and nothing is answered
+    Hung,
+    /// Answers leave so much later
+    Slow { ms: u64 },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Switch {
+    Off,
+    On,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Model {
+    /// 400 MB/s, 20,000 operations/s, 80 us each
+    Nvme,
+    /// 150 MB/s, 10,000 operations/s, 80 us each
+    Slow,
+}
+
+#[derive(Args)]
+pub struct ServeArgs {
+    name: String,
+    /// Where it is reached over NVMe/TCP: HOST:PORT, or an IP address; twice for two paths
+    #[arg(long = "path", value_name = "ADDRESS", required = true)]
+    paths: Vec<Address>,
+    #[arg(long, default_value_t = 24)]
+    bays: u32,
+    /// Drives are files of DIR, made where they are missing
+    #[arg(long, value_name = "DIR", conflicts_with = "ram", required_unless_present = "ram")]
+    files: Option<PathBuf>,
+    /// Drives are memory, empty at every start
+    #[arg(long)]
+    ram: bool,
+    /// Of each drive that is made
+    #[arg(long, default_value = "1GiB")]
+    size: Bytes,
+    /// How fast each drive is; unless told, as fast as what it lies on
+    #[arg(long)]
+    model: Option<Model>,
+    /// Tell the status over HTTP at IP:PORT: `/` and `/bays`, as JSON
+    #[arg(long, value_name = "ADDRESS")]
+    status: Option<SocketAddr>,
+}
+
+/// Carries an enclosure command out.
+pub fn enclosure(command: &EnclosureCommand) -> Result<()> {
+    let (name, order) = match command {
+        EnclosureCommand::Serve(args) => return serve(args),
+        EnclosureCommand::Show { name, json } => {
+            let status = ask(name, Order::Show)?;
+            match json {
+                true => say!("{}", serde_json::to_string_pretty(&status)?),
+                false => show(&status),
+            }
+            return Ok(());
+        }
+        EnclosureCommand::Pull { name, bay } => (name, Order::Pull { bay: *bay }),
+        EnclosureCommand::Insert { name, bay } => (name, Order::Insert { bay: *bay }),
+        EnclosureCommand::SlowDrive { name, bay, ms } => {
+            (name, Order::SlowDrive { bay: *bay, ms: *ms })
+        }
+        EnclosureCommand::Path { name, path, order } => {
+            let order = match order {
+                PathCommand::Up => PathOrder::Up,
+                PathCommand::Down => PathOrder::Down,
+                PathCommand::Hung => PathOrder::Hung,
+                PathCommand::Slow { ms } => PathOrder::Slow { ms: *ms },
+            };
+            (name, Order::Path { path: *path, order })
+        }
+        EnclosureCommand::Power { name, order } => {
+            (name, Order::Power { is_on: matches!(order, Switch::On) })
+        }
+    };
+    say!("{}", headline(&ask(name, order)?));
+    Ok(())
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
+    levada_node::log_to_stderr();
+    let plan = Plan {
+        name: args.name.clone(),
+        paths: args.paths.iter().map(|address| address.0).collect(),
+        bays: args.bays,
+        media: match &args.files {
+            Some(dir) => Media::Files(dir.clone()),
+            None => Media::Ram,
+        },
+        size_bytes: args.size.0,
+        model: args.model.map(|model| match model {
+            Model::Nvme => DriveModel::nvme(),
+            Model::Slow => DriveModel::slow(),
+        }),
+        status: args.status,
+    };
+    levada_enclosure::serve(&plan, |status| {
+        for path in &status.paths {
+            say!("nvme+tcp://{}/{}: {}", path.address, status.subsystem, headline(status));
+        }
+    })?;
+    Ok(())
+}
+
+/// How it is, in a line.
+fn headline(status: &EnclosureStatus) -> String {
+    let drives = status.bays.iter().filter(|bay| bay.has_drive).count();
+    let power = if status.has_power { "" } else { ", without power" };
+    format!("enclosure {}: {drives} of {} drives{power}", status.name, status.bays.len())
+}
+
+fn show(status: &EnclosureStatus) {
+    say!("{}, {} hosts", headline(status), status.hosts);
+    say!("  {}", status.subsystem);
+    for path in &status.paths {
+        say!("  path {}  {}  {}", path.number, path.address, path.state);
+    }
+    for bay in &status.bays {
+        let drive = match bay.has_drive {
+            true => bytes(bay.size_bytes),
+            false => "empty".into(),
+        };
+        say!("  bay {:>3}  {drive}", bay.bay);
+    }
+}

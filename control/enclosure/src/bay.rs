@@ -1,0 +1,104 @@
+//! A bay: a drive, as far as it is in, and what happens to it.
+
+use crate::drive_volume::DriveVolume;
+use futures_util::future::LocalBoxFuture;
+use levada_device::{
+    BlockError, Device, DriveModel, FaultDevice, Faults, ModelDevice, VolatileDevice,
+};
+use levada_export_nvmet::{Open, Opened};
+use levada_volume::Volume;
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::cell::Cell;
+use std::hash::Hasher;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How often a drive writes some of its cache down by itself.
+const WRITE_BACK_EVERY: Duration = Duration::from_millis(50);
+
+/// A drive in its bay, from what it is made of upwards: media, a cache that power takes, speed, faults.
+pub(crate) struct Bay {
+    pub number: u32,
+    pub is_in: Cell<bool>,
+    cache: Rc<VolatileDevice>,
+    faults: Faults,
+    volume: Rc<dyn Volume>,
+    guid: [u8; 16],
+}
+
+impl Bay {
+    pub fn new(
+        enclosure: &str,
+        number: u32,
+        media: Rc<dyn Device>,
+        model: Option<&DriveModel>,
+    ) -> Self {
+        let cache = Rc::new(VolatileDevice::new(media));
+        // It ends with the drive.
+        drop(cache.spawn_write_back(WRITE_BACK_EVERY));
+        let mut device: Rc<dyn Device> = Rc::clone(&cache) as Rc<dyn Device>;
+        if let Some(model) = model {
+            device = Rc::new(ModelDevice::new(device, *model));
+        }
+        let faults = Faults::none();
+        let device = Rc::new(FaultDevice::new(device, faults.clone()));
+        let volume: Rc<dyn Volume> = Rc::new(DriveVolume(device));
+        Self {
+            number,
+            is_in: Cell::new(true),
+            cache,
+            faults,
+            volume,
+            guid: guid(enclosure, number),
+        }
+    }
+
+    /// How a target opens it.
+    pub fn open(&self) -> Open {
+        let opened = Opened { volume: Rc::clone(&self.volume), guid: self.guid };
+        Rc::new(move || -> LocalBoxFuture<'static, Option<Opened>> {
+            Box::pin(std::future::ready(Some(opened.clone())))
+        })
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.volume.size_bytes()
+    }
+
+    /// Pulled while in use: whatever is under way fails.
+    pub fn pull(&self) {
+        self.is_in.set(false);
+        self.faults.fail();
+    }
+
+    pub fn insert(&self) {
+        self.is_in.set(true);
+        self.faults.restore();
+    }
+
+    /// Every request takes so much longer.
+    pub fn slow(&self, extra: Duration) {
+        self.faults.slow(extra);
+    }
+
+    pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
+        self.cache.power_cut(seed ^ u64::from(self.number)).await
+    }
+
+    pub async fn flush(&self) -> Result<(), BlockError> {
+        self.cache.flush().await
+    }
+
+    pub fn power_on(&self) {
+        self.cache.power_on();
+    }
+}
+
+/// The same for the same bay of an enclosure of the same name, so that hosts know it again.
+fn guid(enclosure: &str, number: u32) -> [u8; 16] {
+    let mut hasher = SipHasher13::new();
+    hasher.write(enclosure.as_bytes());
+    hasher.write_u32(number);
+    let hash: u128 = hasher.finish128().into();
+    hash.to_be_bytes()
+}

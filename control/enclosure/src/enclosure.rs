@@ -1,0 +1,208 @@
+//! An enclosure: bays and paths, and what may be ordered of them.
+
+use crate::bay::Bay;
+use crate::request::{Order, PathOrder, Refusal};
+use futures_util::future::join_all;
+use levada_base::reactor;
+use levada_base::sync::Semaphore;
+use levada_export_nvmet::{AnaState, ListenError, Passage, Path, Subsystem, Target};
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How an enclosure is doing, as programs are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnclosureStatus {
+    pub name: String,
+    /// The name of its subsystem.
+    pub subsystem: String,
+    pub has_power: bool,
+    /// Hosts that are connected.
+    pub hosts: usize,
+    pub paths: Vec<PathStatus>,
+    pub bays: Vec<BayStatus>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// From 1 on.
+    pub number: usize,
+    pub address: SocketAddr,
+    /// `up`, `down`, `hung`, or `slow by MILLISECONDS ms`.
+    pub state: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BayStatus {
+    /// Also the number of its namespace.
+    pub bay: u32,
+    pub has_drive: bool,
+    pub size_bytes: u64,
+}
+
+struct Way {
+    path: Path,
+    order: Cell<PathOrder>,
+}
+
+pub(crate) struct Enclosure {
+    name: String,
+    target: Target,
+    subsystem: Subsystem,
+    ways: Vec<Way>,
+    bays: Vec<Bay>,
+    has_power: Cell<bool>,
+    /// Cutting the power takes a moment.
+    turn: Rc<Semaphore>,
+}
+
+impl Enclosure {
+    pub fn new(
+        name: String,
+        subsystem: Subsystem,
+        addresses: &[SocketAddr],
+        bays: Vec<Bay>,
+    ) -> Result<Self, ListenError> {
+        let target = Target::new();
+        for bay in &bays {
+            subsystem.add(bay.number, bay.open());
+        }
+        target.add(subsystem.clone());
+        let ways: Result<Vec<Way>, ListenError> = addresses
+            .iter()
+            .map(|address| {
+                let path = target.listen(*address)?;
+                Ok(Way { path, order: Cell::new(PathOrder::Up) })
+            })
+            .collect();
+        let (ways, has_power) = (ways?, Cell::new(true));
+        Ok(Self { name, target, subsystem, ways, bays, has_power, turn: Semaphore::new(1) })
+    }
+
+    pub fn status(&self) -> EnclosureStatus {
+        let paths = self.ways.iter().enumerate().map(|(index, way)| PathStatus {
+            number: index + 1,
+            address: way.path.address(),
+            state: match way.order.get() {
+                PathOrder::Up => "up".into(),
+                PathOrder::Down => "down".into(),
+                PathOrder::Hung => "hung".into(),
+                PathOrder::Slow { ms } => format!("slow by {ms} ms"),
+            },
+        });
+        let bays = self.bays.iter().map(|bay| BayStatus {
+            bay: bay.number,
+            has_drive: bay.is_in.get(),
+            size_bytes: bay.size_bytes(),
+        });
+        EnclosureStatus {
+            name: self.name.clone(),
+            subsystem: self.subsystem.nqn().to_string(),
+            has_power: self.has_power.get(),
+            hosts: self.subsystem.controllers(),
+            paths: paths.collect(),
+            bays: bays.collect(),
+        }
+    }
+
+    /// Carries an order out.
+    pub async fn carry_out(&self, order: Order) -> Result<(), Refusal> {
+        match order {
+            Order::Show => Ok(()),
+            Order::Pull { bay } => {
+                let bay = self.bay(bay)?;
+                if !bay.is_in.get() {
+                    return Err(Refusal::Empty { bay: bay.number });
+                }
+                bay.pull();
+                self.subsystem.remove(bay.number);
+                Ok(())
+            }
+            Order::Insert { bay } => {
+                let bay = self.bay(bay)?;
+                if bay.is_in.get() {
+                    return Err(Refusal::Taken { bay: bay.number });
+                }
+                bay.insert();
+                self.subsystem.add(bay.number, bay.open());
+                Ok(())
+            }
+            Order::SlowDrive { bay, ms } => {
+                self.bay(bay)?.slow(Duration::from_millis(ms));
+                Ok(())
+            }
+            Order::Path { path, order } => {
+                let count = self.ways.len();
+                let way = path.checked_sub(1).and_then(|index| self.ways.get(index));
+                let way = way.ok_or(Refusal::NoPath { path, count })?;
+                way.order.set(order);
+                if self.has_power.get() {
+                    way.take(order);
+                }
+                Ok(())
+            }
+            Order::Power { is_on } => self.power(is_on).await,
+        }
+    }
+
+    fn bay(&self, bay: u32) -> Result<&Bay, Refusal> {
+        let count = self.bays.len();
+        self.bays.iter().find(|one| one.number == bay).ok_or(Refusal::NoBay { bay, count })
+    }
+
+    async fn power(&self, is_on: bool) -> Result<(), Refusal> {
+        // Held while drives write down what happens to survive.
+        let _turn = self.turn.try_acquire(1).ok_or(Refusal::Busy)?;
+        if self.has_power.get() == is_on {
+            return Err(if is_on { Refusal::IsOn } else { Refusal::IsOff });
+        }
+        if is_on {
+            for bay in &self.bays {
+                bay.power_on();
+            }
+            self.has_power.set(true);
+            for way in &self.ways {
+                way.take(way.order.get());
+            }
+            return Ok(());
+        }
+        // Nothing is answered any more, before anything is lost.
+        for way in &self.ways {
+            way.path.set_passage(Passage::Closed);
+        }
+        self.has_power.set(false);
+        let seed = reactor::random_u64();
+        for cut in join_all(self.bays.iter().map(|bay| bay.power_off(seed))).await {
+            cut.map_err(|error| Refusal::Media { why: error.to_string() })?;
+        }
+        Ok(())
+    }
+
+    /// Ends it: what was asked for is answered, and what drives have cached is flushed by who holds them.
+    pub async fn end(&self) {
+        self.target.end().await;
+        for bay in &self.bays {
+            if self.has_power.get() && bay.is_in.get() {
+                // An orderly end is no power cut.
+                let _ = bay.flush().await;
+            }
+        }
+    }
+}
+
+impl Way {
+    fn take(&self, order: PathOrder) {
+        self.path.set_passage(match order {
+            PathOrder::Up => Passage::Open,
+            PathOrder::Down => Passage::Closed,
+            PathOrder::Hung => Passage::Hung,
+            PathOrder::Slow { ms } => Passage::Slow(Duration::from_millis(ms)),
+        });
+        self.path.set_state(match order {
+            PathOrder::Slow { .. } => AnaState::NonOptimized,
+            PathOrder::Up | PathOrder::Down | PathOrder::Hung => AnaState::Optimized,
+        });
+    }
+}

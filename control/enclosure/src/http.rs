@@ -1,0 +1,69 @@
+//! The status over HTTP, as enclosures show it: `GET /` or `GET /bays`, answered with JSON.
+//!
+//! One request for each connection; whoever sends anything else is told so.
+
+use crate::enclosure::Enclosure;
+use levada_base::reactor::net::{Listener, Stream};
+use levada_base::reactor::{self, Group};
+use levada_base::stream::{ByteStream, Clients};
+use levada_base::{Buf, BufMut};
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+const HEAD_BYTES_MAX: usize = 8 << 10;
+const HEADERS_MAX: usize = 32;
+const CLIENTS_MAX: usize = 64;
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Answers whoever comes, by tasks of `group`.
+pub(crate) fn serve(listener: Listener, enclosure: Rc<Enclosure>, group: &Group) {
+    let tasks = group.clone();
+    reactor::spawn_in(group, async move {
+        let clients = Clients::new(CLIENTS_MAX);
+        let answer = |present, stream: Stream| {
+            let enclosure = Rc::clone(&enclosure);
+            reactor::spawn_in(&tasks, async move {
+                let answered = reactor::timeout(LIMIT, answer(&stream, &enclosure)).await;
+                if let Ok(Err(error)) = answered {
+                    tracing::debug!(%error, "a program that watches went away");
+                }
+                stream.close().await;
+                drop(present);
+            });
+        };
+        clients.accept_all(listener, "a program that watches", answer).await;
+    });
+}
+
+async fn answer(stream: &Stream, enclosure: &Enclosure) -> io::Result<()> {
+    let mut head: Vec<u8> = Vec::new();
+    let (status, body) = loop {
+        let (more, bytes) = stream.read(BufMut::for_overwrite(HEAD_BYTES_MAX)).await?;
+        head.extend_from_slice(&more[..bytes]);
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(&head) {
+            Ok(httparse::Status::Complete(_)) => break answer_to(&request, enclosure),
+            Ok(httparse::Status::Partial) if bytes > 0 && head.len() < HEAD_BYTES_MAX => {}
+            _ => break ("400 Bad Request", "{}".to_owned()),
+        }
+    };
+    let text = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(Buf::copy_of(text.as_bytes()).into_vec()).await
+}
+
+fn answer_to(request: &httparse::Request<'_, '_>, enclosure: &Enclosure) -> (&'static str, String) {
+    let status = enclosure.status();
+    let body = match (request.method, request.path) {
+        (Some("GET"), Some("/")) => serde_json::to_string(&status),
+        (Some("GET"), Some("/bays")) => serde_json::to_string(&status.bays),
+        (Some("GET"), _) => return ("404 Not Found", "{}".into()),
+        _ => return ("405 Method Not Allowed", "{}".into()),
+    };
+    // Plain numbers and texts.
+    ("200 OK", body.unwrap_or_default())
+}

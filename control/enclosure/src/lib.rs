@@ -1,0 +1,27 @@
+//! An enclosure of drives over NVMe/TCP, simulated: bays with files or memory in them, two paths or more, and everything that goes wrong
+//! with real ones, on command.
+//!
+//! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it.
+//! - `drive_volume`: a drive as a volume, which is what a target shows.
+//! - `request`: orders and answers; `place`: where the process is asked; `run`: the process.
+//! - `http`: its status for programs that watch enclosures.
+//!
+//! What always holds:
+//! - The namespace of a bay is its number, and its GUID goes with the drive: another drive in the bay is another one.
+//! - Power that is cut loses what drives had not flushed, or a random part of it, and answers nothing that was under way.
+//!
+//! For tests and measurements, as the drives of a real one could not be asked to do this. After a crash files keep what was
+//! flushed, and may have more.
+
+mod bay;
+mod drive_volume;
+mod enclosure;
+mod http;
+mod place;
+mod request;
+mod run;
+
+pub use enclosure::{BayStatus, EnclosureStatus, PathStatus};
+pub use levada_device::DriveModel;
+pub use request::{AskEnclosureError, Order, PathOrder, ask};
+pub use run::{EnclosureError, Media, Plan, serve};
