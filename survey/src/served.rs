@@ -133,6 +133,7 @@ fn nvme_target(volumes: &Volumes) -> Result<Target> {
         shown.add(1, Rc::new(open));
         target.add(shown);
     }
+    target.begin();
     Ok(target)
 }
 

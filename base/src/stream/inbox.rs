@@ -29,12 +29,6 @@ impl<S: ByteStream> Inbox<S> {
         self.start == self.end
     }
 
-    /// True when `bytes` are there to be taken without waiting.
-    #[must_use]
-    pub fn holds(&self, bytes: usize) -> bool {
-        self.end - self.start >= bytes
-    }
-
     /// Receives until `bytes` are there. False: the other side is gone, and there were none.
     async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         while self.end - self.start < bytes {

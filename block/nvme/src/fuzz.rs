@@ -76,7 +76,7 @@ pub fn answers(bytes: &[u8]) {
     }
     let entries: Vec<_> = log::parse_discovery_entries(bytes).collect();
     if let Some(report) = ReservationReport::parse_extended(bytes) {
-        assert_eq!(ReservationReport::parse_extended(&report.to_bytes(true)), Some(report));
+        assert_eq!(ReservationReport::parse_extended(&report.to_bytes()), Some(report));
     }
     let page = log::discovery(0, &entries);
     let again: Vec<_> =

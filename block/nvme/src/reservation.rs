@@ -113,8 +113,8 @@ pub enum ReservationRequest {
 const IGNORES_KEY: u32 = 1 << 3;
 
 impl ReservationRequest {
-    /// Reservation Register; `None`: it asks for nothing that there is. Whether it is to be kept over a loss of power is not looked
-    /// at: see `changes_persistence`.
+    /// Reservation Register; `None`: it asks for nothing that there is. Whether it is to be kept over a loss of power (CPTPL) is not looked
+    /// at.
     #[must_use]
     pub fn register(command: &Command, data: &[u8; KEYS_BYTES]) -> Option<Self> {
         let (current, key) = (u64_at(data, 0), u64_at(data, 8));
@@ -193,12 +193,6 @@ impl ReservationRequest {
     }
 }
 
-/// What Register asks to happen to reservations at a loss of power (CPTPL): true if it is to be kept, which is not possible.
-#[must_use]
-pub fn asks_for_persistence(command: &Command) -> bool {
-    command.dword(10) >> 30 == 0b11
-}
-
 /// A host that is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
@@ -220,30 +214,21 @@ pub struct ReservationReport {
 
 const EXTENDED_HEADER_BYTES: usize = 64;
 const EXTENDED_BYTES: usize = 64;
-const HEADER_BYTES: usize = 24;
-const BYTES: usize = 24;
 
 impl ReservationReport {
-    /// As bytes, with host identifiers of 16 bytes if `is_extended`, else what of them fits 8.
+    /// As bytes: the extended form, which has all of a host's identifier.
     #[must_use]
-    pub fn to_bytes(&self, is_extended: bool) -> Vec<u8> {
-        let header = if is_extended { EXTENDED_HEADER_BYTES } else { HEADER_BYTES };
-        let mut bytes = vec![0; header];
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; EXTENDED_HEADER_BYTES];
         put(&mut bytes, 0, &self.generation.to_le_bytes());
         bytes[4] = self.kind.map_or(0, |kind| kind as u8);
         put(&mut bytes, 5, &(self.registrants.len() as u16).to_le_bytes());
         for registrant in &self.registrants {
-            let mut entry = vec![0; if is_extended { EXTENDED_BYTES } else { BYTES }];
+            let mut entry = [0; EXTENDED_BYTES];
             put(&mut entry, 0, &registrant.controller.to_le_bytes());
             entry[2] = u8::from(registrant.is_holder);
-            let key = registrant.key.to_le_bytes();
-            if is_extended {
-                put(&mut entry, 8, &key);
-                put(&mut entry, 16, &registrant.host);
-            } else {
-                put(&mut entry, 8, &registrant.host[..8]);
-                put(&mut entry, 16, &key);
-            }
+            put(&mut entry, 8, &registrant.key.to_le_bytes());
+            put(&mut entry, 16, &registrant.host);
             bytes.extend(entry);
         }
         bytes

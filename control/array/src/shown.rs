@@ -94,12 +94,14 @@ impl Nvme {
             [] => Hosts::Any,
             hosts => Hosts::Only(hosts.iter().cloned().collect()),
         };
-        let following = match what {
-            What::Pool(volumes) => {
+        let paths: Result<Vec<_>, _> =
+            shows.nvme.iter().map(|address| target.listen(*address)).collect();
+        let (following, paths) = match (what, paths?) {
+            (What::Pool(volumes), paths) => {
                 let follower = Follower::new(Rc::clone(&target), volumes, &name, hosts)?;
-                Some(reactor::spawn(async move { follower.run().await }))
+                (Some(reactor::spawn(async move { follower.run().await })), paths)
             }
-            What::Whole(volume) => {
+            (What::Whole(volume), paths) => {
                 let nqn = Nqn::new(name.clone())?;
                 let subsystem = Subsystem::new(nqn.clone(), nvmet::serial_of(&nqn), hosts);
                 let opened = Opened { volume, guid: uuid.into_bytes() };
@@ -108,12 +110,11 @@ impl Nvme {
                 };
                 subsystem.add(1, Rc::new(open));
                 target.add(subsystem);
-                None
+                target.begin();
+                (None, paths)
             }
         };
-        let paths: Result<Vec<_>, _> =
-            shows.nvme.iter().map(|address| target.listen(*address)).collect();
-        Ok(Self { target, paths: paths?, name, following })
+        Ok(Self { target, paths, name, following })
     }
 
     async fn end(self) {

@@ -78,6 +78,7 @@ impl Enclosure {
             })
             .collect();
         let (ways, has_power) = (ways?, Cell::new(true));
+        target.begin();
         Ok(Self { name, target, subsystem, ways, bays, has_power, turn: Semaphore::new(1) })
     }
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::nearest;
 use crate::file::{
-    ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, FileSystemSpec, Level,
-    SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, SliceSize, Spread,
+    ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, ExportWay, FileSystemSpec,
+    Level, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, SliceSize, Spread,
 };
 use crate::parse::{
     CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, is_device_path, plain_path,
@@ -406,6 +406,18 @@ impl<'c> Checker<'c> {
                 let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
                 let kind = ProblemKind::ExportTwice { address, first_line };
                 self.problem(kind, Node::Export(index), key);
+            }
+        }
+        let mut first: HashMap<&str, usize> = HashMap::new();
+        for (index, export) in self.cluster.exports.iter().enumerate() {
+            if !matches!(export.way, ExportWay::Nvme { .. }) {
+                continue;
+            }
+            let first = *first.entry(&export.tenant).or_insert(index);
+            if first != index && !self.places.in_doubt(&[Node::Export(index)]) {
+                let first_line = self.places.of(Node::Export(first), "nvme").map(|at| at.line);
+                let kind = ProblemKind::NvmeTwice { tenant: export.tenant.clone(), first_line };
+                self.problem(kind, Node::Export(index), "nvme");
             }
         }
     }

@@ -105,6 +105,8 @@ pub enum ProblemKind {
     BadExportAddress { text: String },
     #[error("\"{text}\" is no name of an NVMe host")]
     BadNqn { text: String },
+    #[error("volumes of {tenant} are shown over NVMe/TCP by two exports{}", first_on(*first_line))]
+    NvmeTwice { tenant: String, first_line: Option<usize> },
     #[error("an export shows volumes in one way, `{key}` or another")]
     ExportWays { key: &'static str },
     #[error("{address} is used by two exports{}", first_on(*first_line))]
@@ -289,6 +291,9 @@ impl ProblemKind {
             }
             BadNqn { .. } => {
                 "it begins with `nqn.`; on Linux it is in /etc/nvme/hostnqn".into()
+            }
+            NvmeTwice { .. } => {
+                "write all addresses into one: hosts must find the same reservations everywhere".into()
             }
             ExportWays { .. } => "write an [[export]] for each".into(),
             ExportTwice { .. } => "one address or directory shows the volumes of one tenant".into(),

@@ -613,6 +613,8 @@ fn mistakes_about_exports() {
     breaks("nvme = []", 1, "has no `nvme`", "nvme = [");
     let host = "nvme = [\"10.0.0.1:4420\"]\nhosts = [\"box\"]";
     breaks(host, 2, "\"box\" is no name of an NVMe host", "hostnqn");
+    let twice = "nvme = [\"a:1\"]\n[[export]]\nnvme = [\"a:2\"]";
+    breaks(twice, 3, "by two exports (line ", "into one");
     breaks("nvme = [\"a:1\"]\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
     breaks("nbd = \"unix:a\"\nhosts = []", 2, "in one way, `hosts`", "for each");
 }

@@ -68,7 +68,7 @@ impl Admin<'_> {
             AdminOpcode::SetFeatures => self.set_features(command),
             AdminOpcode::GetFeatures => self.get_features(command),
             AdminOpcode::KeepAlive => Ok(Answer::result(0)),
-            AdminOpcode::Fabrics => fabrics(self.controller, command),
+            AdminOpcode::Fabrics => self.fabrics(command),
             AdminOpcode::AsynchronousEventRequest => Err(never(Status::INVALID_OPCODE)),
         }
     }
@@ -186,7 +186,7 @@ impl Admin<'_> {
         }
         self.known(id)?;
         match self.attached(id).await {
-            Ok(attached) => Ok(attached.opened.identity().to_bytes()),
+            Ok(attached) => Ok(attached.opened.identity(attached.block_bytes).to_bytes()),
             // One that is not there is all zeroes (Base, 5.15.2.1).
             Err(status) if status.is(Status::INVALID_NAMESPACE) => Ok(vec![0; IDENTIFY_BYTES]),
             Err(status) => Err(status),
@@ -211,13 +211,13 @@ impl Admin<'_> {
             (LogPage::Health, _) => self.health().to_bytes(),
             (LogPage::Effects, _) => log::effects(),
             (LogPage::ChangedNamespaces, Some(_)) => {
-                log::changed_namespaces(&self.controller.notices.take_changed())
+                log::changed_namespaces(&self.controller.notices.changed(asked.keeps_event))
             }
             (LogPage::Ana, Some(subsystem)) => {
                 let port = self.controller.port();
                 let group = AnaGroup {
                     id: ANA_GROUP,
-                    state: port.state(),
+                    state: self.controller.ana_state(),
                     changes: port.changes(),
                     namespaces: subsystem.namespaces(),
                 };
@@ -353,40 +353,45 @@ fn discovery_nqn() -> Nqn {
     Nqn::new(DISCOVERY_NQN).expect("a name by specification")
 }
 
-/// Commands of Fabrics on a queue that is connected (Fabrics, 3.4 to 3.6), admin or I/O.
-pub(crate) fn fabrics(controller: &Controller, command: &Command) -> Result<Answer, Status> {
-    let kind = FabricsType::of(command.fabrics_type()).ok_or(never(Status::INVALID_OPCODE))?;
-    let access = PropertyAccess::of(command);
-    let property = Property::of(access.offset)
-        .filter(|property| property.has_eight_bytes() == access.has_eight_bytes);
-    match kind {
-        FabricsType::PropertyGet => {
-            let value = match property.ok_or(never(Status::INVALID_FIELD))? {
-                Property::Capabilities => {
-                    let entries = QUEUE_ENTRIES_MAX - 1;
-                    let capabilities =
-                        Capabilities { queue_entries_max_less_one: entries, timeout: READY_WITHIN };
-                    capabilities.value()
-                }
-                Property::Version => u64::from(identify::VERSION),
-                Property::Configuration => u64::from(controller.configuration().0),
-                Property::Status => u64::from(controller.state().value()),
-                Property::SubsystemReset => return Err(never(Status::INVALID_FIELD)),
-            };
-            Ok(Answer::result(value))
-        }
-        FabricsType::PropertySet => match property {
-            Some(Property::Configuration) => {
-                controller.configure(Configuration(access.value as u32)).map_err(never)?;
-                Ok(Answer::result(0))
+impl Admin<'_> {
+    /// Commands of Fabrics on a queue that is connected (Fabrics, 3.4 to 3.6).
+    fn fabrics(&self, command: &Command) -> Result<Answer, Status> {
+        let controller = self.controller;
+        let kind = FabricsType::of(command.fabrics_type()).ok_or(never(Status::INVALID_OPCODE))?;
+        let access = PropertyAccess::of(command);
+        let property = Property::of(access.offset)
+            .filter(|property| property.has_eight_bytes() == access.has_eight_bytes);
+        match kind {
+            FabricsType::PropertyGet => {
+                let value = match property.ok_or(never(Status::INVALID_FIELD))? {
+                    Property::Capabilities => {
+                        let entries = QUEUE_ENTRIES_MAX - 1;
+                        let capabilities = Capabilities {
+                            queue_entries_max_less_one: entries,
+                            timeout: READY_WITHIN,
+                        };
+                        capabilities.value()
+                    }
+                    Property::Version => u64::from(identify::VERSION),
+                    Property::Configuration => u64::from(controller.configuration().0),
+                    Property::Status => u64::from(controller.state().value()),
+                    Property::SubsystemReset => return Err(never(Status::INVALID_FIELD)),
+                };
+                Ok(Answer::result(value))
             }
-            _ => Err(never(Status::INVALID_FIELD)),
-        },
-        // Once, and before anything else.
-        FabricsType::Connect => Err(never(Status::SEQUENCE_ERROR)),
-        // Deleting single queues is not offered (Fabrics, 4.5.1).
-        FabricsType::Disconnect
-        | FabricsType::AuthenticationSend
-        | FabricsType::AuthenticationReceive => Err(never(Status::INVALID_OPCODE)),
+            FabricsType::PropertySet => match property {
+                Some(Property::Configuration) => {
+                    controller.configure(Configuration(access.value as u32)).map_err(never)?;
+                    Ok(Answer::result(0))
+                }
+                _ => Err(never(Status::INVALID_FIELD)),
+            },
+            // Once, and before anything else.
+            FabricsType::Connect => Err(never(Status::SEQUENCE_ERROR)),
+            // Deleting single queues is not offered (Fabrics, 4.5.1).
+            FabricsType::Disconnect
+            | FabricsType::AuthenticationSend
+            | FabricsType::AuthenticationReceive => Err(never(Status::INVALID_OPCODE)),
+        }
     }
 }

@@ -87,6 +87,7 @@ pub(crate) fn connect(
     match controller.io_queue(connect.queue) {
         Ok(queue) => Ok(Connected { queue, connect }),
         Err(status) if status.is(Status::CONNECT_INVALID_PARAMETERS) => Err(wrong(QUEUE_AT, false)),
-        Err(status) => Err(plain(status)),
+        // It may be possible in a moment.
+        Err(status) => Err((status, 0)),
     }
 }

@@ -1,6 +1,6 @@
 //! One connection, which is one queue: its commands side by side, within bounds.
 
-use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX, fabrics};
+use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::connect::{Connected, connect};
 use crate::controller::Queue;
 use crate::io::{self, DATA_BYTES_MAX};
@@ -13,7 +13,7 @@ use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, Elapsed};
 use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
 use levada_base::sync::{Once, Permit, Semaphore, oneshot};
-use levada_base::{Buf, IoVec};
+use levada_base::{Buf, BufMut, IoVec};
 use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
     Transfer,
@@ -35,7 +35,7 @@ const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
 /// Data of one unit from the host.
 const UNIT_BYTES_MAX: u32 = DATA_BYTES_MAX as u32;
 /// Data of commands of a connection under way, in both directions, but for those within commands.
-const BYTES_MAX: u64 = 64 << 20;
+const BYTES_MAX: u64 = 32 << 20;
 
 /// Why a connection ends before the host says so.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +100,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         outbox: Outbox::default(),
         slots: Semaphore::new(slots),
         bytes: Semaphore::new(BYTES_MAX),
-        ended: Once::default(),
+        ended: Rc::default(),
     });
     let writer = {
         let (connection, stream) = (Rc::clone(&connection), stream.clone());
@@ -118,7 +118,13 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
             controller.end("its host was silent for too long");
         })
     });
-    let received = connection.receive(&mut reader).await;
+    let received = {
+        let over = pin!(connection.is_over());
+        match select(pin!(connection.receive(&mut reader)), over).await {
+            Either::Left((received, _)) => received,
+            Either::Right(((), _)) => Ok(()),
+        }
+    };
     if let Err(Broken::Fatal(fatal)) = &received {
         let head = Framing::terminate(false, *fatal, &reader.wrong);
         connection.push(head, IoVec::new(), [None, None]);
@@ -127,6 +133,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         stream.close().await;
     }
     connection.ended.happen();
+    connection.queue.end();
     connection.transfers.borrow_mut().clear();
     // Those under way are answered, or their host is gone.
     let answered = async {
@@ -199,15 +206,21 @@ impl Reader {
 
     /// The data of a unit, of which there are some.
     async fn data(&mut self, unit: &Unit) -> Result<Data, Broken> {
+        let (data, is_sound) = self.data_into(unit, BufMut::for_overwrite(unit.data_bytes)).await?;
+        Ok(is_sound.then(|| data.freeze()))
+    }
+
+    /// The same, into memory for exactly as many; false: they arrived otherwise than they were sent.
+    async fn data_into(&mut self, unit: &Unit, into: BufMut) -> Result<(BufMut, bool), Broken> {
         self.inbox.skip(unit.padding as u64).await?;
-        let data = self.inbox.payload(unit.data_bytes).await?;
+        let data = self.inbox.fill_exactly(into).await?;
         if !unit.common.has_data_digest(self.digests()) {
-            return Ok(Some(data));
+            return Ok((data, true));
         }
         let digest = self.inbox.head(DIGEST_BYTES).await?;
         let digest = digest.ok_or_else(cut_off)?;
         let is_sound = crc32c(&data).to_le_bytes() == digest;
-        Ok(is_sound.then_some(data))
+        Ok((data, is_sound))
     }
 
     /// Agrees on how units are built.
@@ -258,7 +271,11 @@ impl Reader {
             }
             Err((status, result)) => (result, status, Err(Broken::Refused(status))),
         };
-        let completion = Completion { result, queue_head: 1, id: command.id(), status };
+        // Without flow control it says that there is none (Fabrics, 3.3).
+        let is_without_flow_control =
+            connected.as_ref().is_ok_and(|connected| connected.connect.is_without_flow_control);
+        let queue_head = if is_without_flow_control { 0xffff } else { 1 };
+        let completion = Completion { result, queue_head, id: command.id(), status };
         let head = self.framing.head(&Pdu::Response(completion), 0);
         stream.write_all(Buf::copy_of(&head).into_vec()).await?;
         if connected.is_err() {
@@ -287,7 +304,7 @@ struct Connection {
     slots: Rc<Semaphore>,
     bytes: Rc<Semaphore>,
     /// Nothing is received any more.
-    ended: Once,
+    ended: Rc<Once>,
 }
 
 /// What came with a command.
@@ -317,15 +334,7 @@ impl Connection {
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
     async fn receive(self: &Rc<Self>, reader: &mut Reader) -> Result<(), Broken> {
         loop {
-            let unit = if reader.inbox.holds(COMMON_BYTES) {
-                reader.unit().await?
-            } else {
-                match select(pin!(reader.unit()), pin!(self.is_over())).await {
-                    Either::Left((unit, _)) => unit?,
-                    Either::Right(((), _)) => return Ok(()),
-                }
-            };
-            let Some(unit) = unit else { return Ok(()) };
+            let Some(unit) = reader.unit().await? else { return Ok(()) };
             self.queue.controller.heard();
             match unit.pdu {
                 Pdu::Command(command) => {
@@ -340,18 +349,15 @@ impl Connection {
                         0 => self.input(&command, None),
                         _ => match reader.data(&unit).await? {
                             Some(data) => self.input(&command, Some(data)),
-                            None => Input::Wrong(Status::DATA_TRANSFER_ERROR),
+                            None => Input::Wrong(Status::TRANSIENT_TRANSPORT),
                         },
                     };
-                    self.begin(command, input).await;
+                    self.begin(command, input)?;
                 }
                 Pdu::HostData { transfer, is_last: _ } => {
-                    self.transfers.borrow().check(&transfer, unit.data_bytes)?;
-                    if unit.data_bytes == 0 {
-                        return Err(Fatal::Field { at: 16 }.into());
-                    }
-                    let data = reader.data(&unit).await?;
-                    self.transfers.borrow_mut().take(&transfer, data);
+                    let memory = self.transfers.borrow_mut().lend(&transfer, unit.data_bytes)?;
+                    let (filled, is_sound) = reader.data_into(&unit, memory).await?;
+                    self.transfers.borrow_mut().take(&transfer, filled, is_sound);
                 }
                 Pdu::Terminates(terminated) if unit.common.kind.is_of_host() => {
                     return Err(terminated.into());
@@ -372,6 +378,10 @@ impl Connection {
         let wrong = |status: Status| Input::Wrong(status.and_do_not_retry());
         if command.is_fused() {
             return wrong(Status::INVALID_FIELD);
+        }
+        if direction(command) == 0 && data.is_none() {
+            // Whatever it says of data that it does not have.
+            return Input::Here(IoVec::new());
         }
         match (command.data(), data) {
             (DataPointer::InCapsule { offset, bytes }, data) => {
@@ -396,9 +406,11 @@ impl Connection {
         }
     }
 
-    async fn begin(self: &Rc<Self>, command: Command, input: Input) {
+    /// Begins a command. A host that sends more of them than its queue has entries is ended: waiting for a slot here, nothing of what
+    /// may free one would be received.
+    fn begin(self: &Rc<Self>, command: Command, input: Input) -> Result<(), Fatal> {
         self.head.set((self.head.get() + 1) % self.entries);
-        let slot = self.slots.acquire(1).await;
+        let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
         let connection = Rc::clone(self);
         reactor::spawn(async move {
             let mut room = None;
@@ -408,6 +420,15 @@ impl Connection {
                 connection.answer(&command, outcome, slot, room);
             }
         });
+        Ok(())
+    }
+
+    /// Nothing is begun any more: the host may not be admitted any more, or has begun anew.
+    fn is_revoked(&self) -> bool {
+        let controller = &self.queue.controller;
+        controller.gone().has_happened()
+            || self.queue.reset.has_happened()
+            || self.cut.has_happened()
     }
 
     async fn carried_out(
@@ -425,22 +446,23 @@ impl Connection {
                     return None;
                 }
                 match self.ask_for(command, bytes).await {
-                    Ok(Ok(data)) => data,
-                    Ok(Err(Mangled)) => return Some(Err(Status::DATA_TRANSFER_ERROR)),
+                    Ok(Ok(data)) => data.into_vec(),
+                    Ok(Err(Mangled)) => return Some(Err(Status::TRANSIENT_TRANSPORT)),
                     Err(oneshot::Dropped) => return None,
                 }
             }
         };
         let controller = &self.queue.controller;
+        let has_answer = is_from_controller(command) || command.opcode() == IoOpcode::Compare as u8;
+        if room.is_none() && has_answer {
+            let bytes = u64::from(command.data().bytes()).min(DATA_BYTES_MAX);
+            *room = Some(self.bytes.acquire(bytes).await);
+        }
+        if self.is_revoked() {
+            return None;
+        }
         if self.queue.id > 0 {
-            if command.opcode() == IoOpcode::Fabrics as u8 {
-                return Some(fabrics(controller, command));
-            }
-            let bytes = u64::from(command.data().bytes());
-            if room.is_none() && is_from_controller(command) && bytes <= DATA_BYTES_MAX {
-                *room = Some(self.bytes.acquire(bytes).await);
-            }
-            let done = io::carry_out(controller, command, data).await;
+            let done = io::carry_out(controller, &self.ended, command, data).await;
             return Some(done.map(|data| Answer { result: 0, data }));
         }
         if command.opcode() == AdminOpcode::AsynchronousEventRequest as u8 {
@@ -485,11 +507,11 @@ impl Connection {
         };
         let queue_head = if self.is_without_flow_control { 0 } else { self.head.get() };
         let completion = Completion { result, queue_head, id: command.id(), status };
-        if data.is_empty() {
-            let head = self.framing.head(&Pdu::Response(completion), 0);
-            return self.push(head, data, [Some(slot), room]);
-        }
         let bytes = levada_base::buf::bytes_in(&data) as u32;
+        if bytes == 0 {
+            let head = self.framing.head(&Pdu::Response(completion), 0);
+            return self.push(head, IoVec::new(), [Some(slot), room]);
+        }
         // TCP, 3.6.2.6: only without flow control, as it says nothing of the queue's head.
         let is_success = self.is_without_flow_control && result == 0;
         let pdu = Pdu::ControllerData {

@@ -12,15 +12,20 @@ use crate::subsystem::Subsystem;
 use levada_base::reactor;
 use levada_base::sync::Once;
 use levada_nvme::fabrics::{Configuration, ControllerState};
-use levada_nvme::log::Event;
+use levada_nvme::log::{AnaState, Event};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// I/O queues of a controller.
 pub(crate) const IO_QUEUES_MAX: u16 = 64;
+/// Between looks whether a host is silent.
+const KEEP_ALIVE_TICK: Duration = Duration::from_millis(500);
+/// A host that only discovers, and asked for no limit (Fabrics, 4.4: two minutes).
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(120);
 
 /// See the module.
 pub(crate) struct Controller {
@@ -35,7 +40,7 @@ pub(crate) struct Controller {
     gone: Once,
     /// I/O queues end: their controller was reset.
     reset: RefCell<Rc<Once>>,
-    queues: RefCell<BTreeSet<u16>>,
+    queues: RefCell<BTreeMap<u16, Rc<()>>>,
     keep_alive_ms: Cell<u32>,
     /// Something came since the timer looked.
     is_heard: Cell<bool>,
@@ -50,6 +55,7 @@ pub(crate) struct Controller {
 pub(crate) struct Attached {
     pub namespace: Rc<Namespace>,
     pub opened: Rc<Opened>,
+    pub block_bytes: u64,
 }
 
 /// A queue of a controller, for as long as it is connected.
@@ -59,15 +65,28 @@ pub(crate) struct Queue {
     pub id: u16,
     /// Ends the queue.
     pub reset: Rc<Once>,
+    /// Tells it from a later one with its number.
+    own: Rc<()>,
+}
+
+impl Queue {
+    /// Nothing is received any more: the admin queue takes its controller with it, the number of another can be used again.
+    pub fn end(&self) {
+        if self.id == 0 {
+            self.controller.end("its admin queue is gone");
+        } else {
+            let mut queues = self.controller.queues.borrow_mut();
+            if queues.get(&self.id).is_some_and(|own| Rc::ptr_eq(own, &self.own)) {
+                queues.remove(&self.id);
+            }
+        }
+        self.controller.connection_ended();
+    }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.id == 0 {
-            self.controller.end("its admin queue is gone");
-        } else {
-            self.controller.queues.borrow_mut().remove(&self.id);
-        }
+        self.end();
     }
 }
 
@@ -144,6 +163,7 @@ impl Controller {
         if old.is_enabled() && !new.is_enabled() {
             // A reset: as if the other queues were deleted.
             self.reset.replace(Rc::default()).happen();
+            self.connection_ended();
             self.attached.borrow_mut().clear();
             state = ControllerState::default();
         }
@@ -161,7 +181,7 @@ impl Controller {
     /// The admin queue, once.
     pub fn admin_queue(self: &Rc<Self>) -> Queue {
         // It is not ended by a reset.
-        Queue { controller: Rc::clone(self), id: 0, reset: Rc::default() }
+        Queue { controller: Rc::clone(self), id: 0, reset: Rc::default(), own: Rc::default() }
     }
 
     /// An I/O queue.
@@ -172,12 +192,14 @@ impl Controller {
         if id > IO_QUEUES_MAX {
             return Err(Status::CONNECT_INVALID_PARAMETERS);
         }
-        if !self.queues.borrow_mut().insert(id) {
+        let own = Rc::default();
+        match self.queues.borrow_mut().entry(id) {
             // The old connection may be broken, and nobody has told us yet.
-            return Err(Status::SEQUENCE_ERROR);
-        }
+            Entry::Occupied(_) => return Err(Status::SEQUENCE_ERROR),
+            Entry::Vacant(free) => free.insert(Rc::clone(&own)),
+        };
         let reset = Rc::clone(&self.reset.borrow());
-        Ok(Queue { controller: Rc::clone(self), id, reset })
+        Ok(Queue { controller: Rc::clone(self), id, reset, own })
     }
 
     /// The host has said something.
@@ -187,16 +209,21 @@ impl Controller {
 
     /// Returns when the host was silent for too long.
     pub async fn falls_silent(&self) {
+        let mut silent = Duration::ZERO;
         loop {
-            let limit = self.keep_alive_ms.get();
-            if limit == 0 {
-                // It may ask for one later.
-                reactor::sleep(Duration::from_secs(1)).await;
-                continue;
-            }
-            self.is_heard.set(false);
-            reactor::sleep(Duration::from_millis(u64::from(limit))).await;
-            if !self.is_heard.get() {
+            reactor::sleep(KEEP_ALIVE_TICK).await;
+            silent = if self.is_heard.replace(false) {
+                Duration::ZERO
+            } else {
+                silent + KEEP_ALIVE_TICK
+            };
+            let limit = match (self.keep_alive_ms.get(), &self.subsystem) {
+                // Who only looks around has no reason to stay for ever.
+                (0, None) => DISCOVERY_LIMIT,
+                (0, Some(_)) => continue,
+                (ms, _) => Duration::from_millis(u64::from(ms)),
+            };
+            if silent >= limit {
                 return;
             }
         }
@@ -211,7 +238,8 @@ impl Controller {
         let namespace =
             self.subsystem().and_then(|subsystem| subsystem.namespace(id)).ok_or(none)?;
         let opened = namespace.opened().await.ok_or(Status::NOT_READY)?;
-        let attached = Rc::new(Attached { namespace, opened });
+        let block_bytes = opened.block_bytes();
+        let attached = Rc::new(Attached { namespace, opened, block_bytes });
         // It may have been taken away while it was opened.
         let is_there = self.subsystem().and_then(|subsystem| subsystem.namespace(id));
         if is_there.is_some_and(|there| Rc::ptr_eq(&there, &attached.namespace)) {
@@ -220,6 +248,7 @@ impl Controller {
         Ok(attached)
     }
 
+    /// Nothing that its host has asked for is begun any more.
     pub fn gone(&self) -> &Once {
         &self.gone
     }
@@ -233,10 +262,24 @@ impl Controller {
         }
     }
 
-    pub fn namespace_changed(&self, id: u32) {
-        // A host that holds on to a volume which is not this namespace's any more would keep it open.
+    /// A namespace is not what it was: a host that held on to its volume would keep that open.
+    pub fn detach(&self, id: u32) {
         self.attached.borrow_mut().remove(&id);
-        self.notices.namespace_changed(id);
+    }
+
+    /// One of its connections has ended, and what came by it may not have.
+    pub fn connection_ended(&self) {
+        for attached in self.attached.borrow().values() {
+            attached.namespace.claims().connection_ended();
+        }
+    }
+
+    /// How good the way to the namespaces is.
+    pub fn ana_state(&self) -> AnaState {
+        match &self.subsystem {
+            Some(subsystem) if subsystem.is_lost() => AnaState::PersistentLoss,
+            _ => self.port.state(),
+        }
     }
 
     pub fn happened(&self, event: Event) {

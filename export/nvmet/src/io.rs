@@ -1,11 +1,14 @@
 //! Commands of an I/O queue, carried out on a namespace's volume.
 
 use crate::controller::{Attached, Controller};
+use crate::namespace::Change;
 use crate::reservations::Access;
 use levada_base::buf::bytes_in;
+use levada_base::sync::Once;
 use levada_base::{Buf, HasErrno, IoVec};
 use levada_device::{BlockError, Durability};
-use levada_nvme::reservation::{ReservationRequest, asks_for_persistence};
+use levada_nvme::log::AnaState;
+use levada_nvme::reservation::ReservationRequest;
 use levada_nvme::{Command, IoOpcode, Status, ranges};
 use levada_volume::{Volume, VolumeError, Zeroing};
 use std::cell::Cell;
@@ -26,16 +29,20 @@ const EXTENDED: u32 = 1;
 /// Carries out a command; `data` are the host's. What is returned are data for it.
 pub(crate) async fn carry_out(
     controller: &Controller,
+    connection_ended: &Rc<Once>,
     command: &Command,
     data: IoVec,
 ) -> Result<IoVec, Status> {
     let opcode = IoOpcode::of(command.opcode());
     let opcode = opcode.ok_or(Status::INVALID_OPCODE.and_do_not_retry())?;
-    if !controller.port().state().is_usable() {
-        return Err(Status::ANA_INACCESSIBLE);
+    match controller.ana_state() {
+        AnaState::Optimized | AnaState::NonOptimized => {}
+        AnaState::Inaccessible => return Err(Status::ANA_INACCESSIBLE),
+        AnaState::PersistentLoss => return Err(Status::ANA_PERSISTENT_LOSS),
+        AnaState::Change => return Err(Status::ANA_TRANSITION),
     }
     let attached = controller.attached(command.namespace()).await?;
-    let io = Io { controller, attached: &attached, command };
+    let io = Io { controller, connection_ended, attached: &attached, command };
     match opcode {
         IoOpcode::Read => io.read().await,
         IoOpcode::Write => io.write(data).await,
@@ -54,6 +61,7 @@ pub(crate) async fn carry_out(
 
 struct Io<'a> {
     controller: &'a Controller,
+    connection_ended: &'a Rc<Once>,
     attached: &'a Rc<Attached>,
     command: &'a Command,
 }
@@ -66,7 +74,7 @@ impl Io<'_> {
     /// The bytes that the command is about: where, and how many.
     fn range(&self, first_block: u64, blocks: u64) -> Result<(u64, u64), Status> {
         const OUTSIDE: Status = Status::OUT_OF_RANGE.and_do_not_retry();
-        let block_bytes = self.attached.opened.block_bytes();
+        let block_bytes = self.attached.block_bytes;
         let at = first_block.checked_mul(block_bytes).ok_or(OUTSIDE)?;
         let bytes = blocks.checked_mul(block_bytes).ok_or(OUTSIDE)?;
         let end = at.checked_add(bytes).ok_or(OUTSIDE)?;
@@ -85,10 +93,22 @@ impl Io<'_> {
         Ok((at, bytes))
     }
 
+    /// Whether a reservation lets the host do this.
+    fn check(&self, access: Access) -> Result<(), Status> {
+        let claims = self.attached.namespace.claims();
+        claims.check(self.controller.host_id(), access).map_err(Status::and_do_not_retry)
+    }
+
+    async fn change(&self) -> Result<Change, Status> {
+        let claims = self.attached.namespace.claims();
+        let change = claims.change(self.controller.host_id(), self.connection_ended).await;
+        change.map_err(Status::and_do_not_retry)
+    }
+
     async fn read(&self) -> Result<IoVec, Status> {
         let (at, bytes) = self.range_of_data()?;
         let namespace = &self.attached.namespace;
-        namespace.check(self.controller.host_id(), Access::Read)?;
+        self.check(Access::Read)?;
         let data = self.volume().read(at, bytes).await.map_err(|error| self.told(&error, false))?;
         count(&namespace.moved.reads, 1);
         count(&namespace.moved.read_bytes, bytes);
@@ -99,7 +119,7 @@ impl Io<'_> {
         let (at, bytes) = self.range_of_data()?;
         debug_assert_eq!(bytes, bytes_in(&data));
         let namespace = &self.attached.namespace;
-        let _change = namespace.change(self.controller.host_id())?;
+        let _change = self.change().await?;
         let is_durable = self.command.is_fua();
         let durability = if is_durable { Durability::Fua } else { Durability::Volatile };
         let written = self.volume().write(at, data, durability).await;
@@ -110,6 +130,8 @@ impl Io<'_> {
     }
 
     async fn flush(&self) -> Result<IoVec, Status> {
+        // A host that may not write any more learns so here at the latest (Base, figure 385: a command of the write group).
+        self.check(Access::Write)?;
         self.volume().flush().await.map_err(|error| self.told(&error, true))?;
         Ok(IoVec::new())
     }
@@ -124,7 +146,7 @@ impl Io<'_> {
 
     async fn write_zeroes(&self) -> Result<IoVec, Status> {
         let (at, bytes) = self.range(self.command.first_block(), self.command.blocks())?;
-        let _change = self.attached.namespace.change(self.controller.host_id())?;
+        let _change = self.change().await?;
         let zeroing = match self.command.is_deallocating() {
             true => Zeroing::Free,
             false => Zeroing::Keep,
@@ -143,7 +165,7 @@ impl Io<'_> {
         if self.command.dword(11) & DEALLOCATE == 0 {
             return Ok(IoVec::new());
         }
-        let _change = self.attached.namespace.change(self.controller.host_id())?;
+        let _change = self.change().await?;
         // None of them, unless all are right.
         let wanted: Result<Vec<_>, _> = ranges(&data)
             .take(count)
@@ -160,11 +182,8 @@ impl Io<'_> {
         let data = whole(data);
         let short = Status::DATA_LENGTH_INVALID.and_do_not_retry();
         let request = match opcode {
+            // What it says of losses of power (CPTPL) is not looked at: Linux always asks for more than is offered (RESCAP).
             IoOpcode::ReservationRegister => {
-                if asks_for_persistence(self.command) {
-                    // It would be gone with this process.
-                    return Err(Status::INVALID_FIELD.and_do_not_retry());
-                }
                 let keys = data.first_chunk().ok_or(short)?;
                 ReservationRequest::register(self.command, keys)
             }
@@ -175,18 +194,23 @@ impl Io<'_> {
             _ => ReservationRequest::release(self.command, data.first_chunk().ok_or(short)?),
         };
         let request = request.ok_or(Status::INVALID_FIELD.and_do_not_retry())?;
-        self.attached.namespace.reserve(self.controller.host_id(), request).await?;
+        let claims = self.attached.namespace.claims();
+        let reserved = claims.reserve(self.controller.host_id(), request).await;
+        reserved.map_err(Status::and_do_not_retry)?;
         Ok(IoVec::new())
     }
 
     fn report(&self) -> Result<IoVec, Status> {
         let asked = (u64::from(self.command.dword(10)) + 1) * 4;
         let asked = asked.min(u64::from(self.command.data().bytes())).min(DATA_BYTES_MAX);
-        let is_extended = self.command.dword(11) & EXTENDED != 0;
+        if self.command.dword(11) & EXTENDED == 0 {
+            // Hosts are known by 16 bytes here.
+            return Err(Status::HOST_ID_INCONSISTENT.and_do_not_retry());
+        }
         let subsystem = self.controller.subsystem();
         let controller_of = |host: &_| subsystem.and_then(|all| all.controller_of(host));
-        let report = self.attached.namespace.reservations().borrow().report(controller_of);
-        let mut bytes = report.to_bytes(is_extended);
+        let report = self.attached.namespace.claims().reservations().borrow().report(controller_of);
+        let mut bytes = report.to_bytes();
         bytes.resize(asked as usize, 0);
         Ok(Buf::copy_of(&bytes).into_vec())
     }
@@ -198,8 +222,13 @@ impl Io<'_> {
             VolumeError::NoSpace => Status::CAPACITY_EXCEEDED,
             VolumeError::ReadOnly => Status::WRITE_PROTECTED,
             VolumeError::Deleted => Status::INVALID_NAMESPACE,
-            // Another server may have it.
-            VolumeError::Block(BlockError::Fenced { .. }) => Status::ANA_INACCESSIBLE,
+            // Another server has it.
+            VolumeError::Block(BlockError::Fenced { .. }) => {
+                if let Some(subsystem) = self.controller.subsystem() {
+                    subsystem.lose();
+                }
+                Status::ANA_PERSISTENT_LOSS
+            }
             VolumeError::Block(_) if matches!(error.errno(), libc::ENOSPC | libc::EDQUOT) => {
                 Status::CAPACITY_EXCEEDED
             }

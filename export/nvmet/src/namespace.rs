@@ -1,14 +1,14 @@
 //! A namespace: a volume, open while a host has it, and who has reserved it.
 
-use crate::reservations::{Access, Changed, HostId, Reservations};
+use crate::reservations::{Access, HostId, Reservations};
 use futures_util::future::LocalBoxFuture;
-use levada_base::sync::{Notify, Semaphore};
+use levada_base::sync::{Notify, Once, Semaphore};
 use levada_nvme::Status;
 use levada_nvme::identify::NamespaceIdentity;
 use levada_nvme::reservation::ReservationRequest;
 use levada_volume::Volume;
+use slab::Slab;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 /// A volume that was opened for hosts.
@@ -33,11 +33,31 @@ pub(crate) struct Namespace {
     opened: RefCell<Weak<Opened>>,
     /// Opened by one at a time.
     opening: Rc<Semaphore>,
-    reservations: RefCell<Reservations>,
-    /// Changes under way, by host.
-    changing: RefCell<BTreeMap<HostId, u64>>,
-    changed: Notify,
+    claims: Claims,
     pub moved: Moved,
+}
+
+/// Who has reserved a volume, and what hosts change now. It goes with the volume, whatever that is called: clones are the same.
+#[derive(Clone, Default)]
+pub struct Claims(Rc<Claimed>);
+
+#[derive(Default)]
+struct Claimed {
+    reservations: RefCell<Reservations>,
+    changing: RefCell<Slab<Changing>>,
+    /// Changes that have begun so far.
+    begun: Cell<u64>,
+    ended: Notify,
+    /// Connections have ended whose changes may not have: those that began before this number.
+    orphans_before: Cell<u64>,
+}
+
+/// A change under way.
+struct Changing {
+    host: HostId,
+    number: u64,
+    /// Of the connection that it came by.
+    connection_ended: Rc<Once>,
 }
 
 /// What hosts have read and written since it is there.
@@ -52,19 +72,89 @@ pub(crate) struct Moved {
 
 /// A change that a host has asked for, until it is carried out or has failed.
 pub(crate) struct Change {
-    namespace: Rc<Namespace>,
-    host: HostId,
+    claims: Claims,
+    key: usize,
+}
+
+impl Claims {
+    /// Whether the host may do this now.
+    pub(crate) fn check(&self, host: &HostId, access: Access) -> Result<(), Status> {
+        self.0.reservations.borrow().check(host, access)
+    }
+
+    /// Begins a change, if the host may, once what it had under way over connections that are gone has ended: it may have sent
+    /// that again, and an old write must not overtake a newer one. Who takes the right to change away waits for it to end.
+    pub(crate) async fn change(
+        &self,
+        host: &HostId,
+        connection_ended: &Rc<Once>,
+    ) -> Result<Change, Status> {
+        if self.0.orphans_before.get() > 0 {
+            self.0.ended.until(|| (!self.has_orphans_of(host)).then_some(())).await;
+        }
+        self.check(host, Access::Write)?;
+        let number = self.0.begun.get();
+        self.0.begun.set(number + 1);
+        let connection_ended = Rc::clone(connection_ended);
+        let changing = Changing { host: *host, number, connection_ended };
+        let key = self.0.changing.borrow_mut().insert(changing);
+        Ok(Change { claims: self.clone(), key })
+    }
+
+    /// Whether a host has changes under way over connections that are gone.
+    fn has_orphans_of(&self, host: &HostId) -> bool {
+        let changing = self.0.changing.borrow();
+        let before = self.0.orphans_before.get();
+        let old = changing.iter().map(|(_, change)| change);
+        let mut old = old.filter(|one| one.number < before).peekable();
+        if old.peek().is_none() {
+            self.0.orphans_before.set(0);
+        }
+        old.any(|change| change.host == *host && change.connection_ended.has_happened())
+    }
+
+    /// A connection has ended, or is about to; changes that came by it may not have.
+    pub(crate) fn connection_ended(&self) {
+        self.0.orphans_before.set(self.0.begun.get());
+    }
+
+    /// Carries out what a host asks for. What hosts had under way that may change nothing any more has ended when this returns: their
+    /// old writes do not overtake the new owner's.
+    pub(crate) async fn reserve(
+        &self,
+        host: &HostId,
+        request: ReservationRequest,
+    ) -> Result<(), Status> {
+        let changed = self.0.reservations.borrow_mut().carry_out(host, request)?;
+        let before = self.0.begun.get();
+        // Of now: whom others let in again later has to wait for as well.
+        let excluded: Vec<usize> = {
+            let (changing, reservations) = (self.0.changing.borrow(), self.0.reservations.borrow());
+            let is_out = |host: &HostId| {
+                changed.preempted.contains(host) || reservations.check(host, Access::Write).is_err()
+            };
+            changing.iter().filter(|(_, one)| is_out(&one.host)).map(|(key, _)| key).collect()
+        };
+        let is_old = |key: &usize| {
+            let changing = self.0.changing.borrow();
+            changing.get(*key).is_some_and(|change| change.number < before)
+        };
+        self.0.ended.until(|| (!excluded.iter().any(is_old)).then_some(())).await;
+        Ok(())
+    }
+
+    pub(crate) fn reservations(&self) -> &RefCell<Reservations> {
+        &self.0.reservations
+    }
 }
 
 impl Namespace {
-    pub fn new(open: Open) -> Self {
+    pub fn new(open: Open, claims: Claims) -> Self {
         Self {
             open,
             opened: RefCell::default(),
             opening: Semaphore::new(1),
-            reservations: RefCell::default(),
-            changing: RefCell::default(),
-            changed: Notify::default(),
+            claims,
             moved: Moved::default(),
         }
     }
@@ -83,54 +173,24 @@ impl Namespace {
         Some(opened)
     }
 
-    pub fn opened_already(&self) -> Option<Rc<Opened>> {
+    fn opened_already(&self) -> Option<Rc<Opened>> {
         self.opened.borrow().upgrade()
     }
 
-    /// Whether the host may do this now.
-    pub fn check(&self, host: &HostId, access: Access) -> Result<(), Status> {
-        self.reservations.borrow().check(host, access)
-    }
-
-    /// Begins a change, if the host may. Who preempts it waits for it to end.
-    pub fn change(self: &Rc<Self>, host: &HostId) -> Result<Change, Status> {
-        self.check(host, Access::Write)?;
-        *self.changing.borrow_mut().entry(*host).or_default() += 1;
-        Ok(Change { namespace: Rc::clone(self), host: *host })
-    }
-
-    /// Carries out what a host asks for. What hosts that are preempted had under way has ended when this returns: their old writes do
-    /// not overtake the new owner's.
-    pub async fn reserve(&self, host: &HostId, request: ReservationRequest) -> Result<(), Status> {
-        let Changed { preempted } = self.reservations.borrow_mut().carry_out(host, request)?;
-        let have_ended = || {
-            let changing = self.changing.borrow();
-            (!preempted.iter().any(|host| changing.contains_key(host))).then_some(())
-        };
-        self.changed.until(have_ended).await;
-        Ok(())
-    }
-
-    pub fn reservations(&self) -> &RefCell<Reservations> {
-        &self.reservations
+    pub fn claims(&self) -> &Claims {
+        &self.claims
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let mut changing = self.namespace.changing.borrow_mut();
-        if let Some(count) = changing.get_mut(&self.host) {
-            *count -= 1;
-            if *count == 0 {
-                changing.remove(&self.host);
-                drop(changing);
-                self.namespace.changed.notify_all();
-            }
-        }
+        self.claims.0.changing.borrow_mut().remove(self.key);
+        self.claims.0.ended.notify_all();
     }
 }
 
 impl Opened {
+    /// The size of its blocks, which hosts must not see change while they have it.
     pub(crate) fn block_bytes(&self) -> u64 {
         match self.volume.size_bytes().is_multiple_of(BLOCK_BYTES) {
             true => BLOCK_BYTES,
@@ -138,8 +198,8 @@ impl Opened {
         }
     }
 
-    pub(crate) fn identity(&self) -> NamespaceIdentity {
-        let (shape, block_bytes) = (self.volume.shape(), self.block_bytes());
+    pub(crate) fn identity(&self, block_bytes: u64) -> NamespaceIdentity {
+        let shape = self.volume.shape();
         NamespaceIdentity {
             blocks: self.volume.size_bytes() / block_bytes,
             block_bytes,

@@ -84,9 +84,14 @@ impl Notices {
         self.masked.borrow_mut().remove(&event);
     }
 
-    /// Namespaces that have changed since this was asked.
-    pub fn take_changed(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.changed.borrow_mut()).into_iter().collect()
+    /// Namespaces that have changed since this was asked; forgotten then, unless `keeps`.
+    pub fn changed(&self, keeps: bool) -> Vec<u32> {
+        let mut changed = self.changed.borrow_mut();
+        let all = changed.iter().copied().collect();
+        if !keeps {
+            changed.clear();
+        }
+        all
     }
 }
 
@@ -106,7 +111,9 @@ mod tests {
             assert_eq!(first.await.ok(), Some(Event::NamespacesChanged));
             let second = notices.request().expect("room");
             notices.namespace_changed(3);
-            assert_eq!(notices.take_changed(), [1, 2, 3]);
+            assert_eq!(notices.changed(true), [1, 2, 3]);
+            assert_eq!(notices.changed(false), [1, 2, 3]);
+            assert!(notices.changed(false).is_empty());
             notices.read(Event::NamespacesChanged);
             notices.namespace_changed(4);
             assert_eq!(second.await.ok(), Some(Event::NamespacesChanged));

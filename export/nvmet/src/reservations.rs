@@ -83,9 +83,8 @@ impl Reservations {
         match request {
             Register { key } => self.register(host, key),
             Replace { current, key } => {
-                if let Some(current) = current {
-                    self.check_key(host, current)?;
-                }
+                let known = *self.keys.get(host).ok_or(Status::RESERVATION_CONFLICT)?;
+                self.check_key(host, current.unwrap_or(known))?;
                 self.keys.insert(*host, key);
                 self.registered();
                 Ok(Changed::default())

@@ -3,7 +3,7 @@
 //! What always holds: a host that is not allowed gets no controller, and learns of none by discovery.
 
 use crate::controller::Controller;
-use crate::namespace::{Namespace, Open};
+use crate::namespace::{Claims, Namespace, Open};
 use crate::port::Port;
 use crate::reservations::HostId;
 use levada_nvme::log::Event;
@@ -46,6 +46,8 @@ struct Inner {
     controllers: RefCell<BTreeMap<u16, Weak<Controller>>>,
     /// The identifier that is tried first for the next controller.
     next_id: Cell<u16>,
+    /// Its namespaces are another server's now.
+    is_lost: Cell<bool>,
     /// It is removed: no controller is made any more.
     is_gone: Cell<bool>,
 }
@@ -61,6 +63,7 @@ impl Subsystem {
             namespaces: RefCell::default(),
             controllers: RefCell::default(),
             next_id: Cell::new(1),
+            is_lost: Cell::new(false),
             is_gone: Cell::new(false),
         }))
     }
@@ -105,27 +108,48 @@ impl Subsystem {
     ///
     /// When `id` is not 1 to [`NAMESPACES_MAX`].
     pub fn add(&self, id: u32, open: Open) {
+        self.add_claimed(id, open, Claims::default());
+    }
+
+    /// As [`Self::add`], of a volume that was shown before and may be reserved.
+    pub(crate) fn add_claimed(&self, id: u32, open: Open, claims: Claims) {
         assert!((1..=NAMESPACES_MAX).contains(&id), "no namespace can be {id}");
-        self.0.namespaces.borrow_mut().insert(id, Rc::new(Namespace::new(open)));
-        self.changed(id);
+        self.0.namespaces.borrow_mut().insert(id, Rc::new(Namespace::new(open, claims)));
+        self.replaced(id);
     }
 
     /// Takes a namespace away; hosts are told. What they have asked of it is carried out.
     pub fn remove(&self, id: u32) {
         if self.0.namespaces.borrow_mut().remove(&id).is_some() {
-            self.changed(id);
+            self.replaced(id);
         }
     }
 
     /// Tells hosts that a namespace has another size.
     pub fn resized(&self, id: u32) {
-        self.changed(id);
+        for controller in self.live() {
+            controller.notices.namespace_changed(id);
+        }
     }
 
-    fn changed(&self, id: u32) {
+    fn replaced(&self, id: u32) {
         for controller in self.live() {
-            controller.namespace_changed(id);
+            controller.detach(id);
+            controller.notices.namespace_changed(id);
         }
+    }
+
+    /// Another server has taken over what is behind the namespaces: hosts are to go there.
+    pub(crate) fn lose(&self) {
+        if !self.0.is_lost.replace(true) {
+            for controller in self.live() {
+                controller.happened(Event::AnaChanged);
+            }
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.is_lost.get()
     }
 
     pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {

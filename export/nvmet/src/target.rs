@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     /// Counts changes of what discovery tells.
     generation: Cell<u64>,
     pub started: Instant,
+    /// Hosts are let in.
+    begun: Once,
     pub stopping: Once,
     clients: Clients,
 }
@@ -157,13 +159,19 @@ impl Target {
             next_discovery_id: Cell::new(1),
             generation: Cell::new(1),
             started: reactor::now(),
+            begun: Once::default(),
             stopping: Once::default(),
             clients: Clients::new(CONNECTIONS_MAX),
         };
         Self { shared: Rc::new(shared), accepting: group.child(), group }
     }
 
-    /// Listens at one more address.
+    /// Lets hosts in. Those who came before have waited.
+    pub fn begin(&self) {
+        self.shared.begun.happen();
+    }
+
+    /// Listens at one more address; hosts are let in once it has [begun](Self::begin).
     ///
     /// # Errors
     ///
@@ -188,6 +196,7 @@ impl Target {
                     drop(present);
                 });
             };
+            shared.begun.happened().await;
             shared.clients.accept_all(listener, "an NVMe host", serve).await;
         });
         Ok(Path { shared: Rc::clone(&self.shared), port })
@@ -231,6 +240,13 @@ impl Target {
         if reactor::timeout(END_LIMIT, clients.all_left()).await.is_err() {
             tracing::warn!(left = clients.count(), "NVMe hosts whose commands do not end");
         }
+        self.group.kill();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.accepting.kill();
         self.group.kill();
     }
 }

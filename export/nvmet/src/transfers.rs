@@ -3,12 +3,12 @@
 //! No I/O. Data of a command are asked for at once, and come in their order. What always holds: nothing that was not asked for is taken.
 
 use levada_base::sync::oneshot;
-use levada_base::{Buf, IoVec};
+use levada_base::{Buf, BufMut};
 use levada_nvme::pdu::{Fatal, Transfer};
 use slab::Slab;
 
 /// Data of a command, or that some of it arrived otherwise than they were sent.
-pub(crate) type Arrived = Result<IoVec, Mangled>;
+pub(crate) type Arrived = Result<Buf, Mangled>;
 
 /// A digest was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +16,10 @@ pub(crate) struct Mangled;
 
 struct Expected {
     command: u16,
-    bytes: u32,
-    arrived_bytes: u32,
-    arrived: Arrived,
+    /// What has come, and the memory for the rest: all of it in one piece, however it is cut.
+    arrived: BufMut,
+    rest: BufMut,
+    is_mangled: bool,
     whole: oneshot::Sender<Arrived>,
 }
 
@@ -30,40 +31,44 @@ impl Transfers {
     /// What to ask the host for, and where all of it comes. As many at once as there are tags.
     pub fn begin(&mut self, command: u16, bytes: u32) -> (Transfer, oneshot::Receiver<Arrived>) {
         let (whole, receiver) = oneshot::channel();
-        let arrived = Ok(IoVec::new());
-        let expected = Expected { command, bytes, arrived_bytes: 0, arrived, whole };
+        let mut rest = BufMut::for_overwrite(bytes as usize);
+        let arrived = rest.split_to(0);
+        let expected = Expected { command, arrived, rest, is_mangled: false, whole };
         let tag = u16::try_from(self.0.insert(expected)).expect("fewer commands than tags");
         (Transfer { command, tag, at: 0, bytes }, receiver)
     }
 
-    /// Whether data may come that a host announces, of which there are `data_bytes` in the unit.
-    pub fn check(&self, transfer: &Transfer, data_bytes: usize) -> Result<(), Fatal> {
-        let expected = self.0.get(usize::from(transfer.tag)).ok_or(Fatal::Field { at: 10 })?;
+    /// The memory for data that a host announces, of which there are `data_bytes` in the unit; it is to be given [back](Self::take).
+    ///
+    /// # Errors
+    ///
+    /// [`Fatal`], when they were not asked for.
+    pub fn lend(&mut self, transfer: &Transfer, data_bytes: usize) -> Result<BufMut, Fatal> {
+        let expected = self.0.get_mut(usize::from(transfer.tag)).ok_or(Fatal::Field { at: 10 })?;
         if expected.command != transfer.command {
             return Err(Fatal::Field { at: 8 });
         }
-        if transfer.at != expected.arrived_bytes {
+        if transfer.at as usize != expected.arrived.len() {
             return Err(Fatal::OutOfRange);
         }
-        if transfer.bytes as usize != data_bytes {
+        if transfer.bytes as usize != data_bytes || data_bytes == 0 {
             return Err(Fatal::Field { at: 16 });
         }
-        let end = transfer.at.checked_add(transfer.bytes).ok_or(Fatal::OutOfRange)?;
-        if end > expected.bytes { Err(Fatal::OutOfRange) } else { Ok(()) }
+        if data_bytes > expected.rest.len() {
+            return Err(Fatal::OutOfRange);
+        }
+        Ok(expected.rest.split_to(data_bytes))
     }
 
-    /// Takes data that were [checked](Self::check); `None`: they were mangled. Hands all of them over once they are whole.
-    pub fn take(&mut self, transfer: &Transfer, data: Option<Buf>) {
+    /// Takes memory back that was lent and is filled. Hands all of the data over once they are whole.
+    pub fn take(&mut self, transfer: &Transfer, filled: BufMut, is_sound: bool) {
         let tag = usize::from(transfer.tag);
         let Some(expected) = self.0.get_mut(tag) else { return };
-        expected.arrived_bytes += transfer.bytes;
-        match (&mut expected.arrived, data) {
-            (Ok(arrived), Some(data)) => arrived.push(data),
-            (arrived, _) => *arrived = Err(Mangled),
-        }
-        if expected.arrived_bytes == expected.bytes {
-            let Expected { arrived, whole, .. } = self.0.remove(tag);
-            whole.send(arrived);
+        expected.arrived.unsplit(filled);
+        expected.is_mangled |= !is_sound;
+        if expected.rest.is_empty() {
+            let Expected { arrived, is_mangled, whole, .. } = self.0.remove(tag);
+            whole.send(if is_mangled { Err(Mangled) } else { Ok(arrived.freeze()) });
         }
     }
 
@@ -76,8 +81,14 @@ impl Transfers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use levada_base::buf::bytes_in;
     use levada_base::reactor::Reactor;
+
+    /// Announces data, and sends them.
+    fn send(transfers: &mut Transfers, transfer: &Transfer, value: u8, is_sound: bool) {
+        let mut memory = transfers.lend(transfer, transfer.bytes as usize).expect("asked for");
+        memory.fill(value);
+        transfers.take(transfer, memory, is_sound);
+    }
 
     #[test]
     fn data_come_in_order_and_no_more_than_were_asked_for() {
@@ -85,21 +96,20 @@ mod tests {
             let mut transfers = Transfers::default();
             let (asked, whole) = transfers.begin(7, 100);
             let part = |at, bytes| Transfer { at, bytes, ..asked };
-            assert_eq!(transfers.check(&part(10, 10), 10), Err(Fatal::OutOfRange));
-            assert_eq!(transfers.check(&part(0, 101), 101), Err(Fatal::OutOfRange));
-            assert_eq!(transfers.check(&part(0, u32::MAX), 10), Err(Fatal::Field { at: 16 }));
-            let other = Transfer { tag: 9, ..part(0, 10) };
-            assert_eq!(transfers.check(&other, 10), Err(Fatal::Field { at: 10 }));
-            let other = Transfer { command: 8, ..part(0, 10) };
-            assert_eq!(transfers.check(&other, 10), Err(Fatal::Field { at: 8 }));
-            for first in [part(0, 60), part(60, 40)] {
-                assert_eq!(transfers.check(&first, first.bytes as usize), Ok(()));
-                let data = Buf::copy_of(&vec![1; first.bytes as usize]);
-                transfers.take(&first, Some(data));
-            }
+            let mut refused = |transfer: Transfer, bytes| {
+                transfers.lend(&transfer, bytes).map(|_| ()).expect_err("not asked for")
+            };
+            assert_eq!(refused(part(10, 10), 10), Fatal::OutOfRange);
+            assert_eq!(refused(part(0, 101), 101), Fatal::OutOfRange);
+            assert_eq!(refused(part(0, u32::MAX), 10), Fatal::Field { at: 16 });
+            assert_eq!(refused(part(0, 0), 0), Fatal::Field { at: 16 });
+            assert_eq!(refused(Transfer { tag: 9, ..part(0, 10) }, 10), Fatal::Field { at: 10 });
+            assert_eq!(refused(Transfer { command: 8, ..part(0, 10) }, 10), Fatal::Field { at: 8 });
+            send(&mut transfers, &part(0, 60), 1, true);
+            send(&mut transfers, &part(60, 40), 2, true);
             let data = whole.await.expect("all came").expect("as they were sent");
-            assert_eq!(bytes_in(&data), 100);
-            assert!(transfers.check(&part(0, 1), 1).is_err(), "the tag is nobody's any more");
+            assert!(data[..60] == [1; 60] && data[60..] == [2; 40]);
+            assert!(transfers.lend(&part(0, 1), 1).is_err(), "the tag is nobody's any more");
         });
     }
 
@@ -108,8 +118,8 @@ mod tests {
         Reactor::simulated(0).block_on(async {
             let mut transfers = Transfers::default();
             let (asked, whole) = transfers.begin(7, 8);
-            transfers.take(&Transfer { bytes: 4, ..asked }, None);
-            transfers.take(&Transfer { at: 4, bytes: 4, ..asked }, Some(Buf::copy_of(&[0; 4])));
+            send(&mut transfers, &Transfer { bytes: 4, ..asked }, 0, false);
+            send(&mut transfers, &Transfer { at: 4, bytes: 4, ..asked }, 0, true);
             assert!(matches!(whole.await.expect("told"), Err(Mangled)));
         });
     }

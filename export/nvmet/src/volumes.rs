@@ -4,7 +4,7 @@
 //! - A subsystem's name is that of the volume: renamed, it is another subsystem, and hosts of the old one lose it.
 //! - A volume is open only while a host is connected, as with every other export.
 
-use crate::namespace::{Open, Opened};
+use crate::namespace::{Claims, Open, Opened};
 use crate::subsystem::{Hosts, Subsystem};
 use crate::target::Target;
 use futures_util::future::LocalBoxFuture;
@@ -62,6 +62,8 @@ pub struct Follower {
     prefix: String,
     hosts: Hosts,
     showing: RefCell<BTreeMap<String, Showing>>,
+    /// Who has reserved what, by GUID: a volume that is renamed stays reserved.
+    claims: RefCell<BTreeMap<[u8; 16], Claims>>,
 }
 
 impl Follower {
@@ -77,21 +79,24 @@ impl Follower {
         hosts: Hosts,
     ) -> Result<Self, NqnError> {
         Nqn::new(prefix)?;
-        let showing = RefCell::default();
-        Ok(Self { target, volumes, prefix: prefix.into(), hosts, showing })
+        let (showing, claims) = (RefCell::default(), RefCell::default());
+        Ok(Self { target, volumes, prefix: prefix.into(), hosts, showing, claims })
     }
 
-    /// Goes on until it is dropped.
+    /// Goes on until it is dropped. Hosts are let in once what there is is shown: told that a subsystem is not there, they would give it
+    /// up for good.
     pub async fn run(&self) {
         loop {
-            self.look().await;
+            if self.look().await {
+                self.target.begin();
+            }
             reactor::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Looks once.
-    pub async fn look(&self) {
-        let Some(there) = self.volumes.list().await else { return };
+    /// Looks once; false: nothing was to be seen.
+    async fn look(&self) -> bool {
+        let Some(there) = self.volumes.list().await else { return false };
         let there: BTreeMap<String, VolumeShown> =
             there.into_iter().map(|volume| (volume.name.clone(), volume)).collect();
         self.showing.borrow_mut().retain(|name, showing| {
@@ -115,6 +120,10 @@ impl Follower {
                 self.show(volume);
             }
         }
+        let showing = self.showing.borrow();
+        let is_shown = |guid: &[u8; 16]| showing.values().any(|showing| showing.guid == *guid);
+        self.claims.borrow_mut().retain(|guid, _| is_shown(guid));
+        true
     }
 
     fn show(&self, volume: VolumeShown) {
@@ -126,14 +135,16 @@ impl Follower {
             }
         };
         let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), self.hosts.clone());
-        let (volumes, opened) = (Rc::clone(&self.volumes), volume.name.clone());
+        let (volumes, opened, guid) = (Rc::clone(&self.volumes), volume.name.clone(), volume.guid);
         let open: Open = Rc::new(move || {
             let (volumes, name) = (Rc::clone(&volumes), opened.clone());
-            Box::pin(async move { volumes.open(&name).await })
+            // Another volume may have the name by now.
+            Box::pin(async move { volumes.open(&name).await.filter(|opened| opened.guid == guid) })
         });
-        subsystem.add(NAMESPACE, open);
+        let claims = self.claims.borrow_mut().entry(guid).or_default().clone();
+        subsystem.add_claimed(NAMESPACE, open, claims);
         self.target.add(subsystem.clone());
-        let (size_bytes, guid) = (Cell::new(volume.size_bytes), volume.guid);
+        let size_bytes = Cell::new(volume.size_bytes);
         self.showing.borrow_mut().insert(volume.name, Showing { subsystem, size_bytes, guid });
     }
 }

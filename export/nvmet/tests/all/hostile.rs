@@ -7,6 +7,7 @@ use levada_base::reactor::{self, random_u64};
 use levada_base::{Buf, BufMut};
 use levada_nvme::pdu::{Digests, Pdu, Transfer};
 use levada_nvme::{Command, DataPointer, IoOpcode, Status};
+use std::rc::Rc;
 use std::time::Duration;
 
 const INVALID_FIELD: u16 = 1;
@@ -101,7 +102,7 @@ fn wrong_digests_are_noticed() {
         mangled[500] ^= 4;
         host.io.send_bytes(&mangled).await.expect("sent");
         let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
-        assert_eq!(completion.status, Status::DATA_TRANSFER_ERROR);
+        assert_eq!(completion.status, Status::TRANSIENT_TRANSPORT);
         assert_eq!(served.memory.writes.get(), 0);
         // The same of data that were asked for.
         let large = vec![2; 65536];
@@ -115,7 +116,7 @@ fn wrong_digests_are_noticed() {
         mangled[30_000] ^= 1;
         host.io.send_bytes(&mangled).await.expect("sent");
         let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
-        assert_eq!(completion.status, Status::DATA_TRANSFER_ERROR);
+        assert_eq!(completion.status, Status::TRANSIENT_TRANSPORT);
         assert_eq!(served.memory.writes.get(), 0);
         assert_eq!(host.write(0, &large).await, Status::SUCCESS);
         // A bit of the header: nobody knows what it was.
@@ -168,29 +169,98 @@ fn data_are_taken_only_as_asked_for() {
     });
 }
 
+fn read_1m(id: u16) -> Command {
+    Command::new(IoOpcode::Read as u8, id, 1)
+        .with_blocks(0, 256)
+        .with_data(DataPointer::Transport { bytes: 1 << 20 })
+}
+
 #[test]
 fn a_host_that_does_not_read_holds_up_nobody() {
     run(async {
         let served = Served::new(1024);
         let greedy = served.host().await;
-        // Far more than a queue has entries, and nothing of it is read.
-        let flood = reactor::spawn(async move {
-            for id in 0..20_000_u16 {
-                let command = Command::new(IoOpcode::Read as u8, id, 1)
-                    .with_blocks(0, 256)
-                    .with_data(DataPointer::Transport { bytes: 1 << 20 });
-                greedy.io.send(&Pdu::Command(command), None).await;
-            }
-        });
+        // As many as the queue has entries, and nothing of it is read.
+        for id in 0..31 {
+            greedy.io.send(&Pdu::Command(read_1m(id)), None).await;
+        }
         let mut others = served.host().await;
         for round in 0..200 {
             assert_eq!(others.write(round, &[round as u8; 4096]).await, Status::SUCCESS);
             assert!(others.read(round, 1).await.expect("read").iter().all(|b| *b == round as u8));
         }
-        assert!(!flood.is_finished(), "it is not read from");
-        flood.abort();
-        // Nor does it hold up the end for long.
-        served.target.end().await;
+        // Once it goes, nothing of it is left.
+        drop((greedy, others));
+        while served.target.controllers() > 0 || Rc::strong_count(&served.memory) > 2 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn a_host_that_sends_more_than_its_queue_takes_is_ended() {
+    run(async {
+        let served = Served::new(1024);
+        let greedy = served.host().await;
+        for id in 0..200 {
+            greedy.io.send(&Pdu::Command(read_1m(id)), None).await;
+        }
+        assert_eq!(ended(&greedy.io).await, LIMIT_EXCEEDED);
+        // The same with writes whose data never come, of a host that is then gone.
+        let mut silent = served.host().await;
+        for _ in 0..80 {
+            let command = silent.write_command(0, &[0; 65536]);
+            silent.io.begin(command, Some(&[0; 65536])).await;
+        }
+        drop((greedy, silent));
+        while served.target.controllers() > 0 || Rc::strong_count(&served.memory) > 2 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(served.memory.writes.get(), 0);
+    });
+}
+
+/// However it cuts what it sends.
+#[test]
+fn a_host_that_is_not_admitted_any_more_changes_nothing() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        assert_eq!(host.write(0, &[1; 4096]).await, Status::SUCCESS);
+        let command = host
+            .write_command(0, &[2; 4096])
+            .with_data(DataPointer::InCapsule { offset: 0, bytes: 4096 });
+        let unit = host.io.unit(&Pdu::Command(command), Some(&[2; 4096]));
+        // One and a half, so that there is always something to be read on.
+        let (half, rest) = unit.split_at(40);
+        host.io.send_bytes(&[&unit, half].concat()).await.expect("sent");
+        reactor::sleep(Duration::from_millis(50)).await;
+        let before = served.memory.writes.get();
+        served.subsystem.set_hosts(levada_export_nvmet::Hosts::Only(Default::default()));
+        for _ in 0..10 {
+            if host.io.send_bytes(&[rest, half].concat()).await.is_err() {
+                break;
+            }
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(served.memory.writes.get(), before);
+    });
+}
+
+#[test]
+fn small_pieces_of_data_take_no_more_memory_than_large_ones() {
+    run(async {
+        let (served, data) = (Served::new(64), vec![3; 32768]);
+        let mut host = served.host().await;
+        let command = host.write_command(8, &data);
+        host.io.begin(command, Some(&[3; 32768])).await;
+        let Pdu::ReadyToTransfer(asked) = host.io.hear().await.expect("asked").pdu else {
+            panic!("not asked")
+        };
+        host.io.send_data(asked, &data, 7).await;
+        let (completion, _) = host.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert!(served.memory.all()[32768..65536] == data);
     });
 }
 

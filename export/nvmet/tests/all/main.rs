@@ -53,6 +53,7 @@ impl Served {
         let subsystem = Subsystem::new(name.clone(), serial_of(&name), hosts);
         subsystem.add(1, opens(&memory, 7));
         target.add(subsystem.clone());
+        target.begin();
         Self { target, subsystem, path, memory }
     }
 

@@ -12,6 +12,8 @@ pub struct Memory {
     pub size_bytes: Cell<u64>,
     /// Writes wait until it is false.
     pub holds_writes: Cell<bool>,
+    /// A write is held up.
+    pub is_held: Cell<bool>,
     pub released: Notify,
     pub writes: Cell<u64>,
     pub flushes: Cell<u64>,
@@ -28,6 +30,7 @@ impl Memory {
             bytes: RefCell::new(vec![0; size_bytes as usize]),
             size_bytes: Cell::new(size_bytes),
             holds_writes: Cell::default(),
+            is_held: Cell::default(),
             released: Notify::default(),
             writes: Cell::default(),
             flushes: Cell::default(),
@@ -42,8 +45,14 @@ impl Memory {
         self.bytes.borrow().clone()
     }
 
+    /// Writes that come now are not held up; those that are wait on.
+    pub fn holds_only_first(&self) {
+        self.holds_writes.set(false);
+    }
+
     pub fn release(&self) {
         self.holds_writes.set(false);
+        self.is_held.set(false);
         self.released.notify_all();
     }
 
@@ -81,7 +90,10 @@ impl Volume for Memory {
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
             let range = self.check(at, bytes_in(&from))?;
-            self.released.until(|| (!self.holds_writes.get()).then_some(())).await;
+            if self.holds_writes.get() {
+                self.is_held.set(true);
+                self.released.until(|| (!self.is_held.get()).then_some(())).await;
+            }
             let data: Vec<u8> = from.iter().flat_map(|part| part.to_vec()).collect();
             self.bytes.borrow_mut()[range].copy_from_slice(&data);
             self.writes.set(self.writes.get() + 1);

@@ -205,3 +205,68 @@ fn a_preempted_host_s_writes_have_ended_before_the_new_one_begins() {
         assert_eq!(told.registrants[0].controller, new.controller);
     });
 }
+
+/// A connection breaks while a write of it is under way; the host sends it again, and then another: the old one must not come last.
+#[test]
+fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_failover() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let (old, address) = (served.host().await, served.path.address());
+        let mut other = Host::connect(address, served.subsystem.nqn(), 1).await.expect("admitted");
+        assert!(other.read(0, 1).await.is_ok(), "a second path, which is there already");
+        served.memory.holds_writes.set(true);
+        let (stale, fresh) = (data(1, 1), data(1, 2));
+        let mut old = old;
+        let command = old.write_command(0, &stale);
+        old.io.begin(command, Some(&stale)).await;
+        while !served.memory.is_held.get() {
+            levada_base::reactor::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        drop(old);
+        levada_base::reactor::sleep(std::time::Duration::from_millis(50)).await;
+        // Another host's writes do not wait for it; those of this one do.
+        served.memory.holds_only_first();
+        let mut stranger =
+            Host::connect(address, served.subsystem.nqn(), 2).await.expect("admitted");
+        assert_eq!(stranger.write(9, &fresh).await, Status::SUCCESS);
+        let command = other.write_command(0, &fresh);
+        other.io.begin(command, Some(&fresh)).await;
+        let early =
+            levada_base::reactor::timeout(std::time::Duration::from_millis(100), other.io.hear());
+        assert!(early.await.is_err(), "the old write could still come last");
+        served.memory.release();
+        let (completion, _) = other.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert!(served.memory.all()[..4096] == fresh[..]);
+    });
+}
+
+/// Who preempts waits for what was under way, not for what its victim may still begin.
+#[test]
+fn a_preemption_of_a_host_that_may_go_on_writing_ends() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let (mut busy, address) = (served.host().await, served.path.address());
+        let mut other = Host::connect(address, served.subsystem.nqn(), 2).await.expect("admitted");
+        let kind = ReservationType::WriteExclusive;
+        assert_eq!(busy.reserve(ReservationRequest::Register { key: 1 }).await, Status::SUCCESS);
+        assert_eq!(other.reserve(ReservationRequest::Register { key: 2 }).await, Status::SUCCESS);
+        let writing = levada_base::reactor::spawn(async move {
+            // Two at a time, so that there is always one.
+            for _ in 0..2000_u64 {
+                let (one, two) =
+                    (busy.write_command(0, &[0; 4096]), busy.write_command(1, &[0; 4096]));
+                busy.io.begin(one, Some(&[0; 4096])).await;
+                busy.io.begin(two, Some(&[0; 4096])).await;
+                for command in [one, two] {
+                    let (completion, _) =
+                        busy.io.answer(command.id(), None).await.expect("answered");
+                    assert_eq!(completion.status, Status::SUCCESS, "nobody holds a reservation");
+                }
+            }
+        });
+        let preempt = ReservationRequest::Preempt { current: 2, preempted: 1, kind, aborts: false };
+        assert_eq!(other.reserve(preempt).await, Status::SUCCESS);
+        writing.abort();
+    });
+}
