@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const DRIVE: &str = DRIVES[0];
@@ -215,7 +216,13 @@ fn a_volume_in_use_is_deleted_only_by_force_and_limits_are_kept() {
         .stderr(Stdio::null())
         .spawn()
         .expect("fio starts");
-    wait_until("the client is there", || volumes(&array)[0].2 > 0);
+    // fio connects to see how large it is, goes, and connects again: that it is there shows when it stays.
+    let mut since = None;
+    wait_until("the client is there", || {
+        let is_there = volumes(&array)[0].2 > 0;
+        since = is_there.then(|| since.unwrap_or_else(Instant::now));
+        since.is_some_and(|since| since.elapsed() > Duration::from_secs(1))
+    });
     refused(&array, &["delete", "vm", "--on", DRIVE], "--force");
     assert!(load.try_wait().expect("a child").is_none(), "it goes on");
     ok(&array, &["delete", "vm", "--force", "--on", DRIVE]);
