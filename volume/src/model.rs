@@ -13,7 +13,7 @@ use levada_device::Durability;
 /// When they cannot be read.
 pub async fn read(volume: &dyn Volume, at: u64, bytes: u64) -> Vec<u8> {
     let read = volume.read(at, bytes).await.expect("read");
-    let read: Vec<u8> = read.iter().flat_map(|part| part.to_vec()).collect();
+    let read = levada_base::buf::joined(&read);
     assert_eq!(read.len() as u64, bytes, "exactly what was asked for");
     read
 }

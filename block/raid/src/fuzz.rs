@@ -31,7 +31,7 @@ pub fn journal_record(input: &[u8]) {
     let Some(found) = journal::decode(&bytes, uuid) else { return };
     let contents = levada_base::Buf::copy_of(&found.contents);
     let again = found.header.encode(uuid, found.number, &[contents]);
-    let again: Vec<u8> = again.iter().flat_map(|part| part.iter().copied()).collect();
+    let again = levada_base::buf::joined(&again);
     assert!(journal::decode(&again, uuid).is_some(), "what was read cannot be written");
 }
 

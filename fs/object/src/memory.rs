@@ -218,7 +218,7 @@ impl Objects for MemoryObjects {
     ) -> ObjectFuture<'_, Ack> {
         Box::pin(async move {
             self.delay().await;
-            let mut data = data.iter().flat_map(|part| part.iter().copied()).collect::<Vec<_>>();
+            let mut data = levada_base::buf::joined(&data);
             if stability == Stability::Again
                 && let Some(left) = self.repeats_to_fail.get().checked_sub(1)
             {

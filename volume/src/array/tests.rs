@@ -31,7 +31,7 @@ async fn volume(level: Level, width: usize) -> ArrayVolume<RaidArray> {
 
 async fn read<A: Array>(volume: &ArrayVolume<A>, at: u64, bytes: u64) -> Vec<u8> {
     let read = volume.read(at, bytes).await.expect("read");
-    read.iter().flat_map(|part| part.to_vec()).collect()
+    levada_base::buf::joined(&read)
 }
 
 #[test]

@@ -552,7 +552,7 @@ async fn read_copy(
 async fn read(array: &dyn Array, at: u64, bytes: u64) -> Result<Vec<u8>, BlockError> {
     let into = BufMut::for_overwrite(bytes as usize).into_vec();
     let read = array.read(at, into).await?;
-    Ok(read.iter().flat_map(|part| part.iter().copied()).collect())
+    Ok(levada_base::buf::joined(&read))
 }
 
 /// Whether an array holds nothing but zeroes.

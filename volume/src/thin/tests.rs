@@ -135,7 +135,7 @@ impl Sparse for Rc<MemoryFile> {
         let end = at + bytes_in(&from);
         let window = self.base..self.base + self.now.borrow().len() as u64;
         assert!(window.contains(&at) && end <= window.end, "nothing is written elsewhere");
-        let bytes = from.iter().flat_map(|part| part.iter().copied().map(Some)).collect();
+        let bytes = levada_base::buf::joined(&from).into_iter().map(Some).collect();
         self.change(Change { at, bytes }).await
     }
 
@@ -226,7 +226,7 @@ fn opened(kept: &Kept, frozen: &[Frozen]) -> Rc<MemoryLayer> {
 
 async fn window(layer: &MemoryLayer, size: u64) -> Vec<u8> {
     let read = layer.read(BASE, size).await.expect("read");
-    read.iter().flat_map(|part| part.to_vec()).collect()
+    levada_base::buf::joined(&read)
 }
 
 impl World {

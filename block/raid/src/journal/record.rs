@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn joined(parts: &[Buf]) -> Vec<u8> {
-        parts.iter().flat_map(|part| part.iter().copied()).collect()
+        levada_base::buf::joined(parts)
     }
 
     #[test]

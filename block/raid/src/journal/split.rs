@@ -116,10 +116,10 @@ mod tests {
                 part
             };
             let contents: Vec<Buf> = parts.iter().map(|blocks| next(*blocks)).collect();
-            let whole: Vec<u8> = contents.iter().flat_map(|part| part.iter().copied()).collect();
+            let whole = levada_base::buf::joined(&contents);
             let fragments: Vec<Vec<u8>> = split(&contents, &code)
                 .iter()
-                .map(|parts| parts.iter().flat_map(|part| part.iter().copied()).collect())
+                .map(|parts| levada_base::buf::joined(parts))
                 .collect();
             prop_assert_eq!(fragments.len(), data + parity);
             let held: Vec<Option<&[u8]>> = fragments

@@ -51,7 +51,7 @@ async fn check(
     let parts = array.read_avoiding(at as u64, into, avoid, IoClass::Foreground).await;
     let parts = parts.map_err(|error| TestCaseError::fail(error.to_string()))?;
     prop_assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), shape);
-    let read: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+    let read = levada_base::buf::joined(&parts);
     prop_assert!(read == model[at..at + bytes]);
     Ok(())
 }

@@ -204,7 +204,7 @@ pub fn pattern(bytes: usize) -> IoVec {
 }
 
 pub fn joined(parts: &IoVec) -> Vec<u8> {
-    parts.iter().flat_map(|part| part.iter().copied()).collect()
+    levada_base::buf::joined(parts)
 }
 
 pub async fn write_file(client: Client) {
@@ -235,7 +235,7 @@ pub async fn head_and_tail(drive: &RamDevice) -> Vec<u8> {
     for at in [0, drive.info().capacity_bytes - MIB] {
         let into = levada_base::BufMut::zeroed(MIB as usize).into_vec();
         let read = drive.read(at, into).await.expect("reads");
-        both.extend(read.iter().flat_map(|part| part.iter().copied()));
+        both.extend(levada_base::buf::joined(&read));
     }
     both
 }

@@ -37,7 +37,7 @@ async fn file(level: Level, width: usize) -> VolumeFile<ArrayVolume<RaidArray>> 
 }
 
 async fn whole(file: &VolumeFile<ArrayVolume<RaidArray>>) -> Vec<u8> {
-    file.read(0, file.size_bytes).await.expect("read").iter().flat_map(|b| b.to_vec()).collect()
+    levada_base::buf::joined(&file.read(0, file.size_bytes).await.expect("read"))
 }
 
 #[test]

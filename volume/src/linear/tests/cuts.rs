@@ -108,7 +108,7 @@ async fn check_blocks(pool: &Pool, old: &State, new: &State, is_whole: bool, whe
             let may_be = [of(old), of(new)];
             match volume.read(at, BLOCK_BYTES).await {
                 Ok(read) => {
-                    let read: Vec<u8> = read.iter().flat_map(|part| part.to_vec()).collect();
+                    let read = levada_base::buf::joined(&read);
                     assert!(may_be.contains(&Some(read)), "{when}: {text} at {at}");
                 }
                 Err(error) => {

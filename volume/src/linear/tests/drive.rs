@@ -178,7 +178,7 @@ impl Device for Drive {
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
-        let data: Vec<u8> = from.iter().flat_map(|part| part.iter().copied()).collect();
+        let data = levada_base::buf::joined(&from);
         Box::pin(async move {
             self.delay().await;
             self.write_now(at, &data, durability)

@@ -281,7 +281,7 @@ impl Device for TestDrive {
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
-        let data = from.iter().flat_map(|part| part.iter().copied()).collect();
+        let data = levada_base::buf::joined(&from);
         Box::pin(self.write_blocks(at, data, durability))
     }
 
@@ -445,13 +445,13 @@ pub fn pattern(at: u64, bytes: usize, version: u64) -> Buf {
 
 pub async fn read(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
     let parts = array.read(at, BufMut::for_overwrite(bytes).into_vec()).await?;
-    Ok(parts.iter().flat_map(|part| part.iter().copied()).collect())
+    Ok(levada_base::buf::joined(&parts))
 }
 
 /// As [`read`], from two copies.
 pub async fn read_agreed(array: &dyn Device, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
     let parts = array.read_agreed(at, BufMut::for_overwrite(bytes).into_vec()).await?;
-    Ok(parts.iter().flat_map(|part| part.iter().copied()).collect())
+    Ok(levada_base::buf::joined(&parts))
 }
 
 /// Declares, writes and returns what stripe `stripe` now holds.

@@ -235,7 +235,7 @@ pub fn data(bytes: &[u8]) -> IoVec {
 }
 
 pub fn flat(parts: &IoVec) -> Vec<u8> {
-    parts.iter().flat_map(|part| part.iter().copied()).collect()
+    levada_base::buf::joined(parts)
 }
 
 pub fn random_bytes(len: usize) -> Vec<u8> {

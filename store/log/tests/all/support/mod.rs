@@ -303,7 +303,7 @@ impl Array for RamArray {
 
     fn write_fresh(&self, stripe: u64, data: IoVec, _: IoClass) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            let bytes: Vec<u8> = data.iter().flat_map(|part| part.iter().copied()).collect();
+            let bytes = levada_base::buf::joined(&data);
             assert_eq!(bytes.len() as u64, self.geometry.stripe_bytes);
             {
                 let slot = &mut self.stripes.borrow_mut()[stripe as usize];

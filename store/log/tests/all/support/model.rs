@@ -114,7 +114,7 @@ async fn check_ranges(log: &ObjectLog, id: ObjectId, bytes: &[u8]) -> Result<(),
 }
 
 pub fn flat(parts: &IoVec) -> Vec<u8> {
-    parts.iter().flat_map(|part| part.iter().copied()).collect()
+    levada_base::buf::joined(parts)
 }
 
 /// Some bytes in several buffers.
