@@ -164,17 +164,19 @@ fn planted_bugs_are_found() {
     let of_lives: Scenario = |seed| {
         lives(seed);
     };
-    let bugs: [(&str, Scenario); 6] = [
-        ("log-flush-dropped", of_lives),
-        ("log-commit-not-durable", of_lives),
-        ("log-staged-row-left-out", of_lives),
-        ("log-staged-not-replayed", of_lives),
-        ("log-tombstone-dropped", rebuilds),
-        ("log-checksum-ignored", rots),
+    // With the seed that was the first to find it, where the hunt begins; nothing depends on it but how long that takes.
+    let bugs: [(&str, Scenario, u64); 6] = [
+        ("log-flush-dropped", of_lives, 0),
+        ("log-commit-not-durable", of_lives, 83),
+        ("log-staged-row-left-out", of_lives, 1),
+        ("log-staged-not-replayed", of_lives, 0),
+        ("log-tombstone-dropped", rebuilds, 49),
+        ("log-checksum-ignored", rots, 0),
     ];
-    for (bug, scenario) in bugs {
+    for (bug, scenario, first) in bugs {
         planted::choose(Some(bug));
-        let found = (0..600).find(|seed| catch_unwind(|| scenario(*seed)).is_err());
+        let mut seeds = (first..600).chain(0..first);
+        let found = seeds.find(|seed| catch_unwind(|| scenario(*seed)).is_err());
         planted::choose(None);
         println!("{bug}: seed {found:?}");
         assert!(found.is_some(), "nothing notices {bug}");
