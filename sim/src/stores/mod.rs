@@ -7,7 +7,7 @@ mod log;
 #[path = "../../../store/log/tests/all/support/model.rs"]
 #[allow(dead_code)] // The log's own tests use more of it.
 mod objects;
-#[path = "../../../store/kv/tests/common/model.rs"]
+#[path = "../../../store/kv/tests/all/common/model.rs"]
 mod rows;
 
 pub use kv::kv;

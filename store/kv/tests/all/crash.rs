@@ -1,8 +1,6 @@
 //! Power cuts at any moment: `SIM_SEED=42` replays one seed, `SIM_SEEDS=20000` runs many.
 
-mod common;
-
-use common::world::{Ground, world};
+use crate::common::world::{Ground, world};
 
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|n: String| n.parse::<u64>().ok());

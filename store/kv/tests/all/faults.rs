@@ -1,8 +1,6 @@
 //! Damage, errors, full stores, later owners: each is told precisely, and nothing hangs.
 
-mod common;
-
-use common::Volatile;
+use crate::common::Volatile;
 use levada_base::ids::Seq;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::units::MIB;

@@ -1,8 +1,6 @@
 //! What is added up along a walk, with the changes that are told, is what the rows are at its end.
 
-mod common;
-
-use common::world::Ground;
+use crate::common::world::Ground;
 use levada_base::planted;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_kv::{Batch, Bytes, Store, Walk};

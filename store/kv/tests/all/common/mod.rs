@@ -1,6 +1,5 @@
 //! A device with a volatile cache, for power cuts: what is not flushed survives block by block,
 //! by chance.
-#![allow(dead_code)] // Every test file uses a part of it.
 
 pub mod model;
 pub mod world;
