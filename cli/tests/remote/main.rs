@@ -1,0 +1,200 @@
+//! Arrays of drives that are reached over NVMe/TCP: enclosures that lose paths, drives and power.
+//!
+//! Needs io_uring and FUSE, and root for that.
+
+#[path = "../array/fixture.rs"]
+#[allow(dead_code, reason = "loop devices are not needed here")]
+mod fixture;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "clusters are not needed here")]
+mod support;
+
+use fixture::{Box, run};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use support::{LEVADA, LIMIT, said};
+
+const MIB: usize = 1 << 20;
+/// A drive without any path is waited for half a minute, and several go one after the other.
+const GONE_WITHIN: Duration = Duration::from_secs(120);
+
+/// An enclosure that is served. Dropped, it ends.
+struct Drawer {
+    name: String,
+    run_dir: PathBuf,
+    process: Child,
+    /// Addresses of its paths, and its subsystem.
+    paths: Vec<String>,
+    subsystem: String,
+}
+
+impl Drawer {
+    /// One of two bays and two paths.
+    fn start(array: &Box, name: &str, more: &[&str]) -> Self {
+        let run_dir = array.path("enclosures");
+        let any = ["--path", "127.0.0.1:0", "--path", "127.0.0.1:0"];
+        let log = File::options().create(true).append(true).open(array.path("enclosures.log"));
+        let mut process = Command::new(LEVADA)
+            .args(["enclosure", "serve", name, "--bays", "2", "--ram", "--size", "96MiB"])
+            .args(any)
+            .args(more)
+            .env("LEVADA_ENCLOSURES_DIR", &run_dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log.expect("a log"))
+            .spawn()
+            .expect("the program starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("its output")).lines();
+        let mut paths = Vec::new();
+        let mut subsystem = String::new();
+        for _ in 0..2 {
+            let line = lines.next().expect("it says where it is").expect("text");
+            let place = line.strip_prefix("nvme+tcp://").expect("a URL");
+            let (address, rest) = place.split_once('/').expect("a subsystem");
+            paths.push(address.to_owned());
+            subsystem = rest.split_once(": enclosure").expect("what it is").0.to_owned();
+        }
+        Self { name: name.to_owned(), run_dir, process, paths, subsystem }
+    }
+
+    fn url(&self, bay: usize) -> String {
+        format!("nvme+tcp://{}/{}?ns={bay}", self.paths.join(","), self.subsystem)
+    }
+
+    fn order(&self, order: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(LEVADA);
+        command.args(["enclosure", order, &self.name]).args(arguments);
+        command.env("LEVADA_ENCLOSURES_DIR", &self.run_dir);
+        run(&mut command, LIMIT)
+    }
+
+    fn ok(&self, order: &str, arguments: &[&str]) -> String {
+        let output = self.order(order, arguments);
+        assert!(output.status.success(), "{order} {arguments:?}: {}", said(&output));
+        said(&output)
+    }
+
+    fn refused(&self, order: &str, arguments: &[&str], part: &str) {
+        let output = self.order(order, arguments);
+        let said = said(&output);
+        assert!(output.status.code() == Some(1) && said.contains(part), "{order}: {said}");
+    }
+}
+
+impl Drop for Drawer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What a piece of the array holds after a round.
+fn pattern(round: u8, piece: usize) -> Vec<u8> {
+    (0..MIB).map(|at| (at / 11) as u8 ^ round.wrapping_mul(31) ^ piece as u8).collect()
+}
+
+/// Writes all pieces, and reads back what is there.
+fn round(file: &File, number: u8, pieces: usize) {
+    for piece in 0..pieces {
+        let at = (piece * MIB) as u64;
+        file.write_all_at(&pattern(number, piece), at).expect("written");
+    }
+    file.sync_data().expect("durable");
+    check(file, number, pieces);
+}
+
+fn check(file: &File, number: u8, pieces: usize) {
+    let mut there = vec![0; MIB];
+    for piece in 0..pieces {
+        file.read_exact_at(&mut there, (piece * MIB) as u64).expect("read");
+        assert!(there == pattern(number, piece), "piece {piece} of round {number}");
+    }
+}
+
+#[test]
+fn an_array_outlives_paths_drives_and_an_enclosure() {
+    let mut array = Box::new();
+    let drawers: Vec<Drawer> =
+        ["e1", "e2", "e3"].iter().map(|name| Drawer::start(&array, name, &[])).collect();
+    let urls: Vec<String> =
+        drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    array.ok(&[&["create", "far", "--level", "6"][..], &urls].concat());
+    array.serve(&urls);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 32);
+
+    // A path goes, and comes back; then the other one hangs. Nothing fails, and nothing waits long.
+    for order in [&["1", "down"][..], &["1", "up"], &["2", "hung"], &["2", "up"]] {
+        drawers[0].ok("path", order);
+        let begun = Instant::now();
+        round(&file, 2, 8);
+        assert!(begun.elapsed() < Duration::from_secs(45), "{order:?}: {:?}", begun.elapsed());
+    }
+    // A drive is pulled, then all of its enclosure is without power: as many as there are parities.
+    drawers[1].ok("pull", &["1"]);
+    round(&file, 3, 16);
+    drawers[1].ok("power", &["off"]);
+    let begun = Instant::now();
+    round(&file, 4, 32);
+    assert!(begun.elapsed() < GONE_WITHIN, "{:?}", begun.elapsed());
+    let status = array.json(&["show", urls[0]]);
+    let faulty = status["members"].as_array().expect("members").iter();
+    assert_eq!(faulty.filter(|member| member["state"] != "in-sync").count(), 2, "{status}");
+    drop(file);
+    array.stop();
+    // Without the enclosure, from the drives that are left.
+    let left = [urls[0], urls[1], urls[4], urls[5]];
+    array.serve(&[&["--degraded"][..], &left].concat());
+    check(&File::open(array.file()).expect("open"), 4, 32);
+    array.stop();
+}
+
+#[test]
+fn an_enclosure_says_how_it_is_and_what_it_refuses() {
+    let array = Box::new();
+    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = probe.local_addr().expect("bound").to_string();
+    drop(probe);
+    let drawer = Drawer::start(&array, "e1", &["--status", &at]);
+    let shown = drawer.ok("show", &[]);
+    assert!(shown.contains("2 of 2 drives") && shown.contains("path 2"), "{shown}");
+    drawer.refused("pull", &["3"], "there is no bay 3: they are 1 to 2");
+    drawer.refused("insert", &["1"], "bay 1 has its drive");
+    drawer.refused("path", &["9", "down"], "there is no path 9");
+    drawer.refused("power", &["on"], "the power is on");
+    drawer.ok("pull", &["2"]);
+    drawer.refused("pull", &["2"], "bay 2 is empty");
+    let ask = |request: &str| {
+        let mut stream = TcpStream::connect(&at).expect("it answers");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        answer
+    };
+    let answer = ask("GET /bays HTTP/1.1\r\nHost: e1\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let bays: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    assert_eq!((&bays[0]["has_drive"], &bays[1]["has_drive"]), (&true.into(), &false.into()));
+    assert!(ask("GET /else HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+    assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ask("what\r\n\r\n").starts_with("HTTP/1.1 400"));
+    let missing = Command::new(LEVADA)
+        .args(["enclosure", "show", "e9"])
+        .env("LEVADA_ENCLOSURES_DIR", array.path("enclosures"))
+        .output()
+        .expect("it runs");
+    assert!(said(&missing).contains("no enclosure e9 is served"), "{}", said(&missing));
+    let twice = Command::new(LEVADA)
+        .args(["enclosure", "serve", "e1", "--path", "127.0.0.1:0", "--ram"])
+        .env("LEVADA_ENCLOSURES_DIR", array.path("enclosures"))
+        .output()
+        .expect("it runs");
+    assert!(said(&twice).contains("is served already"), "{}", said(&twice));
+}
