@@ -288,7 +288,8 @@ impl Stream {
     ///
     /// What `recv(2)` says.
     pub async fn read(&self, into: BufMut) -> io::Result<(BufMut, usize)> {
-        self.receive(into, 0, 0).await
+        let (into, read) = self.receive(into, 0, 0).await;
+        Ok((into, read?))
     }
 
     /// Fills the whole buffer.
@@ -296,17 +297,24 @@ impl Stream {
     /// # Errors
     ///
     /// What `recv(2)` says; [`io::ErrorKind::UnexpectedEof`] when the stream ends first.
-    pub async fn read_exact(&self, mut into: BufMut) -> io::Result<BufMut> {
+    pub async fn read_exact(&self, into: BufMut) -> io::Result<BufMut> {
+        let (into, landed) = self.land(into).await;
+        landed.map(|()| into)
+    }
+
+    /// Fills the whole buffer as [`Stream::read_exact`], and hands it back also when that fails.
+    pub async fn land(&self, mut into: BufMut) -> (BufMut, io::Result<()>) {
         let mut done = 0;
         while done < into.len() {
             let read;
-            (into, read) = self.receive(into, done, libc::MSG_WAITALL).await?;
-            if read == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+            (into, read) = self.receive(into, done, libc::MSG_WAITALL).await;
+            match read {
+                Ok(0) => return (into, Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(read) => done += read,
+                Err(error) => return (into, Err(error)),
             }
-            done += read;
         }
-        Ok(into)
+        (into, Ok(()))
     }
 
     async fn receive(
@@ -314,7 +322,7 @@ impl Stream {
         mut into: BufMut,
         skip: usize,
         flags: i32,
-    ) -> io::Result<(BufMut, usize)> {
+    ) -> (BufMut, io::Result<usize>) {
         let ring = Core::current_ring();
         loop {
             // SAFETY: descriptor and buffer are kept.
@@ -330,8 +338,7 @@ impl Stream {
             into = kept.1;
             match read {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(read) => return Ok((into, read)),
-                Err(error) => return Err(error),
+                read => return (into, read),
             }
         }
     }
@@ -571,6 +578,24 @@ mod tests {
                     assert_eq!(if value == 1 { found.min(1) } else { found }, value, "{what}");
                 }
             }
+        });
+    }
+
+    #[test]
+    fn memory_comes_back_from_a_stream_that_ends() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("bound");
+            let made = Stream::connect(listener.local_addr().expect("TCP")).await.expect("made");
+            let taken = listener.accept().await.expect("taken");
+            made.write_all(BufMut::copy_of(b"some").freeze().into_vec()).await.expect("sent");
+            made.shutdown(std::net::Shutdown::Both).expect("ended");
+            let mut whole = BufMut::zeroed(100);
+            let head = whole.split_to(50);
+            let (mut head, landed) = taken.land(head).await;
+            assert_eq!(landed.expect_err("cut off").kind(), io::ErrorKind::UnexpectedEof);
+            // The same memory.
+            head.unsplit(whole);
+            assert_eq!((head.len(), &head[..4]), (100, &b"some"[..]));
         });
     }
 }

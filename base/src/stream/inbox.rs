@@ -93,6 +93,24 @@ impl<S: ByteStream> Inbox<S> {
         Ok(whole)
     }
 
+    /// Fills `into` as [`Inbox::fill_exactly`], and hands it back also when that fails.
+    pub async fn land(&mut self, into: BufMut) -> (BufMut, io::Result<()>) {
+        let mut rest = into;
+        let there = (self.end - self.start).min(rest.len());
+        let Some(buffer) = self.buffer.as_ref() else {
+            return (rest, Err(io::ErrorKind::Interrupted.into()));
+        };
+        let mut whole = rest.split_to(there);
+        whole.copy_from_slice(&buffer[self.start..self.start + there]);
+        self.start += there;
+        if rest.is_empty() {
+            return (whole, Ok(()));
+        }
+        let (rest, landed) = self.stream.land(rest).await;
+        whole.unsplit(rest);
+        (whole, landed)
+    }
+
     /// Takes the next `bytes`, and forgets them.
     ///
     /// # Errors

@@ -29,6 +29,20 @@ pub trait ByteStream: Clone {
     /// Fills all of `into`; [`io::ErrorKind::UnexpectedEof`] when the other side ends first.
     fn read_exact(&self, into: BufMut) -> impl Future<Output = io::Result<BufMut>>;
 
+    /// Fills all of `into`, and hands it back also when that fails: for who must not lose the memory, which is part of
+    /// something larger. A stream that cannot do that by itself pays with a copy.
+    fn land(&self, mut into: BufMut) -> impl Future<Output = (BufMut, io::Result<()>)> {
+        async move {
+            match self.read_exact(BufMut::for_overwrite(into.len())).await {
+                Ok(read) => {
+                    into.copy_from_slice(&read);
+                    (into, Ok(()))
+                }
+                Err(error) => (into, Err(error)),
+            }
+        }
+    }
+
     /// Sends all of `from`.
     fn write_all(&self, from: IoVec) -> impl Future<Output = io::Result<()>>;
 
@@ -43,6 +57,10 @@ impl ByteStream for Stream {
 
     async fn read_exact(&self, into: BufMut) -> io::Result<BufMut> {
         Self::read_exact(self, into).await
+    }
+
+    async fn land(&self, into: BufMut) -> (BufMut, io::Result<()>) {
+        Self::land(self, into).await
     }
 
     async fn write_all(&self, from: IoVec) -> io::Result<()> {
