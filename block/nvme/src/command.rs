@@ -215,6 +215,12 @@ impl Command {
         self
     }
 
+    /// The same, as another one of its queue.
+    #[must_use]
+    pub fn with_id(self, id: u16) -> Self {
+        self.with_part(2, &id.to_le_bytes())
+    }
+
     #[must_use]
     pub fn with_data(mut self, data: DataPointer) -> Self {
         self.bytes[1] = SGL;

@@ -1,7 +1,10 @@
 //! Entry points for the fuzzer, and for tests with random bytes.
 
 use crate::fabrics::{CONNECT_BYTES, Connect, ConnectData, PropertyAccess};
-use crate::identify::{ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, listed_namespaces};
+use crate::identify::{
+    ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, listed_namespaces,
+    parse_namespace_descriptors,
+};
 use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
 use crate::{Command, log};
@@ -66,6 +69,8 @@ pub fn answers(bytes: &[u8]) {
     if let Some(page) = bytes.first_chunk::<IDENTIFY_BYTES>() {
         let _ = ControllerIdentity::parse(page);
         let _ = NamespaceIdentity::parse(page);
+        let names = parse_namespace_descriptors(page).map(|(_, name)| 4 + name.len());
+        assert!(names.sum::<usize>() <= IDENTIFY_BYTES);
         assert!(listed_namespaces(page).count() <= IDENTIFY_BYTES / 4);
     }
     if let Some(page) = bytes.first_chunk() {

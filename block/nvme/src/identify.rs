@@ -291,12 +291,14 @@ impl NamespaceIdentity {
     }
 }
 
+/// The type of a namespace's GUID among its names, and of its UUID.
+pub const NGUID: u8 = 2;
+pub const UUID: u8 = 3;
+
 /// The names of a namespace: its GUID, once as such and once as UUID, which hosts prefer (Base, 5.15.2.4), and that it has the NVM
 /// command set.
 #[must_use]
 pub fn namespace_descriptors(guid: [u8; 16]) -> Vec<u8> {
-    const NGUID: u8 = 2;
-    const UUID: u8 = 3;
     const COMMAND_SET: u8 = 4;
     let mut bytes = Vec::with_capacity(IDENTIFY_BYTES);
     for kind in [NGUID, UUID] {
@@ -306,6 +308,20 @@ pub fn namespace_descriptors(guid: [u8; 16]) -> Vec<u8> {
     bytes.extend([COMMAND_SET, 1, 0, 0, 0]);
     bytes.resize(IDENTIFY_BYTES, 0);
     bytes
+}
+
+/// Reads such names: what tells the namespace from every other, as type and value. What does not
+/// fit, or has no length, ends the list.
+pub fn parse_namespace_descriptors(
+    bytes: &[u8; IDENTIFY_BYTES],
+) -> impl Iterator<Item = (u8, &[u8])> {
+    let mut rest = &bytes[..];
+    std::iter::from_fn(move || {
+        let (head, behind) = rest.split_first_chunk::<4>()?;
+        let (value, behind) = behind.split_at_checked(usize::from(head[1]))?;
+        rest = behind;
+        (!value.is_empty()).then_some((head[0], value))
+    })
 }
 
 /// A list of namespaces' identifiers, ascending, those above `after` and as many as an answer has room for.
