@@ -101,6 +101,13 @@ impl Status {
         self.code >> 8 == 3
     }
 
+    /// The medium holds something else than what was written: checks of protection information, or blocks that were never written
+    /// (Base, 4.6.1.2.3: 82h to 84h and 87h).
+    #[must_use]
+    pub const fn is_of_integrity(self) -> bool {
+        matches!(self.code, 0x282..=0x284 | 0x287)
+    }
+
     pub(crate) fn from_field(field: u16) -> Self {
         Self { code: field >> 1 & 0x7ff, do_not_retry: field >> 15 == 1 }
     }
