@@ -467,6 +467,12 @@ impl Buf {
         POOL.with_borrow(|pool| Some(pool.arena.as_ref()?.offset_of(self.as_ptr())))
     }
 
+    /// True for memory of another process, which may change it once it was told that nobody needs it.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.region.origin, Origin::Foreign(_))
+    }
+
     /// Bytes of the whole allocation that this view keeps alive.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
