@@ -1,6 +1,6 @@
 //! Devices: one interface for everything that stores blocks.
 //!
-//! Stores: [`FileDevice`] (file or block device), [`RamDevice`], [`NullDevice`]. Wrappers:
+//! Stores: [`FileDevice`] (file or block device), [`nvme`] (a namespace of a remote subsystem), [`RamDevice`], [`NullDevice`]. Wrappers:
 //! [`ModelDevice`] (rate and latency), [`FaultDevice`], [`VolatileDevice`] (power loss). A
 //! [`Drive`] is a device with a label; its [`Slice`]s are the members of arrays.
 //!
@@ -15,6 +15,7 @@ mod foreign;
 mod label;
 mod model;
 mod null;
+pub mod nvme;
 mod ram;
 mod slice;
 mod volatile;

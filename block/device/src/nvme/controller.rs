@@ -1,0 +1,461 @@
+//! One controller: an admin queue and I/O queues of a subsystem, at one address.
+//!
+//! What always holds:
+//! - The queues of a controller end together. When one does, for whatever reason, nothing more is sent on the others, so that the target
+//!   hears no sign of life any more.
+//! - What a controller says of itself is checked before anything is sent that depends on it.
+
+use super::exchange::COMMANDS_MAX;
+use super::options::{Network, Options};
+use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
+use futures_util::future::{join_all, select_all};
+use levada_base::reactor;
+use levada_base::stream::ByteStream;
+use levada_base::sync::Notify;
+use levada_base::{Buf, BufMut, IoVec, IoVecMut};
+use levada_nvme::fabrics::{
+    ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
+    PropertyAccess,
+};
+use levada_nvme::identify::{ControllerIdentity, Events, IDENTIFY_BYTES, Identify};
+use levada_nvme::log::{ADMIN_QUEUE_ENTRIES, Event, GetLogPage};
+use levada_nvme::{AdminOpcode, Command, Completion, Feature, Nqn, NqnError, Status};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// Data of the page that tells of an event which is not known here: enough for the target to tell of the next.
+const UNKNOWN_PAGE_BYTES: usize = 512;
+/// A look at whether the controller is ready, or has shut down.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long a shutdown in order may take before the connections are closed all the same.
+const SHUTDOWN: Duration = Duration::from_secs(1);
+
+/// Why there is no controller.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("cannot connect: {0}")]
+    Io(#[from] io::Error),
+    #[error("no answer within {} ms", limit.as_millis())]
+    Silent { limit: Duration },
+    /// The connection ended while it was set up.
+    #[error("the connection ended: {why}")]
+    Ended { why: String },
+    /// A command that every controller has failed.
+    #[error("the target refuses {command}: {status}")]
+    Refused { command: &'static str, status: Status },
+    #[error("the target wants hosts to authenticate themselves, which is not possible here")]
+    AuthenticationRequired,
+    #[error("the controller has failed, or does not become ready")]
+    NotReady,
+    #[error("the target answers for subsystem {found}")]
+    OtherSubsystem { found: Nqn },
+    #[error("the subsystem has no name: {0}")]
+    Nameless(#[from] NqnError),
+    /// What it says of itself cannot be.
+    #[error("the controller contradicts itself: {what}")]
+    Contradiction { what: &'static str },
+    /// It is not what it was, or not the same as on other paths.
+    #[error("{what}")]
+    Different { what: String },
+}
+
+/// What the target told of, and nobody has looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub ana: bool,
+    pub namespaces: bool,
+}
+
+/// See the module.
+pub(crate) struct Controller<S> {
+    pub identity: ControllerIdentity,
+    admin: Rc<Queue<S>>,
+    queues: Vec<Rc<Queue<S>>>,
+    /// Of an admin command.
+    limit: Duration,
+    told: Cell<Told>,
+    event: Notify,
+}
+
+/// Queues while they are made: closed again when that fails.
+struct Making<S: ByteStream + 'static>(RefCell<Vec<Rc<Queue<S>>>>);
+
+/// The admin queue, by which everything else is asked.
+struct Admin<'a, S> {
+    queue: &'a Rc<Queue<S>>,
+    limit: Duration,
+}
+
+impl<S: ByteStream + 'static> Admin<'_, S> {
+    async fn ask(
+        &self,
+        what: &'static str,
+        command: Command,
+        from: IoVec,
+        into: IoVecMut,
+    ) -> Result<(Completion, IoVecMut), ConnectError> {
+        let request = Request { from, into, ..Request::new(command, self.limit) };
+        let answered = self.queue.run(request).await;
+        match answered.outcome {
+            Ok(completion) if completion.status.is_success() => Ok((completion, answered.into)),
+            Ok(Completion { status, .. }) => Err(ConnectError::Refused { command: what, status }),
+            Err(Unanswered::Damaged) => {
+                Err(ConnectError::Ended { why: Unanswered::Damaged.to_string() })
+            }
+            Err(Unanswered::Lost) => Err(ended(self.queue)),
+        }
+    }
+
+    async fn tell(&self, what: &'static str, command: Command) -> Result<u64, ConnectError> {
+        let asked = self.ask(what, command, IoVec::new(), IoVecMut::new()).await;
+        asked.map(|(completion, _)| completion.result)
+    }
+
+    async fn fetch(
+        &self,
+        what: &'static str,
+        command: Command,
+        bytes: usize,
+    ) -> Result<Buf, ConnectError> {
+        let into = BufMut::for_overwrite(bytes).into_vec();
+        let (_, mut into) = self.ask(what, command, IoVec::new(), into).await?;
+        Ok(into.remove(0).freeze())
+    }
+
+    async fn get(&self, property: Property) -> Result<u64, ConnectError> {
+        self.tell("Property Get", PropertyAccess::get(property, 0)).await
+    }
+
+    async fn set(&self, property: Property, value: u64) -> Result<(), ConnectError> {
+        self.tell("Property Set", PropertyAccess::set(property, value, 0)).await.map(drop)
+    }
+
+    /// Enables the controller, and waits until it is ready.
+    async fn enable(&self) -> Result<Capabilities, ConnectError> {
+        let capabilities = Capabilities::parse(self.get(Property::Capabilities).await?);
+        let enabled = u64::from(Configuration::ENABLED.0);
+        self.set(Property::Configuration, enabled).await?;
+        // In units of 500 ms; 0 is none that can be kept.
+        let limit = Duration::from_millis(500) * u32::from(capabilities.timeout.max(1));
+        let begun = reactor::now();
+        loop {
+            let state = ControllerState::parse(self.get(Property::Status).await? as u32);
+            if state.has_failed {
+                return Err(ConnectError::NotReady);
+            }
+            if state.is_ready {
+                return Ok(capabilities);
+            }
+            if begun.elapsed() > limit {
+                return Err(ConnectError::NotReady);
+            }
+            reactor::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+/// Why the queue is no longer there.
+fn ended<S: ByteStream + 'static>(queue: &Queue<S>) -> ConnectError {
+    match queue.end().as_deref() {
+        Some(QueueError::Silent { limit }) => ConnectError::Silent { limit: *limit },
+        Some(reason) => ConnectError::Ended { why: reason.to_string() },
+        None => ConnectError::Ended { why: Unanswered::Lost.to_string() },
+    }
+}
+
+impl<S: ByteStream + 'static> Making<S> {
+    async fn queue<N: Network<Stream = S>>(
+        &self,
+        network: &N,
+        address: SocketAddr,
+        terms: Terms,
+    ) -> Result<Rc<Queue<S>>, ConnectError> {
+        let stream = network.connect(address).await?;
+        let queue = Queue::open(stream, terms).await.map_err(|error| match error {
+            QueueError::Io(error) => ConnectError::Io(error),
+            error => ConnectError::Ended { why: error.to_string() },
+        })?;
+        self.0.borrow_mut().push(Rc::clone(&queue));
+        Ok(queue)
+    }
+}
+
+impl<S: ByteStream + 'static> Drop for Making<S> {
+    fn drop(&mut self) {
+        for queue in self.0.take() {
+            reactor::spawn(async move { queue.close(QueueError::Closed).await });
+        }
+    }
+}
+
+impl<S: ByteStream + 'static> Controller<S> {
+    /// Connects a new controller of `subsystem`, with I/O queues unless it is one of discovery.
+    pub async fn connect<N: Network<Stream = S>>(
+        network: &N,
+        address: SocketAddr,
+        subsystem: &Nqn,
+        options: &Options,
+    ) -> Result<Rc<Self>, ConnectError> {
+        let limit = options.timing.connect;
+        let connecting = Self::connect_all(network, address, subsystem, options);
+        reactor::timeout(limit, connecting).await.unwrap_or(Err(ConnectError::Silent { limit }))
+    }
+
+    async fn connect_all<N: Network<Stream = S>>(
+        network: &N,
+        address: SocketAddr,
+        subsystem: &Nqn,
+        options: &Options,
+    ) -> Result<Rc<Self>, ConnectError> {
+        let limit = options.timing.connect;
+        let making = Making(RefCell::default());
+        let terms = Terms {
+            digests: options.digests,
+            commands: usize::from(ADMIN_QUEUE_ENTRIES) - 1,
+            in_capsule_bytes: 0,
+            settle: options.timing.settle,
+        };
+        let data = |controller| ConnectData {
+            host_id: options.host.id,
+            controller,
+            subsystem: subsystem.clone(),
+            host: options.host.nqn.clone(),
+        };
+        let connect = async |queue: &Rc<Queue<S>>, connect: Connect, data: ConnectData| {
+            let admin = Admin { queue, limit };
+            let from = Buf::copy_of(&data.to_bytes()).into_vec();
+            let asked = admin.ask("Connect", connect.command(0), from, IoVecMut::new()).await;
+            let (completion, _) = asked.map_err(|error| match error {
+                ConnectError::Refused { status, .. }
+                    if status.is(Status::AUTHENTICATION_REQUIRED) =>
+                {
+                    ConnectError::AuthenticationRequired
+                }
+                other => other,
+            })?;
+            // Bits 17:16: by one protocol or another.
+            match completion.result >> 16 & 0b11 {
+                0 => Ok(completion.result as u16),
+                _ => Err(ConnectError::AuthenticationRequired),
+            }
+        };
+        let queue = making.queue(network, address, terms).await?;
+        let keep_alive_ms = options.timing.keep_alive.as_millis() as u32;
+        let first = Connect {
+            format: 0,
+            queue: 0,
+            queue_entries_less_one: ADMIN_QUEUE_ENTRIES - 1,
+            is_without_flow_control: false,
+            keep_alive_ms,
+        };
+        let id = connect(&queue, first, data(ANY_CONTROLLER)).await?;
+        let admin = Admin { queue: &queue, limit };
+        let capabilities = admin.enable().await?;
+        let command = Command::new(AdminOpcode::Identify as u8, 0, 0)
+            .with_dword(10, Identify::Controller as u32);
+        let page = admin.fetch("Identify", command, IDENTIFY_BYTES).await?;
+        let page = page.first_chunk().expect("as many were fetched");
+        let identity = ControllerIdentity::parse(page)?;
+        if identity.subsystem != *subsystem && !identity.is_discovery {
+            return Err(ConnectError::OtherSubsystem { found: identity.subsystem });
+        }
+        let mut queues = Vec::new();
+        if !identity.is_discovery {
+            let granted = Self::ask_for_queues(&admin, options.queues.max(1)).await?;
+            let entries_max = match identity.queue_entries_max {
+                0 => u16::MAX,
+                entries => entries,
+            };
+            let entries = options
+                .queue_entries
+                .min(capabilities.queue_entries_max_less_one.saturating_add(1))
+                .min(entries_max)
+                .clamp(2, COMMANDS_MAX as u16 + 1);
+            for number in 1..=granted {
+                let commands = usize::from(entries) - 1;
+                let in_capsule_bytes = identity.in_capsule_bytes;
+                let terms = Terms { commands, in_capsule_bytes, ..terms };
+                let queue = making.queue(network, address, terms).await?;
+                let next = Connect {
+                    format: 0,
+                    queue: number,
+                    queue_entries_less_one: entries - 1,
+                    is_without_flow_control: true,
+                    keep_alive_ms: 0,
+                };
+                connect(&queue, next, data(id)).await?;
+                queues.push(queue);
+            }
+        }
+        let wanted = Events::NAMESPACES | Events::ANA | Events::DISCOVERY;
+        let events = identity.events & wanted;
+        if !events.is_empty() {
+            let command = set_feature(Feature::AsynchronousEvents, events.bits());
+            admin.tell("Set Features (events)", command).await?;
+        }
+        making.0.take();
+        let controller = Rc::new(Self {
+            identity,
+            admin: queue,
+            queues,
+            limit: options.timing.command,
+            told: Cell::default(),
+            event: Notify::default(),
+        });
+        controller.attend(options, !events.is_empty());
+        Ok(controller)
+    }
+
+    /// How many I/O queues there are, of those that are wanted.
+    async fn ask_for_queues(admin: &Admin<'_, S>, wanted: u16) -> Result<u16, ConnectError> {
+        let asked = u32::from(wanted - 1);
+        let command = set_feature(Feature::NumberOfQueues, asked | asked << 16);
+        let granted = admin.tell("Set Features (queues)", command).await?;
+        let (submission, completion) = (granted as u16, (granted >> 16) as u16);
+        Ok(submission.min(completion).saturating_add(1).min(wanted))
+    }
+
+    /// Starts what goes on for as long as the controller is there.
+    fn attend(self: &Rc<Self>, options: &Options, has_events: bool) {
+        let all: Vec<_> = self.all().cloned().collect();
+        reactor::spawn(async move {
+            let over: Vec<_> = all.iter().map(|queue| Box::pin(queue.over())).collect();
+            select_all(over).await;
+            join_all(all.iter().map(|queue| queue.close(QueueError::Closed))).await;
+        });
+        let admin = Rc::clone(&self.admin);
+        let timing = options.timing;
+        if !timing.keep_alive.is_zero() {
+            reactor::spawn(async move {
+                while admin.end().is_none() {
+                    let command = Command::new(AdminOpcode::KeepAlive as u8, 0, 0);
+                    let answered = admin.run(Request::new(command, timing.keep_alive_limit)).await;
+                    if answered.outcome.is_ok_and(|answer| !answer.status.is_success()) {
+                        admin.close(QueueError::Closed).await;
+                    }
+                    reactor::sleep(timing.keep_alive_every).await;
+                }
+            });
+        }
+        if has_events {
+            let (admin, weak) = (Rc::clone(&self.admin), Rc::downgrade(self));
+            reactor::spawn(async move { Self::listen(&admin, &weak).await });
+        }
+    }
+
+    /// Takes note of events, until there are none any more.
+    async fn listen(admin: &Rc<Queue<S>>, controller: &Weak<Self>) {
+        loop {
+            let command = Command::new(AdminOpcode::AsynchronousEventRequest as u8, 0, 0);
+            let forever = Request { limit: None, ..Request::new(command, Duration::ZERO) };
+            let answered = admin.run(forever).await;
+            let Ok(completion) = answered.outcome else { return };
+            let Some(controller) = controller.upgrade() else { return };
+            if !completion.status.is_success() {
+                return;
+            }
+            let mut told = controller.told.get();
+            match Event::of(completion.result) {
+                Some(Event::AnaChanged) => told.ana = true,
+                Some(Event::NamespacesChanged) => told.namespaces = true,
+                Some(Event::DiscoveryChanged | Event::ReservationNotice) | None => {}
+            }
+            // The page is read so that the target tells of the next; what it says is looked at by who is told. It is in bits 23:16.
+            let page = (completion.result >> 16) as u8;
+            let read = controller.log_page(page, u32::MAX, 0, UNKNOWN_PAGE_BYTES).await;
+            if let Err(ConnectError::Silent { .. } | ConnectError::Ended { .. }) = read {
+                return;
+            }
+            controller.told.set(told);
+            controller.event.notify_all();
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Rc<Queue<S>>> {
+        std::iter::once(&self.admin).chain(&self.queues)
+    }
+
+    fn admin(&self) -> Admin<'_, S> {
+        Admin { queue: &self.admin, limit: self.limit }
+    }
+
+    /// What was told since the last call.
+    pub fn take_told(&self) -> Told {
+        self.told.take()
+    }
+
+    /// Waits until something is told.
+    pub async fn told(&self) {
+        self.event.until(|| (self.told.get() != Told::default()).then_some(())).await;
+    }
+
+    /// The I/O queue with the fewest commands.
+    pub fn queue(&self) -> Option<&Rc<Queue<S>>> {
+        self.queues.iter().min_by_key(|queue| queue.busy())
+    }
+
+    /// False once one of the queues has ended.
+    pub fn is_open(&self) -> bool {
+        self.all().all(|queue| queue.end().is_none())
+    }
+
+    /// Waits until all queues are over: the first reason.
+    pub async fn over(&self) -> String {
+        let first = select_all(self.all().map(|queue| Box::pin(queue.over()))).await.0;
+        join_all(self.all().map(|queue| queue.over())).await;
+        first.to_string()
+    }
+
+    pub async fn identify(
+        &self,
+        what: Identify,
+        namespace: u32,
+    ) -> Result<Box<[u8; IDENTIFY_BYTES]>, ConnectError> {
+        let command =
+            Command::new(AdminOpcode::Identify as u8, 0, namespace).with_dword(10, what as u32);
+        let page = self.admin().fetch("Identify", command, IDENTIFY_BYTES).await?;
+        Ok(Box::new(*page.first_chunk().expect("as many were fetched")))
+    }
+
+    /// `bytes` of a log page, whole doublewords.
+    pub async fn log_page(
+        &self,
+        page: u8,
+        namespace: u32,
+        at: u64,
+        bytes: usize,
+    ) -> Result<Buf, ConnectError> {
+        let get = GetLogPage { page, specific: 0, keeps_event: false, at, bytes: bytes as u64 };
+        self.admin().fetch("Get Log Page", get.command(0, namespace), bytes).await
+    }
+
+    /// Ends the controller at once.
+    pub async fn close(&self) {
+        join_all(self.all().map(|queue| queue.close(QueueError::Closed))).await;
+    }
+
+    /// Ends the controller in order: what it has under way is finished, and it knows that the host is gone.
+    pub async fn shut_down(&self) {
+        let admin = self.admin();
+        let shutting_down = async {
+            let configuration = u64::from(Configuration::ENABLED.shut_down().0);
+            admin.set(Property::Configuration, configuration).await?;
+            while !ControllerState::parse(admin.get(Property::Status).await? as u32).is_shut_down {
+                reactor::sleep(LOOK_EVERY).await;
+            }
+            Ok::<_, ConnectError>(())
+        };
+        // One that does not answer is closed all the same.
+        let _ = reactor::timeout(SHUTDOWN, shutting_down).await;
+        self.close().await;
+    }
+}
+
+fn set_feature(feature: Feature, value: u32) -> Command {
+    Command::new(AdminOpcode::SetFeatures as u8, 0, 0)
+        .with_dword(10, feature as u32)
+        .with_dword(11, value)
+}

@@ -1,0 +1,70 @@
+//! Which subsystems there are at an address.
+
+use super::controller::{ConnectError, Controller};
+use super::options::{Network, Options};
+use levada_nvme::log::{
+    DISCOVERY_ENTRY_BYTES, DISCOVERY_HEADER_BYTES, DiscoveryEntry, LogPage,
+    parse_discovery_entries, parse_discovery_header,
+};
+use levada_nvme::{DISCOVERY_NQN, Nqn};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Entries that are read, at most.
+const ENTRIES_MAX: u64 = 4096;
+/// Entries that are read at once.
+const ENTRIES_AT_ONCE: u64 = 16;
+/// The page may change while it is read so often.
+const TRIES: usize = 8;
+
+/// Lists what a discovery controller knows, those of other transports left out.
+///
+/// # Errors
+///
+/// A [`ConnectError`]: there is no such controller, or its page changes faster than it can be read.
+pub async fn discover<N: Network>(
+    network: &N,
+    address: SocketAddr,
+    options: &Options,
+) -> Result<Vec<DiscoveryEntry>, ConnectError> {
+    let mut options = options.clone();
+    // Nobody waits for anything else on this connection.
+    options.timing.keep_alive = Duration::ZERO;
+    let subsystem = Nqn::new(DISCOVERY_NQN)?;
+    let controller = Controller::connect(network, address, &subsystem, &options).await?;
+    let mut found = Ok(None);
+    for _ in 0..TRIES {
+        found = read(&controller).await;
+        if !matches!(found, Ok(None)) {
+            break;
+        }
+    }
+    controller.shut_down().await;
+    found?.ok_or(ConnectError::Contradiction { what: "its list of subsystems does not hold still" })
+}
+
+/// Reads the page; `None`: it has changed meanwhile.
+async fn read<S: levada_base::stream::ByteStream + 'static>(
+    controller: &Controller<S>,
+) -> Result<Option<Vec<DiscoveryEntry>>, ConnectError> {
+    const PAGE: u8 = LogPage::Discovery as u8;
+    let head = async || {
+        let head = controller.log_page(PAGE, 0, 0, DISCOVERY_HEADER_BYTES).await?;
+        let head = head.first_chunk().expect("as many were fetched");
+        Ok::<_, ConnectError>(parse_discovery_header(head))
+    };
+    let (generation, count) = head().await?;
+    if count > ENTRIES_MAX {
+        return Err(ConnectError::Contradiction {
+            what: "it lists more subsystems than there are",
+        });
+    }
+    let mut entries = Vec::new();
+    for first in (0..count).step_by(ENTRIES_AT_ONCE as usize) {
+        let at = DISCOVERY_HEADER_BYTES as u64 + first * DISCOVERY_ENTRY_BYTES as u64;
+        let bytes = ENTRIES_AT_ONCE.min(count - first) as usize * DISCOVERY_ENTRY_BYTES;
+        let page = controller.log_page(PAGE, 0, at, bytes).await?;
+        entries.extend(parse_discovery_entries(&page));
+    }
+    Ok((head().await?.0 == generation).then_some(entries))
+}

@@ -1,0 +1,36 @@
+//! The NVMe/TCP initiator: namespaces of remote subsystems as devices, in user space, on the reactor.
+//!
+//! From the top, as a request meets them:
+//! - `url`: where a namespace is, and how it is reached. `options`: who asks, and how long things may take.
+//! - [`NvmeNamespace`]: a request, cut into commands; `fence`: its owners; `verdict`: what a status means.
+//! - `paths`: which controller a command goes to, and what happens when one is lost. `unsettled`: changes that may still happen;
+//!   `unflushed`: changes that may have to be made again.
+//! - `controller`: an admin queue and I/O queues that live and die together. `discovery`: what there is at an address.
+//! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
+//!
+//! The rules for time and loss: docs/design/0023-nvme-initiator.md.
+
+mod controller;
+mod discovery;
+mod exchange;
+mod fence;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod landing;
+mod namespace;
+mod options;
+mod paths;
+mod queue;
+#[cfg(test)]
+mod tests;
+mod unflushed;
+mod unsettled;
+mod url;
+mod verdict;
+
+pub use controller::ConnectError;
+pub use discovery::discover;
+pub use namespace::{NamespaceError, NvmeNamespace};
+pub use options::{Host, Network, Options, Tcp, Timing};
+pub use paths::{PathStatus, Standing};
+pub use url::{NvmeUrl, UrlError};

@@ -1,0 +1,459 @@
+//! A namespace of a remote subsystem, as a device.
+//!
+//! Requests are cut by what a command may have, and their parts are under way at once; each finds its own path (`paths`).
+//!
+//! What always holds:
+//! - A write without FUA, and zeroes, are kept until a flush covers them, as `unflushed` says. A flush comes by itself when that is much.
+//! - A flush covers what was confirmed before it, on whatever path.
+//! - Once another owner has taken the namespace, every change fails with [`BlockError::Fenced`].
+//!
+//! After a crash of this process the target may still carry out what it was sent. Where the namespace has reservations the next owner
+//! shuts that out ([`Device::fence`]): it is another host to the target, as each process has an identifier of its own.
+
+use super::controller::ConnectError;
+use super::landing::{cut, window};
+use super::options::{Network, Options, Tcp};
+use super::paths::{Known, Order, OrderError, PathStatus, Paths, every};
+use super::unflushed::Kept;
+use super::verdict::Asked;
+use super::{fence, url::NvmeUrl};
+use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use futures_util::future::try_join_all;
+use futures_util::stream::{self, TryStreamExt};
+use levada_base::buf::bytes_in;
+use levada_base::reactor;
+use levada_base::sync::Semaphore;
+use levada_base::units::MIB;
+use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, RangeGuard, RangeLocks};
+use levada_nvme::identify::OptionalCommands;
+use levada_nvme::{Command, IoOpcode, Nqn, Range};
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A command has no more data than this, also where it could.
+const COMMAND_BYTES_MAX: u64 = MIB;
+const BLOCKS_MAX: u64 = 1 << 16;
+/// What a target is asked to zero or to discard at once: more could take longer than a command may.
+const ZEROES_BYTES_MAX: u64 = 8 * MIB;
+const DISCARD_BYTES_MAX: u64 = 1024 * MIB;
+/// Commands of one request that are under way where each of them may be much work.
+const LARGE_AT_ONCE: usize = 4;
+/// Between looks at the target's own account of its health.
+const HEALTH_EVERY: Duration = Duration::from_secs(60);
+/// Warnings by which a drive asks to be replaced: all but that it is hot (Base, figure 196).
+const FAILING: u8 = 0b1_1101;
+/// Dataset Management discards.
+const DEALLOCATE: u32 = 1 << 2;
+
+/// Why a namespace cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// None of the addresses leads to it; each says why.
+    #[error("{url}: {}", told(paths))]
+    NoPath { url: String, paths: Vec<PathStatus> },
+    /// Its blocks are larger than those that arrays have.
+    #[error(
+        "{url} has blocks of {bytes} bytes; at most {} are supported",
+        levada_base::units::BLOCK_BYTES
+    )]
+    BlocksTooLarge { url: String, bytes: u64 },
+    #[error("{url} is read-only")]
+    ReadOnly { url: String },
+    /// A name has no address, or the resolver is out of reach.
+    #[error("{url}: {host}: {source}")]
+    Resolve { url: String, host: String, source: std::io::Error },
+    #[error("{url}: {source}")]
+    Connect { url: String, source: ConnectError },
+}
+
+fn told(paths: &[PathStatus]) -> String {
+    let told = paths.iter().map(|path| {
+        let why = path.why.as_deref().unwrap_or("not reached");
+        format!("{}: {why}", path.address)
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
+
+/// See the module.
+pub struct NvmeNamespace<N: Network = Tcp> {
+    info: DeviceInfo,
+    known: Rc<Known>,
+    paths: Rc<Paths<N>>,
+    health: Rc<Cell<Health>>,
+    /// Blocks that are being changed.
+    changing: RangeLocks,
+    /// One flush by itself at a time.
+    flushing: Rc<Semaphore>,
+}
+
+impl NvmeNamespace<Tcp> {
+    /// Opens the namespace that a URL names, over the network.
+    ///
+    /// # Errors
+    ///
+    /// A [`NamespaceError`].
+    pub async fn open(url: &NvmeUrl, options: Options) -> Result<Self, NamespaceError> {
+        let addresses = url.resolve()?;
+        let options = Options { digests: url.digests, ..options };
+        let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
+        Self::open_on(Tcp, &addresses, subsystem, namespace, options, url.to_string()).await
+    }
+}
+
+impl<N: Network> NvmeNamespace<N> {
+    /// Opens `namespace` of `subsystem`, or the only one if that is 0, over any of the addresses.
+    ///
+    /// # Errors
+    ///
+    /// A [`NamespaceError`] with the reasons of all paths.
+    pub async fn open_on(
+        network: N,
+        addresses: &[SocketAddr],
+        subsystem: Nqn,
+        namespace: u32,
+        options: Options,
+        name: String,
+    ) -> Result<Self, NamespaceError> {
+        let paths = Paths::new(network, addresses, subsystem, namespace, options);
+        let known = match paths.first().await {
+            Ok(known) => known,
+            Err(why) => {
+                paths.end();
+                return Err(NamespaceError::NoPath { url: name, paths: why });
+            }
+        };
+        let identity = known.identity;
+        let unusable = match () {
+            () if identity.block_bytes > levada_base::units::BLOCK_BYTES => {
+                let bytes = identity.block_bytes;
+                Some(NamespaceError::BlocksTooLarge { url: name.clone(), bytes })
+            }
+            () if identity.is_read_only => Some(NamespaceError::ReadOnly { url: name.clone() }),
+            () => None,
+        };
+        if let Some(error) = unusable {
+            paths.end();
+            return Err(error);
+        }
+        let limit = if known.data_bytes_max == 0 { u64::MAX } else { known.data_bytes_max };
+        let io_bytes_best = limit.min(COMMAND_BYTES_MAX).min(BLOCKS_MAX * identity.block_bytes);
+        let info = DeviceInfo {
+            name,
+            capacity_bytes: known.capacity_bytes(),
+            block_bytes: identity.block_bytes,
+            atomic_write_bytes: identity.block_bytes,
+            io_bytes_best,
+        };
+        let health = Rc::new(Cell::new(Health::default()));
+        let told = Rc::clone(&health);
+        every(&paths, HEALTH_EVERY, async move |paths: Rc<Paths<N>>| {
+            if let Some(page) = paths.health_page().await {
+                told.set(Health { failing: page.warnings & FAILING != 0, ..told.get() });
+            }
+        });
+        Ok(Self {
+            info,
+            known,
+            paths,
+            health,
+            changing: RangeLocks::default(),
+            flushing: Semaphore::new(1),
+        })
+    }
+
+    /// How the paths are doing.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathStatus> {
+        self.paths.status()
+    }
+
+    /// Commands that were sent again because a path had failed them, or lost them.
+    #[must_use]
+    pub fn resent(&self) -> u64 {
+        self.paths.resent.get()
+    }
+
+    /// Times that a change of blocks had to wait until a lost one of the same blocks can no longer happen.
+    #[must_use]
+    pub fn held_back(&self) -> u64 {
+        self.paths.held_back.get()
+    }
+
+    /// Names the namespace: what no other one has, as far as the target says.
+    #[must_use]
+    pub fn guid(&self) -> [u8; 16] {
+        self.known.identity.guid
+    }
+
+    /// Lets go of the target in order. Requests that are under way fail.
+    pub async fn close(self) {
+        self.paths.end();
+        self.paths.ended().await;
+    }
+
+    fn command(&self, opcode: IoOpcode) -> Command {
+        Command::new(opcode as u8, 0, self.known.namespace)
+    }
+
+    fn on_blocks(&self, opcode: IoOpcode, at: u64, bytes: u64) -> Command {
+        let block_bytes = self.info.block_bytes;
+        self.command(opcode).with_blocks(at / block_bytes, bytes / block_bytes)
+    }
+
+    fn has(&self, optional: OptionalCommands) -> bool {
+        self.known.optional.contains(optional)
+    }
+
+    fn order(&self, command: Command, operation: &'static str, at: u64, bytes: u64) -> Order {
+        let capacity_bytes = self.info.capacity_bytes;
+        let asked = Asked { operation, at, bytes, capacity_bytes, is_read: false };
+        Order { command, from: IoVec::new(), change: None, asked }
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Health)) {
+        let mut health = self.health.get();
+        change(&mut health);
+        self.health.set(health);
+    }
+
+    /// Has an order carried out, and says what became of it as devices do.
+    pub(super) async fn carry_out(
+        &self,
+        order: &Order,
+        into: IoVecMut,
+    ) -> Result<IoVecMut, BlockError> {
+        match self.paths.carry_out(order, into).await {
+            Ok((_, into)) => Ok(into),
+            Err(OrderError::Block(error)) => Err(error),
+            Err(OrderError::Conflict) => Err(fence::conflict(self).await),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Paths<N> {
+        &self.paths
+    }
+
+    pub(super) fn known(&self) -> &Known {
+        &self.known
+    }
+
+    async fn read_run(&self, at: u64, into: IoVecMut) -> Result<IoVecMut, BlockError> {
+        let bytes = bytes_in(&into);
+        let mut order = self.order(self.on_blocks(IoOpcode::Read, at, bytes), "read", at, bytes);
+        order.asked.is_read = true;
+        self.carry_out(&order, into).await
+    }
+
+    async fn write_run(
+        &self,
+        at: u64,
+        from: IoVec,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        let bytes = bytes_in(&from);
+        let mut command = self.on_blocks(IoOpcode::Write, at, bytes);
+        if durability == Durability::Fua {
+            command = command.with_fua();
+        }
+        let mut order = self.order(command, "write", at, bytes);
+        order.change = Some(self.paths.unsettled.change(at, bytes));
+        order.from = from;
+        let _turn = self.turn(at, bytes).await;
+        let is_kept = match durability {
+            Durability::Volatile => self.known.has_volatile_cache,
+            Durability::Fua => self.paths.unflushed.borrow().keeps_any(),
+        };
+        // A copy is made, where one must be, while the memory is still the caller's.
+        let kept = is_kept.then(|| {
+            let has_room = self.paths.unflushed.borrow().has_room(bytes);
+            has_room.then(|| Kept::write(at, &order.from))
+        });
+        self.carry_out(&order, IoVecMut::new()).await?;
+        if let Some(kept) = kept {
+            self.keep(&order, kept);
+        }
+        Ok(())
+    }
+
+    async fn zero_run(&self, at: u64, bytes: u64) -> Result<(), BlockError> {
+        let command = self.on_blocks(IoOpcode::WriteZeroes, at, bytes).with_deallocate();
+        let mut order = self.order(command, "write zeroes", at, bytes);
+        order.change = Some(self.paths.unsettled.change(at, bytes));
+        let _turn = self.turn(at, bytes).await;
+        self.carry_out(&order, IoVecMut::new()).await?;
+        if self.known.has_volatile_cache {
+            self.keep(&order, Some(Kept::Zeroes { at, bytes }));
+        }
+        Ok(())
+    }
+
+    async fn discard_run(&self, at: u64, bytes: u64) -> Result<(), BlockError> {
+        let block_bytes = self.info.block_bytes;
+        let range = Range { first_block: at / block_bytes, blocks: (bytes / block_bytes) as u32 };
+        let command = self.command(IoOpcode::DatasetManagement).with_dword(11, DEALLOCATE);
+        let mut order = self.order(command, "discard", at, bytes);
+        order.change = Some(self.paths.unsettled.change(at, bytes));
+        order.from = Buf::copy_of(&range.to_bytes()).into_vec();
+        let _turn = self.turn(at, bytes).await;
+        self.carry_out(&order, IoVecMut::new()).await.map(drop)
+    }
+
+    /// Changes of the same blocks take turns where they may have to be made again in their order.
+    async fn turn(&self, at: u64, bytes: u64) -> Option<RangeGuard<'_>> {
+        match self.known.has_volatile_cache {
+            true => Some(self.changing.lock(at, at + bytes).await),
+            false => None,
+        }
+    }
+
+    /// Keeps a change that was confirmed, and has it flushed in time.
+    fn keep(&self, order: &Order, kept: Option<Kept>) {
+        let mut unflushed = self.paths.unflushed.borrow_mut();
+        match (kept, &order.change) {
+            (Some(kept), Some(change)) if unflushed.has_room(order.asked.bytes) => {
+                unflushed.keep(change.clone(), kept);
+            }
+            _ => unflushed.forget(),
+        }
+        if unflushed.is_much()
+            && let Some(turn) = self.flushing.try_acquire(1)
+        {
+            drop(unflushed);
+            let paths = Rc::clone(&self.paths);
+            let order = self.order(self.command(IoOpcode::Flush), "flush", 0, 0);
+            reactor::spawn(async move {
+                // Who asks for a flush is told if there cannot be one.
+                let _ = flush(&paths, &order).await;
+                drop(turn);
+            });
+        }
+    }
+
+    /// Cuts a range into runs of at most `bytes_max`.
+    fn runs(at: u64, bytes: u64, bytes_max: u64) -> impl Iterator<Item = (u64, u64)> {
+        let end = at + bytes;
+        std::iter::successors(Some(at), move |at| Some(at + bytes_max))
+            .take_while(move |at| *at < end)
+            .map(move |at| (at, bytes_max.min(end - at)))
+    }
+}
+
+async fn flush<N: Network>(paths: &Paths<N>, order: &Order) -> Result<(), OrderError> {
+    let mark = paths.unflushed.borrow().mark();
+    paths.carry_out(order, IoVecMut::new()).await?;
+    paths.unflushed.borrow_mut().flushed(mark);
+    Ok(())
+}
+
+impl<N: Network> Drop for NvmeNamespace<N> {
+    fn drop(&mut self) {
+        self.paths.end();
+    }
+}
+
+impl<N: Network> Device for NvmeNamespace<N> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {
+        Box::pin(async move {
+            let bytes = bytes_in(&into);
+            check_range(&self.info, at, bytes)?;
+            if bytes == 0 {
+                return Ok(into);
+            }
+            let read = if bytes <= self.info.io_bytes_best {
+                self.read_run(at, into).await
+            } else {
+                let (runs, shape) = cut(into, self.info.io_bytes_best);
+                let starts = (at..).step_by(self.info.io_bytes_best as usize);
+                let runs = starts.zip(runs).map(|(at, run)| self.read_run(at, run));
+                try_join_all(runs).await.map(|runs| shape.join(runs))
+            };
+            self.count(|health| match read {
+                Ok(_) => health.bytes_read += bytes,
+                Err(_) => health.read_errors += 1,
+            });
+            read
+        })
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let bytes = bytes_in(&from);
+            check_range(&self.info, at, bytes)?;
+            let limit = self.info.io_bytes_best;
+            let written = match bytes {
+                0 => return Ok(()),
+                bytes if bytes <= limit => self.write_run(at, from, durability).await,
+                bytes => {
+                    let runs = Self::runs(at, bytes, limit).map(|(start, bytes)| {
+                        let part = window(&from, (start - at) as usize, bytes as usize);
+                        self.write_run(start, part, durability)
+                    });
+                    try_join_all(runs).await.map(drop)
+                }
+            };
+            self.count(|health| match written {
+                Ok(()) => health.bytes_written += bytes,
+                Err(_) => health.write_errors += 1,
+            });
+            written
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let order = self.order(self.command(IoOpcode::Flush), "flush", 0, 0);
+            match flush(&self.paths, &order).await {
+                Ok(()) => Ok(()),
+                Err(OrderError::Block(error)) => Err(error),
+                Err(OrderError::Conflict) => Err(fence::conflict(self).await),
+            }
+        })
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            check_range(&self.info, at, bytes)?;
+            // What cannot be discarded keeps the old bytes, which is allowed.
+            if !self.has(OptionalCommands::DATASET_MANAGEMENT) {
+                return Ok(());
+            }
+            let runs = stream::iter(Self::runs(at, bytes, DISCARD_BYTES_MAX).map(Ok));
+            let discard = |(at, bytes)| self.discard_run(at, bytes);
+            runs.try_for_each_concurrent(LARGE_AT_ONCE, discard).await
+        })
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            check_range(&self.info, at, bytes)?;
+            if self.has(OptionalCommands::WRITE_ZEROES) {
+                let limit = ZEROES_BYTES_MAX.min(BLOCKS_MAX * self.info.block_bytes);
+                let runs = stream::iter(Self::runs(at, bytes, limit).map(Ok));
+                let zero = |(at, bytes)| self.zero_run(at, bytes);
+                return runs.try_for_each_concurrent(LARGE_AT_ONCE, zero).await;
+            }
+            let limit = self.info.io_bytes_best;
+            let zeroes = BufMut::zeroed(bytes.min(limit) as usize).freeze();
+            let runs = stream::iter(Self::runs(at, bytes, limit).map(Ok));
+            let write = |(at, bytes): (u64, u64)| {
+                let from = zeroes.slice(0, bytes as usize).into_vec();
+                self.write_run(at, from, Durability::Volatile)
+            };
+            runs.try_for_each_concurrent(LARGE_AT_ONCE, write).await
+        })
+    }
+
+    fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
+        Box::pin(fence::fence(self, epoch))
+    }
+
+    fn health(&self) -> Health {
+        self.health.get()
+    }
+}

@@ -1,0 +1,720 @@
+//! The paths to a namespace: each an address with its controller, kept connected; commands go where they are answered.
+//!
+//! A path that ends, for whatever reason, gives its commands back, and they are sent on another one. Without any they wait, while every
+//! path tries to connect again, until `gone_after` is over.
+//!
+//! What always holds:
+//! - A path is used only while it leads to the namespace that was opened: the same names, the same blocks, at least as many.
+//! - A change is sent again elsewhere at once, but no other change of its blocks before the lost one can no longer happen: `unsettled`.
+//! - A path that was away is used only when another one has been there all along, or everything is written again that was confirmed and
+//!   not flushed: `unflushed`. If that is not known any more, the device is gone for good.
+//! - Of the paths that can be used, one that the target calls optimized is taken, and of those the one with the fewest commands.
+//! - A command waits, or is tried again, no longer than `gone_after` and what its last try takes; then the caller is told.
+
+use super::controller::{ConnectError, Controller};
+use super::options::{Network, Options};
+use super::queue::{Answered, Request, Unanswered, while_open};
+use super::unflushed::{Kept, Unflushed};
+use super::unsettled::{Change, Unsettled};
+use super::verdict::{Asked, Verdict};
+use crate::BlockError;
+use futures_util::future::{Either, select};
+use levada_base::reactor::{self, Instant};
+use levada_base::sync::{Notify, Semaphore};
+use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_nvme::identify::{
+    Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID, listed_namespaces,
+    parse_namespace_descriptors,
+};
+use levada_nvme::log::{AnaState, LogPage, parse_ana};
+use levada_nvme::{Command, Completion, IoOpcode, Nqn};
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// A path that does not reach the namespace is looked at again so often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between tries of a command that a path refuses.
+const AGAIN_FIRST: Duration = Duration::from_millis(10);
+const AGAIN_MAX: Duration = Duration::from_secs(1);
+/// Data of a read that arrive damaged are asked for so often.
+const DAMAGED_MAX: u32 = 8;
+/// A controller that lasted so long was a good one: the next try comes soon.
+const LASTED: Duration = Duration::from_secs(5);
+/// Room for what a controller says of paths, at most.
+const ANA_BYTES_MAX: usize = 1 << 20;
+
+/// What a namespace is, on every path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub namespace: u32,
+    pub identity: NamespaceIdentity,
+    /// By type; the serial number of the subsystem where the namespace has none.
+    names: Vec<(u8, Vec<u8>)>,
+    pub data_bytes_max: u64,
+    pub optional: OptionalCommands,
+    pub has_volatile_cache: bool,
+}
+
+/// How good a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Not connected.
+    Down,
+    /// Connected, and the namespace is not reached.
+    Unusable,
+    NonOptimized,
+    Optimized,
+}
+
+/// A path, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathStatus {
+    pub address: SocketAddr,
+    pub standing: Standing,
+    /// Why it is not connected, or not used.
+    pub why: Option<String>,
+}
+
+struct Path<S> {
+    address: SocketAddr,
+    controller: RefCell<Option<Rc<Controller<S>>>>,
+    standing: Cell<Standing>,
+    /// Nothing was lost while it was away, or it was made good.
+    is_whole: Cell<bool>,
+    why: RefCell<Option<String>>,
+    /// It has been tried.
+    was_tried: Cell<bool>,
+    look: Notify,
+}
+
+/// See the module.
+pub(crate) struct Paths<N: Network> {
+    network: N,
+    pub options: Options,
+    pub subsystem: Nqn,
+    /// 0: the only one that there is.
+    namespace: u32,
+    known: RefCell<Option<Rc<Known>>>,
+    paths: Vec<Path<N::Stream>>,
+    changed: Notify,
+    /// No path could be used since then.
+    unusable_since: Cell<Option<Instant>>,
+    pub unsettled: Rc<Unsettled>,
+    pub unflushed: RefCell<Unflushed>,
+    /// One path at a time is made whole.
+    making_whole: Rc<Semaphore>,
+    /// Counts how often the target may have lost what it had confirmed.
+    era: Cell<u64>,
+    /// What was confirmed may be lost, and cannot be written again.
+    has_lost: Cell<bool>,
+    /// Nobody uses it any more.
+    is_ending: Cell<bool>,
+    pub ours: Cell<Epoch>,
+    /// Commands that were given back by a path and sent again.
+    pub resent: Cell<u64>,
+    /// Times that a change waited for one that was lost.
+    pub held_back: Cell<u64>,
+}
+
+/// A command on blocks, as often as it takes.
+#[derive(Clone)]
+pub(crate) struct Order {
+    pub command: Command,
+    pub from: IoVec,
+    pub change: Option<Change>,
+    pub asked: Asked,
+}
+
+/// Why an order was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OrderError {
+    /// Another host has the reservation.
+    Conflict,
+    Block(BlockError),
+}
+
+impl<N: Network> Paths<N> {
+    pub fn new(
+        network: N,
+        addresses: &[SocketAddr],
+        subsystem: Nqn,
+        namespace: u32,
+        options: Options,
+    ) -> Rc<Self> {
+        let path = |address: &SocketAddr| Path {
+            address: *address,
+            controller: RefCell::default(),
+            standing: Cell::new(Standing::Down),
+            is_whole: Cell::new(false),
+            why: RefCell::default(),
+            was_tried: Cell::default(),
+            look: Notify::default(),
+        };
+        let paths = Rc::new(Self {
+            network,
+            options,
+            subsystem,
+            namespace,
+            known: RefCell::default(),
+            paths: addresses.iter().map(path).collect(),
+            changed: Notify::default(),
+            unusable_since: Cell::new(Some(reactor::now())),
+            unsettled: Rc::default(),
+            unflushed: RefCell::default(),
+            making_whole: Semaphore::new(1),
+            era: Cell::default(),
+            has_lost: Cell::default(),
+            is_ending: Cell::default(),
+            ours: Cell::default(),
+            resent: Cell::default(),
+            held_back: Cell::default(),
+        });
+        for at in 0..paths.paths.len() {
+            let paths = Rc::clone(&paths);
+            reactor::spawn(async move { paths.keep_up(at).await });
+        }
+        paths
+    }
+
+    /// Waits until one path can be used: what is there.
+    ///
+    /// # Errors
+    ///
+    /// What every path says, when none can.
+    pub async fn first(&self) -> Result<Rc<Known>, Vec<PathStatus>> {
+        let is_decided = || {
+            let is_usable = self.paths.iter().any(|path| path.is_usable());
+            if is_usable && let Some(known) = self.known.borrow().clone() {
+                return Some(Ok(known));
+            }
+            let all_tried = self.paths.iter().all(|path| path.was_tried.get());
+            all_tried.then(|| Err(self.status()))
+        };
+        self.changed.until(is_decided).await
+    }
+
+    pub fn status(&self) -> Vec<PathStatus> {
+        let status = |path: &Path<N::Stream>| PathStatus {
+            address: path.address,
+            standing: path.standing.get(),
+            why: path.why.borrow().clone(),
+        };
+        self.paths.iter().map(status).collect()
+    }
+
+    /// Lets go of the target, in order.
+    pub fn end(&self) {
+        self.is_ending.set(true);
+        self.changed.notify_all();
+    }
+
+    /// Waits until every path is down, after [`Paths::end`].
+    pub async fn ended(&self) {
+        let is_down = |path: &Path<N::Stream>| path.standing.get() == Standing::Down;
+        self.changed.until(|| self.paths.iter().all(is_down).then_some(())).await;
+    }
+
+    async fn ending(&self) {
+        self.changed.until(|| self.is_ending.get().then_some(())).await;
+    }
+
+    /// Keeps a path connected.
+    async fn keep_up(self: Rc<Self>, at: usize) {
+        let path = &self.paths[at];
+        let timing = self.options.timing;
+        let mut pause = timing.again_first;
+        while !self.is_ending.get() {
+            let connecting =
+                Controller::connect(&self.network, path.address, &self.subsystem, &self.options);
+            let connected = match select(pin!(connecting), pin!(self.ending())).await {
+                Either::Left((connected, _)) => connected,
+                Either::Right(_) => return,
+            };
+            match connected {
+                Ok(controller) => {
+                    let begun = reactor::now();
+                    let why = self.attend(path, &controller).await;
+                    tracing::warn!(address = %path.address, why, "a path to a namespace is down");
+                    if begun.elapsed() >= LASTED {
+                        pause = timing.again_first;
+                    }
+                    self.is_down(path, why);
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    if path.why.borrow().as_ref() != Some(&why) {
+                        tracing::warn!(address = %path.address, why, "no path to a namespace");
+                    }
+                    self.is_down(path, why);
+                }
+            }
+            // Hosts that have lost the same target do not all come back at once.
+            let jitter = reactor::random_u64() % 256;
+            let pausing = reactor::sleep(pause + pause * jitter as u32 / 1024);
+            select(pin!(pausing), pin!(self.ending())).await;
+            pause = (pause * 2).min(timing.again_max);
+        }
+    }
+
+    fn is_down(&self, path: &Path<N::Stream>, why: String) {
+        *path.controller.borrow_mut() = None;
+        *path.why.borrow_mut() = Some(why);
+        path.is_whole.set(false);
+        path.was_tried.set(true);
+        path.standing.set(Standing::Down);
+        self.has_changed();
+    }
+
+    fn has_changed(&self) {
+        let is_usable = self.paths.iter().any(|path| path.is_usable());
+        match (is_usable, self.unusable_since.get()) {
+            (true, _) => self.unusable_since.set(None),
+            (false, None) => self.unusable_since.set(Some(reactor::now())),
+            (false, Some(_)) => {}
+        }
+        self.changed.notify_all();
+    }
+
+    /// Looks after a path that is connected, until it is not: why.
+    async fn attend(
+        &self,
+        path: &Path<N::Stream>,
+        controller: &Rc<Controller<N::Stream>>,
+    ) -> String {
+        *path.controller.borrow_mut() = Some(Rc::clone(controller));
+        let mut over = pin!(controller.over());
+        loop {
+            let _ = controller.take_told();
+            let looking = async {
+                let standing = self.look_at(controller).await?;
+                if standing > Standing::Unusable && !path.is_whole.get() {
+                    self.make_whole(path, controller).await?;
+                }
+                Ok::<_, ConnectError>(standing)
+            };
+            let looked = match select(pin!(looking), &mut over).await {
+                Either::Left((looked, _)) => looked,
+                Either::Right((why, _)) => return why,
+            };
+            match looked {
+                Ok(standing) => {
+                    path.standing.set(standing);
+                    let why = (standing <= Standing::Unusable).then(|| "not accessible".to_owned());
+                    *path.why.borrow_mut() = why;
+                }
+                Err(error @ (ConnectError::Ended { .. } | ConnectError::Silent { .. })) => {
+                    controller.close().await;
+                    over.await;
+                    return error.to_string();
+                }
+                // It may become what it was.
+                Err(error) => {
+                    let why = error.to_string();
+                    if path.why.borrow().as_ref() != Some(&why) {
+                        tracing::warn!(address = %path.address, why, "a path is not used");
+                    }
+                    path.standing.set(Standing::Unusable);
+                    *path.why.borrow_mut() = Some(why);
+                }
+            }
+            path.was_tried.set(true);
+            self.has_changed();
+            let again = async {
+                match path.is_usable() {
+                    true => std::future::pending().await,
+                    false => reactor::sleep(LOOK_EVERY).await,
+                }
+            };
+            let mut looked_for = pin!(path.look.changed());
+            let mut told = pin!(controller.told());
+            let mut again = pin!(again);
+            let next = select(select(&mut looked_for, &mut told), &mut again);
+            match select(select(pin!(next), &mut over), pin!(self.ending())).await {
+                Either::Left((Either::Left(_), _)) => {}
+                Either::Left((Either::Right((why, _)), _)) => return why,
+                Either::Right(_) => {
+                    controller.shut_down().await;
+                    over.await;
+                    return "no longer needed".into();
+                }
+            }
+        }
+    }
+
+    /// What a controller leads to, compared with what is known.
+    async fn look_at(&self, controller: &Controller<N::Stream>) -> Result<Standing, ConnectError> {
+        let seen = self.sight(controller).await?;
+        let known = self.known.borrow().clone();
+        match known {
+            None => *self.known.borrow_mut() = Some(Rc::new(seen.clone())),
+            Some(known) => known.compare(&seen).map_err(|what| ConnectError::Different { what })?,
+        }
+        if !controller.identity.has_ana {
+            return Ok(Standing::Optimized);
+        }
+        let room = 16
+            + 32 * controller.identity.ana_groups as usize
+            + 4 * controller.identity.namespaces_max as usize;
+        let page = LogPage::Ana as u8;
+        let bytes = room.clamp(4096, ANA_BYTES_MAX).next_multiple_of(4);
+        let log = controller.log_page(page, u32::MAX, 0, bytes).await?;
+        let groups = parse_ana(&log)
+            .ok_or(ConnectError::Contradiction { what: "its page of paths is cut off" })?;
+        let is_ours = |namespaces: &[u32]| namespaces.contains(&seen.namespace);
+        let ours = groups
+            .iter()
+            .find(|group| group.id == seen.identity.ana_group || is_ours(&group.namespaces));
+        Ok(match ours.map(|group| group.state) {
+            None | Some(AnaState::Optimized) => Standing::Optimized,
+            Some(AnaState::NonOptimized) => Standing::NonOptimized,
+            Some(AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change) => {
+                Standing::Unusable
+            }
+        })
+    }
+
+    async fn sight(&self, controller: &Controller<N::Stream>) -> Result<Known, ConnectError> {
+        let wanted = match (self.namespace, &*self.known.borrow()) {
+            (0, Some(known)) => known.namespace,
+            (wanted, _) => wanted,
+        };
+        let namespace = match wanted {
+            0 => {
+                let page = controller.identify(Identify::ActiveNamespaces, 0).await?;
+                let all: Vec<u32> = listed_namespaces(&page).collect();
+                match all[..] {
+                    [only] => only,
+                    _ => {
+                        let what = format!(
+                            "the subsystem has namespaces {all:?}: say which one, with ns=..."
+                        );
+                        return Err(ConnectError::Different { what });
+                    }
+                }
+            }
+            wanted => wanted,
+        };
+        let page = controller.identify(Identify::Namespace, namespace).await?;
+        // One that is not active is all zeroes.
+        if page.iter().all(|byte| *byte == 0) {
+            let what = format!("namespace {namespace} is not there");
+            return Err(ConnectError::Different { what });
+        }
+        let identity = NamespaceIdentity::parse(&page).ok_or(ConnectError::Contradiction {
+            what: "blocks of the namespace carry metadata, or are of no size that there is",
+        })?;
+        if identity.blocks == 0 {
+            return Err(ConnectError::Contradiction { what: "the namespace has no blocks" });
+        }
+        if identity.blocks.checked_mul(identity.block_bytes).is_none() {
+            let what = "the namespace is larger than anything";
+            return Err(ConnectError::Contradiction { what });
+        }
+        let page = controller.identify(Identify::NamespaceDescriptors, namespace).await?;
+        let mut names: Vec<(u8, Vec<u8>)> = parse_namespace_descriptors(&page)
+            .filter(|(_, name)| name.iter().any(|byte| *byte != 0))
+            .filter(|(kind, _)| (1..=UUID).contains(kind))
+            .map(|(kind, name)| (kind, name.to_vec()))
+            .collect();
+        if identity.guid != [0; 16] && names.iter().all(|(kind, _)| *kind != NGUID) {
+            names.push((NGUID, identity.guid.to_vec()));
+        }
+        if names.is_empty() {
+            names.push((0, controller.identity.serial.clone().into_bytes()));
+        }
+        names.sort();
+        let of = &controller.identity;
+        let smallest = identity.block_bytes.max(4096);
+        if of.data_bytes_max != 0 && of.data_bytes_max < smallest {
+            return Err(ConnectError::Contradiction { what: "a command takes less than a block" });
+        }
+        Ok(Known {
+            namespace,
+            identity,
+            names,
+            data_bytes_max: of.data_bytes_max,
+            optional: of.optional,
+            has_volatile_cache: of.has_volatile_cache,
+        })
+    }
+
+    /// Sees to it that nothing that was confirmed is missing on this path.
+    async fn make_whole(
+        &self,
+        path: &Path<N::Stream>,
+        controller: &Controller<N::Stream>,
+    ) -> Result<(), ConnectError> {
+        let _turn = self.making_whole.acquire(1).await;
+        let all = self.unflushed.borrow().all();
+        if all.as_ref().is_some_and(Vec::is_empty) {
+            path.is_whole.set(true);
+            return Ok(());
+        }
+        for other in &self.paths {
+            let there = other.controller.borrow().clone();
+            if let Some(there) = there
+                && other.is_usable()
+                && there.identify(Identify::Controller, 0).await.is_ok()
+            {
+                path.is_whole.set(true);
+                return Ok(());
+            }
+        }
+        self.era.set(self.era.get() + 1);
+        let Some(all) = self.unflushed.borrow().all() else {
+            tracing::error!(
+                subsystem = %self.subsystem,
+                "the target was away, and may have lost what was not flushed: the device is given up"
+            );
+            self.has_lost.set(true);
+            return Ok(());
+        };
+        tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
+        let known = self.known.borrow().clone().expect("it was looked at");
+        for (change, kept) in all {
+            self.write_again(controller, &known, change, kept).await?;
+        }
+        path.is_whole.set(true);
+        Ok(())
+    }
+
+    async fn write_again(
+        &self,
+        controller: &Controller<N::Stream>,
+        known: &Known,
+        change: Change,
+        kept: Kept,
+    ) -> Result<(), ConnectError> {
+        let lost = || ConnectError::Ended { why: Unanswered::Lost.to_string() };
+        let (at, bytes, from, opcode) = match kept {
+            Kept::Write { at, data } => {
+                (at, levada_base::buf::bytes_in(&data), data, IoOpcode::Write)
+            }
+            Kept::Zeroes { at, bytes } => (at, bytes, IoVec::new(), IoOpcode::WriteZeroes),
+        };
+        let block_bytes = known.identity.block_bytes;
+        let command = Command::new(opcode as u8, 0, known.namespace)
+            .with_blocks(at / block_bytes, bytes / block_bytes);
+        let mut pause = AGAIN_FIRST;
+        loop {
+            if let Some(until) = change.blocked_until() {
+                reactor::sleep_until(until).await;
+                continue;
+            }
+            let queue = controller.queue().ok_or_else(lost)?;
+            let limit = self.options.timing.command;
+            let mut request = Request::new(command, limit);
+            request.from = from.clone();
+            request.change = Some(change.clone());
+            let Ok(completion) = queue.run(request).await.outcome else { return Err(lost()) };
+            let asked = Asked {
+                operation: "write",
+                at,
+                bytes,
+                capacity_bytes: known.capacity_bytes(),
+                is_read: false,
+            };
+            match Verdict::of(completion.status, asked) {
+                Verdict::Done => return Ok(()),
+                Verdict::Again => {
+                    reactor::sleep(pause).await;
+                    pause = (pause * 2).min(AGAIN_MAX);
+                }
+                Verdict::NotHere => {
+                    let (command, status) = ("Write", completion.status);
+                    return Err(ConnectError::Refused { command, status });
+                }
+                Verdict::Conflict | Verdict::Failed(_) => {
+                    tracing::error!(
+                        subsystem = %self.subsystem, status = %completion.status,
+                        "what was not flushed cannot be written again: the device is given up"
+                    );
+                    self.has_lost.set(true);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The best path there is now, rather not the one at `avoided`.
+    fn best(&self, avoided: Option<usize>) -> Option<(usize, Rc<Controller<N::Stream>>)> {
+        let usable = self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
+        let open = usable.filter_map(|(at, path)| {
+            let controller = path.controller.borrow().clone()?;
+            let busy =
+                controller.is_open().then(|| controller.queue().map(|queue| queue.busy()))??;
+            let rank = (Some(at) == avoided, std::cmp::Reverse(path.standing.get()), busy);
+            Some((rank, at, controller))
+        });
+        open.min_by_key(|(rank, at, _)| (*rank, *at)).map(|(_, at, controller)| (at, controller))
+    }
+
+    /// A path, as soon as there is one.
+    async fn path(
+        &self,
+        avoided: Option<usize>,
+    ) -> Result<(usize, Rc<Controller<N::Stream>>), BlockError> {
+        let begun = reactor::now();
+        loop {
+            let changed = self.changed.changed();
+            if self.has_lost.get() || self.is_ending.get() {
+                return Err(BlockError::Gone);
+            }
+            if let Some(found) = self.best(avoided) {
+                return Ok(found);
+            }
+            let since = self.unusable_since.get().unwrap_or(begun);
+            let left = (since + self.options.timing.gone_after).since(reactor::now());
+            if left.is_zero() || reactor::timeout(left, changed).await.is_err() {
+                return Err(BlockError::Gone);
+            }
+        }
+    }
+
+    /// Has a command carried out: on one path after the other, until one answers.
+    pub async fn carry_out(
+        &self,
+        order: &Order,
+        mut into: IoVecMut,
+    ) -> Result<(Completion, IoVecMut), OrderError> {
+        let begun = reactor::now();
+        let gone_after = self.options.timing.gone_after;
+        let mut avoided = None;
+        let mut damaged = 0;
+        let mut pause = AGAIN_FIRST;
+        loop {
+            let (at, controller) = self.path(avoided).await.map_err(OrderError::Block)?;
+            let Some(queue) = controller.queue() else { continue };
+            let Some(place) = while_open(queue, queue.place()).await else { continue };
+            // It may have waited.
+            if !self.paths[at].is_usable() || !controller.is_open() {
+                continue;
+            }
+            if let Some(until) = order.change.as_ref().and_then(Change::blocked_until) {
+                drop(place);
+                self.held_back.set(self.held_back.get() + 1);
+                reactor::sleep_until(until).await;
+                continue;
+            }
+            let era = self.era.get();
+            let request = Request {
+                command: order.command,
+                from: order.from.clone(),
+                into,
+                change: order.change.clone(),
+                limit: Some(self.options.timing.command),
+            };
+            let answered = queue.submit(place, request).await;
+            let Answered { into: back, outcome } = answered.expect("every command is answered");
+            into = back;
+            let last_error = match outcome {
+                Ok(completion) => match Verdict::of(completion.status, order.asked) {
+                    // The target may have lost what it had confirmed before anybody looked at this.
+                    Verdict::Done if order.change.is_some() && era != self.era.get() => continue,
+                    Verdict::Done => return Ok((completion, into)),
+                    Verdict::Conflict => return Err(OrderError::Conflict),
+                    Verdict::Failed(error) => return Err(OrderError::Block(error)),
+                    Verdict::NotHere => {
+                        self.paths[at].standing.set(Standing::Unusable);
+                        self.has_changed();
+                        self.paths[at].look.notify_all();
+                        // It says so again and again, and otherwise when it is asked.
+                        if avoided == Some(at) {
+                            reactor::sleep(pause).await;
+                            pause = (pause * 2).min(AGAIN_MAX);
+                        }
+                        avoided = Some(at);
+                        BlockError::Gone
+                    }
+                    Verdict::Again => {
+                        avoided = Some(at);
+                        reactor::sleep(pause).await;
+                        pause = (pause * 2).min(AGAIN_MAX);
+                        BlockError::Io { errno: libc::EIO }
+                    }
+                },
+                Err(Unanswered::Lost) => BlockError::Gone,
+                Err(Unanswered::Damaged) => {
+                    avoided = Some(at);
+                    damaged += 1;
+                    if damaged == DAMAGED_MAX {
+                        return Err(OrderError::Block(BlockError::Io { errno: libc::EBADMSG }));
+                    }
+                    BlockError::Io { errno: libc::EBADMSG }
+                }
+            };
+            self.resent.set(self.resent.get() + 1);
+            if begun.elapsed() > gone_after {
+                return Err(OrderError::Block(last_error));
+            }
+        }
+    }
+
+    /// A page of the log of health, from any path.
+    pub async fn health_page(&self) -> Option<levada_nvme::log::Health> {
+        let (_, controller) = self.best(None)?;
+        let bytes = levada_nvme::log::HEALTH_BYTES;
+        let page = controller.log_page(LogPage::Health as u8, u32::MAX, 0, bytes).await.ok()?;
+        Some(levada_nvme::log::Health::parse(page.first_chunk()?))
+    }
+}
+
+/// Looks after something for as long as there are paths.
+pub(crate) fn every<N: Network>(
+    paths: &Rc<Paths<N>>,
+    pause: Duration,
+    mut what: impl AsyncFnMut(Rc<Paths<N>>) + 'static,
+) {
+    let weak: Weak<Paths<N>> = Rc::downgrade(paths);
+    reactor::spawn(async move {
+        while let Some(paths) = weak.upgrade() {
+            if paths.is_ending.get() {
+                return;
+            }
+            what(Rc::clone(&paths)).await;
+            select(pin!(reactor::sleep(pause)), pin!(paths.ending())).await;
+        }
+    });
+}
+
+impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
+    fn is_usable(&self) -> bool {
+        self.standing.get() > Standing::Unusable && self.is_whole.get()
+    }
+}
+
+impl Known {
+    pub fn capacity_bytes(&self) -> u64 {
+        self.identity.blocks * self.identity.block_bytes
+    }
+
+    /// Whether what another path shows, or this one shows now, is the same.
+    fn compare(&self, seen: &Self) -> Result<(), String> {
+        if seen.names != self.names || seen.namespace != self.namespace {
+            return Err("it leads to another namespace than the one that was opened".into());
+        }
+        if seen.identity.block_bytes != self.identity.block_bytes {
+            let (was, is) = (self.identity.block_bytes, seen.identity.block_bytes);
+            return Err(format!("blocks of the namespace have {is} bytes, and had {was}"));
+        }
+        if seen.identity.blocks < self.identity.blocks {
+            let (was, is) = (self.identity.blocks, seen.identity.blocks);
+            return Err(format!("the namespace has shrunk from {was} blocks to {is}"));
+        }
+        let limit = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
+        if limit(seen.data_bytes_max) < limit(self.data_bytes_max) {
+            let (was, is) = (self.data_bytes_max, seen.data_bytes_max);
+            return Err(format!("a command may have {is} bytes of data, and {was} elsewhere"));
+        }
+        if !seen.optional.contains(self.optional) {
+            return Err("commands are missing that there are elsewhere".into());
+        }
+        if seen.has_volatile_cache && !self.has_volatile_cache {
+            return Err("it has a volatile cache, and has none elsewhere".into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,509 @@
+//! A small target, whose behaviour tests choose: a namespace in memory, with a cache that a restart loses.
+
+use super::wire::Wire;
+use levada_base::checksum::crc32c;
+use levada_base::reactor;
+use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
+use levada_base::{Buf, IoVec};
+use levada_nvme::fabrics::{
+    CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData, ControllerState, FabricsType,
+    Property, PropertyAccess,
+};
+use levada_nvme::identify::{
+    ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity, OptionalCommands,
+    namespace_descriptors, namespace_list,
+};
+use levada_nvme::log::{self, AnaGroup, AnaState, DiscoveryEntry, Event, GetLogPage, LogPage};
+use levada_nvme::pdu::{COMMON_BYTES, Common, Digests, Framing, Initialize, Pdu, Transfer};
+use levada_nvme::reservation::{
+    KEYS_BYTES, Registrant, ReservationReport, ReservationRequest, ReservationType,
+};
+use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Nqn, Status, ranges};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const BLOCK_BYTES: u64 = 512;
+pub const BLOCKS: u64 = 64 << 10;
+pub const NQN: &str = "nqn.2014-08.org.example:box";
+
+/// See the module. What is not a `Cell` is chosen before anybody connects.
+pub struct Target {
+    /// What is read, and what is left after a restart.
+    pub cached: RefCell<Vec<u8>>,
+    pub durable: RefCell<Vec<u8>>,
+    pub guid: Cell<[u8; 16]>,
+    pub blocks: Cell<u64>,
+    pub data_bytes_max: u64,
+    pub in_capsule_bytes: usize,
+    /// Data of one unit from it, and to it; what it asks for at once.
+    pub unit_bytes: usize,
+    pub host_unit_bytes: u32,
+    pub transfer_bytes: u32,
+    pub has_success_flag: bool,
+    pub digests: Digests,
+    pub optional: OptionalCommands,
+    pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
+    /// So many data units from now on are damaged.
+    pub damages: Cell<u32>,
+    /// The next commands on blocks are answered so.
+    pub statuses: RefCell<Vec<Status>>,
+    /// Writes take so long, whatever happens to their connection.
+    pub late: Cell<Duration>,
+    /// Commands on blocks are not answered.
+    pub is_mute: Cell<bool>,
+    /// Host, key; and who holds the reservation.
+    pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
+    pub holder: Cell<Option<[u8; 16]>>,
+    pub discovered: RefCell<Vec<DiscoveryEntry>>,
+    /// Opcodes of commands on blocks that were carried out, and at which address they came.
+    pub seen: RefCell<Vec<(u8, SocketAddr)>>,
+    waiting: RefCell<Vec<(Rc<Outbox>, Framing, u16)>>,
+    controllers: Cell<u16>,
+}
+
+/// A connection, as commands see it.
+#[derive(Clone)]
+struct From {
+    address: SocketAddr,
+    outbox: Rc<Outbox>,
+    framing: Framing,
+    host: Rc<Cell<[u8; 16]>>,
+    is_discovery: Rc<Cell<bool>>,
+    is_admin: Rc<Cell<bool>>,
+    configuration: Rc<Cell<u32>>,
+}
+
+impl Target {
+    pub fn new() -> Self {
+        let bytes = (BLOCKS * BLOCK_BYTES) as usize;
+        Self {
+            cached: RefCell::new(vec![0; bytes]),
+            durable: RefCell::new(vec![0; bytes]),
+            guid: Cell::new([9; 16]),
+            blocks: Cell::new(BLOCKS),
+            data_bytes_max: 64 << 10,
+            in_capsule_bytes: 4096,
+            unit_bytes: 20_000,
+            host_unit_bytes: 10_000,
+            transfer_bytes: 24_000,
+            has_success_flag: true,
+            digests: Digests { header: true, data: true },
+            optional: OptionalCommands::DATASET_MANAGEMENT
+                | OptionalCommands::WRITE_ZEROES
+                | OptionalCommands::RESERVATIONS,
+            states: RefCell::default(),
+            damages: Cell::default(),
+            statuses: RefCell::default(),
+            late: Cell::default(),
+            is_mute: Cell::default(),
+            keys: RefCell::default(),
+            holder: Cell::default(),
+            discovered: RefCell::default(),
+            seen: RefCell::default(),
+            waiting: RefCell::default(),
+            controllers: Cell::default(),
+        }
+    }
+
+    /// What was not flushed is lost.
+    pub fn restart(&self) {
+        let durable = self.durable.borrow().clone();
+        *self.cached.borrow_mut() = durable;
+        self.waiting.borrow_mut().clear();
+    }
+
+    /// Another state of a path, which hosts are told of.
+    pub fn set_state(&self, address: SocketAddr, state: AnaState) {
+        self.states.borrow_mut().insert(address, state);
+        self.tell(Event::AnaChanged);
+    }
+
+    pub fn tell(&self, event: Event) {
+        for (outbox, framing, id) in self.waiting.take() {
+            let result = event.result();
+            let completion = Completion { result, queue_head: 0, id, status: Status::SUCCESS };
+            let head = framing.head(&Pdu::Response(completion), 0);
+            outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+        }
+    }
+
+    /// Addresses at which commands with this opcode came.
+    pub fn came(&self, opcode: IoOpcode) -> Vec<SocketAddr> {
+        let seen = self.seen.borrow();
+        seen.iter().filter(|(code, _)| *code == opcode as u8).map(|(_, at)| *at).collect()
+    }
+
+    pub async fn serve(self: Rc<Self>, wire: Wire, address: SocketAddr) {
+        let outbox = Rc::new(Outbox::default());
+        let (sending, to) = (Rc::clone(&outbox), wire.clone());
+        reactor::spawn(async move {
+            let _ = sending.run(&to).await;
+        });
+        let mut inbox = Inbox::new(wire.clone());
+        let _ = self.converse(&mut inbox, &outbox, address).await;
+        outbox.close();
+        wire.close().await;
+    }
+
+    async fn converse(
+        self: &Rc<Self>,
+        inbox: &mut Inbox<Wire>,
+        outbox: &Rc<Outbox>,
+        address: SocketAddr,
+    ) -> Option<()> {
+        let (pdu, _) = self.unit(inbox, Digests::default()).await?;
+        let Pdu::InitializeRequest(theirs) = pdu else { return None };
+        let digests = theirs.digests.and(self.digests);
+        let ours = Initialize { alignment_bytes: 64, digests, limit: self.host_unit_bytes };
+        let head = Framing::FIRST.head(&Pdu::InitializeResponse(ours), 0);
+        outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+        let from = From {
+            address,
+            outbox: Rc::clone(outbox),
+            framing: Framing { digests, alignment_bytes: theirs.alignment_bytes },
+            host: Rc::default(),
+            is_discovery: Rc::default(),
+            is_admin: Rc::default(),
+            configuration: Rc::default(),
+        };
+        let mut open: BTreeMap<u16, (Command, Vec<u8>, u32)> = BTreeMap::new();
+        loop {
+            let (pdu, data) = self.unit(inbox, digests).await?;
+            match pdu {
+                Pdu::Command(command) => {
+                    let is_to_us = command.opcode() & 0b11 == 1;
+                    match command.data() {
+                        DataPointer::Transport { bytes } if is_to_us && bytes > 0 => {
+                            open.insert(command.id(), (command, Vec::new(), bytes));
+                            // As many requests at once as the host takes.
+                            let mut at = 0;
+                            for tag in 0..=theirs.limit {
+                                at += self.ask(&from, command.id(), tag as u16, at, bytes);
+                            }
+                        }
+                        _ => self.begin(&from, command, data),
+                    }
+                }
+                Pdu::HostData { transfer, is_last } => {
+                    let (_, so_far, bytes) = open.get_mut(&transfer.command)?;
+                    assert_eq!(transfer.at as usize, so_far.len(), "in order");
+                    assert!(data.len() <= self.host_unit_bytes as usize, "as much as is taken");
+                    so_far.extend(data);
+                    let (now, bytes) = (so_far.len() as u32, *bytes);
+                    assert_eq!(is_last, now.is_multiple_of(self.transfer_bytes) || now == bytes);
+                    if now == bytes {
+                        let (command, data, _) = open.remove(&transfer.command)?;
+                        self.begin(&from, command, data);
+                    } else if is_last {
+                        let asked = now + theirs.limit * self.transfer_bytes;
+                        if asked < bytes {
+                            self.ask(&from, transfer.command, transfer.tag, asked, bytes);
+                        }
+                    }
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Asks for the data of a command from `at` on, if there are any.
+    fn ask(&self, from: &From, command: u16, tag: u16, at: u32, bytes: u32) -> u32 {
+        let bytes = self.transfer_bytes.min(bytes.saturating_sub(at));
+        if bytes > 0 {
+            let pdu = Pdu::ReadyToTransfer(Transfer { command, tag, at, bytes });
+            let head = from.framing.head(&pdu, 0);
+            from.outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+        }
+        bytes
+    }
+
+    async fn unit(&self, inbox: &mut Inbox<Wire>, digests: Digests) -> Option<(Pdu, Vec<u8>)> {
+        let common = inbox.head(COMMON_BYTES).await.ok()??;
+        let common = Common::parse(common.try_into().expect("as many")).ok()?;
+        let rest = inbox.head(common.rest_bytes(digests)).await.ok()??;
+        let pdu = common.pdu(rest, digests).ok()?;
+        let (padding, bytes) = common.data_bytes(digests).ok()?;
+        inbox.skip(padding as u64).await.ok()?;
+        let data = inbox.payload(bytes).await.ok()?.to_vec();
+        if bytes > 0 && common.has_data_digest(digests) {
+            let told = inbox.head(4).await.ok()??;
+            assert_eq!(told, crc32c(&data).to_le_bytes());
+        }
+        Some((pdu, data))
+    }
+
+    fn begin(self: &Rc<Self>, from: &From, command: Command, data: Vec<u8>) {
+        let (target, from) = (Rc::clone(self), from.clone());
+        reactor::spawn(async move {
+            let is_admin = from.is_admin.get() || command.opcode() == AdminOpcode::Fabrics as u8;
+            let done = match is_admin {
+                true => target.administer(&from, &command, &data),
+                false => target.carry_out(&from, &command, &data).await,
+            };
+            if let Some((status, result, data)) = done {
+                target.answer(&from, &command, status, result, &data);
+            }
+        });
+    }
+
+    fn answer(&self, from: &From, command: &Command, status: Status, result: u64, data: &[u8]) {
+        let bytes = command.data().bytes() as usize;
+        let id = command.id();
+        let mut at = 0;
+        let mut is_told = false;
+        while status.is_success() && at < data.len().min(bytes) {
+            let part = &data[at..data.len().min(bytes).min(at + self.unit_bytes)];
+            let is_last = at + part.len() == bytes;
+            let is_success = is_last && self.has_success_flag && !from.is_admin.get();
+            let transfer =
+                Transfer { command: id, tag: 0, at: at as u32, bytes: part.len() as u32 };
+            let pdu = Pdu::ControllerData { transfer, is_last, is_success };
+            let mut sent = part.to_vec();
+            if from.framing.digests.data {
+                sent.extend(crc32c(part).to_le_bytes());
+                if self.damages.get() > 0 && !from.is_admin.get() {
+                    self.damages.set(self.damages.get() - 1);
+                    sent[0] ^= 1;
+                }
+            }
+            let head = from.framing.head(&pdu, part.len());
+            let data = Buf::copy_of(&sent).into_vec();
+            from.outbox.push(Outgoing { head, data, held: [None, None] });
+            at += part.len();
+            is_told = is_success;
+        }
+        if !is_told {
+            let completion = Completion { result, queue_head: 0, id, status };
+            let head = from.framing.head(&Pdu::Response(completion), 0);
+            from.outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+        }
+    }
+
+    fn administer(
+        &self,
+        from: &From,
+        command: &Command,
+        data: &[u8],
+    ) -> Option<(Status, u64, Vec<u8>)> {
+        let well = |result| Some((Status::SUCCESS, result, Vec::new()));
+        let shows = |page: Vec<u8>| Some((Status::SUCCESS, 0, page));
+        match AdminOpcode::of(command.opcode()) {
+            Some(AdminOpcode::Fabrics) => match FabricsType::of(command.fabrics_type())? {
+                FabricsType::Connect => {
+                    let connect = Connect::of(command);
+                    let data: &[u8; CONNECT_BYTES] = data.try_into().expect("as many");
+                    let data = ConnectData::parse(data).expect("sound");
+                    from.host.set(data.host_id);
+                    from.is_admin.set(connect.queue == 0);
+                    from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
+                    self.controllers.set(self.controllers.get() + 1);
+                    well(u64::from(self.controllers.get()))
+                }
+                FabricsType::PropertyGet => {
+                    let access = PropertyAccess::of(command);
+                    let configuration = Configuration(from.configuration.get());
+                    match Property::of(access.offset)? {
+                        Property::Capabilities => {
+                            let timeout = 1;
+                            well(Capabilities { queue_entries_max_less_one: 63, timeout }.value())
+                        }
+                        _ => well(u64::from(
+                            ControllerState {
+                                is_ready: configuration.is_enabled(),
+                                has_failed: false,
+                                is_shut_down: configuration.is_shutting_down(),
+                            }
+                            .value(),
+                        )),
+                    }
+                }
+                FabricsType::PropertySet => {
+                    from.configuration.set(PropertyAccess::of(command).value as u32);
+                    well(0)
+                }
+                _ => None,
+            },
+            Some(AdminOpcode::Identify) => {
+                let guid = self.guid.get();
+                match Identify::of(command.dword(10) as u8)? {
+                    Identify::Controller => shows(self.controller(from).to_bytes()),
+                    Identify::Namespace => {
+                        let identity = NamespaceIdentity {
+                            blocks: self.blocks.get(),
+                            block_bytes: BLOCK_BYTES,
+                            write_blocks_best: 0,
+                            discard_blocks: 0,
+                            has_reservations: true,
+                            is_read_only: false,
+                            ana_group: 1,
+                            guid,
+                        };
+                        shows(identity.to_bytes())
+                    }
+                    Identify::ActiveNamespaces => shows(namespace_list([1].into_iter(), 0)),
+                    Identify::NamespaceDescriptors => shows(namespace_descriptors(guid)),
+                    _ => shows(vec![0; IDENTIFY_BYTES]),
+                }
+            }
+            Some(AdminOpcode::SetFeatures) => well(u64::from(command.dword(11))),
+            Some(AdminOpcode::GetLogPage) => {
+                let get = GetLogPage::of(command);
+                let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
+                let group = AnaGroup { id: 1, state, changes: 0, namespaces: vec![1] };
+                let mut page = match LogPage::of(get.page)? {
+                    LogPage::Ana => log::ana(0, &[group], false),
+                    LogPage::Discovery => log::discovery(4, &self.discovered.borrow()),
+                    LogPage::Health => {
+                        log::Health { warnings: 1 << 2, ..log::Health::default() }.to_bytes()
+                    }
+                    _ => Vec::new(),
+                };
+                page.resize((get.at + get.bytes) as usize, 0);
+                shows(page[get.at as usize..].to_vec())
+            }
+            Some(AdminOpcode::AsynchronousEventRequest) => {
+                let waits = (Rc::clone(&from.outbox), from.framing, command.id());
+                self.waiting.borrow_mut().push(waits);
+                None
+            }
+            Some(AdminOpcode::KeepAlive) => well(0),
+            _ => Some((Status::INVALID_OPCODE, 0, Vec::new())),
+        }
+    }
+
+    fn controller(&self, from: &From) -> ControllerIdentity {
+        ControllerIdentity {
+            serial: "1".into(),
+            model: "box".into(),
+            firmware: "1".into(),
+            id: 1,
+            is_discovery: from.is_discovery.get(),
+            data_bytes_max: self.data_bytes_max,
+            in_capsule_bytes: self.in_capsule_bytes,
+            events: Events::ANA | Events::NAMESPACES,
+            optional: self.optional,
+            has_volatile_cache: true,
+            namespaces_max: 1,
+            has_ana: true,
+            ana_groups: 1,
+            queue_entries_max: 64,
+            subsystem: Nqn::new(NQN).expect("a name"),
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        from: &From,
+        command: &Command,
+        data: &[u8],
+    ) -> Option<(Status, u64, Vec<u8>)> {
+        let opcode = IoOpcode::of(command.opcode())?;
+        if opcode == IoOpcode::Write && !self.late.get().is_zero() {
+            reactor::sleep(self.late.get()).await;
+        }
+        if self.is_mute.get() {
+            return None;
+        }
+        let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
+        if !state.is_usable() {
+            return Some((Status::ANA_INACCESSIBLE, 0, Vec::new()));
+        }
+        if let Some(status) = self.statuses.borrow_mut().pop() {
+            return Some((status, 0, Vec::new()));
+        }
+        let host = from.host.get();
+        let changes =
+            matches!(opcode, IoOpcode::Write | IoOpcode::WriteZeroes | IoOpcode::DatasetManagement);
+        if changes && self.holder.get().is_some_and(|holder| holder != host) {
+            return Some((Status::RESERVATION_CONFLICT.and_do_not_retry(), 0, Vec::new()));
+        }
+        self.seen.borrow_mut().push((command.opcode(), from.address));
+        let start = (command.first_block() * BLOCK_BYTES) as usize;
+        let end = start + (command.blocks() * BLOCK_BYTES) as usize;
+        let mut cached = self.cached.borrow_mut();
+        let mut well = (Status::SUCCESS, 0, Vec::new());
+        match opcode {
+            IoOpcode::Read => well.2 = cached.get(start..end)?.to_vec(),
+            IoOpcode::Write => {
+                cached.get_mut(start..end)?.copy_from_slice(data);
+                if command.is_fua() {
+                    self.durable.borrow_mut()[start..end].copy_from_slice(data);
+                }
+            }
+            IoOpcode::WriteZeroes => cached.get_mut(start..end)?.fill(0),
+            IoOpcode::Flush => self.durable.borrow_mut().copy_from_slice(&cached),
+            IoOpcode::DatasetManagement => {
+                for range in ranges(data) {
+                    let start = (range.first_block * BLOCK_BYTES) as usize;
+                    let bytes = (u64::from(range.blocks) * BLOCK_BYTES) as usize;
+                    cached.get_mut(start..start + bytes)?.fill(0);
+                }
+            }
+            IoOpcode::ReservationReport => well.2 = self.report().to_bytes(),
+            IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire => {
+                well.0 = self.reserve(host, opcode, command, data.try_into().ok()?);
+            }
+            _ => return Some((Status::INVALID_OPCODE, 0, Vec::new())),
+        }
+        if command.opcode() & 0b11 == 0b10 {
+            well.2.resize(command.data().bytes() as usize, 0);
+        }
+        Some(well)
+    }
+
+    fn report(&self) -> ReservationReport {
+        let keys = self.keys.borrow();
+        let holder = self.holder.get();
+        let registrants = keys.iter().map(|(host, key)| Registrant {
+            host: *host,
+            controller: 1,
+            key: *key,
+            is_holder: holder == Some(*host),
+        });
+        ReservationReport {
+            generation: 0,
+            kind: holder.map(|_| ReservationType::WriteExclusive),
+            registrants: registrants.collect(),
+        }
+    }
+
+    fn reserve(
+        &self,
+        host: [u8; 16],
+        opcode: IoOpcode,
+        command: &Command,
+        data: &[u8; KEYS_BYTES],
+    ) -> Status {
+        let request = match opcode {
+            IoOpcode::ReservationRegister => ReservationRequest::register(command, data),
+            _ => ReservationRequest::acquire(command, data),
+        };
+        let mut keys = self.keys.borrow_mut();
+        let conflict = Status::RESERVATION_CONFLICT.and_do_not_retry();
+        match request {
+            Some(
+                ReservationRequest::Register { key } | ReservationRequest::Replace { key, .. },
+            ) => {
+                keys.insert(host, key);
+            }
+            Some(ReservationRequest::Acquire { current, .. }) => {
+                if keys.get(&host) != Some(&current) || self.holder.get().is_some() {
+                    return conflict;
+                }
+                self.holder.set(Some(host));
+            }
+            Some(ReservationRequest::Preempt { current, preempted, .. }) => {
+                if keys.get(&host) != Some(&current) {
+                    return conflict;
+                }
+                keys.retain(|_, key| *key != preempted);
+                self.holder.set(Some(host));
+            }
+            _ => return Status::INVALID_FIELD,
+        }
+        Status::SUCCESS
+    }
+}

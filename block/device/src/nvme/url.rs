@@ -1,0 +1,203 @@
+//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1]`.
+//!
+//! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
+//! Without `ns` it is the only namespace of the subsystem. Names are looked up once, when the namespace is opened.
+
+use super::namespace::NamespaceError;
+use levada_nvme::pdu::Digests;
+use levada_nvme::{Nqn, NqnError};
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+const SCHEME: &str = "nvme+tcp://";
+/// Assigned to NVMe over Fabrics.
+const PORT: u16 = 4420;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmeUrl {
+    /// Hosts and ports, one at least.
+    pub addresses: Vec<(String, u16)>,
+    pub subsystem: Nqn,
+    /// 0: the only one.
+    pub namespace: u32,
+    pub digests: Digests,
+}
+
+/// Why something is no such URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    #[error("it does not begin with {SCHEME}")]
+    Scheme,
+    #[error("it names no subsystem, as in {SCHEME}192.0.2.1:4420/nqn.2014-08.org.example:name")]
+    NoSubsystem,
+    #[error(transparent)]
+    Subsystem(#[from] NqnError),
+    #[error("{address:?} is no host with a port")]
+    Address { address: String },
+    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1")]
+    Option { option: String },
+}
+
+impl NvmeUrl {
+    /// True for text that is meant to be such a URL.
+    #[must_use]
+    pub fn is_meant(text: &str) -> bool {
+        text.starts_with(SCHEME)
+    }
+
+    /// Where the subsystem is: the first address of each host.
+    ///
+    /// # Errors
+    ///
+    /// [`NamespaceError::Resolve`].
+    pub fn resolve(&self) -> Result<Vec<SocketAddr>, NamespaceError> {
+        let resolve = |(host, port): &(String, u16)| {
+            let failed = |source| NamespaceError::Resolve {
+                url: self.to_string(),
+                host: host.clone(),
+                source,
+            };
+            let mut found = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
+            found.next().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))
+        };
+        self.addresses.iter().map(resolve).collect()
+    }
+}
+
+fn address(text: &str) -> Result<(String, u16), UrlError> {
+    let wrong = || UrlError::Address { address: text.to_owned() };
+    let (host, port) = match text.strip_prefix('[') {
+        Some(bracketed) => {
+            let (host, port) = bracketed.split_once(']').ok_or_else(wrong)?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| wrong())?;
+            let port = match port {
+                "" => None,
+                port => Some(port.strip_prefix(':').ok_or_else(wrong)?),
+            };
+            (host, port)
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
+    if host.is_empty() || !host.chars().all(is_plain) {
+        return Err(wrong());
+    }
+    let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| wrong()))?;
+    if port == 0 { Err(wrong()) } else { Ok((host.to_owned(), port)) }
+}
+
+impl FromStr for NvmeUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let rest = text.strip_prefix(SCHEME).ok_or(UrlError::Scheme)?;
+        let (hosts, rest) = rest.split_once('/').ok_or(UrlError::NoSubsystem)?;
+        let (subsystem, query) = match rest.split_once('?') {
+            Some((subsystem, query)) => (subsystem, Some(query)),
+            None => (rest, None),
+        };
+        if subsystem.is_empty() {
+            return Err(UrlError::NoSubsystem);
+        }
+        let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
+        let subsystem = Nqn::new(subsystem)?;
+        let mut url = Self { addresses, subsystem, namespace: 0, digests: Digests::default() };
+        for option in query.into_iter().flat_map(|query| query.split('&')) {
+            let wrong = || UrlError::Option { option: option.to_owned() };
+            let is_on = |value: &str| match value {
+                "1" => Ok(true),
+                "0" => Ok(false),
+                _ => Err(wrong()),
+            };
+            match option.split_once('=').ok_or_else(wrong)? {
+                ("ns", number) => {
+                    let number: u32 = number.parse().map_err(|_| wrong())?;
+                    // 0 is none, and the last one means all of them.
+                    let is_one = (1..u32::MAX).contains(&number);
+                    url.namespace = if is_one { number } else { return Err(wrong()) };
+                }
+                ("hdgst", value) => url.digests.header = is_on(value)?,
+                ("ddgst", value) => url.digests.data = is_on(value)?,
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(url)
+    }
+}
+
+impl fmt::Display for NvmeUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(SCHEME)?;
+        for (at, (host, port)) in self.addresses.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            match host.contains(':') {
+                true => write!(out, "{comma}[{host}]:{port}")?,
+                false => write!(out, "{comma}{host}:{port}")?,
+            }
+        }
+        write!(out, "/{}", self.subsystem)?;
+        let mut options = Vec::new();
+        if self.namespace != 0 {
+            options.push(format!("ns={}", self.namespace));
+        }
+        for (name, is_on) in [("hdgst", self.digests.header), ("ddgst", self.digests.data)] {
+            if is_on {
+                options.push(format!("{name}=1"));
+            }
+        }
+        if options.is_empty() { Ok(()) } else { write!(out, "?{}", options.join("&")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn urls_are_read_and_shown() {
+        for (text, shown) in [
+            ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
+            ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
+            ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
+            ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
+        ] {
+            let url: NvmeUrl = text.parse().expect(text);
+            assert_eq!(url.to_string(), shown.unwrap_or(text));
+        }
+        for wrong in [
+            "http://a/nqn.x",
+            "nvme+tcp://a",
+            "nvme+tcp://a/",
+            "nvme+tcp:///nqn.x",
+            "nvme+tcp://a,/nqn.x",
+            "nvme+tcp://a:0/nqn.x",
+            "nvme+tcp://a:65536/nqn.x",
+            "nvme+tcp://[::1/nqn.x",
+            "nvme+tcp://[a]:1/nqn.x",
+            "nvme+tcp://a b/nqn.x",
+            "nvme+tcp://a/nqx.x",
+            "nvme+tcp://a/nqn.x?ns=0",
+            "nvme+tcp://a/nqn.x?ns=4294967295",
+            "nvme+tcp://a/nqn.x?hdgst=yes",
+            "nvme+tcp://a/nqn.x?other=1",
+            "nvme+tcp://a/nqn.x?",
+        ] {
+            assert!(wrong.parse::<NvmeUrl>().is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_as_the_same(text in "nvme\\+tcp://[a-z:\\[\\]0-9,.]{1,20}/nqn[.a-z]{1,9}(\\?[a-z=&0-9]{0,20})?") {
+            if let Ok(url) = text.parse::<NvmeUrl>() {
+                prop_assert_eq!(url.to_string().parse::<NvmeUrl>(), Ok(url));
+            }
+        }
+    }
+}
