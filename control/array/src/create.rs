@@ -7,17 +7,18 @@ use crate::drives::{Sighted, holds, name_of, reserve, sight_all, wipe};
 use crate::error::ArrayError;
 use crate::level::LevelWords;
 use crate::status::Status;
+use crate::store::{Store, url_of};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
 use levada_base::units::{BLOCK_BYTES, KIB, MIB};
-use levada_device::{Device, FileDevice, FileDeviceError, Prepare};
+use levada_device::{FileDevice, FileDeviceError, Prepare};
 use levada_raid::{ArraySpec, Level, MemberSpec, RaidArray};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// The epoch of who makes an array; each later owner takes the next.
+/// The epoch of who makes an array, on drives that do not remember a later owner; each later owner takes the next.
 const FIRST_EPOCH: Epoch = Epoch(1);
 /// Chunk of levels that stripe, and extent of mirrors.
 const CHUNK_BYTES: u64 = 64 * KIB;
@@ -92,10 +93,10 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
     let mut devices = Vec::new();
     for (drive, file) in sighted.iter().zip(files) {
         // Not opened again: the kernel may hold the lock of one that was closed a moment ago.
-        devices.push(Rc::new(match file {
-            Some(file) => file,
-            None => FileDevice::open(&drive.path)?,
-        }));
+        devices.push(match file {
+            Some(file) => Store::File(Rc::new(file)),
+            None => Store::open(&drive.path).await?,
+        });
     }
     let spec = spec_of(plan, level, &devices);
     spec.check()?;
@@ -110,9 +111,16 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
     for drive in &sighted {
         reserve(&drive.path)?;
     }
-    let array = RaidArray::create(spec, FIRST_EPOCH).await?;
+    let mut epoch = FIRST_EPOCH;
+    for device in devices.iter().filter(|_| plan.force) {
+        epoch = epoch.max(device.owner().await.next());
+    }
+    let array = RaidArray::create(spec, epoch).await?;
     array.close().await?;
-    drop((array, devices));
+    drop(array);
+    for device in devices {
+        device.close().await;
+    }
     made.0.clear();
     let mut status = crate::look::recorded(&sight_all(&plan.drives)?)?;
     status.judge();
@@ -125,6 +133,9 @@ async fn make_file(
     size: Option<u64>,
     made: &mut Made,
 ) -> Result<Option<FileDevice>, ArrayError> {
+    if url_of(path).is_some() {
+        return Ok(None);
+    }
     // Somebody who may not look there must not make anything either.
     if !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
     {
@@ -142,13 +153,12 @@ async fn make_file(
     }
 }
 
-fn spec_of(plan: &Creation, level: Level, devices: &[Rc<FileDevice>]) -> ArraySpec {
+fn spec_of(plan: &Creation, level: Level, devices: &[Store]) -> ArraySpec {
     let mut names = BTreeSet::new();
-    let member = |(path, device): (&PathBuf, &Rc<FileDevice>)| {
+    let member = |(path, device): (&PathBuf, &Store)| {
         let name = name_of(path, &names);
         names.insert(name.clone());
-        let device: Rc<dyn Device> = Rc::clone(device) as Rc<dyn Device>;
-        MemberSpec { device, uuid: Uuid::new_v4(), name, enclosure: 0 }
+        MemberSpec { device: device.device(), uuid: Uuid::new_v4(), name, enclosure: 0 }
     };
     let members = plan.drives.iter().zip(devices).map(member).collect();
     let default_chunk =
@@ -166,14 +176,10 @@ fn spec_of(plan: &Creation, level: Level, devices: &[Rc<FileDevice>]) -> ArraySp
 }
 
 /// Sees to it that nothing on the drives is anybody's.
-async fn clear(
-    plan: &Creation,
-    sighted: &[Sighted],
-    devices: &[Rc<FileDevice>],
-) -> Result<(), ArrayError> {
+async fn clear(plan: &Creation, sighted: &[Sighted], devices: &[Store]) -> Result<(), ArrayError> {
     let mut held = Vec::new();
     for (drive, device) in sighted.iter().zip(devices) {
-        if let Some(holds) = holds(device, drive, None).await? {
+        if let Some(holds) = holds(&*device.device(), drive, None).await? {
             held.push((drive, device, holds));
         }
     }
@@ -182,12 +188,12 @@ async fn clear(
         return Err(ArrayError::Holds { drives: drives.collect(), option: "--force" });
     }
     for (_, device, _) in held {
-        wipe(device).await?;
+        wipe(&*device.device()).await?;
     }
     Ok(())
 }
 
-fn remarks(sighted: &[Sighted], devices: &[Rc<FileDevice>]) -> Vec<String> {
+fn remarks(sighted: &[Sighted], devices: &[Store]) -> Vec<String> {
     let mut remarks = Vec::new();
     let smallest = sighted.iter().min_by_key(|drive| drive.bytes);
     let unused: u64 =

@@ -6,27 +6,35 @@
 //!   a partition table must not come back to life in the midst of an array.
 
 use crate::error::ArrayError;
+use crate::store::{Glimpse, Store, glimpse, url_of};
 use levada_base::BufMut;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
-use levada_device::{Device, Durability, FileDevice, find_foreign, read_label};
+use levada_device::{Device, Durability, find_foreign, read_label};
 use levada_raid::{AssemblyReport, Finding, MEMBER_NAME_BYTES, Recorded};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 /// Wiped at either end of a drive that held something else.
 const END_BYTES: u64 = MIB;
+
+/// Tells a drive from every other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Identity {
+    BlockDevice { number: u64 },
+    File { file_system: u64, inode: u64 },
+    Namespace { names: Vec<u8> },
+}
 
 /// A drive, looked at.
 #[derive(Clone, Debug)]
 pub(crate) struct Sighted {
     pub path: PathBuf,
-    /// Tells it from every other drive, whatever its path.
-    identity: (bool, u64, u64),
+    /// Whatever its path.
+    identity: Identity,
     pub bytes: u64,
     /// What its newest superblock says, and which member it is.
     pub member: Option<(Recorded, usize)>,
@@ -44,11 +52,15 @@ impl Sighted {
 /// Looks at a drive.
 pub(crate) fn sight(path: &Path) -> Result<Sighted, ArrayError> {
     let failed = |source| ArrayError::Read { path: path.into(), source };
+    if let Some(url) = url_of(path) {
+        let Glimpse { names, bytes, head } = glimpse(&url?, 2 * Recorded::BYTES)?;
+        let found = head.chunks(Recorded::BYTES as usize).filter_map(Recorded::identify);
+        return Ok(sighted(path, Identity::Namespace { names }, bytes, found.collect()));
+    }
     let metadata = std::fs::metadata(path).map_err(failed)?;
-    let is_block_device = metadata.file_type().is_block_device();
-    let identity = match is_block_device {
-        true => (true, 0, metadata.rdev()),
-        false => (false, metadata.dev(), metadata.ino()),
+    let identity = match metadata.file_type().is_block_device() {
+        true => Identity::BlockDevice { number: metadata.rdev() },
+        false => Identity::File { file_system: metadata.dev(), inode: metadata.ino() },
     };
     let mut file = File::open(path).map_err(failed)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -61,11 +73,20 @@ pub(crate) fn sight(path: &Path) -> Result<Sighted, ArrayError> {
             found.extend(Recorded::identify(&block));
         }
     }
+    Ok(sighted(path, identity, bytes, found))
+}
+
+fn sighted(
+    path: &Path,
+    identity: Identity,
+    bytes: u64,
+    mut found: Vec<(Recorded, usize)>,
+) -> Sighted {
     found.sort_by_key(|(recorded, _)| recorded.order);
     let member = found.pop();
     let other = found.pop().map(|(recorded, _)| recorded);
     let other = other.filter(|other| member.as_ref().is_some_and(|(it, _)| it.uuid != other.uuid));
-    Ok(Sighted { path: path.into(), identity, bytes, member, other })
+    Sighted { path: path.into(), identity, bytes, member, other }
 }
 
 /// Looks at drives, none of which may be given twice.
@@ -165,7 +186,7 @@ pub(crate) fn check_age<'a>(
 
 /// What a drive holds that is somebody's; `None` when it is blank, or was a member of `array` and no longer is.
 pub(crate) async fn holds(
-    device: &FileDevice,
+    device: &dyn Device,
     sighted: &Sighted,
     array: Option<Uuid>,
 ) -> Result<Option<String>, ArrayError> {
@@ -183,7 +204,7 @@ pub(crate) async fn holds(
 }
 
 /// Removes whatever somebody would take a drive for, at both of its ends.
-pub(crate) async fn wipe(device: &FileDevice) -> Result<(), ArrayError> {
+pub(crate) async fn wipe(device: &dyn Device) -> Result<(), ArrayError> {
     let capacity = round_down(device.info().capacity_bytes, BLOCK_BYTES);
     let bytes = END_BYTES.min(capacity);
     for at in [0, capacity - bytes] {
@@ -194,27 +215,27 @@ pub(crate) async fn wipe(device: &FileDevice) -> Result<(), ArrayError> {
 }
 
 /// Opens a drive that is to become a member of `array`, and sees to it that it is nobody's.
-pub(crate) async fn take(
-    path: &Path,
-    array: Uuid,
-    force: bool,
-) -> Result<Rc<FileDevice>, ArrayError> {
+pub(crate) async fn take(path: &Path, array: Uuid, force: bool) -> Result<Store, ArrayError> {
     let sighted = sight(path)?;
-    let device = FileDevice::open(path)?;
-    if let Some(holds) = holds(&device, &sighted, Some(array)).await? {
+    let store = Store::open(path).await?;
+    let device = store.device();
+    if let Some(holds) = holds(&*device, &sighted, Some(array)).await? {
         if !force {
             let drives = vec![(path.into(), holds)];
             return Err(ArrayError::Holds { drives, option: "--overwrite" });
         }
-        wipe(&device).await?;
+        wipe(&*device).await?;
     }
     reserve(path)?;
-    Ok(Rc::new(device))
+    Ok(store)
 }
 
 /// Gives a regular file all its space, so that a write cannot fail for want of it.
 pub(crate) fn reserve(path: &Path) -> Result<(), ArrayError> {
     let failed = |source| ArrayError::Read { path: path.into(), source };
+    if url_of(path).is_some() {
+        return Ok(());
+    }
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if !metadata.is_file() || metadata.len() == 0 {
         return Ok(());

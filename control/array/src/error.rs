@@ -4,6 +4,7 @@ use crate::level::LevelError;
 use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
 use levada_desk::AskError;
+use levada_device::nvme::{NamespaceError, UrlError};
 use levada_device::{BlockError, FileDeviceError};
 use levada_export_file::ExportError;
 use levada_export_nbd::{ListenError, TlsError};
@@ -18,6 +19,16 @@ pub enum ArrayError {
     /// A drive cannot be opened: not there, in use, no store at all.
     #[error(transparent)]
     Drive(#[from] FileDeviceError),
+    /// A remote drive cannot be reached.
+    #[error(transparent)]
+    Remote(#[from] NamespaceError),
+    #[error("{url}: {source}")]
+    Url { url: String, source: UrlError },
+    /// Nothing would keep another process from writing there as well.
+    #[error(
+        "{url}: the target has no reservations, by which the servers of an array are kept apart"
+    )]
+    Unguarded { url: String },
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} and {} are the same drive", first.display(), second.display())]

@@ -14,12 +14,13 @@ use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::run::Keeping;
 use crate::status::{self, Io, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};
+use crate::store::Store;
 use crate::volumes::Volumes;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
-use levada_device::{Device, FileDevice};
+use levada_device::Device;
 use levada_raid::{self as raid, Array, MemberSpec, MemberState, RaidArray, RaidError, Recorded};
 use levada_volume::{Anyway, Pool, PoolError};
 use std::cell::{Cell, RefCell};
@@ -44,7 +45,7 @@ pub struct Opening {
 /// A drive that is, or was, a member.
 struct Drive {
     path: PathBuf,
-    device: Rc<FileDevice>,
+    store: Store,
     member: Uuid,
 }
 
@@ -117,11 +118,11 @@ impl Keeper {
         let mut drives = Vec::new();
         for drive in &sighted {
             let Some(member) = drive.member_uuid() else { continue };
-            let device = Rc::new(FileDevice::open(&drive.path)?);
-            drives.push(Drive { path: drive.path.clone(), device, member });
+            let store = Store::open(&drive.path).await?;
+            drives.push(Drive { path: drive.path.clone(), store, member });
         }
         let devices: Vec<Rc<dyn Device>> =
-            drives.iter().map(|drive| Rc::clone(&drive.device) as Rc<dyn Device>).collect();
+            drives.iter().map(|drive| drive.store.device()).collect();
         // Locked now: nobody changes what was seen.
         let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
         let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
@@ -422,7 +423,7 @@ impl Keeper {
         }
         let by_path = || {
             let drives = self.drives.borrow();
-            let drive = drives.iter().find(|drive| drive.device.is_at(Path::new(word)));
+            let drive = drives.iter().find(|drive| drive.store.is_at(Path::new(word)));
             drive.map(|drive| drive.member)
         };
         let named: Vec<_> = members.iter().filter(|member| member.name == word).collect();
@@ -490,12 +491,12 @@ impl Keeper {
         new: &Path,
         force: bool,
         instead: Option<usize>,
-    ) -> Result<(MemberSpec, Rc<FileDevice>), ArrayError> {
+    ) -> Result<(MemberSpec, Store), ArrayError> {
         let members = self.array.status().members;
         let held = {
             let drives = self.drives.borrow();
-            let held = drives.iter().find(|drive| drive.device.is_at(new));
-            held.map(|drive| (Rc::clone(&drive.device), drive.member))
+            let held = drives.iter().find(|drive| drive.store.is_at(new));
+            held.map(|drive| (drive.store.clone(), drive.member))
         };
         let device = match held {
             // Ours, and locked by us.
@@ -517,7 +518,7 @@ impl Keeper {
             !force && members.iter().any(|m| Some(m.index) == instead && m.uuid == *uuid)
         });
         let spec = MemberSpec {
-            device: Rc::clone(&device) as Rc<dyn Device>,
+            device: device.device(),
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             name,
             enclosure: 0,
@@ -525,10 +526,10 @@ impl Keeper {
         Ok((spec, device))
     }
 
-    fn admitted(&self, new: &Path, device: Rc<FileDevice>, member: Uuid) {
+    fn admitted(&self, new: &Path, store: Store, member: Uuid) {
         let mut drives = self.drives.borrow_mut();
-        drives.retain(|drive| !Rc::ptr_eq(&drive.device, &device));
-        drives.push(Drive { path: new.into(), device, member });
+        drives.retain(|drive| !drive.store.is(&store));
+        drives.push(Drive { path: new.into(), store, member });
         self.changed.notify_all();
     }
 

@@ -1,8 +1,9 @@
-//! Stand-alone arrays: made over files or block devices, without a cluster, and looked after by the
+//! Stand-alone arrays: made over files, block devices or remote namespaces, without a cluster, and looked after by the
 //! process that has them open.
 //!
 //! - `level`: levels as people name them.
 //! - `drives`: what is on a drive, and who has it; nothing is opened twice or overwritten unasked.
+//! - `store`: what a drive is opened as.
 //! - `create`: a new array.
 //! - `keeper`: an open array: carries out what is asked of it, and rebuilds what waits for it.
 //! - `run`: the process around a keeper: its desk, its signals, the file that it shows.
@@ -10,7 +11,7 @@
 //! - `status`, `request`: what may be asked, and what is answered: the JSON of docs/array.md.
 //!
 //! What always holds:
-//! - Every drive of an open array is locked by the process that has it open, and that process answers
+//! - Every drive of an open array is locked, or reserved, by the process that has it open, and that process answers
 //!   at the array's desk. So a command either asks it there, or opens the array itself.
 //! - An array is not opened without a live member that the caller has not given up by name or by flag: whoever is
 //!   missing then is out.
@@ -28,6 +29,7 @@ mod request;
 mod run;
 mod shown;
 mod status;
+mod store;
 mod volumes;
 
 pub use create::{Created, Creation, create};

@@ -5,8 +5,9 @@ use crate::error::ArrayError;
 use crate::place;
 use crate::request::{Reply, Request, ask};
 use crate::status::Status;
+use crate::store::Store;
 use levada_base::reactor::Reactor;
-use levada_device::{Device, FileDevice, FileDeviceError};
+use levada_device::{Device, FileDeviceError};
 use levada_raid::RaidArray;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -41,12 +42,20 @@ pub fn show(drives: &[PathBuf]) -> Result<Status, ArrayError> {
     }
     let mut status = recorded(&sighted)?;
     let examined = check_members(&array, &sighted).and_then(|()| {
-        let mut devices: Vec<Rc<dyn Device>> = Vec::new();
-        for drive in &sighted {
-            devices.push(Rc::new(FileDevice::open(&drive.path)?));
-        }
         let reactor = Reactor::new().map_err(ArrayError::system("use io_uring"))?;
-        let report = reactor.block_on(RaidArray::examine(array.uuid, &devices, false))?;
+        let report = reactor.block_on(async {
+            let mut stores = Vec::new();
+            for drive in &sighted {
+                stores.push(Store::open(&drive.path).await?);
+            }
+            let devices: Vec<Rc<dyn Device>> = stores.iter().map(Store::device).collect();
+            let report = RaidArray::examine(array.uuid, &devices, false).await;
+            drop(devices);
+            for store in stores {
+                store.close().await;
+            }
+            Ok::<_, ArrayError>(report?)
+        })?;
         check_age(&array, sighted.iter().map(|drive| &*drive.path), &report)
     });
     match examined {

@@ -2,6 +2,7 @@
 
 use crate::error::ArrayError;
 use crate::status::{ScrubResult, Status};
+use crate::store::url_of;
 use levada_base::units::MIB;
 use levada_raid::Limits;
 use levada_volume::VolumeOrder;
@@ -105,6 +106,9 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Option<Reply>, ArrayError
 /// The path as another process finds it.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, ArrayError> {
     let failed = |source| ArrayError::Read { path: path.into(), source };
+    if url_of(path).is_some() {
+        return Ok(path.into());
+    }
     let path = std::path::absolute(path).map_err(failed)?;
     match path.as_os_str().len() <= PATH_BYTES_MAX {
         true => Ok(path),

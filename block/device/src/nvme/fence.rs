@@ -13,7 +13,6 @@ use super::paths::{Order, OrderError};
 use super::verdict::Asked;
 use crate::{BlockError, Device};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
-use levada_nvme::identify::OptionalCommands;
 use levada_nvme::reservation::{
     Registrant, ReservationReport, ReservationRequest, ReservationType,
 };
@@ -103,6 +102,16 @@ pub(super) async fn conflict<N: Network>(device: &NvmeNamespace<N>) -> BlockErro
     BlockError::Fenced { ours, seen: seen.unwrap_or(ours.next()) }
 }
 
+/// The latest owner of which the target knows.
+pub(super) async fn owner<N: Network>(device: &NvmeNamespace<N>) -> Result<Epoch, BlockError> {
+    let host = device.shared().options.host.id;
+    match report(device).await {
+        Ok(report) => Ok(latest(&report, &host).unwrap_or_default()),
+        Err(OrderError::Block(error)) => Err(error),
+        Err(OrderError::Conflict) => Err(BlockError::Io { errno: libc::EBUSY }),
+    }
+}
+
 /// Takes the namespace for the owner of `epoch`.
 pub(super) async fn fence<N: Network>(
     device: &NvmeNamespace<N>,
@@ -113,9 +122,7 @@ pub(super) async fn fence<N: Network>(
         return Err(BlockError::Fenced { ours: epoch, seen });
     }
     let known = device.known();
-    let has_reservations =
-        known.identity.has_reservations && known.optional.contains(OptionalCommands::RESERVATIONS);
-    if !has_reservations {
+    if !device.has_reservations() {
         device.shared().ours.set(epoch);
         return Ok(());
     }

@@ -183,8 +183,26 @@ impl<N: Network> NvmeNamespace<N> {
 
     /// Names the namespace: what no other one has, as far as the target says.
     #[must_use]
-    pub fn guid(&self) -> [u8; 16] {
-        self.known.identity.guid
+    pub fn names(&self) -> Vec<u8> {
+        self.known.names()
+    }
+
+    /// Owners can be told apart by the target.
+    #[must_use]
+    pub fn has_reservations(&self) -> bool {
+        self.known.identity.has_reservations && self.has(OptionalCommands::RESERVATIONS)
+    }
+
+    /// The latest owner of which the target knows, but for this process.
+    ///
+    /// # Errors
+    ///
+    /// Those of a read.
+    pub async fn owner(&self) -> Result<Epoch, BlockError> {
+        match self.has_reservations() {
+            true => fence::owner(self).await,
+            false => Ok(Epoch::default()),
+        }
     }
 
     /// Lets go of the target in order. Requests that are under way fail.

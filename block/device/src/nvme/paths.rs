@@ -237,7 +237,9 @@ impl<N: Network> Paths<N> {
                 Ok(controller) => {
                     let begun = reactor::now();
                     let why = self.attend(path, &controller).await;
-                    tracing::warn!(address = %path.address, why, "a path to a namespace is down");
+                    if !self.is_ending.get() {
+                        tracing::warn!(address = %path.address, why, "a path to a namespace is down");
+                    }
                     if begun.elapsed() >= LASTED {
                         pause = timing.again_first;
                     }
@@ -687,6 +689,12 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
 }
 
 impl Known {
+    /// What tells the namespace from every other.
+    pub fn names(&self) -> Vec<u8> {
+        let names = self.names.iter().flat_map(|(kind, name)| [&[*kind][..], name].concat());
+        names.chain(self.namespace.to_le_bytes()).collect()
+    }
+
     pub fn capacity_bytes(&self) -> u64 {
         self.identity.blocks * self.identity.block_bytes
     }

@@ -1,0 +1,127 @@
+//! What a drive is opened as: a file or block device of this machine, or a namespace of a remote subsystem.
+//!
+//! What always holds: one process at a time has a drive. A file is locked; a namespace is reserved when its array fences it, and one that
+//! cannot be is not opened for an array.
+
+use crate::error::ArrayError;
+use levada_base::Epoch;
+use levada_base::reactor::Reactor;
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
+use levada_device::{Device, FileDevice};
+use std::path::Path;
+use std::rc::Rc;
+
+/// An open drive.
+#[derive(Clone)]
+pub(crate) enum Store {
+    File(Rc<FileDevice>),
+    Remote(Rc<NvmeNamespace>, NvmeUrl),
+}
+
+/// The URL that a path is; `None`: it is a path.
+pub(crate) fn url_of(path: &Path) -> Option<Result<NvmeUrl, ArrayError>> {
+    let text = path.to_str().filter(|text| NvmeUrl::is_meant(text))?;
+    let wrong = |source| ArrayError::Url { url: text.into(), source };
+    Some(text.parse().map_err(wrong))
+}
+
+async fn connect(url: &NvmeUrl) -> Result<NvmeNamespace, ArrayError> {
+    let host = Host::anonymous()
+        .map_err(|error| ArrayError::Url { url: url.to_string(), source: error.into() })?;
+    Ok(NvmeNamespace::open(url, Options::new(host)).await?)
+}
+
+impl Store {
+    /// Opens a drive for an array.
+    pub async fn open(path: &Path) -> Result<Self, ArrayError> {
+        let Some(url) = url_of(path) else {
+            return Ok(Self::File(Rc::new(FileDevice::open(path)?)));
+        };
+        let url = url?;
+        let device = connect(&url).await?;
+        if !device.has_reservations() {
+            device.close().await;
+            return Err(ArrayError::Unguarded { url: url.to_string() });
+        }
+        Ok(Self::Remote(Rc::new(device), url))
+    }
+
+    pub fn device(&self) -> Rc<dyn Device> {
+        match self {
+            Self::File(file) => Rc::clone(file) as Rc<dyn Device>,
+            Self::Remote(namespace, _) => Rc::clone(namespace) as Rc<dyn Device>,
+        }
+    }
+
+    /// True while `path` leads to this very drive.
+    pub fn is_at(&self, path: &Path) -> bool {
+        match self {
+            Self::File(file) => file.is_at(path),
+            Self::Remote(_, url) => url_of(path).is_some_and(|other| {
+                other.is_ok_and(|other| {
+                    (&other.subsystem, other.namespace) == (&url.subsystem, url.namespace)
+                })
+            }),
+        }
+    }
+
+    pub fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => Rc::ptr_eq(one, other),
+            (Self::Remote(one, _), Self::Remote(other, _)) => Rc::ptr_eq(one, other),
+            (Self::File(_), Self::Remote(..)) | (Self::Remote(..), Self::File(_)) => false,
+        }
+    }
+
+    /// False where there is a cache of this machine between.
+    pub fn is_direct(&self) -> bool {
+        match self {
+            Self::File(file) => file.is_direct(),
+            Self::Remote(..) => true,
+        }
+    }
+
+    /// The latest owner that is known to a drive by itself.
+    pub async fn owner(&self) -> Epoch {
+        match self {
+            Self::File(_) => Epoch::default(),
+            Self::Remote(namespace, _) => namespace.owner().await.unwrap_or_default(),
+        }
+    }
+
+    /// Lets go of a target in order, when nobody else has the drive.
+    pub async fn close(self) {
+        if let Self::Remote(namespace, _) = self
+            && let Some(namespace) = Rc::into_inner(namespace)
+        {
+            namespace.close().await;
+        }
+    }
+}
+
+/// What there is to see of a remote drive: its names, its length and its first blocks.
+pub(crate) struct Glimpse {
+    pub names: Vec<u8>,
+    pub bytes: u64,
+    pub head: Vec<u8>,
+}
+
+/// Looks at a remote drive, by a thread and a reactor of its own: who looks may be within another one, which stands still meanwhile, for as
+/// long as it takes to connect.
+pub(crate) fn glimpse(url: &NvmeUrl, head_bytes: u64) -> Result<Glimpse, ArrayError> {
+    let url = url.clone();
+    let looking = std::thread::spawn(move || {
+        let reactor = Reactor::new().map_err(ArrayError::system("use io_uring"))?;
+        reactor.block_on(async {
+            let device = connect(&url).await?;
+            let into = levada_base::BufMut::zeroed(head_bytes as usize).into_vec();
+            let head = device.read(0, into).await;
+            let bytes = device.info().capacity_bytes;
+            let names = device.names();
+            device.close().await;
+            let head = head?.iter().flat_map(|part| part.to_vec()).collect();
+            Ok(Glimpse { names, bytes, head })
+        })
+    });
+    looking.join().unwrap_or(Err(ArrayError::Interrupted))
+}
