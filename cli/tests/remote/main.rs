@@ -6,7 +6,6 @@
 #[allow(dead_code, reason = "loop devices are not needed here")]
 mod fixture;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "clusters are not needed here")]
 mod support;
 
 use fixture::{Box, run};
