@@ -249,9 +249,14 @@ pub(crate) fn reserve(path: &Path) -> Result<(), ArrayError> {
     }
 }
 
-/// The name of the member on a drive: its file name, or the end of it, where serial numbers are. `taken` are those of others.
+/// The name of the member on a drive: its file name, or the end of it, where serial numbers are; of a namespace the last part of its
+/// subsystem's name and its number. `taken` are those of others.
 pub(crate) fn name_of(path: &Path, taken: &BTreeSet<String>) -> String {
     let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let file_name = match file_name.rsplit_once(':') {
+        Some((_, last)) if url_of(path).is_some() => last,
+        _ => &file_name,
+    };
     let mut start = file_name.len().saturating_sub(MEMBER_NAME_BYTES);
     while !file_name.is_char_boundary(start) {
         start += 1;
@@ -274,6 +279,13 @@ pub(crate) fn name_of(path: &Path, taken: &BTreeSet<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_of_namespaces_are_called_after_them() {
+        let url = Path::new("nvme+tcp://10.0.0.1:4420/nqn.2026-11.io.levada:enclosure:e1?ns=7");
+        assert_eq!(name_of(url, &BTreeSet::new()), "e1?ns=7");
+        assert_eq!(name_of(Path::new("a:b/c:d"), &BTreeSet::new()), "c:d");
+    }
 
     #[test]
     fn members_are_named_apart() {
