@@ -5,8 +5,10 @@
 //! the socket stays and answers nobody; whoever knows that its process is gone opens the desk anew.
 
 mod ask;
+mod place;
 
 pub use ask::{AskError, ask};
+pub use place::{directory, make_directory};
 
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{self, Group, net};

@@ -16,7 +16,8 @@ use std::rc::Rc;
 
 /// Data of a command.
 pub(crate) const DATA_BYTES_MAX: u64 = 1 << 20;
-/// The unit of what a namespace counts.
+
+/// Adds to what a namespace counts.
 fn count(counter: &Cell<u64>, more: u64) {
     counter.set(counter.get().wrapping_add(more));
 }
