@@ -330,6 +330,12 @@ where
     task::spawn(&Core::current(), group, future)
 }
 
+/// Carries out `future` within the task that calls until it first waits; the rest is for a task of its own. What does not wait costs
+/// no task. Nobody is told of its end.
+pub fn run_or_spawn(future: impl Future<Output = ()> + 'static) {
+    task::run_or_spawn(&Core::current(), future);
+}
+
 /// The group of the task that calls.
 #[must_use]
 pub fn current_group() -> Group {

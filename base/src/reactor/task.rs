@@ -232,23 +232,39 @@ where
         let output = future.await;
         *finish.0.result.borrow_mut() = Some(output);
     };
+    let task = start(core, group, Box::pin(body));
+    JoinHandle { joint, task }
+}
+
+/// Has a task carry out `future`, unless the group is dead.
+fn start(core: &Rc<Core>, group: &Group, future: BoxFuture) -> Weak<Task> {
     let id = core.tasks_spawned.get() + 1;
     core.tasks_spawned.set(id);
+    if group.is_dead() {
+        drop(future);
+        return Weak::new();
+    }
     let task = Rc::new(Task {
         id,
         core: Rc::downgrade(core),
         thread: THREAD.with(|id| *id),
         group: Rc::downgrade(&group.0),
-        future: RefCell::new(Some(Box::pin(body))),
+        future: RefCell::new(Some(future)),
         queued: Cell::new(false),
     });
-    let handle = JoinHandle { joint, task: Rc::downgrade(&task) };
-    if group.is_dead() {
-        let future = task.future.borrow_mut().take();
-        drop(future);
-        return handle;
-    }
     group.0.tasks.borrow_mut().insert(id, Rc::clone(&task));
     task.wake();
-    handle
+    Rc::downgrade(&task)
+}
+
+pub(super) fn run_or_spawn(core: &Rc<Core>, future: impl Future<Output = ()> + 'static) {
+    let group = core.group.borrow().clone();
+    if group.is_dead() {
+        return;
+    }
+    let mut future = Box::pin(future);
+    // Whoever wakes it before its task has polled it wakes nobody, and need not: that poll looks anew.
+    if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        start(core, &group, future);
+    }
 }

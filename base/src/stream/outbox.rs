@@ -1,8 +1,9 @@
 //! What the other side is told.
 
 use super::ByteStream;
+use crate::buf::bytes_in;
 use crate::sync::{Notify, Permit};
-use crate::{BufMut, IoVec};
+use crate::{Buf, IoVec};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,22 +11,83 @@ use std::io;
 
 /// Buffers that are sent at once; the system takes 1,024.
 const BUFFERS_AT_ONCE: usize = 512;
+/// Bytes that are sent at once, unless a message alone has more: the other side has something to do while the rest is made ready, and
+/// what both sides copy stays in a cache.
+const BYTES_AT_ONCE: usize = 256 << 10;
 
 /// What stands before a message's data, or all of it.
-pub type Head = SmallVec<[u8; 48]>;
+pub type Head = SmallVec<[u8; 152]>;
 
 /// A message on its way.
-pub struct Outgoing {
-    pub head: Head,
+#[derive(Default)]
+pub struct Outgoing<'a> {
+    pub head: &'a [u8],
     pub data: IoVec,
+    /// What stands behind the data.
+    pub tail: &'a [u8],
     /// What it has of the connection's bounds, until the system has taken it.
     pub held: [Option<Permit>; 2],
+}
+
+/// Messages that go together.
+#[derive(Default)]
+struct Batch {
+    /// Heads and tails.
+    copied: Vec<u8>,
+    /// Data, and how much of `copied` stands before them.
+    data: Vec<(usize, Buf)>,
+    data_bytes: usize,
+    held: Vec<Permit>,
+}
+
+impl Batch {
+    fn has_room_for(&self, message: &Outgoing<'_>, data_bytes: usize) -> bool {
+        // Between two data there may be copied bytes.
+        let buffers = 2 * (self.data.len() + message.data.len()) + 1;
+        let copied = self.copied.len() + message.head.len() + message.tail.len();
+        let bytes = self.data_bytes + data_bytes + copied;
+        buffers <= BUFFERS_AT_ONCE && bytes <= BYTES_AT_ONCE
+    }
+
+    fn add(&mut self, message: Outgoing<'_>, data_bytes: usize) {
+        self.copied.extend_from_slice(message.head);
+        let at = self.copied.len();
+        self.data.extend(message.data.into_iter().map(|part| (at, part)));
+        self.data_bytes += data_bytes;
+        self.copied.extend_from_slice(message.tail);
+        for permit in message.held.into_iter().flatten() {
+            self.held.push(permit);
+        }
+    }
+
+    /// What is sent, after which the batch holds nothing but permits.
+    fn take_parts(&mut self) -> IoVec {
+        let copied = Buf::copy_of(&self.copied);
+        let mut parts = IoVec::with_capacity(2 * self.data.len() + 1);
+        let mut from = 0;
+        for (to, part) in self.data.drain(..) {
+            if from < to {
+                parts.push(copied.slice(from, to - from));
+                from = to;
+            }
+            parts.push(part);
+        }
+        if from < copied.len() {
+            parts.push(copied.slice(from, copied.len() - from));
+        }
+        self.copied.clear();
+        self.data_bytes = 0;
+        parts
+    }
 }
 
 /// Messages that wait for the socket.
 #[derive(Default)]
 pub struct Outbox {
-    waiting: RefCell<VecDeque<Outgoing>>,
+    /// Each is sent at once, and the last one takes more until its turn comes.
+    waiting: RefCell<VecDeque<Batch>>,
+    /// One that was sent, for its memory.
+    spare: RefCell<Batch>,
     changed: Notify,
     is_closed: Cell<bool>,
     /// The other side is gone: nobody waits for what is sent.
@@ -34,10 +96,26 @@ pub struct Outbox {
 
 impl Outbox {
     /// Sends a message in its turn.
-    pub fn push(&self, message: Outgoing) {
-        if !self.is_broken.get() {
-            self.waiting.borrow_mut().push_back(message);
-            self.changed.notify_all();
+    pub fn push(&self, message: Outgoing<'_>) {
+        if self.is_broken.get() {
+            return;
+        }
+        let data_bytes = bytes_in(&message.data) as usize;
+        let mut waiting = self.waiting.borrow_mut();
+        match waiting.back_mut() {
+            Some(last) if last.has_room_for(&message, data_bytes) => {
+                last.add(message, data_bytes);
+            }
+            last => {
+                let is_first = last.is_none();
+                // One whose data lie in very many pieces goes alone; the stream sends those in turns.
+                let mut batch = self.spare.take();
+                batch.add(message, data_bytes);
+                waiting.push_back(batch);
+                if is_first {
+                    self.changed.notify_all();
+                }
+            }
         }
     }
 
@@ -57,55 +135,14 @@ impl Outbox {
             let is_ready =
                 || (self.is_closed.get() || !self.waiting.borrow().is_empty()).then_some(());
             self.changed.until(is_ready).await;
-            let Some((parts, sent)) = self.batch() else { return Ok(()) };
-            if let Err(error) = stream.write_all(parts).await {
+            let Some(mut batch) = self.waiting.borrow_mut().pop_front() else { return Ok(()) };
+            if let Err(error) = stream.write_all(batch.take_parts()).await {
                 self.is_broken.set(true);
                 self.waiting.borrow_mut().clear();
                 return Err(error);
             }
-            drop(sent);
+            batch.held.clear();
+            self.spare.replace(batch);
         }
-    }
-
-    /// Buffers of the next messages, and those. `None`: there are none.
-    fn batch(&self) -> Option<(IoVec, Vec<Outgoing>)> {
-        let mut waiting = self.waiting.borrow_mut();
-        let mut buffers = 0;
-        let count = waiting
-            .iter()
-            .take_while(|message| {
-                buffers += 1 + message.data.len();
-                buffers <= BUFFERS_AT_ONCE
-            })
-            .count();
-        // One whose data lie in very many pieces goes alone; the stream sends those in turns.
-        let count = count.max(1).min(waiting.len());
-        let mut sent: Vec<Outgoing> = waiting.drain(..count).collect();
-        if sent.is_empty() {
-            return None;
-        }
-        let heads_bytes = sent.iter().map(|message| message.head.len()).sum();
-        let mut heads = BufMut::for_overwrite(heads_bytes);
-        let mut at = 0;
-        for message in &sent {
-            heads[at..at + message.head.len()].copy_from_slice(&message.head);
-            at += message.head.len();
-        }
-        let heads = heads.freeze();
-        // Heads without data between them are one buffer.
-        let mut parts = IoVec::with_capacity(buffers.min(BUFFERS_AT_ONCE));
-        let (mut from, mut to) = (0, 0);
-        for message in &mut sent {
-            to += message.head.len();
-            if !message.data.is_empty() {
-                parts.push(heads.slice(from, to - from));
-                parts.append(&mut message.data);
-                from = to;
-            }
-        }
-        if from < to {
-            parts.push(heads.slice(from, to - from));
-        }
-        Some((parts, sent))
     }
 }

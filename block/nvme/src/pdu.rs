@@ -20,6 +20,9 @@ const DATA_OFFSET_UNIT: usize = 4;
 
 const INITIALIZE_BYTES: usize = 128;
 const TERMINATE_BYTES: usize = 24;
+/// No data begin later in a unit: a header with its digest has 76 bytes at most, and is followed by less than as many, or by none up to
+/// the 128 bytes that data may be aligned to.
+const HEAD_BYTES_MAX: usize = 152;
 /// Data behind a terminating header: the header that was wrong.
 const TERMINATE_DATA_BYTES_MAX: usize = 128;
 const TRANSFER_BYTES: usize = 24;
@@ -391,7 +394,8 @@ impl Framing {
                 (data_offset, data_offset + data_bytes + digest)
             }
         };
-        let mut head = Head::from_elem(0, data_offset.max(header));
+        // Of zeroes that are there: made one by one they would be a tenth of what an answer costs.
+        let mut head = Head::from_slice(&[0; HEAD_BYTES_MAX][..data_offset.max(header)]);
         head[0] = kind as u8;
         head[1] = self.flags(kind, data_bytes).union(flags).bits();
         head[2] = kind.header_bytes() as u8;
@@ -420,7 +424,7 @@ impl Framing {
     pub fn terminate(is_host: bool, fatal: Fatal, wrong: &[u8]) -> Head {
         let kind = if is_host { Kind::HostTerminates } else { Kind::ControllerTerminates };
         let wrong = &wrong[..wrong.len().min(TERMINATE_DATA_BYTES_MAX)];
-        let mut head = Head::from_elem(0, TERMINATE_BYTES);
+        let mut head = Head::from_slice(&[0; TERMINATE_BYTES]);
         head[0] = kind as u8;
         head[2] = TERMINATE_BYTES as u8;
         let bytes = (TERMINATE_BYTES + wrong.len()) as u32;

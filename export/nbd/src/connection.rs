@@ -125,9 +125,10 @@ impl Connection {
                 }
             };
             let connection = Rc::clone(self);
-            reactor::spawn(async move {
+            reactor::run_or_spawn(async move {
                 let (head, data) = connection.answer(request, payload).await;
-                connection.outbox.push(Outgoing { head, data, held: [Some(slot), room] });
+                let held = [Some(slot), room];
+                connection.outbox.push(Outgoing { head: &head, data, tail: &[], held });
             });
         }
     }

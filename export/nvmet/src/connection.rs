@@ -8,6 +8,7 @@ use crate::port::Port;
 use crate::target::Shared;
 use crate::transfers::{Mangled, Transfers};
 use futures_util::future::{Either, select};
+use levada_base::buf::bytes_in;
 use levada_base::checksum::{crc32c, crc32c_parts};
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, Elapsed};
@@ -127,7 +128,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
     };
     if let Err(Broken::Fatal(fatal)) = &received {
         let head = Framing::terminate(false, *fatal, &reader.wrong);
-        connection.push(head, IoVec::new(), [None, None]);
+        connection.push(&head);
     }
     if connection.cut.has_happened() {
         stream.close().await;
@@ -318,8 +319,9 @@ enum Input {
 }
 
 impl Connection {
-    fn push(&self, head: Head, data: IoVec, held: [Option<Permit>; 2]) {
-        self.outbox.push(Outgoing { head, data, held });
+    /// Sends what is no answer.
+    fn push(&self, head: &[u8]) {
+        self.outbox.push(Outgoing { head, ..Outgoing::default() });
     }
 
     /// Returns when the queue has to end.
@@ -412,7 +414,7 @@ impl Connection {
         self.head.set((self.head.get() + 1) % self.entries);
         let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
         let connection = Rc::clone(self);
-        reactor::spawn(async move {
+        reactor::run_or_spawn(async move {
             let mut room = None;
             // `None`: the connection is gone, and nobody waits for an answer.
             if let Some(outcome) = connection.carried_out(&command, input, &mut room).await {
@@ -489,7 +491,7 @@ impl Connection {
     ) -> oneshot::Receiver<crate::transfers::Arrived> {
         let (transfer, whole) = self.transfers.borrow_mut().begin(command.id(), bytes);
         let head = self.framing.head(&Pdu::ReadyToTransfer(transfer), 0);
-        self.push(head, IoVec::new(), [None, None]);
+        self.push(&head);
         whole
     }
 
@@ -507,10 +509,11 @@ impl Connection {
         };
         let queue_head = if self.is_without_flow_control { 0 } else { self.head.get() };
         let completion = Completion { result, queue_head, id: command.id(), status };
-        let bytes = levada_base::buf::bytes_in(&data) as u32;
+        let held = [Some(slot), room];
+        let bytes = bytes_in(&data) as u32;
         if bytes == 0 {
             let head = self.framing.head(&Pdu::Response(completion), 0);
-            return self.push(head, IoVec::new(), [Some(slot), room]);
+            return self.outbox.push(Outgoing { head: &head, held, ..Outgoing::default() });
         }
         // TCP, 3.6.2.6: only without flow control, as it says nothing of the queue's head.
         let is_success = self.is_without_flow_control && result == 0;
@@ -527,11 +530,7 @@ impl Connection {
         if !is_success {
             tail.extend_from_slice(&self.framing.head(&Pdu::Response(completion), 0));
         }
-        if tail.is_empty() {
-            return self.push(head, data, [Some(slot), room]);
-        }
-        self.push(head, data, [None, None]);
-        self.push(tail, IoVec::new(), [Some(slot), room]);
+        self.outbox.push(Outgoing { head: &head, data, tail: &tail, held });
     }
 }
 

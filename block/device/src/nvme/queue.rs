@@ -232,8 +232,7 @@ impl<S: ByteStream + 'static> Queue<S> {
                 && receiving.end.borrow().is_none()
             {
                 let head = Framing::terminate(true, *fatal, &seen);
-                let (data, held) = (IoVec::new(), [None, None]);
-                receiving.outbox.push(Outgoing { head, data, held });
+                receiving.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
                 receiving.set_end(error);
                 receiving.outbox.close();
                 let _ = reactor::timeout(LAST_WORDS, sender).await;
@@ -278,7 +277,7 @@ impl<S: ByteStream + 'static> Queue<S> {
         let command = Pdu::Command(command.with_data(pointer).with_id(id));
         let head_bytes = if is_within { from_bytes as usize } else { 0 };
         let head = self.framing.head(&command, head_bytes);
-        let data = if is_within { self.with_digest(from.clone()) } else { IoVec::new() };
+        let data = if is_within { from.clone() } else { IoVec::new() };
         let slot = Slot {
             id,
             answer,
@@ -293,7 +292,7 @@ impl<S: ByteStream + 'static> Queue<S> {
         let is_watched = slot.deadline.is_some();
         let before = self.slots.borrow_mut()[index_of(id)].replace(slot);
         assert!(before.is_none(), "a free place is free");
-        self.outbox.push(Outgoing { head, data, held: [None, None] });
+        self.push(&head, data, None);
         if is_watched {
             self.sent.notify_all();
         }
@@ -472,20 +471,20 @@ impl<S: ByteStream + 'static> Queue<S> {
             let part = Transfer { at, bytes, ..transfer };
             let head =
                 self.framing.head(&Pdu::HostData { transfer: part, is_last }, bytes as usize);
-            let data = self.with_digest(window(&slot.from, at as usize, bytes as usize));
-            let held = [if is_last { turn.take() } else { None }, None];
-            self.outbox.push(Outgoing { head, data, held });
+            let data = window(&slot.from, at as usize, bytes as usize);
+            self.push(&head, data, if is_last { turn.take() } else { None });
             at += bytes;
         }
         Ok(())
     }
 
-    fn with_digest(&self, mut data: IoVec) -> IoVec {
-        if self.terms.digests.data {
-            let digest = crc32c_parts(data.iter().map(|part| &part[..]));
-            data.push(Buf::copy_of(&digest.to_le_bytes()));
-        }
-        data
+    /// Sends a unit, with the digest of its data where that is agreed.
+    fn push(&self, head: &[u8], data: IoVec, held: Option<Permit>) {
+        let has_digest = self.terms.digests.data && !data.is_empty();
+        let digest = has_digest.then(|| crc32c_parts(data.iter().map(|part| &part[..])));
+        let digest = digest.map(u32::to_le_bytes);
+        let tail = digest.as_ref().map_or(&[][..], |digest| digest);
+        self.outbox.push(Outgoing { head, data, tail, held: [held, None] });
     }
 
     fn done(&self, id: u16, completion: Completion) {

@@ -126,7 +126,7 @@ impl Target {
             let result = event.result();
             let completion = Completion { result, queue_head: 0, id, status: Status::SUCCESS };
             let head = framing.head(&Pdu::Response(completion), 0);
-            outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+            outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         }
     }
 
@@ -159,7 +159,7 @@ impl Target {
         let digests = theirs.digests.and(self.digests);
         let ours = Initialize { alignment_bytes: 64, digests, limit: self.host_unit_bytes };
         let head = Framing::FIRST.head(&Pdu::InitializeResponse(ours), 0);
-        outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+        outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         let from = From {
             address,
             outbox: Rc::clone(outbox),
@@ -215,7 +215,7 @@ impl Target {
         if bytes > 0 {
             let pdu = Pdu::ReadyToTransfer(Transfer { command, tag, at, bytes });
             let head = from.framing.head(&pdu, 0);
-            from.outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+            from.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         }
         bytes
     }
@@ -271,14 +271,14 @@ impl Target {
             }
             let head = from.framing.head(&pdu, part.len());
             let data = Buf::copy_of(&sent).into_vec();
-            from.outbox.push(Outgoing { head, data, held: [None, None] });
+            from.outbox.push(Outgoing { head: &head, data, ..Outgoing::default() });
             at += part.len();
             is_told = is_success;
         }
         if !is_told {
             let completion = Completion { result, queue_head: 0, id, status };
             let head = from.framing.head(&Pdu::Response(completion), 0);
-            from.outbox.push(Outgoing { head, data: IoVec::new(), held: [None, None] });
+            from.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         }
     }
 
