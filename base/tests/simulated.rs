@@ -138,3 +138,40 @@ fn a_worker_takes_turns_with_its_reactor() {
         }
     });
 }
+
+#[test]
+fn what_need_not_wait_runs_at_once_and_the_rest_in_a_task_of_its_group() {
+    Reactor::simulated(1).block_on(async {
+        let done = Rc::new(RefCell::new(Vec::new()));
+        let begin = |name: &'static str, wait: Option<Duration>| {
+            let done = Rc::clone(&done);
+            reactor::run_or_spawn(async move {
+                if let Some(wait) = wait {
+                    reactor::sleep(wait).await;
+                }
+                done.borrow_mut().push(name);
+            });
+        };
+        begin("waits", Some(Duration::from_millis(2)));
+        begin("does not", None);
+        assert_eq!(*done.borrow(), ["does not"]);
+        reactor::sleep(Duration::from_millis(3)).await;
+        assert_eq!(*done.borrow(), ["does not", "waits"]);
+
+        // With its group it ends, and a dead one begins nothing.
+        let (node, inside) = (Group::new(), Rc::clone(&done));
+        let (ours, sooner) = (node.clone(), Duration::from_millis(1));
+        let runner = reactor::spawn_in(&node, async move {
+            let late = Rc::clone(&inside);
+            reactor::run_or_spawn(async move {
+                reactor::sleep(sooner).await;
+                late.borrow_mut().push("killed");
+            });
+            ours.kill();
+            reactor::run_or_spawn(async move { inside.borrow_mut().push("dead") });
+        });
+        runner.await;
+        reactor::sleep(Duration::from_millis(2)).await;
+        assert_eq!(*done.borrow(), ["does not", "waits"]);
+    });
+}
