@@ -20,7 +20,7 @@ const WRITE_BACK_EVERY: Duration = Duration::from_millis(50);
 pub(crate) struct Bay {
     pub number: u32,
     pub is_in: Cell<bool>,
-    cache: Rc<VolatileDevice>,
+    cache: Option<Rc<VolatileDevice>>,
     faults: Faults,
     volume: Rc<dyn Volume>,
     guid: [u8; 16],
@@ -31,12 +31,16 @@ impl Bay {
         enclosure: &str,
         number: u32,
         media: Rc<dyn Device>,
+        has_cache: bool,
         model: Option<&DriveModel>,
     ) -> Self {
-        let cache = Rc::new(VolatileDevice::new(media));
-        // It ends with the drive.
-        drop(cache.spawn_write_back(WRITE_BACK_EVERY));
-        let mut device: Rc<dyn Device> = Rc::clone(&cache) as Rc<dyn Device>;
+        let cache = has_cache.then(|| Rc::new(VolatileDevice::new(Rc::clone(&media))));
+        let mut device = media;
+        if let Some(cache) = &cache {
+            // It ends with the drive.
+            drop(cache.spawn_write_back(WRITE_BACK_EVERY));
+            device = Rc::clone(cache) as Rc<dyn Device>;
+        }
         if let Some(model) = model {
             device = Rc::new(ModelDevice::new(device, *model));
         }
@@ -82,15 +86,23 @@ impl Bay {
     }
 
     pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
-        self.cache.power_cut(seed ^ u64::from(self.number)).await
+        match &self.cache {
+            Some(cache) => cache.power_cut(seed ^ u64::from(self.number)).await,
+            None => Ok(()),
+        }
     }
 
     pub async fn flush(&self) -> Result<(), BlockError> {
-        self.cache.flush().await
+        match &self.cache {
+            Some(cache) => cache.flush().await,
+            None => Ok(()),
+        }
     }
 
     pub fn power_on(&self) {
-        self.cache.power_on();
+        if let Some(cache) = &self.cache {
+            cache.power_on();
+        }
     }
 }
 

@@ -47,7 +47,8 @@ struct Way {
     order: Cell<PathOrder>,
 }
 
-pub(crate) struct Enclosure {
+/// An enclosure on this reactor.
+pub struct Enclosure {
     name: String,
     target: Target,
     subsystem: Subsystem,
@@ -59,7 +60,7 @@ pub(crate) struct Enclosure {
 }
 
 impl Enclosure {
-    pub fn new(
+    pub(crate) fn new(
         name: String,
         subsystem: Subsystem,
         addresses: &[SocketAddr],
@@ -82,6 +83,7 @@ impl Enclosure {
         Ok(Self { name, target, subsystem, ways, bays, has_power, turn: Semaphore::new(1) })
     }
 
+    /// How it is.
     pub fn status(&self) -> EnclosureStatus {
         let paths = self.ways.iter().enumerate().map(|(index, way)| PathStatus {
             number: index + 1,
@@ -109,6 +111,10 @@ impl Enclosure {
     }
 
     /// Carries an order out.
+    ///
+    /// # Errors
+    ///
+    /// A [`Refusal`], and nothing was done.
     pub async fn carry_out(&self, order: Order) -> Result<(), Refusal> {
         match order {
             Order::Show => Ok(()),

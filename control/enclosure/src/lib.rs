@@ -3,6 +3,7 @@
 //!
 //! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it.
 //! - `drive_volume`: a drive as a volume, which is what a target shows.
+//! - `plan`: what it is made of.
 //! - `request`: orders and answers; `place`: where the process is asked; `run`: the process.
 //! - `http`: its status for programs that watch enclosures.
 //!
@@ -18,10 +19,12 @@ mod drive_volume;
 mod enclosure;
 mod http;
 mod place;
+mod plan;
 mod request;
 mod run;
 
-pub use enclosure::{BayStatus, EnclosureStatus, PathStatus};
+pub use enclosure::{BayStatus, Enclosure, EnclosureStatus, PathStatus};
 pub use levada_device::DriveModel;
-pub use request::{AskEnclosureError, Order, PathOrder, ask};
-pub use run::{EnclosureError, Media, Plan, serve};
+pub use plan::{EnclosureError, Media, Plan};
+pub use request::{AskEnclosureError, Order, PathOrder, Refusal, ask};
+pub use run::serve;

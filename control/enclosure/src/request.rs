@@ -41,7 +41,7 @@ pub enum PathOrder {
 
 /// Why an order is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     #[error("there is no bay {bay}: they are 1 to {count}")]
     NoBay { bay: u32, count: usize },
     #[error("there is no path {path}: they are 1 to {count}")]

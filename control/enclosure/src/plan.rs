@@ -1,0 +1,117 @@
+//! What an enclosure is made of, and how it is made.
+
+use crate::bay::Bay;
+use crate::enclosure::Enclosure;
+use levada_device::{
+    Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
+};
+use levada_export_nvmet::{
+    Hosts, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError, Subsystem, serial_of,
+};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// What its drives are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Media {
+    /// Files of this directory, `bay1.img` and on; made with their full size where they are missing.
+    Files(PathBuf),
+    /// Memory: empty at every start.
+    Ram,
+    /// Answers at once, keeps nothing, and has no cache that could lose it: for measurements of what is above.
+    Null,
+}
+
+/// An enclosure to be served.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Letters, digits, `-` and `_`: part of its subsystem's name.
+    pub name: String,
+    /// Where its target listens: a path each.
+    pub paths: Vec<SocketAddr>,
+    pub bays: u32,
+    pub media: Media,
+    /// Of each drive. Files that are there keep theirs.
+    pub size_bytes: u64,
+    /// How fast each drive is; as its media without one.
+    pub model: Option<DriveModel>,
+    /// Where its status is told over HTTP.
+    pub status: Option<SocketAddr>,
+}
+
+/// Why an enclosure is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum EnclosureError {
+    #[error("an enclosure has 1 to {NAMESPACES_MAX} bays, and not {bays}")]
+    Bays { bays: u32 },
+    #[error("{name:?} is no name of an enclosure: letters, digits, `-` and `_`")]
+    Name { name: String },
+    #[error("an enclosure {name} is served already")]
+    Served { name: String },
+    #[error(transparent)]
+    Nqn(#[from] NqnError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("cannot tell the status at {address}")]
+    Status { address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Media(#[from] FileDeviceError),
+    #[error("cannot {what}")]
+    System { what: &'static str, source: std::io::Error },
+}
+
+pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> EnclosureError {
+    move |source| EnclosureError::System { what, source }
+}
+
+impl Plan {
+    pub(crate) fn check(&self) -> Result<(), EnclosureError> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if self.name.is_empty() || self.name.len() > 63 || !self.name.bytes().all(is_plain) {
+            return Err(EnclosureError::Name { name: self.name.clone() });
+        }
+        match self.bays {
+            1..=NAMESPACES_MAX => Ok(()),
+            bays => Err(EnclosureError::Bays { bays }),
+        }
+    }
+
+    async fn drives(&self) -> Result<Vec<Bay>, EnclosureError> {
+        if let Media::Files(dir) = &self.media {
+            std::fs::create_dir_all(dir).map_err(system("make the directory of the drives"))?;
+        }
+        let mut bays = Vec::new();
+        for number in 1..=self.bays {
+            let media: Rc<dyn Device> = match &self.media {
+                Media::Ram => Rc::new(RamDevice::new(&format!("bay{number}"), self.size_bytes)),
+                Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
+                Media::Files(dir) => {
+                    let path = dir.join(format!("bay{number}.img"));
+                    Rc::new(match path.exists() {
+                        true => FileDevice::open(&path)?,
+                        false => {
+                            FileDevice::create(&path, self.size_bytes, Prepare::Reserve).await?
+                        }
+                    })
+                }
+            };
+            let has_cache = self.media != Media::Null;
+            bays.push(Bay::new(&self.name, number, media, has_cache, self.model.as_ref()));
+        }
+        Ok(bays)
+    }
+
+    /// Makes the enclosure, and lets its target listen.
+    ///
+    /// # Errors
+    ///
+    /// [`EnclosureError`].
+    pub async fn open(&self) -> Result<Enclosure, EnclosureError> {
+        self.check()?;
+        let nqn = Nqn::new(format!("{NQN_PREFIX}:enclosure:{}", self.name))?;
+        let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
+        let bays = self.drives().await?;
+        Ok(Enclosure::new(self.name.clone(), subsystem, &self.paths, bays)?)
+    }
+}
