@@ -45,21 +45,24 @@ pub(crate) fn specs() -> Vec<Spec> {
             name: "array.nvme.raid6_8p2.fresh_seqwrite_of_ceiling",
             what: "fresh stripes, against the members without parity times 8/10",
             bar: Bar::AtLeast(0.97),
-            take: |effort| run(seqwrite_of_ceiling(effort, Speed::Nvme, None)),
+            take: |effort| run(fresh_of_ceiling(effort, Speed::Nvme, None)),
         },
         Spec {
             name: "array.nvme_flush_100us.raid6_8p2.fresh_seqwrite_of_ceiling",
             what: "the same where a flush takes 100 us, with one after every 64 stripes",
             bar: Bar::AtLeast(0.97),
             take: |effort| {
-                run(seqwrite_of_ceiling(effort, Speed::NvmeFlush100us, Some(FLUSH_STRIPES)))
+                run(fresh_of_ceiling(effort, Speed::NvmeFlush100us, Some(FLUSH_STRIPES)))
             },
         },
         Spec {
             name: "array.nvme.raid6_8p2.seqread_of_raw",
             what: "1 MiB reads in order, against the members without parity",
             bar: Bar::AtLeast(0.99),
-            take: |effort| run(seqread_of_raw(effort)),
+            take: |effort| {
+                let devices = ten(Speed::Nvme, Storage::Null, stripes_of(effort) * STRIPE_BYTES);
+                run(async move { seqread_of_raw(effort, &devices, Speed::Nvme).await })
+            },
         },
         Spec {
             name: "array.nvme.raid6_8p2.randread4k_of_raw",
@@ -187,17 +190,31 @@ pub(crate) fn steps(
         .map(move |first| first * stripe_bytes..(first + step).min(stripes) * stripe_bytes)
 }
 
-/// Fresh stripes; everything is flushed at the end, and also after each `flush_stripes`.
-async fn seqwrite_of_ceiling(
+/// Stripes of a sequential span.
+fn stripes_of(effort: Effort) -> u64 {
+    effort.amount(2048)
+}
+
+async fn fresh_of_ceiling(
     effort: Effort,
     speed: Speed,
     flush_stripes: Option<u64>,
 ) -> Result<Taken> {
-    let stripes = effort.amount(2048);
+    let devices = ten(speed, Storage::Null, stripes_of(effort) * STRIPE_BYTES);
+    seqwrite_of_ceiling(effort, &devices, speed, flush_stripes).await
+}
+
+/// Fresh stripes; everything is flushed at the end, and also after each `flush_stripes`.
+pub(crate) async fn seqwrite_of_ceiling(
+    effort: Effort,
+    devices: &[Rc<dyn Device>],
+    speed: Speed,
+    flush_stripes: Option<u64>,
+) -> Result<Taken> {
+    let stripes = stripes_of(effort);
     let step = flush_stripes.unwrap_or(stripes);
-    let devices = ten(speed, Storage::Null, stripes * STRIPE_BYTES);
-    let (array, source) = (raid6(&devices).await?, source());
-    let ceiling = Ceiling::new(&devices, &source);
+    let (array, source) = (raid6(devices).await?, source());
+    let ceiling = Ceiling::new(devices, &source);
     let ours = async |_| {
         let meter = Meter::start()?;
         write_round(&array, &source, stripes, step).await?;
@@ -254,25 +271,37 @@ pub(crate) async fn read(array: &Rc<dyn Array>, load: &Load) -> Result<Run> {
 
 /// Reads of an array and of its members without protection, under the same load. The stripes are
 /// declared and never written: null storage keeps nothing anyway.
-async fn reads_of_raw(effort: Effort, load: &Load, rate: Rate) -> Result<Taken> {
-    let devices = ten(Speed::Nvme, Storage::Null, load.span.end);
-    let (array, raw) = (raid6(&devices).await?, Raw::new(&devices, CHUNK_BYTES));
+async fn reads_of_raw(
+    effort: Effort,
+    devices: &[Rc<dyn Device>],
+    speed: Speed,
+    load: &Load,
+    rate: Rate,
+) -> Result<Taken> {
+    let (array, raw) = (raid6(devices).await?, Raw::new(devices, CHUNK_BYTES));
     array.declare_fresh(0, load.span.end / STRIPE_BYTES).await?;
     let ours = async |_| read(&array, load).await;
     let theirs = async |_| raw_read(&raw, load).await;
-    let said = Speed::Nvme.says(WIDTH, load.piece_bytes.min(CHUNK_BYTES), rate);
+    let said = speed.says(WIDTH, load.piece_bytes.min(CHUNK_BYTES), rate);
     Ok(pairs(effort, said, ours, theirs).await?.ratio(rate, ("array", "raw"), 1.0))
 }
 
-async fn seqread_of_raw(effort: Effort) -> Result<Taken> {
-    let span = 0..effort.amount(2048) * STRIPE_BYTES;
-    reads_of_raw(effort, &Load::sequential(span, MIB, READ_DEPTH), Rate::GbPerS).await
+/// Reads of 1 MiB in order.
+pub(crate) async fn seqread_of_raw(
+    effort: Effort,
+    devices: &[Rc<dyn Device>],
+    speed: Speed,
+) -> Result<Taken> {
+    let span = 0..stripes_of(effort) * STRIPE_BYTES;
+    let load = Load::sequential(span, MIB, READ_DEPTH);
+    reads_of_raw(effort, devices, speed, &load, Rate::GbPerS).await
 }
 
 async fn randread_of_raw(effort: Effort) -> Result<Taken> {
     let span = 0..2048 * STRIPE_BYTES;
     let load = Load::random(span, 4 * KIB, RANDOM_DEPTH, effort.amount(100_000), 7);
-    reads_of_raw(effort, &load, Rate::Kiops).await
+    let devices = ten(Speed::Nvme, Storage::Null, load.span.end);
+    reads_of_raw(effort, &devices, Speed::Nvme, &load, Rate::Kiops).await
 }
 
 async fn seqwrite_of_floor(effort: Effort) -> Result<Taken> {

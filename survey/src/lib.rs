@@ -12,6 +12,7 @@ pub mod load;
 pub mod members;
 pub mod mount;
 pub mod qos;
+pub mod remote;
 pub mod suite;
 pub mod table;
 

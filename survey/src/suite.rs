@@ -4,7 +4,7 @@ use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
     array, client, degraded, disk, engine, log, meta, mount, nbd, node, nvmet, object, overwrites,
-    parity, qos, vhost, wire,
+    parity, qos, remote, vhost, wire,
 };
 use anyhow::Result;
 
@@ -29,6 +29,7 @@ pub fn specs() -> Vec<Spec> {
         overwrites::specs(),
         degraded::specs(),
         qos::specs(),
+        remote::specs(),
         log::specs(),
         object::specs(),
         wire::specs(),

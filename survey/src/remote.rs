@@ -1,0 +1,359 @@
+//! RAID 6 8+2 over five enclosures that are reached over NVMe/TCP, each with two drives and two paths.
+//!
+//! The enclosures are on a thread of their own; the array with its initiator is on the thread that measures. What is compared with are the
+//! same remote drives without protection.
+
+use crate::array::{
+    CHUNK_BYTES, STRIPE_BYTES, raid6_of, run, seqread_of_raw, seqwrite_of_ceiling, source,
+    write_round,
+};
+use crate::figure::{Bar, Operand, Taken};
+use crate::harness::{Effort, median, ratio_of, spread};
+use crate::members::Speed;
+use crate::suite::Spec;
+use anyhow::{Context, Result, anyhow, ensure};
+use futures_util::future::try_join_all;
+use levada_base::reactor::{self, JoinHandle, Reactor, mailbox};
+use levada_base::units::GIB;
+use levada_base::{BufMut, IoVec};
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Standing};
+use levada_device::{Device, DriveModel};
+use levada_enclosure::{Enclosure, Media, Order, PathOrder, Plan};
+use levada_raid::{Array, IoClass, RaidArray};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+const ENCLOSURES: usize = 5;
+const BAYS: u32 = 2;
+const PATHS: usize = 2;
+/// Nothing of it is memory. Far more than is written between a loss and 20 s later, so that no block is written again while a lost write
+/// may still happen: who does that waits (docs/design/0023-nvme-initiator.md).
+const DRIVE_BYTES: u64 = 64 * GIB;
+/// How long the enclosures poll before they sleep, as `levada enclosure serve` does.
+const SPIN: Duration = Duration::from_micros(100);
+/// Stripes that a mixed load reads again and again; behind them it writes.
+const READ_STRIPES: u64 = 512;
+/// As many as it may write, one after the other: none is written twice.
+const FRESH_STRIPES: u64 = 256 << 10;
+const WRITERS: usize = 4;
+const READERS: usize = 8;
+/// Whose power goes.
+const LOST: usize = 2;
+/// How long after the loss of an enclosure the array is looked at again.
+const LOSS_TO_LOOK: Duration = Duration::from_secs(30);
+/// How long a lost path is watched: longer than any failover may take.
+const FAILOVER_WATCH: Duration = Duration::from_secs(8);
+/// Paths that came back are connected again by then.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+
+pub(crate) fn specs() -> Vec<Spec> {
+    vec![
+        Spec {
+            name: "array.remote.seqwrite_of_ceiling",
+            what: "fresh stripes over NVMe/TCP on slow drives, against the same drives without parity times 8/10",
+            bar: Bar::AtLeast(0.9),
+            take: |effort| {
+                remote(effort, async |effort, remote| {
+                    seqwrite_of_ceiling(effort, &remote.devices(), Speed::Slow, None).await
+                })
+            },
+        },
+        Spec {
+            name: "array.remote.seqread_of_raw",
+            what: "1 MiB reads in order over NVMe/TCP on slow drives, against the same drives without parity",
+            bar: Bar::AtLeast(0.95),
+            take: |effort| {
+                remote(effort, async |effort, remote| {
+                    seqread_of_raw(effort, &remote.devices(), Speed::Slow).await
+                })
+            },
+        },
+        Spec {
+            name: "array.remote.after_enclosure_loss_of_before",
+            what: "reads and fresh writes together, from 30 s after one of five enclosures has lost its power, against before",
+            bar: Bar::AtLeast(0.7),
+            take: |effort| run(after_enclosure_loss(effort)),
+        },
+        Spec {
+            name: "path.failover_s",
+            what: "the longest request of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
+            bar: Bar::Below(5.0),
+            take: |effort| remote(effort, failover),
+        },
+    ]
+}
+
+fn remote(
+    effort: Effort,
+    figure: impl AsyncFnOnce(Effort, &Remote) -> Result<Taken>,
+) -> Result<Taken> {
+    run(async { figure(effort, &Remote::start().await?).await })
+}
+
+/// Five enclosures, and their drives as devices.
+struct Remote {
+    drives: Vec<Rc<NvmeNamespace>>,
+    enclosures: Enclosures,
+}
+
+impl Remote {
+    async fn start() -> Result<Self> {
+        let enclosures = Enclosures::start()?;
+        let options = Options::new(Host::anonymous()?);
+        let open = async |url: String| -> Result<Rc<NvmeNamespace>> {
+            let url: NvmeUrl = url.parse()?;
+            Ok(Rc::new(NvmeNamespace::open(&url, options.clone()).await?))
+        };
+        let drives = try_join_all(enclosures.urls.iter().cloned().map(open)).await?;
+        let remote = Self { drives, enclosures };
+        remote.connected().await?;
+        Ok(remote)
+    }
+
+    fn devices(&self) -> Vec<Rc<dyn Device>> {
+        self.drives.iter().map(|drive| Rc::clone(drive) as Rc<dyn Device>).collect()
+    }
+
+    /// Returns when every drive is reached over every path.
+    async fn connected(&self) -> Result<()> {
+        let is_up = |drive: &Rc<NvmeNamespace>| {
+            drive.paths().iter().all(|path| path.standing == Standing::Optimized)
+        };
+        let all = async {
+            while !self.drives.iter().all(is_up) {
+                reactor::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        reactor::timeout(CONNECT_LIMIT, all).await.map_err(|_| anyhow!("a path does not connect"))
+    }
+}
+
+/// Enclosures on a thread of their own, until dropped.
+struct Enclosures {
+    /// Where each drive is, over all paths, enclosure by enclosure.
+    urls: Vec<String>,
+    orders: Option<mailbox::Sender<(usize, Order)>>,
+    thread: Option<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Enclosures {
+    fn start() -> Result<Self> {
+        let (started, starting) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("enclosures".into()).spawn(move || {
+            let reactor = Reactor::new()?;
+            reactor.set_spin(SPIN);
+            reactor.block_on(async {
+                let enclosures = try_join_all((0..ENCLOSURES).map(enclosure)).await?;
+                let urls = enclosures.iter().flat_map(urls).collect();
+                let (orders, mut ordered) = mailbox::channel()?;
+                // Nobody waits only when the starter has panicked.
+                let _ = started.send((urls, orders));
+                while let Some((number, order)) = ordered.recv().await {
+                    let enclosure: &Enclosure = &enclosures[number];
+                    enclosure.carry_out(order).await?;
+                }
+                for enclosure in enclosures {
+                    enclosure.end().await;
+                }
+                Ok(())
+            })
+        })?;
+        if let Ok((urls, orders)) = starting.recv() {
+            return Ok(Self { urls, orders: Some(orders), thread: Some(thread) });
+        }
+        let ended = thread.join().map_err(|_| anyhow!("the enclosures panicked"))?;
+        ended.and(Err(anyhow!("the enclosures ended"))).context("serving enclosures")
+    }
+
+    fn order(&self, enclosure: usize, order: Order) -> Result<()> {
+        let orders = self.orders.as_ref().context("they are served")?;
+        orders.send((enclosure, order)).map_err(|_| anyhow!("the enclosures have ended"))
+    }
+
+    fn order_all(&self, order: Order) -> Result<()> {
+        (0..ENCLOSURES).try_for_each(|enclosure| self.order(enclosure, order))
+    }
+}
+
+impl Drop for Enclosures {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(Ok(Err(error))) = self.thread.take().map(std::thread::JoinHandle::join) {
+            eprintln!("serving enclosures failed: {error:#}");
+        }
+    }
+}
+
+async fn enclosure(number: usize) -> Result<Enclosure> {
+    let plan = Plan {
+        name: format!("bench{number}"),
+        paths: vec![([127, 0, 0, 1], 0).into(); PATHS],
+        bays: BAYS,
+        media: Media::Null,
+        size_bytes: DRIVE_BYTES,
+        model: Some(DriveModel::slow()),
+        status: None,
+    };
+    Ok(plan.open().await?)
+}
+
+fn urls(enclosure: &Enclosure) -> Vec<String> {
+    let status = enclosure.status();
+    let paths: Vec<String> = status.paths.iter().map(|path| path.address.to_string()).collect();
+    let url = |bay| format!("nvme+tcp://{}/{}?ns={bay}", paths.join(","), status.subsystem);
+    (1..=BAYS).map(url).collect()
+}
+
+/// Reads of 1 MiB and writes of fresh stripes, side by side, until dropped.
+struct Mixed {
+    moved: Rc<Moved>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Moved {
+    bytes: Cell<u64>,
+    longest: Cell<Duration>,
+    /// The first that went wrong.
+    failed: RefCell<Option<anyhow::Error>>,
+}
+
+impl Moved {
+    /// Counts a request that began at `begun`.
+    fn count(&self, bytes: u64, begun: reactor::Instant) {
+        self.bytes.set(self.bytes.get() + bytes);
+        self.longest.set(self.longest.get().max(begun.elapsed()));
+    }
+}
+
+impl Mixed {
+    async fn start(array: &RaidArray) -> Result<Self> {
+        let (whole, source): (Rc<dyn Array>, _) = (Rc::new(array.clone()), source());
+        write_round(&whole, &source, READ_STRIPES, READ_STRIPES).await?;
+        whole.declare_fresh(READ_STRIPES, FRESH_STRIPES).await?;
+        let moved = Rc::new(Moved::default());
+        let next_read = Rc::new(Cell::new(0));
+        let next_stripe = Rc::new(Cell::new(READ_STRIPES));
+        let mut tasks = Vec::new();
+        for worker in 0..READERS + WRITERS {
+            let (array, source, moved) = (Rc::clone(&whole), Rc::clone(&source), Rc::clone(&moved));
+            let (next_read, next_stripe) = (Rc::clone(&next_read), Rc::clone(&next_stripe));
+            tasks.push(reactor::spawn(async move {
+                let result = match worker < READERS {
+                    true => read_on(&array, &next_read, &moved).await,
+                    false => write_on(&array, &source, &next_stripe, &moved).await,
+                };
+                if let Err(error) = result {
+                    moved.failed.borrow_mut().get_or_insert(error);
+                }
+            }));
+        }
+        Ok(Self { moved, tasks })
+    }
+
+    /// 10^9 bytes per second while `span` passes.
+    async fn rate(&self, span: Duration) -> Result<f64> {
+        let (before, begun) = (self.moved.bytes.get(), reactor::now());
+        reactor::sleep(span).await;
+        self.check()?;
+        Ok((self.moved.bytes.get() - before) as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    }
+
+    /// The longest request that ended while `span` passed.
+    async fn longest(&self, span: Duration) -> Result<Duration> {
+        self.moved.longest.set(Duration::ZERO);
+        reactor::sleep(span).await;
+        self.check()?;
+        Ok(self.moved.longest.get())
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.moved.failed.take() {
+            Some(error) => Err(error.context("a request of the array failed")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mixed {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn read_on(array: &Rc<dyn Array>, next: &Cell<u64>, moved: &Moved) -> Result<()> {
+    loop {
+        let number = next.replace(next.get() + 1);
+        let at = number % READ_STRIPES * STRIPE_BYTES;
+        let begun = reactor::now();
+        array.read(at, BufMut::for_overwrite(STRIPE_BYTES as usize).into_vec()).await?;
+        moved.count(STRIPE_BYTES, begun);
+    }
+}
+
+async fn write_on(
+    array: &Rc<dyn Array>,
+    source: &Rc<[IoVec]>,
+    next: &Cell<u64>,
+    moved: &Moved,
+) -> Result<()> {
+    loop {
+        let stripe = next.replace(next.get() + 1);
+        let data = source[stripe as usize % source.len()].clone();
+        let begun = reactor::now();
+        array.write_fresh(stripe, data, IoClass::Foreground).await?;
+        moved.count(STRIPE_BYTES, begun);
+    }
+}
+
+async fn after_enclosure_loss(effort: Effort) -> Result<Taken> {
+    let seconds = |full: u64| Duration::from_secs(if effort.is_quick { 3 } else { full });
+    let mut pairs = Vec::new();
+    for _ in 0..effort.runs {
+        let remote = Remote::start().await?;
+        let array = raid6_of(&remote.devices(), CHUNK_BYTES).await?;
+        let load = Mixed::start(&array).await?;
+        let before = load.rate(seconds(10)).await?;
+        remote.enclosures.order(LOST, Order::Power { is_on: false })?;
+        reactor::sleep(LOSS_TO_LOOK).await;
+        pairs.push((load.rate(seconds(10)).await?, before));
+        ensure!(array.status().degraded == BAYS as usize, "the enclosure was lost");
+    }
+    Ok(ratio_of(&pairs, "GB/s", ("after", "before")))
+}
+
+async fn failover(effort: Effort, remote: &Remote) -> Result<Taken> {
+    let array = raid6_of(&remote.devices(), CHUNK_BYTES).await?;
+    let load = Mixed::start(&array).await?;
+    let (mut hung, mut closed, mut healthy) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..effort.runs {
+        let path = number % PATHS + 1;
+        for (order, longest) in [(PathOrder::Hung, &mut hung), (PathOrder::Down, &mut closed)] {
+            healthy.push(load.longest(Duration::from_secs(1)).await?.as_secs_f64());
+            remote.enclosures.order_all(Order::Path { path, order })?;
+            longest.push(load.longest(FAILOVER_WATCH).await?.as_secs_f64());
+            remote.enclosures.order_all(Order::Path { path, order: PathOrder::Up })?;
+            remote.connected().await?;
+        }
+    }
+    ensure!(array.status().degraded == 0, "no drive was lost: each had a path at any time");
+    let worst: Vec<f64> =
+        hung.iter().zip(&closed).map(|(hung, closed)| hung.max(*closed)).collect();
+    let side = |name, values: &[f64]| Operand {
+        name,
+        value: median(values.iter().copied()),
+        unit: "s",
+        cpu: None,
+    };
+    Ok(Taken {
+        value: median(worst.iter().copied()),
+        unit: "s",
+        operands: vec![side("hung", &hung), side("closed", &closed), side("both paths", &healthy)],
+        cpu: None,
+        runs: worst.len(),
+        retaken: 0,
+        spread: spread(&worst),
+    })
+}
