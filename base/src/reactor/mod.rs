@@ -431,6 +431,34 @@ pub fn random_u64() -> u64 {
     Core::current().rng.borrow_mut().random()
 }
 
+/// Fills bytes that nobody can foresee, as keys are made of; in the simulator they belong to the run.
+///
+/// # Panics
+///
+/// When the system has none, which Linux says of calls that are wrong alone.
+#[allow(unsafe_code)] // getrandom(2).
+pub fn fill_random(bytes: &mut [u8]) {
+    if is_simulated() {
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&random_u64().to_le_bytes()[..chunk.len()]);
+        }
+        return;
+    }
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let rest = &mut bytes[filled..];
+        // SAFETY: `rest` is writable memory of that length.
+        let read = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(read) {
+            Ok(read) => filled += read,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
+            }
+        }
+    }
+}
+
 /// The hash of every scheduling decision so far on this thread's reactor.
 #[must_use]
 pub fn trace_hash() -> u64 {
