@@ -130,6 +130,42 @@ impl ConnectData {
     }
 }
 
+/// In the result of Connect, beside the controller's number: the queue takes nothing but authentication until the host has proved who it is
+/// (Base 2.0, figure 383: AUTHREQ.ATR).
+pub const MUST_AUTHENTICATE: u64 = 1 << 17;
+/// The same, by means of a secure channel (AUTHREQ.ASCR).
+pub const MUST_SECURE: u64 = 1 << 18;
+
+/// Authentication Send and Authentication Receive (Fabrics, 3.1 and 3.2): a message of a security protocol, as data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuthenticationTransfer {
+    pub protocol: u8,
+    /// What the protocol makes of it.
+    pub specific: u16,
+    /// Of the message, or of the room for it.
+    pub bytes: u32,
+}
+
+impl AuthenticationTransfer {
+    #[must_use]
+    pub fn of(command: &Command) -> Self {
+        let [low, high, protocol] = command.part(41);
+        let specific = u16::from_le_bytes([low, high]);
+        Self { protocol, specific, bytes: command.dword(11) }
+    }
+
+    /// Sends a message, or asks for one.
+    #[must_use]
+    pub fn command(self, is_send: bool, id: u16) -> Command {
+        let kind = match is_send {
+            true => FabricsType::AuthenticationSend,
+            false => FabricsType::AuthenticationReceive,
+        };
+        let [low, high] = self.specific.to_le_bytes();
+        command(kind, id).with_part(41, &[low, high, self.protocol]).with_dword(11, self.bytes)
+    }
+}
+
 /// A property of a controller (Fabrics, 3.5.1; Base, 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]

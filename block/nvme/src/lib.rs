@@ -5,7 +5,7 @@
 //! the host's.
 //!
 //! - `command`, `completion`, `status`: an entry of a submission queue, one of a completion queue, and how it went.
-//! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
+//! - `authentication`: who a host and a controller are; `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
 //! - `identify`, `log`: what a controller and its namespaces are, and what they report.
 //! - `reservation`: which host may do what to a namespace.
 //! - `pdu`: how TCP carries all of it.
@@ -13,6 +13,7 @@
 //!
 //! What always holds: there is no I/O here, and bytes from outside are `Err` when they are wrong, never a panic.
 
+pub mod authentication;
 mod command;
 mod completion;
 pub mod fabrics;
