@@ -209,6 +209,10 @@ pub struct ServeArgs {
     /// NVMe/TCP for this host only, by its name (on Linux in /etc/nvme/hostnqn); may be given several times
     #[arg(long, value_name = "NQN", requires = "nvme")]
     nvme_host: Vec<levada_export_nvmet::Nqn>,
+    /// NVMe/TCP for the hosts of this file as well, each of which has to prove who it is (DH-HMAC-CHAP): lines of
+    /// NQN SECRET [SECRET_OF_SUBSYSTEM], with secrets as `nvme gen-dhchap-key` makes them
+    #[arg(long, value_name = "FILE", requires = "nvme")]
+    nvme_keys: Option<PathBuf>,
     #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
@@ -301,6 +305,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         nbd: args.places.nbd.clone(),
         nvme: args.places.nvme.iter().map(|address| address.0).collect(),
         nvme_hosts: args.nvme_host.clone(),
+        nvme_keys: args.nvme_keys.clone(),
         vhost: args.places.vhost.clone(),
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,

@@ -4,7 +4,7 @@ use crate::level::LevelError;
 use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
 use levada_desk::AskError;
-use levada_device::nvme::{NamespaceError, UrlError};
+use levada_device::nvme::{KeysError, NamespaceError, UrlError};
 use levada_device::{BlockError, FileDeviceError};
 use levada_export_file::ExportError;
 use levada_export_nbd::{ListenError, TlsError};
@@ -22,6 +22,8 @@ pub enum ArrayError {
     /// A remote drive cannot be reached.
     #[error(transparent)]
     Remote(#[from] NamespaceError),
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     #[error("{url}: {source}")]
     Url { url: String, source: UrlError },
     /// Nothing would keep another process from writing there as well.

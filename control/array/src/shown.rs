@@ -27,8 +27,10 @@ pub struct Shows {
     pub vhost: Vec<PathBuf>,
     /// Where NVMe hosts find it.
     pub nvme: Vec<SocketAddr>,
-    /// Those that may; empty: all.
+    /// Those that may; empty: all, unless there are secrets.
     pub nvme_hosts: Vec<Nqn>,
+    /// Secrets of hosts, which may as well, and have to prove who they are.
+    pub nvme_keys: Option<PathBuf>,
     /// The directory of the NBD servers certificates; without one they speak in the clear.
     pub tls: Option<PathBuf>,
     /// Their clients must show certificates, too.
@@ -90,10 +92,8 @@ struct Nvme {
 impl Nvme {
     fn begin(shows: &Shows, what: What, array: &str, uuid: Uuid) -> Result<Self, ArrayError> {
         let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", nvmet::NQN_PREFIX));
-        let hosts = match &shows.nvme_hosts[..] {
-            [] => Hosts::Any,
-            hosts => Hosts::Only(hosts.iter().cloned().collect()),
-        };
+        let keys = shows.nvme_keys.as_deref().map(nvmet::read_keys).transpose()?;
+        let hosts = Hosts::chosen(shows.nvme_hosts.iter().cloned(), keys);
         let paths: Result<Vec<_>, _> =
             shows.nvme.iter().map(|address| target.listen(*address)).collect();
         let (following, paths) = match (what, paths?) {

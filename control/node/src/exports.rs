@@ -16,7 +16,6 @@ use levada_export_nvmet::{self as nvmet, Follower, Hosts, Nqn, Opened, VolumeSho
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -225,12 +224,8 @@ impl Exporter {
                 Ok(Now::Vhost(sockets, running))
             }
             ExportWay::Nvme { addresses, hosts } => {
-                let hosts: Result<BTreeSet<Nqn>, _> =
-                    hosts.iter().map(|host| host.parse()).collect();
-                let hosts = match hosts? {
-                    hosts if hosts.is_empty() => Hosts::Any,
-                    hosts => Hosts::Only(hosts),
-                };
+                let hosts: Result<Vec<Nqn>, _> = hosts.iter().map(|host| host.parse()).collect();
+                let hosts = Hosts::chosen(hosts?, None);
                 let addresses: Result<Vec<nvmet::Address>, _> =
                     addresses.iter().map(|address| address.parse()).collect();
                 let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);

@@ -31,11 +31,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn result(result: u64) -> Self {
+    pub(crate) fn result(result: u64) -> Self {
         Self { result, data: IoVec::new() }
     }
 
-    fn data(bytes: &[u8]) -> Self {
+    pub(crate) fn data(bytes: &[u8]) -> Self {
         Self { result: 0, data: Buf::copy_of(bytes).into_vec() }
     }
 }

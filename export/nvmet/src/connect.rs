@@ -3,7 +3,9 @@
 use crate::connection::is_possible_size;
 use crate::controller::Queue;
 use crate::port::Port;
+use crate::subsystem::Admission;
 use crate::target::Shared;
+use levada_nvme::authentication::{Names, Verifier};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, CONTROLLER_AT, Connect, ConnectData, FabricsType, SUBSYSTEM_AT,
 };
@@ -18,6 +20,8 @@ const ENTRIES_AT: u16 = 44;
 pub(crate) struct Connected {
     pub queue: Queue,
     pub connect: Connect,
+    /// What the host still has to prove.
+    pub verifier: Option<Verifier>,
 }
 
 /// Connects the queue that the first command of a connection asks for.
@@ -60,16 +64,23 @@ pub(crate) fn connect(
             return Err(wrong(QUEUE_AT, false));
         }
         let controller = shared.connect_discovery((host, host_id), port, connect.keep_alive_ms);
-        return Ok(Connected { queue: controller.admin_queue(), connect });
+        return Ok(Connected { queue: controller.admin_queue(), connect, verifier: None });
     }
     let Some(found) = shared.subsystem(&subsystem) else {
         tracing::info!(%host, %subsystem, "an NVMe host asks for a subsystem that is not there");
         return Err(wrong(SUBSYSTEM_AT, true));
     };
-    if !found.admits(&host) {
-        tracing::warn!(%host, %subsystem, "an NVMe host is not admitted");
-        return Err(plain(Status::CONNECT_INVALID_HOST));
-    }
+    let verifier = match found.admission(&host) {
+        Some(Admission::Free) => None,
+        Some(Admission::Proof(secrets)) => {
+            let names = Names { host: host.clone(), subsystem: subsystem.clone() };
+            Some(Verifier::new(names, secrets))
+        }
+        None => {
+            tracing::warn!(%host, %subsystem, "an NVMe host is not admitted");
+            return Err(plain(Status::CONNECT_INVALID_HOST));
+        }
+    };
     if connect.queue == 0 {
         if controller != ANY_CONTROLLER {
             return Err(wrong(CONTROLLER_AT, true));
@@ -78,14 +89,14 @@ pub(crate) fn connect(
         let controller = made.map_err(|status| (status, 0))?;
         let (host, id) = (controller.host(), controller.id());
         tracing::info!(%host, %subsystem, id, "an NVMe host connects");
-        return Ok(Connected { queue: controller.admin_queue(), connect });
+        return Ok(Connected { queue: controller.admin_queue(), connect, verifier });
     }
     let controller = found
         .controller(controller)
         .filter(|there| *there.host() == host && *there.host_id() == host_id)
         .ok_or_else(|| wrong(CONTROLLER_AT, true))?;
     match controller.io_queue(connect.queue) {
-        Ok(queue) => Ok(Connected { queue, connect }),
+        Ok(queue) => Ok(Connected { queue, connect, verifier }),
         Err(status) if status.is(Status::CONNECT_INVALID_PARAMETERS) => Err(wrong(QUEUE_AT, false)),
         // It may be possible in a moment.
         Err(status) => Err((status, 0)),

@@ -3,6 +3,7 @@
 use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::connect::{Connected, connect};
 use crate::controller::Queue;
+use crate::gate::Gate;
 use crate::io::{self, DATA_BYTES_MAX};
 use crate::port::Port;
 use crate::target::Shared;
@@ -15,6 +16,7 @@ use levada_base::reactor::{self, Elapsed};
 use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
 use levada_base::sync::{Once, Permit, Semaphore, oneshot};
 use levada_base::{Buf, BufMut, IoVec};
+use levada_nvme::fabrics::MUST_AUTHENTICATE;
 use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
     Transfer,
@@ -82,7 +84,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
             Either::Right(_) => return Ok(()),
         }
     };
-    let Connected { queue, connect } = connected.map_err(|_| Broken::Late)??;
+    let Connected { queue, connect, verifier } = connected.map_err(|_| Broken::Late)??;
     let entries = connect.queue_entries_less_one + 1;
     // A host may have been given an answer whose slot is not free here yet.
     let slots = u64::from(entries) * 2;
@@ -102,6 +104,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         slots: Semaphore::new(slots),
         bytes: Semaphore::new(BYTES_MAX),
         ended: Rc::default(),
+        gate: Gate::new(verifier),
     });
     let writer = {
         let (connection, stream) = (Rc::clone(&connection), stream.clone());
@@ -268,7 +271,9 @@ impl Reader {
         };
         let (result, status, connected) = match connect(shared, port, &command, data.as_deref()) {
             Ok(connected) => {
-                (u64::from(connected.queue.controller.id()), Status::SUCCESS, Ok(connected))
+                let proof = connected.verifier.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
+                let result = u64::from(connected.queue.controller.id()) | proof;
+                (result, Status::SUCCESS, Ok(connected))
             }
             Err((status, result)) => (result, status, Err(Broken::Refused(status))),
         };
@@ -306,6 +311,7 @@ struct Connection {
     bytes: Rc<Semaphore>,
     /// Nothing is received any more.
     ended: Rc<Once>,
+    gate: Gate,
 }
 
 /// What came with a command.
@@ -330,7 +336,8 @@ impl Connection {
         let reset = pin!(self.queue.reset.happened());
         let stopping = pin!(self.shared.stopping.happened());
         let cut = pin!(self.cut.happened());
-        select(select(controller, reset), select(stopping, cut)).await;
+        let turned_away = pin!(self.gate.turns_away(CONNECT_LIMIT));
+        select(select(select(controller, reset), select(stopping, cut)), turned_away).await;
     }
 
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
@@ -462,6 +469,9 @@ impl Connection {
         }
         if self.is_revoked() {
             return None;
+        }
+        if let Some(answered) = self.gate.pass(command, &data) {
+            return Some(answered);
         }
         if self.queue.id > 0 {
             let done = io::carry_out(controller, &self.ended, command, data).await;

@@ -6,10 +6,11 @@ use crate::controller::Controller;
 use crate::namespace::{Claims, Namespace, Open};
 use crate::port::Port;
 use crate::reservations::HostId;
+use levada_nvme::authentication::{Keyring, Secrets};
 use levada_nvme::log::Event;
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 /// The largest identifier of a namespace.
@@ -21,15 +22,45 @@ const CONTROLLERS_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hosts {
     Any,
-    /// These, by their names.
-    Only(BTreeSet<Nqn>),
+    /// These, by their names; one with secrets has to prove its own, on every queue.
+    Only(BTreeMap<Nqn, Option<Secrets>>),
+}
+
+/// What a host has to do to be let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Free,
+    Proof(Secrets),
 }
 
 impl Hosts {
-    fn admits(&self, host: &Nqn) -> bool {
+    /// Those of `names` without proof, and those of `keyring` with.
+    #[must_use]
+    pub fn only(names: impl IntoIterator<Item = Nqn>, keyring: Keyring) -> Self {
+        let mut hosts: BTreeMap<Nqn, Option<Secrets>> =
+            names.into_iter().map(|name| (name, None)).collect();
+        hosts.extend(keyring.into_iter().map(|(name, secrets)| (name, Some(secrets))));
+        Self::Only(hosts)
+    }
+
+    /// As users say it: those of `names` and those of `keys`, or all when there is neither.
+    #[must_use]
+    pub fn chosen(names: impl IntoIterator<Item = Nqn>, keys: Option<Keyring>) -> Self {
+        let mut names = names.into_iter().peekable();
+        match keys {
+            None if names.peek().is_none() => Self::Any,
+            keys => Self::only(names, keys.unwrap_or_default()),
+        }
+    }
+
+    /// `None`: not at all.
+    fn admission(&self, host: &Nqn) -> Option<Admission> {
         match self {
-            Self::Any => true,
-            Self::Only(hosts) => hosts.contains(host),
+            Self::Any => Some(Admission::Free),
+            Self::Only(hosts) => Some(match hosts.get(host)? {
+                None => Admission::Free,
+                Some(secrets) => Admission::Proof(secrets.clone()),
+            }),
         }
     }
 }
@@ -89,13 +120,18 @@ impl Subsystem {
     }
 
     pub(crate) fn admits(&self, host: &Nqn) -> bool {
-        !self.0.is_gone.get() && self.0.hosts.borrow().admits(host)
+        self.admission(host).is_some()
     }
 
-    /// Admits others from now on; controllers of hosts that are not among them end.
+    pub(crate) fn admission(&self, host: &Nqn) -> Option<Admission> {
+        (!self.0.is_gone.get()).then(|| self.0.hosts.borrow().admission(host)).flatten()
+    }
+
+    /// Admits others from now on; controllers of hosts that are not among them, or have to prove something else, end.
     pub fn set_hosts(&self, hosts: Hosts) {
         for controller in self.live() {
-            if !hosts.admits(controller.host()) {
+            let (is, was) = (hosts.admission(controller.host()), self.admission(controller.host()));
+            if is.is_none() || is != was {
                 controller.end("its host is not admitted any more");
             }
         }

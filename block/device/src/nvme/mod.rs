@@ -5,6 +5,7 @@
 //! - [`NvmeNamespace`]: a request, cut into commands; `fence`: its owners; `verdict`: what a status means.
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `unsettled`: changes that may still happen;
 //!   `unflushed`: changes that may have to be made again.
+//! - `keys`: files of secrets.
 //! - `controller`: an admin queue and I/O queues that live and die together. `discovery`: what there is at an address.
 //! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
@@ -16,6 +17,7 @@ mod exchange;
 mod fence;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod keys;
 mod landing;
 mod namespace;
 mod options;
@@ -30,6 +32,7 @@ mod verdict;
 
 pub use controller::ConnectError;
 pub use discovery::discover;
+pub use keys::{KeysError, read_keys};
 pub use namespace::{NamespaceError, NvmeNamespace};
 pub use options::{Host, Network, Options, Tcp, Timing};
 pub use paths::{PathStatus, Standing};

@@ -5,6 +5,7 @@ use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
 use levada_base::reactor;
 use levada_export_nvmet::{AnaState, Hosts, Subsystem};
+use levada_nvme::authentication::Keyring;
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
 };
@@ -17,7 +18,6 @@ use levada_nvme::log::{
 };
 use levada_nvme::pdu::Digests;
 use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Feature, IoOpcode, Status};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn a_host_learns_what_there_is() {
 fn hosts_that_are_not_admitted_find_nothing() {
     run(async {
         let friend = Connecting::new(1);
-        let hosts = Hosts::Only(BTreeSet::from([friend.host.clone()]));
+        let hosts = Hosts::only([friend.host.clone()], Keyring::new());
         let served = Served::for_hosts(64, hosts);
         let (address, subsystem) = (served.path.address(), served.subsystem.nqn());
         let refused = Host::connect(address, subsystem, 2).await.err().expect("refused");
@@ -77,7 +77,7 @@ fn hosts_that_are_not_admitted_find_nothing() {
         }
         // One that is connected ends when it is not admitted any more.
         let mut host = friend.to(address, subsystem).await.expect("admitted");
-        served.subsystem.set_hosts(Hosts::Only(BTreeSet::new()));
+        served.subsystem.set_hosts(Hosts::only([], Keyring::new()));
         assert!(matches!(host.io.hear().await, Err(Ended::Gone)));
         assert!(host.admin.ask(Command::new(0x18, 9, 0), None).await.is_err());
     });

@@ -1,0 +1,169 @@
+//! Hosts that have to prove who they are.
+
+use crate::host::{Connecting, Ended, Queue, nqn};
+use crate::{Served, run};
+use levada_base::reactor;
+use levada_export_nvmet::Hosts;
+use levada_nvme::authentication::{
+    Explanation, Keyring, MESSAGE_BYTES_MAX, Names, NotAuthenticated, Prover, SECURITY_PROTOCOL,
+    SECURITY_SPECIFIC, Secret, Secrets,
+};
+use levada_nvme::fabrics::{
+    ANY_CONTROLLER, AuthenticationTransfer, Configuration, Property, PropertyAccess,
+};
+use levada_nvme::{AdminOpcode, Command, DataPointer, IoOpcode, Status};
+
+fn transfer(bytes: usize) -> AuthenticationTransfer {
+    let (protocol, specific) = (SECURITY_PROTOCOL, SECURITY_SPECIFIC);
+    AuthenticationTransfer { protocol, specific, bytes: bytes as u32 }
+}
+
+async fn tell(queue: &mut Queue, message: &[u8]) -> Result<Status, Ended> {
+    let command = transfer(message.len()).command(true, queue.new_id());
+    Ok(queue.ask(command, Some(message)).await?.0.status)
+}
+
+async fn hear(queue: &mut Queue, room: usize) -> Result<(Status, Vec<u8>), Ended> {
+    let pointer = DataPointer::Transport { bytes: room as u32 };
+    let command = transfer(room).command(false, queue.new_id()).with_data(pointer);
+    let (completion, data) = queue.ask(command, None).await?;
+    Ok((completion.status, data))
+}
+
+/// Proves who the host is, as far as it gets.
+async fn prove(queue: &mut Queue, prover: &mut Prover) -> Result<(), NotAuthenticated> {
+    let gone = "the target listens";
+    assert!(tell(queue, &prover.negotiate()).await.expect(gone).is_success());
+    let (_, challenge) = hear(queue, MESSAGE_BYTES_MAX).await.expect(gone);
+    let reply = prover.reply(&challenge, &mut reactor::fill_random)?;
+    assert!(tell(queue, &reply).await.expect(gone).is_success());
+    let (_, success) = hear(queue, MESSAGE_BYTES_MAX).await.expect(gone);
+    if let Some(last) = prover.confirm(&success)? {
+        assert!(tell(queue, &last).await.expect(gone).is_success());
+    }
+    Ok(())
+}
+
+struct Party {
+    served: Served,
+    connecting: Connecting,
+    names: Names,
+    secrets: Secrets,
+}
+
+fn party() -> Party {
+    let connecting = Connecting::new(1);
+    let secret = || Secret::random(None, &mut reactor::fill_random);
+    let secrets = Secrets { host: secret(), controller: Some(secret()) };
+    let keyring = Keyring::from([(connecting.host.clone(), secrets.clone())]);
+    let served = Served::for_hosts(64, Hosts::only([], keyring));
+    let names = Names { host: connecting.host.clone(), subsystem: served.subsystem.nqn().clone() };
+    Party { served, connecting, names, secrets }
+}
+
+impl Party {
+    fn prover(&self) -> Prover {
+        Prover::new(self.names.clone(), self.secrets.clone(), 1)
+    }
+
+    /// A queue that was connected and has proved nothing; also its controller.
+    async fn queue(&self, id: (u16, u16)) -> (Queue, u16) {
+        let mut queue = Queue::open(self.served.path.address(), self.connecting.digests).await;
+        let subsystem = self.served.subsystem.nqn();
+        let connected = self.connecting.queue(&mut queue, subsystem, id).await;
+        (queue, connected.expect("who it is shows later"))
+    }
+}
+
+fn enable(queue: &mut Queue) -> Command {
+    let enable = u64::from(Configuration::ENABLED.0);
+    PropertyAccess::set(Property::Configuration, enable, queue.new_id())
+}
+
+fn read(queue: &mut Queue) -> Command {
+    Command::new(IoOpcode::Read as u8, queue.new_id(), 1)
+        .with_blocks(0, 1)
+        .with_data(DataPointer::Transport { bytes: 4096 })
+}
+
+#[test]
+fn every_queue_takes_nothing_before_its_host_has_proved_who_it_is() {
+    run(async {
+        let party = party();
+        let (mut admin, controller) = party.queue((ANY_CONTROLLER, 0)).await;
+        let refused = Status::AUTHENTICATION_REQUIRED.and_do_not_retry();
+        let keep_alive = Command::new(AdminOpcode::KeepAlive as u8, 40, 0);
+        for command in [enable(&mut admin), keep_alive] {
+            assert_eq!(admin.ask(command, None).await.expect("answered").0.status, refused);
+        }
+        prove(&mut admin, &mut party.prover()).await.expect("the secrets are right");
+        let enabled = enable(&mut admin);
+        assert!(admin.ask(enabled, None).await.expect("answered").0.status.is_success());
+
+        let (mut io, _) = party.queue((controller, 1)).await;
+        let early = read(&mut io);
+        assert_eq!(io.ask(early, None).await.expect("answered").0.status, refused);
+        prove(&mut io, &mut party.prover()).await.expect("the secrets are right");
+        let late = read(&mut io);
+        assert!(io.ask(late, None).await.expect("answered").0.status.is_success());
+        // Again, while it is in use.
+        prove(&mut io, &mut party.prover()).await.expect("the secrets are right");
+        let again = read(&mut io);
+        assert!(io.ask(again, None).await.expect("answered").0.status.is_success());
+        // Other secrets: who has proved the old ones has proved nothing.
+        let secrets = Secrets { host: Secret::random(None, &mut |_| ()), controller: None };
+        let keyring = Keyring::from([(party.connecting.host.clone(), secrets)]);
+        party.served.subsystem.set_hosts(Hosts::only([], keyring));
+        assert!(matches!(io.hear().await, Err(Ended::Gone)));
+    });
+}
+
+#[test]
+fn who_does_not_know_a_secret_is_told_so_and_the_connection_ends() {
+    run(async {
+        let party = party();
+        let other = || Secret::random(None, &mut reactor::fill_random);
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        let wrong = Secrets { host: other(), controller: None };
+        let proved = prove(&mut queue, &mut Prover::new(party.names.clone(), wrong, 1)).await;
+        assert_eq!(proved, Err(NotAuthenticated::Refused(Explanation::Failed)));
+        assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+
+        // A host that does not believe the target says so, and is let go.
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        let wary = Secrets { controller: Some(other()), ..party.secrets.clone() };
+        let mut prover = Prover::new(party.names.clone(), wary, 1);
+        assert_eq!(prove(&mut queue, &mut prover).await, Err(NotAuthenticated::NotProven));
+        assert!(tell(&mut queue, &prover.failure()).await.expect("heard").is_success());
+        assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+    });
+}
+
+#[test]
+fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
+    run(async {
+        let party = party();
+        let invalid = Status::INVALID_FIELD.and_do_not_retry();
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        let other = AuthenticationTransfer { protocol: 1, ..transfer(8) };
+        let command = other.command(true, queue.new_id());
+        assert_eq!(queue.ask(command, Some(&[0; 8])).await.expect("told").0.status, invalid);
+        let endless = transfer(2 << 20).command(false, queue.new_id());
+        let endless = endless.with_data(DataPointer::Transport { bytes: 2 << 20 });
+        assert_eq!(queue.ask(endless, None).await.expect("told").0.status, invalid);
+        let short = transfer(9).command(true, queue.new_id());
+        let short = queue.ask(short, Some(&[0; 8])).await.expect("told").0.status;
+        assert_eq!(short, Status::DATA_LENGTH_INVALID.and_do_not_retry());
+        assert!(tell(&mut queue, b"\x01\x02nothing of the kind").await.expect("told").is_success());
+        let (status, failure) = hear(&mut queue, MESSAGE_BYTES_MAX).await.expect("told");
+        assert!(status.is_success());
+        assert_eq!((failure[0], failure[1], failure[7]), (1, 0xf1, 6), "incorrect payload");
+        assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+
+        // Nothing was sent yet.
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        let (_, failure) = hear(&mut queue, 64).await.expect("told");
+        assert_eq!((failure[0], failure[1], failure[7]), (1, 0xf1, 7), "incorrect message");
+        assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+    });
+}
