@@ -16,7 +16,8 @@ use crate::parse::{
     CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, is_device_path, plain_path,
 };
 use crate::reader::{Node, Places};
-use crate::{Bytes, Problem, ProblemKind};
+use crate::survive::Shortfall;
+use crate::{Bytes, Problem, ProblemKind, Severity};
 
 /// The least slice that can hold a superblock, its areas and some data.
 const SLICE_LEAST: Bytes = Bytes::mib(16);
@@ -52,6 +53,10 @@ pub(crate) fn check(cluster: &ClusterFile, places: &Places, same_file: SameFile)
     }
     checker.filesystems();
     checker.exports();
+    let is_sound = |problem: &Problem| problem.kind.severity() == Severity::Warning;
+    if drives_known && !arrays_in_doubt && checker.problems.iter().all(is_sound) {
+        checker.survival();
+    }
     if cluster.testing.is_some() {
         checker.problem(ProblemKind::TestingOn, Node::Testing, "");
     }
@@ -91,6 +96,18 @@ impl<'c> Checker<'c> {
             cluster.filesystems.iter().map(|it| it.name.as_str()),
             Node::FileSystem,
         );
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (index, enclosure) in cluster.enclosures.iter().enumerate() {
+            let Some(url) = &enclosure.url else { continue };
+            let first = *seen.entry(&url.subsystem).or_insert(index);
+            if first != index {
+                let first_line = self.places.of(Node::Enclosure(first), "url").map(|at| at.line);
+                let first = cluster.enclosures[first].name.clone();
+                let subsystem = url.subsystem.clone();
+                let kind = ProblemKind::SameSubsystem { subsystem, first, first_line };
+                self.problem(kind, Node::Enclosure(index), "url");
+            }
+        }
     }
 
     fn unique(
@@ -124,11 +141,18 @@ impl<'c> Checker<'c> {
             .enumerate()
             .map(|(i, it)| (Node::Mount(i), "[[mount]]", &it.host));
         let known: Vec<String> = cluster.hosts.iter().map(|host| host.name.clone()).collect();
+        let on_network: Vec<Node> = (0..cluster.enclosures.len())
+            .filter(|index| {
+                cluster.enclosures[*index].url.is_some()
+                    || self.places.in_doubt(&[Node::Enclosure(*index)])
+            })
+            .map(Node::Enclosure)
+            .collect();
         for (node, table, host) in enclosures.chain(mounts) {
             match host {
                 Some(name) if known.contains(name) => {}
                 Some(name) => self.unknown("host", name, &known, node, "host"),
-                None if known.len() > 1 => {
+                None if known.len() > 1 && !on_network.contains(&node) => {
                     self.problem(ProblemKind::HostNeeded { table, known: known.clone() }, node, "");
                 }
                 None => {}
@@ -169,6 +193,8 @@ impl<'c> Checker<'c> {
                 cluster.enclosure(&drive.enclosure).and_then(|enclosure| enclosure.host.as_deref());
             // With several hosts, this machine's links say nothing about another's.
             let path = match cluster.hosts.len() {
+                // Two URLs of a namespace are alike: its subsystem is in one enclosure.
+                _ if drive.is_remote() => drive.path.clone(),
                 0 | 1 => plain_path(&same_file(&drive.path)),
                 _ => plain_path(&drive.path),
             };
@@ -237,6 +263,7 @@ impl<'c> Checker<'c> {
                 // Reading a text has said this already; a program may make such a file too.
                 if !self.places.in_doubt(&[Node::Drives])
                     && !is_device_path(&drive.path.to_string_lossy())
+                    && !drive.is_remote()
                 {
                     self.problem(
                         ProblemKind::FileNeedsSize { drive: drive.name.clone() },
@@ -393,6 +420,26 @@ impl<'c> Checker<'c> {
             array.drives.iter().filter(|drive| !placed.contains(drive)).cloned().collect();
         if !unused.is_empty() {
             self.problem(ProblemKind::UnusedDrives { array: name, drives: unused }, node, "data");
+        }
+    }
+
+    /// Arrays and file systems survive what they are to.
+    fn survival(&mut self) {
+        let cluster = self.cluster;
+        let arrays = cluster.arrays.iter().enumerate().map(|(index, array)| {
+            let short = array.required.beyond(&array.survives(cluster));
+            (Node::Array(index), "array", &array.name, short)
+        });
+        let filesystems = cluster.filesystems.iter().enumerate().map(|(index, filesystem)| {
+            let short = filesystem.required.beyond(&filesystem.survives(cluster));
+            (Node::FileSystem(index), "filesystem", &filesystem.name, short)
+        });
+        for (node, what, name, short) in arrays.chain(filesystems) {
+            for Shortfall { what: thing, borne, asked } in short {
+                let name = name.clone();
+                let kind = ProblemKind::SurvivesLess { what, name, thing, borne, asked };
+                self.problem(kind, node, "survives");
+            }
         }
     }
 

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use crate::Bytes;
 use crate::file::{
     ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec, Level,
     MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, ScrubSpec, SliceSize, Spread,
 };
+use crate::{Bytes, Required};
 
 /// Drives of a box.
 pub const BOX_DRIVES: usize = 12;
@@ -88,7 +88,7 @@ impl ClusterFile {
             state_dir: "state".into(),
             hosts: Vec::new(),
             enclosures: (0..BOX_ENCLOSURES)
-                .map(|i| EnclosureSpec { name: format!("e{i}"), host: None })
+                .map(|i| EnclosureSpec { name: format!("e{i}"), host: None, url: None })
                 .collect(),
             drives,
             spares: Vec::new(),
@@ -101,6 +101,7 @@ impl ClusterFile {
                     slice: SliceSize::Bytes(meta),
                     spares: 0,
                     drives: names.clone(),
+                    required: Required::default(),
                 },
                 ArraySpec {
                     name: "data".into(),
@@ -112,6 +113,7 @@ impl ClusterFile {
                     slice: SliceSize::Rest,
                     spares: 2,
                     drives: names,
+                    required: Required::default(),
                 },
             ],
             filesystems: vec![FileSystemSpec {
@@ -122,6 +124,7 @@ impl ClusterFile {
                 metadata_targets: 1,
                 stripe_unit: Bytes::mib(1),
                 stripe_count: 4,
+                required: Required::default(),
             }],
             mounts: vec![MountSpec { path: "mnt".into(), filesystem: "fs".into(), host: None }],
             exports: Vec::new(),

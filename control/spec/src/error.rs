@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::{Bytes, PatternError, SizeError};
+use crate::{Bytes, PatternError, SizeError, UrlError};
 
 /// Why there is no usable cluster file.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +139,29 @@ pub enum ProblemKind {
     FileNeedsSize { drive: String },
     #[error("drive \"{drive}\" is a block device, which has a size of its own")]
     SizeOfDevice { drive: String },
+    #[error("\"{text}\" is no URL of an enclosure: {reason}")]
+    BadUrl { text: String, reason: UrlError },
+    #[error("\"{text}\" is no number of a namespace")]
+    NoNamespace { text: String },
+    #[error("\"{text}\" is a URL, and `drives` of an enclosure without `url` are paths")]
+    PathIsUrl { text: String },
+    #[error("`{key}` has no meaning for an enclosure on the network")]
+    KeyNotForUrl { key: &'static str },
+    #[error("enclosure \"{first}\" is the subsystem {subsystem} already{}", first_on(*first_line))]
+    SameSubsystem { subsystem: String, first: String, first_line: Option<usize> },
+    #[error(
+        "{what} \"{name}\" is to survive the loss of {asked} {thing}{}, and survives that of {}",
+        if *asked == 1 { "" } else { "s" },
+        if *borne == 0 { "none".into() } else { borne.to_string() }
+    )]
+    SurvivesLess {
+        /// `array` or `filesystem`.
+        what: &'static str,
+        name: String,
+        thing: &'static str,
+        borne: usize,
+        asked: u32,
+    },
     #[error(
         "{level} array \"{array}\" needs {needed} drives ({}), but has {drives}",
         parts.iter().map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(" + ")
@@ -329,6 +352,29 @@ impl ProblemKind {
                     .into()
             }
             SizeOfDevice { .. } => "leave `size` out; to use less of it, set `slice` in the arrays".into(),
+            BadUrl { reason: UrlError::Namespace, .. } => {
+                "leave `ns` out: namespaces are written in `drives`, as in drives = [\"{1..8}\"]".into()
+            }
+            BadUrl { .. } => {
+                "write addresses and a subsystem, such as \"nvme+tcp://10.0.0.1:4420,10.0.1.1:4420/nqn.2014-08.org.example:e1\"".into()
+            }
+            NoNamespace { .. } => "namespaces have numbers from 1 on; write 3, or \"{1..8}\" for several".into(),
+            PathIsUrl { .. } => {
+                "write an [[enclosure]] with url = \"nvme+tcp://ADDRESSES/SUBSYSTEM\" and the numbers of its namespaces in `drives`".into()
+            }
+            KeyNotForUrl { key } => match *key {
+                "size" => "leave it out: a namespace has a size of its own".into(),
+                _ => "leave it out: any server reaches it".into(),
+            },
+            SameSubsystem { .. } => "write all its addresses into one `url`, and all its drives there".into(),
+            SurvivesLess { thing, .. } => match *thing {
+                "drive" => "take a level with more parity, or more `copies`; or ask for less".into(),
+                "enclosure" => {
+                    "spread the drives over more enclosures, evenly, or take more parity or `copies`; or ask for less".into()
+                }
+                "path" => "write further addresses into the `url` of enclosures; or ask for less".into(),
+                _ => "spread the enclosures over more hosts; or ask for less".into(),
+            },
             TooFewDrives { .. } => "add drives, or ask for fewer".into(),
             TooFewEnclosures { .. } => {
                 "add enclosures, lower `copies`, or write spread = \"drive\" to let copies share an enclosure".into()

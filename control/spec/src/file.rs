@@ -6,6 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::remote::{EnclosureUrl, is_url, namespace_of};
+use crate::survive::Required;
 use crate::{Bytes, Problem};
 
 /// Bytes at the two ends of every drive that no slice may use: 1 MiB each for label, slice
@@ -100,20 +102,22 @@ pub struct HostSpec {
 pub struct EnclosureSpec {
     /// Unique among enclosures.
     pub name: String,
-    /// The host it hangs on; `None` when the file names no hosts.
+    /// The host it hangs on; `None` when the file names no hosts, or it is on the network.
     pub host: Option<String>,
+    /// Where it is on the network; `None`: its drives are on its host.
+    pub url: Option<EnclosureUrl>,
 }
 
-/// One drive: a block device, or a preallocated file.
+/// One drive: a block device, a preallocated file, or a namespace of an enclosure on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriveSpec {
     /// Unique in the cluster; what `levada drive fail NAME` takes.
     pub name: String,
-    /// As written; relative paths start at the cluster file.
+    /// As written; relative paths start at the cluster file. Of a namespace its URL.
     pub path: PathBuf,
     /// The enclosure it sits in.
     pub enclosure: String,
-    /// The size of a file-backed drive; `None` for a block device, which knows its own.
+    /// The size of a file-backed drive; `None` for others, which know their own.
     pub size: Option<Bytes>,
 }
 
@@ -222,6 +226,8 @@ pub struct ArraySpec {
     pub spares: u32,
     /// Names of its drives, spares included, in cluster order.
     pub drives: Vec<String>,
+    /// What it must survive at least.
+    pub required: Required,
 }
 
 /// A file system over two arrays.
@@ -241,6 +247,8 @@ pub struct FileSystemSpec {
     pub stripe_unit: Bytes,
     /// Objects a file is spread over; the default for new files.
     pub stripe_count: u32,
+    /// What it must survive at least.
+    pub required: Required,
 }
 
 /// A mount that `levada up` makes.
@@ -345,9 +353,12 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The absolute form of a path written in the file.
+    /// The absolute form of a path written in the file; a URL stays as it is.
     #[must_use]
     pub fn path(&self, written: &Path) -> PathBuf {
+        if written.to_str().is_some_and(is_url) {
+            return written.to_owned();
+        }
         self.directory.join(written)
     }
 
@@ -375,10 +386,22 @@ impl ModelSpec {
 }
 
 impl DriveSpec {
-    /// Whether the drive is a block device (it has no size of its own in the file).
+    /// Whether the drive is a block device of this machine (it has no size of its own in the file).
     #[must_use]
     pub fn is_block_device(&self) -> bool {
-        self.size.is_none()
+        self.size.is_none() && !self.is_remote()
+    }
+
+    /// Whether it is a namespace that is reached over the network; its path is a URL then.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.path.to_str().is_some_and(is_url)
+    }
+
+    /// The number of the namespace, of a drive that is one.
+    #[must_use]
+    pub fn namespace(&self) -> Option<u32> {
+        self.path.to_str().and_then(namespace_of)
     }
 }
 

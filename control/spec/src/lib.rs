@@ -20,6 +20,7 @@ mod file;
 mod parse;
 mod pattern;
 mod reader;
+mod remote;
 mod size;
 mod survive;
 mod write;
@@ -33,5 +34,6 @@ pub use file::{
     TestingSpec, Wrapper,
 };
 pub use pattern::PatternError;
+pub use remote::{EnclosureUrl, UrlError};
 pub use size::{Bytes, SizeError};
-pub use survive::{Placement, Survival};
+pub use survive::{Placement, Required, Survival};

@@ -18,6 +18,8 @@ use crate::file::{
     ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
+use crate::remote::{EnclosureUrl, NAMESPACE_MOST, is_url};
+use crate::survive::Required;
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError, pattern};
 
 /// No cluster file comes near it.
@@ -66,11 +68,15 @@ const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
 const REBUILD_KEYS: &[&str] = &["floor", "ceiling", "grace_s"];
 const SCRUB_KEYS: &[&str] = &["floor", "ceiling"];
-const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives"];
+const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives", "url"];
+/// Keys of an enclosure on a host.
+const LOCAL_KEYS: &[&str] = &["host", "size"];
 const DRIVE_KEYS: &[&str] = &["name", "path", "size"];
+const NAMESPACE_KEYS: &[&str] = &["name", "namespace"];
+const SURVIVES_KEYS: &[&str] = &["drives", "enclosures", "paths", "hosts"];
 const ARRAY_KEYS: &[&str] = &[
     "name", "level", "copies", "spread", "groups", "parity", "data", "chunk", "slice", "spares",
-    "drives",
+    "drives", "survives",
 ];
 const RAID0_KEYS: &[&str] = &["chunk"];
 const RAID1_KEYS: &[&str] = &["copies", "spread"];
@@ -97,6 +103,7 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "metadata_targets",
     "stripe_unit",
     "stripe_count",
+    "survives",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
 const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts"];
@@ -338,6 +345,9 @@ impl Reader<'_> {
         cluster: &mut ClusterFile,
     ) {
         let name = self.name(table).unwrap_or_default();
+        if table.keys.contains_key("url") {
+            return self.remote_enclosure(table, name, cluster);
+        }
         let host = self.text_of(table, "host").or_else(|| only_host.map(String::from));
         let own_size = self.size_or_stand_in(table);
         if !table.keys.contains_key("drives") {
@@ -351,7 +361,93 @@ impl Reader<'_> {
         for (value, span) in self.list(table, "drives") {
             self.drive_entry(&value, span, (own_size, all_files_size), &name, cluster);
         }
-        cluster.enclosures.push(EnclosureSpec { name, host });
+        cluster.enclosures.push(EnclosureSpec { name, host, url: None });
+    }
+
+    /// One whose drives are namespaces that are reached over the network.
+    fn remote_enclosure(&mut self, table: Table<'_>, name: String, cluster: &mut ClusterFile) {
+        for key in LOCAL_KEYS {
+            if table.keys.contains_key(key) {
+                self.problem_at(ProblemKind::KeyNotForUrl { key }, table.node, key);
+            }
+        }
+        self.needs(table, "drives", "drives = [\"{1..8}\"]");
+        let url = self.text_of(table, "url").and_then(|text| {
+            let url = text.parse();
+            url.map_err(|reason| {
+                self.problem_at(ProblemKind::BadUrl { text, reason }, table.node, "url");
+            })
+            .ok()
+        });
+        if let Some(url) = &url {
+            for (value, span) in self.list(table, "drives") {
+                self.namespace_entry(&value, span, url, &name, cluster);
+            }
+        }
+        cluster.enclosures.push(EnclosureSpec { name, host: None, url });
+    }
+
+    /// One entry of `drives` on the network: numbers of namespaces, or { name, namespace }, perhaps patterns.
+    fn namespace_entry(
+        &mut self,
+        value: &Value,
+        span: Option<Range<usize>>,
+        url: &EnclosureUrl,
+        enclosure: &str,
+        cluster: &mut ClusterFile,
+    ) {
+        let first = Node::Drive(cluster.drives.len());
+        self.place(first, "", span.clone());
+        let number_of = |value: &Value| match value {
+            Value::String(pattern) => Some(pattern.value().clone()),
+            Value::Integer(number) => Some(number.value().to_string()),
+            _ => None,
+        };
+        let expected = "the number of a namespace, or { name = \"...\", namespace = ... }";
+        let (name_pattern, numbers) = match value {
+            Value::InlineTable(keys) => {
+                let table = self.enter(first, "a drive", keys, span.clone(), NAMESPACE_KEYS);
+                self.needs(table, "namespace", "namespace = 1");
+                let Some(namespace) = keys.get("namespace") else { return };
+                (self.text_of(table, "name"), number_of(namespace))
+            }
+            other => (None, number_of(other)),
+        };
+        let Some(numbers) = numbers else {
+            return self.wrong_type("drives", &Item::Value(value.clone()), expected, span);
+        };
+        let Some(numbers) = self.expand(&numbers, span.clone()) else { return };
+        let names = match &name_pattern {
+            None => numbers.iter().map(|number| format!("{enclosure}-{number}")).collect(),
+            Some(pattern) => match self.expand(pattern, span.clone()) {
+                Some(names) if names.len() == numbers.len() => names,
+                Some(names) => {
+                    let (names, paths) = (names.len(), numbers.len());
+                    let reason = pattern::PatternError::UnequalCounts { names, paths };
+                    let text = pattern.clone();
+                    return self.problem(ProblemKind::BadPattern { text, reason }, span);
+                }
+                None => return,
+            },
+        };
+        if cluster.drives.len() + numbers.len() > DRIVES_MAX {
+            return self.problem(ProblemKind::TooManyDrives { most: DRIVES_MAX }, span);
+        }
+        for (number, name) in numbers.into_iter().zip(names) {
+            let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+            let known = number.parse().ok().filter(|known| (1..=NAMESPACE_MOST).contains(known));
+            let Some(known) = known.filter(|_| is_number) else {
+                // One word about a pattern is enough.
+                return self.problem(ProblemKind::NoNamespace { text: number }, span);
+            };
+            self.place(Node::Drive(cluster.drives.len()), "", span.clone());
+            if !is_name(&name, DRIVE_NAME_MOST) {
+                let kind = ProblemKind::BadName { name: name.clone(), most: DRIVE_NAME_MOST };
+                self.problem(kind, span.clone());
+            }
+            let path = url.namespace(known).into();
+            cluster.drives.push(DriveSpec { name, path, enclosure: enclosure.into(), size: None });
+        }
     }
 
     /// One entry of an enclosure's `drives`: a path or { name, path, size }, perhaps a pattern.
@@ -382,6 +478,9 @@ impl Reader<'_> {
                 return self.wrong_type("drives", &Item::Value(other.clone()), expected, span);
             }
         };
+        if is_url(&path_pattern) {
+            return self.problem(ProblemKind::PathIsUrl { text: path_pattern }, span);
+        }
         let Some(paths) = self.expand(&path_pattern, span.clone()) else {
             return;
         };
@@ -469,7 +568,36 @@ impl Reader<'_> {
         };
         let level = self.level(table, drives.len(), spares);
         let slice = self.slice(table);
-        ArraySpec { name, level, slice, spares, drives }
+        let required = self.required(table);
+        ArraySpec { name, level, slice, spares, drives, required }
+    }
+
+    /// What `survives` asks for.
+    fn required(&mut self, table: Table<'_>) -> Required {
+        let Some(item) = table.keys.get("survives") else {
+            return Required::default();
+        };
+        let Some(keys) = item.as_table_like() else {
+            let expected = "a table such as { drives = 2, enclosures = 1, paths = 1 }";
+            self.wrong_type("survives", item, expected, item.span());
+            return Required::default();
+        };
+        let inner = Table { keys, title: "`survives`", ..table };
+        for (key, item) in keys.iter() {
+            if !SURVIVES_KEYS.contains(&key) {
+                let nearest = nearest(key, SURVIVES_KEYS.iter().copied());
+                let span = keys.key(key).and_then(toml_edit::Key::span).or_else(|| item.span());
+                let (key, table, allowed) = (key.into(), inner.title, SURVIVES_KEYS);
+                self.problem(ProblemKind::UnknownKey { key, table, nearest, allowed }, span);
+            }
+        }
+        let mut count = |key| self.number(inner, key, 0, 4096).map(|count| count as u32);
+        Required {
+            drives: count("drives"),
+            enclosures: count("enclosures"),
+            paths: count("paths"),
+            hosts: count("hosts"),
+        }
     }
 
     /// The drives that `drives` names, in cluster order.
@@ -633,6 +761,7 @@ impl Reader<'_> {
             stripe_count: self
                 .number(table, "stripe_count", 1, 256)
                 .map_or(object_targets.min(4), |count| count as u32),
+            required: self.required(table),
         }
     }
 

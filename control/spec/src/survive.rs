@@ -5,18 +5,44 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::{ArraySpec, ClusterFile, Level, Spread};
+use crate::{ArraySpec, ClusterFile, FileSystemSpec, Level, Spread};
 
 /// Losses that an array or file system bears, whichever drives or enclosures they hit.
 /// Each number stands alone: so many drives, or so many enclosures, or so many hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survival {
     /// Any so many drives.
     pub drives: usize,
     /// Any so many enclosures.
     pub enclosures: usize,
+    /// Any so many paths to each enclosure, without the loss of a drive; `None` when none is on the network.
+    pub paths: Option<usize>,
     /// Any so many hosts; 0 when the file names fewer than two.
     pub hosts: usize,
+}
+
+/// What somebody asks an array or a file system to survive; each number as in [`Survival`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Required {
+    /// So many drives.
+    pub drives: Option<u32>,
+    /// So many enclosures.
+    pub enclosures: Option<u32>,
+    /// So many paths to each enclosure on the network.
+    pub paths: Option<u32>,
+    /// So many hosts.
+    pub hosts: Option<u32>,
+}
+
+/// One thing of which more is asked for than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// In the singular: `drive`.
+    pub what: &'static str,
+    /// How many of them may go.
+    pub borne: usize,
+    /// How many are to.
+    pub asked: u32,
 }
 
 /// Which drives of an array serve and which wait.
@@ -34,6 +60,7 @@ impl fmt::Display for Survival {
         for (count, one, many) in [
             (self.drives, "drive", "drives"),
             (self.enclosures, "enclosure", "enclosures"),
+            (self.paths.unwrap_or(0), "path to each enclosure", "paths to each enclosure"),
             (self.hosts, "host", "hosts"),
         ] {
             if count > 0 {
@@ -55,8 +82,49 @@ impl Survival {
         Survival {
             drives: self.drives.min(other.drives),
             enclosures: self.enclosures.min(other.enclosures),
+            paths: self.paths.into_iter().chain(other.paths).min(),
             hosts: self.hosts.min(other.hosts),
         }
+    }
+}
+
+impl fmt::Display for Required {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = [
+            ("drives", self.drives),
+            ("enclosures", self.enclosures),
+            ("paths", self.paths),
+            ("hosts", self.hosts),
+        ];
+        let parts: Vec<String> = keys
+            .into_iter()
+            .filter_map(|(key, count)| Some(format!("{key} = {}", count?)))
+            .collect();
+        write!(f, "{{ {} }}", parts.join(", "))
+    }
+}
+
+impl Required {
+    /// Whether anything is asked for.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Where `survival` is less than this. Paths that are not there cannot be lost.
+    #[must_use]
+    pub fn beyond(&self, survival: &Survival) -> Vec<Shortfall> {
+        let all = [
+            ("drive", self.drives, survival.drives),
+            ("enclosure", self.enclosures, survival.enclosures),
+            ("path", self.paths, survival.paths.unwrap_or(usize::MAX)),
+            ("host", self.hosts, survival.hosts),
+        ];
+        let short = |(what, asked, borne): (&'static str, Option<u32>, usize)| {
+            let asked = asked.filter(|asked| borne < *asked as usize)?;
+            Some(Shortfall { what, borne, asked })
+        };
+        all.into_iter().filter_map(short).collect()
     }
 }
 
@@ -122,7 +190,7 @@ impl ArraySpec {
     #[must_use]
     pub fn survives(&self, cluster: &ClusterFile) -> Survival {
         let borne = self.level.drives_borne() as usize;
-        let none = Survival { drives: borne, enclosures: 0, hosts: 0 };
+        let none = Survival { drives: borne, ..Survival::default() };
         let groups = self.members_by_enclosure(cluster);
         // The worst choice hits the group that bears least.
         let of_group = |group| self.group_survives(cluster, group);
@@ -141,18 +209,29 @@ impl ArraySpec {
             per_enclosure.iter_mut().for_each(|(_, count)| *count = 1);
         }
         let mut per_host: HashMap<&str, usize> = HashMap::new();
-        for (enclosure, count) in &per_enclosure {
-            let host = cluster.enclosure(enclosure).and_then(|enclosure| enclosure.host.as_deref());
-            *per_host.entry(host.unwrap_or("")).or_default() += count;
+        let mut paths: Option<usize> = None;
+        for (name, count) in &per_enclosure {
+            let Some(enclosure) = cluster.enclosure(name) else { continue };
+            match &enclosure.url {
+                Some(url) => {
+                    let spare = url.addresses.len() - 1;
+                    paths = Some(paths.map_or(spare, |least| least.min(spare)));
+                }
+                None => {
+                    let host = enclosure.host.as_deref().unwrap_or("");
+                    *per_host.entry(host).or_default() += count;
+                }
+            }
         }
+        // One that holds no member takes none along.
+        let others = cluster.hosts.len().saturating_sub(per_host.len());
+        let hosts = worst_groups(per_host.into_values().chain(vec![0; others]), borne);
         Survival {
             drives: borne,
             enclosures: worst_groups(per_enclosure.into_iter().map(|(_, count)| count), borne),
-            hosts: if cluster.hosts.len() < 2 {
-                0
-            } else {
-                worst_groups(per_host.into_values(), borne)
-            },
+            paths,
+            // Somebody must be left to serve.
+            hosts: hosts.min(cluster.hosts.len().saturating_sub(1)),
         }
     }
 }
@@ -161,12 +240,18 @@ impl ClusterFile {
     /// What every file system of the cluster survives, data and metadata together.
     #[must_use]
     pub fn survives(&self) -> Survival {
-        let arrays = self.filesystems.iter().flat_map(|fs| [&fs.data, &fs.metadata]);
-        arrays
-            .filter_map(|name| self.array(name))
-            .map(|array| array.survives(self))
-            .reduce(Survival::both)
-            .unwrap_or(Survival { drives: 0, enclosures: 0, hosts: 0 })
+        let all = self.filesystems.iter().map(|fs| fs.survives(self));
+        all.reduce(Survival::both).unwrap_or_default()
+    }
+}
+
+impl FileSystemSpec {
+    /// What it survives: what both its arrays do.
+    #[must_use]
+    pub fn survives(&self, cluster: &ClusterFile) -> Survival {
+        let arrays =
+            [&self.data, &self.metadata].into_iter().filter_map(|name| cluster.array(name));
+        arrays.map(|array| array.survives(cluster)).reduce(Survival::both).unwrap_or_default()
     }
 }
 

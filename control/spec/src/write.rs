@@ -9,6 +9,7 @@ use crate::file::{
     ClusterFile, DriveSpec, ExportWay, Level, ModelSpec, ParityKind, SliceSize, Spread,
     TestingSpec, Wrapper,
 };
+use crate::survive::Required;
 use crate::{Bytes, Survival};
 
 /// A text as TOML writes it. Paths that are not UTF-8 cannot come from a cluster file.
@@ -73,6 +74,9 @@ impl ClusterFile {
             writeln!(out, "[[enclosure]]\nname = {}", quoted(&enclosure.name))?;
             if let Some(host) = &enclosure.host {
                 writeln!(out, "host = {}", quoted(host))?;
+            }
+            if let Some(url) = &enclosure.url {
+                writeln!(out, "# Its drives are namespaces.\nurl = {}", quoted(&url.to_string()))?;
             }
             let drives = self.drives.iter().filter(|drive| drive.enclosure == enclosure.name);
             let drives: Vec<String> = drives.map(|drive| drive_entry(drive, common)).collect();
@@ -178,6 +182,7 @@ impl ClusterFile {
                 let drives: Vec<String> = array.drives.iter().map(|name| quoted(name)).collect();
                 writeln!(out, "drives = [{}]", drives.join(", "))?;
             }
+            write_required(out, array.required)?;
             writeln!(out)?;
         }
         Ok(())
@@ -200,7 +205,9 @@ impl ClusterFile {
                 "# New files: so many bytes in one object, then the next; so many objects."
             )?;
             writeln!(out, "stripe_unit = {}", size(filesystem.stripe_unit))?;
-            writeln!(out, "stripe_count = {}\n", filesystem.stripe_count)?;
+            writeln!(out, "stripe_count = {}", filesystem.stripe_count)?;
+            write_required(out, filesystem.required)?;
+            writeln!(out)?;
         }
         for mount in &self.mounts {
             writeln!(out, "[[mount]]\npath = {}", quoted_path(&mount.path))?;
@@ -239,8 +246,23 @@ impl ClusterFile {
     }
 }
 
-/// One entry of `drives`: the bare path where it says everything.
+fn write_required(out: &mut String, required: Required) -> std::fmt::Result {
+    match required.is_any() {
+        true => writeln!(out, "# At least; refused otherwise.\nsurvives = {required}"),
+        false => Ok(()),
+    }
+}
+
+/// One entry of `drives`: the bare path or number where it says everything.
 fn drive_entry(drive: &DriveSpec, common: Option<Bytes>) -> String {
+    if let Some(namespace) = drive.namespace() {
+        let written =
+            drive.name.strip_prefix(&drive.enclosure).and_then(|name| name.strip_prefix('-'));
+        return match written.filter(|written| written.parse() == Ok(namespace)) {
+            Some(number) => quoted(number),
+            None => format!("{{ name = {}, namespace = {namespace} }}", quoted(&drive.name)),
+        };
+    }
     let last = drive.path.file_name().map(|last| last.to_string_lossy()).unwrap_or_default();
     let named_after_path = last.strip_suffix(".img").unwrap_or(&last) == drive.name;
     let own_size = drive.size.filter(|size| Some(*size) != common);
