@@ -148,7 +148,8 @@ fn refuse_unless_up(loaded: &Loaded) -> Result<()> {
 
 /// The node looks for its own files by their names: below its own mount it would wait for itself.
 fn refuse_to_hide(dir: &Path, loaded: &Loaded, file: &Path) -> Result<()> {
-    let drives = loaded.cluster.drives.iter().map(|drive| loaded.path(&drive.path));
+    let local = loaded.cluster.drives.iter().filter(|drive| !drive.is_remote());
+    let drives = local.map(|drive| loaded.path(&drive.path));
     let own = drives.chain([place::state(loaded).0, file.to_owned()]);
     for path in own {
         let path = std::fs::canonicalize(&path).unwrap_or(path);

@@ -7,6 +7,7 @@ use clap::Args;
 use levada_node::control::{self, ControlReply, ControlRequest, MountNow, ObjectScrub, Status};
 use levada_node::meters::CacheMeters;
 use levada_node::state::StateDir;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -125,6 +126,7 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
             drive.enclosure
         )?;
     }
+    draw_enclosures(status, out)?;
     writeln!(out, "\ntargets")?;
     for target in &status.targets {
         write!(
@@ -195,6 +197,33 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         bytes(traffic.written_bytes_per_s),
         traffic.metadata_per_s
     )
+}
+
+/// Enclosures on the network: how many of their drives each path leads to.
+fn draw_enclosures(status: &Status, out: &mut String) -> std::fmt::Result {
+    let mut enclosures: BTreeMap<&str, BTreeMap<&str, (usize, usize)>> = BTreeMap::new();
+    for drive in &status.drives {
+        for path in &drive.paths {
+            let paths = enclosures.entry(&drive.enclosure).or_default();
+            let (usable, all) = paths.entry(&path.address).or_default();
+            *usable += usize::from(path.is_usable());
+            *all += 1;
+        }
+    }
+    if !enclosures.is_empty() {
+        writeln!(out, "\nenclosures on the network")?;
+    }
+    for (enclosure, paths) in enclosures {
+        for (address, (usable, all)) in paths {
+            let state = match usable {
+                0 => "down",
+                some if some == all => "up",
+                _ => "partly up",
+            };
+            writeln!(out, "  {enclosure:<8} {state:<12} {address}, to {usable} of {all} drives")?;
+        }
+    }
+    Ok(())
 }
 
 /// What the last scrub of a target's objects found, and how long ago.

@@ -171,6 +171,28 @@ pub struct DriveStatus {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub errors: u64,
+    /// Of a drive on the network.
+    #[serde(default)]
+    pub paths: Vec<PathStatus>,
+}
+
+/// A path to a drive on the network.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// As in `10.0.0.1:4420`.
+    pub address: String,
+    /// `optimized`, `non-optimized`, `unusable`, `down`.
+    pub state: String,
+    /// Why it is not used.
+    pub why: Option<String>,
+}
+
+impl PathStatus {
+    /// Whether requests may take it.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        matches!(&*self.state, "optimized" | "non-optimized")
+    }
 }
 
 /// An array.

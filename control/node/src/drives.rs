@@ -9,10 +9,13 @@
 //! - Of two drives with one name, the one that the arrays know counts, and the other is absent.
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
+//! - A drive on the network is written to only once every earlier owner is shut out, and the epoch of a start is after
+//!   that of any owner which such a drive knows, whatever labels say.
 
+use crate::control::PathStatus;
 use crate::fit::{self, FitError};
 use crate::recorded::{Difference, Differences, Labelled, OnDrives};
-use futures_util::future::{LocalBoxFuture, join_all};
+use futures_util::future::{LocalBoxFuture, join_all, ready};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
@@ -65,6 +68,16 @@ pub trait DriveSource {
     fn in_place(&self, _drive: &DriveSpec) -> bool {
         true
     }
+
+    /// The latest owner, other than this process, of whom a drive that is open itself knows.
+    fn owner<'a>(&'a self, _drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
+        Box::pin(ready(Epoch::default()))
+    }
+
+    /// The paths to a drive on the network that is open.
+    fn paths(&self, _drive: &DriveSpec) -> Vec<PathStatus> {
+        Vec::new()
+    }
 }
 
 /// What an operator lets a start overwrite.
@@ -110,6 +123,9 @@ pub enum NoDevice {
     /// A file without a byte is: a node was killed before the drive that it made had room.
     #[error("the file {path} is empty")]
     Empty { path: String },
+    /// It is open already, and can be reached.
+    #[error("{path} is in use by this node")]
+    Open { path: String },
     /// Something is, but it cannot be used.
     #[error("{why}")]
     Unusable { why: String },
@@ -219,6 +235,12 @@ pub enum DrivesError {
     /// A new drive's device cannot be had.
     #[error("drive {drive}: {source}")]
     NoDevice { drive: String, source: NoDevice },
+    /// A single drive on the network has an owner of a later epoch, which no label told.
+    #[error(
+        "drive {drive} is reserved by an owner of epoch {seen}, and this node has {ours}; nothing was changed. Where nobody \
+         uses it any more: `levada down` and `levada up`, which takes an epoch after that one, and the same command again"
+    )]
+    Reserved { drive: String, ours: Epoch, seen: Epoch },
     /// A drive cannot be labelled or fenced.
     #[error("drive {drive}: {source}")]
     Drive { drive: String, source: Box<DriveError> },
@@ -394,6 +416,7 @@ async fn open(
     found: Vec<Found>,
 ) -> Result<Drives, DrivesError> {
     let uuid = cluster_of(cluster, source.cluster(), &found);
+    let owner = latest_owner(source, cluster, &found).await;
     let mut by_name: BTreeMap<String, AtPath<'_>> = BTreeMap::new();
     let mut absent: BTreeMap<&str, String> = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(found) {
@@ -429,13 +452,18 @@ async fn open(
     let seen = labelled.iter().flat_map(|Labelled { label, .. }| {
         label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
     });
-    let epoch = seen.max().unwrap_or_default().next();
+    let epoch = seen.max().unwrap_or_default().max(owner).next();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
         let found = match by_name.remove(&spec.name) {
-            Some((_, drive)) => {
-                take_one(drive.device, epoch).await.map_err(|error| error.to_string())
-            }
+            Some((at, drive)) => match take_one(at, drive.device, epoch).await {
+                // Without its drives another server would serve the rest: nobody goes on in halves.
+                Err(error @ DriveError::Block(BlockError::Fenced { .. })) => {
+                    let (drive, source) = (spec.name.clone(), Box::new(error));
+                    return Err(DrivesError::Drive { drive, source });
+                }
+                taken => taken.map_err(|error| error.to_string()),
+            },
             None => Err(absent
                 .remove(spec.name.as_str())
                 .unwrap_or_else(|| "another drive is at its path".into())),
@@ -492,10 +520,29 @@ fn belongs_elsewhere(cluster: &ClusterFile, spec: &DriveSpec, label: &Label) -> 
     )
 }
 
+/// The latest owner that the drives which are there know by themselves.
+async fn latest_owner(source: &dyn DriveSource, cluster: &ClusterFile, found: &[Found]) -> Epoch {
+    let is_there = |found: &Found| !matches!(found, Found::Nothing(_));
+    let there = cluster.drives.iter().zip(found).filter(|(_, found)| is_there(found));
+    let owners = join_all(there.map(|(spec, _)| source.owner(spec))).await;
+    owners.into_iter().max().unwrap_or_default()
+}
+
+/// Shuts earlier owners of a drive on the network out. Drives of this machine are locked as long as they are open.
+async fn claim(spec: &DriveSpec, device: &dyn Device, epoch: Epoch) -> Result<(), DriveError> {
+    if spec.is_remote() {
+        device.fence(epoch).await?;
+    }
+    Ok(())
+}
+
+/// Opens the drive that is at the place of `spec`, for the owner of `epoch`.
 pub(crate) async fn take_one(
+    spec: &DriveSpec,
     device: Rc<dyn Device>,
     epoch: Epoch,
 ) -> Result<Rc<Drive>, DriveError> {
+    claim(spec, &*device, epoch).await?;
     let drive = Drive::open(device).await?;
     drive.fence(epoch).await?;
     let (used_bytes, capacity_bytes) =
@@ -576,6 +623,14 @@ async fn format(
         };
         devices.push(device);
     }
+    let epoch = latest_owner(source, cluster, &found).await.next();
+    let failed = |spec: &DriveSpec| {
+        let drive = spec.name.clone();
+        |source| DrivesError::Drive { drive, source: Box::new(source) }
+    };
+    for (spec, device) in cluster.drives.iter().zip(&devices) {
+        claim(spec, &**device, epoch).await.map_err(failed(spec))?;
+    }
     give_up(source, cluster, &found).await?;
     let mut drives = Vec::new();
     for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
@@ -588,14 +643,12 @@ async fn format(
             enclosure_name: spec.enclosure.clone(),
         };
         let table = slice_table(cluster, spec, device.info().capacity_bytes, &slices)?;
-        let failed =
-            |source| DrivesError::Drive { drive: spec.name.clone(), source: Box::new(source) };
-        let drive =
-            Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
-        drive.fence(Epoch(1)).await.map_err(failed)?;
+        let formatted = Drive::format(device, identity, table, Overwrite::Anything).await;
+        let drive = formatted.map_err(failed(spec))?;
+        drive.fence(epoch).await.map_err(failed(spec))?;
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found: Ok(drive) });
     }
-    Ok(Drives { cluster: uuid, epoch: Epoch(1), drives, fresh: true })
+    Ok(Drives { cluster: uuid, epoch, drives, fresh: true })
 }
 
 /// Forgets what is overwritten, all of it before the first new label is there. Where this or what
@@ -677,6 +730,12 @@ pub async fn format_one(
         .collect();
     let table = slice_table(cluster, spec, device.info().capacity_bytes, &arrays)?;
     check_size(spec, device.info().capacity_bytes)?;
+    claim(spec, &*device, drives.epoch).await.map_err(|error| match error {
+        DriveError::Block(BlockError::Fenced { ours, seen }) => {
+            DrivesError::Reserved { drive: spec.name.clone(), ours, seen }
+        }
+        error => failed(error),
+    })?;
     let drive =
         Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
     drive.fence(drives.epoch).await.map_err(failed)?;

@@ -1,9 +1,12 @@
-//! Drives on a machine: files and block devices, with the test wrappers that the cluster file
-//! asks for.
+//! Drives as a machine has them: files, block devices and namespaces on the network ([`RemoteDrives`]), with the test
+//! wrappers that the cluster file asks for.
 
+use crate::control::PathStatus;
 use crate::drives::{DriveSource, NoDevice};
+use crate::remote_drives::RemoteDrives;
 use crate::state::StateDir;
 use futures_util::future::LocalBoxFuture;
+use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_device::{
@@ -30,6 +33,7 @@ pub struct FileDrives {
     patient_until: Instant,
     /// What was opened, and where, as long as somebody uses it; the latest comes last.
     opened: RefCell<Vec<(PathBuf, Weak<FileDevice>)>>,
+    remote: RemoteDrives,
 }
 
 impl FileDrives {
@@ -37,7 +41,8 @@ impl FileDrives {
     #[must_use]
     pub fn new(loaded: Loaded, state: StateDir) -> Self {
         let patient_until = reactor::now() + LET_GO_LIMIT;
-        Self { loaded, state, patient_until, opened: RefCell::default() }
+        let (opened, remote) = (RefCell::default(), RemoteDrives::new());
+        Self { loaded, state, patient_until, opened, remote }
     }
 
     fn path(&self, drive: &DriveSpec) -> PathBuf {
@@ -49,7 +54,11 @@ impl FileDrives {
         let mut opened = self.opened.borrow_mut();
         opened.retain(|(_, device)| device.strong_count() > 0);
         opened.push((path.to_owned(), Rc::downgrade(&device)));
-        let mut device: Rc<dyn Device> = device;
+        self.as_tested(device)
+    }
+
+    /// Within the wrappers that the cluster file asks for.
+    fn as_tested(&self, mut device: Rc<dyn Device>) -> Rc<dyn Device> {
         if let Some(TestingSpec { wrapper, model, .. }) = &self.loaded.cluster.testing {
             if let Some(model) = model {
                 let model = DriveModel {
@@ -97,6 +106,9 @@ impl DriveSource for FileDrives {
         drive: &'a DriveSpec,
     ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
         Box::pin(async move {
+            if drive.is_remote() {
+                return self.remote.open(drive).await.map(|device| self.as_tested(device));
+            }
             let path = self.path(drive);
             if !path.exists() {
                 return Err(NoDevice::Absent { path: path.display().to_string() });
@@ -146,7 +158,19 @@ impl DriveSource for FileDrives {
         })
     }
 
+    fn owner<'a>(&'a self, drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
+        Box::pin(self.remote.owner(drive))
+    }
+
+    fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {
+        self.remote.paths(drive)
+    }
+
     fn in_place(&self, drive: &DriveSpec) -> bool {
+        if drive.is_remote() {
+            // Its paths tell when they lead to another one.
+            return true;
+        }
         let path = self.path(drive);
         let opened = self.opened.borrow();
         let mut there = opened.iter().rev().filter(|(at, _)| *at == path);

@@ -24,6 +24,7 @@ pub mod mounting;
 pub mod operator;
 pub mod quota;
 pub mod recorded;
+mod remote_drives;
 mod run;
 mod sockets;
 pub mod state;

@@ -187,6 +187,18 @@ impl<N: Network> NvmeNamespace<N> {
         self.known.names()
     }
 
+    /// True when both are one and the same namespace, whatever numbers and subsystems it is reached by.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        self.known.is_same(&other.known)
+    }
+
+    /// False while requests wait for a path, and once the device is gone for good.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.paths.is_usable()
+    }
+
     /// Owners can be told apart by the target.
     #[must_use]
     pub fn has_reservations(&self) -> bool {

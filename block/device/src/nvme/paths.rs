@@ -205,6 +205,11 @@ impl<N: Network> Paths<N> {
         self.paths.iter().map(status).collect()
     }
 
+    /// True while requests are carried out rather than waited for.
+    pub fn is_usable(&self) -> bool {
+        !self.has_lost.get() && self.paths.iter().any(|path| path.is_usable())
+    }
+
     /// Lets go of the target, in order.
     pub fn end(&self) {
         self.is_ending.set(true);
@@ -693,6 +698,12 @@ impl Known {
     pub fn names(&self) -> Vec<u8> {
         let names = self.names.iter().flat_map(|(kind, name)| [&[*kind][..], name].concat());
         names.chain(self.namespace.to_le_bytes()).collect()
+    }
+
+    /// One and the same namespace, also when it has several numbers, as far as names tell.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_named = self.names.iter().all(|(kind, _)| *kind != 0);
+        self.names == other.names && (is_named || self.namespace == other.namespace)
     }
 
     pub fn capacity_bytes(&self) -> u64 {

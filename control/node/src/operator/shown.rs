@@ -9,13 +9,16 @@ use crate::control::{
 };
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use levada_base::reactor;
-use levada_device::Drive;
+use levada_device::{BlockError, Drive};
 use levada_kv::KvError;
 use levada_raid::{Level, MemberState};
 use levada_spec::DriveSpec;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// More drives than this are a number.
+const DRIVES_NAMED: usize = 4;
 /// Throughput "now" is that of so much time.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
 
@@ -135,6 +138,7 @@ impl Operator {
                 }
             }
         }
+        problems.extend(lost_paths(&drives));
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
             problems.extend(array.array.status().members.iter().filter_map(|member| {
@@ -233,6 +237,7 @@ impl Operator {
     fn drive_shown(&self, spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {
         DriveStatus {
             spare: self.spare_state(&spec.name).map(str::to_owned),
+            paths: self.source.paths(spec),
             ..drive_status(spec, found)
         }
     }
@@ -243,6 +248,12 @@ impl Operator {
         let out = array.out();
         match state {
             "healthy" => None,
+            "stopped" if let Some(BlockError::Fenced { .. }) = array.array.status().stopped => {
+                Some(format!(
+                    "array {name} has stopped: another server has taken its drives over; what was acknowledged is there. \
+                     `levada down` ends this node; `levada up` would take the drives back from that server"
+                ))
+            }
             "stopped" => {
                 let members = array.array.status().members;
                 let drives = self.drives.borrow();
@@ -393,6 +404,26 @@ impl Operator {
 pub(super) fn stripe_bytes(array: &ClusterArray) -> u64 {
     use levada_raid::Array;
     array.array.geometry().stripe_bytes
+}
+
+/// Paths that drives on the network have lost, path by path: most often it is the same for all of an enclosure.
+fn lost_paths(drives: &[DriveStatus]) -> Vec<String> {
+    // One reason is told, that of the first: they differ by the moment at which each was asked.
+    let mut lost: BTreeMap<(&str, &str), (&str, Vec<&str>)> = BTreeMap::new();
+    for drive in drives {
+        for path in drive.paths.iter().filter(|path| !path.is_usable()) {
+            let why = path.why.as_deref().unwrap_or("not connected");
+            let of = (&*drive.enclosure, &*path.address);
+            lost.entry(of).or_insert((why, Vec::new())).1.push(&drive.name);
+        }
+    }
+    let told = lost.into_iter().map(|((enclosure, address), (why, drives))| {
+        let more = drives.len().saturating_sub(DRIVES_NAMED);
+        let named = drives[..drives.len() - more].join(", ");
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("enclosure {enclosure}: no path over {address} to {named}{more}: {why}")
+    });
+    told.collect()
 }
 
 fn drive_status(spec: &DriveSpec, found: &Result<Rc<Drive>, String>) -> DriveStatus {

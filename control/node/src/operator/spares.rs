@@ -13,8 +13,9 @@
 
 use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
-use crate::drives;
-use futures_util::future::select;
+use crate::drives::{self, NoDevice};
+use futures_util::future::{join_all, select};
+use levada_base::ids::Uuid;
 use levada_base::reactor;
 use levada_device::{Device, Drive, read_label};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
@@ -62,13 +63,16 @@ impl Operator {
     /// Takes drives back that vanished and are there again, as what they were.
     pub async fn take_back(&self) {
         let _turn = self.admitting.acquire(1).await;
-        for (name, arrays) in self.vanished() {
-            let returned = self.returned.borrow().get(&name).copied().unwrap_or(0);
-            if returned >= RETURNS_MAX {
-                continue;
-            }
-            let Some(drive) = self.there_again(&name).await else { continue };
-            self.returned.borrow_mut().insert(name.clone(), returned + 1);
+        let returned = |name: &String| self.returned.borrow().get(name).copied().unwrap_or(0);
+        let vanished: Vec<_> = self.vanished().into_iter().collect();
+        let vanished = vanished.into_iter().filter(|(name, _)| returned(name) < RETURNS_MAX);
+        // All of an enclosure at once: one that hangs is waited for.
+        let looks =
+            vanished.map(async |(name, arrays)| (self.there_again(&name).await, name, arrays));
+        for (drive, name, arrays) in join_all(looks).await {
+            let Some(drive) = drive else { continue };
+            let before = returned(&name);
+            self.returned.borrow_mut().insert(name.clone(), before + 1);
             let file = self.latest.borrow().clone();
             for array in arrays {
                 let array_name = &array.spec.name;
@@ -88,26 +92,41 @@ impl Operator {
         }
     }
 
-    /// A drive that vanished: opened anew, or by what it was open as, which keeps others from opening it.
+    /// A drive that vanished: opened anew, or by what it was open as, which keeps others from opening it. Of an enclosure on the
+    /// network that was away when the node started, too.
     async fn there_again(&self, name: &str) -> Option<Rc<Drive>> {
         let (spec, old) = self.drives.borrow().get(name).cloned()?;
-        let old = old.ok()?;
+        let old = match old {
+            Ok(old) => Some(old),
+            Err(_) if spec.is_remote() => None,
+            Err(_) => return None,
+        };
         let device = match self.source.open(&spec).await {
             Ok(device) => device,
-            Err(_) => Rc::clone(old.device()),
+            // What cannot be reached would only be waited for.
+            Err(none) if spec.is_remote() && !matches!(none, NoDevice::Open { .. }) => return None,
+            Err(_) => Rc::clone(old.as_ref()?.device()),
         };
         // Another's drive may be at that path by now: it must not even be fenced.
         let new = read_label(&*device).await.ok()?;
-        let is_same = {
-            let old = old.label();
-            (old.cluster_uuid, old.drive_uuid) == (new.cluster_uuid, new.drive_uuid)
+        let is_same = match &old {
+            Some(old) => old.label().drive_uuid == new.drive_uuid,
+            None => self.is_member(name, new.drive_uuid),
         };
-        if !is_same {
+        if !is_same || new.cluster_uuid != self.cluster.drives.cluster {
             return None;
         }
-        let drive = drives::take_one(device, self.cluster.drives.epoch).await.ok()?;
+        let drive = drives::take_one(&spec, device, self.cluster.drives.epoch).await.ok()?;
         self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(Rc::clone(&drive))));
         Some(drive)
+    }
+
+    /// True for a drive that an array has as its member of that name.
+    fn is_member(&self, name: &str, drive: Uuid) -> bool {
+        self.cluster.arrays.iter().any(|array| {
+            let members = array.array.status().members;
+            members.iter().any(|member| member.name == name && member.uuid == drive)
+        })
     }
 
     /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
