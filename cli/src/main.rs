@@ -10,6 +10,7 @@ mod fsck;
 mod mount;
 mod out;
 mod place;
+mod plan;
 mod process;
 mod quota;
 mod status;
@@ -90,6 +91,8 @@ enum Command {
     Fsck(fsck::FsckArgs),
     /// Read the cluster file and say what is wrong, or what it survives
     Check,
+    /// Say what the layout is and survives, and what `up` would meet; changes nothing
+    Plan(plan::PlanArgs),
     /// The node itself, in the foreground (`up` starts it in the background)
     Node(up::NodeArgs),
     /// Ends the connection of a mount whose process was killed; started by that process
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Project(command) => quota::project(file, command),
         Command::Fsck(args) => return fsck::fsck(file, args),
         Command::Check => up::check(file),
+        Command::Plan(args) => plan::plan(file, args),
         Command::Node(args) => up::node(file, args),
     };
     match result {

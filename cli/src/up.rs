@@ -10,7 +10,7 @@ use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::fit;
 use levada_node::state::{StateDir, replace};
-use levada_spec::ClusterFile;
+use levada_spec::{ClusterFile, Loaded};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -219,19 +219,24 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Reads the cluster file and says what it survives.
-pub fn check(file: Option<&Path>) -> Result<()> {
-    let path = place::find_or_say(file)?;
-    let loaded = place::load_at(&path)?;
-    let cluster = &loaded.cluster;
+/// Reads a cluster file whose arrays have room on drives of the sizes in it.
+pub fn fitting(path: &Path) -> Result<Loaded> {
+    let loaded = place::load_at(path)?;
     // Nothing of the machine is asked: block devices say their size to `up`.
     Reactor::simulated(0)
         .block_on(fit::check(
-            cluster,
+            &loaded.cluster,
             |drive| drive.size.map(|size| size.0),
             Tuning::default().segment_stripes,
         ))
         .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    Ok(loaded)
+}
+
+/// Reads the cluster file and says what it survives.
+pub fn check(file: Option<&Path>) -> Result<()> {
+    let loaded = fitting(&place::find_or_say(file)?)?;
+    let cluster = &loaded.cluster;
     say!(
         "{}: {} drives in {} enclosures; survives {}",
         cluster.name,

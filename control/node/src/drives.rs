@@ -410,13 +410,74 @@ fn refuse_namesake(
     })
 }
 
-async fn open(
+/// What `levada up` would meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// It would make the cluster, once these drives are there, each with why it is not.
+    New { missing: Vec<(String, String)> },
+    /// It would open the cluster that is there, without these drives, each with why.
+    Exists { missing: Vec<(String, String)> },
+}
+
+/// Looks at the drives as [`take`] does, and changes nothing.
+///
+/// # Errors
+///
+/// What `take` would refuse.
+pub async fn outlook(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
+) -> Result<Outlook, DrivesError> {
+    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    if let Some(name) = renamed(source, cluster, &found) {
+        let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
+        return Err(DrivesError::Changed { cluster: name, differences });
+    }
+    refuse_namesake(source, cluster, &found)?;
+    if !named_like(cluster, &found).is_empty() {
+        let mut known = tell_apart(source, cluster, found).await?;
+        let gone = cluster.drives.iter().filter(|spec| !known.by_name.contains_key(&spec.name));
+        let gone: Vec<String> = gone.map(|spec| spec.name.clone()).collect();
+        let missing = gone.into_iter().map(|name| {
+            let why = known.why_absent(&name);
+            (name, why)
+        });
+        return Ok(Outlook::Exists { missing: missing.collect() });
+    }
+    if source.cluster().is_some() {
+        return Err(away(source, cluster));
+    }
+    refuse_used(source, cluster, &found, MayOverwrite::Nothing).await?;
+    let missing = cluster.drives.iter().zip(&found).filter_map(|(spec, found)| match found {
+        Found::Nothing(none) if !none.can_be_made(spec) => {
+            Some((spec.name.clone(), none.to_string()))
+        }
+        Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
+    });
+    Ok(Outlook::New { missing: missing.collect() })
+}
+
+/// The drives of a cluster that was made, told apart.
+struct Known<'a> {
+    cluster: Option<Uuid>,
+    by_name: BTreeMap<String, AtPath<'a>>,
+    /// Why a drive is not among them, by its name in the file.
+    absent: BTreeMap<&'a str, String>,
+}
+
+impl Known<'_> {
+    fn why_absent(&mut self, drive: &str) -> String {
+        self.absent.remove(drive).unwrap_or_else(|| "another drive is at its path".into())
+    }
+}
+
+/// Finds out which drive is which, and whether the file says of them what they are.
+async fn tell_apart<'a>(
+    source: &dyn DriveSource,
+    cluster: &'a ClusterFile,
     found: Vec<Found>,
-) -> Result<Drives, DrivesError> {
+) -> Result<Known<'a>, DrivesError> {
     let uuid = cluster_of(cluster, source.cluster(), &found);
-    let owner = latest_owner(source, cluster, &found).await;
     let mut by_name: BTreeMap<String, AtPath<'_>> = BTreeMap::new();
     let mut absent: BTreeMap<&str, String> = BTreeMap::new();
     for (spec, found) in cluster.drives.iter().zip(found) {
@@ -449,13 +510,23 @@ async fn open(
     if !differences.0.is_empty() {
         return Err(DrivesError::Changed { cluster: cluster.name.clone(), differences });
     }
-    let seen = labelled.iter().flat_map(|Labelled { label, .. }| {
+    Ok(Known { cluster: uuid, by_name, absent })
+}
+
+async fn open(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: Vec<Found>,
+) -> Result<Drives, DrivesError> {
+    let owner = latest_owner(source, cluster, &found).await;
+    let mut known = tell_apart(source, cluster, found).await?;
+    let seen = known.by_name.values().flat_map(|(_, Labelled { label, .. })| {
         label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
     });
     let epoch = seen.max().unwrap_or_default().max(owner).next();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
-        let found = match by_name.remove(&spec.name) {
+        let found = match known.by_name.remove(&spec.name) {
             Some((at, drive)) => match take_one(at, drive.device, epoch).await {
                 // Without its drives another server would serve the rest: nobody goes on in halves.
                 Err(error @ DriveError::Block(BlockError::Fenced { .. })) => {
@@ -464,13 +535,11 @@ async fn open(
                 }
                 taken => taken.map_err(|error| error.to_string()),
             },
-            None => Err(absent
-                .remove(spec.name.as_str())
-                .unwrap_or_else(|| "another drive is at its path".into())),
+            None => Err(known.why_absent(&spec.name)),
         };
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
     }
-    Ok(Drives { cluster: uuid.unwrap_or_default(), epoch, drives, fresh: false })
+    Ok(Drives { cluster: known.cluster.unwrap_or_default(), epoch, drives, fresh: false })
 }
 
 /// A drive and the entry of the file that leads to it.

@@ -1,0 +1,129 @@
+//! `plan`: what a cluster file makes of its drives, what that survives, and what `up` would meet. Changes nothing.
+
+use crate::out::say;
+use crate::{place, up};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use levada_base::reactor::Reactor;
+use levada_node::FileDrives;
+use levada_node::drives::{self, Outlook};
+use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The cluster file, as with -f
+    #[arg(value_name = "CLUSTER_FILE")]
+    path: Option<PathBuf>,
+}
+
+/// Prints the plan; fails where `up` would refuse the file.
+pub fn plan(file: Option<&Path>, args: &PlanArgs) -> Result<()> {
+    if args.path.is_some() && file.is_some() {
+        bail!("the cluster file is named twice");
+    }
+    let loaded = up::fitting(&place::find_or_say(args.path.as_deref().or(file))?)?;
+    let cluster = &loaded.cluster;
+    let (drives, enclosures) = (cluster.drives.len(), cluster.enclosures.len());
+    say!("{}: {}, {}", cluster.name, count(drives, "drive"), count(enclosures, "enclosure"));
+    for enclosure in &cluster.enclosures {
+        say!("  enclosure {}", enclosure_text(cluster, enclosure));
+    }
+    for array in &cluster.arrays {
+        say!("  array {}: {}", array.name, array_text(cluster, array));
+        say!("    survives {}{}", array.survives(cluster), asked(array.required));
+    }
+    for fs in &cluster.filesystems {
+        say!("  filesystem {}: data on {}, metadata on {}", fs.name, fs.data, fs.metadata);
+        say!("    survives {}{}", fs.survives(cluster), asked(fs.required));
+    }
+    compare(&loaded)
+}
+
+fn count(number: usize, of: &str) -> String {
+    if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
+}
+
+fn asked(required: Required) -> String {
+    if required.is_any() { format!("; at least {required} is asked for") } else { String::new() }
+}
+
+fn enclosure_text(cluster: &ClusterFile, enclosure: &EnclosureSpec) -> String {
+    let drives = cluster.drives.iter().filter(|drive| drive.enclosure == enclosure.name).count();
+    let place = match (&enclosure.url, &enclosure.host) {
+        (Some(url), _) => {
+            let paths = count(url.addresses.len(), "path");
+            format!(", on the network by {paths} to {}", url.subsystem)
+        }
+        (None, Some(host)) => format!(", on host {host}"),
+        (None, None) => String::new(),
+    };
+    format!("{}: {}{place}", enclosure.name, count(drives, "drive"))
+}
+
+fn array_text(cluster: &ClusterFile, array: &ArraySpec) -> String {
+    let placement = array.placement(cluster);
+    let level = match array.level {
+        Level::Raid0 { .. } => "raid0".into(),
+        Level::Raid1 { copies, .. } => format!("{} of {copies} copies", array.level.name()),
+        Level::Parity { kind, data, .. } => {
+            format!("{}, {data}+{}", array.level.name(), kind.parity())
+        }
+    };
+    let mut held: Vec<(&str, usize)> = Vec::new();
+    for (enclosure, members) in array.members_by_enclosure(cluster).into_iter().flatten() {
+        match held.iter_mut().find(|(known, _)| *known == enclosure) {
+            Some((_, sum)) => *sum += members,
+            None => held.push((enclosure, members)),
+        }
+    }
+    let held: Vec<String> =
+        held.iter().map(|(name, number)| format!("{number} in {name}")).collect();
+    let spares = match placement.spares.len() {
+        0 => String::new(),
+        spares => format!(", {}", count(spares, "spare")),
+    };
+    let members = count(placement.members.len(), "drive");
+    format!("{level} over {members} ({}){spares}", held.join(", "))
+}
+
+/// What the drives carry, beside what the file says.
+fn compare(loaded: &Loaded) -> Result<()> {
+    let (name, state) = (&loaded.cluster.name, place::state(loaded));
+    if let Some(pid) = state.running() {
+        say!(
+            "it is up (node process {pid}); the file was not compared with its drives, which the node has"
+        );
+        return Ok(());
+    }
+    let reactor = Reactor::new().context("cannot use io_uring")?;
+    let outlook = reactor.block_on(async {
+        let source = FileDrives::new(loaded.clone(), state);
+        drives::outlook(&source, &loaded.cluster).await
+    });
+    let (missing, is_new) =
+        match outlook.map_err(|error| anyhow!("`levada up` would refuse this: {error}"))? {
+            Outlook::New { missing } => (missing, true),
+            Outlook::Exists { missing } => (missing, false),
+        };
+    for (drive, why) in &missing {
+        say!("  drive {drive} is not there: {why}");
+    }
+    match (is_new, missing.len()) {
+        (true, 0) => say!("{name} is new: `levada up` formats these drives"),
+        (true, missing) => {
+            bail!(
+                "{name} is new, and {} are not there: `levada up` would refuse this",
+                count(missing, "drive")
+            )
+        }
+        (false, 0) => say!("{name} exists, as the file says: `levada up` opens it"),
+        (false, missing) => {
+            say!(
+                "{name} exists, as far as the file can be compared: `levada up` opens it without {}",
+                count(missing, "drive")
+            );
+        }
+    }
+    Ok(())
+}
