@@ -2,95 +2,27 @@
 //!
 //! Needs io_uring and FUSE, and root for that.
 
+mod drawer;
 #[path = "../array/fixture.rs"]
 #[allow(dead_code, reason = "loop devices are not needed here")]
 mod fixture;
 #[path = "../support/mod.rs"]
 mod support;
 
-use fixture::{Box, run};
+use drawer::Drawer;
+use fixture::Box;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
-use support::{LEVADA, LIMIT, said};
+use support::{LEVADA, said};
 
 const MIB: usize = 1 << 20;
+const IN_MEMORY: &[&str] = &["--ram", "--size", "96MiB"];
 /// A drive without any path is waited for half a minute, and several go one after the other.
 const GONE_WITHIN: Duration = Duration::from_secs(120);
-
-/// An enclosure that is served. Dropped, it ends.
-struct Drawer {
-    name: String,
-    run_dir: PathBuf,
-    process: Child,
-    /// Addresses of its paths, and its subsystem.
-    paths: Vec<String>,
-    subsystem: String,
-}
-
-impl Drawer {
-    /// One of two bays and two paths.
-    fn start(array: &Box, name: &str, more: &[&str]) -> Self {
-        let run_dir = array.path("enclosures");
-        let any = ["--path", "127.0.0.1:0", "--path", "127.0.0.1:0"];
-        let log = File::options().create(true).append(true).open(array.path("enclosures.log"));
-        let mut process = Command::new(LEVADA)
-            .args(["enclosure", "serve", name, "--bays", "2", "--ram", "--size", "96MiB"])
-            .args(any)
-            .args(more)
-            .env("LEVADA_ENCLOSURES_DIR", &run_dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log.expect("a log"))
-            .spawn()
-            .expect("the program starts");
-        let mut lines = BufReader::new(process.stdout.take().expect("its output")).lines();
-        let mut paths = Vec::new();
-        let mut subsystem = String::new();
-        for _ in 0..2 {
-            let line = lines.next().expect("it says where it is").expect("text");
-            let place = line.strip_prefix("nvme+tcp://").expect("a URL");
-            let (address, rest) = place.split_once('/').expect("a subsystem");
-            paths.push(address.to_owned());
-            subsystem = rest.split_once(": enclosure").expect("what it is").0.to_owned();
-        }
-        Self { name: name.to_owned(), run_dir, process, paths, subsystem }
-    }
-
-    fn url(&self, bay: usize) -> String {
-        format!("nvme+tcp://{}/{}?ns={bay}", self.paths.join(","), self.subsystem)
-    }
-
-    fn order(&self, order: &str, arguments: &[&str]) -> Output {
-        let mut command = Command::new(LEVADA);
-        command.args(["enclosure", order, &self.name]).args(arguments);
-        command.env("LEVADA_ENCLOSURES_DIR", &self.run_dir);
-        run(&mut command, LIMIT)
-    }
-
-    fn ok(&self, order: &str, arguments: &[&str]) -> String {
-        let output = self.order(order, arguments);
-        assert!(output.status.success(), "{order} {arguments:?}: {}", said(&output));
-        said(&output)
-    }
-
-    fn refused(&self, order: &str, arguments: &[&str], part: &str) {
-        let output = self.order(order, arguments);
-        let said = said(&output);
-        assert!(output.status.code() == Some(1) && said.contains(part), "{order}: {said}");
-    }
-}
-
-impl Drop for Drawer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 /// What a piece of the array holds after a round.
 fn pattern(round: u8, piece: usize) -> Vec<u8> {
@@ -118,8 +50,10 @@ fn check(file: &File, number: u8, pieces: usize) {
 #[test]
 fn an_array_outlives_paths_drives_and_an_enclosure() {
     let mut array = Box::new();
-    let drawers: Vec<Drawer> =
-        ["e1", "e2", "e3"].iter().map(|name| Drawer::start(&array, name, &[])).collect();
+    let drawers: Vec<Drawer> = ["e1", "e2", "e3"]
+        .iter()
+        .map(|name| Drawer::start(array.dir.path(), name, IN_MEMORY))
+        .collect();
     let urls: Vec<String> =
         drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
@@ -160,7 +94,7 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = probe.local_addr().expect("bound").to_string();
     drop(probe);
-    let drawer = Drawer::start(&array, "e1", &["--status", &at]);
+    let drawer = Drawer::start(array.dir.path(), "e1", &[IN_MEMORY, &["--status", &at]].concat());
     let shown = drawer.ok("show", &[]);
     assert!(shown.contains("2 of 2 drives") && shown.contains("path 2"), "{shown}");
     drawer.refused("pull", &["3"], "there is no bay 3: they are 1 to 2");

@@ -1,0 +1,97 @@
+//! An enclosure of two bays for tests, served by the program.
+#![allow(dead_code)] // Each test uses a part of it.
+
+use crate::fixture::run;
+use crate::support::{LEVADA, LIMIT, said, signal};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// An enclosure that is served. Dropped, it ends.
+pub struct Drawer {
+    name: String,
+    run_dir: PathBuf,
+    process: Child,
+    /// Addresses of its paths, and its subsystem.
+    paths: Vec<String>,
+    subsystem: String,
+}
+
+impl Drawer {
+    /// One of two bays and two paths, with what it needs in `dir`.
+    pub fn start(dir: &Path, name: &str, more: &[&str]) -> Self {
+        let run_dir = dir.join("enclosures");
+        let any = ["--path", "127.0.0.1:0", "--path", "127.0.0.1:0"];
+        let log = File::options().create(true).append(true).open(dir.join("enclosures.log"));
+        let mut process = Command::new(LEVADA)
+            .args(["enclosure", "serve", name, "--bays", "2"])
+            .args(any)
+            .args(more)
+            .env("LEVADA_ENCLOSURES_DIR", &run_dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log.expect("a log"))
+            .spawn()
+            .expect("the program starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("its output")).lines();
+        let mut paths = Vec::new();
+        let mut subsystem = String::new();
+        for _ in 0..2 {
+            let line = lines.next().expect("it says where it is").expect("text");
+            let place = line.strip_prefix("nvme+tcp://").expect("a URL");
+            let (address, rest) = place.split_once('/').expect("a subsystem");
+            paths.push(address.to_owned());
+            subsystem = rest.split_once(": enclosure").expect("what it is").0.to_owned();
+        }
+        Self { name: name.to_owned(), run_dir, process, paths, subsystem }
+    }
+
+    /// As a cluster file names it.
+    pub fn enclosure_url(&self) -> String {
+        format!("nvme+tcp://{}/{}", self.paths.join(","), self.subsystem)
+    }
+
+    pub fn url(&self, bay: usize) -> String {
+        format!("{}?ns={bay}", self.enclosure_url())
+    }
+
+    pub fn order(&self, order: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(LEVADA);
+        command.args(["enclosure", order, &self.name]).args(arguments);
+        command.env("LEVADA_ENCLOSURES_DIR", &self.run_dir);
+        run(&mut command, LIMIT)
+    }
+
+    pub fn ok(&self, order: &str, arguments: &[&str]) -> String {
+        let output = self.order(order, arguments);
+        assert!(output.status.success(), "{order} {arguments:?}: {}", said(&output));
+        said(&output)
+    }
+
+    pub fn refused(&self, order: &str, arguments: &[&str], part: &str) {
+        let output = self.order(order, arguments);
+        let said = said(&output);
+        assert!(output.status.code() == Some(1) && said.contains(part), "{order}: {said}");
+    }
+}
+
+impl Drawer {
+    /// Told to stop, as a service manager would: what it has in files can be opened again.
+    pub fn stop(mut self) {
+        signal("-TERM", self.process.id());
+        let begun = Instant::now();
+        while self.process.try_wait().expect("a child").is_none() {
+            assert!(begun.elapsed() < LIMIT, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Drawer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

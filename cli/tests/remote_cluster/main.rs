@@ -1,0 +1,272 @@
+//! A cluster whose drives are in enclosures on the network: lost paths, cut power, other drives, another server.
+//!
+//! Needs root, io_uring and /dev/fuse; without them the tests are skipped and say so.
+
+#[path = "../remote/drawer.rs"]
+mod drawer;
+#[path = "../array/fixture.rs"]
+#[allow(dead_code, reason = "arrays on their own are not needed here")]
+mod fixture;
+#[path = "../support/mod.rs"]
+mod support;
+
+use drawer::Drawer;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::{Cluster, can_run, wait_until};
+
+/// Without any path a drive is waited for half a minute.
+const GONE_WITHIN: Duration = Duration::from_secs(50);
+const IN_MEMORY: &[&str] = &["--ram", "--size", "96MiB"];
+
+const ARRAYS: &str = r#"
+[[array]]
+name = "meta"
+level = "raid1"
+copies = 3
+slice = "32MiB"
+[[array]]
+name = "data"
+level = "raid6"
+survives = { drives = 2, enclosures = 1, paths = 1 }
+[[filesystem]]
+name = "fs"
+data = "data"
+metadata = "meta"
+object_targets = 1
+"#;
+
+/// The cluster file over these enclosures, named `e1` and on.
+fn file_over(drawers: &[Drawer]) -> String {
+    let mut text = "[cluster]\nname = \"NAME\"\n".to_owned();
+    for (index, drawer) in drawers.iter().enumerate() {
+        let (number, url) = (index + 1, drawer.enclosure_url());
+        text += &format!(
+            "[[enclosure]]\nname = \"e{number}\"\nurl = \"{url}\"\ndrives = [\"{{1..2}}\"]\n"
+        );
+    }
+    text + ARRAYS
+}
+
+fn write_file(cluster: &Cluster, text: &str, name: &str) {
+    fs::write(cluster.path("levada.toml"), text.replace("NAME", name)).expect("written");
+}
+
+/// A cluster over three enclosures, which are in a directory of their own.
+fn over_three(name: &str, more: &[&str]) -> (tempfile::TempDir, Vec<Drawer>, Cluster) {
+    let place = tempfile::Builder::new().prefix("levada-drawers-").tempdir().expect("a directory");
+    let start = |drawer: &&str| Drawer::start(place.path(), drawer, more);
+    let drawers: Vec<Drawer> = ["e1", "e2", "e3"].iter().map(start).collect();
+    let cluster = Cluster::new(name, &file_over(&drawers));
+    (place, drawers, cluster)
+}
+
+fn contents(seed: u32) -> Vec<u8> {
+    (0..4_000_000u32).map(|at| (at / 3).wrapping_mul(seed).to_le_bytes()[1]).collect()
+}
+
+fn write(path: &Path, seed: u32) {
+    let mut file = File::create(path).expect("created");
+    file.write_all(&contents(seed)).expect("written");
+    file.sync_all().expect("durable");
+}
+
+/// As the node has it, and not the kernel's pages.
+fn check(cluster: &Cluster, names: &[&str]) {
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["mount", "mnt"]);
+    for (seed, name) in names.iter().enumerate() {
+        let there = fs::read(cluster.mnt().join(name)).expect("read");
+        assert!(there == contents(seed as u32 + 3), "{name}");
+    }
+}
+
+fn is_healthy(cluster: &Cluster) -> bool {
+    cluster.ok(&["status"]).contains(": healthy; node")
+}
+
+#[test]
+fn a_cluster_outlives_paths_and_an_enclosure() {
+    if !can_run() {
+        return;
+    }
+    let (_place, drawers, cluster) = over_three("far", IN_MEMORY);
+    let planned = cluster.ok(&["plan"]);
+    for part in [
+        "enclosure e2: 2 drives, on the network by 2 paths to nqn.",
+        "array data: raid6, 4+2 over 6 drives (2 in e1, 2 in e2, 2 in e3)",
+        "survives any 2 drives, any 1 enclosure, any 1 path to each enclosure; at least { drives = 2",
+        "far is new: `levada up` formats these drives",
+    ] {
+        assert!(planned.contains(part), "{part}: {planned}");
+    }
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    let mnt = cluster.mnt();
+    write(&mnt.join("first"), 3);
+
+    // A path goes: nothing fails, nothing waits long, and it is told.
+    drawers[0].ok("path", &["1", "down"]);
+    let begun = Instant::now();
+    write(&mnt.join("second"), 4);
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    let status = cluster.ok(&["status"]);
+    assert!(status.contains("! enclosure e1: no path over ") && status.contains("to e1-1, e1-2:"));
+    check(&cluster, &["first", "second"]);
+    drawers[0].ok("path", &["1", "up"]);
+    wait_until("the path is back", || is_healthy(&cluster));
+
+    // An enclosure goes, with what its drives had not flushed.
+    drawers[1].ok("power", &["off"]);
+    let begun = Instant::now();
+    write(&mnt.join("third"), 5);
+    assert!(begun.elapsed() < GONE_WITHIN, "{:?}", begun.elapsed());
+    let names = ["first", "second", "third"];
+    check(&cluster, &names);
+    assert!(cluster.ok(&["status"]).contains("array data is degraded: e2-1, e2-2 out"));
+    // It comes back, and is brought into step.
+    drawers[1].ok("power", &["on"]);
+    wait_until("it is rebuilt", || is_healthy(&cluster));
+    cluster.ok(&["scrub", "--watch"]);
+
+    // So it bears the loss of another one, which is away at the start, and comes back later.
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+    drawers[2].ok("power", &["off"]);
+    let planned = cluster.ok(&["plan"]);
+    assert!(planned.contains("drive e3-2 is not there: nvme+tcp://"), "{planned}");
+    assert!(planned.contains("`levada up` opens it without 2 drives"), "{planned}");
+    let up = cluster.ok(&["up"]);
+    assert!(up.contains("needs attention") && up.contains("drive e3-1: nvme+tcp://"), "{up}");
+    cluster.ok(&["mount", "mnt"]);
+    check(&cluster, &names);
+    drawers[2].ok("power", &["on"]);
+    wait_until("it is taken back", || is_healthy(&cluster));
+    check(&cluster, &names);
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+}
+
+#[test]
+fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_over() {
+    if !can_run() {
+        return;
+    }
+    let (_place, drawers, cluster) = over_three("pair", IN_MEMORY);
+    drawers[2].ok("power", &["off"]);
+    cluster.refused(&["plan"], &["drive e3-1 is not there", "pair is new, and 2 drives are not"]);
+    cluster.refused(&["up"], &["drive e3-1", "cannot connect"]);
+    drawers[2].ok("power", &["on"]);
+    assert!(cluster.ok(&["plan"]).contains("pair is new: "), "no label was written");
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    write(&cluster.mnt().join("first"), 3);
+    cluster.ok(&["umount", "mnt"]);
+
+    // Another server has its file and nothing else.
+    let other = Cluster::new("pair", &file_over(&drawers));
+    assert!(other.ok(&["plan"]).contains("pair exists, as the file says"));
+    assert!(is_healthy(&cluster), "looking changes nothing");
+    assert!(other.ok(&["up"]).contains("pair is up: it survives any 2 drives"));
+    // The first one meets that with the next change, stops, and says why.
+    cluster.run(&["drive", "fail", "e1-1"]);
+    wait_until("it has met the other one", || {
+        cluster.ok(&["status"]).contains("has stopped: another server has taken its drives over")
+    });
+    cluster.ok(&["down"]);
+    assert!(is_healthy(&other));
+    other.ok(&["mount", "mnt"]);
+    check(&other, &["first"]);
+    other.ok(&["umount", "mnt"]);
+    other.ok(&["down"]);
+
+    // Made anew: whoever owned the drives before, and however late its epoch, is shut out.
+    other.refused(&["up", "--force-format"], &["carry cluster", "--destroy pair"]);
+    other.ok(&["up", "--destroy", "pair"]);
+    other.ok(&["mount", "mnt"]);
+    assert_eq!(fs::read_dir(other.mnt()).expect("a directory").count(), 0);
+    other.ok(&["umount", "mnt"]);
+    other.ok(&["down"]);
+}
+
+#[test]
+fn drives_are_known_by_their_labels_wherever_they_are() {
+    if !can_run() {
+        return;
+    }
+    let media = tempfile::Builder::new().prefix("levada-media-").tempdir().expect("a directory");
+    let in_files = |name: &str| {
+        let dir = media.path().join(name);
+        let dir = dir.to_str().expect("plain text").to_owned();
+        ["--files".to_owned(), dir, "--size".into(), "96MiB".into()]
+    };
+    let place = tempfile::Builder::new().prefix("levada-drawers-").tempdir().expect("a directory");
+    let start = |name: &str, files: &str| {
+        let options = in_files(files);
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        Drawer::start(place.path(), name, &options)
+    };
+    let mut drawers = vec![start("e1", "e1"), start("e2", "e2"), start("e3", "e3")];
+    let cluster = Cluster::new("moved", &file_over(&drawers));
+    cluster.ok(&["up"]);
+    cluster.ok(&["mount", "mnt"]);
+    write(&cluster.mnt().join("first"), 3);
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+
+    // Other addresses, and drives in each other's bays: nothing to be said.
+    drawers.remove(0).stop();
+    let bay =
+        |drawer: &str, number: u32| media.path().join(drawer).join(format!("bay{number}.img"));
+    let aside = media.path().join("aside");
+    for (from, to) in
+        [(bay("e1", 1), aside.clone()), (bay("e1", 2), bay("e1", 1)), (aside, bay("e1", 2))]
+    {
+        fs::rename(from, to).expect("moved");
+    }
+    drawers.insert(0, start("e1", "e1"));
+    write_file(&cluster, &file_over(&drawers), "moved");
+    assert!(cluster.ok(&["plan"]).contains("moved exists, as the file says"));
+    assert!(cluster.ok(&["up"]).contains("moved is up: it survives any 2 drives"));
+    cluster.ok(&["mount", "mnt"]);
+    check(&cluster, &["first"]);
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+
+    // An enclosure that answers with other drives, which are blank: they are not taken for the old ones, and not formatted unless
+    // somebody says so.
+    drawers.remove(1).stop();
+    drawers.insert(1, start("e2", "others"));
+    write_file(&cluster, &file_over(&drawers), "moved");
+    let said = cluster.ok(&["up"]);
+    assert!(said.contains("drive e2-1: not a drive of Levada"), "{said}");
+    assert!(said.contains("array data is degraded: e2-1, e2-2 out"), "{said}");
+    cluster.ok(&["mount", "mnt"]);
+    check(&cluster, &["first"]);
+    for drive in ["e2-1", "e2-2"] {
+        cluster.ok(&["drive", "replace", drive]);
+    }
+    wait_until("they are rebuilt", || is_healthy(&cluster));
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+
+    // A namespace that has shrunk is refused, and with it the other one of its enclosure is not.
+    drawers.remove(2).stop();
+    File::options()
+        .write(true)
+        .open(bay("e3", 1))
+        .and_then(|file| file.set_len(64 << 20))
+        .expect("cut");
+    drawers.insert(2, start("e3", "e3"));
+    write_file(&cluster, &file_over(&drawers), "moved");
+    let said = cluster.ok(&["up"]);
+    let shrunk = "drive e3-1: the drive had 100663296 bytes when it was formatted, now 67108864";
+    assert!(said.contains(shrunk) && said.contains("array data is degraded: e3-1 out"), "{said}");
+    cluster.refused(&["drive", "replace", "e3-1", "--force"], &["e3-1", "nothing was changed"]);
+    cluster.ok(&["mount", "mnt"]);
+    check(&cluster, &["first"]);
+    cluster.ok(&["umount", "mnt"]);
+    cluster.ok(&["down"]);
+}
