@@ -152,7 +152,113 @@ impl RemoteDrives {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::future::{LocalBoxFuture, ready};
+    use levada_base::reactor::Reactor;
+    use levada_base::units::{BLOCK_BYTES, MIB};
+    use levada_base::{BufMut, IoVec};
+    use levada_device::{BlockError, Durability};
+    use levada_export_nvmet::{Hosts, Nqn, Open, Opened, Subsystem, Target};
     use levada_spec::EnclosureUrl;
+    use levada_volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
+
+    /// Zeroes, whatever is written.
+    struct Blank;
+
+    impl Volume for Blank {
+        fn size_bytes(&self) -> u64 {
+            64 * MIB
+        }
+
+        fn shape(&self) -> Shape {
+            let (io_bytes_best, discard_bytes) = (MIB, BLOCK_BYTES);
+            Shape { block_bytes: BLOCK_BYTES, io_bytes_best, discard_bytes, is_read_only: false }
+        }
+
+        fn read(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
+            Box::pin(ready(Ok(BufMut::zeroed(bytes as usize).freeze().into_vec())))
+        }
+
+        fn write(&self, _at: u64, _from: IoVec, _: Durability) -> VolumeFuture<'_, ()> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn flush(&self) -> VolumeFuture<'_, ()> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn discard(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, ()> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn write_zeroes(&self, _at: u64, _bytes: u64, _: Zeroing) -> VolumeFuture<'_, ()> {
+            Box::pin(ready(Ok(())))
+        }
+
+        fn extents(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+            Box::pin(ready(Ok(vec![Extent { bytes, is_allocated: true }])))
+        }
+    }
+
+    fn shown_as(guid: u8) -> Open {
+        let opened = Opened { volume: Rc::new(Blank), guid: [guid; 16] };
+        Rc::new(move || -> LocalBoxFuture<'static, Option<Opened>> {
+            Box::pin(ready(Some(opened.clone())))
+        })
+    }
+
+    fn drive(name: &str, path: String) -> DriveSpec {
+        DriveSpec { name: name.into(), path: path.into(), enclosure: "e".into(), size: None }
+    }
+
+    #[test]
+    fn a_namespace_is_open_once_by_whatever_name() {
+        Reactor::new().expect("io_uring").block_on(async {
+            let target = Target::new();
+            for (nqn, namespaces) in [("nqn.x:a", &[(1, 1), (2, 2)][..]), ("nqn.x:b", &[(7, 2)])] {
+                let nqn = Nqn::new(nqn).expect("a name");
+                let subsystem = Subsystem::new(nqn, "1", Hosts::Any);
+                for (number, guid) in namespaces {
+                    subsystem.add(*number, shown_as(*guid));
+                }
+                target.add(subsystem);
+            }
+            let path = target.listen(([127, 0, 0, 1], 0).into()).expect("listens");
+            target.begin();
+            let at = path.address();
+            let drives = RemoteDrives::new();
+            let first = drive("e1-1", format!("nvme+tcp://{at}/nqn.x:a?ns=1"));
+            let second = drive("e1-2", format!("nvme+tcp://{at}/nqn.x:a?ns=2"));
+            let twin = drive("e2-7", format!("nvme+tcp://{at}/nqn.x:b?ns=7"));
+            let devices = [
+                drives.open(&first).await.expect("opens"),
+                drives.open(&second).await.expect("another one"),
+            ];
+            let again = drives.open(&first).await.err().expect("it is open");
+            assert!(matches!(again, NoDevice::Open { .. }), "{again}");
+            let same = drives.open(&twin).await.err().expect("it is open").to_string();
+            assert!(same.contains("one and the same drive as e1-2 (nvme+tcp://"), "{same}");
+            assert_eq!(drives.paths(&second)[0].state, "optimized");
+            // Owners before are those that the target knows of.
+            assert_eq!(drives.owner(&first).await, Epoch::default());
+            let mut devices = devices.into_iter();
+            devices.next().expect("the first").fence(Epoch(5)).await.expect("nobody's");
+            let anew = drives.open(&first).await.expect("nobody has it open");
+            assert_eq!(drives.owner(&first).await, Epoch(5), "of the one before");
+            anew.fence(Epoch(6)).await.expect("later");
+            // Opened once more under the same epoch, as one that vanished is: what the earlier one still sends is refused.
+            let others = RemoteDrives::new();
+            let once_more = others.open(&first).await.expect("elsewhere");
+            once_more.fence(Epoch(6)).await.expect("not earlier");
+            let block = || BufMut::zeroed(BLOCK_BYTES as usize).freeze().into_vec();
+            once_more.write(0, block(), Durability::Volatile).await.expect("it has the drive");
+            let late = anew.write(0, block(), Durability::Volatile).await;
+            assert!(matches!(late, Err(BlockError::Fenced { .. })), "{late:?}");
+            // Away.
+            drop((anew, devices));
+            assert!(drives.paths(&second).is_empty());
+            assert!(drives.open(&twin).await.is_ok(), "nobody has it open");
+        });
+    }
 
     /// The cluster file is checked by a crate that knows no devices.
     #[test]

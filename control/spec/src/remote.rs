@@ -84,7 +84,7 @@ impl EnclosureUrl {
 
     fn options(&self) -> impl Iterator<Item = String> {
         let all = [("hdgst", self.header_digest), ("ddgst", self.data_digest)];
-        all.into_iter().filter_map(|(name, is_on)| is_on.then(|| format!("{name}=1")))
+        all.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| format!("{name}=1"))
     }
 
     fn with_options(&self, options: impl Iterator<Item = String>) -> String {

@@ -495,9 +495,16 @@ fn another_namespace_or_a_smaller_one_is_not_used() {
         reactor::sleep(Duration::from_secs(5)).await;
         let why = device.paths()[0].why.clone().expect("why");
         assert!(why.contains("shrunk"), "{why}");
+        assert!(!device.is_reached());
         // A larger one is what it was.
         target.blocks.set(BLOCKS + 1);
         read(&device, 0, 512).await.expect("it is there again");
+        assert!(device.is_reached());
+        let again = open(&net, &paths).await;
+        assert!(device.is_same_as(&again));
+        let (net, other, paths) = two_paths(Target::new());
+        other.guid.set([7; 16]);
+        assert!(!device.is_same_as(&open(&net, &paths).await));
     });
 }
 
