@@ -1,10 +1,10 @@
 //! A small target, whose behaviour tests choose: a namespace in memory, with a cache that a restart loses.
 
 use super::wire::Wire;
+use levada_base::Buf;
 use levada_base::checksum::crc32c;
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
-use levada_base::{Buf, IoVec};
 use levada_nvme::fabrics::{
     CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData, ControllerState, FabricsType,
     Property, PropertyAccess,
