@@ -39,6 +39,8 @@ enum ExportError {
     #[error(transparent)]
     NvmeListen(#[from] nvmet::ListenError),
     #[error(transparent)]
+    NvmeKeys(#[from] nvmet::KeysError),
+    #[error(transparent)]
     Nqn(#[from] nvmet::NqnError),
     #[error("cannot make {}", directory.display())]
     Directory { directory: PathBuf, source: std::io::Error },
@@ -223,9 +225,10 @@ impl Exporter {
                 let running = reactor::spawn(async move { running.run().await });
                 Ok(Now::Vhost(sockets, running))
             }
-            ExportWay::Nvme { addresses, hosts } => {
+            ExportWay::Nvme { addresses, hosts, keys } => {
                 let hosts: Result<Vec<Nqn>, _> = hosts.iter().map(|host| host.parse()).collect();
-                let hosts = Hosts::chosen(hosts?, None);
+                let keys = keys.as_deref().map(nvmet::read_keys).transpose()?;
+                let hosts = Hosts::chosen(hosts?, keys);
                 let addresses: Result<Vec<nvmet::Address>, _> =
                     addresses.iter().map(|address| address.parse()).collect();
                 let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);
@@ -303,6 +306,10 @@ fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
             verify_clients: *verify_clients,
         },
         ExportWay::Vhost { directory } => ExportWay::Vhost { directory: loaded.path(directory) },
-        ExportWay::Nvme { .. } => way.clone(),
+        ExportWay::Nvme { addresses, hosts, keys } => ExportWay::Nvme {
+            addresses: addresses.clone(),
+            hosts: hosts.clone(),
+            keys: keys.as_deref().map(|keys| loaded.path(keys)),
+        },
     }
 }

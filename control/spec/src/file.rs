@@ -288,8 +288,10 @@ pub enum ExportWay {
     Nvme {
         /// Where a target listens: `host:port`, one for each path.
         addresses: Vec<String>,
-        /// Names of hosts that may connect; empty: all.
+        /// Names of hosts that may connect; empty: all, unless there are secrets.
         hosts: Vec<String>,
+        /// A file with secrets of hosts, which may connect as well and have to prove who they are.
+        keys: Option<PathBuf>,
     },
 }
 

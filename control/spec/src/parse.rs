@@ -106,10 +106,11 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "survives",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
-const EXPORT_KEYS: &[&str] = &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts"];
+const EXPORT_KEYS: &[&str] =
+    &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts", "keys"];
 /// Keys of exports over NBD, and of those over NVMe/TCP.
 const NBD_KEYS: &[&str] = &["nbd", "tls", "verify_clients"];
-const NVME_KEYS: &[&str] = &["nvme", "hosts"];
+const NVME_KEYS: &[&str] = &["nvme", "hosts", "keys"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -841,7 +842,8 @@ impl Reader<'_> {
             let kind = ProblemKind::MissingKey { key: "nvme", table: table.title, example };
             self.problem_at(kind, table.node, "nvme");
         }
-        ExportWay::Nvme { addresses, hosts }
+        let keys = self.text_of(table, "keys").map(PathBuf::from);
+        ExportWay::Nvme { addresses, hosts, keys }
     }
 
     /// The texts of a list, each with its place.

@@ -230,13 +230,16 @@ impl ClusterFile {
                 ExportWay::Vhost { directory } => {
                     writeln!(out, "vhost = {}", quoted_path(directory))?;
                 }
-                ExportWay::Nvme { addresses, hosts } => {
+                ExportWay::Nvme { addresses, hosts, keys } => {
                     let list = |texts: &[String]| {
                         texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
                     };
                     writeln!(out, "nvme = [{}]", list(addresses))?;
                     if !hosts.is_empty() {
                         writeln!(out, "hosts = [{}]", list(hosts))?;
+                    }
+                    if let Some(keys) = keys {
+                        writeln!(out, "keys = {}", quoted_path(keys))?;
                     }
                 }
             }
