@@ -1,5 +1,8 @@
 //! Entry points for the fuzzer, and for tests with random bytes.
 
+use crate::authentication::{
+    MESSAGE_BYTES_MAX, Message, Names, Prover, Secret, Secrets, Verifier, parse_keyring,
+};
 use crate::fabrics::{CONNECT_BYTES, Connect, ConnectData, PropertyAccess};
 use crate::identify::{
     ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, listed_namespaces,
@@ -7,7 +10,7 @@ use crate::identify::{
 };
 use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
-use crate::{Command, log};
+use crate::{Command, Nqn, log};
 
 /// Units, one after the other, as either side receives them; what is understood is built again, and read as the same.
 pub fn pdus(mut bytes: &[u8]) {
@@ -89,6 +92,43 @@ pub fn answers(bytes: &[u8]) {
     assert_eq!(entries, again);
 }
 
+/// Messages to either side of an authentication, each behind its length, with the honest ones between where the first byte says so: nobody
+/// is let in who does not know the secret.
+pub fn authentication(bytes: &[u8]) {
+    let _ = std::str::from_utf8(bytes).map(parse_keyring);
+    let Some((&first, mut bytes)) = bytes.split_first() else { return };
+    let mut next = first;
+    let mut random = |into: &mut [u8]| {
+        for byte in into {
+            next = next.wrapping_mul(5).wrapping_add(17);
+            *byte = next;
+        }
+    };
+    let nqn = |name: &str| Nqn::new(format!("nqn.2014-08.org.example:{name}")).expect("a name");
+    let names = Names { host: nqn("host"), subsystem: nqn("subsystem") };
+    let secrets = Secrets {
+        host: Secret::random(None, &mut |key| key.fill(1)),
+        controller: Some(Secret::random(None, &mut |key| key.fill(2))),
+    };
+    let mut verifier = Verifier::new(names.clone(), secrets.clone());
+    let mut prover = Prover::new(names, secrets, u16::from(first));
+    if first & 1 != 0 {
+        verifier.receive(&prover.negotiate());
+    }
+    while let Some((&length, rest)) = bytes.split_first() {
+        let (message, rest) = rest.split_at(usize::from(length).min(rest.len()));
+        bytes = rest;
+        if let Ok(understood) = Message::parse(message) {
+            assert_eq!(Message::parse(&understood.to_bytes()).as_ref(), Ok(&understood));
+        }
+        let _ = prover.reply(message, &mut random);
+        let _ = prover.confirm(message);
+        verifier.receive(message);
+        assert!(!verifier.is_authenticated(), "it was guessed");
+        assert!(verifier.send(&mut random).len() <= MESSAGE_BYTES_MAX);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +140,11 @@ mod tests {
             pdus(&bytes);
             commands(&bytes);
             answers(&bytes);
+        }
+
+        #[test]
+        fn random_messages_let_nobody_in(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            authentication(&bytes);
         }
 
         #[test]
