@@ -94,6 +94,10 @@ pub struct ControllerIdentity {
     pub has_volatile_cache: bool,
     /// The largest identifier of a namespace.
     pub namespaces_max: u32,
+    /// Namespaces that there may be at once.
+    pub namespaces_at_once_max: u32,
+    /// The unit of a host's keep alive timer, to which it is rounded up; 0: there is none.
+    pub keep_alive_unit_ms: u32,
     /// Namespaces' paths differ, and say how (Base, 8.20).
     pub has_ana: bool,
     /// Groups of namespaces whose paths are alike.
@@ -103,8 +107,8 @@ pub struct ControllerIdentity {
     pub subsystem: Nqn,
 }
 
-/// The unit of a host's keep alive timer: 100 ms, so this is 1 s.
-const KEEP_ALIVE_GRANULARITY: u16 = 10;
+/// The unit of `keep_alive_unit_ms` as it is told (KAS).
+const KEEP_ALIVE_MS: u32 = 100;
 const ABORTS_LESS_ONE: u8 = 3;
 /// Asynchronous event requests at once, less one.
 const EVENT_REQUESTS_LESS_ONE: u8 = EVENT_REQUESTS_MAX as u8 - 1;
@@ -148,7 +152,7 @@ impl ControllerIdentity {
         bytes[262] = ERROR_ENTRIES_LESS_ONE;
         put(&mut bytes, 266, &WARNING_KELVIN.to_le_bytes());
         put(&mut bytes, 268, &CRITICAL_KELVIN.to_le_bytes());
-        put(&mut bytes, 320, &KEEP_ALIVE_GRANULARITY.to_le_bytes());
+        put(&mut bytes, 320, &((self.keep_alive_unit_ms / KEEP_ALIVE_MS) as u16).to_le_bytes());
         if self.has_ana {
             // Seconds of a transition, at most.
             bytes[342] = 10;
@@ -169,7 +173,7 @@ impl ControllerIdentity {
         /// Any alignment; offsets are within capsules.
         const SGLS: u32 = 1 | 1 << 20;
         put(&mut bytes, 536, &SGLS.to_le_bytes());
-        put(&mut bytes, 540, &self.namespaces_max.to_le_bytes());
+        put(&mut bytes, 540, &self.namespaces_at_once_max.to_le_bytes());
         put(&mut bytes, 768, &self.subsystem.field());
         let capsule = (COMMAND_BYTES + self.in_capsule_bytes) / 16;
         put(&mut bytes, 1792, &(capsule as u32).to_le_bytes());
@@ -200,6 +204,12 @@ impl ControllerIdentity {
             optional: OptionalCommands::from_bits_retain(u16_at(bytes, 520)),
             has_volatile_cache: bytes[525] & 1 != 0,
             namespaces_max: u32_at(bytes, 516),
+            namespaces_at_once_max: match u32_at(bytes, 540) {
+                // Not told (MNAN): as many as there are identifiers.
+                0 => u32_at(bytes, 516),
+                limit => limit,
+            },
+            keep_alive_unit_ms: u32::from(u16_at(bytes, 320)) * KEEP_ALIVE_MS,
             has_ana: bytes[76] & 1 << 3 != 0,
             ana_groups: u32_at(bytes, 348),
             queue_entries_max: u16_at(bytes, 514),
@@ -218,7 +228,10 @@ pub struct NamespaceIdentity {
     pub write_blocks_best: u64,
     /// Discards free room in units of so many blocks; 0: not told.
     pub discard_blocks: u64,
+    /// Hosts can be kept from writing: those of the type Write Exclusive at least.
     pub has_reservations: bool,
+    /// Also over a loss of power, if a host asks for it.
+    pub keeps_reservations: bool,
     pub is_read_only: bool,
     /// Of paths that are alike.
     pub ana_group: u32,
@@ -239,7 +252,8 @@ impl NamespaceIdentity {
         bytes[24] = THIN | BEST;
         // Shared by controllers.
         bytes[30] = 1;
-        bytes[31] = if self.has_reservations { crate::reservation::CAPABILITIES } else { 0 };
+        bytes[31] = if self.has_reservations { crate::reservation::CAPABILITIES } else { 0 }
+            | u8::from(self.keeps_reservations);
         // What discarded blocks read as is not told; Write Zeroes may discard.
         bytes[33] = 1 << 3;
         let best =
@@ -269,7 +283,9 @@ impl NamespaceIdentity {
     /// `None`: its blocks carry metadata, or are of no size that there is.
     #[must_use]
     pub fn parse(bytes: &[u8; IDENTIFY_BYTES]) -> Option<Self> {
-        let format = 128 + usize::from(bytes[26] & 0xf) * 4;
+        // Of more than 16 formats the number goes on in bits 6:5 (FLBAS).
+        let number = bytes[26] & 0xf | (bytes[26] >> 5 & 0b11) << 4;
+        let format = 128 + usize::from(number) * 4;
         let (metadata, power) = (u16_at(bytes, format), bytes[format + 2]);
         if metadata != 0 || !(9..=20).contains(&power) {
             return None;
@@ -283,7 +299,8 @@ impl NamespaceIdentity {
             block_bytes: 1 << power,
             write_blocks_best: told(64),
             discard_blocks: told(68),
-            has_reservations: bytes[31] != 0,
+            has_reservations: bytes[31] & crate::reservation::WRITE_EXCLUSIVE != 0,
+            keeps_reservations: bytes[31] & crate::reservation::PERSISTENT != 0,
             is_read_only: bytes[99] & 1 != 0,
             ana_group: u32_at(bytes, 92),
             guid: array(bytes, 104),
@@ -347,4 +364,49 @@ pub fn controller_list(all: impl Iterator<Item = u16>, first: u16) -> Vec<u8> {
     bytes.extend(listed.into_iter().flat_map(u16::to_le_bytes));
     bytes.resize(IDENTIFY_BYTES, 0);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace() -> NamespaceIdentity {
+        NamespaceIdentity {
+            blocks: 100,
+            block_bytes: 4096,
+            write_blocks_best: 0,
+            discard_blocks: 0,
+            has_reservations: true,
+            keeps_reservations: false,
+            is_read_only: false,
+            ana_group: 1,
+            guid: [3; 16],
+        }
+    }
+
+    fn page(bytes: Vec<u8>) -> [u8; IDENTIFY_BYTES] {
+        bytes.try_into().expect("a page")
+    }
+
+    #[test]
+    fn reservations_are_of_use_with_the_type_that_keeps_writers_out() {
+        for (capabilities, has, keeps) in [
+            (0, false, false),
+            (0b1000_0100, false, false),
+            (0b10, true, false),
+            (0b11, true, true),
+        ] {
+            let mut bytes = page(namespace().to_bytes());
+            bytes[31] = capabilities;
+            let found = NamespaceIdentity::parse(&bytes).expect("a namespace");
+            assert_eq!((found.has_reservations, found.keeps_reservations), (has, keeps));
+        }
+    }
+
+    #[test]
+    fn a_format_may_have_a_high_number() {
+        let mut bytes = page(namespace().to_bytes());
+        (bytes[26], bytes[128 + 4 * 0x21 + 2]) = (1 << 6 | 1, 9);
+        assert_eq!(NamespaceIdentity::parse(&bytes).expect("a namespace").block_bytes, 512);
+    }
 }

@@ -99,6 +99,8 @@ impl Admin<'_> {
             },
             has_volatile_cache: of_io.is_some(),
             namespaces_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
+            namespaces_at_once_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
+            keep_alive_unit_ms: 1000,
             has_ana: of_io.is_some(),
             ana_groups: if of_io.is_some() { ANA_GROUP } else { 0 },
             queue_entries_max: QUEUE_ENTRIES_MAX,

@@ -206,6 +206,7 @@ impl Opened {
             write_blocks_best: shape.io_bytes_best / block_bytes,
             discard_blocks: shape.discard_bytes / block_bytes,
             has_reservations: true,
+            keeps_reservations: false,
             is_read_only: shape.is_read_only,
             ana_group: ANA_GROUP,
             guid: self.guid,

@@ -44,6 +44,8 @@ pub struct Target {
     pub transfer_bytes: u32,
     pub has_success_flag: bool,
     pub digests: Digests,
+    pub keeps_reservations: bool,
+    pub keep_alive_unit_ms: u32,
     pub optional: OptionalCommands,
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
     /// So many data units from now on are damaged.
@@ -91,6 +93,8 @@ impl Target {
             transfer_bytes: 24_000,
             has_success_flag: true,
             digests: Digests { header: true, data: true },
+            keeps_reservations: false,
+            keep_alive_unit_ms: 1000,
             optional: OptionalCommands::DATASET_MANAGEMENT
                 | OptionalCommands::WRITE_ZEROES
                 | OptionalCommands::RESERVATIONS,
@@ -337,6 +341,7 @@ impl Target {
                             write_blocks_best: 0,
                             discard_blocks: 0,
                             has_reservations: true,
+                            keeps_reservations: self.keeps_reservations,
                             is_read_only: false,
                             ana_group: 1,
                             guid,
@@ -387,6 +392,8 @@ impl Target {
             optional: self.optional,
             has_volatile_cache: true,
             namespaces_max: 1,
+            namespaces_at_once_max: 1,
+            keep_alive_unit_ms: self.keep_alive_unit_ms,
             has_ana: true,
             ana_groups: 1,
             queue_entries_max: 64,
