@@ -37,10 +37,13 @@ impl Verdict {
         if status.is_of_path() || status.is(Status::INVALID_NAMESPACE) {
             return Self::NotHere;
         }
-        if status.is(Status::RESERVATION_CONFLICT) {
+        // What a later owner does to what the earlier one has under way.
+        if status.is(Status::RESERVATION_CONFLICT) || status.is(Status::ABORTED_BY_PREEMPTION) {
             return Self::Conflict;
         }
-        if status.is(Status::UNRECOVERED_READ_ERROR) || status.is_of_integrity() {
+        // Linux's target says so of blocks that its drive cannot read.
+        let is_denied_read = is_read && status.is(Status::ACCESS_DENIED);
+        if status.is(Status::UNRECOVERED_READ_ERROR) || status.is_of_integrity() || is_denied_read {
             return Self::Failed(BlockError::Medium { at, bytes });
         }
         if status.is(Status::OUT_OF_RANGE) {
@@ -84,7 +87,12 @@ mod tests {
             (Status::PATH_ERROR.and_do_not_retry(), Verdict::NotHere),
             (Status::INVALID_NAMESPACE.and_do_not_retry(), Verdict::NotHere),
             (Status::RESERVATION_CONFLICT.and_do_not_retry(), Verdict::Conflict),
+            (Status::ABORTED_BY_PREEMPTION.and_do_not_retry(), Verdict::Conflict),
             (Status::UNRECOVERED_READ_ERROR, Verdict::Failed(BlockError::Medium { at, bytes })),
+            (
+                Status::ACCESS_DENIED.and_do_not_retry(),
+                Verdict::Failed(BlockError::Medium { at, bytes }),
+            ),
             (
                 Status::OUT_OF_RANGE,
                 Verdict::Failed(BlockError::OutOfRange { at, bytes, capacity_bytes }),
@@ -102,5 +110,7 @@ mod tests {
         ] {
             assert_eq!(Verdict::of(status, asked), expected, "{status}");
         }
+        let denied = Verdict::of(Status::ACCESS_DENIED, Asked { is_read: false, ..asked });
+        assert_eq!(denied, errno(libc::EACCES));
     }
 }
