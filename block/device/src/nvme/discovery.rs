@@ -2,12 +2,15 @@
 
 use super::controller::{ConnectError, Controller};
 use super::options::{Network, Options};
+use levada_base::reactor;
+use levada_base::stream::ByteStream;
 use levada_nvme::log::{
     DISCOVERY_ENTRY_BYTES, DISCOVERY_HEADER_BYTES, DiscoveryEntry, LogPage,
     parse_discovery_entries, parse_discovery_header,
 };
 use levada_nvme::{DISCOVERY_NQN, Nqn};
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Entries that are read, at most.
@@ -32,6 +35,7 @@ pub async fn discover<N: Network>(
     options.timing.keep_alive = Duration::ZERO;
     let subsystem = Nqn::new(DISCOVERY_NQN)?;
     let controller = Controller::connect(network, address, &subsystem, &options).await?;
+    let mut open = Open(Some(Rc::clone(&controller)));
     let mut found = Ok(None);
     for _ in 0..TRIES {
         found = read(&controller).await;
@@ -40,11 +44,23 @@ pub async fn discover<N: Network>(
         }
     }
     controller.shut_down().await;
+    open.0 = None;
     found?.ok_or(ConnectError::Contradiction { what: "its list of subsystems does not hold still" })
 }
 
+/// A controller that is closed also when who asked gives up half-way.
+struct Open<S: ByteStream + 'static>(Option<Rc<Controller<S>>>);
+
+impl<S: ByteStream + 'static> Drop for Open<S> {
+    fn drop(&mut self) {
+        if let Some(controller) = self.0.take() {
+            reactor::spawn(async move { controller.close().await });
+        }
+    }
+}
+
 /// Reads the page; `None`: it has changed meanwhile.
-async fn read<S: levada_base::stream::ByteStream + 'static>(
+async fn read<S: ByteStream + 'static>(
     controller: &Controller<S>,
 ) -> Result<Option<Vec<DiscoveryEntry>>, ConnectError> {
     const PAGE: u8 = LogPage::Discovery as u8;
