@@ -17,17 +17,27 @@ use levada_nvme::fabrics::{
     ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
     PropertyAccess,
 };
-use levada_nvme::identify::{ControllerIdentity, Events, IDENTIFY_BYTES, Identify};
-use levada_nvme::log::{ADMIN_QUEUE_ENTRIES, Event, GetLogPage};
-use levada_nvme::{AdminOpcode, Command, Completion, Feature, Nqn, NqnError, Status};
+use levada_nvme::identify::{
+    ControllerIdentity, Events, IDENTIFY_BYTES, Identify, listed_namespaces,
+};
+use levada_nvme::log::{ADMIN_QUEUE_ENTRIES, Event, GetLogPage, LogPage};
+use levada_nvme::{
+    AdminOpcode, Command, Completion, DISCOVERY_NQN, Feature, Nqn, NqnError, Status,
+};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Data of the page that tells of an event which is not known here: enough for the target to tell of the next.
-const UNKNOWN_PAGE_BYTES: usize = 512;
+/// Data of the page that an event tells of: enough for the target to tell of the next.
+const EVENT_PAGE_BYTES: usize = 512;
+/// Of the page of changed namespaces: Linux's target gives all of it or nothing.
+const CHANGED_BYTES: usize = 4096;
+/// In place of identifiers, when there were too many.
+const TOO_MANY_CHANGED: u32 = u32::MAX;
+/// Before events are asked for again, if they were refused.
+const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A look at whether the controller is ready, or has shut down.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a shutdown in order may take before the connections are closed all the same.
@@ -52,6 +62,10 @@ pub enum ConnectError {
     NotReady,
     #[error("the target answers for subsystem {found}")]
     OtherSubsystem { found: Nqn },
+    #[error("it is a discovery controller, which has no namespaces")]
+    Discovery,
+    #[error("namespace {namespace} is not there")]
+    Absent { namespace: u32 },
     #[error("the subsystem has no name: {0}")]
     Nameless(#[from] NqnError),
     /// What it says of itself cannot be.
@@ -77,6 +91,8 @@ pub(crate) struct Controller<S> {
     /// Of an admin command.
     limit: Duration,
     told: Cell<Told>,
+    /// Namespaces that were changed, as the target told, since somebody looked; `None`: it was not asked yet, or does not say.
+    changed: RefCell<Option<Vec<u32>>>,
     event: Notify,
 }
 
@@ -172,12 +188,17 @@ impl<S: ByteStream + 'static> Making<S> {
         network: &N,
         address: SocketAddr,
         terms: Terms,
+        limit: Duration,
     ) -> Result<Rc<Queue<S>>, ConnectError> {
-        let stream = network.connect(address).await?;
-        let queue = Queue::open(stream, terms).await.map_err(|error| match error {
-            QueueError::Io(error) => ConnectError::Io(error),
-            error => ConnectError::Ended { why: error.to_string() },
-        })?;
+        let opening = async {
+            let stream = network.connect(address).await?;
+            Queue::open(stream, terms).await.map_err(|error| match error {
+                QueueError::Io(error) => ConnectError::Io(error),
+                error => ConnectError::Ended { why: error.to_string() },
+            })
+        };
+        let opened = reactor::timeout(limit, opening).await;
+        let queue = opened.unwrap_or(Err(ConnectError::Silent { limit }))?;
         self.0.borrow_mut().push(Rc::clone(&queue));
         Ok(queue)
     }
@@ -192,19 +213,8 @@ impl<S: ByteStream + 'static> Drop for Making<S> {
 }
 
 impl<S: ByteStream + 'static> Controller<S> {
-    /// Connects a new controller of `subsystem`, with I/O queues unless it is one of discovery.
+    /// Connects a new controller of `subsystem`, with I/O queues unless that is the one of discovery.
     pub async fn connect<N: Network<Stream = S>>(
-        network: &N,
-        address: SocketAddr,
-        subsystem: &Nqn,
-        options: &Options,
-    ) -> Result<Rc<Self>, ConnectError> {
-        let limit = options.timing.connect;
-        let connecting = Self::connect_all(network, address, subsystem, options);
-        reactor::timeout(limit, connecting).await.unwrap_or(Err(ConnectError::Silent { limit }))
-    }
-
-    async fn connect_all<N: Network<Stream = S>>(
         network: &N,
         address: SocketAddr,
         subsystem: &Nqn,
@@ -216,7 +226,8 @@ impl<S: ByteStream + 'static> Controller<S> {
             digests: options.digests,
             commands: usize::from(ADMIN_QUEUE_ENTRIES) - 1,
             in_capsule_bytes: 0,
-            settle: options.timing.settle,
+            // Nothing on this queue changes blocks.
+            settle: Duration::ZERO,
         };
         let data = |controller| ConnectData {
             host_id: options.host.id,
@@ -242,7 +253,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 _ => Err(ConnectError::AuthenticationRequired),
             }
         };
-        let queue = making.queue(network, address, terms).await?;
+        let queue = making.queue(network, address, terms, limit).await?;
         let keep_alive_ms = options.timing.keep_alive.as_millis() as u32;
         let first = Connect {
             format: 0,
@@ -259,11 +270,16 @@ impl<S: ByteStream + 'static> Controller<S> {
         let page = admin.fetch("Identify", command, IDENTIFY_BYTES).await?;
         let page = page.first_chunk().expect("as many were fetched");
         let identity = ControllerIdentity::parse(page)?;
-        if identity.subsystem != *subsystem && !identity.is_discovery {
+        // By the name that was asked for: older ones do not say what they are.
+        let is_discovery = subsystem.as_str() == DISCOVERY_NQN;
+        if identity.is_discovery && !is_discovery {
+            return Err(ConnectError::Discovery);
+        }
+        if identity.subsystem != *subsystem && !is_discovery {
             return Err(ConnectError::OtherSubsystem { found: identity.subsystem });
         }
         let mut queues = Vec::new();
-        if !identity.is_discovery {
+        if !is_discovery {
             let granted = Self::ask_for_queues(&admin, options.queues.max(1)).await?;
             let entries_max = match identity.queue_entries_max {
                 0 => u16::MAX,
@@ -277,8 +293,9 @@ impl<S: ByteStream + 'static> Controller<S> {
             for number in 1..=granted {
                 let commands = usize::from(entries) - 1;
                 let in_capsule_bytes = identity.in_capsule_bytes;
-                let terms = Terms { commands, in_capsule_bytes, ..terms };
-                let queue = making.queue(network, address, terms).await?;
+                let settle = options.timing.settle(identity.keep_alive_unit_ms);
+                let terms = Terms { commands, in_capsule_bytes, settle, ..terms };
+                let queue = making.queue(network, address, terms, limit).await?;
                 let next = Connect {
                     format: 0,
                     queue: number,
@@ -303,6 +320,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             queues,
             limit: options.timing.command,
             told: Cell::default(),
+            changed: RefCell::default(),
             event: Notify::default(),
         });
         controller.attend(options, !events.is_empty());
@@ -355,20 +373,44 @@ impl<S: ByteStream + 'static> Controller<S> {
             let Ok(completion) = answered.outcome else { return };
             let Some(controller) = controller.upgrade() else { return };
             if !completion.status.is_success() {
-                return;
+                // What changes is noticed all the same, when a command is refused.
+                let status = completion.status;
+                tracing::warn!(subsystem = %controller.identity.subsystem, %status, "no events");
+                if status.do_not_retry {
+                    return;
+                }
+                drop(controller);
+                reactor::sleep(LISTEN_AGAIN_AFTER).await;
+                continue;
             }
+            let event = Event::of(completion.result);
             let mut told = controller.told.get();
-            match Event::of(completion.result) {
+            match event {
                 Some(Event::AnaChanged) => told.ana = true,
                 Some(Event::NamespacesChanged) => told.namespaces = true,
                 Some(Event::DiscoveryChanged | Event::ReservationNotice) | None => {}
             }
-            // The page is read so that the target tells of the next; what it says is looked at by who is told. It is in bits 23:16.
+            // At once: from now on a namespace cannot be called untouched.
+            controller.told.set(told);
+            // The page, which is in bits 23:16, is read so that the target tells of the next.
             let page = (completion.result >> 16) as u8;
-            let read = controller.log_page(page, u32::MAX, 0, UNKNOWN_PAGE_BYTES).await;
+            let bytes = match page {
+                page if page == LogPage::ChangedNamespaces as u8 => CHANGED_BYTES,
+                _ => EVENT_PAGE_BYTES,
+            };
+            let read = controller.log_page(page, u32::MAX, 0, bytes).await;
             if let Err(ConnectError::Silent { .. } | ConnectError::Ended { .. }) = read {
                 return;
             }
+            if event == Some(Event::NamespacesChanged) {
+                let read = read.ok().and_then(|page| page.first_chunk().copied());
+                let all =
+                    read.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(&page).collect());
+                controller.changed.borrow_mut().get_or_insert_default().extend(all);
+            }
+            let now = controller.told.get();
+            let told =
+                Told { ana: now.ana | told.ana, namespaces: now.namespaces | told.namespaces };
             controller.told.set(told);
             controller.event.notify_all();
         }
@@ -385,6 +427,17 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// What was told since the last call.
     pub fn take_told(&self) -> Told {
         self.told.take()
+    }
+
+    /// Nobody was told that a namespace may have changed.
+    pub fn is_untouched(&self) -> bool {
+        !self.told.get().namespaces
+    }
+
+    /// Whether `namespace` is among those that were changed since the last call. One that does not say which they were has changed any.
+    pub fn has_changed(&self, namespace: u32) -> bool {
+        let changed = self.changed.take();
+        changed.is_none_or(|all| all.iter().any(|id| [namespace, TOO_MANY_CHANGED].contains(id)))
     }
 
     /// Waits until something is told.

@@ -32,6 +32,7 @@ mod verdict;
 
 pub use controller::ConnectError;
 pub use discovery::discover;
+pub use fence::Witness;
 pub use keys::{KeysError, read_keys};
 pub use namespace::{NamespaceError, NvmeNamespace};
 pub use options::{Host, Network, Options, Tcp, Timing};

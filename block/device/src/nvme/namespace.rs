@@ -3,9 +3,11 @@
 //! Requests are cut by what a command may have, and their parts are under way at once; each finds its own path (`paths`).
 //!
 //! What always holds:
-//! - A write without FUA, and zeroes, are kept until a flush covers them, as `unflushed` says. A flush comes by itself when that is much.
+//! - A write without FUA, and zeroes, are kept until a flush covers them, as `unflushed` says. A flush comes by itself when that is much,
+//!   and is waited for where there is no room.
 //! - A flush covers what was confirmed before it, on whatever path.
 //! - Once another owner has taken the namespace, every change fails with [`BlockError::Fenced`].
+//! - A request ends when nothing of it is under way any more, unless whoever asked gives up waiting.
 //!
 //! After a crash of this process the target may still carry out what it was sent. Where the namespace has reservations the next owner
 //! shuts that out ([`Device::fence`]): it is another host to the target, as each process has an identifier of its own.
@@ -16,13 +18,13 @@ use super::options::{Network, Options, Tcp};
 use super::paths::{Known, Order, OrderError, PathStatus, Paths, every};
 use super::unflushed::Kept;
 use super::verdict::Asked;
-use super::{fence, url::NvmeUrl};
+use super::{fence, fence::Witness, url::NvmeUrl};
 use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
-use futures_util::future::try_join_all;
-use futures_util::stream::{self, TryStreamExt};
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use levada_base::buf::bytes_in;
 use levada_base::reactor;
-use levada_base::sync::Semaphore;
+use levada_base::sync::{Notify, Semaphore};
 use levada_base::units::MIB;
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, RangeGuard, RangeLocks};
 use levada_nvme::identify::OptionalCommands;
@@ -37,7 +39,7 @@ const COMMAND_BYTES_MAX: u64 = MIB;
 const BLOCKS_MAX: u64 = 1 << 16;
 /// What a target is asked to zero or to discard at once: more could take longer than a command may.
 const ZEROES_BYTES_MAX: u64 = 8 * MIB;
-const DISCARD_BYTES_MAX: u64 = 1024 * MIB;
+const DISCARD_BYTES_MAX: u64 = 128 * MIB;
 /// Commands of one request that are under way where each of them may be much work.
 const LARGE_AT_ONCE: usize = 4;
 /// Between looks at the target's own account of its health.
@@ -86,6 +88,8 @@ pub struct NvmeNamespace<N: Network = Tcp> {
     changing: RangeLocks,
     /// One flush by itself at a time.
     flushing: Rc<Semaphore>,
+    /// Room was given back.
+    released: Notify,
 }
 
 impl NvmeNamespace<Tcp> {
@@ -116,13 +120,11 @@ impl<N: Network> NvmeNamespace<N> {
         options: Options,
         name: String,
     ) -> Result<Self, NamespaceError> {
-        let paths = Paths::new(network, addresses, subsystem, namespace, options);
+        let opening = Opening(Some(Paths::new(network, addresses, subsystem, namespace, options)));
+        let paths = Rc::clone(opening.0.as_ref().expect("it was just made"));
         let known = match paths.first().await {
             Ok(known) => known,
-            Err(why) => {
-                paths.end();
-                return Err(NamespaceError::NoPath { url: name, paths: why });
-            }
+            Err(why) => return Err(NamespaceError::NoPath { url: name, paths: why }),
         };
         let identity = known.identity;
         let unusable = match () {
@@ -134,7 +136,6 @@ impl<N: Network> NvmeNamespace<N> {
             () => None,
         };
         if let Some(error) = unusable {
-            paths.end();
             return Err(error);
         }
         let limit = if known.data_bytes_max == 0 { u64::MAX } else { known.data_bytes_max };
@@ -153,6 +154,7 @@ impl<N: Network> NvmeNamespace<N> {
                 told.set(Health { failing: page.warnings & FAILING != 0, ..told.get() });
             }
         });
+        opening.is_done();
         Ok(Self {
             info,
             known,
@@ -160,7 +162,14 @@ impl<N: Network> NvmeNamespace<N> {
             health,
             changing: RangeLocks::default(),
             flushing: Semaphore::new(1),
+            released: Notify::default(),
         })
+    }
+
+    /// Who tells whether a namespace that was fenced, and whose target has lost its reservations, is still this owner's. Without a witness
+    /// such a namespace is given up.
+    pub fn recognise_owner_by(&self, witness: Witness) {
+        self.paths.owner.recognise_by(witness);
     }
 
     /// How the paths are doing.
@@ -295,11 +304,9 @@ impl<N: Network> NvmeNamespace<N> {
             Durability::Volatile => self.known.has_volatile_cache,
             Durability::Fua => self.paths.unflushed.borrow().keeps_any(),
         };
+        let room = if is_kept { Some(self.room(bytes).await?) } else { None };
         // A copy is made, where one must be, while the memory is still the caller's.
-        let kept = is_kept.then(|| {
-            let has_room = self.paths.unflushed.borrow().has_room(bytes);
-            has_room.then(|| Kept::write(at, &order.from))
-        });
+        let kept = room.as_ref().map(|_| Kept::write(at, &order.from));
         self.carry_out(&order, IoVecMut::new()).await?;
         if let Some(kept) = kept {
             self.keep(&order, kept);
@@ -312,9 +319,13 @@ impl<N: Network> NvmeNamespace<N> {
         let mut order = self.order(command, "write zeroes", at, bytes);
         order.change = Some(self.paths.unsettled.change(at, bytes));
         let _turn = self.turn(at, bytes).await;
+        let _room = match self.known.has_volatile_cache {
+            true => Some(self.room(0).await?),
+            false => None,
+        };
         self.carry_out(&order, IoVecMut::new()).await?;
         if self.known.has_volatile_cache {
-            self.keep(&order, Some(Kept::Zeroes { at, bytes }));
+            self.keep(&order, Kept::Zeroes { at, bytes });
         }
         Ok(())
     }
@@ -338,15 +349,42 @@ impl<N: Network> NvmeNamespace<N> {
         }
     }
 
-    /// Keeps a change that was confirmed, and has it flushed in time.
-    fn keep(&self, order: &Order, kept: Option<Kept>) {
-        let mut unflushed = self.paths.unflushed.borrow_mut();
-        match (kept, &order.change) {
-            (Some(kept), Some(change)) if unflushed.has_room(order.asked.bytes) => {
-                unflushed.keep(change.clone(), kept);
+    /// Room for a change to be kept: as soon as there is some, after a flush if need be.
+    async fn room(&self, bytes: u64) -> Result<Room<'_, N>, BlockError> {
+        loop {
+            let released = self.released.changed();
+            if self.paths.unflushed.borrow_mut().reserve(bytes) {
+                return Ok(Room { of: self, bytes });
             }
-            _ => unflushed.forget(),
+            let turn = self.flushing.acquire(1).await;
+            // Another one has flushed meanwhile.
+            if self.paths.unflushed.borrow_mut().reserve(bytes) {
+                return Ok(Room { of: self, bytes });
+            }
+            if self.paths.unflushed.borrow().is_much() {
+                self.flush_all().await?;
+                continue;
+            }
+            // Whoever has the room either keeps something or gives it back.
+            drop(turn);
+            released.await;
         }
+    }
+
+    async fn flush_all(&self) -> Result<(), BlockError> {
+        let order = self.order(self.command(IoOpcode::Flush), "flush", 0, 0);
+        match flush(&self.paths, &order).await {
+            Ok(()) => Ok(()),
+            Err(OrderError::Block(error)) => Err(error),
+            Err(OrderError::Conflict) => Err(fence::conflict(self).await),
+        }
+    }
+
+    /// Keeps a change that was confirmed, and has it flushed in time.
+    fn keep(&self, order: &Order, kept: Kept) {
+        let change = order.change.clone().expect("a change");
+        let mut unflushed = self.paths.unflushed.borrow_mut();
+        unflushed.keep(change, kept);
         if unflushed.is_much()
             && let Some(turn) = self.flushing.try_acquire(1)
         {
@@ -377,6 +415,50 @@ async fn flush<N: Network>(paths: &Paths<N>, order: &Order) -> Result<(), OrderE
     Ok(())
 }
 
+/// Paths that end, unless the namespace was opened over them.
+struct Opening<N: Network>(Option<Rc<Paths<N>>>);
+
+impl<N: Network> Opening<N> {
+    fn is_done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<N: Network> Drop for Opening<N> {
+    fn drop(&mut self) {
+        if let Some(paths) = &self.0 {
+            paths.end();
+        }
+    }
+}
+
+/// Room for a change that may be kept.
+struct Room<'a, N: Network> {
+    of: &'a NvmeNamespace<N>,
+    bytes: u64,
+}
+
+impl<N: Network> Drop for Room<'_, N> {
+    fn drop(&mut self) {
+        self.of.paths.unflushed.borrow_mut().release(self.bytes);
+        self.of.released.notify_all();
+    }
+}
+
+/// The first error of several parts, when all are over.
+fn first_error<T>(all: Vec<Result<T, BlockError>>) -> Result<Vec<T>, BlockError> {
+    all.into_iter().collect()
+}
+
+/// Has the parts of a request carried out, some at once, also when one fails: the first error, when all are over.
+async fn run_all<F: Future<Output = Result<(), BlockError>>>(
+    runs: impl Iterator<Item = (u64, u64)>,
+    run: impl FnMut((u64, u64)) -> F,
+) -> Result<(), BlockError> {
+    let all = stream::iter(runs).map(run).buffer_unordered(LARGE_AT_ONCE);
+    first_error(all.collect().await).map(drop)
+}
+
 impl<N: Network> Drop for NvmeNamespace<N> {
     fn drop(&mut self) {
         self.paths.end();
@@ -401,7 +483,7 @@ impl<N: Network> Device for NvmeNamespace<N> {
                 let (runs, shape) = cut(into, self.info.io_bytes_best);
                 let starts = (at..).step_by(self.info.io_bytes_best as usize);
                 let runs = starts.zip(runs).map(|(at, run)| self.read_run(at, run));
-                try_join_all(runs).await.map(|runs| shape.join(runs))
+                first_error(join_all(runs).await).map(|runs| shape.join(runs))
             };
             self.count(|health| match read {
                 Ok(_) => health.bytes_read += bytes,
@@ -424,7 +506,7 @@ impl<N: Network> Device for NvmeNamespace<N> {
                         let part = window(&from, (start - at) as usize, bytes as usize);
                         self.write_run(start, part, durability)
                     });
-                    try_join_all(runs).await.map(drop)
+                    first_error(join_all(runs).await).map(drop)
                 }
             };
             self.count(|health| match written {
@@ -436,14 +518,7 @@ impl<N: Network> Device for NvmeNamespace<N> {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let order = self.order(self.command(IoOpcode::Flush), "flush", 0, 0);
-            match flush(&self.paths, &order).await {
-                Ok(()) => Ok(()),
-                Err(OrderError::Block(error)) => Err(error),
-                Err(OrderError::Conflict) => Err(fence::conflict(self).await),
-            }
-        })
+        Box::pin(self.flush_all())
     }
 
     fn discard(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
@@ -453,9 +528,8 @@ impl<N: Network> Device for NvmeNamespace<N> {
             if !self.has(OptionalCommands::DATASET_MANAGEMENT) {
                 return Ok(());
             }
-            let runs = stream::iter(Self::runs(at, bytes, DISCARD_BYTES_MAX).map(Ok));
             let discard = |(at, bytes)| self.discard_run(at, bytes);
-            runs.try_for_each_concurrent(LARGE_AT_ONCE, discard).await
+            run_all(Self::runs(at, bytes, DISCARD_BYTES_MAX), discard).await
         })
     }
 
@@ -464,18 +538,16 @@ impl<N: Network> Device for NvmeNamespace<N> {
             check_range(&self.info, at, bytes)?;
             if self.has(OptionalCommands::WRITE_ZEROES) {
                 let limit = ZEROES_BYTES_MAX.min(BLOCKS_MAX * self.info.block_bytes);
-                let runs = stream::iter(Self::runs(at, bytes, limit).map(Ok));
                 let zero = |(at, bytes)| self.zero_run(at, bytes);
-                return runs.try_for_each_concurrent(LARGE_AT_ONCE, zero).await;
+                return run_all(Self::runs(at, bytes, limit), zero).await;
             }
             let limit = self.info.io_bytes_best;
             let zeroes = BufMut::zeroed(bytes.min(limit) as usize).freeze();
-            let runs = stream::iter(Self::runs(at, bytes, limit).map(Ok));
             let write = |(at, bytes): (u64, u64)| {
                 let from = zeroes.slice(0, bytes as usize).into_vec();
                 self.write_run(at, from, Durability::Volatile)
             };
-            runs.try_for_each_concurrent(LARGE_AT_ONCE, write).await
+            run_all(Self::runs(at, bytes, limit), write).await
         })
     }
 

@@ -4,7 +4,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::net::Stream;
 use levada_base::stream::ByteStream;
 use levada_nvme::pdu::Digests;
-use levada_nvme::{Nqn, NqnError};
+use levada_nvme::{IoOpcode, Nqn, NqnError};
 use rustix::net::sockopt;
 use std::future::Future;
 use std::io;
@@ -71,10 +71,12 @@ impl Host {
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// To connect a controller with all its queues.
+    /// Each step of connecting a controller. How long it may take to become ready it says itself.
     pub connect: Duration,
-    /// A command on blocks. One that takes longer ends its controller.
+    /// A read or a write. One that takes longer ends its controller.
     pub command: Duration,
+    /// Any other command on blocks, of which nobody knows how much work it is. That the controller lives is seen by other signs.
+    pub long_command: Duration,
     /// Between two signs of life, and how long the answer to one may take.
     pub keep_alive_every: Duration,
     pub keep_alive_limit: Duration,
@@ -82,9 +84,10 @@ pub struct Timing {
     pub keep_alive: Duration,
     /// Without a usable path for so long, the device is gone.
     pub gone_after: Duration,
-    /// From the end of a controller until nothing that was sent to it is carried out any more; see `unsettled`. More than twice
-    /// `keep_alive`, and what a target may take to end what it was at.
-    pub settle: Duration,
+    /// With all paths connected and the namespace on none of them for so long as well.
+    pub absent_after: Duration,
+    /// What a target may take to end what it was at, after it has given its host up.
+    pub finish: Duration,
     /// Between two tries to connect, at first and at most.
     pub again_first: Duration,
     pub again_max: Duration,
@@ -95,13 +98,47 @@ impl Default for Timing {
         Self {
             connect: Duration::from_secs(3),
             command: Duration::from_secs(10),
+            long_command: Duration::from_secs(60),
             keep_alive_every: Duration::from_secs(1),
             keep_alive_limit: Duration::from_secs(3),
             keep_alive: Duration::from_secs(5),
             gone_after: Duration::from_secs(30),
-            settle: Duration::from_secs(20),
+            absent_after: Duration::from_secs(5),
+            finish: Duration::from_secs(10),
             again_first: Duration::from_millis(100),
             again_max: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Timing {
+    /// From the end of a controller until nothing that was sent to it is carried out any more; see `unsettled`. What lies in the socket may
+    /// still be sent for a while. Then the target, which rounds `keep_alive` up to its own unit, may take twice as long as that to notice
+    /// (one that looks once in that time), and then ends what it was at.
+    pub(crate) fn settle(&self, keep_alive_unit_ms: u32) -> Duration {
+        let asked_ms = self.keep_alive.as_millis() as u64;
+        let limit_ms = match keep_alive_unit_ms {
+            0 => asked_ms,
+            unit => asked_ms.next_multiple_of(u64::from(unit)),
+        };
+        DEAD_AFTER + 2 * Duration::from_millis(limit_ms) + self.finish
+    }
+
+    /// How long a command on blocks may take.
+    pub(crate) fn limit_of(&self, opcode: u8) -> Duration {
+        match IoOpcode::of(opcode) {
+            Some(IoOpcode::Read | IoOpcode::Write | IoOpcode::Compare) => self.command,
+            Some(
+                IoOpcode::Flush
+                | IoOpcode::WriteZeroes
+                | IoOpcode::DatasetManagement
+                | IoOpcode::ReservationRegister
+                | IoOpcode::ReservationReport
+                | IoOpcode::ReservationAcquire
+                | IoOpcode::ReservationRelease
+                | IoOpcode::Fabrics,
+            )
+            | None => self.long_command,
         }
     }
 }
@@ -123,5 +160,18 @@ impl Options {
     pub fn new(host: Host) -> Self {
         let (digests, timing) = (Digests::default(), Timing::default());
         Self { host, digests, queues: 1, queue_entries: 128, timing }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_is_over_when_the_target_has_noticed() {
+        let timing = Timing::default();
+        for (unit_ms, seconds) in [(0, 23), (1000, 23), (2000, 25), (10_000, 33)] {
+            assert_eq!(timing.settle(unit_ms), Duration::from_secs(seconds), "{unit_ms}");
+        }
     }
 }

@@ -6,12 +6,15 @@
 //! What always holds:
 //! - A path is used only while it leads to the namespace that was opened: the same names, the same blocks, at least as many.
 //! - A change is sent again elsewhere at once, but no other change of its blocks before the lost one can no longer happen: `unsettled`.
-//! - A path that was away is used only when another one has been there all along, or everything is written again that was confirmed and
-//!   not flushed: `unflushed`. If that is not known any more, the device is gone for good.
+//! - A path that was away, or from which the namespace was, is used only when another one has reached it all along, or everything is
+//!   written again that was confirmed and not flushed: `unflushed`. If that cannot be, the device is gone for good.
+//! - Before that, whoever owns the namespace has seen that it still does: `fence`.
 //! - Of the paths that can be used, one that the target calls optimized is taken, and of those the one with the fewest commands.
-//! - A command waits, or is tried again, no longer than `gone_after` and what its last try takes; then the caller is told.
+//! - A command waits, or is tried again, no longer than `gone_after` from its first failure, and what its last try takes; then the caller
+//!   is told. How long it was held back does not count.
 
 use super::controller::{ConnectError, Controller};
+use super::fence::Ownership;
 use super::options::{Network, Options};
 use super::queue::{Answered, Request, Unanswered, while_open};
 use super::unflushed::{Kept, Unflushed};
@@ -21,13 +24,13 @@ use crate::BlockError;
 use futures_util::future::{Either, select};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_base::{IoVec, IoVecMut};
 use levada_nvme::identify::{
-    Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID, listed_namespaces,
+    IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID, listed_namespaces,
     parse_namespace_descriptors,
 };
 use levada_nvme::log::{AnaState, LogPage, parse_ana};
-use levada_nvme::{Command, Completion, IoOpcode, Nqn};
+use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -44,7 +47,7 @@ const DAMAGED_MAX: u32 = 8;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
 /// Room for what a controller says of paths, at most.
-const ANA_BYTES_MAX: usize = 1 << 20;
+const ANA_BYTES_MAX: u64 = 1 << 20;
 
 /// What a namespace is, on every path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +87,8 @@ struct Path<S> {
     standing: Cell<Standing>,
     /// Nothing was lost while it was away, or it was made good.
     is_whole: Cell<bool>,
+    /// Since when it is connected and the namespace is not there.
+    absent_since: Cell<Option<Instant>>,
     why: RefCell<Option<String>>,
     /// It has been tried.
     was_tried: Cell<bool>,
@@ -108,11 +113,15 @@ pub(crate) struct Paths<N: Network> {
     making_whole: Rc<Semaphore>,
     /// Counts how often the target may have lost what it had confirmed.
     era: Cell<u64>,
+    /// Counts how often the namespace was seen to be away from a controller.
+    absences: Cell<u64>,
+    /// Counts controllers.
+    pub connected: Cell<u64>,
     /// What was confirmed may be lost, and cannot be written again.
     has_lost: Cell<bool>,
     /// Nobody uses it any more.
     is_ending: Cell<bool>,
-    pub ours: Cell<Epoch>,
+    pub owner: Ownership,
     /// Commands that were given back by a path and sent again.
     pub resent: Cell<u64>,
     /// Times that a change waited for one that was lost.
@@ -126,6 +135,34 @@ pub(crate) struct Order {
     pub from: IoVec,
     pub change: Option<Change>,
     pub asked: Asked,
+}
+
+impl Order {
+    /// It changes something, or says what of it is durable.
+    fn is_for_owners(&self) -> bool {
+        match IoOpcode::of(self.command.opcode()) {
+            Some(
+                IoOpcode::Flush
+                | IoOpcode::Write
+                | IoOpcode::WriteZeroes
+                | IoOpcode::DatasetManagement,
+            ) => true,
+            Some(
+                IoOpcode::Read
+                | IoOpcode::Compare
+                | IoOpcode::ReservationRegister
+                | IoOpcode::ReservationReport
+                | IoOpcode::ReservationAcquire
+                | IoOpcode::ReservationRelease
+                | IoOpcode::Fabrics,
+            )
+            | None => false,
+        }
+    }
+}
+
+fn lost() -> ConnectError {
+    ConnectError::Ended { why: Unanswered::Lost.to_string() }
 }
 
 /// Why an order was not carried out.
@@ -149,6 +186,7 @@ impl<N: Network> Paths<N> {
             controller: RefCell::default(),
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
+            absent_since: Cell::default(),
             why: RefCell::default(),
             was_tried: Cell::default(),
             look: Notify::default(),
@@ -166,9 +204,11 @@ impl<N: Network> Paths<N> {
             unflushed: RefCell::default(),
             making_whole: Semaphore::new(1),
             era: Cell::default(),
+            absences: Cell::default(),
+            connected: Cell::default(),
             has_lost: Cell::default(),
             is_ending: Cell::default(),
-            ours: Cell::default(),
+            owner: Ownership::default(),
             resent: Cell::default(),
             held_back: Cell::default(),
         });
@@ -270,12 +310,13 @@ impl<N: Network> Paths<N> {
         *path.controller.borrow_mut() = None;
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
+        path.absent_since.set(None);
         path.was_tried.set(true);
         path.standing.set(Standing::Down);
         self.has_changed();
     }
 
-    fn has_changed(&self) {
+    pub(super) fn has_changed(&self) {
         let is_usable = self.paths.iter().any(|path| path.is_usable());
         match (is_usable, self.unusable_since.get()) {
             (true, _) => self.unusable_since.set(None),
@@ -285,6 +326,24 @@ impl<N: Network> Paths<N> {
         self.changed.notify_all();
     }
 
+    /// Nothing that was confirmed can be relied upon any more: the device is gone for good.
+    pub(super) fn give_up(&self, why: &'static str) {
+        if !self.has_lost.replace(true) {
+            tracing::error!(subsystem = %self.subsystem, why, "the device is given up");
+        }
+        self.end();
+    }
+
+    /// The namespace was away from a controller that is still there. What it comes back with is not known, over whatever path.
+    fn was_absent(&self) {
+        self.absences.set(self.absences.get() + 1);
+        for path in &self.paths {
+            path.is_whole.set(false);
+            path.look.notify_all();
+        }
+        self.has_changed();
+    }
+
     /// Looks after a path that is connected, until it is not: why.
     async fn attend(
         &self,
@@ -292,20 +351,32 @@ impl<N: Network> Paths<N> {
         controller: &Rc<Controller<N::Stream>>,
     ) -> String {
         *path.controller.borrow_mut() = Some(Rc::clone(controller));
+        self.connected.set(self.connected.get() + 1);
         let mut over = pin!(controller.over());
         loop {
-            let _ = controller.take_told();
+            if controller.take_told().namespaces
+                && let Some(known) = self.known.borrow().clone()
+                && controller.has_changed(known.namespace)
+            {
+                self.was_absent();
+            }
+            let absences = self.absences.get();
             let looking = async {
                 let standing = self.look_at(controller).await?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
-                    self.make_whole(path, controller).await?;
+                    self.make_whole(controller).await?;
+                    path.is_whole.set(absences == self.absences.get());
                 }
                 Ok::<_, ConnectError>(standing)
             };
-            let looked = match select(pin!(looking), &mut over).await {
-                Either::Left((looked, _)) => looked,
-                Either::Right((why, _)) => return why,
+            let looked = match select(select(pin!(looking), &mut over), pin!(self.ending())).await {
+                Either::Left((Either::Left((looked, _)), _)) => looked,
+                Either::Left((Either::Right((why, _)), _)) => return why,
+                Either::Right(_) => return Self::let_go(controller, over).await,
             };
+            let is_absent = matches!(looked, Err(ConnectError::Absent { .. }));
+            let since = path.absent_since.get().unwrap_or_else(reactor::now);
+            path.absent_since.set(is_absent.then_some(since));
             match looked {
                 Ok(standing) => {
                     path.standing.set(standing);
@@ -325,6 +396,9 @@ impl<N: Network> Paths<N> {
                     }
                     path.standing.set(Standing::Unusable);
                     *path.why.borrow_mut() = Some(why);
+                    if is_absent && path.is_whole.get() {
+                        self.was_absent();
+                    }
                 }
             }
             path.was_tried.set(true);
@@ -342,13 +416,18 @@ impl<N: Network> Paths<N> {
             match select(select(pin!(next), &mut over), pin!(self.ending())).await {
                 Either::Left((Either::Left(_), _)) => {}
                 Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => {
-                    controller.shut_down().await;
-                    over.await;
-                    return "no longer needed".into();
-                }
+                Either::Right(_) => return Self::let_go(controller, over).await,
             }
         }
+    }
+
+    async fn let_go(
+        controller: &Controller<N::Stream>,
+        over: impl Future<Output = String>,
+    ) -> String {
+        controller.shut_down().await;
+        over.await;
+        "no longer needed".into()
     }
 
     /// What a controller leads to, compared with what is known.
@@ -362,12 +441,7 @@ impl<N: Network> Paths<N> {
         if !controller.identity.has_ana {
             return Ok(Standing::Optimized);
         }
-        let room = 16
-            + 32 * controller.identity.ana_groups as usize
-            + 4 * controller.identity.namespaces_max as usize;
-        let page = LogPage::Ana as u8;
-        let bytes = room.clamp(4096, ANA_BYTES_MAX).next_multiple_of(4);
-        let log = controller.log_page(page, u32::MAX, 0, bytes).await?;
+        let log = Self::ana_page(controller).await?;
         let groups = parse_ana(&log)
             .ok_or(ConnectError::Contradiction { what: "its page of paths is cut off" })?;
         let is_ours = |namespaces: &[u32]| namespaces.contains(&seen.namespace);
@@ -375,12 +449,39 @@ impl<N: Network> Paths<N> {
             .iter()
             .find(|group| group.id == seen.identity.ana_group || is_ours(&group.namespaces));
         Ok(match ours.map(|group| group.state) {
-            None | Some(AnaState::Optimized) => Standing::Optimized,
+            Some(AnaState::Optimized) => Standing::Optimized,
             Some(AnaState::NonOptimized) => Standing::NonOptimized,
-            Some(AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change) => {
+            // In no group is no path.
+            None | Some(AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change) => {
                 Standing::Unusable
             }
         })
+    }
+
+    /// What a controller says of paths, in as many pieces as it takes.
+    async fn ana_page(controller: &Controller<N::Stream>) -> Result<Vec<u8>, ConnectError> {
+        let of = &controller.identity;
+        let bytes = 16 + 32 * u64::from(of.ana_groups) + 4 * u64::from(of.namespaces_at_once_max);
+        let bytes = bytes.clamp(4096, ANA_BYTES_MAX).next_multiple_of(4);
+        let limit = if of.data_bytes_max == 0 { ANA_BYTES_MAX } else { of.data_bytes_max };
+        let page = LogPage::Ana as u8;
+        let mut log: Vec<u8> = Vec::new();
+        for at in (0..bytes).step_by(limit as usize) {
+            let piece = limit.min(bytes - at) as usize;
+            log.extend_from_slice(&controller.log_page(page, u32::MAX, at, piece).await?);
+        }
+        if bytes <= limit {
+            return Ok(log);
+        }
+        // Its count of changes comes first. One that has changed meanwhile is told of, and read again.
+        let again = controller.log_page(page, u32::MAX, 0, 8).await?;
+        match again[..] == log[..8] {
+            true => Ok(log),
+            false => {
+                let what = "its page of paths does not hold still".into();
+                Err(ConnectError::Different { what })
+            }
+        }
     }
 
     async fn sight(&self, controller: &Controller<N::Stream>) -> Result<Known, ConnectError> {
@@ -404,12 +505,7 @@ impl<N: Network> Paths<N> {
             }
             wanted => wanted,
         };
-        let page = controller.identify(Identify::Namespace, namespace).await?;
-        // One that is not active is all zeroes.
-        if page.iter().all(|byte| *byte == 0) {
-            let what = format!("namespace {namespace} is not there");
-            return Err(ConnectError::Different { what });
-        }
+        let page = Self::namespace_page(controller, namespace).await?;
         let identity = NamespaceIdentity::parse(&page).ok_or(ConnectError::Contradiction {
             what: "blocks of the namespace carry metadata, or are of no size that there is",
         })?;
@@ -448,54 +544,87 @@ impl<N: Network> Paths<N> {
         })
     }
 
-    /// Sees to it that nothing that was confirmed is missing on this path.
-    async fn make_whole(
-        &self,
-        path: &Path<N::Stream>,
+    /// What is known of a namespace by its number.
+    async fn namespace_page(
         controller: &Controller<N::Stream>,
-    ) -> Result<(), ConnectError> {
+        namespace: u32,
+    ) -> Result<Box<[u8; IDENTIFY_BYTES]>, ConnectError> {
+        match controller.identify(Identify::Namespace, namespace).await {
+            // One that is not active is all zeroes.
+            Ok(page) if page.iter().any(|byte| *byte != 0) => Ok(page),
+            Err(ConnectError::Refused { status, .. }) if !status.is(Status::INVALID_NAMESPACE) => {
+                Err(ConnectError::Refused { command: "Identify", status })
+            }
+            Ok(_) | Err(ConnectError::Refused { .. }) => Err(ConnectError::Absent { namespace }),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn known(&self) -> Rc<Known> {
+        self.known.borrow().clone().expect("it was looked at")
+    }
+
+    /// Sees to it that nothing that was confirmed is missing on a path, nor changed by somebody else.
+    async fn make_whole(&self, controller: &Controller<N::Stream>) -> Result<(), ConnectError> {
         let _turn = self.making_whole.acquire(1).await;
-        let all = self.unflushed.borrow().all();
-        if all.as_ref().is_some_and(Vec::is_empty) {
-            path.is_whole.set(true);
+        self.check_owner(controller).await?;
+        if self.has_lost.get() || self.was_there_all_along().await {
             return Ok(());
         }
+        // What is under way elsewhere is confirmed by a target that may have lost it, and asked for again.
+        self.era.set(self.era.get() + 1);
+        let all = self.unflushed.borrow().all();
+        if all.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
+        for (change, kept) in all {
+            if self.has_lost.get() || self.owner.lost().is_some() {
+                break;
+            }
+            self.write_again(controller, change, kept).await?;
+        }
+        Ok(())
+    }
+
+    /// Over another path the namespace could be reached until now, so that its target has lost nothing.
+    async fn was_there_all_along(&self) -> bool {
+        let namespace = self.known().namespace;
         for other in &self.paths {
-            let there = other.controller.borrow().clone();
-            if let Some(there) = there
+            let Some(there) = other.controller.borrow().clone() else { continue };
+            if other.is_usable()
+                && Self::namespace_page(&there, namespace).await.is_ok()
+                && there.is_untouched()
                 && other.is_usable()
-                && there.identify(Identify::Controller, 0).await.is_ok()
             {
-                path.is_whole.set(true);
-                return Ok(());
+                return true;
             }
         }
-        self.era.set(self.era.get() + 1);
-        let Some(all) = self.unflushed.borrow().all() else {
-            tracing::error!(
-                subsystem = %self.subsystem,
-                "the target was away, and may have lost what was not flushed: the device is given up"
-            );
-            self.has_lost.set(true);
-            return Ok(());
-        };
-        tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
-        let known = self.known.borrow().clone().expect("it was looked at");
-        for (change, kept) in all {
-            self.write_again(controller, &known, change, kept).await?;
-        }
-        path.is_whole.set(true);
-        Ok(())
+        false
+    }
+
+    /// Asks one controller, rather than any.
+    pub(super) async fn ask(
+        &self,
+        controller: &Controller<N::Stream>,
+        command: Command,
+        from: IoVec,
+        into: IoVecMut,
+    ) -> Result<(Completion, IoVecMut), ConnectError> {
+        let limit = self.options.timing.limit_of(command.opcode());
+        let request = Request { from, into, ..Request::new(command, limit) };
+        let queue = controller.queue().ok_or_else(lost)?;
+        let answered = queue.run(request).await;
+        answered.outcome.map(|completion| (completion, answered.into)).map_err(|_| lost())
     }
 
     async fn write_again(
         &self,
         controller: &Controller<N::Stream>,
-        known: &Known,
         change: Change,
         kept: Kept,
     ) -> Result<(), ConnectError> {
-        let lost = || ConnectError::Ended { why: Unanswered::Lost.to_string() };
+        let known = self.known();
         let (at, bytes, from, opcode) = match kept {
             Kept::Write { at, data } => {
                 (at, levada_base::buf::bytes_in(&data), data, IoOpcode::Write)
@@ -506,13 +635,14 @@ impl<N: Network> Paths<N> {
         let command = Command::new(opcode as u8, 0, known.namespace)
             .with_blocks(at / block_bytes, bytes / block_bytes);
         let mut pause = AGAIN_FIRST;
+        let mut refused_since = None;
         loop {
-            if let Some(until) = change.blocked_until() {
-                reactor::sleep_until(until).await;
+            if let Some(blocked) = change.blocked_by_older() {
+                change.wait(blocked).await;
                 continue;
             }
             let queue = controller.queue().ok_or_else(lost)?;
-            let limit = self.options.timing.command;
+            let limit = self.options.timing.limit_of(command.opcode());
             let mut request = Request::new(command, limit);
             request.from = from.clone();
             request.change = Some(change.clone());
@@ -526,20 +656,25 @@ impl<N: Network> Paths<N> {
             };
             match Verdict::of(completion.status, asked) {
                 Verdict::Done => return Ok(()),
-                Verdict::Again => {
+                Verdict::Again
+                    if refused_since.get_or_insert_with(reactor::now).elapsed()
+                        < self.options.timing.gone_after =>
+                {
                     reactor::sleep(pause).await;
                     pause = (pause * 2).min(AGAIN_MAX);
                 }
-                Verdict::NotHere => {
+                Verdict::Again | Verdict::NotHere => {
                     let (command, status) = ("Write", completion.status);
                     return Err(ConnectError::Refused { command, status });
                 }
+                Verdict::Conflict if self.owner.is_reserved() => {
+                    self.was_refused();
+                    return Ok(());
+                }
                 Verdict::Conflict | Verdict::Failed(_) => {
-                    tracing::error!(
-                        subsystem = %self.subsystem, status = %completion.status,
-                        "what was not flushed cannot be written again: the device is given up"
-                    );
-                    self.has_lost.set(true);
+                    let status = completion.status;
+                    tracing::error!(subsystem = %self.subsystem, %status, "a change is refused");
+                    self.give_up("what was not flushed cannot be written again");
                     return Ok(());
                 }
             }
@@ -559,25 +694,38 @@ impl<N: Network> Paths<N> {
         open.min_by_key(|(rank, at, _)| (*rank, *at)).map(|(_, at, controller)| (at, controller))
     }
 
-    /// A path, as soon as there is one.
+    /// A path for an order, as soon as there is one.
     async fn path(
         &self,
+        order: &Order,
         avoided: Option<usize>,
     ) -> Result<(usize, Rc<Controller<N::Stream>>), BlockError> {
         let begun = reactor::now();
+        let timing = self.options.timing;
         loop {
             let changed = self.changed.changed();
             if self.has_lost.get() || self.is_ending.get() {
                 return Err(BlockError::Gone);
             }
+            if order.is_for_owners()
+                && let Some(lost) = self.owner.lost()
+            {
+                return Err(lost);
+            }
             if let Some(found) = self.best(avoided) {
                 return Ok(found);
             }
-            let since = self.unusable_since.get().unwrap_or(begun);
-            let left = (since + self.options.timing.gone_after).since(reactor::now());
-            if left.is_zero() || reactor::timeout(left, changed).await.is_err() {
+            let gone_at = self.unusable_since.get().unwrap_or(begun) + timing.gone_after;
+            // All say so: that is sooner believed than silence.
+            let absent = self.paths.iter().map(|path| path.absent_since.get());
+            let absent = absent.collect::<Option<Vec<Instant>>>();
+            let absent = absent.and_then(|all| all.into_iter().max());
+            let absent_at = absent.map_or(gone_at, |since| since + timing.absent_after);
+            let left = gone_at.min(absent_at).since(reactor::now());
+            if left.is_zero() {
                 return Err(BlockError::Gone);
             }
+            let _ = reactor::timeout(left, changed).await;
         }
     }
 
@@ -587,23 +735,28 @@ impl<N: Network> Paths<N> {
         order: &Order,
         mut into: IoVecMut,
     ) -> Result<(Completion, IoVecMut), OrderError> {
-        let begun = reactor::now();
-        let gone_after = self.options.timing.gone_after;
+        let timing = self.options.timing;
+        // When it failed first, and what it was held back since.
+        let mut failing_since: Option<Instant> = None;
         let mut avoided = None;
         let mut damaged = 0;
         let mut pause = AGAIN_FIRST;
         loop {
-            let (at, controller) = self.path(avoided).await.map_err(OrderError::Block)?;
+            let (at, controller) = self.path(order, avoided).await.map_err(OrderError::Block)?;
             let Some(queue) = controller.queue() else { continue };
             let Some(place) = while_open(queue, queue.place()).await else { continue };
             // It may have waited.
             if !self.paths[at].is_usable() || !controller.is_open() {
                 continue;
             }
-            if let Some(until) = order.change.as_ref().and_then(Change::blocked_until) {
+            if let Some(change) = &order.change
+                && let Some(blocked) = change.blocked()
+            {
                 drop(place);
                 self.held_back.set(self.held_back.get() + 1);
-                reactor::sleep_until(until).await;
+                let begun = reactor::now();
+                change.wait(blocked).await;
+                failing_since = failing_since.map(|since| since + begun.elapsed());
                 continue;
             }
             let era = self.era.get();
@@ -612,7 +765,7 @@ impl<N: Network> Paths<N> {
                 from: order.from.clone(),
                 into,
                 change: order.change.clone(),
-                limit: Some(self.options.timing.command),
+                limit: Some(timing.limit_of(order.command.opcode())),
             };
             let answered = queue.submit(place, request).await;
             let Answered { into: back, outcome } = answered.expect("every command is answered");
@@ -620,12 +773,20 @@ impl<N: Network> Paths<N> {
             let last_error = match outcome {
                 Ok(completion) => match Verdict::of(completion.status, order.asked) {
                     // The target may have lost what it had confirmed before anybody looked at this.
-                    Verdict::Done if order.change.is_some() && era != self.era.get() => continue,
+                    Verdict::Done if order.is_for_owners() && era != self.era.get() => continue,
                     Verdict::Done => return Ok((completion, into)),
-                    Verdict::Conflict => return Err(OrderError::Conflict),
+                    Verdict::Conflict => {
+                        if order.is_for_owners() {
+                            self.was_refused();
+                        }
+                        return Err(OrderError::Conflict);
+                    }
                     Verdict::Failed(error) => return Err(OrderError::Block(error)),
                     Verdict::NotHere => {
                         self.paths[at].standing.set(Standing::Unusable);
+                        if completion.status.is(Status::INVALID_NAMESPACE) {
+                            self.was_absent();
+                        }
                         self.has_changed();
                         self.paths[at].look.notify_all();
                         // It says so again and again, and otherwise when it is asked.
@@ -654,7 +815,8 @@ impl<N: Network> Paths<N> {
                 }
             };
             self.resent.set(self.resent.get() + 1);
-            if begun.elapsed() > gone_after {
+            let since = *failing_since.get_or_insert_with(reactor::now);
+            if since.elapsed() > timing.gone_after {
                 return Err(OrderError::Block(last_error));
             }
         }

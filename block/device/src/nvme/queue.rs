@@ -9,7 +9,7 @@
 
 use super::exchange::{Broken, COMMANDS_MAX, Exchange, Step, index_of};
 use super::landing::{Landing, window};
-use super::unsettled::Change;
+use super::unsettled::{Change, Sent};
 use futures_util::future::{Either, select};
 use levada_base::buf::bytes_in;
 use levada_base::checksum::crc32c_parts;
@@ -38,6 +38,8 @@ const TRANSFERS_WAITING_MAX: u64 = 2 * TRANSFERS_MAX as u64;
 const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
 /// A controller takes so much data in one unit, at least (TCP, 3.6.2.3: MAXH2CDATA).
 const HOST_DATA_BYTES_MIN: u32 = 4096;
+/// A timer that comes so late says that this process stood still, or had no processor.
+const STOOD_STILL: Duration = Duration::from_millis(250);
 /// How long the other side is told why the connection ends, if it does not listen.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -112,9 +114,9 @@ struct Slot {
     answer: oneshot::Sender<Answered>,
     landing: Landing,
     from: IoVec,
-    /// Data that the controller asked for and the socket has not taken.
-    transfers: Rc<Semaphore>,
-    change: Option<Change>,
+    /// Data that the controller asked for and the socket has not taken; `None`: it may ask for none.
+    transfers: Option<Rc<Semaphore>>,
+    change: Option<Sent>,
     deadline: Option<(Instant, Duration)>,
     is_damaged: bool,
     _place: Permit,
@@ -283,8 +285,8 @@ impl<S: ByteStream + 'static> Queue<S> {
             answer,
             landing: Landing::new(into),
             from,
-            transfers: Semaphore::new(TRANSFERS_WAITING_MAX),
-            change,
+            transfers: (asked > 0).then(|| Semaphore::new(TRANSFERS_WAITING_MAX)),
+            change: change.as_ref().map(Change::send),
             deadline: limit.map(|limit| (reactor::now() + limit, limit)),
             is_damaged: false,
             _place: place,
@@ -351,7 +353,8 @@ impl<S: ByteStream + 'static> Queue<S> {
         self.ended.notify_all();
     }
 
-    /// Ends the queue when a command takes too long.
+    /// Ends the queue when a command takes too long. Time in which this process stood still is none of the controller's: its answers
+    /// may lie in the socket.
     async fn watch_deadlines(&self) {
         loop {
             let sent = self.sent.changed();
@@ -371,7 +374,16 @@ impl<S: ByteStream + 'static> Queue<S> {
             }
             // Others that are sent meanwhile rarely have less time; those are looked at a little late.
             let rest = deadline.since(reactor::now());
-            reactor::sleep(rest.min(limit / 8).max(Duration::from_millis(1))).await;
+            let next = reactor::now() + rest.min(limit / 8).max(Duration::from_millis(1));
+            reactor::sleep_until(next).await;
+            let late = next.elapsed();
+            if late >= STOOD_STILL {
+                let mut slots = self.slots.borrow_mut();
+                for (deadline, _) in slots.iter_mut().flatten().filter_map(|s| s.deadline.as_mut())
+                {
+                    *deadline = *deadline + late;
+                }
+            }
         }
     }
 
@@ -461,8 +473,8 @@ impl<S: ByteStream + 'static> Queue<S> {
     fn send(&self, transfer: Transfer) -> Result<(), QueueError> {
         let slots = self.slots.borrow();
         let slot = slots[index_of(transfer.command)].as_ref().expect("open commands have a slot");
-        let turn = slot.transfers.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
-        let mut turn = Some(turn);
+        let transfers = slot.transfers.as_ref().expect("data that may be asked for");
+        let mut turn = Some(transfers.try_acquire(1).ok_or(Fatal::LimitExceeded)?);
         let end = transfer.at + transfer.bytes;
         let mut at = transfer.at;
         while at < end {

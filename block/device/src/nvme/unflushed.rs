@@ -5,8 +5,7 @@
 //! is written again before anything else is (as a client of the file system does with data that no commit has covered).
 //!
 //! What always holds:
-//! - What is kept is bounded. When it would not be, or cannot be kept, that is remembered until a flush: a target that comes back then
-//!   cannot be told apart from one that has lost data, and the device is gone.
+//! - What is kept is bounded: whoever changes something takes room for it before, and waits for a flush where there is none.
 //! - Changes of the same blocks are carried out one after the other (by the caller), so that they are kept in the order in which they
 //!   happened.
 //! - What is kept does not change: memory of another process is copied while the write is still under way.
@@ -35,10 +34,11 @@ pub(crate) enum Kept {
 pub(crate) struct Unflushed {
     kept: VecDeque<(u64, Change, Kept)>,
     bytes: u64,
+    /// Changes that are under way and may be kept, and their bytes.
+    reserved: usize,
+    reserved_bytes: u64,
     /// Counts changes.
     last: u64,
-    /// The last one that could not be kept.
-    forgotten: Option<u64>,
 }
 
 impl Kept {
@@ -60,11 +60,22 @@ impl Kept {
 }
 
 impl Unflushed {
-    /// Whether there is room for a write of so many bytes. If not, [`Unflushed::forget`] it.
-    pub fn has_room(&self, bytes: u64) -> bool {
-        self.forgotten.is_none()
-            && self.bytes + bytes <= KEPT_BYTES_MAX
-            && self.kept.len() < KEPT_MAX
+    /// Takes room for a change of so many bytes; false: there is none.
+    #[must_use]
+    pub fn reserve(&mut self, bytes: u64) -> bool {
+        let has_room = self.bytes + self.reserved_bytes + bytes <= KEPT_BYTES_MAX
+            && self.kept.len() + self.reserved < KEPT_MAX;
+        if has_room {
+            self.reserved += 1;
+            self.reserved_bytes += bytes;
+        }
+        has_room
+    }
+
+    /// Gives the room back.
+    pub fn release(&mut self, bytes: u64) {
+        self.reserved -= 1;
+        self.reserved_bytes -= bytes;
     }
 
     /// Changes are kept: what is written over them must be as well, also when it is durable by itself, or they would be written over it.
@@ -72,17 +83,15 @@ impl Unflushed {
         !self.kept.is_empty()
     }
 
-    /// A change was confirmed.
+    /// A change was confirmed, for which there was room.
     pub fn keep(&mut self, change: Change, kept: Kept) {
         self.last += 1;
         self.bytes += kept.bytes();
         self.kept.push_back((self.last, change, kept));
     }
 
-    /// A change was confirmed, and is not kept: then there is no use in those before it.
-    pub fn forget(&mut self) {
-        self.last += 1;
-        self.forgotten = Some(self.last);
+    /// Nothing is to be written again: another owner decides what is there.
+    pub fn clear(&mut self) {
         self.kept.clear();
         self.bytes = 0;
     }
@@ -101,22 +110,16 @@ impl Unflushed {
             self.bytes -= kept.bytes();
             self.kept.pop_front();
         }
-        self.forgotten = self.forgotten.filter(|forgotten| *forgotten > mark);
     }
 
     /// It is time for a flush.
     pub fn is_much(&self) -> bool {
-        self.forgotten.is_some() || self.bytes >= FLUSH_AT_BYTES || self.kept.len() >= FLUSH_AT
+        self.bytes >= FLUSH_AT_BYTES || self.kept.len() >= FLUSH_AT
     }
 
-    /// What is to be written again, in the order in which it was confirmed. `None`: that is not known.
-    pub fn all(&self) -> Option<Vec<(Change, Kept)>> {
-        match self.forgotten {
-            Some(_) => None,
-            None => Some(
-                self.kept.iter().map(|(_, change, kept)| (change.clone(), kept.clone())).collect(),
-            ),
-        }
+    /// What is to be written again, in the order in which it was confirmed.
+    pub fn all(&self) -> Vec<(Change, Kept)> {
+        self.kept.iter().map(|(_, change, kept)| (change.clone(), kept.clone())).collect()
     }
 }
 
@@ -135,26 +138,33 @@ mod tests {
         let changes = Rc::new(Unsettled::default());
         let mut unflushed = Unflushed::default();
         let places = |unflushed: &Unflushed| {
-            let all = unflushed.all()?;
-            let places = all.iter().map(|(_, kept)| match kept {
+            let place = |(_, kept): &(_, Kept)| match kept {
                 Kept::Write { at, .. } | Kept::Zeroes { at, .. } => *at,
-            });
-            Some(places.collect::<Vec<_>>())
+            };
+            unflushed.all().iter().map(place).collect::<Vec<_>>()
         };
         unflushed.keep(changes.change(0, 4096), write(0));
         unflushed.keep(changes.change(8192, 4096), Kept::Zeroes { at: 8192, bytes: 4096 });
         let mark = unflushed.mark();
         unflushed.keep(changes.change(4096, 4096), write(4096));
-        assert_eq!(places(&unflushed), Some(vec![0, 8192, 4096]));
+        assert_eq!(places(&unflushed), [0, 8192, 4096]);
         unflushed.flushed(mark);
-        assert_eq!(places(&unflushed), Some(vec![4096]));
-        unflushed.forget();
-        let mark = unflushed.mark();
-        assert!(places(&unflushed).is_none() && !unflushed.has_room(1));
-        unflushed.flushed(mark - 1);
-        assert!(places(&unflushed).is_none());
-        unflushed.flushed(mark);
-        assert_eq!(places(&unflushed), Some(vec![]));
-        assert!(unflushed.has_room(KEPT_BYTES_MAX) && !unflushed.has_room(KEPT_BYTES_MAX + 1));
+        assert_eq!(places(&unflushed), [4096]);
+        unflushed.clear();
+        assert!(places(&unflushed).is_empty());
+    }
+
+    #[test]
+    fn room_is_taken_before() {
+        let changes = Rc::new(Unsettled::default());
+        let mut unflushed = Unflushed::default();
+        let half = KEPT_BYTES_MAX / 2;
+        assert!(!unflushed.reserve(KEPT_BYTES_MAX + 1));
+        assert!(unflushed.reserve(half) && unflushed.reserve(half) && !unflushed.reserve(1));
+        unflushed.keep(changes.change(0, 4096), write(0));
+        unflushed.release(half);
+        assert!(!unflushed.reserve(half) && unflushed.reserve(half - 4096));
+        unflushed.flushed(unflushed.mark());
+        assert!(unflushed.reserve(4096) && !unflushed.reserve(1));
     }
 }

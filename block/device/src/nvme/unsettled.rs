@@ -6,7 +6,9 @@
 //! same blocks, which it would undo. So:
 //!
 //! What always holds:
-//! - A change of blocks is not sent while another one of any of these blocks, lost with its controller, may still be carried out.
+//! - A change of blocks is not sent while another one of any of these blocks is open: sent, and not answered. Whoever asked for it may
+//!   have given up waiting.
+//! - Nor while another one, lost with its controller, may still be carried out.
 //! - That may be until the target has noticed that its host is gone, and has had time to finish what it was at: from the moment at which
 //!   nothing more is sent to the controller, [`super::Timing::settle`]. Nobody asks the target to say so earlier: not all can.
 //! - It does not matter whether somebody still waits for the lost change, or whether it was sent again, and how that went.
@@ -16,6 +18,7 @@
 //! something else of the same bytes.
 
 use levada_base::reactor::{self, Instant};
+use levada_base::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,10 +27,14 @@ use std::time::Duration;
 #[derive(Clone)]
 pub(crate) struct Change {
     of: Rc<Unsettled>,
+    /// Ascends in the order in which changes are asked for.
     id: u64,
     at: u64,
     bytes: u64,
 }
+
+/// A change that was sent; dropped, it is answered, or lost.
+pub(crate) struct Sent(Change);
 
 struct Lost {
     change: u64,
@@ -36,11 +43,22 @@ struct Lost {
     until: Instant,
 }
 
-/// Changes of a namespace that were lost with their controllers.
+/// Changes of a namespace that are open, and those that were lost with their controllers.
 #[derive(Default)]
 pub(crate) struct Unsettled {
+    open: RefCell<Vec<(u64, u64, u64)>>,
+    answered: Notify,
     lost: RefCell<Vec<Lost>>,
     next_id: Cell<u64>,
+}
+
+/// What a change waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// One that is open.
+    Open,
+    /// One that was lost.
+    Until(Instant),
 }
 
 impl Unsettled {
@@ -53,25 +71,67 @@ impl Unsettled {
 }
 
 impl Change {
-    /// The command was lost, and may be carried out for so long.
-    pub fn is_lost(&self, settle: Duration) {
-        let until = reactor::now() + settle;
-        let lost = Lost { change: self.id, at: self.at, end: self.at + self.bytes, until };
-        self.of.lost.borrow_mut().push(lost);
+    /// It is sent.
+    pub fn send(&self) -> Sent {
+        self.of.open.borrow_mut().push((self.id, self.at, self.at + self.bytes));
+        Sent(self.clone())
     }
 
-    /// When nothing that was lost stands in the way; `None`: nothing does now.
-    pub fn blocked_until(&self) -> Option<Instant> {
+    /// What stands in the way; `None`: nothing does now.
+    pub fn blocked(&self) -> Option<Blocked> {
+        self.blocked_by(|other| other != self.id)
+    }
+
+    /// The same for a change that was confirmed long ago, and is made again: what was asked for after it is made again after it.
+    pub fn blocked_by_older(&self) -> Option<Blocked> {
+        self.blocked_by(|other| other < self.id)
+    }
+
+    fn blocked_by(&self, is_other: impl Fn(u64) -> bool) -> Option<Blocked> {
+        let end = self.at + self.bytes;
+        let overlaps = |at: u64, other_end: u64| at < end && self.at < other_end;
+        let open = self.of.open.borrow();
+        if open.iter().any(|&(id, at, end)| is_other(id) && overlaps(at, end)) {
+            return Some(Blocked::Open);
+        }
         let mut lost = self.of.lost.borrow_mut();
         if lost.is_empty() {
             return None;
         }
         let now = reactor::now();
         lost.retain(|lost| lost.until > now);
-        let end = self.at + self.bytes;
-        let others = lost.iter().filter(|lost| lost.change != self.id);
-        let in_the_way = others.filter(|lost| lost.at < end && self.at < lost.end);
-        in_the_way.map(|lost| lost.until).max()
+        let others = lost.iter().filter(|lost| is_other(lost.change));
+        let in_the_way = others.filter(|lost| overlaps(lost.at, lost.end));
+        in_the_way.map(|lost| lost.until).max().map(Blocked::Until)
+    }
+
+    /// Waits for it; afterwards something else may stand in the way.
+    pub async fn wait(&self, blocked: Blocked) {
+        match blocked {
+            Blocked::Open => self.of.answered.changed().await,
+            Blocked::Until(until) => reactor::sleep_until(until).await,
+        }
+    }
+}
+
+impl Sent {
+    /// The command was lost, and may be carried out for so long.
+    pub fn is_lost(&self, settle: Duration) {
+        let until = reactor::now() + settle;
+        let Change { of, id, at, bytes } = &self.0;
+        let lost = Lost { change: *id, at: *at, end: at + bytes, until };
+        of.lost.borrow_mut().push(lost);
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let of = &self.0.of;
+        let mut open = of.open.borrow_mut();
+        let at = open.iter().position(|(id, _, _)| *id == self.0.id);
+        open.swap_remove(at.expect("it was sent"));
+        drop(open);
+        of.answered.notify_all();
     }
 }
 
@@ -84,25 +144,36 @@ mod tests {
     fn a_lost_change_stands_in_the_way_of_others() {
         Reactor::simulated(1).block_on(async {
             let all = Rc::new(Unsettled::default());
+            let older = all.change(100, 50);
             let first = all.change(100, 50);
-            assert_eq!(first.blocked_until(), None);
-            first.is_lost(Duration::from_secs(10));
+            assert_eq!(first.blocked(), None);
+            let sent = first.send();
             let until = reactor::now() + Duration::from_secs(10);
-            // Not of itself, nor of its neighbours.
-            assert_eq!(first.blocked_until(), None);
-            for (at, bytes, expected) in [
-                (0, 100, None),
-                (150, 10, None),
-                (0, 101, Some(until)),
-                (149, 1, Some(until)),
-                (120, 1, Some(until)),
-                (0, 1000, Some(until)),
-            ] {
-                assert_eq!(all.change(at, bytes).blocked_until(), expected, "{at}");
-            }
+            let look = |in_the_way| {
+                // Not of itself, nor of its neighbours.
+                assert_eq!(first.blocked(), None);
+                for (at, bytes, expected) in [
+                    (0, 100, None),
+                    (150, 10, None),
+                    (0, 101, Some(in_the_way)),
+                    (149, 1, Some(in_the_way)),
+                    (120, 1, Some(in_the_way)),
+                    (0, 1000, Some(in_the_way)),
+                ] {
+                    let other = all.change(at, bytes);
+                    assert_eq!(other.blocked(), expected, "{at}");
+                    assert_eq!(other.blocked_by_older(), expected, "{at}");
+                }
+                assert_eq!(older.blocked(), Some(in_the_way));
+                assert_eq!(older.blocked_by_older(), None);
+            };
+            look(Blocked::Open);
+            sent.is_lost(Duration::from_secs(10));
+            drop(sent);
+            look(Blocked::Until(until));
             let second = all.change(120, 1);
-            reactor::sleep_until(until).await;
-            assert_eq!(second.blocked_until(), None);
+            second.wait(Blocked::Until(until)).await;
+            assert_eq!(second.blocked(), None);
         });
     }
 }

@@ -236,3 +236,38 @@ proptest! {
 fn whole(into: &IoVecMut) -> Vec<u8> {
     into.iter().flat_map(|part| part.to_vec()).collect()
 }
+
+/// This process stands still for longer than a command may take, while the answer lies in the socket.
+#[test]
+fn time_in_which_this_process_stood_still_is_not_the_targets() {
+    use std::io::{Read, Write};
+    // More than is received at once.
+    const BYTES: usize = 512 << 10;
+    let none = Digests::default();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let target = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a host");
+        stream.read_exact(&mut [0; 128]).expect("a request");
+        stream.write_all(&greeting(none, 4096)).expect("greeted");
+        stream.read_exact(&mut [0; 72]).expect("a command");
+        std::thread::sleep(Duration::from_millis(300));
+        stream.write_all(&data(READ, 0, BYTES, true)).expect("answered");
+        // Until the other side has closed.
+        let _ = stream.read(&mut [0]);
+    });
+    Reactor::new().expect("io_uring").block_on(async {
+        let stream = reactor::net::Stream::connect(address).await.expect("connected");
+        let queue = Queue::open(stream, terms(none)).await.expect("greeted");
+        let place = queue.place().await;
+        let request = Request { limit: Some(Duration::from_millis(500)), ..read_of(BYTES) };
+        let answer = queue.submit(place, request);
+        // It is sent.
+        reactor::sleep(Duration::from_millis(50)).await;
+        std::thread::sleep(Duration::from_secs(1));
+        let answered = answer.await.expect("every command is answered");
+        assert!(answered.outcome.is_ok(), "{:?}", answered.outcome);
+        queue.close(QueueError::Closed).await;
+    });
+    target.join().expect("the target went well");
+}

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod namespace;
+mod owners;
 mod target;
 mod wire;
 

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-type Namespace = NvmeNamespace<Net>;
+pub(super) type Namespace = NvmeNamespace<Net>;
 
 async fn open_as(net: &Net, paths: &[SocketAddr], options: Options) -> Namespace {
     let nqn = Nqn::new(NQN).expect("a name");
@@ -26,12 +26,12 @@ async fn open_as(net: &Net, paths: &[SocketAddr], options: Options) -> Namespace
     opened.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn open(net: &Net, paths: &[SocketAddr]) -> Namespace {
+pub(super) async fn open(net: &Net, paths: &[SocketAddr]) -> Namespace {
     open_as(net, paths, options()).await
 }
 
 /// A target at two addresses.
-fn two_paths(target: Target) -> (Net, Rc<Target>, [SocketAddr; 2]) {
+pub(super) fn two_paths(target: Target) -> (Net, Rc<Target>, [SocketAddr; 2]) {
     let (net, target) = (Net::default(), Rc::new(target));
     let paths = [address(1), address(2)];
     for path in paths {
@@ -40,7 +40,7 @@ fn two_paths(target: Target) -> (Net, Rc<Target>, [SocketAddr; 2]) {
     (net, target, paths)
 }
 
-fn pattern(seed: u64, bytes: usize) -> Buf {
+pub(super) fn pattern(seed: u64, bytes: usize) -> Buf {
     let mut buf = BufMut::for_overwrite(bytes);
     for (at, byte) in buf.iter_mut().enumerate() {
         let at = at as u64;
@@ -49,18 +49,18 @@ fn pattern(seed: u64, bytes: usize) -> Buf {
     buf.freeze()
 }
 
-async fn write(device: &Namespace, at: u64, data: &Buf) -> Result<(), BlockError> {
+pub(super) async fn write(device: &Namespace, at: u64, data: &Buf) -> Result<(), BlockError> {
     device.write(at, data.clone().into_vec(), Durability::Volatile).await
 }
 
-async fn read(device: &Namespace, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
+pub(super) async fn read(device: &Namespace, at: u64, bytes: usize) -> Result<Vec<u8>, BlockError> {
     // Old bytes, which must all be replaced.
     let mut into = BufMut::for_overwrite(bytes);
     into.fill(0xee);
     Ok(device.read(at, into.into_vec()).await?.iter().flat_map(|part| part.to_vec()).collect())
 }
 
-fn run<T>(seed: u64, test: impl Future<Output = T>) -> T {
+pub(super) fn run<T>(seed: u64, test: impl Future<Output = T>) -> T {
     Reactor::simulated(seed).block_on(test)
 }
 
@@ -416,11 +416,22 @@ fn what_cannot_be_written_again_is_not_passed_over() {
         let flushes = target.came(IoOpcode::Flush).len();
         assert!((1..=3).contains(&flushes), "{flushes} flushes");
         reactor::sleep(Duration::from_millis(10)).await;
-        device.shared().unflushed.borrow_mut().forget();
+        // More than there is room for at once, all of which is there after a restart.
+        let (device, data) = (&device, &data);
+        let all = (0..96).map(|at| async move { write(device, at % 31 << 20, data).await });
+        futures_util::future::try_join_all(all).await.expect("written");
         net.down(paths[0]);
+        target.restart();
+        net.listen(paths[0], &target);
+        device.flush().await.expect("flushed");
+        assert_eq!(target.durable.borrow()[30 << 20..31 << 20], data[..]);
+        // What the target does not take again is lost.
+        write(device, 0, data).await.expect("written");
+        net.down(paths[0]);
+        target.statuses.borrow_mut().push(Status::WRITE_FAULT.and_do_not_retry());
         net.listen(paths[0], &target);
         assert_eq!(device.flush().await, Err(BlockError::Gone));
-        assert_eq!(read(&device, 0, 512).await, Err(BlockError::Gone));
+        assert_eq!(read(device, 0, 512).await, Err(BlockError::Gone));
     });
 }
 
@@ -552,5 +563,139 @@ fn discovery_lists_what_there_is() {
         *target.discovered.borrow_mut() = all.clone();
         let found = discover(&net, paths[0], &options()).await.expect("found");
         assert_eq!(found, all);
+    });
+}
+
+/// A drive that is pulled and put back has lost its cache, while the controllers that show it stay.
+#[test]
+fn a_namespace_that_comes_back_is_not_what_it_was() {
+    for (seed, away_ms, is_looked_at) in [(13, 2000, true), (14, 50, false), (15, 0, false)] {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            // More than once: each time the target is asked which ones have changed, or it would not tell again.
+            for round in 0..3 {
+                let data = pattern(round, 4096);
+                write(&device, 4096, &data).await.expect("written");
+                let looking = async {
+                    reactor::sleep(Duration::from_millis(100)).await;
+                    if is_looked_at {
+                        read(&device, 0, 512).await.expect("read");
+                    }
+                };
+                join(target.reinsert(Duration::from_millis(away_ms)), looking).await;
+                reactor::sleep(Duration::from_millis(10)).await;
+                device.flush().await.expect("flushed");
+                assert_eq!(target.durable.borrow()[4096..8192], data[..]);
+            }
+            assert_eq!(net.tried(), 4);
+            // One that stays away is gone.
+            target.is_absent.set(true);
+            let begun = reactor::now();
+            assert_eq!(read(&device, 0, 512).await, Err(BlockError::Gone));
+            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+            target.is_absent.set(false);
+            reactor::sleep(Duration::from_secs(2)).await;
+            read(&device, 0, 512).await.expect("read");
+        });
+    }
+}
+
+#[test]
+fn a_flush_may_take_long() {
+    run(16, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        target.flush_takes.set(Duration::from_secs(40));
+        device.flush().await.expect("flushed");
+        assert_eq!((net.tried(), device.resent()), (4, 0));
+    });
+}
+
+/// Whoever asked for a change has given up waiting for it, and asks for another one of the same blocks.
+#[test]
+fn a_change_that_nobody_waits_for_is_not_overtaken() {
+    run(17, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        target.late.set(Duration::from_secs(5));
+        let data = pattern(1, 4096);
+        let given_up = write(&device, 0, &data);
+        assert!(reactor::timeout(Duration::from_secs(1), given_up).await.is_err());
+        target.late.set(Duration::ZERO);
+        write(&device, 8192, &pattern(2, 4096)).await.expect("elsewhere");
+        write(&device, 2048, &pattern(2, 4096)).await.expect("written");
+        reactor::sleep(Duration::from_secs(10)).await;
+        assert_eq!(read(&device, 2048, 4096).await.expect("read"), pattern(2, 4096)[..]);
+    });
+}
+
+/// One part of a request fails: the request ends when the others have ended as well.
+#[test]
+fn nothing_of_a_request_is_under_way_after_it() {
+    run(18, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths[..1]).await;
+        target.statuses.borrow_mut().push(Status::WRITE_FAULT.and_do_not_retry());
+        let data = pattern(1, 262_144);
+        write(&device, 0, &data).await.expect_err("one part fails");
+        let done = target.came(IoOpcode::Write).len();
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert_eq!((done, target.came(IoOpcode::Write).len()), (3, 3));
+    });
+}
+
+/// What was not flushed is written again at once, although a later change of the same blocks was lost.
+#[test]
+fn writing_again_does_not_wait_for_what_comes_later() {
+    run(19, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        let cut = async {
+            target.is_mute.set(true);
+            reactor::sleep(Duration::from_millis(100)).await;
+            for path in paths {
+                net.down(path);
+            }
+            target.restart();
+            target.is_mute.set(false);
+            for path in paths {
+                net.listen(path, &target);
+            }
+        };
+        let begun = reactor::now();
+        let data = pattern(2, 4096);
+        let (_, written) = join(cut, write(&device, 0, &data)).await;
+        written.expect("written");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert_eq!(read(&device, 0, 4096).await.expect("read"), data[..]);
+    });
+}
+
+#[test]
+fn a_device_can_be_closed_at_any_time() {
+    run(20, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        target.is_mute.set(true);
+        for path in paths {
+            net.down(path);
+            net.listen(path, &target);
+        }
+        // It is being written again.
+        reactor::sleep(Duration::from_secs(1)).await;
+        let closed = reactor::timeout(Duration::from_secs(3), device.close()).await;
+        closed.expect("closed");
+        // Nor does anybody connect for a device that was not opened after all.
+        let net = Net::default();
+        let opening = open(&net, &paths);
+        assert!(reactor::timeout(Duration::from_micros(20), opening).await.is_err());
+        let tried = net.tried();
+        reactor::sleep(Duration::from_secs(10)).await;
+        assert_eq!(net.tried(), tried);
     });
 }

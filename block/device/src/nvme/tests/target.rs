@@ -16,7 +16,7 @@ use levada_nvme::identify::{
 use levada_nvme::log::{self, AnaGroup, AnaState, DiscoveryEntry, Event, GetLogPage, LogPage};
 use levada_nvme::pdu::{COMMON_BYTES, Common, Digests, Framing, Initialize, Pdu, Transfer};
 use levada_nvme::reservation::{
-    KEYS_BYTES, Registrant, ReservationReport, ReservationRequest, ReservationType,
+    KEYS_BYTES, PERSIST, Registrant, ReservationReport, ReservationRequest, ReservationType,
 };
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Nqn, Status, ranges};
 use std::cell::{Cell, RefCell};
@@ -54,11 +54,19 @@ pub struct Target {
     pub statuses: RefCell<Vec<Status>>,
     /// Writes take so long, whatever happens to their connection.
     pub late: Cell<Duration>,
+    /// Flushes do.
+    pub flush_takes: Cell<Duration>,
     /// Commands on blocks are not answered.
     pub is_mute: Cell<bool>,
+    /// The namespace is not there.
+    pub is_absent: Cell<bool>,
+    /// Nobody is told of changed namespaces before the page that names them was read, all of it.
+    is_masked: Cell<bool>,
     /// Host, key; and who holds the reservation.
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
+    /// Both outlive a restart.
+    pub persists: Cell<bool>,
     pub discovered: RefCell<Vec<DiscoveryEntry>>,
     /// Opcodes of commands on blocks that were carried out, and at which address they came.
     pub seen: RefCell<Vec<(u8, SocketAddr)>>,
@@ -102,7 +110,11 @@ impl Target {
             damages: Cell::default(),
             statuses: RefCell::default(),
             late: Cell::default(),
+            flush_takes: Cell::default(),
             is_mute: Cell::default(),
+            is_absent: Cell::default(),
+            is_masked: Cell::default(),
+            persists: Cell::default(),
             keys: RefCell::default(),
             holder: Cell::default(),
             discovered: RefCell::default(),
@@ -112,11 +124,30 @@ impl Target {
         }
     }
 
-    /// What was not flushed is lost.
+    /// What was not flushed is lost, and who the owner is, unless that was to be kept.
     pub fn restart(&self) {
+        self.lose_cache();
+        self.waiting.borrow_mut().clear();
+        if !self.persists.get() {
+            self.keys.borrow_mut().clear();
+            self.holder.set(None);
+        }
+    }
+
+    /// What was not flushed is lost.
+    pub fn lose_cache(&self) {
         let durable = self.durable.borrow().clone();
         *self.cached.borrow_mut() = durable;
-        self.waiting.borrow_mut().clear();
+    }
+
+    /// The namespace goes and comes back as after a loss of power, while its controllers stay.
+    pub async fn reinsert(&self, away: Duration) {
+        self.is_absent.set(true);
+        self.tell(Event::NamespacesChanged);
+        reactor::sleep(away).await;
+        self.lose_cache();
+        self.is_absent.set(false);
+        self.tell(Event::NamespacesChanged);
     }
 
     /// Another state of a path, which hosts are told of.
@@ -126,6 +157,9 @@ impl Target {
     }
 
     pub fn tell(&self, event: Event) {
+        if event == Event::NamespacesChanged && self.is_masked.replace(true) {
+            return;
+        }
         for (outbox, framing, id) in self.waiting.take() {
             let result = event.result();
             let completion = Completion { result, queue_head: 0, id, status: Status::SUCCESS };
@@ -346,7 +380,10 @@ impl Target {
                             ana_group: 1,
                             guid,
                         };
-                        shows(identity.to_bytes())
+                        match self.is_absent.get() {
+                            true => shows(vec![0; IDENTIFY_BYTES]),
+                            false => shows(identity.to_bytes()),
+                        }
                     }
                     Identify::ActiveNamespaces => shows(namespace_list([1].into_iter(), 0)),
                     Identify::NamespaceDescriptors => shows(namespace_descriptors(guid)),
@@ -359,6 +396,13 @@ impl Target {
                 let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
                 let group = AnaGroup { id: 1, state, changes: 0, namespaces: vec![1] };
                 let mut page = match LogPage::of(get.page)? {
+                    LogPage::ChangedNamespaces if get.bytes != 4096 => {
+                        return Some((Status::INTERNAL_ERROR, 0, Vec::new()));
+                    }
+                    LogPage::ChangedNamespaces => {
+                        self.is_masked.set(false);
+                        log::changed_namespaces(&[1])
+                    }
                     LogPage::Ana => log::ana(0, &[group], false),
                     LogPage::Discovery => log::discovery(4, &self.discovered.borrow()),
                     LogPage::Health => {
@@ -411,8 +455,14 @@ impl Target {
         if opcode == IoOpcode::Write && !self.late.get().is_zero() {
             reactor::sleep(self.late.get()).await;
         }
+        if opcode == IoOpcode::Flush && !self.flush_takes.get().is_zero() {
+            reactor::sleep(self.flush_takes.get()).await;
+        }
         if self.is_mute.get() {
             return None;
+        }
+        if self.is_absent.get() {
+            return Some((Status::INVALID_NAMESPACE.and_do_not_retry(), 0, Vec::new()));
         }
         let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
         if !state.is_usable() {
@@ -488,6 +538,9 @@ impl Target {
             IoOpcode::ReservationRegister => ReservationRequest::register(command, data),
             _ => ReservationRequest::acquire(command, data),
         };
+        if opcode == IoOpcode::ReservationRegister && self.keeps_reservations {
+            self.persists.set(command.dword(10) & PERSIST == PERSIST);
+        }
         let mut keys = self.keys.borrow_mut();
         let conflict = Status::RESERVATION_CONFLICT.and_do_not_retry();
         match request {
@@ -503,11 +556,21 @@ impl Target {
                 self.holder.set(Some(host));
             }
             Some(ReservationRequest::Preempt { current, preempted, .. }) => {
-                if keys.get(&host) != Some(&current) {
+                let holder = self.holder.get().and_then(|holder| keys.get(&holder).copied());
+                let is_known = keys.iter().any(|(at, key)| *at != host && *key == preempted);
+                if keys.get(&host) != Some(&current) || !is_known {
                     return conflict;
                 }
-                keys.retain(|_, key| *key != preempted);
-                self.holder.set(Some(host));
+                keys.retain(|at, key| *at == host || *key != preempted);
+                if holder == Some(preempted) {
+                    self.holder.set(Some(host));
+                }
+            }
+            Some(ReservationRequest::Unregister { .. }) => {
+                keys.remove(&host);
+                if self.holder.get() == Some(host) {
+                    self.holder.set(None);
+                }
             }
             _ => return Status::INVALID_FIELD,
         }

@@ -1,0 +1,155 @@
+//! Owners that come and go, and targets that forget them.
+
+use super::namespace::{open, pattern, read, run, two_paths, write};
+use super::target::Target;
+use crate::nvme::Witness;
+use crate::{BlockError, Device};
+use futures_util::future::join;
+use levada_base::Epoch;
+use levada_base::reactor;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Where owners leave their epoch, as superblocks do.
+const MARK_BYTES: usize = 4096;
+
+fn witness() -> Witness {
+    let owner = |bytes: &[u8]| Some(Epoch(u64::from(bytes[0]))).filter(|epoch| epoch.0 > 0);
+    Witness { bytes: MARK_BYTES as u64, owner: Rc::new(owner) }
+}
+
+fn mark(epoch: u8) -> levada_base::Buf {
+    levada_base::Buf::copy_of(&[epoch; MARK_BYTES])
+}
+
+/// An owner was cut off with changes that it had not flushed, another one has taken over, and the target then restarts, so that it knows
+/// neither. The first is the sooner to be back.
+#[test]
+fn a_former_owner_writes_nothing_again() {
+    for (seed, has_witness) in [(1, true), (2, false), (3, true)] {
+        run(seed, async {
+            let mut target = Target::new();
+            target.keeps_reservations = seed == 3;
+            let (net, target, paths) = two_paths(target);
+            let first = open(&net, &paths[..1]).await;
+            let second = open(&net, &paths[1..]).await;
+            if has_witness {
+                first.recognise_owner_by(witness());
+            }
+            second.recognise_owner_by(witness());
+            first.fence(Epoch(4)).await.expect("nobody's");
+            write(&first, 0, &mark(4)).await.expect("ours");
+            first.flush().await.expect("flushed");
+            write(&first, 8192, &pattern(1, 4096)).await.expect("ours");
+            net.down(paths[0]);
+            second.fence(Epoch(5)).await.expect("later");
+            write(&second, 0, &mark(5)).await.expect("ours");
+            write(&second, 8192, &pattern(2, 4096)).await.expect("ours");
+            second.flush().await.expect("flushed");
+            net.down(paths[1]);
+            target.restart();
+            net.listen(paths[0], &target);
+            reactor::sleep(Duration::from_secs(5)).await;
+            let fenced = BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) };
+            let expected = if has_witness { fenced } else { BlockError::Gone };
+            assert_eq!(write(&first, 8192, &pattern(3, 4096)).await, Err(expected.clone()));
+            assert_eq!(first.flush().await, Err(expected));
+            net.listen(paths[1], &target);
+            assert_eq!(read(&second, 8192, 4096).await.expect("read"), pattern(2, 4096)[..]);
+            write(&second, 8192, &pattern(4, 4096)).await.expect("ours");
+            assert_eq!(target.keys.borrow().len(), 1);
+        });
+    }
+}
+
+/// The only owner there is goes on when its target has forgotten it, if the drive says so.
+#[test]
+fn an_owner_outlives_a_target_that_forgets_it() {
+    for (seed, marked, expected) in [
+        (4, Some(7), Ok(())),
+        (5, Some(6), Err(BlockError::Gone)),
+        (6, Some(8), Err(BlockError::Fenced { ours: Epoch(7), seen: Epoch(8) })),
+        (7, None, Err(BlockError::Gone)),
+    ] {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let device = open(&net, &paths).await;
+            device.recognise_owner_by(witness());
+            device.fence(Epoch(7)).await.expect("nobody's");
+            if let Some(marked) = marked {
+                write(&device, 0, &mark(marked)).await.expect("ours");
+            }
+            device.flush().await.expect("flushed");
+            write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
+            for path in paths {
+                net.down(path);
+            }
+            target.restart();
+            for path in paths {
+                net.listen(path, &target);
+            }
+            assert_eq!(device.flush().await, expected);
+            let is_there = target.durable.borrow()[8192..12_288] == pattern(1, 4096)[..];
+            assert_eq!(is_there, expected.is_ok());
+            assert_eq!(target.holder.get().is_some(), expected.is_ok());
+            if expected.is_ok() {
+                // Another one is kept out as before.
+                let other = open(&net, &paths).await;
+                let conflict = write(&other, 0, &mark(1)).await;
+                assert_eq!(conflict, Err(BlockError::Fenced { ours: Epoch(0), seen: Epoch(7) }));
+            }
+        });
+    }
+}
+
+/// Once fenced, always fenced: also when nobody has the reservation any more.
+#[test]
+fn who_has_met_a_later_owner_stays_out() {
+    run(8, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let first = open(&net, &paths[..1]).await;
+        let second = open(&net, &paths[1..]).await;
+        first.recognise_owner_by(witness());
+        first.fence(Epoch(4)).await.expect("nobody's");
+        write(&first, 0, &mark(4)).await.expect("ours");
+        second.fence(Epoch(5)).await.expect("later");
+        let fenced = Err(BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) });
+        assert_eq!(write(&first, 8192, &pattern(1, 4096)).await, fenced);
+        target.keys.borrow_mut().clear();
+        target.holder.set(None);
+        assert_eq!(write(&first, 8192, &pattern(1, 4096)).await, fenced);
+        assert_eq!(first.fence(Epoch(9)).await, fenced);
+        // What it had not flushed is not written again.
+        target.lose_cache();
+        net.reset(paths[0]);
+        reactor::sleep(Duration::from_secs(2)).await;
+        assert_eq!(read(&first, 0, 512).await, Ok(vec![0; 512]));
+    });
+}
+
+/// Two that choose the same epoch: one of them has it.
+#[test]
+fn an_epoch_has_one_owner() {
+    for seed in 20..40 {
+        run(seed, async {
+            let (net, _target, paths) = two_paths(Target::new());
+            let old = open(&net, &paths).await;
+            old.fence(Epoch(5)).await.expect("nobody's");
+            let (one, other) = (open(&net, &paths).await, open(&net, &paths).await);
+            let fencing = async |device: &super::namespace::Namespace| {
+                reactor::sleep(Duration::from_micros(reactor::random_u64() % 500)).await;
+                device.fence(Epoch(6)).await
+            };
+            let (first, second) = join(fencing(&one), fencing(&other)).await;
+            let fenced = Err(BlockError::Fenced { ours: Epoch(6), seen: Epoch(6) });
+            match first.is_ok() {
+                true => assert_eq!(second, fenced),
+                false => assert_eq!((first, second), (fenced, Ok(()))),
+            }
+            // Nor is it to be had afterwards, but the next one is.
+            let third = open(&net, &paths).await;
+            assert!(third.fence(Epoch(6)).await.is_err());
+            third.fence(Epoch(7)).await.expect("later");
+        });
+    }
+}
