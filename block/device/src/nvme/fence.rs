@@ -4,7 +4,8 @@
 //! target ends what the earlier one has under way.
 //!
 //! What always holds:
-//! - Nobody preempts an owner with a later epoch, nor one with the same: the keys of all hosts are read before, and again after.
+//! - Nobody preempts an owner with a later epoch, nor one with the same, unless that was this process: the keys of all hosts are read
+//!   before, and again after.
 //! - An owner that has met another one, in whatever way, changes nothing any more, and writes nothing again.
 //! - Over a new connection an owner does nothing before it has seen that the reservation is still its own. A target may have lost all of
 //!   them with its power. Then the owner takes it again only if the drive itself says who the last owner was, and it is this one.
@@ -12,7 +13,7 @@
 
 use super::controller::{ConnectError, Controller};
 use super::namespace::NvmeNamespace;
-use super::options::Network;
+use super::options::{Network, are_of_one_process};
 use super::paths::{Known, Order, OrderError, Paths};
 use super::verdict::{Asked, Verdict};
 use crate::{BlockError, Device};
@@ -98,17 +99,24 @@ fn latest(report: &ReservationReport, host: &[u8; 16]) -> Option<Epoch> {
     others.filter_map(|registrant| epoch_of(registrant.key)).max()
 }
 
-/// Another owner before whom the one of `epoch` has to give way: a later one, or one of the same epoch that was faster.
-fn precedes(report: &ReservationReport, host: &[u8; 16], epoch: Epoch) -> Option<Epoch> {
+/// Another owner before whom the one of `epoch` has to give way: a later one, or one of the same epoch that was faster, as far as
+/// `is_rival`.
+fn precedes(
+    report: &ReservationReport,
+    host: &[u8; 16],
+    epoch: Epoch,
+    is_rival: impl Fn(&[u8; 16]) -> bool,
+) -> Option<Epoch> {
     let others = report.registrants.iter().filter(|registrant| registrant.host != *host);
     let seen = others.filter_map(|registrant| Some((epoch_of(registrant.key)?, registrant)));
-    seen.filter(|(seen, registrant)| *seen > epoch || *seen == epoch && registrant.is_holder)
+    let faster = |it: &Registrant| it.is_holder && is_rival(&it.host);
+    seen.filter(|(seen, other)| *seen > epoch || *seen == epoch && faster(other))
         .map(|(seen, _)| seen)
         .max()
 }
 
 fn claim(report: &ReservationReport, host: &[u8; 16], epoch: Epoch) -> Claim {
-    if let Some(seen) = precedes(report, host, epoch) {
+    if let Some(seen) = precedes(report, host, epoch, |_| true) {
         return Claim::Theirs(Some(seen));
     }
     let is_stranger = |registrant: &Registrant| {
@@ -279,7 +287,9 @@ async fn take<N: Network>(device: &NvmeNamespace<N>, epoch: Epoch) -> Result<(),
     for _ in 0..2 * TRIES {
         let connected = device.shared().connected.get();
         let report = report(device).await.map_err(block)?;
-        if let Some(seen) = precedes(&report, &host, epoch) {
+        // What this process had opened before gives way to what it has opened now.
+        let is_rival = |other: &[u8; 16]| !are_of_one_process(other, &host);
+        if let Some(seen) = precedes(&report, &host, epoch, is_rival) {
             if is_registered {
                 // What the other one sees need not be more than there is.
                 let _ = send(ReservationRequest::Unregister { current: Some(key(epoch)) }).await;

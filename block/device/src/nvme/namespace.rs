@@ -178,6 +178,12 @@ impl<N: Network> NvmeNamespace<N> {
         self.paths.status()
     }
 
+    /// It can be used no more, and has to be opened anew: what the target had confirmed is lost, or another owner has it.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.paths.is_given_up()
+    }
+
     /// Commands that were sent again because a path had failed them, or lost them.
     #[must_use]
     pub fn resent(&self) -> u64 {

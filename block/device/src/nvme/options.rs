@@ -9,6 +9,7 @@ use rustix::net::sockopt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Where connections come from: the network, or what a test puts in its place.
@@ -45,15 +46,32 @@ const DEAD_AFTER: Duration = Duration::from_secs(3);
 pub struct Host {
     /// What targets know it by when they decide who may connect.
     pub nqn: Nqn,
-    /// Whose reservations are. Each process has its own, so that what a dead one has left under way can be shut out.
+    /// Whose reservations are. Each time that a namespace is opened has its own, so that what an earlier one has left under way can be
+    /// shut out. Those of one process begin alike.
     pub id: [u8; 16],
+}
+
+/// What the identifiers of one process begin with.
+const PROCESS_BYTES: usize = 8;
+
+fn new_id() -> [u8; 16] {
+    static PROCESS: OnceLock<[u8; 16]> = OnceLock::new();
+    let mut id = *Uuid::new_v4().as_bytes();
+    let process = PROCESS.get_or_init(|| *Uuid::new_v4().as_bytes());
+    id[..PROCESS_BYTES].copy_from_slice(&process[..PROCESS_BYTES]);
+    id
+}
+
+/// Both are of one process.
+pub(crate) fn are_of_one_process(one: &[u8; 16], other: &[u8; 16]) -> bool {
+    one[..PROCESS_BYTES] == other[..PROCESS_BYTES]
 }
 
 impl Host {
     /// This process of the host `nqn`.
     #[must_use]
     pub fn new(nqn: Nqn) -> Self {
-        Self { nqn, id: *Uuid::new_v4().as_bytes() }
+        Self { nqn, id: new_id() }
     }
 
     /// A host that nobody knows by name.
@@ -64,7 +82,7 @@ impl Host {
     pub fn anonymous() -> Result<Self, NqnError> {
         let uuid = Uuid::new_v4();
         let nqn = Nqn::new(format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"))?;
-        Ok(Self { nqn, id: *uuid.as_bytes() })
+        Ok(Self::new(nqn))
     }
 }
 

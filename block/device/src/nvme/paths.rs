@@ -250,6 +250,10 @@ impl<N: Network> Paths<N> {
         !self.has_lost.get() && self.paths.iter().any(|path| path.is_usable())
     }
 
+    pub fn is_given_up(&self) -> bool {
+        self.has_lost.get() || self.owner.lost().is_some()
+    }
+
     /// Lets go of the target, in order.
     pub fn end(&self) {
         self.is_ending.set(true);

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub(super) type Namespace = NvmeNamespace<Net>;
 
-async fn open_as(net: &Net, paths: &[SocketAddr], options: Options) -> Namespace {
+pub(super) async fn open_as(net: &Net, paths: &[SocketAddr], options: Options) -> Namespace {
     let nqn = Nqn::new(NQN).expect("a name");
     let opened = Namespace::open_on(net.clone(), paths, nqn, 0, options, "box".into()).await;
     opened.unwrap_or_else(|error| panic!("{error}"))

@@ -1,12 +1,16 @@
 //! Owners that come and go, and targets that forget them.
 
-use super::namespace::{open, pattern, read, run, two_paths, write};
+use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
+use super::options;
 use super::target::Target;
+use super::wire::Net;
 use crate::nvme::Witness;
 use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::Epoch;
+use levada_base::ids::Uuid;
 use levada_base::reactor;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,10 +30,12 @@ fn mark(epoch: u8) -> levada_base::Buf {
 /// neither. The first is the sooner to be back.
 #[test]
 fn a_former_owner_writes_nothing_again() {
-    for (seed, has_witness) in [(1, true), (2, false), (3, true)] {
+    for (seed, has_witness, keeps_reservations) in
+        [(1, true, false), (2, false, false), (3, false, true)]
+    {
         run(seed, async {
             let mut target = Target::new();
-            target.keeps_reservations = seed == 3;
+            target.keeps_reservations = keeps_reservations;
             let (net, target, paths) = two_paths(target);
             let first = open(&net, &paths[..1]).await;
             let second = open(&net, &paths[1..]).await;
@@ -51,7 +57,8 @@ fn a_former_owner_writes_nothing_again() {
             net.listen(paths[0], &target);
             reactor::sleep(Duration::from_secs(5)).await;
             let fenced = BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) };
-            let expected = if has_witness { fenced } else { BlockError::Gone };
+            let is_known = has_witness || keeps_reservations;
+            let expected = if is_known { fenced } else { BlockError::Gone };
             assert_eq!(write(&first, 8192, &pattern(3, 4096)).await, Err(expected.clone()));
             assert_eq!(first.flush().await, Err(expected));
             net.listen(paths[1], &target);
@@ -127,6 +134,36 @@ fn who_has_met_a_later_owner_stays_out() {
     });
 }
 
+/// Opened by another process.
+async fn open_elsewhere(net: &Net, paths: &[SocketAddr]) -> Namespace {
+    let mut options = options();
+    options.host.id = *Uuid::new_v4().as_bytes();
+    open_as(net, paths, options).await
+}
+
+/// What a process had opened before gives way to what it opens now, and does not come back.
+#[test]
+fn a_namespace_can_be_opened_anew() {
+    run(9, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let first = open(&net, &paths).await;
+        first.recognise_owner_by(witness());
+        first.fence(Epoch(4)).await.expect("nobody's");
+        write(&first, 0, &mark(4)).await.expect("ours");
+        let again = open(&net, &paths).await;
+        again.fence(Epoch(4)).await.expect("ours all the same");
+        write(&again, 8192, &pattern(1, 4096)).await.expect("ours");
+        assert!(!first.is_given_up());
+        for path in paths {
+            net.reset(path);
+        }
+        reactor::sleep(Duration::from_secs(2)).await;
+        assert!(first.is_given_up() && !again.is_given_up());
+        write(&again, 8192, &pattern(2, 4096)).await.expect("ours");
+        assert_eq!(target.keys.borrow().len(), 1);
+    });
+}
+
 /// Two that choose the same epoch: one of them has it.
 #[test]
 fn an_epoch_has_one_owner() {
@@ -135,8 +172,8 @@ fn an_epoch_has_one_owner() {
             let (net, _target, paths) = two_paths(Target::new());
             let old = open(&net, &paths).await;
             old.fence(Epoch(5)).await.expect("nobody's");
-            let (one, other) = (open(&net, &paths).await, open(&net, &paths).await);
-            let fencing = async |device: &super::namespace::Namespace| {
+            let (one, other) = (open_elsewhere(&net, &paths).await, open(&net, &paths).await);
+            let fencing = async |device: &Namespace| {
                 reactor::sleep(Duration::from_micros(reactor::random_u64() % 500)).await;
                 device.fence(Epoch(6)).await
             };
@@ -147,7 +184,7 @@ fn an_epoch_has_one_owner() {
                 false => assert_eq!((first, second), (fenced, Ok(()))),
             }
             // Nor is it to be had afterwards, but the next one is.
-            let third = open(&net, &paths).await;
+            let third = open_elsewhere(&net, &paths).await;
             assert!(third.fence(Epoch(6)).await.is_err());
             third.fence(Epoch(7)).await.expect("later");
         });
