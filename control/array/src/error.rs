@@ -59,6 +59,11 @@ pub enum ArrayError {
         ))
     )]
     Older { drives: Vec<(PathBuf, String, u64)>, newest: u64 },
+    /// Another server was there between two looks.
+    #[error(
+        "another server has changed {array} meanwhile, or still does; nothing was changed here"
+    )]
+    Changed { array: String },
     /// Nothing would stop the array from opening, but it would go on without these.
     #[error(
         "{array} has live members that are not among the drives given: {}; name their drives too, or go on without \

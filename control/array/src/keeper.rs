@@ -20,8 +20,10 @@ use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
-use levada_device::Device;
-use levada_raid::{self as raid, Array, MemberSpec, MemberState, RaidArray, RaidError, Recorded};
+use levada_device::{BlockError, Device};
+use levada_raid::{
+    self as raid, Array, Finding, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
+};
 use levada_volume::{Anyway, Pool, PoolError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -123,7 +125,7 @@ impl Keeper {
         }
         let devices: Vec<Rc<dyn Device>> =
             drives.iter().map(|drive| drive.store.device()).collect();
-        // Locked now: nobody changes what was seen.
+        // Files are locked now: nobody changes what was seen.
         let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
         let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
         if !opening.degraded && !opening.force {
@@ -139,8 +141,28 @@ impl Keeper {
         if !missing.is_empty() && !opening.degraded && !opening.force {
             return Err(ArrayError::Missing { array: recorded.name, names: missing });
         }
-        let (array, report) =
-            RaidArray::open(recorded.uuid, devices, recorded.order.0.next(), opening.force).await?;
+        // Of an owner that got no further a target may know, and no superblock.
+        let mut last = recorded.order.0;
+        for drive in &drives {
+            drive.store.belongs_to(recorded.uuid);
+            last = last.max(drive.store.owner().await);
+        }
+        let epoch = last.next();
+        if drives.iter().any(|drive| drive.store.is_remote()) {
+            for (drive, (_, finding)) in drives.iter().zip(&report.devices) {
+                if let Finding::Used { .. } | Finding::CatchesUp { .. } = finding
+                    && let Err(BlockError::Fenced { ours, seen }) = drive.store.reserve(epoch).await
+                {
+                    return Err(RaidError::Fenced { ours, seen }.into());
+                }
+            }
+            // Reserved now, and so locked: was it still as it was seen?
+            let now = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
+            if now != report || now.generation != recorded.order.1 {
+                return Err(ArrayError::Changed { array: recorded.name });
+            }
+        }
+        let (array, report) = RaidArray::open(recorded.uuid, devices, epoch, opening.force).await?;
         if !report.missing.is_empty() {
             tracing::warn!(
                 array = recorded.name,
@@ -495,7 +517,8 @@ impl Keeper {
         let members = self.array.status().members;
         let held = {
             let drives = self.drives.borrow();
-            let held = drives.iter().find(|drive| drive.store.is_at(new));
+            let mut held = drives.iter().filter(|drive| drive.store.is_at(new));
+            let held = held.find(|drive| !drive.store.is_given_up());
             held.map(|drive| (drive.store.clone(), drive.member))
         };
         let device = match held {
@@ -510,6 +533,7 @@ impl Keeper {
             }
             None => take(new, self.uuid(), force).await?,
         };
+        device.belongs_to(self.uuid());
         let others = members.iter().filter(|member| Some(member.index) != instead);
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);

@@ -1,13 +1,15 @@
 //! What a drive is opened as: a file or block device of this machine, or a namespace of a remote subsystem.
 //!
 //! What always holds: one process at a time has a drive. A file is locked; a namespace is reserved when its array fences it, and one that
-//! cannot be is not opened for an array.
+//! cannot be is not opened for an array. A target that forgets its reservations is believed what the superblocks say.
 
 use crate::error::ArrayError;
 use levada_base::Epoch;
+use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
-use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
-use levada_device::{Device, FileDevice};
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Witness};
+use levada_device::{BlockError, Device, FileDevice};
+use levada_raid::Recorded;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -86,6 +88,42 @@ impl Store {
         match self {
             Self::File(_) => Epoch::default(),
             Self::Remote(namespace, _) => namespace.owner().await.unwrap_or_default(),
+        }
+    }
+
+    /// True where nobody is kept out before the drive is fenced.
+    pub fn is_remote(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            Self::Remote(..) => true,
+        }
+    }
+
+    /// Keeps everybody else out, for the owner of `epoch`. A file is locked already.
+    pub async fn reserve(&self, epoch: Epoch) -> Result<(), BlockError> {
+        match self {
+            Self::File(_) => Ok(()),
+            Self::Remote(namespace, _) => namespace.fence(epoch).await,
+        }
+    }
+
+    /// From now on its superblocks of `array` say who the last owner was, if the target has forgotten it.
+    pub fn belongs_to(&self, array: Uuid) {
+        let Self::Remote(namespace, _) = self else { return };
+        let owner = move |bytes: &[u8]| {
+            let blocks = bytes.chunks(Recorded::BYTES as usize);
+            let found = blocks.filter_map(|block| Recorded::decode(block, array));
+            found.map(|recorded| recorded.order.0).max()
+        };
+        let owner = Rc::new(owner);
+        namespace.recognise_owner_by(Witness { bytes: 2 * Recorded::BYTES, owner });
+    }
+
+    /// It has to be opened anew.
+    pub fn is_given_up(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            Self::Remote(namespace, _) => namespace.is_given_up(),
         }
     }
 
