@@ -188,7 +188,11 @@ impl ControllerIdentity {
     /// When the subsystem has no name.
     pub fn parse(bytes: &[u8; IDENTIFY_BYTES]) -> Result<Self, NqnError> {
         let subsystem: [u8; NQN_FIELD_BYTES] = array(bytes, 768);
-        let capsule = u32_at(bytes, 1792) as usize * 16;
+        // Data that are not right behind the command (ICDOFF) are no use: none go with it.
+        let capsule = match u16_at(bytes, 1800) {
+            0 => u32_at(bytes, 1792) as usize * 16,
+            _ => 0,
+        };
         Ok(Self {
             serial: text_at(bytes, 4, 20),
             model: text_at(bytes, 24, 40),
@@ -215,6 +219,43 @@ impl ControllerIdentity {
             queue_entries_max: u16_at(bytes, 514),
             subsystem: Nqn::parse(&subsystem)?,
         })
+    }
+}
+
+/// What a command may ask for that has no data, of the NVM command set (NVM Command Set 1.0, 4.1.5.4); 0: not told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommandLimits {
+    /// Bytes that are zeroed.
+    pub zeroes_bytes_max: u64,
+    /// Blocks that are discarded.
+    pub discard_blocks_max: u64,
+}
+
+impl CommandLimits {
+    #[must_use]
+    pub fn parse(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
+        let (of_range, of_command) = (u64::from(u32_at(bytes, 4)), u64_at(bytes, 8));
+        Self {
+            zeroes_bytes_max: match bytes[1] {
+                0 => 0,
+                power => PAGE_BYTES.checked_shl(u32::from(power)).unwrap_or(0),
+            },
+            discard_blocks_max: match (of_range, of_command) {
+                (0, limit) | (limit, 0) => limit,
+                (range, command) => range.min(command),
+            },
+        }
+    }
+
+    #[must_use]
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; IDENTIFY_BYTES];
+        bytes[1] = match self.zeroes_bytes_max {
+            0 => 0,
+            limit => (limit / PAGE_BYTES).ilog2() as u8,
+        };
+        put(&mut bytes, 8, &self.discard_blocks_max.to_le_bytes());
+        bytes
     }
 }
 
@@ -401,6 +442,16 @@ mod tests {
             let found = NamespaceIdentity::parse(&bytes).expect("a namespace");
             assert_eq!((found.has_reservations, found.keeps_reservations), (has, keeps));
         }
+    }
+
+    #[test]
+    fn limits_of_commands_without_data() {
+        let limits = CommandLimits { zeroes_bytes_max: 64 << 10, discard_blocks_max: 500 };
+        let mut bytes = page(limits.to_bytes());
+        assert_eq!(CommandLimits::parse(&bytes), limits);
+        bytes[4] = 100;
+        assert_eq!(CommandLimits::parse(&bytes).discard_blocks_max, 100);
+        assert_eq!(CommandLimits::parse(&[0; IDENTIFY_BYTES]), CommandLimits::default());
     }
 
     #[test]

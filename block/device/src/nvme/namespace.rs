@@ -100,7 +100,10 @@ impl NvmeNamespace<Tcp> {
     /// A [`NamespaceError`].
     pub async fn open(url: &NvmeUrl, options: Options) -> Result<Self, NamespaceError> {
         let addresses = url.resolve()?;
-        let options = Options { digests: url.digests, ..options };
+        let mut options = Options { digests: url.digests, ..options };
+        if let Some(nqn) = url.host.clone() {
+            options.host.nqn = nqn;
+        }
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
         Self::open_on(Tcp, &addresses, subsystem, namespace, options, url.to_string()).await
     }
@@ -212,6 +215,12 @@ impl<N: Network> NvmeNamespace<N> {
     #[must_use]
     pub fn is_reached(&self) -> bool {
         self.paths.is_usable()
+    }
+
+    /// Its number within the subsystem.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.known.namespace
     }
 
     /// Owners can be told apart by the target.
@@ -535,7 +544,11 @@ impl<N: Network> Device for NvmeNamespace<N> {
                 return Ok(());
             }
             let discard = |(at, bytes)| self.discard_run(at, bytes);
-            run_all(Self::runs(at, bytes, DISCARD_BYTES_MAX), discard).await
+            let limit = match self.known.limits.discard_blocks_max {
+                0 => DISCARD_BYTES_MAX,
+                blocks => DISCARD_BYTES_MAX.min(blocks.saturating_mul(self.info.block_bytes)),
+            };
+            run_all(Self::runs(at, bytes, limit), discard).await
         })
     }
 
@@ -543,7 +556,11 @@ impl<N: Network> Device for NvmeNamespace<N> {
         Box::pin(async move {
             check_range(&self.info, at, bytes)?;
             if self.has(OptionalCommands::WRITE_ZEROES) {
-                let limit = ZEROES_BYTES_MAX.min(BLOCKS_MAX * self.info.block_bytes);
+                let limit = match self.known.limits.zeroes_bytes_max {
+                    0 => ZEROES_BYTES_MAX,
+                    limit => limit.min(ZEROES_BYTES_MAX),
+                };
+                let limit = limit.min(BLOCKS_MAX * self.info.block_bytes);
                 let zero = |(at, bytes)| self.zero_run(at, bytes);
                 return run_all(Self::runs(at, bytes, limit), zero).await;
             }

@@ -91,7 +91,7 @@ impl Host {
 pub struct Timing {
     /// Each step of connecting a controller. How long it may take to become ready it says itself.
     pub connect: Duration,
-    /// A read or a write. One that takes longer ends its controller.
+    /// A read or a write, or a report. One that takes longer ends its controller.
     pub command: Duration,
     /// Any other command on blocks, of which nobody knows how much work it is. That the controller lives is seen by other signs.
     pub long_command: Duration,
@@ -145,13 +145,14 @@ impl Timing {
     /// How long a command on blocks may take.
     pub(crate) fn limit_of(&self, opcode: u8) -> Duration {
         match IoOpcode::of(opcode) {
-            Some(IoOpcode::Read | IoOpcode::Write | IoOpcode::Compare) => self.command,
+            Some(
+                IoOpcode::Read | IoOpcode::Write | IoOpcode::Compare | IoOpcode::ReservationReport,
+            ) => self.command,
             Some(
                 IoOpcode::Flush
                 | IoOpcode::WriteZeroes
                 | IoOpcode::DatasetManagement
                 | IoOpcode::ReservationRegister
-                | IoOpcode::ReservationReport
                 | IoOpcode::ReservationAcquire
                 | IoOpcode::ReservationRelease
                 | IoOpcode::Fabrics,

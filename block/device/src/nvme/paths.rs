@@ -26,8 +26,8 @@ use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::{IoVec, IoVecMut};
 use levada_nvme::identify::{
-    IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID, listed_namespaces,
-    parse_namespace_descriptors,
+    CommandLimits, IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID,
+    listed_namespaces, parse_namespace_descriptors,
 };
 use levada_nvme::log::{AnaState, LogPage, parse_ana};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
@@ -58,6 +58,7 @@ pub(crate) struct Known {
     names: Vec<(u8, Vec<u8>)>,
     pub data_bytes_max: u64,
     pub optional: OptionalCommands,
+    pub limits: CommandLimits,
     pub has_volatile_cache: bool,
 }
 
@@ -376,7 +377,7 @@ impl<N: Network> Paths<N> {
             let looked = match select(select(pin!(looking), &mut over), pin!(self.ending())).await {
                 Either::Left((Either::Left((looked, _)), _)) => looked,
                 Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => return Self::let_go(controller, over).await,
+                Either::Right(_) => return self.let_go(controller, over).await,
             };
             let is_absent = matches!(looked, Err(ConnectError::Absent { .. }));
             let since = path.absent_since.get().unwrap_or_else(reactor::now);
@@ -420,18 +421,19 @@ impl<N: Network> Paths<N> {
             match select(select(pin!(next), &mut over), pin!(self.ending())).await {
                 Either::Left((Either::Left(_), _)) => {}
                 Either::Left((Either::Right((why, _)), _)) => return why,
-                Either::Right(_) => return Self::let_go(controller, over).await,
+                Either::Right(_) => return self.let_go(controller, over).await,
             }
         }
     }
 
     async fn let_go(
+        &self,
         controller: &Controller<N::Stream>,
         over: impl Future<Output = String>,
     ) -> String {
         controller.shut_down().await;
         over.await;
-        "no longer needed".into()
+        if self.has_lost.get() { "given up" } else { "no longer needed" }.into()
     }
 
     /// What a controller leads to, compared with what is known.
@@ -533,6 +535,12 @@ impl<N: Network> Paths<N> {
             names.push((0, controller.identity.serial.clone().into_bytes()));
         }
         names.sort();
+        // Older ones know no such page.
+        let limits = match controller.identify(Identify::CommandSetController, 0).await {
+            Ok(page) => CommandLimits::parse(&page),
+            Err(ConnectError::Refused { .. }) => CommandLimits::default(),
+            Err(error) => return Err(error),
+        };
         let of = &controller.identity;
         let smallest = identity.block_bytes.max(4096);
         if of.data_bytes_max != 0 && of.data_bytes_max < smallest {
@@ -544,6 +552,7 @@ impl<N: Network> Paths<N> {
             names,
             data_bytes_max: of.data_bytes_max,
             optional: of.optional,
+            limits,
             has_volatile_cache: of.has_volatile_cache,
         })
     }
@@ -893,6 +902,12 @@ impl Known {
         if limit(seen.data_bytes_max) < limit(self.data_bytes_max) {
             let (was, is) = (self.data_bytes_max, seen.data_bytes_max);
             return Err(format!("a command may have {is} bytes of data, and {was} elsewhere"));
+        }
+        let (of, all) = (seen.limits, self.limits);
+        if limit(of.zeroes_bytes_max) < limit(all.zeroes_bytes_max)
+            || limit(of.discard_blocks_max) < limit(all.discard_blocks_max)
+        {
+            return Err("less may be zeroed or discarded at once than elsewhere".into());
         }
         if !seen.optional.contains(self.optional) {
             return Err("commands are missing that there are elsewhere".into());

@@ -1,7 +1,7 @@
-//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1]`.
+//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN]`.
 //!
 //! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
-//! Without `ns` it is the only namespace of the subsystem. Names are looked up once, when the namespace is opened.
+//! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name. Names are looked up once, when the namespace is opened.
 
 use super::namespace::NamespaceError;
 use levada_nvme::pdu::Digests;
@@ -23,6 +23,8 @@ pub struct NvmeUrl {
     /// 0: the only one.
     pub namespace: u32,
     pub digests: Digests,
+    /// `None`: a host that nobody knows.
+    pub host: Option<Nqn>,
 }
 
 /// Why something is no such URL.
@@ -36,7 +38,7 @@ pub enum UrlError {
     Subsystem(#[from] NqnError),
     #[error("{address:?} is no host with a port")]
     Address { address: String },
-    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1")]
+    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN")]
     Option { option: String },
 }
 
@@ -106,7 +108,8 @@ impl FromStr for NvmeUrl {
         }
         let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
         let subsystem = Nqn::new(subsystem)?;
-        let mut url = Self { addresses, subsystem, namespace: 0, digests: Digests::default() };
+        let digests = Digests::default();
+        let mut url = Self { addresses, subsystem, namespace: 0, digests, host: None };
         for option in query.into_iter().flat_map(|query| query.split('&')) {
             let wrong = || UrlError::Option { option: option.to_owned() };
             let is_on = |value: &str| match value {
@@ -123,6 +126,7 @@ impl FromStr for NvmeUrl {
                 }
                 ("hdgst", value) => url.digests.header = is_on(value)?,
                 ("ddgst", value) => url.digests.data = is_on(value)?,
+                ("host", name) => url.host = Some(Nqn::new(name)?),
                 _ => return Err(wrong()),
             }
         }
@@ -150,6 +154,7 @@ impl fmt::Display for NvmeUrl {
                 options.push(format!("{name}=1"));
             }
         }
+        options.extend(self.host.as_ref().map(|host| format!("host={host}")));
         if options.is_empty() { Ok(()) } else { write!(out, "?{}", options.join("&")) }
     }
 }
@@ -164,6 +169,7 @@ mod tests {
         for (text, shown) in [
             ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
             ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
+            ("nvme+tcp://192.0.2.1:4420/nqn.x?ns=2&host=nqn.2014-08.org.nvmexpress:uuid:1", None),
             ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
             ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
         ] {
@@ -185,6 +191,7 @@ mod tests {
             "nvme+tcp://a/nqn.x?ns=0",
             "nvme+tcp://a/nqn.x?ns=4294967295",
             "nvme+tcp://a/nqn.x?hdgst=yes",
+            "nvme+tcp://a/nqn.x?host=me",
             "nvme+tcp://a/nqn.x?other=1",
             "nvme+tcp://a/nqn.x?",
         ] {

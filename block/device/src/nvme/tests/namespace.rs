@@ -4,12 +4,12 @@ use super::target::{BLOCK_BYTES, BLOCKS, NQN, Target};
 use super::wire::Net;
 use super::{address, options};
 use crate::nvme::discovery::discover;
-use crate::nvme::{NamespaceError, NvmeNamespace, Options, Standing};
+use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, Standing};
 use crate::{BlockError, Device, Durability};
 use futures_util::future::join;
 use levada_base::reactor::{self, Reactor};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
-use levada_nvme::identify::OptionalCommands;
+use levada_nvme::identify::{CommandLimits, OptionalCommands};
 use levada_nvme::log::{AnaState, DiscoveryEntry};
 use levada_nvme::pdu::Digests;
 use levada_nvme::{IoOpcode, Nqn, Status};
@@ -700,5 +700,76 @@ fn a_device_can_be_closed_at_any_time() {
         let tried = net.tried();
         reactor::sleep(Duration::from_secs(10)).await;
         assert_eq!(net.tried(), tried);
+    });
+}
+
+#[test]
+fn limits_of_a_target_are_kept_to() {
+    run(21, async {
+        let mut target = Target::new();
+        target.limits = CommandLimits { zeroes_bytes_max: 32 << 10, discard_blocks_max: 7 };
+        let host = Nqn::new("nqn.2014-08.org.example:known").expect("a name");
+        target.admitted = Some(host.clone());
+        let (net, target, paths) = two_paths(target);
+        let known = Options { host: Host::new(host), ..options() };
+        let device = open_as(&net, &paths, known).await;
+        device.write_zeroes(512, 100_864).await.expect("zeroed");
+        device.discard(0, 51_200).await.expect("discarded");
+        assert_eq!(target.came(IoOpcode::WriteZeroes).len(), 4);
+        assert_eq!(target.came(IoOpcode::DatasetManagement).len(), 15);
+        let nqn = Nqn::new(NQN).expect("a name");
+        let opened = Namespace::open_on(net, &paths, nqn, 0, options(), "box".into()).await;
+        let Err(NamespaceError::NoPath { paths, .. }) = opened else { panic!("opened") };
+        assert!(paths[0].why.as_ref().expect("why").contains("invalid host"), "{paths:?}");
+    });
+}
+
+/// A drive loses what it was the first to have for a while, before anybody hears that it had it.
+#[test]
+fn what_is_confirmed_late_may_be_lost_already() {
+    run(22, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        let data = pattern(1, 4096);
+        target.answers_late.set(Duration::from_secs(1));
+        let reinserted = async {
+            reactor::sleep(Duration::from_millis(200)).await;
+            target.reinsert(Duration::from_millis(100)).await;
+        };
+        let (written, ()) = join(write(&device, 0, &data), reinserted).await;
+        written.expect("written");
+        device.flush().await.expect("flushed");
+        assert_eq!(target.durable.borrow()[..4096], data[..]);
+    });
+}
+
+/// A change is held back for longer than a request may take, and then refused once.
+#[test]
+fn time_in_which_a_request_was_held_back_does_not_count() {
+    run(23, async {
+        let mut target = Target::new();
+        target.keep_alive_unit_ms = 10_000;
+        let (net, target, paths) = two_paths(target);
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        target.late.set(Duration::from_secs(5));
+        let cut = async {
+            reactor::sleep(Duration::from_millis(100)).await;
+            target.late.set(Duration::ZERO);
+            net.swallow(paths[0]);
+        };
+        let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+        let (written, ()) = join(write(&device, 0, &first), cut).await;
+        written.expect("on the other path");
+        let begun = reactor::now();
+        let refused = async {
+            reactor::sleep(Duration::from_secs(28)).await;
+            target.statuses.borrow_mut().push(Status::ABORTED);
+        };
+        let (written, ()) = join(write(&device, 0, &second), refused).await;
+        written.expect("in the end");
+        assert!(begun.elapsed() > Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert_eq!((device.held_back(), target.statuses.borrow().len()), (1, 0));
     });
 }

@@ -10,8 +10,8 @@ use levada_nvme::fabrics::{
     Property, PropertyAccess,
 };
 use levada_nvme::identify::{
-    ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity, OptionalCommands,
-    namespace_descriptors, namespace_list,
+    CommandLimits, ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity,
+    OptionalCommands, namespace_descriptors, namespace_list,
 };
 use levada_nvme::log::{self, AnaGroup, AnaState, DiscoveryEntry, Event, GetLogPage, LogPage};
 use levada_nvme::pdu::{COMMON_BYTES, Common, Digests, Framing, Initialize, Pdu, Transfer};
@@ -47,6 +47,9 @@ pub struct Target {
     pub keeps_reservations: bool,
     pub keep_alive_unit_ms: u32,
     pub optional: OptionalCommands,
+    pub limits: CommandLimits,
+    /// Who may connect; `None`: everybody.
+    pub admitted: Option<Nqn>,
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
     /// So many data units from now on are damaged.
     pub damages: Cell<u32>,
@@ -54,6 +57,8 @@ pub struct Target {
     pub statuses: RefCell<Vec<Status>>,
     /// Writes take so long, whatever happens to their connection.
     pub late: Cell<Duration>,
+    /// So do answers to writes that were carried out.
+    pub answers_late: Cell<Duration>,
     /// Flushes do.
     pub flush_takes: Cell<Duration>,
     /// Commands on blocks are not answered.
@@ -106,10 +111,13 @@ impl Target {
             optional: OptionalCommands::DATASET_MANAGEMENT
                 | OptionalCommands::WRITE_ZEROES
                 | OptionalCommands::RESERVATIONS,
+            limits: CommandLimits::default(),
+            admitted: None,
             states: RefCell::default(),
             damages: Cell::default(),
             statuses: RefCell::default(),
             late: Cell::default(),
+            answers_late: Cell::default(),
             flush_takes: Cell::default(),
             is_mute: Cell::default(),
             is_absent: Cell::default(),
@@ -281,6 +289,10 @@ impl Target {
                 true => target.administer(&from, &command, &data),
                 false => target.carry_out(&from, &command, &data).await,
             };
+            let is_write = !is_admin && command.opcode() == IoOpcode::Write as u8;
+            if is_write && !target.answers_late.get().is_zero() {
+                reactor::sleep(target.answers_late.get()).await;
+            }
             if let Some((status, result, data)) = done {
                 target.answer(&from, &command, status, result, &data);
             }
@@ -334,6 +346,9 @@ impl Target {
                     let connect = Connect::of(command);
                     let data: &[u8; CONNECT_BYTES] = data.try_into().expect("as many");
                     let data = ConnectData::parse(data).expect("sound");
+                    if self.admitted.as_ref().is_some_and(|host| *host != data.host) {
+                        return Some((Status::CONNECT_INVALID_HOST, 0, Vec::new()));
+                    }
                     from.host.set(data.host_id);
                     from.is_admin.set(connect.queue == 0);
                     from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
@@ -385,6 +400,7 @@ impl Target {
                             false => shows(identity.to_bytes()),
                         }
                     }
+                    Identify::CommandSetController => shows(self.limits.to_bytes()),
                     Identify::ActiveNamespaces => shows(namespace_list([1].into_iter(), 0)),
                     Identify::NamespaceDescriptors => shows(namespace_descriptors(guid)),
                     _ => shows(vec![0; IDENTIFY_BYTES]),
@@ -490,10 +506,20 @@ impl Target {
                     self.durable.borrow_mut()[start..end].copy_from_slice(data);
                 }
             }
-            IoOpcode::WriteZeroes => cached.get_mut(start..end)?.fill(0),
+            IoOpcode::WriteZeroes => {
+                let limit = self.limits.zeroes_bytes_max;
+                if limit > 0 && (end - start) as u64 > limit {
+                    return Some((Status::INVALID_FIELD.and_do_not_retry(), 0, Vec::new()));
+                }
+                cached.get_mut(start..end)?.fill(0);
+            }
             IoOpcode::Flush => self.durable.borrow_mut().copy_from_slice(&cached),
             IoOpcode::DatasetManagement => {
                 for range in ranges(data) {
+                    let limit = self.limits.discard_blocks_max;
+                    if limit > 0 && u64::from(range.blocks) > limit {
+                        return Some((Status::INVALID_FIELD.and_do_not_retry(), 0, Vec::new()));
+                    }
                     let start = (range.first_block * BLOCK_BYTES) as usize;
                     let bytes = (u64::from(range.blocks) * BLOCK_BYTES) as usize;
                     cached.get_mut(start..start + bytes)?.fill(0);
