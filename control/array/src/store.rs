@@ -59,10 +59,10 @@ impl Store {
     pub fn is_at(&self, path: &Path) -> bool {
         match self {
             Self::File(file) => file.is_at(path),
-            Self::Remote(_, url) => url_of(path).is_some_and(|other| {
-                other.is_ok_and(|other| {
-                    (&other.subsystem, other.namespace) == (&url.subsystem, url.namespace)
-                })
+            Self::Remote(namespace, url) => url_of(path).is_some_and(|other| {
+                // 0 is the only one that there is.
+                let is_it = |number: u32| number == 0 || number == namespace.number();
+                other.is_ok_and(|other| other.subsystem == url.subsystem && is_it(other.namespace))
             }),
         }
     }
