@@ -356,6 +356,7 @@ impl<N: Network> Paths<N> {
         controller: &Rc<Controller<N::Stream>>,
     ) -> String {
         *path.controller.borrow_mut() = Some(Rc::clone(controller));
+        path.standing.set(Standing::Unusable);
         self.connected.set(self.connected.get() + 1);
         let mut over = pin!(controller.over());
         loop {

@@ -683,16 +683,21 @@ fn a_device_can_be_closed_at_any_time() {
     run(20, async {
         let (net, target, paths) = two_paths(Target::new());
         let device = open(&net, &paths).await;
-        write(&device, 0, &pattern(1, 4096)).await.expect("written");
-        target.is_mute.set(true);
+        for at in 0..5 {
+            write(&device, at * 4096, &pattern(at, 4096)).await.expect("written");
+        }
+        target.late.set(Duration::from_secs(2));
         for path in paths {
             net.down(path);
             net.listen(path, &target);
         }
-        // It is being written again.
-        reactor::sleep(Duration::from_secs(1)).await;
+        // They are being written again, one after the other.
+        reactor::sleep(Duration::from_secs(3)).await;
         let closed = reactor::timeout(Duration::from_secs(3), device.close()).await;
         closed.expect("closed");
+        reactor::sleep(Duration::from_secs(20)).await;
+        let written = target.came(IoOpcode::Write).len();
+        assert!((6..=7).contains(&written), "{written} writes");
         // Nor does anybody connect for a device that was not opened after all.
         let net = Net::default();
         let opening = open(&net, &paths);
