@@ -22,13 +22,19 @@ pub struct Drawer {
 impl Drawer {
     /// One of two bays and two paths, with what it needs in `dir`.
     pub fn start(dir: &Path, name: &str, more: &[&str]) -> Self {
+        let any = ["127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned()];
+        Self::try_start(dir, name, &any, more).expect("it says where it is")
+    }
+
+    /// `None`: it has ended at once.
+    fn try_start(dir: &Path, name: &str, paths: &[String], more: &[&str]) -> Option<Self> {
         let run_dir = dir.join("enclosures");
-        let any = ["--path", "127.0.0.1:0", "--path", "127.0.0.1:0"];
         let log = File::options().create(true).append(true).open(dir.join("enclosures.log"));
         let mut process = Command::new(LEVADA)
             .args(["enclosure", "serve", name, "--bays", "2"])
-            .args(any)
+            .args(paths.iter().flat_map(|path| ["--path", path]))
             .args(more)
+            .current_dir(dir)
             .env("LEVADA_ENCLOSURES_DIR", &run_dir)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -39,13 +45,32 @@ impl Drawer {
         let mut paths = Vec::new();
         let mut subsystem = String::new();
         for _ in 0..2 {
-            let line = lines.next().expect("it says where it is").expect("text");
+            let Some(line) = lines.next() else {
+                process.wait().expect("it ends");
+                return None;
+            };
+            let line = line.expect("text");
             let place = line.strip_prefix("nvme+tcp://").expect("a URL");
             let (address, rest) = place.split_once('/').expect("a subsystem");
             paths.push(address.to_owned());
             subsystem = rest.split_once(": enclosure").expect("what it is").0.to_owned();
         }
-        Self { name: name.to_owned(), run_dir, process, paths, subsystem }
+        Some(Self { name: name.to_owned(), run_dir, process, paths, subsystem })
+    }
+
+    /// Kills it, and starts it again where it was.
+    pub fn kill(self, dir: &Path, more: &[&str]) -> Self {
+        let (name, paths) = (self.name.clone(), self.paths.clone());
+        drop(self);
+        let begun = Instant::now();
+        loop {
+            if let Some(again) = Self::try_start(dir, &name, &paths, more) {
+                return again;
+            }
+            // The kernel may hold the locks of the dead one for a moment.
+            assert!(begun.elapsed() < LIMIT, "{name} does not start again");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// As a cluster file names it.

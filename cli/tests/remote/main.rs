@@ -88,6 +88,38 @@ fn an_array_outlives_paths_drives_and_an_enclosure() {
     array.stop();
 }
 
+/// The process of an enclosure dies, with what its drives had not flushed and with all that it knew of owners. The superblocks on its drives
+/// say who that is.
+#[test]
+fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
+    let mut array = Box::new();
+    let media = |name: &'static str| ["--files", name, "--size", "96MiB"];
+    let dir = array.path(".");
+    let mut drawers: Vec<Drawer> =
+        ["e1", "e2"].map(|name| Drawer::start(&dir, name, &media(name))).into();
+    let urls: Vec<String> =
+        drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    array.ok(&[&["create", "far", "--level", "6"][..], &urls].concat());
+    array.serve(&urls);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    for (number, at) in [(1, 0), (2, 1), (3, 0)] {
+        round(&file, number, 16);
+        // Not flushed.
+        file.write_all_at(&pattern(9, 16), 16 * MIB as u64).expect("written");
+        let name = ["e1", "e2"][at];
+        let again = drawers.remove(at).kill(&dir, &media(name));
+        drawers.insert(at, again);
+        check(&file, number, 16);
+        round(&file, number + 10, 17);
+        let status = array.json(&["show", urls[0]]);
+        let members = status["members"].as_array().expect("members");
+        assert!(members.iter().all(|member| member["state"] == "in-sync"), "{status}");
+    }
+    drop(file);
+    array.stop();
+}
+
 #[test]
 fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let array = Box::new();
