@@ -41,8 +41,11 @@ pub struct Witness {
     /// How many it looks at; whole blocks of 4 KiB.
     pub bytes: u64,
     /// The epoch of the last owner. `None`: these are not the bytes of whatever this owner has there.
-    pub owner: Rc<dyn Fn(&[u8]) -> Option<Epoch>>,
+    pub owner: Rc<OwnerOf>,
 }
+
+/// What first bytes tell of the last owner.
+type OwnerOf = dyn Fn(&[u8]) -> Option<Epoch>;
 
 /// This device as an owner.
 #[derive(Default)]

@@ -157,7 +157,7 @@ impl<N: Network> NvmeNamespace<N> {
                 told.set(Health { failing: page.warnings & FAILING != 0, ..told.get() });
             }
         });
-        opening.is_done();
+        opening.went_well();
         Ok(Self {
             info,
             known,
@@ -434,7 +434,7 @@ async fn flush<N: Network>(paths: &Paths<N>, order: &Order) -> Result<(), OrderE
 struct Opening<N: Network>(Option<Rc<Paths<N>>>);
 
 impl<N: Network> Opening<N> {
-    fn is_done(mut self) {
+    fn went_well(mut self) {
         self.0 = None;
     }
 }
