@@ -1,7 +1,8 @@
 //! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN]`.
 //!
 //! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
-//! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name. Names are looked up once, when the namespace is opened.
+//! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name. Names of
+//! hosts are looked up once, when the namespace is opened.
 
 use super::namespace::NamespaceError;
 use levada_nvme::pdu::Digests;
