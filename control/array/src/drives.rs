@@ -10,6 +10,7 @@ use crate::store::{Glimpse, Store, glimpse, url_of};
 use levada_base::BufMut;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
+use levada_device::nvme::NvmeUrl;
 use levada_device::{Device, Durability, find_foreign, read_label};
 use levada_raid::{AssemblyReport, Finding, MEMBER_NAME_BYTES, Recorded};
 use std::collections::BTreeSet;
@@ -253,9 +254,13 @@ pub(crate) fn reserve(path: &Path) -> Result<(), ArrayError> {
 /// subsystem's name and its number. `taken` are those of others.
 pub(crate) fn name_of(path: &Path, taken: &BTreeSet<String>) -> String {
     let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let file_name = match file_name.rsplit_once(':') {
-        Some((_, last)) if url_of(path).is_some() => last,
-        _ => &file_name,
+    // A namespace is called after its subsystem, whoever asks for it and however.
+    let file_name = match url_of(path) {
+        Some(Ok(NvmeUrl { subsystem, namespace, .. })) => {
+            let last = subsystem.as_str().rsplit(':').next().unwrap_or_default().to_owned();
+            if namespace == 0 { last } else { format!("{last}?ns={namespace}") }
+        }
+        _ => file_name.into_owned(),
     };
     let mut start = file_name.len().saturating_sub(MEMBER_NAME_BYTES);
     while !file_name.is_char_boundary(start) {
@@ -284,6 +289,8 @@ mod tests {
     fn members_of_namespaces_are_called_after_them() {
         let url = Path::new("nvme+tcp://10.0.0.1:4420/nqn.2026-11.io.levada:enclosure:e1?ns=7");
         assert_eq!(name_of(url, &BTreeSet::new()), "e1?ns=7");
+        let known = Path::new("nvme+tcp://a/nqn.x:e1?ns=7&hdgst=1&host=nqn.x:me&keys=/etc/keys");
+        assert_eq!(name_of(known, &BTreeSet::new()), "e1?ns=7");
         assert_eq!(name_of(Path::new("a:b/c:d"), &BTreeSet::new()), "c:d");
     }
 

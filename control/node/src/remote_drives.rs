@@ -267,6 +267,7 @@ mod tests {
             "nvme+tcp://192.0.2.1/nqn.2014-08.org.example:x",
             "nvme+tcp://a-b.example:1,[2001:db8::1]:4421/nqn.x?hdgst=1&ddgst=1",
             "nvme+tcp://host,192.0.2.2:9/nqn.x?ddgst=1&hdgst=0",
+            "nvme+tcp://a/nqn.x?host=nqn.2014-08.org.example:h&keys=/etc/levada/keys",
         ] {
             let enclosure: EnclosureUrl = text.parse().expect(text);
             let url: NvmeUrl = enclosure.namespace(3).parse().expect(text);
@@ -274,6 +275,8 @@ mod tests {
             assert_eq!(url.addresses, enclosure.addresses);
             assert_eq!(url.subsystem.to_string(), enclosure.subsystem);
             assert_eq!(url.namespace, 3);
+            assert_eq!(url.host.map(|host| host.to_string()), enclosure.host);
+            assert_eq!(url.keys, enclosure.keys.map(Into::into));
             let digests = (url.digests.header, url.digests.data);
             assert_eq!(digests, (enclosure.header_digest, enclosure.data_digest));
         }

@@ -1,4 +1,4 @@
-//! Enclosures that are reached over the network: `nvme+tcp://HOST[:PORT][,HOST[:PORT]...]/NQN[?hdgst=1&ddgst=1]`.
+//! Enclosures that are reached over the network: `nvme+tcp://HOST[:PORT][,HOST[:PORT]...]/NQN[?hdgst=1&ddgst=1&host=NQN&keys=FILE]`.
 //!
 //! What is written here is read again, as a namespace's URL, by whoever connects: what passes here passes there.
 
@@ -24,6 +24,10 @@ pub struct EnclosureUrl {
     pub header_digest: bool,
     /// Digests of data.
     pub data_digest: bool,
+    /// The name by which the enclosure knows this cluster, where it wants to.
+    pub host: Option<String>,
+    /// A file with the secret of that name, from the root on.
+    pub keys: Option<String>,
 }
 
 /// Why a text is no such URL.
@@ -41,6 +45,15 @@ pub enum UrlError {
         /// As written.
         name: String,
     },
+    /// A name that no host has.
+    #[error("{name:?} is no name of a host")]
+    Host {
+        /// As written.
+        name: String,
+    },
+    /// Secrets that would be looked for elsewhere at another start, or are nobody's.
+    #[error("keys=FILE is a path from the root on, with the secret of host=NQN")]
+    Keys,
     /// An address that is none.
     #[error("{address:?} is no host with a port")]
     Address {
@@ -57,7 +70,7 @@ pub enum UrlError {
     #[error("it names a namespace")]
     Namespace,
     /// Something else behind the question mark.
-    #[error("{option:?} is none of hdgst=1, ddgst=1")]
+    #[error("{option:?} is none of hdgst=1, ddgst=1, host=NQN, keys=FILE")]
     Option {
         /// As written.
         option: String,
@@ -84,7 +97,10 @@ impl EnclosureUrl {
 
     fn options(&self) -> impl Iterator<Item = String> {
         let all = [("hdgst", self.header_digest), ("ddgst", self.data_digest)];
-        all.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| format!("{name}=1"))
+        let digests = all.into_iter().filter(|(_, is_on)| *is_on);
+        let host = self.host.iter().map(|host| format!("host={host}"));
+        let keys = self.keys.iter().map(|keys| format!("keys={keys}"));
+        digests.map(|(name, _)| format!("{name}=1")).chain(host).chain(keys)
     }
 
     fn with_options(&self, options: impl Iterator<Item = String>) -> String {
@@ -103,6 +119,12 @@ impl fmt::Display for EnclosureUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.with_options(self.options()))
     }
+}
+
+/// A qualified name, of a subsystem or a host.
+fn is_nqn(name: &str) -> bool {
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
+    name.starts_with("nqn.") && is_plain && name.len() <= NQN_MOST
 }
 
 fn address(text: &str) -> Result<(String, u16), UrlError> {
@@ -142,8 +164,7 @@ impl FromStr for EnclosureUrl {
         if name.is_empty() {
             return Err(UrlError::NoSubsystem);
         }
-        let is_name = name.starts_with("nqn.") && name.bytes().all(|byte| byte.is_ascii_graphic());
-        if !is_name || name.len() > NQN_MOST {
+        if !is_nqn(name) {
             return Err(UrlError::Subsystem { name: name.into() });
         }
         let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
@@ -152,15 +173,28 @@ impl FromStr for EnclosureUrl {
                 return Err(UrlError::SamePath { address: shown(one) });
             }
         }
-        let mut url =
-            Self { addresses, subsystem: name.into(), header_digest: false, data_digest: false };
+        let mut url = Self {
+            addresses,
+            subsystem: name.into(),
+            header_digest: false,
+            data_digest: false,
+            host: None,
+            keys: None,
+        };
         for option in options.into_iter().flat_map(|options| options.split('&')) {
             match option.split_once('=') {
                 Some(("hdgst", value @ ("0" | "1"))) => url.header_digest = value == "1",
                 Some(("ddgst", value @ ("0" | "1"))) => url.data_digest = value == "1",
+                Some(("host", name)) if is_nqn(name) => url.host = Some(name.into()),
+                Some(("host", name)) => return Err(UrlError::Host { name: name.into() }),
+                Some(("keys", path)) if path.starts_with('/') => url.keys = Some(path.into()),
+                Some(("keys", _)) => return Err(UrlError::Keys),
                 Some(("ns", _)) => return Err(UrlError::Namespace),
                 _ => return Err(UrlError::Option { option: option.into() }),
             }
+        }
+        if url.keys.is_some() && url.host.is_none() {
+            return Err(UrlError::Keys);
         }
         Ok(url)
     }
@@ -175,6 +209,7 @@ mod tests {
         for (text, shown) in [
             ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
             ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?hdgst=1&ddgst=1", None),
+            ("nvme+tcp://a:1/nqn.x?hdgst=1&host=nqn.x:h&keys=/etc/levada/keys", None),
             ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
             ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
         ] {
@@ -199,6 +234,9 @@ mod tests {
             "nvme+tcp://a b/nqn.x",
             "nvme+tcp://a/nqx.x",
             "nvme+tcp://a/nqn.x?hdgst=yes",
+            "nvme+tcp://a/nqn.x?host=me",
+            "nvme+tcp://a/nqn.x?keys=/etc/levada/keys",
+            "nvme+tcp://a/nqn.x?host=nqn.x:h&keys=keys",
             "nvme+tcp://a/nqn.x?other=1",
             "nvme+tcp://a/nqn.x?",
         ] {

@@ -13,6 +13,7 @@ use levada_base::reactor;
 use levada_base::stream::ByteStream;
 use levada_base::sync::Notify;
 use levada_base::{Buf, BufMut, IoVec, IoVecMut};
+use levada_nvme::authentication::{Names, NotAuthenticated};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
     PropertyAccess,
@@ -56,8 +57,14 @@ pub enum ConnectError {
     /// A command that every controller has failed.
     #[error("the target refuses {command}: {status}")]
     Refused { command: &'static str, status: Status },
-    #[error("the target wants hosts to authenticate themselves, which is not possible here")]
+    #[error(
+        "the target wants hosts to prove who they are: it takes a name and its secret, &host=NQN&keys=FILE"
+    )]
     AuthenticationRequired,
+    #[error("the target wants a secure channel (TLS), which is not possible here")]
+    SecureChannelRequired,
+    #[error(transparent)]
+    NotAuthenticated(#[from] NotAuthenticated),
     #[error("the controller has failed, or does not become ready")]
     NotReady,
     #[error("the target answers for subsystem {found}")]
@@ -100,13 +107,13 @@ pub(crate) struct Controller<S> {
 struct Making<S: ByteStream + 'static>(RefCell<Vec<Rc<Queue<S>>>>);
 
 /// The admin queue, by which everything else is asked.
-struct Admin<'a, S> {
+pub(super) struct Admin<'a, S> {
     queue: &'a Rc<Queue<S>>,
     limit: Duration,
 }
 
 impl<S: ByteStream + 'static> Admin<'_, S> {
-    async fn ask(
+    pub async fn ask(
         &self,
         what: &'static str,
         command: Command,
@@ -235,23 +242,17 @@ impl<S: ByteStream + 'static> Controller<S> {
             subsystem: subsystem.clone(),
             host: options.host.nqn.clone(),
         };
+        let names = Names { host: options.host.nqn.clone(), subsystem: subsystem.clone() };
+        // Discovery is for everybody.
+        let is_discovery = subsystem.as_str() == DISCOVERY_NQN;
+        let secrets = options.host.secrets.as_ref().filter(|_| !is_discovery);
         let connect = async |queue: &Rc<Queue<S>>, connect: Connect, data: ConnectData| {
             let admin = Admin { queue, limit };
             let from = Buf::copy_of(&data.to_bytes()).into_vec();
             let asked = admin.ask("Connect", connect.command(0), from, IoVecMut::new()).await;
-            let (completion, _) = asked.map_err(|error| match error {
-                ConnectError::Refused { status, .. }
-                    if status.is(Status::AUTHENTICATION_REQUIRED) =>
-                {
-                    ConnectError::AuthenticationRequired
-                }
-                other => other,
-            })?;
-            // Bits 17:16: by one protocol or another.
-            match completion.result >> 16 & 0b11 {
-                0 => Ok(completion.result as u16),
-                _ => Err(ConnectError::AuthenticationRequired),
-            }
+            let connected = asked?.0.result;
+            admin.prove(&names, secrets, connected).await?;
+            Ok::<_, ConnectError>(connected as u16)
         };
         let queue = making.queue(network, address, terms, limit).await?;
         let keep_alive_ms = options.timing.keep_alive.as_millis() as u32;
@@ -270,8 +271,7 @@ impl<S: ByteStream + 'static> Controller<S> {
         let page = admin.fetch("Identify", command, IDENTIFY_BYTES).await?;
         let page = page.first_chunk().expect("as many were fetched");
         let identity = ControllerIdentity::parse(page)?;
-        // By the name that was asked for: older ones do not say what they are.
-        let is_discovery = subsystem.as_str() == DISCOVERY_NQN;
+        // Older ones do not say what they are: it goes by the name that was asked for.
         if identity.is_discovery && !is_discovery {
             return Err(ConnectError::Discovery);
         }

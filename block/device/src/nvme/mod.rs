@@ -5,8 +5,8 @@
 //! - [`NvmeNamespace`]: a request, cut into commands; `fence`: its owners; `verdict`: what a status means.
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `unsettled`: changes that may still happen;
 //!   `unflushed`: changes that may have to be made again.
-//! - `keys`: files of secrets.
-//! - `controller`: an admin queue and I/O queues that live and die together. `discovery`: what there is at an address.
+//! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
+//!   secrets. `discovery`: what there is at an address.
 //! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
 //! The rules for time and loss: docs/design/0023-nvme-initiator.md.
@@ -22,6 +22,7 @@ mod landing;
 mod namespace;
 mod options;
 mod paths;
+mod proof;
 mod queue;
 #[cfg(test)]
 mod tests;

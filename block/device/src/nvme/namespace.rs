@@ -13,6 +13,7 @@
 //! shuts that out ([`Device::fence`]): it is another host to the target, as each process has an identifier of its own.
 
 use super::controller::ConnectError;
+use super::keys::{KeysError, read_keys};
 use super::landing::{cut, window};
 use super::options::{Network, Options, Tcp};
 use super::paths::{Known, Order, OrderError, PathStatus, Paths, every};
@@ -68,6 +69,10 @@ pub enum NamespaceError {
     Resolve { url: String, host: String, source: std::io::Error },
     #[error("{url}: {source}")]
     Connect { url: String, source: ConnectError },
+    #[error("{url}: {source}")]
+    Keys { url: String, source: KeysError },
+    #[error("{url}: the file has no secret of {host}")]
+    NoKey { url: String, host: Nqn },
 }
 
 fn told(paths: &[PathStatus]) -> String {
@@ -103,6 +108,15 @@ impl NvmeNamespace<Tcp> {
         let mut options = Options { digests: url.digests, ..options };
         if let Some(nqn) = url.host.clone() {
             options.host.nqn = nqn;
+        }
+        if let Some(keys) = &url.keys {
+            let nqn = &options.host.nqn;
+            let mut keyring = read_keys(keys)
+                .map_err(|source| NamespaceError::Keys { url: url.to_string(), source })?;
+            let secrets = keyring
+                .remove(nqn)
+                .ok_or_else(|| NamespaceError::NoKey { url: url.to_string(), host: nqn.clone() })?;
+            options.host.secrets = Some(secrets);
         }
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
         Self::open_on(Tcp, &addresses, subsystem, namespace, options, url.to_string()).await

@@ -3,6 +3,7 @@
 use levada_base::ids::Uuid;
 use levada_base::reactor::net::Stream;
 use levada_base::stream::ByteStream;
+use levada_nvme::authentication::Secrets;
 use levada_nvme::pdu::Digests;
 use levada_nvme::{IoOpcode, Nqn, NqnError};
 use rustix::net::sockopt;
@@ -46,6 +47,8 @@ const DEAD_AFTER: Duration = Duration::from_secs(3);
 pub struct Host {
     /// What targets know it by when they decide who may connect.
     pub nqn: Nqn,
+    /// By which it proves that it has this name, and who the target is.
+    pub secrets: Option<Secrets>,
     /// Whose reservations are. Each time that a namespace is opened has its own, so that what an earlier one has left under way can be
     /// shut out. Those of one process begin alike.
     pub id: [u8; 16],
@@ -71,7 +74,7 @@ impl Host {
     /// This process of the host `nqn`.
     #[must_use]
     pub fn new(nqn: Nqn) -> Self {
-        Self { nqn, id: new_id() }
+        Self { nqn, secrets: None, id: new_id() }
     }
 
     /// A host that nobody knows by name.

@@ -1,14 +1,15 @@
-//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN]`.
+//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN&keys=FILE]`.
 //!
 //! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
-//! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name. Names of
-//! hosts are looked up once, when the namespace is opened.
+//! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name, and
+//! `keys` a file with its secret, by which it proves that it is. Names of hosts are looked up once, when the namespace is opened.
 
 use super::namespace::NamespaceError;
 use levada_nvme::pdu::Digests;
 use levada_nvme::{Nqn, NqnError};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 const SCHEME: &str = "nvme+tcp://";
@@ -26,6 +27,8 @@ pub struct NvmeUrl {
     pub digests: Digests,
     /// `None`: a host that nobody knows.
     pub host: Option<Nqn>,
+    /// Where the secrets of `host` are.
+    pub keys: Option<PathBuf>,
 }
 
 /// Why something is no such URL.
@@ -39,8 +42,10 @@ pub enum UrlError {
     Subsystem(#[from] NqnError),
     #[error("{address:?} is no host with a port")]
     Address { address: String },
-    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN")]
+    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE")]
     Option { option: String },
+    #[error("keys=FILE has the secrets of a host, which host=NQN names")]
+    WhoseKeys,
 }
 
 impl NvmeUrl {
@@ -110,7 +115,7 @@ impl FromStr for NvmeUrl {
         let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
         let subsystem = Nqn::new(subsystem)?;
         let digests = Digests::default();
-        let mut url = Self { addresses, subsystem, namespace: 0, digests, host: None };
+        let mut url = Self { addresses, subsystem, namespace: 0, digests, host: None, keys: None };
         for option in query.into_iter().flat_map(|query| query.split('&')) {
             let wrong = || UrlError::Option { option: option.to_owned() };
             let is_on = |value: &str| match value {
@@ -128,8 +133,12 @@ impl FromStr for NvmeUrl {
                 ("hdgst", value) => url.digests.header = is_on(value)?,
                 ("ddgst", value) => url.digests.data = is_on(value)?,
                 ("host", name) => url.host = Some(Nqn::new(name)?),
+                ("keys", path) if !path.is_empty() => url.keys = Some(path.into()),
                 _ => return Err(wrong()),
             }
+        }
+        if url.keys.is_some() && url.host.is_none() {
+            return Err(UrlError::WhoseKeys);
         }
         Ok(url)
     }
@@ -156,6 +165,7 @@ impl fmt::Display for NvmeUrl {
             }
         }
         options.extend(self.host.as_ref().map(|host| format!("host={host}")));
+        options.extend(self.keys.as_ref().map(|keys| format!("keys={}", keys.display())));
         if options.is_empty() { Ok(()) } else { write!(out, "?{}", options.join("&")) }
     }
 }
@@ -171,6 +181,7 @@ mod tests {
             ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
             ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
             ("nvme+tcp://192.0.2.1:4420/nqn.x?ns=2&host=nqn.2014-08.org.nvmexpress:uuid:1", None),
+            ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys", None),
             ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
             ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
         ] {
@@ -193,6 +204,8 @@ mod tests {
             "nvme+tcp://a/nqn.x?ns=4294967295",
             "nvme+tcp://a/nqn.x?hdgst=yes",
             "nvme+tcp://a/nqn.x?host=me",
+            "nvme+tcp://a/nqn.x?keys=/etc/levada/keys",
+            "nvme+tcp://a/nqn.x?host=nqn.x:h&keys=",
             "nvme+tcp://a/nqn.x?other=1",
             "nvme+tcp://a/nqn.x?",
         ] {

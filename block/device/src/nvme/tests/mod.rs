@@ -3,6 +3,7 @@
 mod hostile;
 mod namespace;
 mod owners;
+mod proof;
 mod target;
 mod wire;
 

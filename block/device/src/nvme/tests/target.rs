@@ -5,9 +5,10 @@ use levada_base::Buf;
 use levada_base::checksum::crc32c;
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
+use levada_nvme::authentication::{Names, Secrets, Verifier};
 use levada_nvme::fabrics::{
-    CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData, ControllerState, FabricsType,
-    Property, PropertyAccess,
+    AuthenticationTransfer, CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData,
+    ControllerState, FabricsType, MUST_AUTHENTICATE, Property, PropertyAccess,
 };
 use levada_nvme::identify::{
     CommandLimits, ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity,
@@ -50,6 +51,8 @@ pub struct Target {
     pub limits: CommandLimits,
     /// Who may connect; `None`: everybody.
     pub admitted: Option<Nqn>,
+    /// What hosts have to prove.
+    pub secrets: Option<Secrets>,
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
     /// So many data units from now on are damaged.
     pub damages: Cell<u32>,
@@ -89,6 +92,7 @@ struct From {
     is_discovery: Rc<Cell<bool>>,
     is_admin: Rc<Cell<bool>>,
     configuration: Rc<Cell<u32>>,
+    verifier: Rc<RefCell<Option<Verifier>>>,
 }
 
 impl Target {
@@ -113,6 +117,7 @@ impl Target {
                 | OptionalCommands::RESERVATIONS,
             limits: CommandLimits::default(),
             admitted: None,
+            secrets: None,
             states: RefCell::default(),
             damages: Cell::default(),
             statuses: RefCell::default(),
@@ -214,6 +219,7 @@ impl Target {
             is_discovery: Rc::default(),
             is_admin: Rc::default(),
             configuration: Rc::default(),
+            verifier: Rc::default(),
         };
         let mut open: BTreeMap<u16, (Command, Vec<u8>, u32)> = BTreeMap::new();
         loop {
@@ -283,6 +289,10 @@ impl Target {
 
     fn begin(self: &Rc<Self>, from: &From, command: Command, data: Vec<u8>) {
         let (target, from) = (Rc::clone(self), from.clone());
+        let is_fabrics = command.opcode() == AdminOpcode::Fabrics as u8;
+        if let Some(verifier) = &*from.verifier.borrow() {
+            assert!(is_fabrics || verifier.is_authenticated(), "nothing comes before the proof");
+        }
         reactor::spawn(async move {
             let is_admin = from.is_admin.get() || command.opcode() == AdminOpcode::Fabrics as u8;
             let done = match is_admin {
@@ -353,7 +363,22 @@ impl Target {
                     from.is_admin.set(connect.queue == 0);
                     from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
                     self.controllers.set(self.controllers.get() + 1);
-                    well(u64::from(self.controllers.get()))
+                    let proof = self.secrets.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
+                    let names = Names { host: data.host, subsystem: data.subsystem };
+                    let verifier = self.secrets.clone();
+                    let verifier = verifier.map(|secrets| Verifier::new(names, secrets));
+                    from.verifier.replace(verifier);
+                    well(u64::from(self.controllers.get()) | proof)
+                }
+                FabricsType::AuthenticationSend => {
+                    from.verifier.borrow_mut().as_mut()?.receive(data);
+                    well(0)
+                }
+                FabricsType::AuthenticationReceive => {
+                    let mut verifier = from.verifier.borrow_mut();
+                    let mut message = verifier.as_mut()?.send(&mut reactor::fill_random);
+                    message.resize(AuthenticationTransfer::of(command).bytes as usize, 0);
+                    shows(message)
                 }
                 FabricsType::PropertyGet => {
                     let access = PropertyAccess::of(command);
