@@ -3,7 +3,7 @@
 use super::{Group, Hash};
 use crate::field::{put, u16_at, u32_at};
 
-/// Common messages, and those of DH-HMAC-CHAP.
+/// Common messages, of which failures are some, and those of DH-HMAC-CHAP.
 const COMMON: u8 = 0;
 const DH_HMAC_CHAP: u8 = 1;
 /// Their identifiers.
@@ -165,7 +165,7 @@ impl Message {
                 Body::Success1 { hash, response }
             }
             (DH_HMAC_CHAP, SUCCESS2) => Body::Success2,
-            (DH_HMAC_CHAP, code @ (FAILURE1 | FAILURE2)) => {
+            (COMMON, code @ (FAILURE1 | FAILURE2)) => {
                 let (header, _) = header(bytes, 8)?;
                 let explanation = Explanation::of(header[7]);
                 Body::Failure { is_of_host: code == FAILURE2, explanation }
@@ -225,7 +225,7 @@ impl Message {
             Body::Success2 => build(DH_HMAC_CHAP, SUCCESS2, 16),
             Body::Failure { is_of_host, explanation } => {
                 let code = if *is_of_host { FAILURE2 } else { FAILURE1 };
-                let mut message = build(DH_HMAC_CHAP, code, 8);
+                let mut message = build(COMMON, code, 8);
                 (message[6], message[7]) = (AUTHENTICATION_FAILURE, *explanation as u8);
                 message
             }

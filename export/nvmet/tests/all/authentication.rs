@@ -157,13 +157,13 @@ fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
         assert!(tell(&mut queue, b"\x01\x02nothing of the kind").await.expect("told").is_success());
         let (status, failure) = hear(&mut queue, MESSAGE_BYTES_MAX).await.expect("told");
         assert!(status.is_success());
-        assert_eq!((failure[0], failure[1], failure[7]), (1, 0xf1, 6), "incorrect payload");
+        assert_eq!((failure[0], failure[1], failure[7]), (0, 0xf1, 6), "incorrect payload");
         assert!(matches!(queue.hear().await, Err(Ended::Gone)));
 
         // Nothing was sent yet.
         let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
         let (_, failure) = hear(&mut queue, 64).await.expect("told");
-        assert_eq!((failure[0], failure[1], failure[7]), (1, 0xf1, 7), "incorrect message");
+        assert_eq!((failure[0], failure[1], failure[7]), (0, 0xf1, 7), "incorrect message");
         assert!(matches!(queue.hear().await, Err(Ended::Gone)));
     });
 }
