@@ -90,6 +90,8 @@ pub struct ControllerIdentity {
     pub in_capsule_bytes: usize,
     pub events: Events,
     pub optional: OptionalCommands,
+    /// Each namespace has a page of health of its own.
+    pub has_namespace_health: bool,
     /// Writes need flushes.
     pub has_volatile_cache: bool,
     /// The largest identifier of a namespace.
@@ -118,7 +120,7 @@ const ERROR_ENTRIES_LESS_ONE: u8 = 0;
 /// The unit of `data_bytes_max`.
 const PAGE_BYTES: u64 = 4096;
 /// 343 and 358 K: what a drive warns at, which nobody can ask a subsystem without one to be (Base, figure 247).
-const WARNING_KELVIN: u16 = 343;
+pub const WARNING_KELVIN: u16 = 343;
 const CRITICAL_KELVIN: u16 = 358;
 
 impl ControllerIdentity {
@@ -148,7 +150,7 @@ impl ControllerIdentity {
         // One slot of firmware, which is read-only.
         bytes[260] = 1 | 1 << 1;
         // Commands' effects, and reads of parts of log pages.
-        bytes[261] = 1 << 1 | 1 << 2;
+        bytes[261] = 1 << 1 | 1 << 2 | u8::from(self.has_namespace_health);
         bytes[262] = ERROR_ENTRIES_LESS_ONE;
         put(&mut bytes, 266, &WARNING_KELVIN.to_le_bytes());
         put(&mut bytes, 268, &CRITICAL_KELVIN.to_le_bytes());
@@ -206,6 +208,7 @@ impl ControllerIdentity {
             in_capsule_bytes: capsule.saturating_sub(COMMAND_BYTES),
             events: Events::from_bits_retain(u32_at(bytes, 92)),
             optional: OptionalCommands::from_bits_retain(u16_at(bytes, 520)),
+            has_namespace_health: bytes[261] & 1 != 0,
             has_volatile_cache: bytes[525] & 1 != 0,
             namespaces_max: u32_at(bytes, 516),
             namespaces_at_once_max: match u32_at(bytes, 540) {

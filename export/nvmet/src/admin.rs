@@ -2,7 +2,7 @@
 
 use crate::controller::{Attached, Controller, IO_QUEUES_MAX};
 use crate::io::DATA_BYTES_MAX;
-use crate::namespace::{ANA_GROUP, Moved};
+use crate::namespace::ANA_GROUP;
 use crate::subsystem::{NAMESPACES_MAX, Subsystem};
 use crate::target::Shared;
 use levada_base::{Buf, IoVec};
@@ -97,6 +97,7 @@ impl Admin<'_> {
                 }
                 None => OptionalCommands::empty(),
             },
+            has_namespace_health: of_io.is_some(),
             has_volatile_cache: of_io.is_some(),
             namespaces_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
             namespaces_at_once_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
@@ -210,7 +211,7 @@ impl Admin<'_> {
             // No error is kept: there is none in the log that a command's own status has not told.
             (LogPage::Errors, _) => vec![0; 64],
             (LogPage::Firmware, _) => log::firmware_slots(FIRMWARE),
-            (LogPage::Health, _) => self.health().to_bytes(),
+            (LogPage::Health, _) => self.health(command.namespace())?.to_bytes(),
             (LogPage::Effects, _) => log::effects(),
             (LogPage::ChangedNamespaces, Some(_)) => {
                 log::changed_namespaces(&self.controller.notices.changed(asked.keeps_event))
@@ -250,27 +251,33 @@ impl Admin<'_> {
         Ok(Answer::data(&content))
     }
 
-    /// Of what is behind a volume a host cannot know drive by drive; here is what it has read and written itself.
-    fn health(&self) -> Health {
-        let mut health = Health {
-            spare_percent: 100,
-            power_on_hours: u128::from(self.shared.started.elapsed().as_secs() / 3600),
-            ..Health::default()
-        };
-        let Some(subsystem) = self.controller.subsystem() else { return health };
-        let mut bytes = (0_u128, 0_u128);
-        for id in subsystem.namespaces() {
-            let Some(namespace) = subsystem.namespace(id) else { continue };
-            let Moved { reads, writes, read_bytes, written_bytes, media_errors } = &namespace.moved;
-            health.reads += u128::from(reads.get());
-            health.writes += u128::from(writes.get());
-            health.media_errors += u128::from(media_errors.get());
-            bytes.0 += u128::from(read_bytes.get());
-            bytes.1 += u128::from(written_bytes.get());
+    /// Of one namespace, or of all that there are: then numbers are summed up, and the worst of the rest is told.
+    fn health(&self, namespace: u32) -> Result<Health, Status> {
+        let power_on_hours = u128::from(self.shared.started.elapsed().as_secs() / 3600);
+        let blank = Health { spare_percent: 100, power_on_hours, ..Health::default() };
+        let Some(subsystem) = self.controller.subsystem() else { return Ok(blank) };
+        if !matches!(namespace, 0 | EVERY_NAMESPACE) {
+            let namespace = subsystem.namespace(namespace);
+            let health = namespace.ok_or(never(Status::INVALID_NAMESPACE))?.health();
+            return Ok(Health { power_on_hours, ..health });
         }
-        health.read_units = bytes.0.div_ceil(Health::UNIT_BYTES);
-        health.written_units = bytes.1.div_ceil(Health::UNIT_BYTES);
-        health
+        let ids = subsystem.namespaces().into_iter();
+        let all = ids.filter_map(|id| Some(subsystem.namespace(id)?.health()));
+        Ok(all.fold(blank, |whole, one| Health {
+            warnings: whole.warnings | one.warnings,
+            kelvin: whole.kelvin.max(one.kelvin),
+            spare_percent: whole.spare_percent.min(one.spare_percent),
+            spare_threshold_percent: whole.spare_threshold_percent.max(one.spare_threshold_percent),
+            used_percent: whole.used_percent.max(one.used_percent),
+            read_units: whole.read_units + one.read_units,
+            written_units: whole.written_units + one.written_units,
+            reads: whole.reads + one.reads,
+            writes: whole.writes + one.writes,
+            power_on_hours,
+            unsafe_shutdowns: whole.unsafe_shutdowns.max(one.unsafe_shutdowns),
+            media_errors: whole.media_errors + one.media_errors,
+            error_entries: whole.error_entries + one.error_entries,
+        }))
     }
 
     fn set_features(&self, command: &Command) -> Result<Answer, Status> {

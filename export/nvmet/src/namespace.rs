@@ -5,6 +5,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::sync::{Notify, Once, Semaphore};
 use levada_nvme::Status;
 use levada_nvme::identify::NamespaceIdentity;
+use levada_nvme::log::Health;
 use levada_nvme::reservation::ReservationRequest;
 use levada_volume::Volume;
 use slab::Slab;
@@ -22,6 +23,9 @@ pub struct Opened {
 /// Opens the volume of a namespace; `None`: it cannot be opened now, which whoever opens has said in the log.
 pub type Open = Rc<dyn Fn() -> LocalBoxFuture<'static, Option<Opened>>>;
 
+/// What is behind a namespace, of its own health.
+pub type TellHealth = Rc<dyn Fn() -> Health>;
+
 /// The group that all namespaces are in.
 pub(crate) const ANA_GROUP: u32 = 1;
 /// Blocks of volumes of whole ones of this size; others have [`SMALL_BLOCK_BYTES`].
@@ -34,6 +38,8 @@ pub(crate) struct Namespace {
     /// Opened by one at a time.
     opening: Rc<Semaphore>,
     claims: Claims,
+    /// `None`: what is behind it cannot tell of itself.
+    tell_health: Option<TellHealth>,
     pub moved: Moved,
 }
 
@@ -149,12 +155,13 @@ impl Claims {
 }
 
 impl Namespace {
-    pub fn new(open: Open, claims: Claims) -> Self {
+    pub fn new(open: Open, claims: Claims, tell_health: Option<TellHealth>) -> Self {
         Self {
             open,
             opened: RefCell::default(),
             opening: Semaphore::new(1),
             claims,
+            tell_health,
             moved: Moved::default(),
         }
     }
@@ -179,6 +186,30 @@ impl Namespace {
 
     pub fn claims(&self) -> &Claims {
         &self.claims
+    }
+
+    /// Of what is behind a volume a host cannot know drive by drive; then here is what hosts have read and written themselves.
+    pub fn health(&self) -> Health {
+        match &self.tell_health {
+            Some(tell) => tell(),
+            None => self.moved.health(),
+        }
+    }
+}
+
+impl Moved {
+    fn health(&self) -> Health {
+        let Self { reads, writes, read_bytes, written_bytes, media_errors } = self;
+        let units = |bytes: &Cell<u64>| u128::from(bytes.get()).div_ceil(Health::UNIT_BYTES);
+        Health {
+            spare_percent: 100,
+            reads: reads.get().into(),
+            writes: writes.get().into(),
+            read_units: units(read_bytes),
+            written_units: units(written_bytes),
+            media_errors: media_errors.get().into(),
+            ..Health::default()
+        }
     }
 }
 

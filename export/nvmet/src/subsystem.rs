@@ -3,7 +3,7 @@
 //! What always holds: a host that is not allowed gets no controller, and learns of none by discovery.
 
 use crate::controller::Controller;
-use crate::namespace::{Claims, Namespace, Open};
+use crate::namespace::{Claims, Namespace, Open, TellHealth};
 use crate::port::Port;
 use crate::reservations::HostId;
 use levada_nvme::authentication::{Keyring, Secrets};
@@ -147,10 +147,23 @@ impl Subsystem {
         self.add_claimed(id, open, Claims::default());
     }
 
+    /// As [`Self::add`], of a drive, which can tell how it is doing.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::add`].
+    pub fn add_drive(&self, id: u32, open: Open, tell_health: TellHealth) {
+        self.insert(id, Namespace::new(open, Claims::default(), Some(tell_health)));
+    }
+
     /// As [`Self::add`], of a volume that was shown before and may be reserved.
     pub(crate) fn add_claimed(&self, id: u32, open: Open, claims: Claims) {
+        self.insert(id, Namespace::new(open, claims, None));
+    }
+
+    fn insert(&self, id: u32, namespace: Namespace) {
         assert!((1..=NAMESPACES_MAX).contains(&id), "no namespace can be {id}");
-        self.0.namespaces.borrow_mut().insert(id, Rc::new(Namespace::new(open, claims)));
+        self.0.namespaces.borrow_mut().insert(id, Rc::new(namespace));
         self.replaced(id);
     }
 

@@ -45,8 +45,6 @@ const DISCARD_BYTES_MAX: u64 = 128 * MIB;
 const LARGE_AT_ONCE: usize = 4;
 /// Between looks at the target's own account of its health.
 const HEALTH_EVERY: Duration = Duration::from_secs(60);
-/// Warnings by which a drive asks to be replaced: all but that it is hot (Base, figure 196).
-const FAILING: u8 = 0b1_1101;
 /// Dataset Management discards.
 const DEALLOCATE: u32 = 1 << 2;
 
@@ -168,7 +166,8 @@ impl<N: Network> NvmeNamespace<N> {
         let told = Rc::clone(&health);
         every(&paths, HEALTH_EVERY, async move |paths: Rc<Paths<N>>| {
             if let Some(page) = paths.health_page().await {
-                told.set(Health { failing: page.warnings & FAILING != 0, ..told.get() });
+                let failing = page.warnings.ask_for_replacement();
+                told.set(Health { failing, ..told.get() });
             }
         });
         opening.went_well();

@@ -1,10 +1,10 @@
 //! Controllers: who gets one, what they are told, and when they end.
 
-use crate::host::{Connecting, Ended, Host, Queue, log_page, nqn};
+use crate::host::{Connecting, Ended, Host, Queue, log_page, log_page_of, nqn};
 use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
 use levada_base::reactor;
-use levada_export_nvmet::{AnaState, Hosts, Subsystem};
+use levada_export_nvmet::{AnaState, Health, Hosts, Subsystem, Warnings};
 use levada_nvme::authentication::Keyring;
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
@@ -55,6 +55,49 @@ fn a_host_learns_what_there_is() {
         let queues =
             host.features(AdminOpcode::SetFeatures, [Feature::NumberOfQueues as u32, 0x3_0003]);
         assert_eq!(queues.await.result, 0x3_0003);
+    });
+}
+
+#[test]
+fn a_drive_tells_its_own_health_and_the_subsystem_the_worst_of_all() {
+    run(async {
+        let served = Served::new(64);
+        let worn = Health {
+            warnings: Warnings::SPARE,
+            kelvin: 300,
+            spare_percent: 8,
+            spare_threshold_percent: 10,
+            used_percent: 95,
+            written_units: 1000,
+            media_errors: 2,
+            ..Health::default()
+        };
+        let hot = Health {
+            warnings: Warnings::TEMPERATURE,
+            kelvin: 360,
+            spare_percent: 100,
+            ..Health::default()
+        };
+        let memory = Rc::new(Memory::new(64 * BLOCK_BYTES));
+        served.subsystem.add_drive(2, opens(&memory, 2), Rc::new(move || worn));
+        served.subsystem.add_drive(3, opens(&memory, 3), Rc::new(move || hot));
+        let mut host = served.host().await;
+        let page = host.identify(Identify::Controller, 0).await.expect("told");
+        let told = ControllerIdentity::parse(page[..].try_into().expect("whole")).expect("named");
+        assert!(told.has_namespace_health);
+        let mut pages = Vec::new();
+        for namespace in [1, 2, 3, u32::MAX, 0] {
+            let page = log_page_of(&mut host.admin, namespace, LogPage::Health as u8, 512).await;
+            pages.push(Health::parse(page.expect("told")[..].try_into().expect("whole")));
+        }
+        // A volume has nothing to say of drives.
+        assert_eq!(pages[0], Health { spare_percent: 100, ..Health::default() });
+        assert_eq!(pages[1..3], [worn, hot]);
+        let both =
+            Health { warnings: Warnings::SPARE | Warnings::TEMPERATURE, kelvin: 360, ..worn };
+        assert_eq!(pages[3..], [both, both]);
+        let none = log_page_of(&mut host.admin, 9, LogPage::Health as u8, 512).await;
+        assert!(none.is_err_and(|status| status.is(Status::INVALID_NAMESPACE)));
     });
 }
 

@@ -349,9 +349,19 @@ impl Host {
 
 /// Reads a page of a log.
 pub async fn log_page(admin: &mut Queue, page: u8, bytes: u64) -> Result<Vec<u8>, Status> {
+    log_page_of(admin, EVERY_NAMESPACE, page, bytes).await
+}
+
+/// Reads a page of the log of a namespace.
+pub async fn log_page_of(
+    admin: &mut Queue,
+    namespace: u32,
+    page: u8,
+    bytes: u64,
+) -> Result<Vec<u8>, Status> {
     let asked = GetLogPage { page, specific: 0, keeps_event: false, at: 0, bytes };
     let command = asked
-        .command(admin.new_id(), EVERY_NAMESPACE)
+        .command(admin.new_id(), namespace)
         .with_data(DataPointer::Transport { bytes: bytes as u32 });
     let (completion, data) = admin.ask(command, None).await.expect("an answer");
     match completion.status.is_success() {

@@ -446,9 +446,11 @@ impl Target {
                     }
                     LogPage::Ana => log::ana(0, &[group], false),
                     LogPage::Discovery => log::discovery(4, &self.discovered.borrow()),
-                    LogPage::Health => {
-                        log::Health { warnings: 1 << 2, ..log::Health::default() }.to_bytes()
+                    LogPage::Health => log::Health {
+                        warnings: log::Warnings::RELIABILITY,
+                        ..log::Health::default()
                     }
+                    .to_bytes(),
                     _ => Vec::new(),
                 };
                 page.resize((get.at + get.bytes) as usize, 0);
@@ -475,6 +477,7 @@ impl Target {
             in_capsule_bytes: self.in_capsule_bytes,
             events: Events::ANA | Events::NAMESPACES,
             optional: self.optional,
+            has_namespace_health: false,
             has_volatile_cache: true,
             namespaces_max: 1,
             namespaces_at_once_max: 1,
