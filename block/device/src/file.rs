@@ -9,7 +9,10 @@
 //! After a crash the kernel drops the lock, once no request of the dead process is left: some 40 ms
 //! later (docs/design/0011-reactor.md). What was not flushed may be lost, block by block.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::local_nvme::Looking;
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, check_range,
+};
 use levada_base::buf::bytes_in;
 use levada_base::reactor::fs::{File, OpenOptions};
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
@@ -94,6 +97,7 @@ pub struct FileDevice {
     is_direct: bool,
     epoch: Cell<Epoch>,
     health: Cell<Health>,
+    looking: Looking,
 }
 
 impl FileDevice {
@@ -193,6 +197,7 @@ impl FileDevice {
             is_direct,
             epoch: Cell::default(),
             health: Cell::default(),
+            looking: Looking::default(),
         })
     }
 
@@ -207,6 +212,17 @@ impl FileDevice {
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         std::fs::metadata(path).is_ok_and(|there| Identity::of(&there) == self.identity)
+    }
+
+    /// What the drive says of its health, now: `None` for all but the NVMe drives of this machine.
+    pub async fn look_at_health(&self) -> Option<HealthPage> {
+        if !self.is_block_device {
+            return None;
+        }
+        let fd = self.file.as_fd().try_clone_to_owned().ok()?;
+        let page = self.looking.look(fd).await?;
+        self.count(|health| health.failing = page.warnings.ask_for_replacement());
+        Some(page)
     }
 
     async fn zero(&self, at: u64, bytes: u64) -> io::Result<()> {

@@ -13,6 +13,7 @@ mod fault;
 mod file;
 mod foreign;
 mod label;
+mod local_nvme;
 mod model;
 mod null;
 pub mod nvme;
@@ -30,6 +31,7 @@ pub use label::{
     LABEL_BYTES, Label, LabelError, NAME_BYTES_MAX, RESERVED_BYTES, SLICE_ALIGN_BYTES, SLICES_MAX,
     SliceEntry, SliceKind,
 };
+pub use levada_nvme::log::{Health as HealthPage, Warnings};
 pub use model::{DriveModel, ModelDevice};
 pub use null::NullDevice;
 pub use ram::RamDevice;

@@ -16,11 +16,13 @@ use super::controller::ConnectError;
 use super::keys::{KeysError, read_keys};
 use super::landing::{cut, window};
 use super::options::{Network, Options, Tcp};
-use super::paths::{Known, Order, OrderError, PathStatus, Paths, every};
+use super::paths::{Known, Order, OrderError, PathStatus, Paths};
 use super::unflushed::Kept;
 use super::verdict::Asked;
 use super::{fence, fence::Witness, url::NvmeUrl};
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{
+    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, check_range,
+};
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use levada_base::buf::bytes_in;
@@ -33,7 +35,6 @@ use levada_nvme::{Command, IoOpcode, Nqn, Range};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// A command has no more data than this, also where it could.
 const COMMAND_BYTES_MAX: u64 = MIB;
@@ -43,8 +44,6 @@ const ZEROES_BYTES_MAX: u64 = 8 * MIB;
 const DISCARD_BYTES_MAX: u64 = 128 * MIB;
 /// Commands of one request that are under way where each of them may be much work.
 const LARGE_AT_ONCE: usize = 4;
-/// Between looks at the target's own account of its health.
-const HEALTH_EVERY: Duration = Duration::from_secs(60);
 /// Dataset Management discards.
 const DEALLOCATE: u32 = 1 << 2;
 
@@ -86,7 +85,7 @@ pub struct NvmeNamespace<N: Network = Tcp> {
     info: DeviceInfo,
     known: Rc<Known>,
     paths: Rc<Paths<N>>,
-    health: Rc<Cell<Health>>,
+    health: Cell<Health>,
     /// Blocks that are being changed.
     changing: RangeLocks,
     /// One flush by itself at a time.
@@ -162,20 +161,12 @@ impl<N: Network> NvmeNamespace<N> {
             atomic_write_bytes: identity.block_bytes,
             io_bytes_best,
         };
-        let health = Rc::new(Cell::new(Health::default()));
-        let told = Rc::clone(&health);
-        every(&paths, HEALTH_EVERY, async move |paths: Rc<Paths<N>>| {
-            if let Some(page) = paths.health_page().await {
-                let failing = page.warnings.ask_for_replacement();
-                told.set(Health { failing, ..told.get() });
-            }
-        });
         opening.went_well();
         Ok(Self {
             info,
             known,
             paths,
-            health,
+            health: Cell::default(),
             changing: RangeLocks::default(),
             flushing: Semaphore::new(1),
             released: Notify::default(),
@@ -210,6 +201,13 @@ impl<N: Network> NvmeNamespace<N> {
     #[must_use]
     pub fn held_back(&self) -> u64 {
         self.paths.held_back.get()
+    }
+
+    /// What the target says of the health of the drive, now; `None` when no path gives an answer.
+    pub async fn look_at_health(&self) -> Option<HealthPage> {
+        let page = self.paths.health_page(self.known.namespace).await?;
+        self.count(|health| health.failing = page.warnings.ask_for_replacement());
+        Some(page)
     }
 
     /// Names the namespace: what no other one has, as far as the target says.

@@ -20,21 +20,21 @@ use super::queue::{Answered, Request, Unanswered, while_open};
 use super::unflushed::{Kept, Unflushed};
 use super::unsettled::{Change, Unsettled};
 use super::verdict::{Asked, Verdict};
-use crate::BlockError;
+use crate::{BlockError, HealthPage};
 use futures_util::future::{Either, select};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::{IoVec, IoVecMut};
 use levada_nvme::identify::{
-    CommandLimits, IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity, OptionalCommands, UUID,
-    listed_namespaces, parse_namespace_descriptors,
+    CommandLimits, EVERY_NAMESPACE, IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity,
+    OptionalCommands, UUID, listed_namespaces, parse_namespace_descriptors,
 };
-use levada_nvme::log::{AnaState, LogPage, parse_ana};
+use levada_nvme::log::{AnaState, HEALTH_BYTES, LogPage, parse_ana};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A path that does not reach the namespace is looked at again so often.
@@ -836,31 +836,16 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    /// A page of the log of health, from any path.
-    pub async fn health_page(&self) -> Option<levada_nvme::log::Health> {
+    /// The page of health, of the namespace where each has its own, from any path.
+    pub async fn health_page(&self, namespace: u32) -> Option<HealthPage> {
         let (_, controller) = self.best(None)?;
-        let bytes = levada_nvme::log::HEALTH_BYTES;
-        let page = controller.log_page(LogPage::Health as u8, u32::MAX, 0, bytes).await.ok()?;
-        Some(levada_nvme::log::Health::parse(page.first_chunk()?))
+        let of = match controller.identity.has_namespace_health {
+            true => namespace,
+            false => EVERY_NAMESPACE,
+        };
+        let page = controller.log_page(LogPage::Health as u8, of, 0, HEALTH_BYTES).await.ok()?;
+        Some(HealthPage::parse(page.first_chunk()?))
     }
-}
-
-/// Looks after something for as long as there are paths.
-pub(crate) fn every<N: Network>(
-    paths: &Rc<Paths<N>>,
-    pause: Duration,
-    mut what: impl AsyncFnMut(Rc<Paths<N>>) + 'static,
-) {
-    let weak: Weak<Paths<N>> = Rc::downgrade(paths);
-    reactor::spawn(async move {
-        while let Some(paths) = weak.upgrade() {
-            if paths.is_ending.get() {
-                return;
-            }
-            what(Rc::clone(&paths)).await;
-            select(pin!(reactor::sleep(pause)), pin!(paths.ending())).await;
-        }
-    });
 }
 
 impl<S: levada_base::stream::ByteStream + 'static> Path<S> {

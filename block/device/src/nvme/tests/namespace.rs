@@ -5,7 +5,7 @@ use super::wire::Net;
 use super::{address, options};
 use crate::nvme::discovery::discover;
 use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, Standing};
-use crate::{BlockError, Device, Durability};
+use crate::{BlockError, Device, Durability, Warnings};
 use futures_util::future::join;
 use levada_base::reactor::{self, Reactor};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
@@ -98,7 +98,9 @@ fn everything_a_device_does() {
                     capacity_bytes: BLOCKS * BLOCK_BYTES
                 })
             );
-            reactor::sleep(Duration::from_millis(10)).await;
+            assert!(!device.health().failing, "nobody has looked");
+            let page = device.look_at_health().await.expect("told");
+            assert_eq!(page.warnings, Warnings::RELIABILITY);
             assert!(device.health().failing);
             device.close().await;
         });
