@@ -5,7 +5,9 @@ use crate::status::bytes;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 
-use levada_enclosure::{DriveModel, EnclosureStatus, Media, Order, PathOrder, Plan, ask};
+use levada_enclosure::{
+    DriveHealth, DriveModel, EnclosureStatus, Media, Order, PathOrder, Plan, WearChange, ask,
+};
 use levada_export_nvmet::Address;
 use levada_spec::Bytes;
 use std::net::SocketAddr;
@@ -28,6 +30,13 @@ pub enum EnclosureCommand {
     Insert { name: String, bay: u32 },
     /// Let every request to a drive take longer; 0 ends that
     SlowDrive { name: String, bay: u32, ms: u64 },
+    /// Set what a drive tells of its health; what is not said stays as it is
+    Wear {
+        name: String,
+        bay: u32,
+        #[command(flatten)]
+        wear: WearArgs,
+    },
     /// Take a path away, or give it back
     Path {
         name: String,
@@ -38,6 +47,22 @@ pub enum EnclosureCommand {
     },
     /// Cut the power: what drives have not flushed is lost, or a random part of it; or switch it on again
     Power { name: String, order: Switch },
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = true)]
+pub struct WearArgs {
+    /// Of its endurance, up to 255; what is written later comes on top
+    #[arg(long, value_name = "PERCENT")]
+    used: Option<u8>,
+    /// Spare room that is left; drives warn below 10
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+    spare: Option<u8>,
+    /// Drives warn from 70 on
+    #[arg(long, value_name = "CELSIUS")]
+    temperature: Option<u16>,
+    #[arg(long, value_name = "COUNT")]
+    media_errors: Option<u64>,
 }
 
 #[derive(Clone, Copy, Subcommand)]
@@ -86,6 +111,9 @@ pub struct ServeArgs {
     /// How fast each drive is; unless told, as fast as what it lies on
     #[arg(long)]
     model: Option<Model>,
+    /// Written so much, a drive is used up; unless told, writing wears nothing
+    #[arg(long, value_name = "SIZE")]
+    endurance: Option<Bytes>,
     /// Tell the status over HTTP at IP:PORT: `/` and `/bays`, as JSON
     #[arg(long, value_name = "ADDRESS")]
     status: Option<SocketAddr>,
@@ -107,6 +135,16 @@ pub fn enclosure(command: &EnclosureCommand) -> Result<()> {
         EnclosureCommand::Insert { name, bay } => (name, Order::Insert { bay: *bay }),
         EnclosureCommand::SlowDrive { name, bay, ms } => {
             (name, Order::SlowDrive { bay: *bay, ms: *ms })
+        }
+        EnclosureCommand::Wear { name, bay, wear } => {
+            let WearArgs { used, spare, temperature, media_errors } = *wear;
+            let change = WearChange {
+                used_percent: used,
+                spare_percent: spare,
+                celsius: temperature,
+                media_errors,
+            };
+            (name, Order::Wear { bay: *bay, change })
         }
         EnclosureCommand::Path { name, path, order } => {
             let order = match order {
@@ -140,6 +178,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             Model::Nvme => DriveModel::nvme(),
             Model::Slow => DriveModel::slow(),
         }),
+        endurance_bytes: args.endurance.map(|size| size.0),
         status: args.status,
     };
     levada_enclosure::serve(&plan, |status| {
@@ -165,9 +204,17 @@ fn show(status: &EnclosureStatus) {
     }
     for bay in &status.bays {
         let drive = match bay.has_drive {
-            true => bytes(bay.size_bytes),
+            true => format!("{}, {}", bytes(bay.size_bytes), health_text(&bay.health)),
             false => "empty".into(),
         };
         say!("  bay {:>3}  {drive}", bay.bay);
     }
+}
+
+fn health_text(health: &DriveHealth) -> String {
+    let DriveHealth { celsius, used_percent, spare_percent, media_errors, written_bytes } = health;
+    format!(
+        "{} written, {used_percent} % used, {spare_percent} % spare, {celsius} °C, {media_errors} media errors",
+        bytes(*written_bytes)
+    )
 }

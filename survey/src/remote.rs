@@ -194,6 +194,7 @@ async fn enclosure(number: usize) -> Result<Enclosure> {
         media: Media::Null,
         size_bytes: DRIVE_BYTES,
         model: Some(DriveModel::slow()),
+        endurance_bytes: None,
         status: None,
     };
     Ok(plan.open().await?)

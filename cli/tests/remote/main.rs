@@ -133,6 +133,12 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     drawer.refused("insert", &["1"], "bay 1 has its drive");
     drawer.refused("path", &["9", "down"], "there is no path 9");
     drawer.refused("power", &["on"], "the power is on");
+    assert!(shown.contains("0 % used, 100 % spare, 35 °C, 0 media errors"), "{shown}");
+    drawer.ok("wear", &["1", "--used", "95", "--spare", "8", "--temperature", "81"]);
+    drawer.ok("wear", &["1", "--media-errors", "3"]);
+    let shown = drawer.ok("show", &[]);
+    assert!(shown.contains("95 % used, 8 % spare, 81 °C, 3 media errors"), "{shown}");
+    drawer.refused("wear", &["3", "--used", "1"], "there is no bay 3");
     drawer.ok("pull", &["2"]);
     drawer.refused("pull", &["2"], "bay 2 is empty");
     let ask = |request: &str| {
@@ -147,6 +153,7 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     let bays: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!((&bays[0]["has_drive"], &bays[1]["has_drive"]), (&true.into(), &false.into()));
+    assert_eq!(bays[0]["health"]["used_percent"], 95, "{bays}");
     assert!(ask("GET /else HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
     assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert!(ask("what\r\n\r\n").starts_with("HTTP/1.1 400"));

@@ -1,11 +1,12 @@
 //! A bay: a drive, as far as it is in, and what happens to it.
 
 use crate::drive_volume::DriveVolume;
+use crate::wear::{Wear, WearChange};
 use futures_util::future::LocalBoxFuture;
 use levada_device::{
     BlockError, Device, DriveModel, FaultDevice, Faults, ModelDevice, VolatileDevice,
 };
-use levada_export_nvmet::{Open, Opened};
+use levada_export_nvmet::{Health, Open, Opened, TellHealth};
 use levada_volume::Volume;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::cell::Cell;
@@ -22,7 +23,8 @@ pub(crate) struct Bay {
     pub is_in: Cell<bool>,
     cache: Option<Rc<VolatileDevice>>,
     faults: Faults,
-    volume: Rc<dyn Volume>,
+    volume: Rc<DriveVolume>,
+    wear: Rc<Cell<Wear>>,
     guid: [u8; 16],
 }
 
@@ -33,6 +35,7 @@ impl Bay {
         media: Rc<dyn Device>,
         has_cache: bool,
         model: Option<&DriveModel>,
+        endurance_bytes: Option<u64>,
     ) -> Self {
         let cache = has_cache.then(|| Rc::new(VolatileDevice::new(Rc::clone(&media))));
         let mut device = media;
@@ -46,23 +49,40 @@ impl Bay {
         }
         let faults = Faults::none();
         let device = Rc::new(FaultDevice::new(device, faults.clone()));
-        let volume: Rc<dyn Volume> = Rc::new(DriveVolume(device));
+        let volume = Rc::new(DriveVolume::new(device));
         Self {
             number,
             is_in: Cell::new(true),
             cache,
             faults,
             volume,
+            wear: Rc::new(Cell::new(Wear::none(endurance_bytes))),
             guid: guid(enclosure, number),
         }
     }
 
     /// How a target opens it.
     pub fn open(&self) -> Open {
-        let opened = Opened { volume: Rc::clone(&self.volume), guid: self.guid };
+        let volume = Rc::clone(&self.volume) as Rc<dyn Volume>;
+        let opened = Opened { volume, guid: self.guid };
         Rc::new(move || -> LocalBoxFuture<'static, Option<Opened>> {
             Box::pin(std::future::ready(Some(opened.clone())))
         })
+    }
+
+    /// How a target tells its health.
+    pub fn tell_health(&self) -> TellHealth {
+        let (volume, wear) = (Rc::clone(&self.volume), Rc::clone(&self.wear));
+        Rc::new(move || wear.get().health(volume.moved()))
+    }
+
+    pub fn health(&self) -> Health {
+        self.wear.get().health(self.volume.moved())
+    }
+
+    pub fn wear(&self, change: WearChange) {
+        let written_bytes = self.volume.moved().written_bytes;
+        self.wear.set(self.wear.get().after(change, written_bytes));
     }
 
     pub fn size_bytes(&self) -> u64 {
@@ -86,6 +106,7 @@ impl Bay {
     }
 
     pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
+        self.wear.set(self.wear.get().after_power_cut());
         match &self.cache {
             Some(cache) => cache.power_cut(seed ^ u64::from(self.number)).await,
             None => Ok(()),

@@ -1,16 +1,43 @@
-//! A drive as a volume: whole blocks only, as drives have it.
+//! A drive as a volume: whole blocks only, as drives have it. It counts what hosts move.
 
 use levada_base::buf::bytes_in;
 use levada_base::{BufMut, IoVec};
 use levada_device::{BlockError, Device, Durability, check_range};
 use levada_volume::{Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
+use std::cell::Cell;
 use std::rc::Rc;
 
-pub(crate) struct DriveVolume(pub Rc<dyn Device>);
+pub(crate) struct DriveVolume {
+    device: Rc<dyn Device>,
+    moved: Cell<Moved>,
+}
+
+/// What hosts have read and written, and the drive has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub reads: u64,
+    pub writes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+}
 
 impl DriveVolume {
+    pub fn new(device: Rc<dyn Device>) -> Self {
+        Self { device, moved: Cell::default() }
+    }
+
+    pub fn moved(&self) -> Moved {
+        self.moved.get()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Moved)) {
+        let mut moved = self.moved.get();
+        change(&mut moved);
+        self.moved.set(moved);
+    }
+
     fn check(&self, at: u64, bytes: u64) -> Result<(), VolumeError> {
-        check_range(self.0.info(), at, bytes).map_err(|error| match error {
+        check_range(self.device.info(), at, bytes).map_err(|error| match error {
             BlockError::OutOfRange { at, bytes, capacity_bytes } => {
                 VolumeError::OutOfRange { at, bytes, size_bytes: capacity_bytes }
             }
@@ -21,11 +48,11 @@ impl DriveVolume {
 
 impl Volume for DriveVolume {
     fn size_bytes(&self) -> u64 {
-        self.0.info().capacity_bytes
+        self.device.info().capacity_bytes
     }
 
     fn shape(&self) -> Shape {
-        let info = self.0.info();
+        let info = self.device.info();
         Shape {
             block_bytes: info.block_bytes,
             io_bytes_best: info.io_bytes_best,
@@ -37,33 +64,44 @@ impl Volume for DriveVolume {
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         Box::pin(async move {
             self.check(at, bytes)?;
-            let read = self.0.read(at, BufMut::for_overwrite(bytes as usize).into_vec()).await?;
+            let read =
+                self.device.read(at, BufMut::for_overwrite(bytes as usize).into_vec()).await?;
+            self.count(|moved| {
+                moved.reads += 1;
+                moved.read_bytes += bytes;
+            });
             Ok(read.into_iter().map(BufMut::freeze).collect())
         })
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
-            self.check(at, bytes_in(&from))?;
-            Ok(self.0.write(at, from, durability).await?)
+            let bytes = bytes_in(&from);
+            self.check(at, bytes)?;
+            self.device.write(at, from, durability).await?;
+            self.count(|moved| {
+                moved.writes += 1;
+                moved.written_bytes += bytes;
+            });
+            Ok(())
         })
     }
 
     fn flush(&self) -> VolumeFuture<'_, ()> {
-        Box::pin(async { Ok(self.0.flush().await?) })
+        Box::pin(async { Ok(self.device.flush().await?) })
     }
 
     fn discard(&self, at: u64, bytes: u64) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
             self.check(at, bytes)?;
-            Ok(self.0.discard(at, bytes).await?)
+            Ok(self.device.discard(at, bytes).await?)
         })
     }
 
     fn write_zeroes(&self, at: u64, bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
         Box::pin(async move {
             self.check(at, bytes)?;
-            Ok(self.0.write_zeroes(at, bytes).await?)
+            Ok(self.device.write_zeroes(at, bytes).await?)
         })
     }
 

@@ -5,7 +5,7 @@ use crate::request::{Order, PathOrder, Refusal};
 use futures_util::future::join_all;
 use levada_base::reactor;
 use levada_base::sync::Semaphore;
-use levada_export_nvmet::{AnaState, ListenError, Passage, Path, Subsystem, Target};
+use levada_export_nvmet::{AnaState, Health, ListenError, Passage, Path, Subsystem, Target};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -40,6 +40,20 @@ pub struct BayStatus {
     pub bay: u32,
     pub has_drive: bool,
     pub size_bytes: u64,
+    /// Also of a drive that is pulled.
+    pub health: DriveHealth,
+}
+
+/// What a drive says of itself to hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveHealth {
+    pub celsius: i32,
+    /// Of its endurance; 255: that and more.
+    pub used_percent: u8,
+    pub spare_percent: u8,
+    pub media_errors: u64,
+    /// In whole units of 512,000 bytes.
+    pub written_bytes: u64,
 }
 
 struct Way {
@@ -68,7 +82,7 @@ impl Enclosure {
     ) -> Result<Self, ListenError> {
         let target = Target::new();
         for bay in &bays {
-            subsystem.add(bay.number, bay.open());
+            subsystem.add_drive(bay.number, bay.open(), bay.tell_health());
         }
         target.add(subsystem.clone());
         let ways: Result<Vec<Way>, ListenError> = addresses
@@ -99,6 +113,7 @@ impl Enclosure {
             bay: bay.number,
             has_drive: bay.is_in.get(),
             size_bytes: bay.size_bytes(),
+            health: DriveHealth::of(&bay.health()),
         });
         EnclosureStatus {
             name: self.name.clone(),
@@ -133,7 +148,11 @@ impl Enclosure {
                     return Err(Refusal::Taken { bay: bay.number });
                 }
                 bay.insert();
-                self.subsystem.add(bay.number, bay.open());
+                self.subsystem.add_drive(bay.number, bay.open(), bay.tell_health());
+                Ok(())
+            }
+            Order::Wear { bay, change } => {
+                self.bay(bay)?.wear(change);
                 Ok(())
             }
             Order::SlowDrive { bay, ms } => {
@@ -195,6 +214,19 @@ impl Enclosure {
                 // An orderly end is no power cut.
                 let _ = bay.flush().await;
             }
+        }
+    }
+}
+
+impl DriveHealth {
+    fn of(health: &Health) -> Self {
+        let plain = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
+        Self {
+            celsius: health.celsius().unwrap_or_default(),
+            used_percent: health.used_percent,
+            spare_percent: health.spare_percent,
+            media_errors: plain(health.media_errors),
+            written_bytes: plain(health.written_units.saturating_mul(Health::UNIT_BYTES)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! An enclosure of drives over NVMe/TCP, simulated: bays with files or memory in them, two paths or more, and everything that goes wrong
 //! with real ones, on command.
 //!
-//! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it.
+//! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it; `wear`: how worn it is.
 //! - `drive_volume`: a drive as a volume, which is what a target shows.
 //! - `plan`: what it is made of.
 //! - `request`: orders and answers; `place`: where the process is asked; `run`: the process.
@@ -22,9 +22,11 @@ mod place;
 mod plan;
 mod request;
 mod run;
+mod wear;
 
-pub use enclosure::{BayStatus, Enclosure, EnclosureStatus, PathStatus};
+pub use enclosure::{BayStatus, DriveHealth, Enclosure, EnclosureStatus, PathStatus};
 pub use levada_device::DriveModel;
 pub use plan::{EnclosureError, Media, Plan};
 pub use request::{AskEnclosureError, Order, PathOrder, Refusal, ask};
 pub use run::serve;
+pub use wear::WearChange;

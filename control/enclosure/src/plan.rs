@@ -36,6 +36,8 @@ pub struct Plan {
     pub size_bytes: u64,
     /// How fast each drive is; as its media without one.
     pub model: Option<DriveModel>,
+    /// Bytes by which each drive is used up, from new at every start; without it writing wears nothing.
+    pub endurance_bytes: Option<u64>,
     /// Where its status is told over HTTP.
     pub status: Option<SocketAddr>,
 }
@@ -97,7 +99,8 @@ impl Plan {
                 }
             };
             let has_cache = self.media != Media::Null;
-            bays.push(Bay::new(&self.name, number, media, has_cache, self.model.as_ref()));
+            let (model, endurance) = (self.model.as_ref(), self.endurance_bytes);
+            bays.push(Bay::new(&self.name, number, media, has_cache, model, endurance));
         }
         Ok(bays)
     }

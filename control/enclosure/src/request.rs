@@ -2,6 +2,7 @@
 
 use crate::enclosure::EnclosureStatus;
 use crate::place;
+use crate::wear::WearChange;
 use levada_desk::AskError;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -20,6 +21,8 @@ pub enum Order {
     Insert { bay: u32 },
     /// Every request to the drive takes so much longer; 0 ends that.
     SlowDrive { bay: u32, ms: u64 },
+    /// What the drive tells of its health.
+    Wear { bay: u32, change: WearChange },
     /// Paths are numbered from 1 on.
     Path { path: usize, order: PathOrder },
     /// Of the whole enclosure.
