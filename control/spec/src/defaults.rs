@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::file::{
-    ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec, Level,
-    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, ScrubSpec, SliceSize, Spread,
+    ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec, FileSystemSpec,
+    HealthSpec, Level, MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, ScrubSpec, SliceSize,
+    Spread,
 };
 use crate::{Bytes, Required};
 
@@ -94,6 +95,7 @@ impl ClusterFile {
             spares: Vec::new(),
             rebuild: RebuildSpec::default(),
             scrub: ScrubSpec::default(),
+            health: HealthSpec::default(),
             arrays: vec![
                 ArraySpec {
                     name: "meta".into(),

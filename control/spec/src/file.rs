@@ -42,6 +42,7 @@ pub struct ClusterFile {
     pub rebuild: RebuildSpec,
     /// How fast arrays and objects are scrubbed.
     pub scrub: ScrubSpec,
+    pub health: HealthSpec,
     /// All arrays, in file order. Slices lie on a drive in this order.
     pub arrays: Vec<ArraySpec>,
     /// The file systems; exactly one in this release.
@@ -69,6 +70,20 @@ impl Default for RebuildSpec {
     /// So much that a drive of 1 TB of an 8 + 2 comes back within a day under any load.
     fn default() -> Self {
         Self { floor: Bytes(200_000_000), ceiling: None, grace_s: 60 }
+    }
+}
+
+/// When drives count as not well, beside what they say of themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthSpec {
+    /// Used so much of its endurance, a drive is worn.
+    pub used_percent: u8,
+}
+
+impl Default for HealthSpec {
+    /// Time is left to get another.
+    fn default() -> Self {
+        Self { used_percent: 90 }
     }
 }
 

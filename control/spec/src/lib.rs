@@ -29,9 +29,9 @@ pub use defaults::{BOX_DRIVES, BOX_ENCLOSURES, BoxError};
 pub use error::{Place, Problem, ProblemKind, Report, Severity, SpecError};
 pub use file::{
     ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec,
-    ExportSpec, ExportWay, FileSystemSpec, HostSpec, Level, Loaded, ModelSpec, MountSpec,
-    ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread,
-    TestingSpec, Wrapper,
+    ExportSpec, ExportWay, FileSystemSpec, HealthSpec, HostSpec, Level, Loaded, ModelSpec,
+    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize,
+    Spread, TestingSpec, Wrapper,
 };
 pub use pattern::PatternError;
 pub use remote::{EnclosureUrl, UrlError};

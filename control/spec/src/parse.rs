@@ -14,8 +14,8 @@ use crate::check::{self, SameFile};
 use crate::error::nearest;
 use crate::file::{
     ArraySpec, ClusterFile, DriveSpec, EnclosureSpec, ExportSpec, ExportWay, FileSystemSpec,
-    HostSpec, Level, Loaded, ModelSpec, MountSpec, ParityKind, RebuildSpec, STRIPE_CHUNKS_MAX,
-    ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
+    HealthSpec, HostSpec, Level, Loaded, ModelSpec, MountSpec, ParityKind, RebuildSpec,
+    STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::remote::{EnclosureUrl, NAMESPACE_MOST, is_url};
@@ -54,6 +54,7 @@ const FILE_KEYS: &[&str] = &[
     "spares",
     "rebuild",
     "scrub",
+    "health",
     "array",
     "filesystem",
     "mount",
@@ -68,6 +69,7 @@ const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
 const REBUILD_KEYS: &[&str] = &["floor", "ceiling", "grace_s"];
 const SCRUB_KEYS: &[&str] = &["floor", "ceiling"];
+const HEALTH_KEYS: &[&str] = &["used_percent"];
 const ENCLOSURE_KEYS: &[&str] = &["name", "host", "size", "drives", "url"];
 /// Keys of an enclosure on a host.
 const LOCAL_KEYS: &[&str] = &["host", "size"];
@@ -217,6 +219,7 @@ impl Reader<'_> {
             spares: Vec::new(),
             rebuild: RebuildSpec::default(),
             scrub: ScrubSpec::default(),
+            health: HealthSpec::default(),
             arrays: Vec::new(),
             filesystems: Vec::new(),
             mounts: Vec::new(),
@@ -267,6 +270,11 @@ impl Reader<'_> {
         if let Some(table) = self.table(root, "scrub", Node::Scrub, "[scrub]", SCRUB_KEYS) {
             let (floor, ceiling) = self.paces(table, ScrubSpec::default().floor);
             cluster.scrub = ScrubSpec { floor, ceiling };
+        }
+        if let Some(table) = self.table(root, "health", Node::Health, "[health]", HEALTH_KEYS)
+            && let Some(percent) = self.number(table, "used_percent", 1, 100)
+        {
+            cluster.health = HealthSpec { used_percent: percent as u8 };
         }
         for table in self.tables(root, "array", Node::Array, "[[array]]", ARRAY_KEYS) {
             let array = self.doubting(table.node, |reader| reader.array(table, &cluster));

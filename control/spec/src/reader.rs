@@ -20,6 +20,7 @@ pub(crate) enum Node {
     Spares,
     Rebuild,
     Scrub,
+    Health,
     Host(usize),
     Enclosure(usize),
     Drive(usize),

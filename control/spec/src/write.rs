@@ -112,6 +112,11 @@ impl ClusterFile {
         if let Some(ceiling) = self.scrub.ceiling {
             writeln!(out, "ceiling = {}", size(ceiling))?;
         }
+        writeln!(
+            out,
+            "\n[health]\n# A drive that has used so much of its endurance is worn.\nused_percent = {}",
+            self.health.used_percent
+        )?;
         writeln!(out)?;
         self.write_arrays(out)?;
         self.write_filesystems(out)?;

@@ -239,6 +239,8 @@ fn mistakes_in_single_keys() {
     breaks("[[array]]\nname = \"meta\"", &scrub, 2, "`floor` is 20", "allowed: 1");
     let unknown = "[scrub]\ngrace_s = 1\n[[array]]\nname = \"meta\"";
     breaks("[[array]]\nname = \"meta\"", unknown, 1, "grace_s", "");
+    let worn = "[health]\nused_percent = 101\n[[array]]\nname = \"meta\"";
+    breaks("[[array]]\nname = \"meta\"", worn, 1, "`used_percent` is 101", "allowed: 1 to 100");
     breaks("spares = 2", "spares = 1000", 0, "needs 1010 drives", "add drives");
     breaks("spares = 2", "spares = -1", 0, "`spares` is -1", "allowed: 0 to 1000");
     breaks("slice = \"128MiB\"", "slice = \"0%\"", 0, "neither a size nor a share", "percent");
@@ -762,7 +764,7 @@ fn written_files_read_back() {
         reads_back(&ClusterFile::box_default(Path::new("/x"), free).unwrap());
     }
     let odd = GOOD
-        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[scrub]\nceiling = \"50MB\"\n[[array]]\nname = \"meta\"")
+        .replace("[[array]]\nname = \"meta\"", "[rebuild]\nceiling = \"100MB\"\ngrace_s = 0\n[scrub]\nceiling = \"50MB\"\n[health]\nused_percent = 75\n[[array]]\nname = \"meta\"")
         .replace("\"drives/d{08..11}.img\"", "{ name = \"x{8..9}\", path = \"a \\\"b\\\" {8..9}\", size = \"2GiB\" }, \"/dev/n{1..2}\"")
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
