@@ -118,6 +118,29 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     drawers[0].ok("path", &["1", "up"]);
     wait_until("the path is back", || is_healthy(&cluster));
 
+    // A drive wears out: it is told while it lasts.
+    drawers[0].ok("wear", &["2", "--used", "95", "--spare", "8"]);
+    let worn = "! drive e1-2: 8 % of its spare room is left, and 10 % is the least, 95 % of its endurance is used; \
+                `levada drive fail e1-2`, another in its place, and `levada drive replace e1-2`";
+    wait_until("the wear is told", || cluster.ok(&["status"]).contains(worn));
+    let status: serde_json::Value =
+        serde_json::from_str(&cluster.ok(&["status", "--json"])).expect("JSON");
+    let drives = status["drives"].as_array().expect("drives");
+    let health = |name: &str| {
+        let of = drives.iter().find(|drive| drive["name"] == name);
+        of.expect("it is listed")["health"].clone()
+    };
+    let (worn, well) = (health("e1-2"), health("e1-1"));
+    assert_eq!(worn["complaints"], serde_json::json!(["low-spare", "worn"]), "{worn}");
+    assert_eq!(well["complaints"], serde_json::json!([]), "{well}");
+    assert!(well["written_bytes"].as_u64() > Some(1_000_000), "{well}");
+    drawers[0].ok("wear", &["2", "--used", "3", "--spare", "100"]);
+    wait_until("it is as new", || is_healthy(&cluster));
+    let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
+    for (event, times) in [("a drive is not well", 2), ("a drive is well again", 2)] {
+        assert_eq!(log.matches(event).count(), times, "{log}");
+    }
+
     // An enclosure goes, with what its drives had not flushed.
     drawers[1].ok("power", &["off"]);
     let begun = Instant::now();

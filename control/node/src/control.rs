@@ -174,6 +174,28 @@ pub struct DriveStatus {
     /// Of a drive on the network.
     #[serde(default)]
     pub paths: Vec<PathStatus>,
+    /// As it says itself; `None` where it does not.
+    #[serde(default)]
+    pub health: Option<DriveHealth>,
+}
+
+/// What a drive says of itself: the page of health of an NVMe drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveHealth {
+    /// What is the matter: `read-only`, `unreliable`, `backup`, `low-spare`, `used-up`, `worn`, `media-errors`, `temperature`.
+    pub complaints: Vec<String>,
+    pub celsius: Option<i32>,
+    pub spare_percent: u8,
+    /// Less is too little, as the drive says.
+    pub spare_least_percent: u8,
+    /// Of its endurance; 255: that and more.
+    pub used_percent: u8,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub power_on_hours: u64,
+    pub unsafe_shutdowns: u64,
+    pub media_errors: u64,
+    pub error_entries: u64,
 }
 
 /// A path to a drive on the network.

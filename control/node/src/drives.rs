@@ -20,8 +20,8 @@ use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_device::{
-    BlockError, Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind,
-    read_label,
+    BlockError, Device, Drive, DriveError, DriveIdentity, HealthPage, Label, Overwrite, SliceEntry,
+    SliceKind, read_label,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
 use std::cmp::Ordering;
@@ -77,6 +77,12 @@ pub trait DriveSource {
     /// The paths to a drive on the network that is open.
     fn paths(&self, _drive: &DriveSpec) -> Vec<PathStatus> {
         Vec::new()
+    }
+
+    /// What an open device says of its health now; `None`: it does not tell. Its own name is that of what was opened, as the drive may
+    /// have been found at another one's path.
+    fn look_at_health<'a>(&'a self, _device: &'a str) -> LocalBoxFuture<'a, Option<HealthPage>> {
+        Box::pin(ready(None))
     }
 }
 

@@ -10,7 +10,8 @@ use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_device::{
-    Device, DriveModel, FileDevice, FileDeviceError, ModelDevice, Prepare, VolatileDevice,
+    Device, DriveModel, FileDevice, FileDeviceError, HealthPage, ModelDevice, Prepare,
+    VolatileDevice,
 };
 use levada_spec::{DriveSpec, Loaded, TestingSpec, Wrapper};
 use std::cell::RefCell;
@@ -55,6 +56,13 @@ impl FileDrives {
         opened.retain(|(_, device)| device.strong_count() > 0);
         opened.push((path.to_owned(), Rc::downgrade(&device)));
         self.as_tested(device)
+    }
+
+    /// What is open at `path`, the latest of it.
+    fn opened_at(&self, path: &Path) -> Option<Rc<FileDevice>> {
+        let opened = self.opened.borrow();
+        let mut there = opened.iter().rev().filter(|(at, _)| *at == path);
+        there.find_map(|(_, device)| device.upgrade())
     }
 
     /// Within the wrappers that the cluster file asks for.
@@ -166,15 +174,22 @@ impl DriveSource for FileDrives {
         self.remote.paths(drive)
     }
 
+    fn look_at_health<'a>(&'a self, device: &'a str) -> LocalBoxFuture<'a, Option<HealthPage>> {
+        Box::pin(async move {
+            match self.opened_at(Path::new(device)) {
+                Some(device) => device.look_at_health().await,
+                None => self.remote.look_at_health(device).await,
+            }
+        })
+    }
+
     fn in_place(&self, drive: &DriveSpec) -> bool {
         if drive.is_remote() {
             // Its paths tell when they lead to another one.
             return true;
         }
         let path = self.path(drive);
-        let opened = self.opened.borrow();
-        let mut there = opened.iter().rev().filter(|(at, _)| *at == path);
-        match there.find_map(|(_, device)| device.upgrade()) {
+        match self.opened_at(&path) {
             Some(device) => device.is_at(&path),
             // It was found at another drive's path: drives may change places.
             None => path.exists(),

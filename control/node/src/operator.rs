@@ -1,5 +1,6 @@
 //! The operator's view of a running node: status, drives, scrub.
 
+mod health;
 mod scrub;
 mod shown;
 mod spares;
@@ -54,6 +55,7 @@ pub struct Operator {
     returned: RefCell<BTreeMap<String, u32>>,
     /// Why nobody takes the place of what is lost, for people.
     no_help: RefCell<Vec<String>>,
+    health: health::Health,
     traffic: Cell<Traffic>,
     checks: Checks,
     scrubbing: Cell<bool>,
@@ -141,6 +143,7 @@ impl Operator {
             admitting: Semaphore::new(1),
             returned: RefCell::default(),
             no_help: RefCell::default(),
+            health: health::Health::default(),
             traffic: Cell::default(),
             checks: Checks::default(),
             scrubbing: Cell::new(false),
@@ -159,7 +162,10 @@ impl Operator {
     /// Carries a request out.
     pub async fn answer(self: &Rc<Self>, request: ControlRequest) -> ControlReply {
         let done = match request {
-            ControlRequest::Status => return ControlReply::Status(Box::new(self.status())),
+            ControlRequest::Status => {
+                self.refresh_health().await;
+                return ControlReply::Status(Box::new(self.status()));
+            }
             ControlRequest::Meters => return ControlReply::Meters(Box::new(self.meters())),
             ControlRequest::DriveFail { drive, force } => self.fail(&drive, force).await,
             ControlRequest::DriveReplace { drive, force } => self.replace(&drive, force).await,

@@ -13,8 +13,8 @@ use crate::control::PathStatus;
 use crate::drives::NoDevice;
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
-use levada_device::Device;
 use levada_device::nvme::{Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing};
+use levada_device::{Device, HealthPage};
 use levada_spec::DriveSpec;
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -128,6 +128,11 @@ impl RemoteDrives {
             Some(namespace) => namespace.owner().await.unwrap_or_default(),
             None => Epoch::default(),
         }
+    }
+
+    /// What a device says of its health; `None` where it is not open, or no path leads there.
+    pub async fn look_at_health(&self, device: &str) -> Option<HealthPage> {
+        self.at(&device.parse().ok()?)?.look_at_health().await
     }
 
     /// The paths to a drive, none of which need lead there.

@@ -185,6 +185,7 @@ async fn serve(
     reactor::spawn_in(&services, async move { resumed.resume_scrub().await });
     reactor::spawn_in(&services, Rc::clone(&operator).measure());
     reactor::spawn_in(&services, Rc::clone(&operator).keep_spares());
+    reactor::spawn_in(&services, Rc::clone(&operator).watch_health());
     let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());

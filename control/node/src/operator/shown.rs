@@ -7,6 +7,7 @@ use crate::control::{
     ArrayStatus, ClientStatus, DriveStatus, MemberStatus, Progress, Segments, Status, TargetStatus,
     Traffic,
 };
+use crate::health::Record;
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use levada_base::reactor;
 use levada_device::{BlockError, Drive};
@@ -135,6 +136,7 @@ impl Operator {
                             names.join(", ")
                         ));
                     }
+                    problems.extend(self.health.with(drive, |record| record.problem(drive)).flatten());
                 }
             }
         }
@@ -238,6 +240,12 @@ impl Operator {
         DriveStatus {
             spare: self.spare_state(&spec.name).map(str::to_owned),
             paths: self.source.paths(spec),
+            // Of one that is gone it would be what it told when it was there.
+            health: found
+                .as_ref()
+                .ok()
+                .filter(|drive| !drive.is_failed())
+                .and_then(|_| self.health.with(&spec.name, Record::shown)),
             ..drive_status(spec, found)
         }
     }
