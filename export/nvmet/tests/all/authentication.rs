@@ -1,6 +1,6 @@
 //! Hosts that have to prove who they are.
 
-use crate::host::{Connecting, Ended, Queue, nqn};
+use crate::host::{Connecting, Ended, Queue};
 use crate::{Served, run};
 use levada_base::reactor;
 use levada_export_nvmet::Hosts;
