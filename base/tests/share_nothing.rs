@@ -23,7 +23,7 @@ const IO_PATH: [&str; 13] = [
 ];
 
 /// Files where two threads meet, and what passes there.
-const MEETING_PLACES: [&str; 12] = [
+const MEETING_PLACES: [&str; 14] = [
     // A message to another core: its queue, and the bell that wakes a core that sleeps.
     "base/src/reactor/bell.rs",
     "base/src/reactor/mailbox.rs",
@@ -44,6 +44,10 @@ const MEETING_PLACES: [&str; 12] = [
     "fs/mount/src/files/places.rs",
     // The thread that writes notifications, for which the kernel may let it wait.
     "fs/fuse/src/transport/notifier.rs",
+    // The thread that asks a drive of this machine for its health, for which it waits.
+    "block/device/src/local_nvme.rs",
+    // What tells the hosts of this process from others: chosen once, only read after that.
+    "block/device/src/nvme/options.rs",
 ];
 
 const SHARED: [&str; 8] =
