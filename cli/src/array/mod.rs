@@ -256,12 +256,13 @@ pub fn array(command: &ArrayCommand) -> Result<()> {
         ArrayCommand::Rebuild(args) => work::rebuild(&args.on, args.pace.pace()),
         ArrayCommand::Fail { member, on } => work::fail(on, member),
         ArrayCommand::Replace { member, new, overwrite, on } => {
-            let (member, new) = (member.clone(), std::path::absolute(new)?);
+            let (member, new) = (member.clone(), levada_array::absolute(new)?);
             let request = Request::Replace { member: member.clone(), new, force: *overwrite };
             work::admit(on, request, &format!("in the place of {member}"))
         }
         ArrayCommand::AddSpare { new, overwrite, on } => {
-            let request = Request::AddSpare { new: std::path::absolute(new)?, force: *overwrite };
+            let request =
+                Request::AddSpare { new: levada_array::absolute(new)?, force: *overwrite };
             work::admit(on, request, "added")
         }
     }

@@ -37,7 +37,7 @@ pub use error::ArrayError;
 pub use keeper::Opening;
 pub use level::{LevelError, LevelWords, describe};
 pub use look::show;
-pub use request::{Pace, Reply, Request, ask};
+pub use request::{Pace, Reply, Request, absolute, ask};
 pub use run::{Keeping, ask_or_open, serve};
 pub use shown::{Shown, Shows};
 pub use status::{Io, LatencyUs, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};

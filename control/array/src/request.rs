@@ -103,8 +103,12 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Option<Reply>, ArrayError
     }
 }
 
-/// The path as another process finds it.
-pub(crate) fn absolute(path: &Path) -> Result<PathBuf, ArrayError> {
+/// A drive as another process finds it: a path from the root on, or a URL as it is.
+///
+/// # Errors
+///
+/// A path that cannot be made one from the root on, or that is longer than the kernel takes.
+pub fn absolute(path: &Path) -> Result<PathBuf, ArrayError> {
     let failed = |source| ArrayError::Read { path: path.into(), source };
     if url_of(path).is_some() {
         return Ok(path.into());
