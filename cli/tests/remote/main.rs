@@ -120,6 +120,43 @@ fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
     array.stop();
 }
 
+/// By their URLs, while the array is served: one that was pulled comes back, and another one waits for the next loss.
+#[test]
+fn remote_drives_are_replaced_and_added() {
+    let mut array = Box::new();
+    let drawers: Vec<Drawer> = ["e1", "e2", "e3"]
+        .iter()
+        .map(|name| Drawer::start(array.dir.path(), name, IN_MEMORY))
+        .collect();
+    let urls: Vec<String> =
+        drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let (spare, members) = urls.split_last().expect("six");
+    array.ok(&[&["create", "far", "--level", "6"][..], members].concat());
+    array.serve(members);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 16);
+    drawers[0].ok("pull", &["1"]);
+    round(&file, 2, 16);
+    drawers[0].ok("insert", &["1"]);
+    array.ok(&["replace", "0", urls[0], urls[1]]);
+    array.ok(&["rebuild", urls[1]]);
+    array.ok(&["add-spare", spare, urls[1]]);
+    let status = array.json(&["show", urls[1]]);
+    let states: Vec<&str> = status["members"]
+        .as_array()
+        .expect("members")
+        .iter()
+        .map(|member| member["state"].as_str().expect("a state"))
+        .collect();
+    assert_eq!(states, ["in-sync", "in-sync", "in-sync", "in-sync", "in-sync", "spare"]);
+    assert_eq!(status["members"][5]["path"], *spare, "{status}");
+    array.ok(&["scrub", urls[1]]);
+    check(&file, 2, 16);
+    drop(file);
+    array.stop();
+}
+
 #[test]
 fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let array = Box::new();

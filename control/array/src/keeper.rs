@@ -18,7 +18,7 @@ use crate::store::Store;
 use crate::volumes::Volumes;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
-use levada_base::reactor::{self, Instant};
+use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::{BlockError, Device};
 use levada_raid::{
@@ -80,6 +80,8 @@ pub(crate) struct Keeper {
     content: RefCell<Content>,
     /// One at a time decides what the array is.
     deciding: Rc<Semaphore>,
+    /// Who opened the array: drives that join are opened there.
+    group: Group,
 }
 
 /// What the array is to those who use it.
@@ -199,6 +201,7 @@ impl Keeper {
             last_scrub: RefCell::default(),
             content: RefCell::new(content),
             deciding: Semaphore::new(1),
+            group: reactor::current_group(),
         });
         if rebuilds && keeper.array.status().scrubbed_below > 0 {
             tracing::info!(array = keeper.name(), "the scrub that was interrupted goes on");
@@ -531,7 +534,13 @@ impl Keeper {
                 }
                 device
             }
-            None => take(new, self.uuid(), force).await?,
+            // What its connections need outlives who asks for it, and the desk: the array is closed after that.
+            None => {
+                let (new, array) = (new.to_owned(), self.uuid());
+                let taking = async move { take(&new, array, force).await };
+                let taken = reactor::spawn_in(&self.group, taking).await;
+                taken.ok_or(ArrayError::Interrupted)??
+            }
         };
         device.belongs_to(self.uuid());
         let others = members.iter().filter(|member| Some(member.index) != instead);
