@@ -78,7 +78,7 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "path.failover_s",
-            what: "the longest request of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
+            what: "the longest read or fresh write of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
             bar: Bar::Below(5.0),
             take: |effort| remote(effort, failover),
         },
