@@ -5,7 +5,7 @@ use crate::io::{DATA_BYTES_MAX, whole};
 use levada_base::IoVec;
 use levada_base::reactor;
 use levada_base::sync::Once;
-use levada_nvme::authentication::{SECURITY_PROTOCOL, SECURITY_SPECIFIC, Verifier};
+use levada_nvme::authentication::{Names, SECURITY_PROTOCOL, SECURITY_SPECIFIC, Verifier};
 use levada_nvme::fabrics::{AuthenticationTransfer, FabricsType};
 use levada_nvme::{AdminOpcode, Command, Status};
 use std::cell::RefCell;
@@ -46,7 +46,7 @@ impl Gate {
                 let mut verifier = verifier.borrow_mut();
                 verifier.receive(&data);
                 if verifier.has_failed() {
-                    self.turn_away();
+                    self.turn_away(verifier.names());
                 }
                 Some(Ok(Answer::result(0)))
             }
@@ -59,7 +59,7 @@ impl Gate {
                 // As much as there is room for, as Linux's target has it.
                 message.resize(transfer.bytes as usize, 0);
                 if verifier.has_failed() {
-                    self.turn_away();
+                    self.turn_away(verifier.names());
                 }
                 Some(Ok(Answer::data(&message)))
             }
@@ -68,8 +68,9 @@ impl Gate {
         }
     }
 
-    fn turn_away(&self) {
-        tracing::warn!("an NVMe host does not prove who it is");
+    fn turn_away(&self, names: &Names) {
+        let Names { host, subsystem } = names;
+        tracing::warn!(%host, %subsystem, "an NVMe host does not prove who it is");
         self.has_failed.happen();
     }
 

@@ -45,6 +45,12 @@ impl Verifier {
         Self { names, secrets, turn, is_authenticated: false, has_failed: false }
     }
 
+    /// Who is asked, by whom.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
     /// It has proved who it is, and the last attempt to do so did not fail.
     #[must_use]
     pub fn is_authenticated(&self) -> bool {
