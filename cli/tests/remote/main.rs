@@ -47,15 +47,18 @@ fn check(file: &File, number: u8, pieces: usize) {
     }
 }
 
+/// Three enclosures, and the URLs of their six drives.
+fn three_drawers(array: &Box) -> (Vec<Drawer>, Vec<String>) {
+    let start = |name| Drawer::start(array.dir.path(), name, IN_MEMORY);
+    let drawers: Vec<Drawer> = ["e1", "e2", "e3"].into_iter().map(start).collect();
+    let urls = drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    (drawers, urls)
+}
+
 #[test]
 fn an_array_outlives_paths_drives_and_an_enclosure() {
     let mut array = Box::new();
-    let drawers: Vec<Drawer> = ["e1", "e2", "e3"]
-        .iter()
-        .map(|name| Drawer::start(array.dir.path(), name, IN_MEMORY))
-        .collect();
-    let urls: Vec<String> =
-        drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    let (drawers, urls) = three_drawers(&array);
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     array.ok(&[&["create", "far", "--level", "6"][..], &urls].concat());
     array.serve(&urls);
@@ -124,12 +127,7 @@ fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
 #[test]
 fn remote_drives_are_replaced_and_added() {
     let mut array = Box::new();
-    let drawers: Vec<Drawer> = ["e1", "e2", "e3"]
-        .iter()
-        .map(|name| Drawer::start(array.dir.path(), name, IN_MEMORY))
-        .collect();
-    let urls: Vec<String> =
-        drawers.iter().flat_map(|drawer| [drawer.url(1), drawer.url(2)]).collect();
+    let (drawers, urls) = three_drawers(&array);
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let (spare, members) = urls.split_last().expect("six");
     array.ok(&[&["create", "far", "--level", "6"][..], members].concat());
