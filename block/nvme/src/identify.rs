@@ -343,7 +343,7 @@ impl NamespaceIdentity {
             block_bytes: 1 << power,
             write_blocks_best: told(64),
             discard_blocks: told(68),
-            has_reservations: bytes[31] & crate::reservation::WRITE_EXCLUSIVE != 0,
+            has_reservations: bytes[31] & crate::reservation::WRITE_EXCLUSIVE_REGISTRANTS != 0,
             keeps_reservations: bytes[31] & crate::reservation::PERSISTENT != 0,
             is_read_only: bytes[99] & 1 != 0,
             ana_group: u32_at(bytes, 92),

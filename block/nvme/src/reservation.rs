@@ -5,9 +5,9 @@ use crate::field::{array, put, u64_at};
 
 /// All types; not kept over a loss of power. Keys that are ignored are those of 1.3 and later (Base, figure 245: RESCAP).
 pub(crate) const CAPABILITIES: u8 = 0b1111_1110;
-/// Of these: reservations may be kept over a loss of power, and there is the type Write Exclusive.
+/// Of these: reservations may be kept over a loss of power, and there is the type Write Exclusive, Registrants Only.
 pub(crate) const PERSISTENT: u8 = 1 << 0;
-pub(crate) const WRITE_EXCLUSIVE: u8 = 1 << 1;
+pub(crate) const WRITE_EXCLUSIVE_REGISTRANTS: u8 = 1 << 3;
 /// Of Reservation Register's doubleword 10: whoever is registered, and what is held, is kept over a loss of power (CPTPL).
 pub const PERSIST: u32 = 0b11 << 30;
 /// Bytes of what Register and Acquire send: two keys.

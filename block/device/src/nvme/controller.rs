@@ -6,6 +6,7 @@
 //! - What a controller says of itself is checked before anything is sent that depends on it.
 
 use super::exchange::COMMANDS_MAX;
+use super::host::{HostId, connection_of};
 use super::options::{Network, Options};
 use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
 use futures_util::future::{join_all, select_all};
@@ -93,6 +94,8 @@ pub(crate) struct Told {
 /// See the module.
 pub(crate) struct Controller<S> {
     pub identity: ControllerIdentity,
+    /// As whom it is connected.
+    pub host_id: HostId,
     admin: Rc<Queue<S>>,
     queues: Vec<Rc<Queue<S>>>,
     /// Of an admin command.
@@ -220,12 +223,13 @@ impl<S: ByteStream + 'static> Drop for Making<S> {
 }
 
 impl<S: ByteStream + 'static> Controller<S> {
-    /// Connects a new controller of `subsystem`, with I/O queues unless that is the one of discovery.
+    /// Connects a new controller of `subsystem`, with I/O queues unless that is the one of discovery, as `host_id`.
     pub async fn connect<N: Network<Stream = S>>(
         network: &N,
         address: SocketAddr,
         subsystem: &Nqn,
         options: &Options,
+        host_id: HostId,
     ) -> Result<Rc<Self>, ConnectError> {
         let limit = options.timing.connect;
         let making = Making(RefCell::default());
@@ -235,9 +239,10 @@ impl<S: ByteStream + 'static> Controller<S> {
             in_capsule_bytes: 0,
             // Nothing on this queue changes blocks.
             settle: Duration::ZERO,
+            connection: connection_of(&host_id),
         };
         let data = |controller| ConnectData {
-            host_id: options.host.id,
+            host_id,
             controller,
             subsystem: subsystem.clone(),
             host: options.host.nqn.clone(),
@@ -316,6 +321,7 @@ impl<S: ByteStream + 'static> Controller<S> {
         making.0.take();
         let controller = Rc::new(Self {
             identity,
+            host_id,
             admin: queue,
             queues,
             limit: options.timing.command,

@@ -1,6 +1,7 @@
 //! Which subsystems there are at an address.
 
 use super::controller::{ConnectError, Controller};
+use super::host::Opening;
 use super::options::{Network, Options};
 use levada_base::reactor;
 use levada_base::stream::ByteStream;
@@ -34,7 +35,14 @@ pub async fn discover<N: Network>(
     // Nobody waits for anything else on this connection.
     options.timing.keep_alive = Duration::ZERO;
     let subsystem = Nqn::new(DISCOVERY_NQN)?;
-    let controller = Controller::connect(network, address, &subsystem, &options).await?;
+    let controller = Controller::connect(
+        network,
+        address,
+        &subsystem,
+        &options,
+        Opening::new(&options.host).id(0),
+    )
+    .await?;
     let mut open = Open(Some(Rc::clone(&controller)));
     let mut found = Ok(None);
     for _ in 0..TRIES {

@@ -1,37 +1,42 @@
-//! Owners of a namespace, as reservations: the key of a host says which epoch it owns the namespace in.
+//! Owners of a namespace, by reservation: who has it, how it is taken, and how it is kept.
 //!
-//! The owner is registered and holds a reservation of the type Write Exclusive: others may read. A later owner preempts it, by which the
-//! target ends what the earlier one has under way.
+//! Every connection of the owner is registered, and one of them holds the reservation (`claim`): others may read. A later owner preempts
+//! all of them, by which the target ends what the earlier one has under way. In the same way an owner preempts its own connections
+//! that are lost: what they have left under way can no longer happen then, and holds nothing back (`unsettled`).
 //!
 //! What always holds:
 //! - Nobody preempts an owner with a later epoch, nor one with the same, unless that was this process: the keys of all hosts are read
 //!   before, and again after.
 //! - An owner that has met another one, in whatever way, changes nothing any more, and writes nothing again.
-//! - Over a new connection an owner does nothing before it has seen that the reservation is still its own. A target may have lost all of
-//!   them with its power. Then the owner takes it again only if the drive itself says who the last owner was, and it is this one.
+//! - Over a new connection an owner changes nothing before that is registered and it has seen, afterwards, that the reservation is still
+//!   its own. A target may have lost all of them with its power. Then the owner takes it again only if the drive itself says who the last
+//!   owner was, and it is this one.
+//! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered.
 //! - A namespace without reservations is fenced on this side only, as a file is.
 
+use super::claim::{Claim, Claimant, EPOCH_MAX, latest};
 use super::controller::{ConnectError, Controller};
+use super::host::connection_of;
 use super::namespace::NvmeNamespace;
-use super::options::{Network, are_of_one_process};
-use super::paths::{Known, Order, OrderError, Paths};
+use super::options::Network;
+use super::paths::{Order, OrderError, Paths};
+use super::sight::Known;
 use super::verdict::{Asked, Verdict};
 use crate::{BlockError, Device};
+use levada_base::reactor;
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
-use levada_nvme::reservation::{
-    PERSIST, Registrant, ReservationReport, ReservationRequest, ReservationType,
-};
+use levada_nvme::reservation::{PERSIST, Registrant, ReservationReport, ReservationRequest};
 use levada_nvme::{Command, IoOpcode};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
-/// The upper bits of our keys: "LV".
-const KEY: u64 = 0x4c56 << 48;
-const EPOCH_BITS: u64 = (1 << 48) - 1;
 /// The report of so many hosts as there should never be, where a command may have as much.
 const REPORT_BYTES: u64 = 16 << 10;
 /// Others may come in between so often.
-const TRIES: usize = 4;
+const TRIES: usize = 8;
+/// Before a target is asked again that could not say.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// What is read at once of what a witness looks at: every controller gives as much.
 const WITNESS_PIECE_BYTES: u64 = 4096;
 
@@ -53,13 +58,14 @@ pub(crate) struct Ownership {
     ours: Cell<Epoch>,
     /// The target knows.
     is_reserved: Cell<bool>,
-    /// What [`fence`] is at.
-    taking: Cell<Option<Epoch>>,
     /// It is being taken again, and was not looked at since.
     is_in_doubt: Cell<bool>,
     /// Whom it was lost to, for good.
     lost_to: Cell<Option<Epoch>>,
     witness: RefCell<Option<Witness>>,
+    /// Connections are gone that may be registered; somebody sees to it.
+    is_to_clear: Cell<bool>,
+    is_clearing: Cell<bool>,
 }
 
 impl Ownership {
@@ -75,97 +81,6 @@ impl Ownership {
     pub fn lost(&self) -> Option<BlockError> {
         self.lost_to.get().map(|seen| BlockError::Fenced { ours: self.ours.get(), seen })
     }
-}
-
-/// What the target says of an owner.
-#[derive(Debug, PartialEq, Eq)]
-enum Claim {
-    Ours,
-    /// Nobody has it that could be a later owner, and neither have we.
-    Nobody,
-    /// `None`: one that says nothing of epochs.
-    Theirs(Option<Epoch>),
-}
-
-fn key(epoch: Epoch) -> u64 {
-    KEY | epoch.0 & EPOCH_BITS
-}
-
-/// The epoch that a key stands for; `None`: it is not one of ours.
-fn epoch_of(key: u64) -> Option<Epoch> {
-    (key & !EPOCH_BITS == KEY).then_some(Epoch(key & EPOCH_BITS))
-}
-
-/// The latest owner among those who are registered, but for `host`.
-fn latest(report: &ReservationReport, host: &[u8; 16]) -> Option<Epoch> {
-    let others = report.registrants.iter().filter(|registrant| registrant.host != *host);
-    others.filter_map(|registrant| epoch_of(registrant.key)).max()
-}
-
-/// Another owner before whom the one of `epoch` has to give way: a later one, or one of the same epoch that was faster, as far as
-/// `is_rival`.
-fn precedes(
-    report: &ReservationReport,
-    host: &[u8; 16],
-    epoch: Epoch,
-    is_rival: impl Fn(&[u8; 16]) -> bool,
-) -> Option<Epoch> {
-    let others = report.registrants.iter().filter(|registrant| registrant.host != *host);
-    let seen = others.filter_map(|registrant| Some((epoch_of(registrant.key)?, registrant)));
-    let faster = |it: &Registrant| it.is_holder && is_rival(&it.host);
-    seen.filter(|(seen, other)| *seen > epoch || *seen == epoch && faster(other))
-        .map(|(seen, _)| seen)
-        .max()
-}
-
-fn claim(report: &ReservationReport, host: &[u8; 16], epoch: Epoch) -> Claim {
-    if let Some(seen) = precedes(report, host, epoch, |_| true) {
-        return Claim::Theirs(Some(seen));
-    }
-    let is_stranger = |registrant: &Registrant| {
-        registrant.host != *host && registrant.is_holder && epoch_of(registrant.key).is_none()
-    };
-    if report.registrants.iter().any(is_stranger) {
-        return Claim::Theirs(None);
-    }
-    match next(report, host, key(epoch)) {
-        None => Claim::Ours,
-        Some(_) => Claim::Nobody,
-    }
-}
-
-/// What is next on the way to the reservation, given who is registered. `None`: it is ours.
-fn next(report: &ReservationReport, host: &[u8; 16], key: u64) -> Option<ReservationRequest> {
-    let kind = ReservationType::WriteExclusive;
-    let ours = report.registrants.iter().find(|registrant| registrant.host == *host);
-    match ours {
-        None => return Some(ReservationRequest::Register { key }),
-        Some(Registrant { key: current, .. }) if *current != key => {
-            return Some(ReservationRequest::Replace { current: Some(*current), key });
-        }
-        Some(Registrant { is_holder: true, .. }) if report.kind == Some(kind) => return None,
-        // Of another type: it is given up first.
-        Some(Registrant { is_holder: true, .. }) if report.kind.is_some() => {
-            let kind = report.kind.unwrap_or(kind);
-            return Some(ReservationRequest::Release { current: key, kind });
-        }
-        Some(_) => {}
-    }
-    let holder = report.registrants.iter().find(|registrant| registrant.is_holder);
-    Some(match holder {
-        Some(holder) => {
-            // Where all are holders, they are named by 0.
-            let is_of_all = report.kind.is_some_and(ReservationType::is_of_all_registrants);
-            let preempted = if is_of_all { 0 } else { holder.key };
-            ReservationRequest::Preempt { current: key, preempted, kind, aborts: true }
-        }
-        None => ReservationRequest::Acquire { current: key, kind },
-    })
-}
-
-fn order<N: Network>(device: &NvmeNamespace<N>, command: Command, from: IoVec) -> Order {
-    let capacity_bytes = device.info().capacity_bytes;
-    Order { command, from, change: None, asked: asked(capacity_bytes) }
 }
 
 fn asked(capacity_bytes: u64) -> Asked {
@@ -202,7 +117,8 @@ fn request_command(
 
 async fn report<N: Network>(device: &NvmeNamespace<N>) -> Result<ReservationReport, OrderError> {
     let (command, into) = report_command(device.known());
-    let order = order(device, command, IoVec::new());
+    let asked = asked(device.info().capacity_bytes);
+    let order = Order { command, from: IoVec::new(), change: None, asked };
     let (_, page) = device.shared().carry_out(&order, into).await?;
     // More hosts than it has room for are more than there should be.
     let too_many = OrderError::Block(BlockError::Io { errno: libc::EOVERFLOW });
@@ -213,9 +129,9 @@ async fn report<N: Network>(device: &NvmeNamespace<N>) -> Result<ReservationRepo
 pub(super) async fn conflict<N: Network>(device: &NvmeNamespace<N>) -> BlockError {
     let owner = &device.shared().owner;
     let ours = owner.ours.get();
-    let host = device.shared().options.host.id;
+    let opening = device.shared().opening;
     let seen = match report(device).await {
-        Ok(report) => latest(&report, &host).filter(|seen| *seen > ours),
+        Ok(report) => latest(&report, opening).filter(|seen| *seen > ours),
         Err(_) => None,
     };
     // One who does not say is a later one all the same.
@@ -228,9 +144,9 @@ pub(super) async fn conflict<N: Network>(device: &NvmeNamespace<N>) -> BlockErro
 
 /// The latest owner of which the target knows.
 pub(super) async fn owner<N: Network>(device: &NvmeNamespace<N>) -> Result<Epoch, BlockError> {
-    let host = device.shared().options.host.id;
+    let opening = device.shared().opening;
     match report(device).await {
-        Ok(report) => Ok(latest(&report, &host).unwrap_or_default()),
+        Ok(report) => Ok(latest(&report, opening).unwrap_or_default()),
         Err(OrderError::Block(error)) => Err(error),
         Err(OrderError::Conflict) => Err(BlockError::Io { errno: libc::EBUSY }),
     }
@@ -241,7 +157,8 @@ pub(super) async fn fence<N: Network>(
     device: &NvmeNamespace<N>,
     epoch: Epoch,
 ) -> Result<(), BlockError> {
-    let owner = &device.shared().owner;
+    let paths = device.shared();
+    let owner = &paths.owner;
     if let Some(lost) = owner.lost() {
         return Err(lost);
     }
@@ -253,71 +170,140 @@ pub(super) async fn fence<N: Network>(
         owner.ours.set(epoch);
         return Ok(());
     }
-    owner.taking.set(Some(epoch));
-    let taken = take(device, epoch).await;
-    owner.taking.set(None);
+    if epoch > EPOCH_MAX {
+        return Err(BlockError::Io { errno: libc::EOVERFLOW });
+    }
+    let taken = paths.take(epoch).await;
     match &taken {
-        Ok(()) => {
-            owner.ours.set(epoch);
-            owner.is_reserved.set(true);
-        }
-        Err(BlockError::Fenced { seen, .. }) if owner.is_reserved.get() => {
-            device.shared().lose_to(*seen);
-        }
+        Ok(()) => {}
+        Err(BlockError::Fenced { seen, .. }) if owner.is_reserved.get() => paths.lose_to(*seen),
         Err(_) if owner.is_reserved.get() && epoch > seen => {
-            device.shared().give_up("nobody knows who owns it");
+            paths.give_up("nobody knows who owns it");
         }
         Err(_) => {}
     }
     taken
 }
 
-async fn take<N: Network>(device: &NvmeNamespace<N>, epoch: Epoch) -> Result<(), BlockError> {
-    let known = device.known();
-    let host = device.shared().options.host.id;
-    let block = |error| match error {
-        OrderError::Block(error) => error,
-        OrderError::Conflict => BlockError::Fenced { ours: epoch, seen: epoch.next() },
-    };
-    let send = async |request| {
-        let persists = known.identity.keeps_reservations;
-        let (command, data) = request_command(known.namespace, request, persists);
-        device.shared().carry_out(&order(device, command, data), IoVecMut::new()).await
-    };
-    let mut conflicts = 0;
-    let mut is_registered = false;
-    // To register, to take over and to look again, with some to spare.
-    for _ in 0..2 * TRIES {
-        let connected = device.shared().connected.get();
-        let report = report(device).await.map_err(block)?;
-        // What this process had opened before gives way to what it has opened now.
-        let is_rival = |other: &[u8; 16]| !are_of_one_process(other, &host);
-        if let Some(seen) = precedes(&report, &host, epoch, is_rival) {
-            if is_registered {
-                // What the other one sees need not be more than there is.
-                let _ = send(ReservationRequest::Unregister { current: Some(key(epoch)) }).await;
-            }
-            return Err(BlockError::Fenced { ours: epoch, seen });
-        }
-        let Some(request) = next(&report, &host, key(epoch)) else {
-            // A target that was connected meanwhile may have forgotten it.
-            if device.shared().connected.get() != connected {
-                continue;
-            }
-            return Ok(());
-        };
-        is_registered |= matches!(request, ReservationRequest::Register { .. });
-        match send(request).await {
-            Ok(_) => {}
-            // Another one was faster, or this very request was carried out and its answer lost: the report says which.
-            Err(OrderError::Conflict) if conflicts < TRIES => conflicts += 1,
-            Err(error) => return Err(block(error)),
-        }
+/// Steps on the way to a reservation, of which there are no more than registrants to be preempted, and some to spare.
+#[derive(Default)]
+struct Steps {
+    done: usize,
+    limit: usize,
+}
+
+impl Steps {
+    fn may_go_on(&mut self, report: &ReservationReport) -> bool {
+        self.limit = self.limit.max(TRIES + report.registrants.len());
+        self.done += 1;
+        self.done <= self.limit
     }
-    Err(BlockError::Fenced { ours: epoch, seen: epoch.next() })
+}
+
+/// Why a connection does not have the namespace.
+enum NotTaken {
+    Theirs(Epoch),
+    Connect(ConnectError),
+}
+
+impl From<ConnectError> for NotTaken {
+    fn from(error: ConnectError) -> Self {
+        Self::Connect(error)
+    }
 }
 
 impl<N: Network> Paths<N> {
+    fn claimant(&self, controller: &Controller<N::Stream>, epoch: Epoch) -> Claimant {
+        Claimant { opening: self.opening, host: controller.host_id, epoch }
+    }
+
+    /// Takes the namespace over whatever path there is, and then over all others.
+    async fn take(&self, epoch: Epoch) -> Result<(), BlockError> {
+        let begun = reactor::now();
+        loop {
+            let controller = self.any_path().await?;
+            // Meanwhile no other path becomes whole, as the epoch that it would be registered for.
+            let _turn = self.making_whole.acquire(1).await;
+            match self.take_over(&controller, epoch).await {
+                Ok(()) => {
+                    self.owner.ours.set(epoch);
+                    self.owner.is_reserved.set(true);
+                    for other in self.whole() {
+                        if other.host_id != controller.host_id
+                            && self.take_over(&other, epoch).await.is_err()
+                        {
+                            // Before it is used again it is looked at.
+                            self.is_not_whole(&other.host_id);
+                        }
+                    }
+                    return self.owner.lost().map_or(Ok(()), Err);
+                }
+                Err(NotTaken::Theirs(seen)) => {
+                    return Err(BlockError::Fenced { ours: epoch, seen });
+                }
+                Err(NotTaken::Connect(ConnectError::Refused { status, .. }))
+                    if status.do_not_retry =>
+                {
+                    return Err(BlockError::Io { errno: libc::EIO });
+                }
+                Err(NotTaken::Connect(_)) => {}
+            }
+            if begun.elapsed() > self.options.timing.gone_after {
+                return Err(BlockError::Gone);
+            }
+            reactor::sleep(AGAIN_AFTER).await;
+        }
+    }
+
+    async fn take_over(
+        &self,
+        controller: &Controller<N::Stream>,
+        epoch: Epoch,
+    ) -> Result<(), NotTaken> {
+        let us = self.claimant(controller, epoch);
+        let mut steps = Steps::default();
+        let mut is_registered = false;
+        loop {
+            let report = self.report_over(controller).await?;
+            if !steps.may_go_on(&report) {
+                return Err(NotTaken::Theirs(epoch.next()));
+            }
+            if let Some(seen) = us.taking_preceded_by(&report) {
+                if is_registered {
+                    // What the other one sees need not be more than there is.
+                    let current = Some(us.key());
+                    let gone = ReservationRequest::Unregister { current };
+                    let _ = self.reserve(controller, gone).await;
+                }
+                return Err(NotTaken::Theirs(seen));
+            }
+            let Some(request) = us.next(&report) else { return Ok(()) };
+            is_registered |= matches!(request, ReservationRequest::Register { .. });
+            // The next report says what came of it.
+            self.reserve(controller, request).await?;
+        }
+    }
+
+    /// Has a request carried out; false: the target says that it conflicts with what others have asked for.
+    async fn reserve(
+        &self,
+        controller: &Controller<N::Stream>,
+        request: ReservationRequest,
+    ) -> Result<bool, ConnectError> {
+        let known = self.known();
+        let persists = known.identity.keeps_reservations;
+        let (command, data) = request_command(known.namespace, request, persists);
+        let (completion, _) = self.ask(controller, command, data, IoVecMut::new()).await?;
+        match Verdict::of(completion.status, asked(known.capacity_bytes())) {
+            Verdict::Done => Ok(true),
+            Verdict::Conflict => Ok(false),
+            Verdict::NotHere | Verdict::Again | Verdict::Failed(_) => {
+                let (command, status) = ("the reservation", completion.status);
+                Err(ConnectError::Refused { command, status })
+            }
+        }
+    }
+
     /// Another owner has the namespace: nothing is changed any more.
     pub(super) fn lose_to(&self, seen: Epoch) {
         let ours = self.owner.ours.get();
@@ -336,62 +322,102 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    /// Sees to it, over a new connection, that the namespace is this owner's, or says that it is not: [`Ownership::lost`], or given up.
+    /// Sees to it that a new connection is registered and the namespace is this owner's, or says that it is not: [`Ownership::lost`], or
+    /// given up.
     pub(super) async fn check_owner(
         &self,
         controller: &Controller<N::Stream>,
     ) -> Result<(), ConnectError> {
         let owner = &self.owner;
-        let host = self.options.host.id;
-        for _ in 0..2 * TRIES {
+        let mut steps = Steps::default();
+        loop {
             if !owner.is_reserved.get() || owner.lost_to.get().is_some() {
                 return Ok(());
             }
-            let ours = owner.ours.get();
+            let us = self.claimant(controller, owner.ours.get());
             let report = self.report_over(controller).await?;
-            let claim = match owner.taking.get() {
-                Some(taking) if claim(&report, &host, taking) == Claim::Ours => Claim::Ours,
-                Some(_) | None => claim(&report, &host, ours),
-            };
-            match claim {
-                Claim::Ours if !owner.is_in_doubt.get() => return Ok(()),
+            if !steps.may_go_on(&report) {
+                return Err(ConnectError::Different { what: "its owners do not agree".into() });
+            }
+            match us.claim(&report) {
+                Claim::Ours if !owner.is_in_doubt.get() => {}
                 Claim::Theirs(seen) => {
-                    self.lose_to(seen.unwrap_or(ours.next()));
+                    self.lose_to(seen.unwrap_or(us.epoch.next()));
                     return Ok(());
                 }
-                Claim::Nobody if owner.taking.get().is_some() => {
-                    return Err(ConnectError::Different { what: "its owner is changing".into() });
+                // The target has forgotten everybody, another owner before us perhaps. What is on the drive outlives that.
+                claim @ (Claim::Ours | Claim::Nobody) => {
+                    owner.is_in_doubt.set(true);
+                    match self.witnessed(controller).await? {
+                        Some(seen) if seen == us.epoch => {}
+                        Some(seen) if seen > us.epoch => {
+                            self.lose_to(seen);
+                            return Ok(());
+                        }
+                        Some(_) | None => {
+                            self.give_up("the target has lost its reservations, and another owner may have been there");
+                            return Ok(());
+                        }
+                    }
+                    if claim == Claim::Ours {
+                        // Nobody else could have written since, and nobody has before.
+                        tracing::warn!(subsystem = %self.subsystem, epoch = %us.epoch, "reserved again: the target had lost it");
+                        owner.is_in_doubt.set(false);
+                    }
                 }
-                Claim::Ours | Claim::Nobody => {}
             }
-            // The target has forgotten everybody, another owner before us perhaps. What is on the drive outlives that.
-            owner.is_in_doubt.set(true);
-            match self.witnessed(controller).await? {
-                Some(seen) if seen == ours => {}
-                Some(seen) if seen > ours => {
-                    self.lose_to(seen);
-                    return Ok(());
+            let Some(request) = us.next(&report) else { return Ok(()) };
+            self.reserve(controller, request).await?;
+        }
+    }
+
+    /// Has connections that are gone preempted, as soon as there is one to do it: what they have left under way is over then.
+    pub(super) fn clear_away(self: &Rc<Self>) {
+        if !self.owner.is_reserved.get() {
+            return;
+        }
+        self.owner.is_to_clear.set(true);
+        if self.owner.is_clearing.replace(true) {
+            return;
+        }
+        let paths = Rc::clone(self);
+        reactor::spawn(async move {
+            while paths.owner.is_to_clear.take() {
+                let Ok(controller) = paths.any_path().await else { break };
+                if paths.owner.lost().is_some() {
+                    break;
                 }
-                Some(_) | None => {
-                    self.give_up("the target has lost its reservations, and another owner may have been there");
-                    return Ok(());
+                match paths.clear_over(&controller).await {
+                    Ok(()) => {}
+                    // Then time does it (`unsettled`).
+                    Err(ConnectError::Refused { status, .. }) if status.do_not_retry => {
+                        tracing::warn!(subsystem = %paths.subsystem, %status, "a connection that is gone cannot be preempted");
+                    }
+                    Err(_) => {
+                        paths.owner.is_to_clear.set(true);
+                        reactor::sleep(AGAIN_AFTER).await;
+                    }
                 }
             }
-            if claim == Claim::Ours {
-                // Nobody else could have written since, and nobody has before.
-                tracing::warn!(subsystem = %self.subsystem, epoch = %ours, "reserved again: the target had lost it");
-                owner.is_in_doubt.set(false);
-                return Ok(());
-            }
-            if let Some(request) = next(&report, &host, key(ours)) {
-                let known = self.known();
-                let persists = known.identity.keeps_reservations;
-                let (command, data) = request_command(known.namespace, request, persists);
-                // The next report says what came of it.
-                let _ = self.ask(controller, command, data, IoVecMut::new()).await?;
+            paths.owner.is_clearing.set(false);
+        });
+    }
+
+    /// The same over one path: what a connection that is gone has under way ends before the target answers.
+    pub(super) async fn clear_over(
+        &self,
+        controller: &Controller<N::Stream>,
+    ) -> Result<(), ConnectError> {
+        let us = self.claimant(controller, self.owner.ours.get());
+        let report = self.report_over(controller).await?;
+        let is_gone =
+            |it: &&Registrant| self.opening.has(&it.host) && !self.has_connection(&it.host);
+        for gone in report.registrants.iter().filter(is_gone) {
+            if self.reserve(controller, us.preempt(gone.key)).await? {
+                self.unsettled.settled(connection_of(&gone.host));
             }
         }
-        Err(ConnectError::Different { what: "its owners do not agree".into() })
+        Ok(())
     }
 
     async fn report_over(
@@ -438,56 +464,5 @@ impl<N: Network> Paths<N> {
                 Err(ConnectError::Refused { command: command_name, status: completion.status })
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const US: [u8; 16] = [1; 16];
-    const THEM: [u8; 16] = [2; 16];
-
-    fn of(host: [u8; 16], epoch: u64, is_holder: bool) -> Registrant {
-        Registrant { host, controller: 1, key: key(Epoch(epoch)), is_holder }
-    }
-
-    #[test]
-    fn the_way_to_the_reservation() {
-        let kind = ReservationType::WriteExclusive;
-        let ours = key(Epoch(5));
-        let nobody = ReservationReport::default();
-        assert_eq!(next(&nobody, &US, ours), Some(ReservationRequest::Register { key: ours }));
-        let theirs = |registrants: Vec<Registrant>| ReservationReport {
-            generation: 1,
-            kind: Some(kind),
-            registrants,
-        };
-        let registered = theirs(vec![of(THEM, 4, true), of(US, 5, false)]);
-        let preempt = ReservationRequest::Preempt {
-            current: ours,
-            preempted: key(Epoch(4)),
-            kind,
-            aborts: true,
-        };
-        assert_eq!(next(&registered, &US, ours), Some(preempt));
-        let older = theirs(vec![of(US, 3, true)]);
-        let current = Some(key(Epoch(3)));
-        let replace = ReservationRequest::Replace { current, key: ours };
-        assert_eq!(next(&older, &US, ours), Some(replace));
-        assert_eq!(next(&theirs(vec![of(US, 5, true)]), &US, ours), None);
-        let free = ReservationReport { kind: None, ..theirs(vec![of(US, 5, false)]) };
-        let acquire = ReservationRequest::Acquire { current: ours, kind };
-        assert_eq!(next(&free, &US, ours), Some(acquire));
-    }
-
-    #[test]
-    fn keys_of_others_say_nothing() {
-        assert_eq!(epoch_of(key(Epoch(7))), Some(Epoch(7)));
-        assert_eq!(epoch_of(7), None);
-        let stranger = Registrant { key: 7, ..of(THEM, 0, false) };
-        let registrants = vec![of(US, 9, false), stranger, of(THEM, 3, true)];
-        let report = ReservationReport { generation: 0, kind: None, registrants };
-        assert_eq!(latest(&report, &US), Some(Epoch(3)));
     }
 }

@@ -1,22 +1,25 @@
 //! The NVMe/TCP initiator: namespaces of remote subsystems as devices, in user space, on the reactor.
 //!
 //! From the top, as a request meets them:
-//! - `url`: where a namespace is, and how it is reached. `options`: who asks, and how long things may take.
-//! - [`NvmeNamespace`]: a request, cut into commands; `fence`: its owners; `verdict`: what a status means.
-//! - `paths`: which controller a command goes to, and what happens when one is lost. `unsettled`: changes that may still happen;
-//!   `unflushed`: changes that may have to be made again.
+//! - `url`: where a namespace is, and how it is reached. `host`: who asks; `options`: how long things may take.
+//! - [`NvmeNamespace`]: a request, cut into commands; `verdict`: what a status means. `fence`: its owners; `claim`: how they are told
+//!   apart, without I/O.
+//! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to. `unsettled`:
+//!   changes that may still happen; `unflushed`: changes that may have to be made again.
 //! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
 //!   secrets. `discovery`: what there is at an address.
 //! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
 //! The rules for time and loss: docs/design/0023-nvme-initiator.md.
 
+mod claim;
 mod controller;
 mod discovery;
 mod exchange;
 mod fence;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod host;
 mod keys;
 mod landing;
 mod namespace;
@@ -24,6 +27,7 @@ mod options;
 mod paths;
 mod proof;
 mod queue;
+mod sight;
 #[cfg(test)]
 mod tests;
 mod unflushed;
@@ -34,8 +38,9 @@ mod verdict;
 pub use controller::ConnectError;
 pub use discovery::discover;
 pub use fence::Witness;
+pub use host::Host;
 pub use keys::{KeysError, read_keys};
 pub use namespace::{NamespaceError, NvmeNamespace};
-pub use options::{Host, Network, Options, Tcp, Timing};
+pub use options::{Network, Options, Tcp, Timing};
 pub use paths::{PathStatus, Standing};
 pub use url::{NvmeUrl, UrlError};

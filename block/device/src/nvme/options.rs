@@ -1,16 +1,14 @@
 //! What a host brings along, and what it is content with.
 
-use levada_base::ids::Uuid;
+use super::host::Host;
 use levada_base::reactor::net::Stream;
 use levada_base::stream::ByteStream;
-use levada_nvme::authentication::Secrets;
+use levada_nvme::IoOpcode;
 use levada_nvme::pdu::Digests;
-use levada_nvme::{IoOpcode, Nqn, NqnError};
 use rustix::net::sockopt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Where connections come from: the network, or what a test puts in its place.
@@ -41,53 +39,6 @@ impl Network for Tcp {
 
 /// A peer whose kernel acknowledges nothing for so long is gone.
 const DEAD_AFTER: Duration = Duration::from_secs(3);
-
-/// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// What targets know it by when they decide who may connect.
-    pub nqn: Nqn,
-    /// By which it proves that it has this name, and who the target is.
-    pub secrets: Option<Secrets>,
-    /// Whose reservations are. Each time that a namespace is opened has its own, so that what an earlier one has left under way can be
-    /// shut out. Those of one process begin alike.
-    pub id: [u8; 16],
-}
-
-/// What the identifiers of one process begin with.
-const PROCESS_BYTES: usize = 8;
-
-fn new_id() -> [u8; 16] {
-    static PROCESS: OnceLock<[u8; 16]> = OnceLock::new();
-    let mut id = *Uuid::new_v4().as_bytes();
-    let process = PROCESS.get_or_init(|| *Uuid::new_v4().as_bytes());
-    id[..PROCESS_BYTES].copy_from_slice(&process[..PROCESS_BYTES]);
-    id
-}
-
-/// Both are of one process.
-pub(crate) fn are_of_one_process(one: &[u8; 16], other: &[u8; 16]) -> bool {
-    one[..PROCESS_BYTES] == other[..PROCESS_BYTES]
-}
-
-impl Host {
-    /// This process of the host `nqn`.
-    #[must_use]
-    pub fn new(nqn: Nqn) -> Self {
-        Self { nqn, secrets: None, id: new_id() }
-    }
-
-    /// A host that nobody knows by name.
-    ///
-    /// # Errors
-    ///
-    /// None that happens: the name is one.
-    pub fn anonymous() -> Result<Self, NqnError> {
-        let uuid = Uuid::new_v4();
-        let nqn = Nqn::new(format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"))?;
-        Ok(Self::new(nqn))
-    }
-}
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

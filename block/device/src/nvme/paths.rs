@@ -15,8 +15,10 @@
 
 use super::controller::{ConnectError, Controller};
 use super::fence::Ownership;
+use super::host::{HostId, Opening};
 use super::options::{Network, Options};
 use super::queue::{Answered, Request, Unanswered, while_open};
+use super::sight::Known;
 use super::unflushed::{Kept, Unflushed};
 use super::unsettled::{Change, Unsettled};
 use super::verdict::{Asked, Verdict};
@@ -25,11 +27,8 @@ use futures_util::future::{Either, select};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::{IoVec, IoVecMut};
-use levada_nvme::identify::{
-    CommandLimits, EVERY_NAMESPACE, IDENTIFY_BYTES, Identify, NGUID, NamespaceIdentity,
-    OptionalCommands, UUID, listed_namespaces, parse_namespace_descriptors,
-};
-use levada_nvme::log::{AnaState, HEALTH_BYTES, LogPage, parse_ana};
+use levada_nvme::identify::EVERY_NAMESPACE;
+use levada_nvme::log::{HEALTH_BYTES, LogPage};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -46,21 +45,6 @@ const AGAIN_MAX: Duration = Duration::from_secs(1);
 const DAMAGED_MAX: u32 = 8;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
-/// Room for what a controller says of paths, at most.
-const ANA_BYTES_MAX: u64 = 1 << 20;
-
-/// What a namespace is, on every path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
-    pub namespace: u32,
-    pub identity: NamespaceIdentity,
-    /// By type; the serial number of the subsystem where the namespace has none.
-    names: Vec<(u8, Vec<u8>)>,
-    pub data_bytes_max: u64,
-    pub optional: OptionalCommands,
-    pub limits: CommandLimits,
-    pub has_volatile_cache: bool,
-}
 
 /// How good a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,10 +84,11 @@ struct Path<S> {
 pub(crate) struct Paths<N: Network> {
     network: N,
     pub options: Options,
+    pub(super) opening: Opening,
     pub subsystem: Nqn,
     /// 0: the only one that there is.
-    namespace: u32,
-    known: RefCell<Option<Rc<Known>>>,
+    pub(super) namespace: u32,
+    pub(super) known: RefCell<Option<Rc<Known>>>,
     paths: Vec<Path<N::Stream>>,
     changed: Notify,
     /// No path could be used since then.
@@ -111,13 +96,13 @@ pub(crate) struct Paths<N: Network> {
     pub unsettled: Rc<Unsettled>,
     pub unflushed: RefCell<Unflushed>,
     /// One path at a time is made whole.
-    making_whole: Rc<Semaphore>,
+    pub(super) making_whole: Rc<Semaphore>,
     /// Counts how often the target may have lost what it had confirmed.
     era: Cell<u64>,
     /// Counts how often the namespace was seen to be away from a controller.
     absences: Cell<u64>,
-    /// Counts controllers.
-    pub connected: Cell<u64>,
+    /// The number of the last connection.
+    last_connection: Cell<u32>,
     /// What was confirmed may be lost, and cannot be written again.
     has_lost: Cell<bool>,
     /// Nobody uses it any more.
@@ -194,6 +179,7 @@ impl<N: Network> Paths<N> {
         };
         let paths = Rc::new(Self {
             network,
+            opening: Opening::new(&options.host),
             options,
             subsystem,
             namespace,
@@ -206,7 +192,7 @@ impl<N: Network> Paths<N> {
             making_whole: Semaphore::new(1),
             era: Cell::default(),
             absences: Cell::default(),
-            connected: Cell::default(),
+            last_connection: Cell::default(),
             has_lost: Cell::default(),
             is_ending: Cell::default(),
             owner: Ownership::default(),
@@ -277,8 +263,12 @@ impl<N: Network> Paths<N> {
         let timing = self.options.timing;
         let mut pause = timing.again_first;
         while !self.is_ending.get() {
+            let connection = self.last_connection.get() + 1;
+            self.last_connection.set(connection);
+            let (network, options) = (&self.network, &self.options);
+            let id = self.opening.id(connection);
             let connecting =
-                Controller::connect(&self.network, path.address, &self.subsystem, &self.options);
+                Controller::connect(network, path.address, &self.subsystem, options, id);
             let connected = match select(pin!(connecting), pin!(self.ending())).await {
                 Either::Left((connected, _)) => connected,
                 Either::Right(_) => return,
@@ -311,7 +301,7 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    fn is_down(&self, path: &Path<N::Stream>, why: String) {
+    fn is_down(self: &Rc<Self>, path: &Path<N::Stream>, why: String) {
         *path.controller.borrow_mut() = None;
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
@@ -319,6 +309,7 @@ impl<N: Network> Paths<N> {
         path.was_tried.set(true);
         path.standing.set(Standing::Down);
         self.has_changed();
+        self.clear_away();
     }
 
     pub(super) fn has_changed(&self) {
@@ -351,13 +342,12 @@ impl<N: Network> Paths<N> {
 
     /// Looks after a path that is connected, until it is not: why.
     async fn attend(
-        &self,
+        self: &Rc<Self>,
         path: &Path<N::Stream>,
         controller: &Rc<Controller<N::Stream>>,
     ) -> String {
         *path.controller.borrow_mut() = Some(Rc::clone(controller));
         path.standing.set(Standing::Unusable);
-        self.connected.set(self.connected.get() + 1);
         let mut over = pin!(controller.over());
         loop {
             if controller.take_told().namespaces
@@ -367,6 +357,7 @@ impl<N: Network> Paths<N> {
                 self.was_absent();
             }
             let absences = self.absences.get();
+            let was_whole = path.is_whole.get();
             let looking = async {
                 let standing = self.look_at(controller).await?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
@@ -409,6 +400,9 @@ impl<N: Network> Paths<N> {
             }
             path.was_tried.set(true);
             self.has_changed();
+            if path.is_whole.get() && !was_whole {
+                self.clear_away();
+            }
             let again = async {
                 match path.is_usable() {
                     true => std::future::pending().await,
@@ -437,143 +431,6 @@ impl<N: Network> Paths<N> {
         if self.has_lost.get() { "given up" } else { "no longer needed" }.into()
     }
 
-    /// What a controller leads to, compared with what is known.
-    async fn look_at(&self, controller: &Controller<N::Stream>) -> Result<Standing, ConnectError> {
-        let seen = self.sight(controller).await?;
-        let known = self.known.borrow().clone();
-        match known {
-            None => *self.known.borrow_mut() = Some(Rc::new(seen.clone())),
-            Some(known) => known.compare(&seen).map_err(|what| ConnectError::Different { what })?,
-        }
-        if !controller.identity.has_ana {
-            return Ok(Standing::Optimized);
-        }
-        let log = Self::ana_page(controller).await?;
-        let groups = parse_ana(&log)
-            .ok_or(ConnectError::Contradiction { what: "its page of paths is cut off" })?;
-        let is_ours = |namespaces: &[u32]| namespaces.contains(&seen.namespace);
-        let ours = groups
-            .iter()
-            .find(|group| group.id == seen.identity.ana_group || is_ours(&group.namespaces));
-        Ok(match ours.map(|group| group.state) {
-            Some(AnaState::Optimized) => Standing::Optimized,
-            Some(AnaState::NonOptimized) => Standing::NonOptimized,
-            // In no group is no path.
-            None | Some(AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change) => {
-                Standing::Unusable
-            }
-        })
-    }
-
-    /// What a controller says of paths, in as many pieces as it takes.
-    async fn ana_page(controller: &Controller<N::Stream>) -> Result<Vec<u8>, ConnectError> {
-        let of = &controller.identity;
-        let bytes = 16 + 32 * u64::from(of.ana_groups) + 4 * u64::from(of.namespaces_at_once_max);
-        let bytes = bytes.clamp(4096, ANA_BYTES_MAX).next_multiple_of(4);
-        let limit = if of.data_bytes_max == 0 { ANA_BYTES_MAX } else { of.data_bytes_max };
-        let page = LogPage::Ana as u8;
-        let mut log: Vec<u8> = Vec::new();
-        for at in (0..bytes).step_by(limit as usize) {
-            let piece = limit.min(bytes - at) as usize;
-            log.extend_from_slice(&controller.log_page(page, u32::MAX, at, piece).await?);
-        }
-        if bytes <= limit {
-            return Ok(log);
-        }
-        // Its count of changes comes first. One that has changed meanwhile is told of, and read again.
-        let again = controller.log_page(page, u32::MAX, 0, 8).await?;
-        match again[..] == log[..8] {
-            true => Ok(log),
-            false => {
-                let what = "its page of paths does not hold still".into();
-                Err(ConnectError::Different { what })
-            }
-        }
-    }
-
-    async fn sight(&self, controller: &Controller<N::Stream>) -> Result<Known, ConnectError> {
-        let wanted = match (self.namespace, &*self.known.borrow()) {
-            (0, Some(known)) => known.namespace,
-            (wanted, _) => wanted,
-        };
-        let namespace = match wanted {
-            0 => {
-                let page = controller.identify(Identify::ActiveNamespaces, 0).await?;
-                let all: Vec<u32> = listed_namespaces(&page).collect();
-                match all[..] {
-                    [only] => only,
-                    _ => {
-                        let what = format!(
-                            "the subsystem has namespaces {all:?}: say which one, with ns=..."
-                        );
-                        return Err(ConnectError::Different { what });
-                    }
-                }
-            }
-            wanted => wanted,
-        };
-        let page = Self::namespace_page(controller, namespace).await?;
-        let identity = NamespaceIdentity::parse(&page).ok_or(ConnectError::Contradiction {
-            what: "blocks of the namespace carry metadata, or are of no size that there is",
-        })?;
-        if identity.blocks == 0 {
-            return Err(ConnectError::Contradiction { what: "the namespace has no blocks" });
-        }
-        if identity.blocks.checked_mul(identity.block_bytes).is_none() {
-            let what = "the namespace is larger than anything";
-            return Err(ConnectError::Contradiction { what });
-        }
-        let page = controller.identify(Identify::NamespaceDescriptors, namespace).await?;
-        let mut names: Vec<(u8, Vec<u8>)> = parse_namespace_descriptors(&page)
-            .filter(|(_, name)| name.iter().any(|byte| *byte != 0))
-            .filter(|(kind, _)| (1..=UUID).contains(kind))
-            .map(|(kind, name)| (kind, name.to_vec()))
-            .collect();
-        if identity.guid != [0; 16] && names.iter().all(|(kind, _)| *kind != NGUID) {
-            names.push((NGUID, identity.guid.to_vec()));
-        }
-        if names.is_empty() {
-            names.push((0, controller.identity.serial.clone().into_bytes()));
-        }
-        names.sort();
-        // Older ones know no such page.
-        let limits = match controller.identify(Identify::CommandSetController, 0).await {
-            Ok(page) => CommandLimits::parse(&page),
-            Err(ConnectError::Refused { .. }) => CommandLimits::default(),
-            Err(error) => return Err(error),
-        };
-        let of = &controller.identity;
-        let smallest = identity.block_bytes.max(4096);
-        if of.data_bytes_max != 0 && of.data_bytes_max < smallest {
-            return Err(ConnectError::Contradiction { what: "a command takes less than a block" });
-        }
-        Ok(Known {
-            namespace,
-            identity,
-            names,
-            data_bytes_max: of.data_bytes_max,
-            optional: of.optional,
-            limits,
-            has_volatile_cache: of.has_volatile_cache,
-        })
-    }
-
-    /// What is known of a namespace by its number.
-    async fn namespace_page(
-        controller: &Controller<N::Stream>,
-        namespace: u32,
-    ) -> Result<Box<[u8; IDENTIFY_BYTES]>, ConnectError> {
-        match controller.identify(Identify::Namespace, namespace).await {
-            // One that is not active is all zeroes.
-            Ok(page) if page.iter().any(|byte| *byte != 0) => Ok(page),
-            Err(ConnectError::Refused { status, .. }) if !status.is(Status::INVALID_NAMESPACE) => {
-                Err(ConnectError::Refused { command: "Identify", status })
-            }
-            Ok(_) | Err(ConnectError::Refused { .. }) => Err(ConnectError::Absent { namespace }),
-            Err(error) => Err(error),
-        }
-    }
-
     pub(super) fn known(&self) -> Rc<Known> {
         self.known.borrow().clone().expect("it was looked at")
     }
@@ -591,6 +448,10 @@ impl<N: Network> Paths<N> {
         if all.is_empty() {
             return Ok(());
         }
+        // Lost changes would hold it back; where they cannot be ended that lasts until they are over by themselves.
+        if self.owner.is_reserved() && self.owner.lost().is_none() {
+            let _ = self.clear_over(controller).await;
+        }
         tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
         for (change, kept) in all {
             if self.has_lost.get() || self.owner.lost().is_some() {
@@ -599,6 +460,28 @@ impl<N: Network> Paths<N> {
             self.write_again(controller, change, kept).await?;
         }
         Ok(())
+    }
+
+    /// Controllers over which nothing is missing.
+    pub(super) fn whole(&self) -> Vec<Rc<Controller<N::Stream>>> {
+        let whole = self.paths.iter().filter(|path| path.is_whole.get());
+        whole.filter_map(|path| path.controller.borrow().clone()).collect()
+    }
+
+    /// A connection has to be looked at before it is used again.
+    pub(super) fn is_not_whole(&self, host_id: &HostId) {
+        for path in &self.paths {
+            if path.has_connection(host_id) {
+                path.is_whole.set(false);
+                path.look.notify_all();
+            }
+        }
+        self.has_changed();
+    }
+
+    /// The connection is there.
+    pub(super) fn has_connection(&self, host_id: &HostId) -> bool {
+        self.paths.iter().any(|path| path.has_connection(host_id))
     }
 
     /// Over another path the namespace could be reached until now, so that its target has lost nothing.
@@ -708,10 +591,15 @@ impl<N: Network> Paths<N> {
         open.min_by_key(|(rank, at, _)| (*rank, *at)).map(|(_, at, controller)| (at, controller))
     }
 
-    /// A path for an order, as soon as there is one.
+    /// Whatever path there is, as soon as there is one.
+    pub(super) async fn any_path(&self) -> Result<Rc<Controller<N::Stream>>, BlockError> {
+        self.path(false, None).await.map(|(_, controller)| controller)
+    }
+
+    /// A path, as soon as there is one, rather not the one at `avoided`.
     async fn path(
         &self,
-        order: &Order,
+        is_for_owners: bool,
         avoided: Option<usize>,
     ) -> Result<(usize, Rc<Controller<N::Stream>>), BlockError> {
         let begun = reactor::now();
@@ -721,9 +609,7 @@ impl<N: Network> Paths<N> {
             if self.has_lost.get() || self.is_ending.get() {
                 return Err(BlockError::Gone);
             }
-            if order.is_for_owners()
-                && let Some(lost) = self.owner.lost()
-            {
+            if is_for_owners && let Some(lost) = self.owner.lost() {
                 return Err(lost);
             }
             if let Some(found) = self.best(avoided) {
@@ -756,7 +642,8 @@ impl<N: Network> Paths<N> {
         let mut damaged = 0;
         let mut pause = AGAIN_FIRST;
         loop {
-            let (at, controller) = self.path(order, avoided).await.map_err(OrderError::Block)?;
+            let path = self.path(order.is_for_owners(), avoided).await;
+            let (at, controller) = path.map_err(OrderError::Block)?;
             let Some(queue) = controller.queue() else { continue };
             let Some(place) = while_open(queue, queue.place()).await else { continue };
             // It may have waited.
@@ -852,55 +739,8 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
     fn is_usable(&self) -> bool {
         self.standing.get() > Standing::Unusable && self.is_whole.get()
     }
-}
 
-impl Known {
-    /// What tells the namespace from every other.
-    pub fn names(&self) -> Vec<u8> {
-        let names = self.names.iter().flat_map(|(kind, name)| [&[*kind][..], name].concat());
-        names.chain(self.namespace.to_le_bytes()).collect()
-    }
-
-    /// One and the same namespace, also when it has several numbers, as far as names tell.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let is_named = self.names.iter().all(|(kind, _)| *kind != 0);
-        self.names == other.names && (is_named || self.namespace == other.namespace)
-    }
-
-    pub fn capacity_bytes(&self) -> u64 {
-        self.identity.blocks * self.identity.block_bytes
-    }
-
-    /// Whether what another path shows, or this one shows now, is the same.
-    fn compare(&self, seen: &Self) -> Result<(), String> {
-        if seen.names != self.names || seen.namespace != self.namespace {
-            return Err("it leads to another namespace than the one that was opened".into());
-        }
-        if seen.identity.block_bytes != self.identity.block_bytes {
-            let (was, is) = (self.identity.block_bytes, seen.identity.block_bytes);
-            return Err(format!("blocks of the namespace have {is} bytes, and had {was}"));
-        }
-        if seen.identity.blocks < self.identity.blocks {
-            let (was, is) = (self.identity.blocks, seen.identity.blocks);
-            return Err(format!("the namespace has shrunk from {was} blocks to {is}"));
-        }
-        let limit = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
-        if limit(seen.data_bytes_max) < limit(self.data_bytes_max) {
-            let (was, is) = (self.data_bytes_max, seen.data_bytes_max);
-            return Err(format!("a command may have {is} bytes of data, and {was} elsewhere"));
-        }
-        let (of, all) = (seen.limits, self.limits);
-        if limit(of.zeroes_bytes_max) < limit(all.zeroes_bytes_max)
-            || limit(of.discard_blocks_max) < limit(all.discard_blocks_max)
-        {
-            return Err("less may be zeroed or discarded at once than elsewhere".into());
-        }
-        if !seen.optional.contains(self.optional) {
-            return Err("commands are missing that there are elsewhere".into());
-        }
-        if seen.has_volatile_cache && !self.has_volatile_cache {
-            return Err("it has a volatile cache, and has none elsewhere".into());
-        }
-        Ok(())
+    fn has_connection(&self, host_id: &HostId) -> bool {
+        self.controller.borrow().as_ref().is_some_and(|it| it.host_id == *host_id)
     }
 }

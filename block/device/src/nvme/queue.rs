@@ -133,6 +133,8 @@ pub(crate) struct Terms {
     pub in_capsule_bytes: usize,
     /// After the connection is over, a command may be carried out for so long.
     pub settle: Duration,
+    /// Whose the queue is; see `unsettled`.
+    pub connection: u32,
 }
 
 /// See the module.
@@ -344,7 +346,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             if let Some(change) = &slot.change
                 && self.exchange.borrow().may_have_begun(slot.id)
             {
-                change.is_lost(self.terms.settle);
+                change.is_lost(self.terms.connection, self.terms.settle);
             }
             let outcome = Err(Unanswered::Lost);
             slot.answer.send(Answered { into: slot.landing.into_whole(), outcome });

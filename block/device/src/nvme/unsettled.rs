@@ -10,16 +10,19 @@
 //!   have given up waiting.
 //! - Nor while another one, lost with its controller, may still be carried out.
 //! - That may be until the target has noticed that its host is gone, and has had time to finish what it was at: from the moment at which
-//!   nothing more is sent to the controller, [`super::Timing::settle`]. Nobody asks the target to say so earlier: not all can.
+//!   nothing more is sent to the controller, [`super::Timing::settle`]. Sooner, where the target says so: an owner has it end what a lost
+//!   connection has under way (`fence`).
 //! - It does not matter whether somebody still waits for the lost change, or whether it was sent again, and how that went.
 //!
 //! Linux sends such writes again without waiting for anything, and later ones as well. The specification came to these rules with 2.1
 //! (Base 2.1, 9.6: communication loss); they ask for the wait before the first is sent again, which only a target needs that would make
 //! something else of the same bytes.
 
+use futures_util::future::select;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -38,6 +41,7 @@ pub(crate) struct Sent(Change);
 
 struct Lost {
     change: u64,
+    connection: u32,
     at: u64,
     end: u64,
     until: Instant,
@@ -49,6 +53,7 @@ pub(crate) struct Unsettled {
     open: RefCell<Vec<(u64, u64, u64)>>,
     answered: Notify,
     lost: RefCell<Vec<Lost>>,
+    settled: Notify,
     next_id: Cell<u64>,
 }
 
@@ -67,6 +72,12 @@ impl Unsettled {
         let id = self.next_id.get();
         self.next_id.set(id + 1);
         Change { of: Rc::clone(self), id, at, bytes }
+    }
+
+    /// Nothing that was sent over a connection, which is lost, is carried out any more.
+    pub fn settled(&self, connection: u32) {
+        self.lost.borrow_mut().retain(|lost| lost.connection != connection);
+        self.settled.notify_all();
     }
 }
 
@@ -109,17 +120,20 @@ impl Change {
     pub async fn wait(&self, blocked: Blocked) {
         match blocked {
             Blocked::Open => self.of.answered.changed().await,
-            Blocked::Until(until) => reactor::sleep_until(until).await,
+            Blocked::Until(until) => {
+                let settled = pin!(self.of.settled.changed());
+                select(settled, pin!(reactor::sleep_until(until))).await;
+            }
         }
     }
 }
 
 impl Sent {
-    /// The command was lost, and may be carried out for so long.
-    pub fn is_lost(&self, settle: Duration) {
+    /// The command was lost with its connection, and may be carried out for so long.
+    pub fn is_lost(&self, connection: u32, settle: Duration) {
         let until = reactor::now() + settle;
         let Change { of, id, at, bytes } = &self.0;
-        let lost = Lost { change: *id, at: *at, end: at + bytes, until };
+        let lost = Lost { change: *id, connection, at: *at, end: at + bytes, until };
         of.lost.borrow_mut().push(lost);
     }
 }
@@ -168,12 +182,30 @@ mod tests {
                 assert_eq!(older.blocked_by_older(), None);
             };
             look(Blocked::Open);
-            sent.is_lost(Duration::from_secs(10));
+            sent.is_lost(1, Duration::from_secs(10));
             drop(sent);
             look(Blocked::Until(until));
             let second = all.change(120, 1);
             second.wait(Blocked::Until(until)).await;
             assert_eq!(second.blocked(), None);
+            // Sooner, when it is over with its connection, and only then.
+            let sent = first.send();
+            sent.is_lost(2, Duration::from_secs(10));
+            drop(sent);
+            let begun = reactor::now();
+            let settle = async {
+                all.settled(1);
+                reactor::sleep(Duration::from_secs(1)).await;
+                all.settled(2);
+            };
+            let waiting = async {
+                while let Some(blocked) = second.blocked() {
+                    second.wait(blocked).await;
+                }
+                begun.elapsed()
+            };
+            let (waited, ()) = futures_util::future::join(waiting, settle).await;
+            assert_eq!(waited, Duration::from_secs(1));
         });
     }
 }

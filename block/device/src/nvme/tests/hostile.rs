@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 fn terms(digests: Digests) -> Terms {
-    Terms { digests, commands: 4, in_capsule_bytes: 0, settle: Duration::from_secs(20) }
+    let settle = Duration::from_secs(20);
+    Terms { digests, commands: 4, in_capsule_bytes: 0, settle, connection: 1 }
 }
 
 /// A queue, and the other end of its connection, after both have greeted each other.

@@ -545,8 +545,8 @@ fn a_later_owner_shuts_out_an_earlier_one() {
         read(&first, 0, 512).await.expect("reading is no harm");
         let again = first.fence(Epoch(4)).await;
         assert_eq!(again, Err(BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) }));
-        assert_eq!(target.keys.borrow().len(), 1);
-        // Paths that come back are the same host's.
+        assert_eq!(target.keys.borrow().len(), 2, "one for each path");
+        // Paths that come back are the same owner's.
         net.reset(paths[0]);
         net.reset(paths[1]);
         write(&second, 0, &data).await.expect("still ours");

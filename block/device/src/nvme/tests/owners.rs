@@ -8,8 +8,8 @@ use crate::nvme::Witness;
 use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::Epoch;
-use levada_base::ids::Uuid;
 use levada_base::reactor;
+use levada_nvme::log::{AnaState, Event};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -137,7 +137,7 @@ fn who_has_met_a_later_owner_stays_out() {
 /// Opened by another process.
 async fn open_elsewhere(net: &Net, paths: &[SocketAddr]) -> Namespace {
     let mut options = options();
-    options.host.id = *Uuid::new_v4().as_bytes();
+    options.host.process = reactor::random_u64().to_le_bytes();
     open_as(net, paths, options).await
 }
 
@@ -160,7 +160,7 @@ fn a_namespace_can_be_opened_anew() {
         reactor::sleep(Duration::from_secs(2)).await;
         assert!(first.is_given_up() && !again.is_given_up());
         write(&again, 8192, &pattern(2, 4096)).await.expect("ours");
-        assert_eq!(target.keys.borrow().len(), 1);
+        assert_eq!(target.keys.borrow().len(), 2);
     });
 }
 
@@ -187,6 +187,163 @@ fn an_epoch_has_one_owner() {
             let third = open_elsewhere(&net, &paths).await;
             assert!(third.fence(Epoch(6)).await.is_err());
             third.fence(Epoch(7)).await.expect("later");
+        });
+    }
+}
+
+/// A path is lost with a change under way, which the target carries out later. The owner overwrites it as soon as the target has ended
+/// that, and nothing is undone.
+#[test]
+fn what_was_lost_is_over_when_its_connection_is_preempted() {
+    for (seed, late_ms, is_only_path) in (0..20).flat_map(|at| [(at, 500, false), (at, 1500, true)])
+    {
+        run(seed, async {
+            let (net, target, all) = two_paths(Target::new());
+            let paths = if is_only_path { &all[..1] } else { &all[..] };
+            let device = open(&net, paths).await;
+            device.recognise_owner_by(witness());
+            reactor::sleep(Duration::from_millis(10)).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            write(&device, 0, &mark(4)).await.expect("ours");
+            target.states.borrow_mut().insert(all[1], AnaState::NonOptimized);
+            target.tell(Event::AnaChanged);
+            reactor::sleep(Duration::from_millis(10)).await;
+            target.late.set(Duration::from_secs(4) + Duration::from_millis(late_ms));
+            let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+            let begun = reactor::now();
+            let cut = async {
+                reactor::sleep(Duration::from_millis(100)).await;
+                target.late.set(Duration::ZERO);
+                net.swallow(all[0]);
+                if is_only_path {
+                    reactor::sleep(Duration::from_secs(1)).await;
+                    net.listen(all[0], &target);
+                }
+            };
+            let (written, ()) = join(write(&device, 8192, &first), cut).await;
+            written.expect("again, elsewhere");
+            write(&device, 8192, &second).await.expect("written");
+            let took = begun.elapsed();
+            // Not before the late one has landed, and not much later.
+            let landed = Duration::from_secs(4) + Duration::from_millis(late_ms);
+            assert!(took >= landed && took < landed + Duration::from_secs(1), "{took:?}");
+            reactor::sleep(Duration::from_secs(30)).await;
+            assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
+            assert_eq!(target.keys.borrow().len(), 1, "the other path is away");
+        });
+    }
+}
+
+/// The answer to a preemption is lost: that the connection is no longer registered does not mean that it has ended.
+#[test]
+fn a_preemption_without_an_answer_proves_nothing() {
+    run(50, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        device.fence(Epoch(4)).await.expect("nobody's");
+        target.states.borrow_mut().insert(paths[1], AnaState::NonOptimized);
+        target.tell(Event::AnaChanged);
+        reactor::sleep(Duration::from_millis(10)).await;
+        target.late.set(Duration::from_secs(12));
+        let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+        let cut = async {
+            reactor::sleep(Duration::from_millis(100)).await;
+            target.late.set(Duration::ZERO);
+            net.reset(paths[0]);
+            // It is preempted over the other path, where no answer comes.
+            reactor::sleep(Duration::from_millis(50)).await;
+            net.reset(paths[1]);
+        };
+        let begun = reactor::now();
+        let (written, ()) = join(write(&device, 8192, &first), cut).await;
+        written.expect("again");
+        write(&device, 8192, &second).await.expect("written");
+        assert!(begun.elapsed() > Duration::from_secs(12), "{:?}", begun.elapsed());
+        reactor::sleep(Duration::from_secs(30)).await;
+        assert_eq!(read(&device, 8192, 4096).await.expect("read"), second[..]);
+    });
+}
+
+/// Paths come and go; each connection is registered, and none that is gone.
+#[test]
+fn connections_that_are_gone_are_registered_no_more() {
+    for seed in 60..80 {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let device = open(&net, &paths).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            for round in 0..20_u64 {
+                let path = paths[(reactor::random_u64() % 2) as usize];
+                match reactor::random_u64() % 3 {
+                    0 => net.reset(path),
+                    1 => {
+                        net.swallow(path);
+                        reactor::sleep(Duration::from_secs(1)).await;
+                        net.listen(path, &target);
+                    }
+                    _ => device.fence(Epoch(4 + round)).await.expect("ours"),
+                }
+                let data = pattern(round, 4096);
+                write(&device, round % 3 * 4096, &data).await.expect("ours");
+                reactor::sleep(Duration::from_millis(reactor::random_u64() % 700)).await;
+            }
+            reactor::sleep(Duration::from_secs(8)).await;
+            write(&device, 0, &pattern(1, 4096)).await.expect("ours");
+            assert_eq!(target.keys.borrow().len(), 2);
+            assert_eq!(device.held_back(), 0, "one at a time");
+            // A later owner takes it from both.
+            let later = open(&net, &paths).await;
+            later.fence(Epoch(100)).await.expect("later");
+            let written = write(&device, 0, &pattern(1, 4096)).await;
+            assert!(matches!(written, Err(BlockError::Fenced { seen: Epoch(100), .. })));
+            reactor::sleep(Duration::from_millis(10)).await;
+            assert_eq!(target.keys.borrow().len(), 2);
+        });
+    }
+}
+
+/// The former owner writes on and connects again all the time, while another takes over: nothing of it comes after.
+#[test]
+fn a_former_owner_that_reconnects_writes_nothing_either() {
+    for seed in 100..180 {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let first = open(&net, &paths).await;
+            first.fence(Epoch(4)).await.expect("nobody's");
+            let second = open_elsewhere(&net, &paths).await;
+            let at_once = |limit: u64| Duration::from_micros(reactor::random_u64() % limit);
+            let writing = async {
+                for round in 0.. {
+                    let written = write(&first, 0, &pattern(round, 4096)).await;
+                    reactor::sleep(at_once(1000)).await;
+                    written?;
+                }
+                Ok(())
+            };
+            let flapping = async {
+                for _ in 0..30 {
+                    net.reset(paths[(reactor::random_u64() % 2) as usize]);
+                    reactor::sleep(at_once(60_000)).await;
+                }
+            };
+            let taking = async {
+                reactor::sleep(at_once(1_000_000)).await;
+                target.late.set(at_once(5000));
+                second.fence(Epoch(5)).await.expect("later");
+                target.late.set(Duration::ZERO);
+                for round in 0..100 {
+                    let data = pattern(1000 + round, 4096);
+                    write(&second, 0, &data).await.expect("ours");
+                    reactor::sleep(at_once(2000)).await;
+                    assert_eq!(read(&second, 0, 4096).await.expect("read"), data[..]);
+                }
+            };
+            let (written, ((), ())) = join(writing, join(flapping, taking)).await;
+            let fenced = BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) };
+            assert_eq!(written, Err(fenced));
+            reactor::sleep(Duration::from_secs(5)).await;
+            assert_eq!(target.keys.borrow().len(), 2);
         });
     }
 }

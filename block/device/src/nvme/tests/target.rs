@@ -5,6 +5,7 @@ use levada_base::Buf;
 use levada_base::checksum::crc32c;
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
+use levada_base::sync::Notify;
 use levada_nvme::authentication::{Names, Secrets, Verifier};
 use levada_nvme::fabrics::{
     AuthenticationTransfer, CONNECT_BYTES, Capabilities, Configuration, Connect, ConnectData,
@@ -70,9 +71,12 @@ pub struct Target {
     pub is_absent: Cell<bool>,
     /// Nobody is told of changed namespaces before the page that names them was read, all of it.
     is_masked: Cell<bool>,
-    /// Host, key; and who holds the reservation.
+    /// Host, key; and who holds the reservation, which lets all write who are registered.
     pub keys: RefCell<BTreeMap<[u8; 16], u64>>,
     pub holder: Cell<Option<[u8; 16]>>,
+    /// Hosts whose changes are under way.
+    changing: RefCell<Vec<[u8; 16]>>,
+    changed: Notify,
     /// Both outlive a restart.
     pub persists: Cell<bool>,
     pub discovered: RefCell<Vec<DiscoveryEntry>>,
@@ -93,6 +97,26 @@ struct From {
     is_admin: Rc<Cell<bool>>,
     configuration: Rc<Cell<u32>>,
     verifier: Rc<RefCell<Option<Verifier>>>,
+}
+
+/// A change of a host, while it is under way.
+struct Changing<'a>(&'a Target, [u8; 16]);
+
+impl<'a> Changing<'a> {
+    fn of(target: &'a Target, host: [u8; 16]) -> Self {
+        target.changing.borrow_mut().push(host);
+        Self(target, host)
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut all = self.0.changing.borrow_mut();
+        let at = all.iter().position(|host| *host == self.1);
+        all.swap_remove(at.expect("it is under way"));
+        drop(all);
+        self.0.changed.notify_all();
+    }
 }
 
 impl Target {
@@ -130,6 +154,8 @@ impl Target {
             persists: Cell::default(),
             keys: RefCell::default(),
             holder: Cell::default(),
+            changing: RefCell::default(),
+            changed: Notify::default(),
             discovered: RefCell::default(),
             seen: RefCell::default(),
             waiting: RefCell::default(),
@@ -496,6 +522,14 @@ impl Target {
         data: &[u8],
     ) -> Option<(Status, u64, Vec<u8>)> {
         let opcode = IoOpcode::of(command.opcode())?;
+        let host = from.host.get();
+        let changes =
+            matches!(opcode, IoOpcode::Write | IoOpcode::WriteZeroes | IoOpcode::DatasetManagement);
+        // Whoever may when it comes may also when it is carried out.
+        if changes && self.holder.get().is_some() && !self.keys.borrow().contains_key(&host) {
+            return Some((Status::RESERVATION_CONFLICT.and_do_not_retry(), 0, Vec::new()));
+        }
+        let _changing = changes.then(|| Changing::of(self, host));
         if opcode == IoOpcode::Write && !self.late.get().is_zero() {
             reactor::sleep(self.late.get()).await;
         }
@@ -515,13 +549,11 @@ impl Target {
         if let Some(status) = self.statuses.borrow_mut().pop() {
             return Some((status, 0, Vec::new()));
         }
-        let host = from.host.get();
-        let changes =
-            matches!(opcode, IoOpcode::Write | IoOpcode::WriteZeroes | IoOpcode::DatasetManagement);
-        if changes && self.holder.get().is_some_and(|holder| holder != host) {
-            return Some((Status::RESERVATION_CONFLICT.and_do_not_retry(), 0, Vec::new()));
-        }
         self.seen.borrow_mut().push((command.opcode(), from.address));
+        if matches!(opcode, IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire) {
+            let status = self.reserve(host, opcode, command, data.try_into().ok()?).await;
+            return Some((status, 0, Vec::new()));
+        }
         let start = (command.first_block() * BLOCK_BYTES) as usize;
         let end = start + (command.blocks() * BLOCK_BYTES) as usize;
         let mut cached = self.cached.borrow_mut();
@@ -554,9 +586,6 @@ impl Target {
                 }
             }
             IoOpcode::ReservationReport => well.2 = self.report().to_bytes(),
-            IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire => {
-                well.0 = self.reserve(host, opcode, command, data.try_into().ok()?);
-            }
             _ => return Some((Status::INVALID_OPCODE, 0, Vec::new())),
         }
         if command.opcode() & 0b11 == 0b10 {
@@ -576,12 +605,12 @@ impl Target {
         });
         ReservationReport {
             generation: 0,
-            kind: holder.map(|_| ReservationType::WriteExclusive),
+            kind: holder.map(|_| ReservationType::WriteExclusiveRegistrants),
             registrants: registrants.collect(),
         }
     }
 
-    fn reserve(
+    async fn reserve(
         &self,
         host: [u8; 16],
         opcode: IoOpcode,
@@ -595,6 +624,22 @@ impl Target {
         if opcode == IoOpcode::ReservationRegister && self.keeps_reservations {
             self.persists.set(command.dword(10) & PERSIST == PERSIST);
         }
+        let mut gone = Vec::new();
+        let status = self.reserve_at_once(host, request, &mut gone);
+        // As a target does that was asked to abort what they have under way.
+        self.changed
+            .until(|| (!gone.iter().any(|it| self.changing.borrow().contains(it))).then_some(()))
+            .await;
+        status
+    }
+
+    /// `gone`: who is preempted.
+    fn reserve_at_once(
+        &self,
+        host: [u8; 16],
+        request: Option<ReservationRequest>,
+        gone: &mut Vec<[u8; 16]>,
+    ) -> Status {
         let mut keys = self.keys.borrow_mut();
         let conflict = Status::RESERVATION_CONFLICT.and_do_not_retry();
         match request {
@@ -615,7 +660,9 @@ impl Target {
                 if keys.get(&host) != Some(&current) || !is_known {
                     return conflict;
                 }
-                keys.retain(|at, key| *at == host || *key != preempted);
+                let is_gone = |at: &[u8; 16], key: u64| *at != host && key == preempted;
+                gone.extend(keys.iter().filter(|(at, key)| is_gone(at, **key)).map(|(at, _)| *at));
+                keys.retain(|at, key| !is_gone(at, *key));
                 if holder == Some(preempted) {
                     self.holder.set(Some(host));
                 }
