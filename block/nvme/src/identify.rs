@@ -272,7 +272,7 @@ pub struct NamespaceIdentity {
     pub write_blocks_best: u64,
     /// Discards free room in units of so many blocks; 0: not told.
     pub discard_blocks: u64,
-    /// Hosts can be kept from writing: those of the type Write Exclusive at least.
+    /// Hosts can be kept from writing: by the type Write Exclusive, Registrants Only, at least.
     pub has_reservations: bool,
     /// Also over a loss of power, if a host asks for it.
     pub keeps_reservations: bool,
@@ -436,9 +436,9 @@ mod tests {
     fn reservations_are_of_use_with_the_type_that_keeps_writers_out() {
         for (capabilities, has, keeps) in [
             (0, false, false),
-            (0b1000_0100, false, false),
-            (0b10, true, false),
-            (0b11, true, true),
+            (0b1000_0110, false, false),
+            (0b1000, true, false),
+            (0b1001, true, true),
         ] {
             let mut bytes = page(namespace().to_bytes());
             bytes[31] = capabilities;
