@@ -15,9 +15,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use levada_base::reactor::{self, JoinHandle, Reactor, mailbox};
 use levada_base::units::GIB;
-use levada_base::{BufMut, IoVec};
+use levada_base::{BufMut, Epoch, IoVec};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Standing};
-use levada_device::{Device, DriveModel};
+use levada_device::{Device, DriveModel, Durability};
 use levada_enclosure::{Enclosure, Media, Order, PathOrder, Plan};
 use levada_raid::{Array, IoClass, RaidArray};
 use std::cell::{Cell, RefCell};
@@ -28,8 +28,7 @@ use std::time::Duration;
 const ENCLOSURES: usize = 5;
 const BAYS: u32 = 2;
 const PATHS: usize = 2;
-/// Nothing of it is memory. Far more than is written between a loss and 20 s later, so that no block is written again while a lost write
-/// may still happen: who does that waits (docs/design/0023-nvme-initiator.md).
+/// Nothing of it is memory. Far more than fresh stripes fill.
 const DRIVE_BYTES: u64 = 64 * GIB;
 /// How long the enclosures poll before they sleep, as `levada enclosure serve` does.
 const SPIN: Duration = Duration::from_micros(100);
@@ -38,7 +37,12 @@ const READ_STRIPES: u64 = 512;
 /// As many as it may write, one after the other: none is written twice.
 const FRESH_STRIPES: u64 = 256 << 10;
 const WRITERS: usize = 4;
+const FIRST_OVERWRITER: usize = READERS + WRITERS;
 const READERS: usize = 8;
+/// Those that overwrite 4 KiB at a time in few places, of which some are always under way when a path is lost.
+const OVERWRITERS: usize = 4;
+const PLACES: u64 = 64;
+const OVERWRITE_BYTES: usize = 4096;
 /// Whose power goes.
 const LOST: usize = 2;
 /// How long after the loss of an enclosure the array is looked at again.
@@ -78,7 +82,7 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "path.failover_s",
-            what: "the longest read or fresh write of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
+            what: "the longest read, fresh write or overwrite of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
             bar: Bar::Below(5.0),
             take: |effort| remote(effort, failover),
         },
@@ -109,6 +113,8 @@ impl Remote {
         let drives = try_join_all(enclosures.urls.iter().cloned().map(open)).await?;
         let remote = Self { drives, enclosures };
         remote.connected().await?;
+        // As the members of an array that is served.
+        try_join_all(remote.drives.iter().map(|drive| drive.fence(Epoch(1)))).await?;
         Ok(remote)
     }
 
@@ -207,7 +213,7 @@ fn urls(enclosure: &Enclosure) -> Vec<String> {
     (1..=BAYS).map(url).collect()
 }
 
-/// Reads of 1 MiB and writes of fresh stripes, side by side, until dropped.
+/// Reads of 1 MiB, writes of fresh stripes, and overwrites, side by side, until dropped.
 struct Mixed {
     moved: Rc<Moved>,
     tasks: Vec<JoinHandle<()>>,
@@ -230,7 +236,7 @@ impl Moved {
 }
 
 impl Mixed {
-    async fn start(array: &RaidArray) -> Result<Self> {
+    async fn start(array: &RaidArray, overwriters: usize) -> Result<Self> {
         let (whole, source): (Rc<dyn Array>, _) = (Rc::new(array.clone()), source());
         write_round(&whole, &source, READ_STRIPES, READ_STRIPES).await?;
         whole.declare_fresh(READ_STRIPES, FRESH_STRIPES).await?;
@@ -238,13 +244,18 @@ impl Mixed {
         let next_read = Rc::new(Cell::new(0));
         let next_stripe = Rc::new(Cell::new(READ_STRIPES));
         let mut tasks = Vec::new();
-        for worker in 0..READERS + WRITERS {
+        let next_place = Rc::new(Cell::new(0));
+        for worker in 0..READERS + WRITERS + overwriters {
             let (array, source, moved) = (Rc::clone(&whole), Rc::clone(&source), Rc::clone(&moved));
             let (next_read, next_stripe) = (Rc::clone(&next_read), Rc::clone(&next_stripe));
+            let next_place = Rc::clone(&next_place);
             tasks.push(reactor::spawn(async move {
-                let result = match worker < READERS {
-                    true => read_on(&array, &next_read, &moved).await,
-                    false => write_on(&array, &source, &next_stripe, &moved).await,
+                let result = match worker {
+                    ..READERS => read_on(&array, &next_read, &moved).await,
+                    READERS..FIRST_OVERWRITER => {
+                        write_on(&array, &source, &next_stripe, &moved).await
+                    }
+                    FIRST_OVERWRITER.. => overwrite_on(&array, &next_place, &moved).await,
                 };
                 if let Err(error) = result {
                     moved.failed.borrow_mut().get_or_insert(error);
@@ -309,13 +320,24 @@ async fn write_on(
     }
 }
 
+async fn overwrite_on(array: &Rc<dyn Array>, next: &Cell<u64>, moved: &Moved) -> Result<()> {
+    let data = BufMut::zeroed(OVERWRITE_BYTES).freeze();
+    loop {
+        let number = next.replace(next.get() + 1);
+        let at = number % PLACES * STRIPE_BYTES;
+        let begun = reactor::now();
+        array.write(at, data.clone().into_vec(), Durability::Volatile).await?;
+        moved.count(OVERWRITE_BYTES as u64, begun);
+    }
+}
+
 async fn after_enclosure_loss(effort: Effort) -> Result<Taken> {
     let seconds = |full: u64| Duration::from_secs(if effort.is_quick { 3 } else { full });
     let mut pairs = Vec::new();
     for _ in 0..effort.runs {
         let remote = Remote::start().await?;
         let array = raid6_of(&remote.devices(), CHUNK_BYTES).await?;
-        let load = Mixed::start(&array).await?;
+        let load = Mixed::start(&array, 0).await?;
         let before = load.rate(seconds(10)).await?;
         remote.enclosures.order(LOST, Order::Power { is_on: false })?;
         reactor::sleep(LOSS_TO_LOOK).await;
@@ -327,7 +349,7 @@ async fn after_enclosure_loss(effort: Effort) -> Result<Taken> {
 
 async fn failover(effort: Effort, remote: &Remote) -> Result<Taken> {
     let array = raid6_of(&remote.devices(), CHUNK_BYTES).await?;
-    let load = Mixed::start(&array).await?;
+    let load = Mixed::start(&array, OVERWRITERS).await?;
     let (mut hung, mut closed, mut healthy) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..effort.runs {
         let path = number % PATHS + 1;
