@@ -29,6 +29,24 @@ impl<S: ByteStream> Inbox<S> {
         self.start == self.end
     }
 
+    /// The first byte that comes next, which stays. `None`: the other side is gone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::head`].
+    pub async fn peek(&mut self) -> io::Result<Option<u8>> {
+        if !self.fill(1).await? {
+            return Ok(None);
+        }
+        Ok(self.buffer.as_ref().map(|buffer| buffer[self.start]))
+    }
+
+    /// What was received and not taken, for who goes on otherwise.
+    #[must_use]
+    pub fn rest(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.start..self.end])
+    }
+
     /// Receives until `bytes` are there. False: the other side is gone, and there were none.
     async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         while self.end - self.start < bytes {

@@ -4,16 +4,19 @@
 //! - [`Outbox`]: messages in the order in which they are ready, as many at once as there are.
 //! - [`Clients`]: who is connected to a server.
 //! - [`ByteStream`]: where the bytes come from and go to: a socket, or what somebody puts around it.
+//! - [`Channel`]: a socket, in the clear or within TLS, which is some library's [`Session`].
 //!
 //! Knows nothing of what the bytes say.
 
 mod clients;
 mod inbox;
 mod outbox;
+mod secure;
 
 pub use clients::{Clients, Present};
 pub use inbox::Inbox;
 pub use outbox::{Head, Outbox, Outgoing};
+pub use secure::{Channel, Session, Wire};
 
 use crate::reactor::net::Stream;
 use crate::{BufMut, IoVec};

@@ -1,12 +1,12 @@
 //! One client that uses an export: its requests side by side, within bounds.
 
-use crate::channel::Channel;
 use crate::negotiation::Agreed;
 use crate::option::ALLOCATION_ID;
 use crate::reply::{self, Error, Form};
 use crate::request::{
     Command, CommandFlags, EXTENDED_REQUEST_BYTES, NotARequest, REQUEST_BYTES, Request,
 };
+use crate::tls::Channel;
 use futures_util::future::{Either, select};
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};

@@ -6,7 +6,7 @@
 //! - `option`: what a client asks for before it uses an export; `negotiation`: the talk about it.
 //! - `request`: what it asks of an export; `reply`: what it is told. Both without I/O, as `option`.
 //! - `connection`: one client.
-//! - `channel`: where they come from and go to: a socket, in the clear or within `tls`.
+//! - `tls`: where they come from and go to: a socket, in the clear or within TLS.
 //! - `server`: who listens; `address`: where.
 //!
 //! What always holds:
@@ -18,7 +18,6 @@
 //! After a crash of this process clients lose their connections, and with them what they had not flushed.
 
 mod address;
-mod channel;
 mod connection;
 mod negotiation;
 mod option;

@@ -1,6 +1,5 @@
 //! The talk before a client uses an export (doc/proto.md, "Handshake phase").
 
-use crate::channel::Channel;
 use crate::connection::DATA_BYTES_MAX;
 use crate::option::{
     ALLOCATION, ALLOCATION_ID, ClientOption, EXPORT_NAME_PADDING, GREETING, HandshakeFlags,
@@ -9,7 +8,7 @@ use crate::option::{
 };
 use crate::reply::Form;
 use crate::server::Exports;
-use crate::tls::Tls;
+use crate::tls::{Channel, Tls};
 use levada_base::Buf;
 use levada_base::stream::{ByteStream, Inbox};
 use levada_volume::Volume;
@@ -224,7 +223,7 @@ impl Talk<'_> {
         if !self.inbox.is_empty() {
             return Err(NoDeal::InTheClear);
         }
-        self.channel = self.channel.clone().secured(tls).await?;
+        self.channel = self.channel.clone().secured(tls.session()?).await?;
         self.inbox = Inbox::new(self.channel.clone());
         (self.form, self.allocation_of) = (Form::default(), None);
         Ok(Next::Option)

@@ -1,9 +1,9 @@
 //! A server: a socket, and the clients that came to it.
 
 use crate::address::Address;
-use crate::channel::Channel;
 use crate::connection;
 use crate::negotiation::{NoDeal, negotiate};
+use crate::tls::Channel;
 use crate::tls::Tls;
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::net::{Listener, Stream};
@@ -146,7 +146,7 @@ fn make_way(path: &Path, address: &Address) -> Result<(), ListenError> {
 }
 
 async fn serve(_present: Present, stream: Stream, shared: Rc<Shared>) {
-    let talk = negotiate(Channel::new(stream), &*shared.exports, shared.tls.as_ref());
+    let talk = negotiate(Channel::from(stream), &*shared.exports, shared.tls.as_ref());
     let talk = reactor::timeout(NEGOTIATION_LIMIT, talk);
     let talk = futures_util::future::select(Box::pin(talk), Box::pin(shared.stopping.happened()));
     let agreed: Result<Result<_, NoDeal>, Elapsed> = match talk.await {

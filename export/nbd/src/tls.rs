@@ -3,10 +3,12 @@
 //! Certificates lie in a directory under the names that QEMU and nbdkit use, so that one directory serves them all:
 //! `server-cert.pem`, `server-key.pem`, and `ca-cert.pem` where clients are verified.
 
+use levada_base::stream::{self, Wire};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,5 +72,75 @@ impl Tls {
         };
         let config = config.with_single_cert(chain, key).map_err(unfit)?;
         Ok(Self { config: Arc::new(config) })
+    }
+}
+
+impl Tls {
+    /// The server's side of a new connection.
+    pub(crate) fn session(&self) -> io::Result<Session> {
+        let mut tls = ServerConnection::new(self.config.clone()).map_err(io::Error::other)?;
+        // The channel decides how much is sealed at once.
+        tls.set_buffer_limit(None);
+        Ok(Session { tls, wire: Wire::default() })
+    }
+}
+
+/// TLS of one connection.
+pub(crate) struct Session {
+    tls: ServerConnection,
+    wire: Wire,
+}
+
+/// A connection's bytes, in the clear or within TLS.
+pub(crate) type Channel = stream::Channel<Session>;
+
+impl Session {
+    /// Takes some of what was received.
+    fn take(&mut self) -> io::Result<()> {
+        self.tls.read_tls(&mut self.wire)?;
+        let taken = self.tls.process_new_packets();
+        self.give()?;
+        taken.map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Gives what is to be sent.
+    fn give(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.wire)?;
+        }
+        Ok(())
+    }
+}
+
+impl stream::Session for Session {
+    fn wire(&mut self) -> &mut Wire {
+        &mut self.wire
+    }
+
+    fn shake_hands(&mut self) -> io::Result<()> {
+        while self.tls.is_handshaking() {
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.tls.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.take()?,
+                opened => return opened,
+            }
+        }
+    }
+
+    fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
+        self.tls.writer().write_all(plain)?;
+        self.give()
+    }
+
+    fn end(&mut self) {
+        self.tls.send_close_notify();
+        // The wire has room for everything.
+        let _ = self.give();
     }
 }
