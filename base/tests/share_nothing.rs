@@ -6,9 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that a read or a write goes through.
-const IO_PATH: [&str; 13] = [
+const IO_PATH: [&str; 14] = [
     "base",
     "block/parity",
+    "block/tls",
     "block/device",
     "block/raid",
     "store/kv",

@@ -243,7 +243,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     match arguments[..] {
         ["discover", address] => {
             let options = Options::new(Host::anonymous()?);
-            for entry in discover(&Tcp, address.parse()?, &options).await? {
+            for entry in discover(&Tcp::default(), address.parse()?, &options).await? {
                 println!("{} {} port {}", entry.subsystem, entry.address, entry.port);
             }
             Ok(())

@@ -1,15 +1,15 @@
 //! Entry points for the fuzzer, and for tests with random bytes.
 
-use crate::authentication::{
-    MESSAGE_BYTES_MAX, Message, Names, Prover, Secret, Secrets, Verifier, parse_keyring,
-};
+use crate::authentication::{MESSAGE_BYTES_MAX, Message, Names, Prover, Secret, Secrets, Verifier};
 use crate::fabrics::{CONNECT_BYTES, Connect, ConnectData, PropertyAccess};
 use crate::identify::{
     ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, listed_namespaces,
     parse_namespace_descriptors,
 };
+use crate::keyring::parse_keyring;
 use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
+use crate::tls::{PskIdentity, TlsKey};
 use crate::{Command, Nqn, log};
 
 /// Units, one after the other, as either side receives them; what is understood is built again, and read as the same.
@@ -126,6 +126,18 @@ pub fn authentication(bytes: &[u8]) {
         verifier.receive(message);
         assert!(!verifier.is_authenticated(), "it was guessed");
         assert!(verifier.send(&mut random).len() <= MESSAGE_BYTES_MAX);
+    }
+}
+
+/// A key of TLS as people write it, and what a host names one by; what is understood is written as it was read.
+pub fn tls_keys(bytes: &[u8]) {
+    if let Some(identity) = PskIdentity::parse(bytes) {
+        assert_eq!(PskIdentity::parse(identity.to_string().as_bytes()), Some(identity));
+    }
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let _ = parse_keyring(text);
+    if let Ok(key) = text.parse::<TlsKey>() {
+        assert_eq!(key.reveal(), text);
     }
 }
 

@@ -5,7 +5,9 @@
 //! the host's.
 //!
 //! - `command`, `completion`, `status`: an entry of a submission queue, one of a completion queue, and how it went.
-//! - `authentication`: who a host and a controller are; `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
+//! - `authentication`: who a host and a controller are; `tls`: keys of the channel between them; `keyring`: a file of both; `interchange`: how
+//!   people write them.
+//! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
 //! - `identify`, `log`: what a controller and its namespaces are, and what they report.
 //! - `reservation`: which host may do what to a namespace.
 //! - `pdu`: how TCP carries all of it.
@@ -21,11 +23,14 @@ mod field;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod identify;
+mod interchange;
+pub mod keyring;
 pub mod log;
 mod nqn;
 pub mod pdu;
 pub mod reservation;
 mod status;
+pub mod tls;
 
 pub use command::{
     AdminOpcode, COMMAND_BYTES, Command, DataPointer, Feature, IoOpcode, Range, ranges,

@@ -209,10 +209,13 @@ pub struct ServeArgs {
     /// NVMe/TCP for this host only, by its name (on Linux in /etc/nvme/hostnqn); may be given several times
     #[arg(long, value_name = "NQN", requires = "nvme")]
     nvme_host: Vec<levada_export_nvmet::Nqn>,
-    /// NVMe/TCP for the hosts of this file as well, each of which has to prove who it is (DH-HMAC-CHAP): lines of
-    /// NQN SECRET [SECRET_OF_SUBSYSTEM], with secrets as `nvme gen-dhchap-key` makes them
+    /// NVMe/TCP for the hosts of this file as well, each of which has to prove who it is (DH-HMAC-CHAP), or to come with TLS, or both:
+    /// lines of NQN [SECRET [SECRET_OF_SUBSYSTEM]] [KEY_OF_TLS], as `nvme gen-dhchap-key` and `nvme gen-tls-key` make them
     #[arg(long, value_name = "FILE", requires = "nvme")]
     nvme_keys: Option<PathBuf>,
+    /// NVMe/TCP within TLS only, discovery too, whoever it is
+    #[arg(long, requires = "nvme_keys")]
+    nvme_tls_only: bool,
     #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
@@ -307,6 +310,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         nvme: args.places.nvme.iter().map(|address| address.0).collect(),
         nvme_hosts: args.nvme_host.clone(),
         nvme_keys: args.nvme_keys.clone(),
+        nvme_tls_only: args.nvme_tls_only,
         vhost: args.places.vhost.clone(),
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,

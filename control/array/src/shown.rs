@@ -29,8 +29,10 @@ pub struct Shows {
     pub nvme: Vec<SocketAddr>,
     /// Those that may; empty: all, unless there are secrets.
     pub nvme_hosts: Vec<Nqn>,
-    /// Secrets of hosts, which may as well, and have to prove who they are.
+    /// Secrets of hosts, which may as well, and have to prove who they are, and their keys of TLS.
     pub nvme_keys: Option<PathBuf>,
+    /// No NVMe host in the clear.
+    pub nvme_tls_only: bool,
     /// The directory of the NBD servers certificates; without one they speak in the clear.
     pub tls: Option<PathBuf>,
     /// Their clients must show certificates, too.
@@ -94,6 +96,9 @@ impl Nvme {
         let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", nvmet::NQN_PREFIX));
         let keys = shows.nvme_keys.as_deref().map(nvmet::read_keys).transpose()?;
         let hosts = Hosts::chosen(shows.nvme_hosts.iter().cloned(), keys);
+        if shows.nvme_tls_only {
+            target.require_tls();
+        }
         let paths: Result<Vec<_>, _> =
             shows.nvme.iter().map(|address| target.listen(*address)).collect();
         let (following, paths) = match (what, paths?) {

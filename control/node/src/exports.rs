@@ -225,13 +225,16 @@ impl Exporter {
                 let running = reactor::spawn(async move { running.run().await });
                 Ok(Now::Vhost(sockets, running))
             }
-            ExportWay::Nvme { addresses, hosts, keys } => {
+            ExportWay::Nvme { addresses, hosts, keys, tls_only } => {
                 let hosts: Result<Vec<Nqn>, _> = hosts.iter().map(|host| host.parse()).collect();
                 let keys = keys.as_deref().map(nvmet::read_keys).transpose()?;
                 let hosts = Hosts::chosen(hosts?, keys);
                 let addresses: Result<Vec<nvmet::Address>, _> =
                     addresses.iter().map(|address| address.parse()).collect();
                 let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);
+                if *tls_only {
+                    target.require_tls();
+                }
                 let prefix = format!("{}:{}:{}", nvmet::NQN_PREFIX, self.cluster, export.tenant);
                 let follower = Follower::new(Rc::clone(&target), Rc::new(volumes), &prefix, hosts)?;
                 for address in addresses {
@@ -306,10 +309,11 @@ fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
             verify_clients: *verify_clients,
         },
         ExportWay::Vhost { directory } => ExportWay::Vhost { directory: loaded.path(directory) },
-        ExportWay::Nvme { addresses, hosts, keys } => ExportWay::Nvme {
+        ExportWay::Nvme { addresses, hosts, keys, tls_only } => ExportWay::Nvme {
             addresses: addresses.clone(),
             hosts: hosts.clone(),
             keys: keys.as_deref().map(|keys| loaded.path(keys)),
+            tls_only: *tls_only,
         },
     }
 }

@@ -273,6 +273,7 @@ mod tests {
             "nvme+tcp://a-b.example:1,[2001:db8::1]:4421/nqn.x?hdgst=1&ddgst=1",
             "nvme+tcp://host,192.0.2.2:9/nqn.x?ddgst=1&hdgst=0",
             "nvme+tcp://a/nqn.x?host=nqn.2014-08.org.example:h&keys=/etc/levada/keys",
+            "nvme+tcp://a/nqn.x?host=nqn.2014-08.org.example:h&keys=/etc/levada/keys&tls=1",
         ] {
             let enclosure: EnclosureUrl = text.parse().expect(text);
             let url: NvmeUrl = enclosure.namespace(3).parse().expect(text);

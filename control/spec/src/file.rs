@@ -305,8 +305,10 @@ pub enum ExportWay {
         addresses: Vec<String>,
         /// Names of hosts that may connect; empty: all, unless there are secrets.
         hosts: Vec<String>,
-        /// A file with secrets of hosts, which may connect as well and have to prove who they are.
+        /// A file with secrets of hosts, which may connect as well and have to prove who they are, and with their keys of TLS.
         keys: Option<PathBuf>,
+        /// No connections in the clear.
+        tls_only: bool,
     },
 }
 

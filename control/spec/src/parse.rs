@@ -109,10 +109,10 @@ const FILESYSTEM_KEYS: &[&str] = &[
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
 const EXPORT_KEYS: &[&str] =
-    &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts", "keys"];
+    &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts", "keys", "tls_only"];
 /// Keys of exports over NBD, and of those over NVMe/TCP.
 const NBD_KEYS: &[&str] = &["nbd", "tls", "verify_clients"];
-const NVME_KEYS: &[&str] = &["nvme", "hosts", "keys"];
+const NVME_KEYS: &[&str] = &["nvme", "hosts", "keys", "tls_only"];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 
@@ -851,7 +851,13 @@ impl Reader<'_> {
             self.problem_at(kind, table.node, "nvme");
         }
         let keys = self.text_of(table, "keys").map(PathBuf::from);
-        ExportWay::Nvme { addresses, hosts, keys }
+        let tls_only = self.truth(table, "tls_only").unwrap_or(false);
+        if tls_only && keys.is_none() {
+            let example = "keys = \"keys\"";
+            let kind = ProblemKind::MissingKey { key: "keys", table: table.title, example };
+            self.problem_at(kind, table.node, "tls_only");
+        }
+        ExportWay::Nvme { addresses, hosts, keys, tls_only }
     }
 
     /// The texts of a list, each with its place.

@@ -1,4 +1,4 @@
-//! Enclosures that are reached over the network: `nvme+tcp://HOST[:PORT][,HOST[:PORT]...]/NQN[?hdgst=1&ddgst=1&host=NQN&keys=FILE]`.
+//! Enclosures that are reached over the network: `nvme+tcp://HOST[:PORT][,HOST[:PORT]...]/NQN[?hdgst=1&ddgst=1&host=NQN&keys=FILE&tls=1]`.
 //!
 //! What is written here is read again, as a namespace's URL, by whoever connects: what passes here passes there.
 
@@ -26,8 +26,10 @@ pub struct EnclosureUrl {
     pub data_digest: bool,
     /// The name by which the enclosure knows this cluster, where it wants to.
     pub host: Option<String>,
-    /// A file with the secret of that name, from the root on.
+    /// A file with the secret of that name, or its key of TLS, from the root on.
     pub keys: Option<String>,
+    /// Within TLS, or not; `None`: if `keys` has a key for it.
+    pub tls: Option<bool>,
 }
 
 /// Why a text is no such URL.
@@ -54,6 +56,9 @@ pub enum UrlError {
     /// Secrets that would be looked for elsewhere at another start, or are nobody's.
     #[error("keys=FILE is a path from the root on, with the secret of host=NQN")]
     Keys,
+    /// TLS without a key.
+    #[error("tls=1 takes a key of TLS, which is in keys=FILE")]
+    NoKeys,
     /// An address that is none.
     #[error("{address:?} is no host with a port")]
     Address {
@@ -70,7 +75,7 @@ pub enum UrlError {
     #[error("it names a namespace")]
     Namespace,
     /// Something else behind the question mark.
-    #[error("{option:?} is none of hdgst=1, ddgst=1, host=NQN, keys=FILE")]
+    #[error("{option:?} is none of hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=1")]
     Option {
         /// As written.
         option: String,
@@ -100,7 +105,8 @@ impl EnclosureUrl {
         let digests = all.into_iter().filter(|(_, is_on)| *is_on);
         let host = self.host.iter().map(|host| format!("host={host}"));
         let keys = self.keys.iter().map(|keys| format!("keys={keys}"));
-        digests.map(|(name, _)| format!("{name}=1")).chain(host).chain(keys)
+        let tls = self.tls.map(|tls| format!("tls={}", u8::from(tls)));
+        digests.map(|(name, _)| format!("{name}=1")).chain(host).chain(keys).chain(tls)
     }
 
     fn with_options(&self, options: impl Iterator<Item = String>) -> String {
@@ -180,6 +186,7 @@ impl FromStr for EnclosureUrl {
             data_digest: false,
             host: None,
             keys: None,
+            tls: None,
         };
         for option in options.into_iter().flat_map(|options| options.split('&')) {
             match option.split_once('=') {
@@ -189,12 +196,16 @@ impl FromStr for EnclosureUrl {
                 Some(("host", name)) => return Err(UrlError::Host { name: name.into() }),
                 Some(("keys", path)) if path.starts_with('/') => url.keys = Some(path.into()),
                 Some(("keys", _)) => return Err(UrlError::Keys),
+                Some(("tls", value @ ("0" | "1"))) => url.tls = Some(value == "1"),
                 Some(("ns", _)) => return Err(UrlError::Namespace),
                 _ => return Err(UrlError::Option { option: option.into() }),
             }
         }
         if url.keys.is_some() && url.host.is_none() {
             return Err(UrlError::Keys);
+        }
+        if url.tls == Some(true) && url.keys.is_none() {
+            return Err(UrlError::NoKeys);
         }
         Ok(url)
     }
@@ -210,6 +221,7 @@ mod tests {
             ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
             ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?hdgst=1&ddgst=1", None),
             ("nvme+tcp://a:1/nqn.x?hdgst=1&host=nqn.x:h&keys=/etc/levada/keys", None),
+            ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys&tls=1", None),
             ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
             ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
         ] {
@@ -237,6 +249,7 @@ mod tests {
             "nvme+tcp://a/nqn.x?host=me",
             "nvme+tcp://a/nqn.x?keys=/etc/levada/keys",
             "nvme+tcp://a/nqn.x?host=nqn.x:h&keys=keys",
+            "nvme+tcp://a/nqn.x?tls=1",
             "nvme+tcp://a/nqn.x?other=1",
             "nvme+tcp://a/nqn.x?",
         ] {

@@ -235,7 +235,7 @@ impl ClusterFile {
                 ExportWay::Vhost { directory } => {
                     writeln!(out, "vhost = {}", quoted_path(directory))?;
                 }
-                ExportWay::Nvme { addresses, hosts, keys } => {
+                ExportWay::Nvme { addresses, hosts, keys, tls_only } => {
                     let list = |texts: &[String]| {
                         texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
                     };
@@ -245,6 +245,9 @@ impl ClusterFile {
                     }
                     if let Some(keys) = keys {
                         writeln!(out, "keys = {}", quoted_path(keys))?;
+                    }
+                    if *tls_only {
+                        writeln!(out, "tls_only = true")?;
                     }
                 }
             }

@@ -620,6 +620,7 @@ fn mistakes_about_exports() {
     breaks("nvme = [\"a:1\"]\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
     breaks("nbd = \"unix:a\"\nhosts = []", 2, "in one way, `hosts`", "for each");
     breaks("vhost = \"run\"\nkeys = \"k\"", 2, "in one way, `keys`", "for each");
+    breaks("nvme = [\"10.0.0.1:4420\"]\ntls_only = true", 2, "keys", "keys = \"keys\"");
 }
 
 #[test]
@@ -769,7 +770,7 @@ fn written_files_read_back() {
         .replace("chunk = \"128KiB\"", "slice = \"40%\"\ndrives = [\"d{00..07}\", \"x{8..9}\", \"n{1..2}\"]")
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
         + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n[[export]]\nvhost = \"run/vm\"\n"
-        + "[[export]]\nnvme = [\"10.0.0.1:4420\", \"[fd00::1]:4420\"]\nhosts = [\"nqn.2014-08.org.example:a\"]\nkeys = \"nvme.keys\"\n"
+        + "[[export]]\nnvme = [\"10.0.0.1:4420\", \"[fd00::1]:4420\"]\nhosts = [\"nqn.2014-08.org.example:a\"]\nkeys = \"nvme.keys\"\ntls_only = true\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));

@@ -3,12 +3,13 @@
 use crate::connection::is_possible_size;
 use crate::controller::Queue;
 use crate::port::Port;
-use crate::subsystem::Admission;
 use crate::target::Shared;
 use levada_nvme::authentication::{Names, Verifier};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, CONTROLLER_AT, Connect, ConnectData, FabricsType, SUBSYSTEM_AT,
 };
+use levada_nvme::keyring::HostKeys;
+use levada_nvme::tls::PskIdentity;
 use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Status};
 use std::rc::Rc;
 
@@ -24,7 +25,8 @@ pub(crate) struct Connected {
     pub verifier: Option<Verifier>,
 }
 
-/// Connects the queue that the first command of a connection asks for.
+/// Connects the queue that the first command of a connection asks for. `shown`: what TLS knows of the host, if the connection is within
+/// that.
 ///
 /// # Errors
 ///
@@ -34,6 +36,7 @@ pub(crate) fn connect(
     port: &Rc<Port>,
     command: &Command,
     data: Option<&[u8]>,
+    shown: Option<&PskIdentity>,
 ) -> Result<Connected, (Status, u64)> {
     let plain = |status: Status| (status.and_do_not_retry(), 0);
     let wrong = |at: u16, is_in_data: bool| {
@@ -59,6 +62,19 @@ pub(crate) fn connect(
         wrong(at, true)
     })?;
     let ConnectData { host_id, controller, subsystem, host } = data;
+    // Who has a key has it for one name and one subsystem.
+    if shown.is_some_and(|shown| shown.host != host || shown.subsystem != subsystem) {
+        tracing::warn!(%host, %subsystem, "an NVMe host is not who its key of TLS says, or goes elsewhere");
+        return Err(plain(Status::CONNECT_INVALID_HOST));
+    }
+    let is_clear = shown.is_none();
+    let refuse_clear = || {
+        tracing::warn!(%host, %subsystem, "an NVMe host comes without TLS, which it has to use");
+        plain(Status::CONNECT_INVALID_HOST)
+    };
+    if is_clear && shared.is_tls_only() {
+        return Err(refuse_clear());
+    }
     if subsystem.as_str() == DISCOVERY_NQN {
         if connect.queue != 0 {
             return Err(wrong(QUEUE_AT, false));
@@ -70,17 +86,16 @@ pub(crate) fn connect(
         tracing::info!(%host, %subsystem, "an NVMe host asks for a subsystem that is not there");
         return Err(wrong(SUBSYSTEM_AT, true));
     };
-    let verifier = match found.admission(&host) {
-        Some(Admission::Free) => None,
-        Some(Admission::Proof(secrets)) => {
-            let names = Names { host: host.clone(), subsystem: subsystem.clone() };
-            Some(Verifier::new(names, secrets))
-        }
-        None => {
-            tracing::warn!(%host, %subsystem, "an NVMe host is not admitted");
-            return Err(plain(Status::CONNECT_INVALID_HOST));
-        }
+    let Some(HostKeys { secrets, tls }) = found.admission(&host) else {
+        tracing::warn!(%host, %subsystem, "an NVMe host is not admitted");
+        return Err(plain(Status::CONNECT_INVALID_HOST));
     };
+    if is_clear && tls.is_some() {
+        return Err(refuse_clear());
+    }
+    let verifier = secrets.map(|secrets| {
+        Verifier::new(Names { host: host.clone(), subsystem: subsystem.clone() }, secrets)
+    });
     if connect.queue == 0 {
         if controller != ANY_CONTROLLER {
             return Err(wrong(CONTROLLER_AT, true));

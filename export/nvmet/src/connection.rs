@@ -22,6 +22,7 @@ use levada_nvme::pdu::{
     Transfer,
 };
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
+use levada_tls::{Channel, FIRST_BYTE, Session};
 use std::cell::{Cell, RefCell};
 use std::io as system;
 use std::net::SocketAddr;
@@ -31,6 +32,8 @@ use std::time::Duration;
 
 /// How long a host may take to connect a queue.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// How long shaking hands may take, of that.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long answers may take to leave when a connection ends.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// Data within a command of an admin queue, at most (TCP, 3.3.2).
@@ -53,6 +56,8 @@ pub(crate) enum Broken {
     Refused(Status),
     #[error("the host did not connect a queue in time")]
     Late,
+    #[error("no TLS: {0}")]
+    Tls(system::Error),
 }
 
 /// The host has ended within something.
@@ -63,17 +68,23 @@ fn cut_off() -> Broken {
 /// Serves a host until it is done, or the target is. All that it asked for has been carried out when this returns.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
     let peer = stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string());
-    if let Err(error) = served(shared, port, stream).await {
-        tracing::info!(peer, %error, "the connection of an NVMe host broke");
+    match served(shared, port, stream).await {
+        Ok(()) => {}
+        // It may be that somebody has forgotten a key, or that somebody tries some.
+        Err(error @ Broken::Tls(_)) => {
+            tracing::warn!(peer, %error, "an NVMe host is turned away");
+        }
+        Err(error) => tracing::info!(peer, %error, "the connection of an NVMe host broke"),
     }
 }
 
 async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<(), Broken> {
     let (came_to, cut) = (stream.local_addr()?, port.cut());
-    let mut reader = Reader::new(stream.clone());
     let connecting = async {
-        reader.initialize(&stream).await?;
-        reader.connect(&stream, &shared, &port).await
+        let (channel, mut reader) = greet(&shared, stream.into()).await?;
+        reader.initialize(&channel).await?;
+        let connected = reader.connect(&channel, &shared, &port).await?;
+        Ok::<_, Broken>((channel, reader, connected))
     };
     let connecting = reactor::timeout(CONNECT_LIMIT, connecting);
     let connected: Result<_, Elapsed> = {
@@ -84,7 +95,8 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
             Either::Right(_) => return Ok(()),
         }
     };
-    let Connected { queue, connect, verifier } = connected.map_err(|_| Broken::Late)??;
+    let (channel, mut reader, connected) = connected.map_err(|_| Broken::Late)??;
+    let Connected { queue, connect, verifier } = connected;
     let entries = connect.queue_entries_less_one + 1;
     // A host may have been given an answer whose slot is not free here yet.
     let slots = u64::from(entries) * 2;
@@ -107,11 +119,11 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         gate: Gate::new(verifier),
     });
     let writer = {
-        let (connection, stream) = (Rc::clone(&connection), stream.clone());
+        let (connection, channel) = (Rc::clone(&connection), channel.clone());
         reactor::spawn(async move {
-            if connection.outbox.run(&stream).await.is_err() {
+            if connection.outbox.run(&channel).await.is_err() {
                 // So that the reader hears of it as well.
-                stream.close().await;
+                channel.close().await;
             }
         })
     };
@@ -134,7 +146,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         connection.push(&head);
     }
     if connection.cut.has_happened() {
-        stream.close().await;
+        channel.close().await;
     }
     connection.ended.happen();
     connection.queue.end();
@@ -147,7 +159,7 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
         let _ = writer.await;
     };
     let is_late = reactor::timeout(END_LIMIT, answered).await.is_err();
-    stream.close().await;
+    channel.close().await;
     if is_late {
         // What was asked of volumes is carried out; its answers go nowhere.
         drop(connection.slots.acquire(slots).await);
@@ -158,9 +170,23 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
     received
 }
 
+/// Goes on within TLS, if that is how the host begins.
+async fn greet(shared: &Rc<Shared>, channel: Channel) -> Result<(Channel, Reader), Broken> {
+    let mut inbox = Inbox::new(channel.clone());
+    if inbox.peek().await? != Some(FIRST_BYTE) {
+        return Ok((channel, Reader::new(inbox)));
+    }
+    let secured = async { channel.secured(shared.tls_session(inbox.rest())?).await };
+    let secured = reactor::timeout(HANDSHAKE_LIMIT, secured).await;
+    let secured = secured.unwrap_or_else(|_| Err(system::ErrorKind::TimedOut.into()));
+    let channel = secured.map_err(Broken::Tls)?;
+    let inbox = Inbox::new(channel.clone());
+    Ok((channel, Reader::new(inbox)))
+}
+
 /// What a host sends, unit by unit.
 pub(crate) struct Reader {
-    inbox: Inbox<Stream>,
+    inbox: Inbox<Channel>,
     framing: Framing,
     /// The header of the unit that is being received, for the host to know which one was wrong.
     wrong: Head,
@@ -178,8 +204,8 @@ struct Unit {
 }
 
 impl Reader {
-    fn new(stream: Stream) -> Self {
-        Self { inbox: Inbox::new(stream), framing: Framing::FIRST, wrong: Head::new() }
+    fn new(inbox: Inbox<Channel>) -> Self {
+        Self { inbox, framing: Framing::FIRST, wrong: Head::new() }
     }
 
     fn digests(&self) -> Digests {
@@ -228,10 +254,10 @@ impl Reader {
     }
 
     /// Agrees on how units are built.
-    async fn initialize(&mut self, stream: &Stream) -> Result<(), Broken> {
+    async fn initialize(&mut self, channel: &Channel) -> Result<(), Broken> {
         let refuse = async |fatal: Fatal, wrong: &[u8]| -> Result<(), Broken> {
             let head = Framing::terminate(false, fatal, wrong);
-            let _ = stream.write_all(Buf::copy_of(&head).into_vec()).await;
+            let _ = channel.write_all(Buf::copy_of(&head).into_vec()).await;
             Err(fatal.into())
         };
         let unit = match self.unit().await {
@@ -247,7 +273,7 @@ impl Reader {
             limit: UNIT_BYTES_MAX,
         };
         let head = Framing::FIRST.head(&Pdu::InitializeResponse(response), 0);
-        stream.write_all(Buf::copy_of(&head).into_vec()).await?;
+        channel.write_all(Buf::copy_of(&head).into_vec()).await?;
         self.framing =
             Framing { digests: request.digests, alignment_bytes: request.alignment_bytes };
         Ok(())
@@ -256,7 +282,7 @@ impl Reader {
     /// Connects the queue that the host asks for, with its first command.
     async fn connect(
         &mut self,
-        stream: &Stream,
+        channel: &Channel,
         shared: &Rc<Shared>,
         port: &Rc<Port>,
     ) -> Result<Connected, Broken> {
@@ -269,7 +295,9 @@ impl Reader {
             0 => None,
             _ => self.data(&unit).await?,
         };
-        let (result, status, connected) = match connect(shared, port, &command, data.as_deref()) {
+        let shown = channel.of_session(Session::host).flatten();
+        let asked = connect(shared, port, &command, data.as_deref(), shown.as_ref());
+        let (result, status, connected) = match asked {
             Ok(connected) => {
                 let proof = connected.verifier.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
                 let result = u64::from(connected.queue.controller.id()) | proof;
@@ -283,7 +311,7 @@ impl Reader {
         let queue_head = if is_without_flow_control { 0xffff } else { 1 };
         let completion = Completion { result, queue_head, id: command.id(), status };
         let head = self.framing.head(&Pdu::Response(completion), 0);
-        stream.write_all(Buf::copy_of(&head).into_vec()).await?;
+        channel.write_all(Buf::copy_of(&head).into_vec()).await?;
         if connected.is_err() {
             // Closed at once, the answer might be lost with what the host has sent meanwhile.
             let _ = reactor::timeout(END_LIMIT, self.inbox.head(1)).await;

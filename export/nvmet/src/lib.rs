@@ -5,7 +5,7 @@
 //! - `target`: who listens, and what is found by discovery; `port`: an address, which is a path.
 //! - `subsystem`, `namespace`: what is shown, and to whom; `reservations`: which host may do what.
 //! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
-//! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is; `transfers`: data that were asked for.
+//! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
 //! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked.
 //! - `admin`, `io`: its commands.
 //!
@@ -39,8 +39,8 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.levada";
 
 pub use address::{Address, AddressError, PORT};
 pub use levada_device::nvme::{KeysError, read_keys};
-pub use levada_nvme::authentication::Keyring;
 pub use levada_nvme::identify::WARNING_KELVIN;
+pub use levada_nvme::keyring::Keyring;
 pub use levada_nvme::log::{AnaState, Health, Warnings};
 pub use levada_nvme::{Nqn, NqnError};
 pub use namespace::{Open, Opened, TellHealth};

@@ -6,7 +6,7 @@ use crate::controller::Controller;
 use crate::namespace::{Claims, Namespace, Open, TellHealth};
 use crate::port::Port;
 use crate::reservations::HostId;
-use levada_nvme::authentication::{Keyring, Secrets};
+use levada_nvme::keyring::{HostKeys, Keyring};
 use levada_nvme::log::Event;
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
@@ -22,24 +22,17 @@ const CONTROLLERS_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hosts {
     Any,
-    /// These, by their names; one with secrets has to prove its own, on every queue.
-    Only(BTreeMap<Nqn, Option<Secrets>>),
-}
-
-/// What a host has to do to be let in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    Free,
-    Proof(Secrets),
+    /// These, by their names; one with secrets has to prove who it is, on every queue, and one with a key of TLS has to come by that.
+    Only(BTreeMap<Nqn, HostKeys>),
 }
 
 impl Hosts {
-    /// Those of `names` without proof, and those of `keyring` with.
+    /// Those of `names` without secrets and keys, and those of `keyring` with.
     #[must_use]
     pub fn only(names: impl IntoIterator<Item = Nqn>, keyring: Keyring) -> Self {
-        let mut hosts: BTreeMap<Nqn, Option<Secrets>> =
-            names.into_iter().map(|name| (name, None)).collect();
-        hosts.extend(keyring.into_iter().map(|(name, secrets)| (name, Some(secrets))));
+        let mut hosts: BTreeMap<Nqn, HostKeys> =
+            names.into_iter().map(|name| (name, HostKeys::default())).collect();
+        hosts.extend(keyring);
         Self::Only(hosts)
     }
 
@@ -53,14 +46,11 @@ impl Hosts {
         }
     }
 
-    /// `None`: not at all.
-    fn admission(&self, host: &Nqn) -> Option<Admission> {
+    /// What a host has to know to be let in; `None`: it is not, at all.
+    fn admission(&self, host: &Nqn) -> Option<HostKeys> {
         match self {
-            Self::Any => Some(Admission::Free),
-            Self::Only(hosts) => Some(match hosts.get(host)? {
-                None => Admission::Free,
-                Some(secrets) => Admission::Proof(secrets.clone()),
-            }),
+            Self::Any => Some(HostKeys::default()),
+            Self::Only(hosts) => hosts.get(host).cloned(),
         }
     }
 }
@@ -119,11 +109,7 @@ impl Subsystem {
         controllers.into_iter().filter_map(|controller| controller.upgrade())
     }
 
-    pub(crate) fn admits(&self, host: &Nqn) -> bool {
-        self.admission(host).is_some()
-    }
-
-    pub(crate) fn admission(&self, host: &Nqn) -> Option<Admission> {
+    pub(crate) fn admission(&self, host: &Nqn) -> Option<HostKeys> {
         (!self.0.is_gone.get()).then(|| self.0.hosts.borrow().admission(host)).flatten()
     }
 

@@ -9,9 +9,11 @@ use levada_base::reactor::net::Listener;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::stream::Clients;
 use levada_base::sync::Once;
-use levada_nvme::Nqn;
 use levada_nvme::log::{AnaState, DiscoveryEntry, Event};
-use std::cell::{Cell, RefCell};
+use levada_nvme::tls::{PskIdentity, SharedKey};
+use levada_nvme::{DISCOVERY_NQN, Nqn};
+use levada_tls::{Acceptor, Session};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -40,6 +42,9 @@ pub(crate) struct Shared {
     /// Counts changes of what discovery tells.
     generation: Cell<u64>,
     pub started: Instant,
+    is_tls_only: Cell<bool>,
+    /// Made for the first host that comes with TLS.
+    acceptor: OnceCell<Acceptor>,
     /// Hosts are let in.
     begun: Once,
     pub stopping: Once,
@@ -75,9 +80,7 @@ impl Shared {
     ) -> (u64, Vec<DiscoveryEntry>) {
         let mut entries = Vec::new();
         for subsystem in self.subsystems.borrow().values() {
-            if !subsystem.admits(controller.host()) {
-                continue;
-            }
+            let Some(keys) = subsystem.admission(controller.host()) else { continue };
             for port in self.ports.borrow().iter() {
                 let mut address = port.address;
                 if address.ip().is_unspecified() {
@@ -89,11 +92,39 @@ impl Shared {
                     is_discovery: false,
                     address,
                     port: port.id,
-                    needs_tls: false,
+                    needs_tls: keys.tls.is_some() || self.is_tls_only(),
                 });
             }
         }
         (self.generation.get(), entries)
+    }
+
+    /// Hosts that come without TLS are refused, whoever they are.
+    pub fn is_tls_only(&self) -> bool {
+        self.is_tls_only.get()
+    }
+
+    /// TLS of a new connection, of which `received` has come already.
+    pub fn tls_session(self: &Rc<Self>, received: &[u8]) -> io::Result<Session> {
+        let acceptor = match self.acceptor.get() {
+            Some(acceptor) => acceptor,
+            None => {
+                let acceptor = Acceptor::new().map_err(io::Error::other)?;
+                self.acceptor.get_or_init(|| acceptor)
+            }
+        };
+        let shared = Rc::clone(self);
+        acceptor.session(received, Rc::new(move |identity| shared.tls_key(identity)))
+    }
+
+    /// The key of a host. For discovery it may be that of any subsystem.
+    fn tls_key(&self, identity: &PskIdentity) -> Option<SharedKey> {
+        let of = |subsystem: &Subsystem| subsystem.admission(&identity.host)?.tls;
+        let retained = match identity.subsystem.as_str() {
+            DISCOVERY_NQN => self.subsystems.borrow().values().find_map(of),
+            _ => of(&self.subsystem(&identity.subsystem)?),
+        };
+        retained?.shared(identity)
     }
 
     fn discovery_changed(&self) {
@@ -159,11 +190,18 @@ impl Target {
             next_discovery_id: Cell::new(1),
             generation: Cell::new(1),
             started: reactor::now(),
+            is_tls_only: Cell::default(),
+            acceptor: OnceCell::new(),
             begun: Once::default(),
             stopping: Once::default(),
             clients: Clients::new(CONNECTIONS_MAX),
         };
         Self { shared: Rc::new(shared), accepting: group.child(), group }
+    }
+
+    /// Refuses hosts that come without TLS, whoever they are, and whatever they ask for.
+    pub fn require_tls(&self) {
+        self.shared.is_tls_only.set(true);
     }
 
     /// Lets hosts in. Those who came before have waited.

@@ -62,7 +62,10 @@ pub enum ConnectError {
         "the target wants hosts to prove who they are: it takes a name and its secret, &host=NQN&keys=FILE"
     )]
     AuthenticationRequired,
-    #[error("the target wants a secure channel (TLS), which is not possible here")]
+    /// Not the TLS that comes before everything else, whose key both sides have been given.
+    #[error(
+        "the target wants to agree on a key of TLS by authentication, which is not possible here"
+    )]
     SecureChannelRequired,
     #[error(transparent)]
     NotAuthenticated(#[from] NotAuthenticated),

@@ -1,6 +1,6 @@
-//! Files of secrets, by which hosts and subsystems prove who they are.
+//! Files of secrets, by which hosts and subsystems prove who they are, and of keys of TLS.
 
-use levada_nvme::authentication::{Keyring, KeyringError, parse_keyring};
+use levada_nvme::keyring::{Keyring, KeyringError, parse_keyring};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub enum KeysError {
     Wrong { path: PathBuf, source: KeyringError },
 }
 
-/// Reads a file of secrets: for each host a line `HOST_NQN SECRET [SECRET_OF_SUBSYSTEM]`.
+/// Reads a file of secrets: for each host a line `HOST_NQN [SECRET [SECRET_OF_SUBSYSTEM]] [KEY_OF_TLS]`.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to. `unsettled`:
 //!   changes that may still happen; `unflushed`: changes that may have to be made again.
 //! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
-//!   secrets. `discovery`: what there is at an address.
+//!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: what there is at an address.
 //! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
 //! The rules for time and loss: docs/design/0023-nvme-initiator.md.

@@ -32,7 +32,10 @@ use levada_base::sync::{Notify, Semaphore};
 use levada_base::units::MIB;
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, RangeGuard, RangeLocks};
 use levada_nvme::identify::OptionalCommands;
+use levada_nvme::keyring::HostKeys;
+use levada_nvme::tls::{PskIdentity, RetainedKey};
 use levada_nvme::{Command, IoOpcode, Nqn, Range};
+use levada_tls::{Connector, Unusable};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -71,6 +74,13 @@ pub enum NamespaceError {
     Keys { url: String, source: KeysError },
     #[error("{url}: the file has no secret of {host}")]
     NoKey { url: String, host: Nqn },
+    #[error("{url}: the file has no key of TLS (NVMeTLSkey-1:...) of {host}")]
+    NoTlsKey { url: String, host: Nqn },
+    /// Together they name the key, for which there is not more room (TCP, 3.6.1.3).
+    #[error("{url}: with TLS, the names of host and subsystem have 244 bytes at most")]
+    LongNames { url: String },
+    #[error("{url}: {source}")]
+    Tls { url: String, source: Unusable },
 }
 
 fn told(paths: &[PathStatus]) -> String {
@@ -79,6 +89,15 @@ fn told(paths: &[PathStatus]) -> String {
         format!("{}: {why}", path.address)
     });
     told.collect::<Vec<_>>().join("; ")
+}
+
+/// TLS of all connections to the subsystem.
+fn connector(url: &NvmeUrl, host: Nqn, key: &RetainedKey) -> Result<Connector, NamespaceError> {
+    let identity = PskIdentity::new(key.suite(), host, url.subsystem.clone());
+    let shared = key.shared(&identity);
+    let shared = shared.ok_or_else(|| NamespaceError::LongNames { url: url.to_string() })?;
+    Connector::new(&identity, shared)
+        .map_err(|source| NamespaceError::Tls { url: url.to_string(), source })
 }
 
 /// See the module.
@@ -107,17 +126,25 @@ impl NvmeNamespace<Tcp> {
         if let Some(nqn) = url.host.clone() {
             options.host.nqn = nqn;
         }
+        let mut network = Tcp::default();
         if let Some(keys) = &url.keys {
-            let nqn = &options.host.nqn;
+            let host = options.host.nqn.clone();
             let mut keyring = read_keys(keys)
                 .map_err(|source| NamespaceError::Keys { url: url.to_string(), source })?;
-            let secrets = keyring
-                .remove(nqn)
-                .ok_or_else(|| NamespaceError::NoKey { url: url.to_string(), host: nqn.clone() })?;
-            options.host.secrets = Some(secrets);
+            let Some(HostKeys { secrets, tls }) = keyring.remove(&host) else {
+                return Err(NamespaceError::NoKey { url: url.to_string(), host });
+            };
+            options.host.secrets = secrets;
+            match (url.tls, tls) {
+                (Some(true), None) => {
+                    return Err(NamespaceError::NoTlsKey { url: url.to_string(), host });
+                }
+                (Some(true) | None, Some(key)) => network = connector(url, host, &key)?.into(),
+                (Some(false), _) | (None, None) => {}
+            }
         }
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
-        Self::open_on(Tcp, &addresses, subsystem, namespace, options, url.to_string()).await
+        Self::open_on(network, &addresses, subsystem, namespace, options, url.to_string()).await
     }
 }
 

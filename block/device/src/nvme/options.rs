@@ -5,6 +5,7 @@ use levada_base::reactor::net::Stream;
 use levada_base::stream::ByteStream;
 use levada_nvme::IoOpcode;
 use levada_nvme::pdu::Digests;
+use levada_tls::{Channel, Connector};
 use rustix::net::sockopt;
 use std::future::Future;
 use std::io;
@@ -19,21 +20,38 @@ pub trait Network: 'static {
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
 }
 
-/// The network of this machine.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tcp;
+/// The network of this machine, in the clear or within TLS.
+#[derive(Clone, Default)]
+pub struct Tcp {
+    tls: Option<Connector>,
+}
+
+impl From<Connector> for Tcp {
+    /// Within TLS.
+    fn from(connector: Connector) -> Self {
+        Self { tls: Some(connector) }
+    }
+}
 
 impl Network for Tcp {
-    type Stream = Stream;
+    type Stream = Channel;
 
-    async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
+    async fn connect(&self, address: SocketAddr) -> io::Result<Channel> {
         let stream = Stream::connect(address).await?;
         // A path that swallows everything is noticed by the kernel as well, and sooner than by a command that takes long.
         sockopt::set_tcp_user_timeout(&stream, DEAD_AFTER.as_millis() as u32)?;
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepcnt(&stream, DEAD_AFTER.as_secs() as u32)?;
-        Ok(stream)
+        let Some(connector) = &self.tls else { return Ok(stream.into()) };
+        let secured = Channel::from(stream).secured(connector.session()?).await;
+        secured.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                let why = "the target hangs up on TLS: it may speak none there";
+                io::Error::new(error.kind(), why)
+            }
+            kind => io::Error::new(kind, format!("no TLS: {error}")),
+        })
     }
 }
 

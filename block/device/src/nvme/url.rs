@@ -1,8 +1,9 @@
-//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN&keys=FILE]`.
+//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN&keys=FILE&tls=1]`.
 //!
 //! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
 //! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name, and
-//! `keys` a file with its secret, by which it proves that it is. Names of hosts are looked up once, when the namespace is opened.
+//! `keys` a file with its secret, by which it proves that it is, and its key of TLS. Who has a key there speaks TLS: `tls=0` says not to,
+//! `tls=1` that there has to be one. Names of hosts are looked up once, when the namespace is opened.
 
 use super::namespace::NamespaceError;
 use levada_nvme::pdu::Digests;
@@ -29,6 +30,8 @@ pub struct NvmeUrl {
     pub host: Option<Nqn>,
     /// Where the secrets of `host` are.
     pub keys: Option<PathBuf>,
+    /// Within TLS, or not; `None`: if `keys` has a key for it.
+    pub tls: Option<bool>,
 }
 
 /// Why something is no such URL.
@@ -42,10 +45,12 @@ pub enum UrlError {
     Subsystem(#[from] NqnError),
     #[error("{address:?} is no host with a port")]
     Address { address: String },
-    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE")]
+    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=1")]
     Option { option: String },
     #[error("keys=FILE has the secrets of a host, which host=NQN names")]
     WhoseKeys,
+    #[error("tls=1 takes a key of TLS, which is in keys=FILE")]
+    NoKeys,
 }
 
 impl NvmeUrl {
@@ -115,7 +120,8 @@ impl FromStr for NvmeUrl {
         let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
         let subsystem = Nqn::new(subsystem)?;
         let digests = Digests::default();
-        let mut url = Self { addresses, subsystem, namespace: 0, digests, host: None, keys: None };
+        let (host, keys, tls) = (None, None, None);
+        let mut url = Self { addresses, subsystem, namespace: 0, digests, host, keys, tls };
         for option in query.into_iter().flat_map(|query| query.split('&')) {
             let wrong = || UrlError::Option { option: option.to_owned() };
             let is_on = |value: &str| match value {
@@ -134,11 +140,15 @@ impl FromStr for NvmeUrl {
                 ("ddgst", value) => url.digests.data = is_on(value)?,
                 ("host", name) => url.host = Some(Nqn::new(name)?),
                 ("keys", path) if !path.is_empty() => url.keys = Some(path.into()),
+                ("tls", value) => url.tls = Some(is_on(value)?),
                 _ => return Err(wrong()),
             }
         }
         if url.keys.is_some() && url.host.is_none() {
             return Err(UrlError::WhoseKeys);
+        }
+        if url.tls == Some(true) && url.keys.is_none() {
+            return Err(UrlError::NoKeys);
         }
         Ok(url)
     }
@@ -166,6 +176,7 @@ impl fmt::Display for NvmeUrl {
         }
         options.extend(self.host.as_ref().map(|host| format!("host={host}")));
         options.extend(self.keys.as_ref().map(|keys| format!("keys={}", keys.display())));
+        options.extend(self.tls.map(|tls| format!("tls={}", u8::from(tls))));
         if options.is_empty() { Ok(()) } else { write!(out, "?{}", options.join("&")) }
     }
 }
@@ -182,6 +193,8 @@ mod tests {
             ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
             ("nvme+tcp://192.0.2.1:4420/nqn.x?ns=2&host=nqn.2014-08.org.nvmexpress:uuid:1", None),
             ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys", None),
+            ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys&tls=1", None),
+            ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys&tls=0", None),
             ("nvme+tcp://host/nqn.x?ddgst=0", Some("nvme+tcp://host:4420/nqn.x")),
             ("nvme+tcp://[::1]/nqn.x?ddgst=1", Some("nvme+tcp://[::1]:4420/nqn.x?ddgst=1")),
         ] {
@@ -206,6 +219,8 @@ mod tests {
             "nvme+tcp://a/nqn.x?host=me",
             "nvme+tcp://a/nqn.x?keys=/etc/levada/keys",
             "nvme+tcp://a/nqn.x?host=nqn.x:h&keys=",
+            "nvme+tcp://a/nqn.x?tls=1",
+            "nvme+tcp://a/nqn.x?host=nqn.x:h&keys=k&tls=yes",
             "nvme+tcp://a/nqn.x?other=1",
             "nvme+tcp://a/nqn.x?",
         ] {

@@ -48,7 +48,7 @@ impl Hash {
         hmac::Key::new(algorithm, key)
     }
 
-    pub(super) fn hmac(self, key: &[u8], text: &[u8]) -> Vec<u8> {
+    pub(crate) fn hmac(self, key: &[u8], text: &[u8]) -> Vec<u8> {
         hmac::sign(&self.key(key), text).as_ref().to_vec()
     }
 

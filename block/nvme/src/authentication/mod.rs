@@ -1,7 +1,7 @@
 //! DH-HMAC-CHAP: host and controller prove to each other that they know a secret, without sending it (Base 2.0, 8.13.5, whose sections are
 //! cited here; TP 8006 before).
 //!
-//! - `secret`: what both know, as people write it; `keyring`: a file of such. `hash`, `group`: the arithmetic. `message`: what is sent.
+//! - `secret`: what both know, as people write it. `hash`, `group`: the arithmetic. `message`: what is sent.
 //! - [`Verifier`]: the controller's side, [`Prover`]: the host's side, both without I/O: messages in, messages out.
 //!
 //! What always holds: who does not know the secret is told nothing that would help to guess it but the response to a challenge that was
@@ -9,7 +9,6 @@
 
 mod group;
 mod hash;
-mod keyring;
 mod message;
 mod prover;
 mod secret;
@@ -17,7 +16,6 @@ mod verifier;
 
 pub use group::Group;
 pub use hash::Hash;
-pub use keyring::{Keyring, KeyringError, LineError, parse_keyring};
 pub use message::Explanation;
 pub use prover::{NotAuthenticated, Prover};
 pub use secret::{Secret, SecretError, Secrets};

@@ -1,16 +1,11 @@
 //! What host and controller both know, as people write it (8.13.5.8): `DHHC-1:00:BASE64:`.
 
 use super::{Hash, Random};
-use crate::Nqn;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use crc_fast::CrcAlgorithm;
+use crate::{Nqn, interchange};
 use std::fmt;
 use std::str::FromStr;
 
-const PREFIX: &str = "DHHC-1:";
-/// Of the CRC-32 behind the key.
-const CRC_BYTES: usize = 4;
+pub(crate) const PREFIX: &str = "DHHC-1";
 /// What a key is transformed with, behind the name of who has it.
 const PURPOSE: &str = "NVMe-over-Fabrics";
 
@@ -32,7 +27,7 @@ pub struct Secrets {
 /// Why text is no secret. Says nothing of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    #[error("a secret is written as {PREFIX}00:BASE64: (as `nvme gen-dhchap-key` prints it)")]
+    #[error("a secret is written as {PREFIX}:00:BASE64: (as `nvme gen-dhchap-key` prints it)")]
     Form,
     #[error("the secret names an unknown hash: 00, 01, 02 and 03 are known")]
     Hash,
@@ -62,23 +57,15 @@ impl Secret {
     /// As it is written into a file of secrets.
     #[must_use]
     pub fn reveal(&self) -> String {
-        let mut bytes = self.key.clone();
-        bytes.extend(crc(&self.key));
-        let hash = self.transform.map_or(0, |hash| hash as u8);
-        format!("{PREFIX}{hash:02}:{}:", STANDARD.encode(bytes))
+        interchange::encode(PREFIX, self.transform.map_or(0, |hash| hash as u8), &self.key)
     }
-}
-
-fn crc(key: &[u8]) -> [u8; CRC_BYTES] {
-    (crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, key) as u32).to_le_bytes()
 }
 
 impl FromStr for Secret {
     type Err = SecretError;
 
     fn from_str(text: &str) -> Result<Self, SecretError> {
-        let rest = text.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(':'));
-        let (hash, key) = rest.and_then(|rest| rest.split_once(':')).ok_or(SecretError::Form)?;
+        let (hash, key) = interchange::split(text, PREFIX).ok_or(SecretError::Form)?;
         let transform = match hash {
             "00" => None,
             "01" => Some(Hash::Sha256),
@@ -86,15 +73,14 @@ impl FromStr for Secret {
             "03" => Some(Hash::Sha512),
             _ => return Err(SecretError::Hash),
         };
-        let bytes = STANDARD.decode(key).map_err(|_| SecretError::Form)?;
-        let (key, told) = bytes.split_last_chunk().ok_or(SecretError::Form)?;
+        let (key, is_sound) = interchange::decode(key).ok_or(SecretError::Form)?;
         if ![32, 48, 64].contains(&key.len()) {
             return Err(SecretError::Length { bytes: key.len() });
         }
-        if *told != crc(key) {
+        if !is_sound {
             return Err(SecretError::Checksum);
         }
-        Ok(Self { key: key.to_vec(), transform })
+        Ok(Self { key, transform })
     }
 }
 

@@ -5,12 +5,13 @@ use crate::{Served, run};
 use levada_base::reactor;
 use levada_export_nvmet::Hosts;
 use levada_nvme::authentication::{
-    Explanation, Keyring, MESSAGE_BYTES_MAX, Names, NotAuthenticated, Prover, SECURITY_PROTOCOL,
+    Explanation, MESSAGE_BYTES_MAX, Names, NotAuthenticated, Prover, SECURITY_PROTOCOL,
     SECURITY_SPECIFIC, Secret, Secrets,
 };
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, AuthenticationTransfer, Configuration, Property, PropertyAccess,
 };
+use levada_nvme::keyring::Keyring;
 use levada_nvme::{AdminOpcode, Command, DataPointer, IoOpcode, Status};
 
 fn transfer(bytes: usize) -> AuthenticationTransfer {
@@ -55,7 +56,7 @@ fn party() -> Party {
     let connecting = Connecting::new(1);
     let secret = || Secret::random(None, &mut reactor::fill_random);
     let secrets = Secrets { host: secret(), controller: Some(secret()) };
-    let keyring = Keyring::from([(connecting.host.clone(), secrets.clone())]);
+    let keyring = Keyring::from([(connecting.host.clone(), secrets.clone().into())]);
     let served = Served::for_hosts(64, Hosts::only([], keyring));
     let names = Names { host: connecting.host.clone(), subsystem: served.subsystem.nqn().clone() };
     Party { served, connecting, names, secrets }
@@ -112,7 +113,7 @@ fn every_queue_takes_nothing_before_its_host_has_proved_who_it_is() {
         assert!(io.ask(again, None).await.expect("answered").0.status.is_success());
         // Other secrets: who has proved the old ones has proved nothing.
         let secrets = Secrets { host: Secret::random(None, &mut |_| ()), controller: None };
-        let keyring = Keyring::from([(party.connecting.host.clone(), secrets)]);
+        let keyring = Keyring::from([(party.connecting.host.clone(), secrets.into())]);
         party.served.subsystem.set_hosts(Hosts::only([], keyring));
         assert!(matches!(io.hear().await, Err(Ended::Gone)));
     });

@@ -5,13 +5,13 @@ use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
 use levada_base::reactor;
 use levada_export_nvmet::{AnaState, Health, Hosts, Subsystem, Warnings};
-use levada_nvme::authentication::Keyring;
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
 };
 use levada_nvme::identify::{
     ControllerIdentity, Events, Identify, NamespaceIdentity, listed_namespaces,
 };
+use levada_nvme::keyring::Keyring;
 use levada_nvme::log::{
     DISCOVERY_HEADER_BYTES, Event, LogPage, parse_ana, parse_discovery_entries,
     parse_discovery_header,

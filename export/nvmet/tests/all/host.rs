@@ -2,6 +2,7 @@
 
 use levada_base::checksum::crc32c;
 use levada_base::reactor::net::Stream;
+use levada_base::stream::ByteStream;
 use levada_base::{Buf, BufMut};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, Connect, ConnectData, Property, PropertyAccess,
@@ -13,6 +14,7 @@ use levada_nvme::pdu::{
 };
 use levada_nvme::reservation::ReservationRequest;
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Nqn, Range, Status};
+use levada_tls::Channel;
 use std::io;
 use std::net::SocketAddr;
 
@@ -26,7 +28,7 @@ const ENTRIES: u16 = 32;
 
 /// A connection, as its host sees it.
 pub struct Queue {
-    pub stream: Stream,
+    pub stream: Channel,
     pub framing: Framing,
     next_id: u16,
     pub is_without_flow_control: bool,
@@ -58,6 +60,10 @@ impl From<io::Error> for Ended {
 impl Queue {
     pub async fn open(address: SocketAddr, digests: Digests) -> Self {
         let stream = Stream::connect(address).await.expect("the target listens");
+        Self::open_on(stream.into(), digests).await
+    }
+
+    pub async fn open_on(stream: Channel, digests: Digests) -> Self {
         let request = Initialize { alignment_bytes: 4, digests, limit: 0 };
         let mut queue = Self {
             stream,

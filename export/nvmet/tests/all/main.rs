@@ -6,6 +6,7 @@ mod host;
 mod hostile;
 mod memory;
 mod requests;
+mod tls;
 
 use host::{Host, nqn};
 use levada_base::reactor::{self, Reactor};
