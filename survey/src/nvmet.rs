@@ -7,7 +7,7 @@ use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::load::Load;
 use crate::null_volume::NullVolume;
-use crate::served::{Served, Volumes};
+use crate::served::{HOST, Served, Volumes};
 use crate::suite::Spec;
 use anyhow::{Context, Result, bail, ensure};
 use levada_base::checksum::crc32c;
@@ -276,7 +276,7 @@ impl Queue {
             is_without_flow_control: false,
             keep_alive_ms: 0,
         };
-        let host = Nqn::new("nqn.2014-08.org.example:bench")?;
+        let host = Nqn::new(HOST)?;
         let data = ConnectData { host_id: [1; 16], controller, subsystem: subsystem.clone(), host };
         let data = data.to_bytes();
         let pointer = DataPointer::InCapsule { offset: 0, bytes: data.len() as u32 };

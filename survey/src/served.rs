@@ -4,8 +4,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{Reactor, mailbox};
 use levada_export_nbd::{Address, Exports, Server};
-use levada_export_nvmet::{Hosts, NQN_PREFIX, Nqn, Opened, Subsystem, Target, serial_of};
+use levada_export_nvmet::{Hosts, Keyring, NQN_PREFIX, Nqn, Opened, Subsystem, Target, serial_of};
 use levada_export_vhost as vhost;
+use levada_nvme::keyring::HostKeys;
+use levada_nvme::tls::{Suite, TlsKey};
 use levada_volume::Volume;
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -121,11 +123,26 @@ fn subsystem(name: &str) -> Result<Nqn> {
     Ok(Nqn::new(format!("{NQN_PREFIX}:{name}"))?)
 }
 
+/// Hosts of the target: one in the clear, and one that comes within TLS.
+pub(crate) const HOST: &str = "nqn.2014-08.org.example:bench";
+pub(crate) const TLS_HOST: &str = "nqn.2014-08.org.example:bench-tls";
+
+/// The key of the latter. It protects nothing.
+pub(crate) fn tls_key() -> TlsKey {
+    TlsKey::random(Suite::Aes128GcmSha256, &mut |key| key.fill(7))
+}
+
+fn hosts() -> Result<Hosts> {
+    let host = Nqn::new(TLS_HOST)?;
+    let keys = HostKeys { secrets: None, tls: Some(tls_key().retained(&host)) };
+    Ok(Hosts::only([Nqn::new(HOST)?], Keyring::from([(host, keys)])))
+}
+
 fn nvme_target(volumes: &Volumes) -> Result<Target> {
     let target = Target::new();
     for (number, (name, volume)) in (1_u8..).zip(volumes) {
         let nqn = subsystem(name)?;
-        let shown = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
+        let shown = Subsystem::new(nqn.clone(), serial_of(&nqn), hosts()?);
         let opened = Opened { volume: Rc::clone(volume), guid: [number; 16] };
         let open = move || -> LocalBoxFuture<'static, Option<Opened>> {
             Box::pin(ready(Some(opened.clone())))

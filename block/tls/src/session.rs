@@ -36,7 +36,7 @@ impl Session {
         match &self.side {
             Side::Target(target) => match target.keys().named.get()? {
                 Named::Key { parsed, .. } => Some(parsed.clone()),
-                Named::Unknown { .. } => None,
+                Named::Unknown { .. } | Named::Nothing => None,
             },
             Side::Host(_) => None,
         }
@@ -58,11 +58,11 @@ impl Session {
     }
 
     fn failed_handshake(&self, error: &ssl::Error) -> io::Error {
-        let named = match &self.side {
-            Side::Target(target) if error.code() == ErrorCode::SSL => target.keys().named.get(),
+        let wrong = match &self.side {
+            Side::Target(target) if error.code() == ErrorCode::SSL => target.keys().wrong(),
             Side::Target(_) | Side::Host(_) => None,
         };
-        Named::wrong(named).map_or_else(|| self.failed(error), io::Error::from)
+        wrong.map_or_else(|| self.failed(error), io::Error::from)
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) enum Named {
     Unknown {
         identity: String,
     },
+    Nothing,
 }
 
 /// The keys of a target, in one handshake.
@@ -65,20 +66,30 @@ pub(crate) struct Accepting {
 }
 
 impl Accepting {
-    /// Takes the first identity that is known.
-    fn hear(&self, extension: &[u8]) -> Option<&Named> {
-        let known = identities(extension).find_map(|identity| {
-            let parsed = PskIdentity::parse(identity)?;
-            let key = (self.find)(&parsed)?;
-            Some(Named::Key { identity: identity.to_vec(), parsed, key })
-        });
-        let first = identities(extension).next();
+    /// Takes the first identity that is known, of those that the host's first message has.
+    fn hear(&self, extension: Option<&[u8]>) -> &Named {
+        let named = || identities(extension.unwrap_or_default());
+        let known = || {
+            named().find_map(|identity| {
+                let parsed = PskIdentity::parse(identity)?;
+                let key = (self.find)(&parsed)?;
+                Some(Named::Key { identity: identity.to_vec(), parsed, key })
+            })
+        };
         let unknown = || {
-            let identity = String::from_utf8_lossy(first?).into_owned();
+            let identity = String::from_utf8_lossy(named().next()?).into_owned();
             Some(Named::Unknown { identity })
         };
-        let named = known.or_else(unknown)?;
-        Some(self.named.get_or_init(|| named))
+        self.named.get_or_init(|| known().or_else(unknown).unwrap_or(Named::Nothing))
+    }
+
+    /// Why a handshake has failed, if that is what the host named.
+    pub fn wrong(&self) -> Option<TlsError> {
+        match self.named.get()? {
+            Named::Unknown { identity } => Some(TlsError::Unknown { identity: identity.clone() }),
+            Named::Nothing => Some(TlsError::NoKey),
+            Named::Key { .. } => None,
+        }
     }
 }
 
@@ -90,20 +101,18 @@ impl Keys for Accepting {
     fn find(&self, identity: &[u8]) -> Option<&SharedKey> {
         match self.named.get()? {
             Named::Key { identity: named, key, .. } if named == identity => Some(key),
-            Named::Key { .. } | Named::Unknown { .. } => None,
+            Named::Key { .. } | Named::Unknown { .. } | Named::Nothing => None,
         }
     }
 }
 
 /// Chooses the suite of the host's key, before OpenSSL chooses one by itself: with another hash the key could not be used.
 fn choose_suite(ssl: &mut SslRef, alert: &mut SslAlert) -> Result<ClientHelloResponse, ErrorStack> {
-    let named = keys_in_callback::<Accepting>(ssl)
-        .zip(extension(ssl, PRE_SHARED_KEY))
-        .and_then(|(keys, extension)| keys.hear(extension));
-    let suite = match named {
-        None => Err(SslAlert::HANDSHAKE_FAILURE),
-        Some(Named::Unknown { .. }) => Err(SslAlert::UNKNOWN_PSK_IDENTITY),
+    let keys = keys_in_callback::<Accepting>(ssl);
+    let suite = match keys.map(|keys| keys.hear(extension(ssl, PRE_SHARED_KEY))) {
         Some(Named::Key { key, .. }) => Ok(key.suite),
+        Some(Named::Unknown { .. }) => Err(SslAlert::UNKNOWN_PSK_IDENTITY),
+        Some(Named::Nothing) | None => Err(SslAlert::HANDSHAKE_FAILURE),
     };
     match suite {
         Ok(suite) => {
@@ -194,17 +203,5 @@ impl Connector {
         ssl.set_connect_state();
         let keys = Connecting(Rc::clone(&self.offer));
         Ok(Session::new(Side::Host(Attached::new(ssl, Wire::default(), keys)?)))
-    }
-}
-
-impl Named {
-    /// Why a handshake in which this was named has failed, if that is it.
-    pub fn wrong(named: Option<&Self>) -> Option<TlsError> {
-        match named {
-            Some(Self::Unknown { identity }) => {
-                Some(TlsError::Unknown { identity: identity.clone() })
-            }
-            Some(Self::Key { .. }) | None => None,
-        }
     }
 }

@@ -7,6 +7,7 @@ use levada_base::{Buf, BufMut};
 use levada_nvme::Nqn;
 use levada_nvme::tls::{PskIdentity, RetainedKey, Suite, TlsKey};
 use levada_tls::{Acceptor, Channel, Connector, Session};
+use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode};
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
@@ -178,6 +179,24 @@ fn other_keys_are_refused_and_both_sides_say_why() {
         let (target, host) = refused(suite, stranger, 1).await;
         assert!(target.contains("no key here for \"NVMe0R02 nqn.stranger"), "{target}");
         assert!(host.contains("no key for this host"), "{host}");
+    });
+}
+
+/// Not even one that would take any certificate.
+#[test]
+fn a_client_without_a_key_is_refused() {
+    run(async {
+        let (client, at_target) = UnixStream::pair().expect("a pair");
+        let talking = std::thread::spawn(move || {
+            let mut connector = SslConnector::builder(SslMethod::tls()).expect("OpenSSL");
+            connector.set_verify(SslVerifyMode::NONE);
+            connector.build().connect("target.example", client).is_err()
+        });
+        let at_target = Stream::adopt(at_target.into());
+        let refused = accept(at_target, 1, Suite::Aes128GcmSha256).await;
+        let told = refused.err().expect("refused").to_string();
+        assert!(told.contains("names no key"), "{told}");
+        assert!(talking.join().expect("no panic"), "it was let in");
     });
 }
 
