@@ -42,6 +42,12 @@ pub mod oneshot {
         pub fn send(self, value: T) {
             *self.0.value.borrow_mut() = Some(value);
         }
+
+        /// False: whoever was to get the value is gone.
+        #[must_use]
+        pub fn is_awaited(&self) -> bool {
+            Rc::strong_count(&self.0) > 1
+        }
     }
 
     impl<T> Drop for Sender<T> {

@@ -111,7 +111,9 @@ pub struct ControllerIdentity {
 
 /// The unit of `keep_alive_unit_ms` as it is told (KAS).
 const KEEP_ALIVE_MS: u32 = 100;
-const ABORTS_LESS_ONE: u8 = 3;
+const ABORTS_LESS_ONE: u8 = ABORTS_MAX as u8 - 1;
+/// Abort commands at once.
+pub const ABORTS_MAX: u64 = 4;
 /// Asynchronous event requests at once, less one.
 const EVENT_REQUESTS_LESS_ONE: u8 = EVENT_REQUESTS_MAX as u8 - 1;
 pub const EVENT_REQUESTS_MAX: usize = 4;

@@ -63,14 +63,22 @@ impl Admin<'_> {
         match opcode {
             AdminOpcode::Identify => self.identify(command).await,
             AdminOpcode::GetLogPage => self.log_page(command).await,
-            // Commands are carried out at once, and what waits for a volume cannot be recalled.
-            AdminOpcode::Abort => Ok(Answer::result(1)),
+            AdminOpcode::Abort => Ok(self.abort(command).await),
             AdminOpcode::SetFeatures => self.set_features(command),
             AdminOpcode::GetFeatures => self.get_features(command),
             AdminOpcode::KeepAlive => Ok(Answer::result(0)),
             AdminOpcode::Fabrics => self.fabrics(command),
             AdminOpcode::AsynchronousEventRequest => Err(never(Status::INVALID_OPCODE)),
         }
+    }
+
+    /// Ends another command, if that is possible and it is there (Base, 5.1). What may be ended is said in `recall`.
+    async fn abort(&self, command: &Command) -> Answer {
+        const NOT_ABORTED: u64 = 1;
+        let dword = command.dword(10);
+        let (queue, id) = (dword as u16, (dword >> 16) as u16);
+        let is_aborted = self.controller.recall(queue, id).await;
+        Answer::result(if is_aborted { 0 } else { NOT_ABORTED })
     }
 
     fn controller_identity(&self) -> ControllerIdentity {

@@ -6,8 +6,9 @@ use crate::controller::Queue;
 use crate::gate::Gate;
 use crate::io::{self, DATA_BYTES_MAX};
 use crate::port::Port;
+use crate::recall::Stage;
 use crate::target::Shared;
-use crate::transfers::{Mangled, Transfers};
+use crate::transfers::{Landing, Mangled, Transfers};
 use futures_util::future::{Either, select};
 use levada_base::buf::bytes_in;
 use levada_base::checksum::{crc32c, crc32c_parts};
@@ -240,7 +241,16 @@ impl Reader {
         Ok(is_sound.then(|| data.freeze()))
     }
 
-    /// The same, into memory for exactly as many; false: they arrived otherwise than they were sent.
+    /// Takes the data of a unit, and forgets them.
+    async fn skip_data(&mut self, unit: &Unit) -> Result<(), Broken> {
+        let digest = match unit.common.has_data_digest(self.digests()) {
+            true => DIGEST_BYTES,
+            false => 0,
+        };
+        Ok(self.inbox.skip((unit.padding + unit.data_bytes + digest) as u64).await?)
+    }
+
+    /// The data of a unit, into memory for exactly as many; false: they arrived otherwise than they were sent.
     async fn data_into(&mut self, unit: &Unit, into: BufMut) -> Result<(BufMut, bool), Broken> {
         self.inbox.skip(unit.padding as u64).await?;
         let data = self.inbox.fill_exactly(into).await?;
@@ -392,9 +402,14 @@ impl Connection {
                     self.begin(command, input)?;
                 }
                 Pdu::HostData { transfer, is_last: _ } => {
-                    let memory = self.transfers.borrow_mut().lend(&transfer, unit.data_bytes)?;
-                    let (filled, is_sound) = reader.data_into(&unit, memory).await?;
-                    self.transfers.borrow_mut().take(&transfer, filled, is_sound);
+                    let landing = self.transfers.borrow_mut().lend(&transfer, unit.data_bytes)?;
+                    match landing {
+                        Landing::Memory(memory) => {
+                            let (filled, is_sound) = reader.data_into(&unit, memory).await?;
+                            self.transfers.borrow_mut().take(&transfer, filled, is_sound);
+                        }
+                        Landing::Nowhere => reader.skip_data(&unit).await?,
+                    }
                 }
                 Pdu::Terminates(terminated) if unit.common.kind.is_of_host() => {
                     return Err(terminated.into());
@@ -449,15 +464,48 @@ impl Connection {
         self.head.set((self.head.get() + 1) % self.entries);
         let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
         let connection = Rc::clone(self);
-        reactor::run_or_spawn(async move {
-            let mut room = None;
-            // `None`: the connection is gone, and nobody waits for an answer.
-            if let Some(outcome) = connection.carried_out(&command, input, &mut room).await {
-                connection.port.passes().await;
-                connection.answer(&command, outcome, slot, room);
-            }
-        });
+        reactor::run_or_spawn(async move { connection.execute(&command, input, slot).await });
         Ok(())
+    }
+
+    /// Carries a command out and answers it, unless the connection is gone by then, and nobody waits for an answer.
+    async fn execute(&self, command: &Command, input: Input, slot: Permit) {
+        let (mut room, stage) = (None, Cell::new(Stage::Waiting));
+        let (outcome, recalled) = {
+            let mut work = pin!(self.carried_out(command, input, &mut room, &stage));
+            let mut slot_of_answer = None;
+            let may = || match stage.get() {
+                Stage::Waiting => true,
+                Stage::AwaitingData { tag } => self.transfers.borrow_mut().give_up(tag),
+                // Its own is in use until it ends: so both are bounded, what goes on and what the host does not read.
+                Stage::Reading => {
+                    slot_of_answer = self.slots.try_acquire(1);
+                    slot_of_answer.is_some()
+                }
+                Stage::Begun => false,
+            };
+            let recalls = &self.queue.recalls;
+            match recalls.unless_recalled(command.id(), work.as_mut(), may).await {
+                Ok(outcome) => (outcome, None),
+                Err(recalled) => match slot_of_answer {
+                    None => (Some(Err(Status::ABORTED)), Some(recalled)),
+                    Some(slot_of_answer) => {
+                        self.port.passes().await;
+                        self.answer(command, Err(Status::ABORTED), slot_of_answer, None);
+                        recalled.obeyed();
+                        work.await;
+                        return;
+                    }
+                },
+            }
+        };
+        if let Some(outcome) = outcome {
+            self.port.passes().await;
+            self.answer(command, outcome, slot, room);
+        }
+        if let Some(recalled) = recalled {
+            recalled.obeyed();
+        }
     }
 
     /// Nothing is begun any more: the host may not be admitted any more, or has begun anew.
@@ -473,6 +521,7 @@ impl Connection {
         command: &Command,
         input: Input,
         room: &mut Option<Permit>,
+        stage: &Cell<Stage>,
     ) -> Option<Result<Answer, Status>> {
         let data = match input {
             Input::Here(data) => data,
@@ -482,8 +531,11 @@ impl Connection {
                 if self.ended.has_happened() {
                     return None;
                 }
-                match self.ask_for(command, bytes).await {
-                    Ok(Ok(data)) => data.into_vec(),
+                match self.ask_for(command, bytes, stage).await {
+                    Ok(Ok(data)) => {
+                        stage.set(Stage::Waiting);
+                        data.into_vec()
+                    }
                     Ok(Err(Mangled)) => return Some(Err(Status::TRANSIENT_TRANSPORT)),
                     Err(oneshot::Dropped) => return None,
                 }
@@ -502,7 +554,7 @@ impl Connection {
             return Some(answered);
         }
         if self.queue.id > 0 {
-            let done = io::carry_out(controller, &self.ended, command, data).await;
+            let done = io::carry_out(controller, &self.ended, stage, command, data).await;
             return Some(done.map(|data| Answer { result: 0, data }));
         }
         if command.opcode() == AdminOpcode::AsynchronousEventRequest as u8 {
@@ -518,6 +570,13 @@ impl Connection {
                 Either::Right(((), _)) => None,
             };
         }
+        stage.set(Stage::Begun);
+        if command.opcode() == AdminOpcode::Abort as u8 {
+            *room = match controller.begin_abort() {
+                Ok(room) => Some(room),
+                Err(status) => return Some(Err(status)),
+            };
+        }
         let admin = Admin { shared: &self.shared, controller, came_to: self.came_to };
         Some(admin.carry_out(command).await)
     }
@@ -526,8 +585,10 @@ impl Connection {
         &self,
         command: &Command,
         bytes: u32,
+        stage: &Cell<Stage>,
     ) -> oneshot::Receiver<crate::transfers::Arrived> {
         let (transfer, whole) = self.transfers.borrow_mut().begin(command.id(), bytes);
+        stage.set(Stage::AwaitingData { tag: transfer.tag });
         let head = self.framing.head(&Pdu::ReadyToTransfer(transfer), 0);
         self.push(&head);
         whole

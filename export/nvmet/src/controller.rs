@@ -7,11 +7,13 @@
 use crate::namespace::{Namespace, Opened};
 use crate::notices::Notices;
 use crate::port::Port;
+use crate::recall::Recalls;
 use crate::reservations::HostId;
 use crate::subsystem::Subsystem;
 use levada_base::reactor;
-use levada_base::sync::Once;
+use levada_base::sync::{Once, Permit, Semaphore};
 use levada_nvme::fabrics::{Configuration, ControllerState};
+use levada_nvme::identify::ABORTS_MAX;
 use levada_nvme::log::{AnaState, Event};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
@@ -40,7 +42,10 @@ pub(crate) struct Controller {
     gone: Once,
     /// I/O queues end: their controller was reset.
     reset: RefCell<Rc<Once>>,
-    queues: RefCell<BTreeMap<u16, Rc<()>>>,
+    /// Also the admin queue, which is 0.
+    queues: RefCell<BTreeMap<u16, Rc<Recalls>>>,
+    /// Those that are under way.
+    aborts: Rc<Semaphore>,
     keep_alive_ms: Cell<u32>,
     /// Something came since the timer looked.
     is_heard: Cell<bool>,
@@ -65,8 +70,8 @@ pub(crate) struct Queue {
     pub id: u16,
     /// Ends the queue.
     pub reset: Rc<Once>,
-    /// Tells it from a later one with its number.
-    own: Rc<()>,
+    /// Its commands that can be told to end. Also tells it from a later one with its number.
+    pub recalls: Rc<Recalls>,
 }
 
 impl Queue {
@@ -76,7 +81,7 @@ impl Queue {
             self.controller.end("its admin queue is gone");
         } else {
             let mut queues = self.controller.queues.borrow_mut();
-            if queues.get(&self.id).is_some_and(|own| Rc::ptr_eq(own, &self.own)) {
+            if queues.get(&self.id).is_some_and(|own| Rc::ptr_eq(own, &self.recalls)) {
                 queues.remove(&self.id);
             }
         }
@@ -109,6 +114,7 @@ impl Controller {
             gone: Once::default(),
             reset: RefCell::default(),
             queues: RefCell::default(),
+            aborts: Semaphore::new(ABORTS_MAX),
             keep_alive_ms: Cell::new(keep_alive_ms),
             is_heard: Cell::new(true),
             notices: Notices::default(),
@@ -180,8 +186,10 @@ impl Controller {
 
     /// The admin queue, once.
     pub fn admin_queue(self: &Rc<Self>) -> Queue {
+        let recalls = Rc::default();
+        self.queues.borrow_mut().insert(0, Rc::clone(&recalls));
         // It is not ended by a reset.
-        Queue { controller: Rc::clone(self), id: 0, reset: Rc::default(), own: Rc::default() }
+        Queue { controller: Rc::clone(self), id: 0, reset: Rc::default(), recalls }
     }
 
     /// An I/O queue.
@@ -192,14 +200,28 @@ impl Controller {
         if id > IO_QUEUES_MAX {
             return Err(Status::CONNECT_INVALID_PARAMETERS);
         }
-        let own = Rc::default();
+        let recalls = Rc::default();
         match self.queues.borrow_mut().entry(id) {
             // The old connection may be broken, and nobody has told us yet.
             Entry::Occupied(_) => return Err(Status::SEQUENCE_ERROR),
-            Entry::Vacant(free) => free.insert(Rc::clone(&own)),
+            Entry::Vacant(free) => free.insert(Rc::clone(&recalls)),
         };
         let reset = Rc::clone(&self.reset.borrow());
-        Ok(Queue { controller: Rc::clone(self), id, reset, own })
+        Ok(Queue { controller: Rc::clone(self), id, reset, recalls })
+    }
+
+    /// Room for one more Abort, until its answer leaves.
+    pub fn begin_abort(&self) -> Result<Permit, Status> {
+        self.aborts.try_acquire(1).ok_or(Status::ABORT_LIMIT)
+    }
+
+    /// Ends a command of a queue, if it can be ended. True: it is, and the host has been told so.
+    pub async fn recall(&self, queue: u16, command: u16) -> bool {
+        let recalls = self.queues.borrow().get(&queue).cloned();
+        match recalls {
+            Some(recalls) => recalls.recall(command).await,
+            None => false,
+        }
     }
 
     /// The host has said something.

@@ -2,6 +2,7 @@
 
 use crate::controller::{Attached, Controller};
 use crate::namespace::Change;
+use crate::recall::Stage;
 use crate::reservations::Access;
 use levada_base::buf::bytes_in;
 use levada_base::sync::Once;
@@ -31,6 +32,7 @@ const EXTENDED: u32 = 1;
 pub(crate) async fn carry_out(
     controller: &Controller,
     connection_ended: &Rc<Once>,
+    stage: &Cell<Stage>,
     command: &Command,
     data: IoVec,
 ) -> Result<IoVec, Status> {
@@ -42,8 +44,14 @@ pub(crate) async fn carry_out(
         AnaState::PersistentLoss => return Err(Status::ANA_PERSISTENT_LOSS),
         AnaState::Change => return Err(Status::ANA_TRANSITION),
     }
-    let attached = controller.attached(command.namespace()).await?;
-    let io = Io { controller, connection_ended, attached: &attached, command };
+    let attached = {
+        // It may be the first one to open the volume.
+        let before = stage.replace(Stage::Begun);
+        let attached = controller.attached(command.namespace()).await?;
+        stage.set(before);
+        attached
+    };
+    let io = Io { controller, connection_ended, stage, attached: &attached, command };
     match opcode {
         IoOpcode::Read => io.read().await,
         IoOpcode::Write => io.write(data).await,
@@ -63,6 +71,7 @@ pub(crate) async fn carry_out(
 struct Io<'a> {
     controller: &'a Controller,
     connection_ended: &'a Rc<Once>,
+    stage: &'a Cell<Stage>,
     attached: &'a Rc<Attached>,
     command: &'a Command,
 }
@@ -103,6 +112,7 @@ impl Io<'_> {
     async fn change(&self) -> Result<Change, Status> {
         let claims = self.attached.namespace.claims();
         let change = claims.change(self.controller.host_id(), self.connection_ended).await;
+        self.stage.set(Stage::Begun);
         change.map_err(Status::and_do_not_retry)
     }
 
@@ -110,6 +120,7 @@ impl Io<'_> {
         let (at, bytes) = self.range_of_data()?;
         let namespace = &self.attached.namespace;
         self.check(Access::Read)?;
+        self.stage.set(Stage::Reading);
         let data = self.volume().read(at, bytes).await.map_err(|error| self.told(&error, false))?;
         count(&namespace.moved.reads, 1);
         count(&namespace.moved.read_bytes, bytes);
@@ -133,6 +144,10 @@ impl Io<'_> {
     async fn flush(&self) -> Result<IoVec, Status> {
         // A host that may not write any more learns so here at the latest (Base, figure 385: a command of the write group).
         self.check(Access::Write)?;
+        // After a write of zeroes it is part of that.
+        if self.stage.get() != Stage::Begun {
+            self.stage.set(Stage::Reading);
+        }
         self.volume().flush().await.map_err(|error| self.told(&error, true))?;
         Ok(IoVec::new())
     }
@@ -195,6 +210,7 @@ impl Io<'_> {
             _ => ReservationRequest::release(self.command, data.first_chunk().ok_or(short)?),
         };
         let request = request.ok_or(Status::INVALID_FIELD.and_do_not_retry())?;
+        self.stage.set(Stage::Begun);
         let claims = self.attached.namespace.claims();
         let reserved = claims.reserve(self.controller.host_id(), request).await;
         reserved.map_err(Status::and_do_not_retry)?;

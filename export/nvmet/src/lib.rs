@@ -6,7 +6,7 @@
 //! - `subsystem`, `namespace`: what is shown, and to whom; `reservations`: which host may do what.
 //! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
 //! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
-//! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked.
+//! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked; `recall`: commands that it aborts.
 //! - `admin`, `io`: its commands.
 //!
 //! What always holds:
@@ -28,6 +28,7 @@ mod io;
 mod namespace;
 mod notices;
 mod port;
+mod recall;
 mod reservations;
 mod subsystem;
 mod target;

@@ -1,7 +1,7 @@
 //! What a host is told without having asked at that moment: asynchronous events (Base, 5.2).
 //!
 //! What always holds: an event that the host wants to know is told once a request for it is there; the same one again only after the
-//! host has read the page that it is about.
+//! host has read the page that it is about. A request that was aborted takes no event along.
 
 use levada_base::sync::oneshot;
 use levada_nvme::Status;
@@ -36,11 +36,14 @@ impl Notices {
 
     /// A host's request, which is answered by the next event.
     pub fn request(&self) -> Result<oneshot::Receiver<Event>, Status> {
-        if self.requests.borrow().len() >= EVENT_REQUESTS_MAX {
+        let (sender, receiver) = oneshot::channel();
+        let mut requests = self.requests.borrow_mut();
+        requests.retain(oneshot::Sender::is_awaited);
+        if requests.len() >= EVENT_REQUESTS_MAX {
             return Err(Status::EVENT_REQUEST_LIMIT);
         }
-        let (sender, receiver) = oneshot::channel();
-        self.requests.borrow_mut().push_back(sender);
+        requests.push_back(sender);
+        drop(requests);
         self.tell();
         Ok(receiver)
     }
@@ -70,6 +73,7 @@ impl Notices {
 
     fn tell(&self) {
         let (mut waiting, mut requests) = (self.waiting.borrow_mut(), self.requests.borrow_mut());
+        requests.retain(oneshot::Sender::is_awaited);
         while !waiting.is_empty()
             && let Some(request) = requests.pop_front()
             && let Some(event) = waiting.pop_first()
@@ -117,10 +121,14 @@ mod tests {
             notices.read(Event::NamespacesChanged);
             notices.namespace_changed(4);
             assert_eq!(second.await.ok(), Some(Event::NamespacesChanged));
-            for _ in 0..EVENT_REQUESTS_MAX {
-                assert!(notices.request().is_ok());
-            }
-            assert!(notices.request().is_err());
+            let requests: Vec<_> = (0..EVENT_REQUESTS_MAX).map(|_| notices.request()).collect();
+            assert!(requests.iter().all(Result::is_ok) && notices.request().is_err());
+            // Aborted, they leave room, and the next event to others.
+            drop(requests);
+            let third = notices.request().expect("room");
+            notices.read(Event::NamespacesChanged);
+            notices.namespace_changed(5);
+            assert_eq!(third.await.ok(), Some(Event::NamespacesChanged));
         });
     }
 }

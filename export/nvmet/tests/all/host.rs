@@ -285,8 +285,12 @@ impl Host {
         self.io.ask(command, data).await.expect("an answer").0.status
     }
 
+    pub fn read_command(&mut self, first: u64, blocks: u64) -> Command {
+        self.blocks(IoOpcode::Read, first, blocks)
+    }
+
     pub async fn read(&mut self, first: u64, blocks: u64) -> Result<Vec<u8>, Status> {
-        let command = self.blocks(IoOpcode::Read, first, blocks);
+        let command = self.read_command(first, blocks);
         let (completion, data) = self.io.ask(command, None).await.expect("an answer");
         match completion.status.is_success() {
             true => Ok(data),
@@ -332,6 +336,19 @@ impl Host {
         let (opcode, dword, data) = request.to_command();
         let command = Command::new(opcode as u8, self.io.new_id(), 1).with_dword(10, dword);
         self.status(command, Some(&data)).await
+    }
+
+    pub fn abort_command(&mut self, queue: u16, id: u16) -> Command {
+        let dword = u32::from(queue) | u32::from(id) << 16;
+        Command::new(AdminOpcode::Abort as u8, self.admin.new_id(), 0).with_dword(10, dword)
+    }
+
+    /// Whether a command was aborted by this.
+    pub async fn abort(&mut self, queue: u16, id: u16) -> bool {
+        let command = self.abort_command(queue, id);
+        let (completion, _) = self.admin.ask(command, None).await.expect("an answer");
+        assert_eq!(completion.status, Status::SUCCESS);
+        completion.result & 1 == 0
     }
 
     pub async fn identify(&mut self, what: Identify, namespace: u32) -> Result<Vec<u8>, Status> {

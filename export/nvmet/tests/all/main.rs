@@ -1,5 +1,6 @@
 //! The target as a host sees it, over TCP: what it promises, and what hostile hosts get.
 
+mod aborts;
 mod authentication;
 mod controllers;
 mod host;

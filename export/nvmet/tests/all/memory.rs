@@ -1,4 +1,4 @@
-//! A volume in memory, whose writes can be held up.
+//! A volume in memory, whose reads and writes can be held up.
 
 use levada_base::buf::bytes_in;
 use levada_base::sync::Notify;
@@ -12,7 +12,9 @@ pub struct Memory {
     pub size_bytes: Cell<u64>,
     /// Writes wait until it is false.
     pub holds_writes: Cell<bool>,
-    /// A write is held up.
+    /// The same of reads.
+    pub holds_reads: Cell<bool>,
+    /// A write, or a read, is held up.
     pub is_held: Cell<bool>,
     pub released: Notify,
     pub writes: Cell<u64>,
@@ -30,6 +32,7 @@ impl Memory {
             bytes: RefCell::new(vec![0; size_bytes as usize]),
             size_bytes: Cell::new(size_bytes),
             holds_writes: Cell::default(),
+            holds_reads: Cell::default(),
             is_held: Cell::default(),
             released: Notify::default(),
             writes: Cell::default(),
@@ -52,8 +55,14 @@ impl Memory {
 
     pub fn release(&self) {
         self.holds_writes.set(false);
+        self.holds_reads.set(false);
         self.is_held.set(false);
         self.released.notify_all();
+    }
+
+    async fn hold(&self) {
+        self.is_held.set(true);
+        self.released.until(|| (!self.is_held.get()).then_some(())).await;
     }
 
     fn check(&self, at: u64, bytes: u64) -> Result<std::ops::Range<usize>, VolumeError> {
@@ -80,6 +89,9 @@ impl Volume for Memory {
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         Box::pin(async move {
             let range = self.check(at, bytes)?;
+            if self.holds_reads.get() {
+                self.hold().await;
+            }
             let bytes = self.bytes.borrow();
             // In two pieces, as arrays answer.
             let (one, other) = bytes[range.clone()].split_at(range.len() / 3);
@@ -91,8 +103,7 @@ impl Volume for Memory {
         Box::pin(async move {
             let range = self.check(at, bytes_in(&from))?;
             if self.holds_writes.get() {
-                self.is_held.set(true);
-                self.released.until(|| (!self.is_held.get()).then_some(())).await;
+                self.hold().await;
             }
             let data: Vec<u8> = from.iter().flat_map(|part| part.to_vec()).collect();
             self.bytes.borrow_mut()[range].copy_from_slice(&data);
