@@ -10,7 +10,7 @@ use crate::keyring::parse_keyring;
 use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
 use crate::tls::{PskIdentity, TlsKey};
-use crate::{Command, Nqn, log};
+use crate::{Command, KeptReservations, Nqn, ReservationNotification, log};
 
 /// Units, one after the other, as either side receives them; what is understood is built again, and read as the same.
 pub fn pdus(mut bytes: &[u8]) {
@@ -79,6 +79,15 @@ pub fn answers(bytes: &[u8]) {
     if let Some(page) = bytes.first_chunk() {
         let _ = log::Health::parse(page);
     }
+    if let Some(page) = bytes.first_chunk()
+        && let Some(told) = ReservationNotification::parse(page)
+    {
+        let again = told.to_bytes();
+        assert_eq!(
+            ReservationNotification::parse(again[..].try_into().expect("whole")),
+            Some(told)
+        );
+    }
     if let Some(groups) = log::parse_ana(bytes) {
         assert_eq!(log::parse_ana(&log::ana(0, &groups, false)), Some(groups));
     }
@@ -90,6 +99,18 @@ pub fn answers(bytes: &[u8]) {
     let again: Vec<_> =
         log::parse_discovery_entries(&page[log::DISCOVERY_HEADER_BYTES..]).collect();
     assert_eq!(entries, again);
+}
+
+/// What a target has kept of reservations, as it is and with a right beginning: what is understood has this form alone.
+pub fn kept_reservations(bytes: &[u8]) {
+    let mut sealed = vec![0; bytes.len().max(32)];
+    sealed[..bytes.len()].copy_from_slice(bytes);
+    KeptReservations::seal(&mut sealed);
+    for bytes in [bytes, &sealed] {
+        if let Ok(kept) = KeptReservations::parse(bytes) {
+            assert_eq!(kept.to_bytes(), bytes);
+        }
+    }
 }
 
 /// Messages to either side of an authentication, each behind its length, with the honest ones between where the first byte says so: nobody
@@ -152,6 +173,7 @@ mod tests {
             pdus(&bytes);
             commands(&bytes);
             answers(&bytes);
+            kept_reservations(&bytes);
         }
 
         #[test]

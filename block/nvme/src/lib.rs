@@ -9,7 +9,8 @@
 //!   people write them.
 //! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
 //! - `identify`, `log`: what a controller and its namespaces are, and what they report.
-//! - `reservation`: which host may do what to a namespace.
+//! - `reservation`: which host may do what to a namespace; `kept`: as a target keeps that over a loss of power;
+//!   `notification`: what hosts are told of it.
 //! - `pdu`: how TCP carries all of it.
 //! - `field`: numbers at their place in a structure.
 //!
@@ -24,8 +25,10 @@ mod field;
 pub mod fuzz;
 pub mod identify;
 mod interchange;
+mod kept;
 pub mod keyring;
 pub mod log;
+mod notification;
 mod nqn;
 pub mod pdu;
 pub mod reservation;
@@ -36,5 +39,9 @@ pub use command::{
     AdminOpcode, COMMAND_BYTES, Command, DataPointer, Feature, IoOpcode, Range, ranges,
 };
 pub use completion::{COMPLETION_BYTES, Completion};
+pub use kept::{KeptFault, KeptReservations, REGISTRANTS_MAX};
+pub use notification::{
+    NOTIFICATION_BYTES, NoticeMask, ReservationNotice, ReservationNotification,
+};
 pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
 pub use status::Status;

@@ -3,13 +3,36 @@
 use crate::Command;
 use crate::field::{array, put, u64_at};
 
-/// All types; not kept over a loss of power. Keys that are ignored are those of 1.3 and later (Base, figure 245: RESCAP).
+/// All types; bit 0 is [`PERSISTENT`]. Keys that are ignored are those of 1.3 and later (Base, figure 245: RESCAP).
 pub(crate) const CAPABILITIES: u8 = 0b1111_1110;
 /// Of these: reservations may be kept over a loss of power, and there is the type Write Exclusive, Registrants Only.
 pub(crate) const PERSISTENT: u8 = 1 << 0;
 pub(crate) const WRITE_EXCLUSIVE_REGISTRANTS: u8 = 1 << 3;
 /// Of Reservation Register's doubleword 10: whoever is registered, and what is held, is kept over a loss of power (CPTPL).
 pub const PERSIST: u32 = 0b11 << 30;
+/// Whether who is registered and what is held is kept over a loss of power from now on: Reservation Register's doubleword 10 (CPTPL).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persist {
+    Unchanged,
+    No,
+    Yes,
+}
+
+impl Persist {
+    /// `None`: reserved.
+    #[must_use]
+    pub fn of(command: &Command) -> Option<Self> {
+        match command.dword(10) & PERSIST {
+            0 => Some(Self::Unchanged),
+            0x8000_0000 => Some(Self::No),
+            PERSIST => Some(Self::Yes),
+            _ => None,
+        }
+    }
+}
+
+/// The byte of a report that says whether they are kept (PTPLS).
+pub const PERSISTS_AT: usize = 9;
 /// Bytes of what Register and Acquire send: two keys.
 pub const KEYS_BYTES: usize = 16;
 /// Of what Release sends.
@@ -118,8 +141,7 @@ pub enum ReservationRequest {
 const IGNORES_KEY: u32 = 1 << 3;
 
 impl ReservationRequest {
-    /// Reservation Register; `None`: it asks for nothing that there is. Whether it is to be kept over a loss of power (CPTPL) is not looked
-    /// at.
+    /// Reservation Register; `None`: it asks for nothing that there is. Whether it is to be kept over a loss of power is [`Persist`]'s.
     #[must_use]
     pub fn register(command: &Command, data: &[u8; KEYS_BYTES]) -> Option<Self> {
         let (current, key) = (u64_at(data, 0), u64_at(data, 8));
