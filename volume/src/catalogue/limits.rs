@@ -1,4 +1,5 @@
-//! What volumes and tenants may use: kept as an attribute of the file and of the directory, in force at a governor.
+//! What volumes and tenants may use: kept as an attribute of the file and of the directory, in force at a governor. And who has reserved a
+//! volume, which is kept in the same way, and is in force elsewhere.
 //!
 //! What always holds: what is in force is what is kept, except while a change is under way.
 
@@ -14,6 +15,9 @@ use std::collections::BTreeMap;
 
 /// The attribute that says what may be used, as JSON.
 const LIMITS: &[u8] = b"trusted.levada.limits";
+
+/// Who has reserved a volume over NVMe, as whoever shows it there keeps that.
+const RESERVATIONS: &[u8] = b"trusted.levada.reservations";
 
 /// Those whom the governor knows: who was used since the start.
 pub(super) struct KeptLimits {
@@ -166,17 +170,45 @@ impl KeptLimits {
 
     /// Lets another file keep what one does: that of the same volume from now on. Durable with what makes it so.
     pub(super) async fn copy(&self, from: Ino, to: Ino) -> Result<(), Error> {
-        match self.client.xattr(from, LIMITS).await {
-            Ok(text) => self.client.set_xattr(ROOT, to, LIMITS, &text, SetXattr::default()).await,
-            Err(Error::Meta(MetaFault::NoAttribute)) => {
-                // It may have been another volume's.
-                match self.client.remove_xattr(ROOT, to, LIMITS).await {
-                    Err(Error::Meta(MetaFault::NoAttribute)) => Ok(()),
-                    removed => removed,
+        for attribute in [LIMITS, RESERVATIONS] {
+            match self.client.xattr(from, attribute).await {
+                Ok(text) => {
+                    let how = SetXattr::default();
+                    self.client.set_xattr(ROOT, to, attribute, &text, how).await?;
                 }
+                // It may have been another volume's.
+                Err(Error::Meta(MetaFault::NoAttribute)) => self.remove(to, attribute).await?,
+                Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, ino: Ino, attribute: &[u8]) -> Result<(), Error> {
+        match self.client.remove_xattr(ROOT, ino, attribute).await {
+            Err(Error::Meta(MetaFault::NoAttribute)) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// What is kept of the reservations of a volume, whose file is `ino`; empty: nothing.
+    pub(super) async fn reservations(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        match self.client.xattr(ino, RESERVATIONS).await {
+            Ok(bytes) => Ok(bytes.to_vec()),
+            Err(Error::Meta(MetaFault::NoAttribute)) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
+    }
+
+    pub(super) async fn keep_reservations(&self, ino: Ino, bytes: &[u8]) -> Result<(), Error> {
+        match bytes {
+            [] => self.remove(ino, RESERVATIONS).await?,
+            bytes => {
+                let how = SetXattr::default();
+                self.client.set_xattr(ROOT, ino, RESERVATIONS, bytes, how).await?;
+            }
+        }
+        self.client.sync_meta().await
     }
 
     pub(super) fn renamed(&self, from: &VolumeName, to: &VolumeName) {

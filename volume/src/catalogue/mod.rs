@@ -314,6 +314,32 @@ impl Catalogue {
         self.limits.set_volume(name, self.directories.find(name).await?, change).await
     }
 
+    /// What is kept of a volume's reservations; empty: nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn reservations(&self, name: &VolumeName) -> Result<Vec<u8>, OrderError> {
+        let _turn = self.turn.acquire(1).await;
+        let (_, ino) = self.directories.find(name).await?;
+        Ok(self.limits.reservations(ino).await?)
+    }
+
+    /// Keeps this in the place of it, also in snapshots' stead: it goes with the volume's topmost file.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn keep_reservations(
+        &self,
+        name: &VolumeName,
+        bytes: &[u8],
+    ) -> Result<(), OrderError> {
+        let _turn = self.turn.acquire(1).await;
+        let (_, ino) = self.directories.find(name).await?;
+        Ok(self.limits.keep_reservations(ino, bytes).await?)
+    }
+
     /// As [`Self::set_limits`], for all volumes of a tenant together; it need not have any yet.
     ///
     /// # Errors

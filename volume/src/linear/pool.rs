@@ -235,7 +235,8 @@ impl Pool {
         }
         let runs = self.room_for(&next, self.bounds.stripes_for(size_bytes), None)?;
         let uuid = Uuid::from_u64_pair(random_u64(), random_u64());
-        let entry = Entry { uuid, size_bytes, runs: runs.clone(), limits: Vec::new() };
+        let (limits, reservations) = (Vec::new(), Vec::new());
+        let entry = Entry { uuid, size_bytes, runs: runs.clone(), limits, reservations };
         next.volumes.insert(name.clone(), entry);
         self.check_fits(&next)?;
         self.clear(&runs).await?;
@@ -478,6 +479,28 @@ impl Pool {
         let entry = next.volumes.get_mut(name).ok_or_else(missing)?;
         // Plain numbers.
         entry.limits = serde_json::to_vec(limits).unwrap_or_default();
+        self.check_fits(&next)?;
+        self.settle(next).await
+    }
+
+    /// What is kept of a volume's reservations; empty: nothing, or there is no such volume.
+    #[must_use]
+    pub fn reservations(&self, id: Uuid) -> Vec<u8> {
+        let table = self.table.borrow();
+        let entry = table.volumes.values().find(|entry| entry.uuid == id);
+        entry.map_or(Vec::new(), |entry| entry.reservations.clone())
+    }
+
+    /// Keeps this in the place of it, whatever the volume is called by then. One that is gone needs none.
+    ///
+    /// # Errors
+    ///
+    /// [`OrderError`].
+    pub async fn keep_reservations(&self, id: Uuid, bytes: Vec<u8>) -> Result<(), OrderError> {
+        let (_turn, mut next) = self.begin().await?;
+        let entry = next.volumes.values_mut().find(|entry| entry.uuid == id);
+        let Some(entry) = entry else { return Ok(()) };
+        entry.reservations = bytes;
         self.check_fits(&next)?;
         self.settle(next).await
     }

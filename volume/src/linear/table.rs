@@ -3,17 +3,18 @@
 //! ```text
 //! header (64 bytes)                      each volume, by name, behind it without gaps
 //!  0  8  magic "LVDPOOL\0"                0 16  UUID
-//!  8  2  version: 1                      16  8  size in bytes
+//!  8  2  version: 1, or 2                16  8  size in bytes
 //! 10  2  0                               24  4  number of runs
 //! 12  4  CRC32C of all, with 0 here      28  2  bytes of the limits
 //! 16  8  sequence                        30  1  bytes of the tenant's name
 //! 24  4  bytes, header included          31  1  bytes of the volume's name
 //! 28  4  number of volumes               32     tenant, name, limits (JSON; none: 0 bytes)
 //! 32  8  bytes of a stripe                      runs: 8 first stripe, 8 number of stripes, ...
-//! 40 24  0
+//! 40 24  0                               version 2: 4 bytes of reservations, reservations
 //! ```
 //!
-//! Numbers are little-endian. What always holds of a table that was read: names, UUIDs and runs are each of one volume
+//! Numbers are little-endian. A table is of version 2 only if a volume has reservations: whoever does not know of them must not let anybody write
+//! there. What always holds of a table that was read: names, UUIDs and runs are each of one volume
 //! only, every run lies in the array and behind the table, and every volume has exactly the stripes that its size takes.
 
 use super::space::{self, Run};
@@ -30,6 +31,7 @@ pub(crate) const TABLE_BYTES_MAX: u64 = 256 * KIB;
 pub(super) const COPIES: u64 = 2;
 pub(super) const MAGIC: &[u8; 8] = b"LVDPOOL\0";
 const VERSION: u16 = 1;
+const VERSION_RESERVED: u16 = 2;
 const CRC_AT: usize = 12;
 const HEADER_BYTES: usize = 64;
 const VOLUME_BYTES: usize = 32;
@@ -82,7 +84,7 @@ pub enum TableFault {
     None,
     #[error("it cannot be read")]
     Unreadable,
-    #[error("its version is {version}, and this program knows {VERSION}")]
+    #[error("its version is {version}, and this program knows {VERSION} and {VERSION_RESERVED}")]
     Version { version: u16 },
     #[error("it says that it has {bytes} bytes")]
     Length { bytes: u64 },
@@ -90,6 +92,8 @@ pub enum TableFault {
     Checksum,
     #[error("it speaks of stripes of {stripe_bytes} bytes, which the array has not")]
     Stripes { stripe_bytes: u64 },
+    #[error("its version is for reservations, and it has none")]
+    NoReservations,
     #[error("its bytes end before its volumes do, or after")]
     Volumes,
     #[error("fields that have no meaning yet have a value")]
@@ -117,6 +121,8 @@ pub(crate) struct Entry {
     pub runs: Vec<Run>,
     /// What it may use, as JSON; empty where nothing was ever set. What a later program wrote there is kept as it is.
     pub limits: Vec<u8>,
+    /// Who has reserved it over NVMe, as whoever shows it there keeps that; empty: nobody.
+    pub reservations: Vec<u8>,
 }
 
 /// See the module.
@@ -160,6 +166,7 @@ impl Table {
     /// Its bytes, as many as it needs.
     pub fn encode(&self, bounds: &Bounds) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
+        let version = self.version();
         for (name, entry) in &self.volumes {
             let tenant = name.tenant.as_str();
             bytes.extend(entry.uuid.as_bytes());
@@ -175,7 +182,12 @@ impl Table {
                 bytes.extend(run.start.to_le_bytes());
                 bytes.extend((run.end - run.start).to_le_bytes());
             }
+            if version == VERSION_RESERVED {
+                bytes.extend((entry.reservations.len() as u32).to_le_bytes());
+                bytes.extend(&entry.reservations);
+            }
         }
+        bytes[8..10].copy_from_slice(&version.to_le_bytes());
         let len = bytes.len() as u32;
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[28..32].copy_from_slice(&(self.volumes.len() as u32).to_le_bytes());
@@ -184,10 +196,18 @@ impl Table {
         bytes
     }
 
+    fn version(&self) -> u16 {
+        match self.volumes.values().any(|entry| !entry.reservations.is_empty()) {
+            true => VERSION_RESERVED,
+            false => VERSION,
+        }
+    }
+
     /// Makes magic, version, length and checksum right, so that a fuzzer gets past them.
     pub fn seal(bytes: &mut [u8], len: u32) {
         bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        let version = u16::from_le_bytes([bytes[8], bytes[9]]).clamp(VERSION, VERSION_RESERVED);
+        bytes[8..10].copy_from_slice(&version.to_le_bytes());
         bytes[CRC_AT..16].fill(0);
         bytes[24..28].copy_from_slice(&len.to_le_bytes());
         let crc = crc32c(bytes);
@@ -205,7 +225,7 @@ impl Table {
             return Err(TableFault::None);
         }
         let version = reader.array().map(u16::from_le_bytes).ok_or(TableFault::None)?;
-        if version != VERSION {
+        if !(VERSION..=VERSION_RESERVED).contains(&version) {
             return Err(TableFault::Version { version });
         }
         let bytes = head.get(24..28).and_then(|bytes| Reader(bytes).u32());
@@ -242,10 +262,11 @@ impl Table {
         if stripe_bytes != bounds.stripe_bytes {
             return Err(TableFault::Stripes { stripe_bytes });
         }
+        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
         let mut table = Self { sequence, volumes: BTreeMap::new() };
         let mut reader = Reader(&bytes[HEADER_BYTES..]);
         for _ in 0..count {
-            let (name, entry) = Entry::read(&mut reader)?;
+            let (name, entry) = Entry::read(&mut reader, version)?;
             // In order, so that there is one form of every table.
             if table.volumes.last_key_value().is_some_and(|(last, _)| *last >= name) {
                 return Err(TableFault::Name);
@@ -254,6 +275,9 @@ impl Table {
         }
         if !reader.0.is_empty() {
             return Err(TableFault::Volumes);
+        }
+        if version != table.version() {
+            return Err(TableFault::NoReservations);
         }
         table.check(bounds)?;
         Ok(table)
@@ -296,7 +320,7 @@ impl Table {
 }
 
 impl Entry {
-    fn read(reader: &mut Reader) -> Result<(VolumeName, Self), TableFault> {
+    fn read(reader: &mut Reader, version: u16) -> Result<(VolumeName, Self), TableFault> {
         const SHORT: TableFault = TableFault::Volumes;
         let mut fixed = Reader(reader.bytes(VOLUME_BYTES).ok_or(SHORT)?);
         let uuid = Uuid::from_bytes(fixed.array().ok_or(SHORT)?);
@@ -317,7 +341,14 @@ impl Entry {
             let outside = || TableFault::Outside { name: name.clone(), first, stripes };
             runs.push(first..first.checked_add(stripes).ok_or_else(outside)?);
         }
-        Ok((name, Self { uuid, size_bytes, runs, limits }))
+        let reservations = match version {
+            VERSION_RESERVED => {
+                let len = reader.u32().ok_or(SHORT)?;
+                reader.bytes(len as usize).ok_or(SHORT)?.to_vec()
+            }
+            _ => Vec::new(),
+        };
+        Ok((name, Self { uuid, size_bytes, runs, limits, reservations }))
     }
 }
 

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 const BOUNDS: Bounds = Bounds { stripe_bytes: 64 << 10, stripes: 1000 };
 
 fn entry(uuid: u128, size_bytes: u64, runs: &[Run]) -> Entry {
-    Entry { uuid: Uuid::from_u128(uuid), size_bytes, runs: runs.to_vec(), limits: Vec::new() }
+    let (uuid, runs) = (Uuid::from_u128(uuid), runs.to_vec());
+    Entry { uuid, size_bytes, runs, limits: Vec::new(), reservations: Vec::new() }
 }
 
 fn table(volumes: &[(&str, Entry)]) -> Table {
@@ -45,17 +46,32 @@ fn the_form_on_the_array_is_fixed() {
     assert_eq!(text, format!("{header}{volume}"));
 }
 
+/// The same of a table with reservations; without any it is as it always was.
+#[test]
+fn reservations_stand_behind_the_runs() {
+    let mut volume = entry(1, 64 << 10, &[8..9]);
+    let plain = table(&[("blue/vm", volume.clone())]).encode(&BOUNDS);
+    volume.reservations = b"who".to_vec();
+    let reserved = table(&[("blue/vm", volume)]).encode(&BOUNDS);
+    assert_eq!((plain[8], reserved[8]), (1, 2));
+    assert_eq!(reserved[plain.len()..], *b"\x03\0\0\0who");
+    let none = changed(&table(&[]), |bytes| bytes[8] = 2);
+    assert_eq!(none, Err(TableFault::NoReservations), "there is one form of every table");
+}
+
 fn tables() -> impl Strategy<Value = Table> {
-    let volume = ("(a|blue)/[a-c]{1,3}", 1..5u64, 0..16u64, any::<Option<[u8; 3]>>());
+    let texts = any::<(Option<[u8; 3]>, Option<[u8; 5]>)>();
+    let volume = ("(a|blue)/[a-c]{1,3}", 1..5u64, 0..16u64, texts);
     prop::collection::vec(volume, 0..8).prop_map(|volumes| {
         let mut table = Table { sequence: 5, ..Table::default() };
         let mut free = BOUNDS.room().start;
-        for (number, (name, stripes, blocks, limits)) in (1..).zip(volumes) {
+        for (number, (name, stripes, blocks, (limits, reserved))) in (1..).zip(volumes) {
             let runs = vec![free + 1..free + 1 + stripes, free..free + 1];
             free += stripes + 2;
             let size_bytes = (stripes + 1) * BOUNDS.stripe_bytes - blocks * BLOCK_BYTES;
             let limits = limits.map_or(Vec::new(), |limits| limits.to_vec());
-            let entry = Entry { limits, ..entry(number, size_bytes, &runs) };
+            let reservations = reserved.map_or(Vec::new(), |reserved| reserved.to_vec());
+            let entry = Entry { limits, reservations, ..entry(number, size_bytes, &runs) };
             table.volumes.insert(name.parse().expect("a name"), entry);
         }
         table
@@ -135,8 +151,8 @@ fn fields_that_nobody_here_writes_are_refused() {
         assert_eq!(named, Err(TableFault::Name), "{name}");
     }
     let mut later = good.encode(&BOUNDS);
-    later[8] = 2;
-    assert_eq!(Table::decode(&later, &BOUNDS), Err(TableFault::Version { version: 2 }));
+    later[8] = 3;
+    assert_eq!(Table::decode(&later, &BOUNDS), Err(TableFault::Version { version: 3 }));
     let mut long = good.encode(&BOUNDS);
     Table::seal(&mut long, u32::MAX);
     assert_eq!(Table::length(&long), Err(TableFault::Length { bytes: u32::MAX.into() }));

@@ -80,9 +80,9 @@ fn a_damaged_copy_is_put_right_and_two_are_told() {
         assert_eq!(make(&array, UNMEANT).await, Err(fault));
         assert_eq!(make(&array, MEANT).await, Ok(()));
         assert_eq!(opened(&array).await.list(None), []);
-        write(&array, bounds.copy_at(1), &[MAGIC as &[u8], &[2, 0]].concat()).await;
+        write(&array, bounds.copy_at(1), &[MAGIC as &[u8], &[3, 0]].concat()).await;
         let newer =
-            PoolError::Newer { array: "data".into(), fault: TableFault::Version { version: 2 } };
+            PoolError::Newer { array: "data".into(), fault: TableFault::Version { version: 3 } };
         assert_eq!(open(&array).await, Err(newer.clone()));
         assert_eq!(make(&array, MEANT).await, Err(newer), "also when it is meant");
     });
@@ -174,6 +174,9 @@ fn tenants_names_and_limits_outlast_a_restart() {
         let cap = Rates { iops: Some(500), bytes_per_s: None };
         let limits = Limits { cap, ..Limits::NONE };
         pool.set_limits(&name("blue/v"), &limits).await.expect("kept");
+        let id =
+            pool.list(None).into_iter().find(|row| row.name == name("blue/v")).expect("there").id;
+        pool.keep_reservations(id, b"mine".to_vec()).await.expect("kept");
         pool.rename(&name("blue/v"), &name("blue/x")).await.expect("renamed");
         drop(pool);
         array.close().await.expect("closed");
@@ -188,6 +191,9 @@ fn tenants_names_and_limits_outlast_a_restart() {
         assert_eq!(names(Some("blue")), ["blue/w", "blue/x"]);
         assert_eq!(names(Some("red")), Vec::<String>::new());
         assert_eq!(pool.limits(&name("blue/x")), Ok(limits));
+        let id =
+            pool.list(None).into_iter().find(|row| row.name == name("blue/x")).expect("there").id;
+        assert_eq!(pool.reservations(id), b"mine", "they go with the volume");
     });
 }
 
