@@ -91,8 +91,8 @@ fn an_array_outlives_paths_drives_and_an_enclosure() {
     array.stop();
 }
 
-/// The process of an enclosure dies, with what its drives had not flushed and with all that it knew of owners. The superblocks on its drives
-/// say who that is.
+/// The process of an enclosure dies, with what its drives had not flushed and with all that it knew of owners, unless its drives have kept
+/// that. The superblocks on its drives say who that is.
 #[test]
 fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
     let mut array = Box::new();
@@ -106,11 +106,18 @@ fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
     array.ok(&[&["create", "far", "--level", "6"][..], &urls].concat());
     array.serve(&urls);
     let file = File::options().read(true).write(true).open(array.file()).expect("open");
-    for (number, at) in [(1, 0), (2, 1), (3, 0)] {
+    for (number, at, forgets) in [(1, 0, true), (2, 1, false), (3, 0, true)] {
         round(&file, number, 16);
         // Not flushed.
         file.write_all_at(&pattern(9, 16), 16 * MIB as u64).expect("written");
         let name = ["e1", "e2"][at];
+        for bay in 1..=2 {
+            let kept = array.dir.path().join(name).join(format!("bay{bay}.reservations"));
+            assert!(kept.exists(), "the owner asks for it");
+            if forgets {
+                std::fs::remove_file(kept).expect("removed");
+            }
+        }
         let again = drawers.remove(at).kill(&dir, &media(name));
         drawers.insert(at, again);
         check(&file, number, 16);

@@ -5,10 +5,11 @@
 use crate::error::ArrayError;
 use crate::status::PoolStatus;
 use futures_util::future::LocalBoxFuture;
+use levada_base::ids::Uuid;
 use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_export_nbd::Exports;
-use levada_export_nvmet::{self as nvmet, Opened, VolumeShown};
+use levada_export_nvmet::{self as nvmet, KeepError, Opened, VolumeShown};
 use levada_spec::Bytes;
 use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
 use levada_volume::{
@@ -179,6 +180,21 @@ impl nvmet::Volumes for Volumes {
             let volume = self.named(name).await?;
             let row = self.pool.list(None).into_iter().find(|row| row.name.to_string() == name)?;
             Some(Opened { volume, guid: row.id.into_bytes() })
+        })
+    }
+
+    fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>> {
+        Box::pin(async move { Ok(self.pool.reservations(Uuid::from_bytes(guid))) })
+    }
+
+    fn keep_reservations(
+        &self,
+        guid: [u8; 16],
+        bytes: Vec<u8>,
+    ) -> LocalBoxFuture<'_, Result<(), KeepError>> {
+        Box::pin(async move {
+            let id = Uuid::from_bytes(guid);
+            self.pool.keep_reservations(id, bytes).await.map_err(KeepError::store)
         })
     }
 }

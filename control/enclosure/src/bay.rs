@@ -6,7 +6,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_device::{
     BlockError, Device, DriveModel, FaultDevice, Faults, ModelDevice, VolatileDevice,
 };
-use levada_export_nvmet::{Health, Open, Opened, TellHealth};
+use levada_export_nvmet::{Claims, Health, Open, Opened, TellHealth};
 use levada_volume::Volume;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::cell::Cell;
@@ -25,6 +25,8 @@ pub(crate) struct Bay {
     faults: Faults,
     volume: Rc<DriveVolume>,
     wear: Rc<Cell<Wear>>,
+    /// Who has reserved it: the drive knows, wherever it is.
+    pub claims: Claims,
     guid: [u8; 16],
 }
 
@@ -36,6 +38,7 @@ impl Bay {
         has_cache: bool,
         model: Option<&DriveModel>,
         endurance_bytes: Option<u64>,
+        claims: Claims,
     ) -> Self {
         let cache = has_cache.then(|| Rc::new(VolatileDevice::new(Rc::clone(&media))));
         let mut device = media;
@@ -57,6 +60,7 @@ impl Bay {
             faults,
             volume,
             wear: Rc::new(Cell::new(Wear::none(endurance_bytes))),
+            claims,
             guid: guid(enclosure, number),
         }
     }
@@ -93,6 +97,7 @@ impl Bay {
     pub fn pull(&self) {
         self.is_in.set(false);
         self.faults.fail();
+        self.claims.lose_power();
     }
 
     pub fn insert(&self) {
@@ -107,6 +112,7 @@ impl Bay {
 
     pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
         self.wear.set(self.wear.get().after_power_cut());
+        self.claims.lose_power();
         match &self.cache {
             Some(cache) => cache.power_cut(seed ^ u64::from(self.number)).await,
             None => Ok(()),

@@ -82,7 +82,7 @@ impl Enclosure {
     ) -> Result<Self, ListenError> {
         let target = Target::new();
         for bay in &bays {
-            subsystem.add_drive(bay.number, bay.open(), bay.tell_health());
+            subsystem.add_drive(bay.number, bay.open(), bay.tell_health(), bay.claims.clone());
         }
         target.add(subsystem.clone());
         let ways: Result<Vec<Way>, ListenError> = addresses
@@ -148,7 +148,12 @@ impl Enclosure {
                     return Err(Refusal::Taken { bay: bay.number });
                 }
                 bay.insert();
-                self.subsystem.add_drive(bay.number, bay.open(), bay.tell_health());
+                self.subsystem.add_drive(
+                    bay.number,
+                    bay.open(),
+                    bay.tell_health(),
+                    bay.claims.clone(),
+                );
                 Ok(())
             }
             Order::Wear { bay, change } => {

@@ -2,7 +2,7 @@
 //! with real ones, on command.
 //!
 //! - `enclosure`: bays and paths, and what may be ordered of them; `bay`: a drive and what can happen to it; `wear`: how worn it is.
-//! - `drive_volume`: a drive as a volume, which is what a target shows.
+//! - `drive_volume`: a drive as a volume, which is what a target shows; `reservation_file`: who has reserved it, over restarts.
 //! - `plan`: what it is made of.
 //! - `request`: orders and answers; `place`: where the process is asked; `run`: the process.
 //! - `http`: its status for programs that watch enclosures.
@@ -21,6 +21,7 @@ mod http;
 mod place;
 mod plan;
 mod request;
+mod reservation_file;
 mod run;
 mod wear;
 

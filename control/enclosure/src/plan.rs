@@ -2,14 +2,16 @@
 
 use crate::bay::Bay;
 use crate::enclosure::Enclosure;
+use crate::reservation_file::ReservationFile;
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
 };
 use levada_export_nvmet::{
-    Hosts, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError, Subsystem, serial_of,
+    Claims, Hosts, KeepError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError, Subsystem,
+    serial_of,
 };
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// What its drives are made of.
@@ -59,6 +61,9 @@ pub enum EnclosureError {
     Status { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Media(#[from] FileDeviceError),
+    /// A drive that forgot who has it could be written by two.
+    #[error("{}: {source}; if nobody has the drive, remove the file", path.display())]
+    Reservations { path: PathBuf, source: KeepError },
     #[error("cannot {what}")]
     System { what: &'static str, source: std::io::Error },
 }
@@ -85,11 +90,13 @@ impl Plan {
         }
         let mut bays = Vec::new();
         for number in 1..=self.bays {
+            let mut claims = Claims::default();
             let media: Rc<dyn Device> = match &self.media {
                 Media::Ram => Rc::new(RamDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Files(dir) => {
                     let path = dir.join(format!("bay{number}.img"));
+                    claims = reservations(&path).await?;
                     Rc::new(match path.exists() {
                         true => FileDevice::open(&path)?,
                         false => {
@@ -100,7 +107,7 @@ impl Plan {
             };
             let has_cache = self.media != Media::Null;
             let (model, endurance) = (self.model.as_ref(), self.endurance_bytes);
-            bays.push(Bay::new(&self.name, number, media, has_cache, model, endurance));
+            bays.push(Bay::new(&self.name, number, media, has_cache, model, endurance, claims));
         }
         Ok(bays)
     }
@@ -116,5 +123,16 @@ impl Plan {
         let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
         let bays = self.drives().await?;
         Ok(Enclosure::new(self.name.clone(), subsystem, &self.paths, bays)?)
+    }
+}
+
+/// Who has reserved the drive that `image` is.
+async fn reservations(image: &Path) -> Result<Claims, EnclosureError> {
+    let file = ReservationFile::beside(image);
+    let path = file.path().to_owned();
+    let claims = Claims::kept(Rc::new(file));
+    match claims.load().await {
+        Ok(()) => Ok(claims),
+        Err(source) => Err(EnclosureError::Reservations { path, source }),
     }
 }

@@ -12,7 +12,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
-use levada_export_nvmet::{self as nvmet, Follower, Hosts, Nqn, Opened, VolumeShown};
+use levada_export_nvmet::{self as nvmet, Follower, Hosts, KeepError, Nqn, Opened, VolumeShown};
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
@@ -106,6 +106,12 @@ impl TenantExports {
         rows.into_iter().find(|row| row.name.name() == name).map(|row| row.id)
     }
 
+    /// What the volume with this identity is called; `None`: it is gone.
+    async fn name_of(&self, id: Uuid) -> Result<Option<VolumeName>, VolumeRefusal> {
+        let rows = self.rows().await?;
+        Ok(rows.into_iter().find(|row| row.id == id).map(|row| row.name))
+    }
+
     async fn names(&self) -> Result<Vec<String>, VolumeRefusal> {
         Ok(self.rows().await?.into_iter().map(|row| row.name.name().to_owned()).collect())
     }
@@ -147,6 +153,34 @@ impl nvmet::Volumes for TenantExports {
             let id = self.id_of(name).await?;
             let volume = self.named(name).await?;
             (self.id_of(name).await? == id).then(|| Opened { volume, guid: id.into_bytes() })
+        })
+    }
+
+    fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>> {
+        Box::pin(async move {
+            let name = self.name_of(Uuid::from_bytes(guid)).await.map_err(KeepError::store)?;
+            match name {
+                Some(name) => self.volumes.reservations(&name).await.map_err(KeepError::store),
+                None => Ok(Vec::new()),
+            }
+        })
+    }
+
+    fn keep_reservations(
+        &self,
+        guid: [u8; 16],
+        bytes: Vec<u8>,
+    ) -> LocalBoxFuture<'_, Result<(), KeepError>> {
+        Box::pin(async move {
+            let name = self.name_of(Uuid::from_bytes(guid)).await.map_err(KeepError::store)?;
+            match name {
+                Some(name) => {
+                    let kept = self.volumes.keep_reservations(&name, &bytes).await;
+                    kept.map_err(KeepError::store)
+                }
+                // It needs none any more.
+                None => Ok(()),
+            }
         })
     }
 }

@@ -214,6 +214,20 @@ impl Volumes {
         Ok(rows)
     }
 
+    /// What is kept of a volume's reservations; empty: nothing.
+    pub(crate) async fn reservations(&self, name: &VolumeName) -> Result<Vec<u8>, VolumeRefusal> {
+        Ok(self.catalogue().await?.reservations(name).await?)
+    }
+
+    /// Keeps this in the place of it, durably.
+    pub(crate) async fn keep_reservations(
+        &self,
+        name: &VolumeName,
+        bytes: &[u8],
+    ) -> Result<(), VolumeRefusal> {
+        Ok(self.catalogue().await?.keep_reservations(name, bytes).await?)
+    }
+
     /// What a tenant has, by name.
     ///
     /// # Errors

@@ -11,7 +11,9 @@ use levada_nvme::identify::{
     self, ControllerIdentity, EVERY_NAMESPACE, Events, IDENTIFY_BYTES, Identify, OptionalCommands,
 };
 use levada_nvme::log::{self, AnaGroup, Event, GetLogPage, Health, LogPage};
-use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Feature, Nqn, Status};
+use levada_nvme::{
+    AdminOpcode, Command, DISCOVERY_NQN, Feature, NOTIFICATION_BYTES, NoticeMask, Nqn, Status,
+};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -64,8 +66,8 @@ impl Admin<'_> {
             AdminOpcode::Identify => self.identify(command).await,
             AdminOpcode::GetLogPage => self.log_page(command).await,
             AdminOpcode::Abort => Ok(self.abort(command).await),
-            AdminOpcode::SetFeatures => self.set_features(command),
-            AdminOpcode::GetFeatures => self.get_features(command),
+            AdminOpcode::SetFeatures => self.set_features(command).await,
+            AdminOpcode::GetFeatures => self.get_features(command).await,
             AdminOpcode::KeepAlive => Ok(Answer::result(0)),
             AdminOpcode::Fabrics => self.fabrics(command),
             AdminOpcode::AsynchronousEventRequest => Err(never(Status::INVALID_OPCODE)),
@@ -190,6 +192,19 @@ impl Admin<'_> {
         self.controller.attached(id).await
     }
 
+    /// The namespace of a feature, or all that there are.
+    async fn attached_of(&self, namespace: u32) -> Result<Vec<Rc<Attached>>, Status> {
+        let all = match (namespace, self.controller.subsystem()) {
+            (EVERY_NAMESPACE, Some(subsystem)) => subsystem.namespaces(),
+            (id, _) => vec![id],
+        };
+        let mut attached = Vec::new();
+        for id in all {
+            attached.push(self.attached(id).await?);
+        }
+        Ok(attached)
+    }
+
     async fn namespace_identity(&self, id: u32) -> Result<Vec<u8>, Status> {
         // What all of them have in common, of which there is nothing to say.
         if id == EVERY_NAMESPACE {
@@ -197,7 +212,10 @@ impl Admin<'_> {
         }
         self.known(id)?;
         match self.attached(id).await {
-            Ok(attached) => Ok(attached.opened.identity(attached.block_bytes).to_bytes()),
+            Ok(attached) => {
+                let claims = attached.namespace.claims();
+                Ok(attached.opened.identity(attached.block_bytes, claims).to_bytes())
+            }
             // One that is not there is all zeroes (Base, 5.15.2.1).
             Err(status) if status.is(Status::INVALID_NAMESPACE) => Ok(vec![0; IDENTIFY_BYTES]),
             Err(status) => Err(status),
@@ -233,6 +251,10 @@ impl Admin<'_> {
                     namespaces: subsystem.namespaces(),
                 };
                 log::ana(port.changes(), &[group], asked.specific & 1 != 0)
+            }
+            (LogPage::Reservations, Some(_)) => {
+                let page = self.controller.notices.read_reservation(asked.keeps_event);
+                page.map_or(vec![0; NOTIFICATION_BYTES], |page| page.to_bytes())
             }
             (
                 LogPage::Discovery
@@ -288,7 +310,7 @@ impl Admin<'_> {
         }))
     }
 
-    fn set_features(&self, command: &Command) -> Result<Answer, Status> {
+    async fn set_features(&self, command: &Command) -> Result<Answer, Status> {
         const SAVE: u32 = 1 << 31;
         let (dword10, value) = (command.dword(10), command.dword(11));
         let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
@@ -307,8 +329,25 @@ impl Admin<'_> {
             }
             // There is always one, as flushes always mean something.
             Feature::VolatileWriteCache if value & 1 == 1 => Ok(Answer::result(0)),
-            Feature::VolatileWriteCache | Feature::ReservationPersistence => {
-                Err(never(Status::FEATURE_NOT_CHANGEABLE))
+            Feature::VolatileWriteCache => Err(never(Status::FEATURE_NOT_CHANGEABLE)),
+            Feature::ReservationPersistence => {
+                let is_kept = value & 1 != 0;
+                for attached in self.attached_of(command.namespace()).await? {
+                    let claims = attached.namespace.claims();
+                    match claims.can_be_kept() {
+                        true => claims.set_kept(is_kept).await.map_err(never)?,
+                        false if is_kept => return Err(never(Status::FEATURE_NOT_CHANGEABLE)),
+                        false => {}
+                    }
+                }
+                Ok(Answer::result(0))
+            }
+            Feature::ReservationNotificationMask => {
+                let masked = NoticeMask::from_bits_truncate(value);
+                for attached in self.attached_of(command.namespace()).await? {
+                    attached.namespace.claims().masked().set(masked);
+                }
+                Ok(Answer::result(0))
             }
             // It came with Connect.
             Feature::HostIdentifier => Err(never(Status::SEQUENCE_ERROR)),
@@ -316,15 +355,14 @@ impl Admin<'_> {
             | Feature::PowerManagement
             | Feature::TemperatureThreshold
             | Feature::ErrorRecovery
-            | Feature::WriteAtomicity
-            | Feature::ReservationNotificationMask => {
+            | Feature::WriteAtomicity => {
                 self.controller.features.borrow_mut().insert(feature as u8, value);
                 Ok(Answer::result(0))
             }
         }
     }
 
-    fn get_features(&self, command: &Command) -> Result<Answer, Status> {
+    async fn get_features(&self, command: &Command) -> Result<Answer, Status> {
         let (dword10, value) = (command.dword(10), command.dword(11));
         let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
         let result = match feature {
@@ -332,7 +370,14 @@ impl Admin<'_> {
             Feature::KeepAliveTimer => self.controller.keep_alive_ms(),
             Feature::AsynchronousEvents => self.controller.notices.wanted().bits(),
             Feature::VolatileWriteCache => 1,
-            Feature::ReservationPersistence => 0,
+            Feature::ReservationPersistence => {
+                let attached = self.attached(command.namespace()).await?;
+                u32::from(attached.namespace.claims().reservations().borrow().is_kept)
+            }
+            Feature::ReservationNotificationMask => {
+                let attached = self.attached(command.namespace()).await?;
+                attached.namespace.claims().masked().get().bits()
+            }
             Feature::HostIdentifier => {
                 /// Only the long form is offered over fabrics.
                 const LONG: u32 = 1;
@@ -345,8 +390,7 @@ impl Admin<'_> {
             | Feature::PowerManagement
             | Feature::TemperatureThreshold
             | Feature::ErrorRecovery
-            | Feature::WriteAtomicity
-            | Feature::ReservationNotificationMask => {
+            | Feature::WriteAtomicity => {
                 self.controller.features.borrow().get(&(feature as u8)).copied().unwrap_or(0)
             }
         };

@@ -171,6 +171,7 @@ impl Controller {
             self.reset.replace(Rc::default()).happen();
             self.connection_ended();
             self.attached.borrow_mut().clear();
+            self.notices.forget_reservations();
             state = ControllerState::default();
         }
         state.is_ready = new.is_enabled();
@@ -260,6 +261,11 @@ impl Controller {
         let namespace =
             self.subsystem().and_then(|subsystem| subsystem.namespace(id)).ok_or(none)?;
         let opened = namespace.opened().await.ok_or(Status::NOT_READY)?;
+        if let Err(error) = namespace.claims().load().await {
+            let subsystem = self.subsystem().map(|subsystem| subsystem.nqn().as_str());
+            tracing::error!(subsystem, namespace = id, %error, "nobody may use it until its reservations are known");
+            return Err(Status::NOT_READY);
+        }
         let block_bytes = opened.block_bytes();
         let attached = Rc::new(Attached { namespace, opened, block_bytes });
         // It may have been taken away while it was opened.

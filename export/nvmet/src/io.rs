@@ -1,7 +1,7 @@
 //! Commands of an I/O queue, carried out on a namespace's volume.
 
+use crate::claims::Change;
 use crate::controller::{Attached, Controller};
-use crate::namespace::Change;
 use crate::recall::Stage;
 use crate::reservations::Access;
 use levada_base::buf::bytes_in;
@@ -9,8 +9,8 @@ use levada_base::sync::Once;
 use levada_base::{Buf, HasErrno, IoVec};
 use levada_device::{BlockError, Durability};
 use levada_nvme::log::AnaState;
-use levada_nvme::reservation::ReservationRequest;
-use levada_nvme::{Command, IoOpcode, Status, ranges};
+use levada_nvme::reservation::{PERSISTS_AT, Persist, ReservationRequest};
+use levada_nvme::{Command, IoOpcode, ReservationNotice, Status, ranges};
 use levada_volume::{Volume, VolumeError, Zeroing};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -197,8 +197,12 @@ impl Io<'_> {
     async fn reserve(&self, opcode: IoOpcode, data: &IoVec) -> Result<IoVec, Status> {
         let data = whole(data);
         let short = Status::DATA_LENGTH_INVALID.and_do_not_retry();
+        let persist = match opcode {
+            // Linux asks for it always, also where it is not offered (RESCAP), and so it is no error there.
+            IoOpcode::ReservationRegister => Persist::of(self.command),
+            _ => Some(Persist::Unchanged),
+        };
         let request = match opcode {
-            // What it says of losses of power (CPTPL) is not looked at: Linux always asks for more than is offered (RESCAP).
             IoOpcode::ReservationRegister => {
                 let keys = data.first_chunk().ok_or(short)?;
                 ReservationRequest::register(self.command, keys)
@@ -209,11 +213,25 @@ impl Io<'_> {
             }
             _ => ReservationRequest::release(self.command, data.first_chunk().ok_or(short)?),
         };
-        let request = request.ok_or(Status::INVALID_FIELD.and_do_not_retry())?;
+        let wrong = Status::INVALID_FIELD.and_do_not_retry();
+        let (request, persist) = (request.ok_or(wrong)?, persist.ok_or(wrong)?);
+        let is_kept = match persist {
+            Persist::Unchanged => None,
+            Persist::No => Some(false),
+            Persist::Yes => Some(true),
+        };
         self.stage.set(Stage::Begun);
         let claims = self.attached.namespace.claims();
-        let reserved = claims.reserve(self.controller.host_id(), request).await;
-        reserved.map_err(Status::and_do_not_retry)?;
+        let reserved = claims.reserve(self.controller.host_id(), request, is_kept).await;
+        let reserved = reserved.map_err(Status::and_do_not_retry)?;
+        if let Some(subsystem) = self.controller.subsystem() {
+            let is_wanted =
+                |notice: ReservationNotice| !claims.masked().get().contains(notice.mask());
+            let mut told = reserved.changed.told.clone();
+            told.retain(|(_, notice)| is_wanted(*notice));
+            subsystem.tell_of_reservations(self.command.namespace(), &told);
+        }
+        claims.settled(reserved).await;
         Ok(IoVec::new())
     }
 
@@ -226,8 +244,9 @@ impl Io<'_> {
         }
         let subsystem = self.controller.subsystem();
         let controller_of = |host: &_| subsystem.and_then(|all| all.controller_of(host));
-        let report = self.attached.namespace.claims().reservations().borrow().report(controller_of);
-        let mut bytes = report.to_bytes();
+        let reservations = self.attached.namespace.claims().reservations().borrow();
+        let mut bytes = reservations.report(controller_of).to_bytes();
+        bytes[PERSISTS_AT] = u8::from(reservations.is_kept);
         bytes.resize(asked as usize, 0);
         Ok(Buf::copy_of(&bytes).into_vec())
     }

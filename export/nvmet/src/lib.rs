@@ -3,10 +3,11 @@
 //! A target has addresses and subsystems; a subsystem has namespaces, each of which is a volume. Formats are `levada-nvme`'s.
 //!
 //! - `target`: who listens, and what is found by discovery; `port`: an address, which is a path.
-//! - `subsystem`, `namespace`: what is shown, and to whom; `reservations`: which host may do what.
+//! - `subsystem`, `namespace`: what is shown, and to whom.
+//! - `reservations`: which host may do what; `claims`: what hosts do, and where reservations are kept.
 //! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
 //! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
-//! - `controller`: what a host has, over all its queues; `notices`: what it is told unasked; `recall`: commands that it aborts.
+//! - `controller`: what a host has, over all its queues; `notices`, `reservation_log`: what it is told unasked; `recall`: commands that it aborts.
 //! - `admin`, `io`: its commands.
 //!
 //! What always holds:
@@ -16,10 +17,12 @@
 //! - Whatever a host sends, it is answered or its connection ends.
 //! - Once a preemption is answered, nothing that the preempted host has asked for changes the namespace.
 //!
-//! After a crash of this process hosts lose their connections and reservations, and with them what they had not flushed.
+//! After a crash of this process hosts lose their connections, and with them what they had not flushed; reservations too, unless they asked for them
+//! to be kept, where that is offered.
 
 mod address;
 mod admin;
+mod claims;
 mod connect;
 mod connection;
 mod controller;
@@ -29,6 +32,7 @@ mod namespace;
 mod notices;
 mod port;
 mod recall;
+mod reservation_log;
 mod reservations;
 mod subsystem;
 mod target;
@@ -39,6 +43,7 @@ mod volumes;
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.levada";
 
 pub use address::{Address, AddressError, PORT};
+pub use claims::{Claims, Keep, KeepError};
 pub use levada_device::nvme::{KeysError, read_keys};
 pub use levada_nvme::identify::WARNING_KELVIN;
 pub use levada_nvme::keyring::Keyring;

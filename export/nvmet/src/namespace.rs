@@ -1,14 +1,11 @@
 //! A namespace: a volume, open while a host has it, and who has reserved it.
 
-use crate::reservations::{Access, HostId, Reservations};
+use crate::claims::Claims;
 use futures_util::future::LocalBoxFuture;
-use levada_base::sync::{Notify, Once, Semaphore};
-use levada_nvme::Status;
+use levada_base::sync::Semaphore;
 use levada_nvme::identify::NamespaceIdentity;
 use levada_nvme::log::Health;
-use levada_nvme::reservation::ReservationRequest;
 use levada_volume::Volume;
-use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
@@ -43,29 +40,6 @@ pub(crate) struct Namespace {
     pub moved: Moved,
 }
 
-/// Who has reserved a volume, and what hosts change now. It goes with the volume, whatever that is called: clones are the same.
-#[derive(Clone, Default)]
-pub struct Claims(Rc<Claimed>);
-
-#[derive(Default)]
-struct Claimed {
-    reservations: RefCell<Reservations>,
-    changing: RefCell<Slab<Changing>>,
-    /// Changes that have begun so far.
-    begun: Cell<u64>,
-    ended: Notify,
-    /// Connections have ended whose changes may not have: those that began before this number.
-    orphans_before: Cell<u64>,
-}
-
-/// A change under way.
-struct Changing {
-    host: HostId,
-    number: u64,
-    /// Of the connection that it came by.
-    connection_ended: Rc<Once>,
-}
-
 /// What hosts have read and written since it is there.
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
@@ -74,84 +48,6 @@ pub(crate) struct Moved {
     pub read_bytes: Cell<u64>,
     pub written_bytes: Cell<u64>,
     pub media_errors: Cell<u64>,
-}
-
-/// A change that a host has asked for, until it is carried out or has failed.
-pub(crate) struct Change {
-    claims: Claims,
-    key: usize,
-}
-
-impl Claims {
-    /// Whether the host may do this now.
-    pub(crate) fn check(&self, host: &HostId, access: Access) -> Result<(), Status> {
-        self.0.reservations.borrow().check(host, access)
-    }
-
-    /// Begins a change, if the host may, once what it had under way over connections that are gone has ended: it may have sent
-    /// that again, and an old write must not overtake a newer one. Who takes the right to change away waits for it to end.
-    pub(crate) async fn change(
-        &self,
-        host: &HostId,
-        connection_ended: &Rc<Once>,
-    ) -> Result<Change, Status> {
-        if self.0.orphans_before.get() > 0 {
-            self.0.ended.until(|| (!self.has_orphans_of(host)).then_some(())).await;
-        }
-        self.check(host, Access::Write)?;
-        let number = self.0.begun.get();
-        self.0.begun.set(number + 1);
-        let connection_ended = Rc::clone(connection_ended);
-        let changing = Changing { host: *host, number, connection_ended };
-        let key = self.0.changing.borrow_mut().insert(changing);
-        Ok(Change { claims: self.clone(), key })
-    }
-
-    /// Whether a host has changes under way over connections that are gone.
-    fn has_orphans_of(&self, host: &HostId) -> bool {
-        let changing = self.0.changing.borrow();
-        let before = self.0.orphans_before.get();
-        let old = changing.iter().map(|(_, change)| change);
-        let mut old = old.filter(|one| one.number < before).peekable();
-        if old.peek().is_none() {
-            self.0.orphans_before.set(0);
-        }
-        old.any(|change| change.host == *host && change.connection_ended.has_happened())
-    }
-
-    /// A connection has ended, or is about to; changes that came by it may not have.
-    pub(crate) fn connection_ended(&self) {
-        self.0.orphans_before.set(self.0.begun.get());
-    }
-
-    /// Carries out what a host asks for. What hosts had under way that may change nothing any more has ended when this returns: their
-    /// old writes do not overtake the new owner's.
-    pub(crate) async fn reserve(
-        &self,
-        host: &HostId,
-        request: ReservationRequest,
-    ) -> Result<(), Status> {
-        let changed = self.0.reservations.borrow_mut().carry_out(host, request)?;
-        let before = self.0.begun.get();
-        // Of now: whom others let in again later has to wait for as well.
-        let excluded: Vec<usize> = {
-            let (changing, reservations) = (self.0.changing.borrow(), self.0.reservations.borrow());
-            let is_out = |host: &HostId| {
-                changed.preempted.contains(host) || reservations.check(host, Access::Write).is_err()
-            };
-            changing.iter().filter(|(_, one)| is_out(&one.host)).map(|(key, _)| key).collect()
-        };
-        let is_old = |key: &usize| {
-            let changing = self.0.changing.borrow();
-            changing.get(*key).is_some_and(|change| change.number < before)
-        };
-        self.0.ended.until(|| (!excluded.iter().any(is_old)).then_some(())).await;
-        Ok(())
-    }
-
-    pub(crate) fn reservations(&self) -> &RefCell<Reservations> {
-        &self.0.reservations
-    }
 }
 
 impl Namespace {
@@ -213,13 +109,6 @@ impl Moved {
     }
 }
 
-impl Drop for Change {
-    fn drop(&mut self) {
-        self.claims.0.changing.borrow_mut().remove(self.key);
-        self.claims.0.ended.notify_all();
-    }
-}
-
 impl Opened {
     /// The size of its blocks, which hosts must not see change while they have it.
     pub(crate) fn block_bytes(&self) -> u64 {
@@ -229,7 +118,7 @@ impl Opened {
         }
     }
 
-    pub(crate) fn identity(&self, block_bytes: u64) -> NamespaceIdentity {
+    pub(crate) fn identity(&self, block_bytes: u64, claims: &Claims) -> NamespaceIdentity {
         let shape = self.volume.shape();
         NamespaceIdentity {
             blocks: self.volume.size_bytes() / block_bytes,
@@ -237,7 +126,7 @@ impl Opened {
             write_blocks_best: shape.io_bytes_best / block_bytes,
             discard_blocks: shape.discard_bytes / block_bytes,
             has_reservations: true,
-            keeps_reservations: false,
+            keeps_reservations: claims.can_be_kept(),
             is_read_only: shape.is_read_only,
             ana_group: ANA_GROUP,
             guid: self.guid,

@@ -3,10 +3,11 @@
 //! What always holds: an event that the host wants to know is told once a request for it is there; the same one again only after the
 //! host has read the page that it is about. A request that was aborted takes no event along.
 
+use crate::reservation_log::ReservationLog;
 use levada_base::sync::oneshot;
-use levada_nvme::Status;
 use levada_nvme::identify::{EVENT_REQUESTS_MAX, Events};
 use levada_nvme::log::Event;
+use levada_nvme::{ReservationNotice, ReservationNotification, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,6 +24,7 @@ pub(crate) struct Notices {
     /// Told, and its page was not read since: the same is not told again.
     masked: RefCell<BTreeSet<Event>>,
     changed: RefCell<BTreeSet<u32>>,
+    reservations: RefCell<ReservationLog>,
 }
 
 impl Notices {
@@ -62,8 +64,8 @@ impl Notices {
             Event::NamespacesChanged => Events::NAMESPACES,
             Event::AnaChanged => Events::ANA,
             Event::DiscoveryChanged => Events::DISCOVERY,
-            // By its own mask, which is not offered.
-            Event::ReservationNotice => return,
+            // Of these a host is spared by a mask of the namespace.
+            Event::ReservationNotice => Events::empty(),
         });
         if is_wanted && !self.masked.borrow().contains(&event) {
             self.waiting.borrow_mut().insert(event);
@@ -86,6 +88,31 @@ impl Notices {
     /// The host has read the page of an event, and is told of the next.
     pub fn read(&self, event: Event) {
         self.masked.borrow_mut().remove(&event);
+    }
+
+    /// Something has become of the host's reservation of a namespace.
+    pub fn reservation(&self, namespace: u32, notice: ReservationNotice) {
+        self.reservations.borrow_mut().add(namespace, notice);
+        self.happened(Event::ReservationNotice);
+    }
+
+    /// The next page of what has become of reservations. Read for good, the host is told of the one behind it.
+    pub fn read_reservation(&self, keeps: bool) -> Option<ReservationNotification> {
+        let page = self.reservations.borrow_mut().read(keeps);
+        if !keeps {
+            self.read(Event::ReservationNotice);
+            if !self.reservations.borrow().is_empty() {
+                self.happened(Event::ReservationNotice);
+            }
+        }
+        page
+    }
+
+    /// The controller is reset, and counts anew.
+    pub fn forget_reservations(&self) {
+        self.reservations.take();
+        self.waiting.borrow_mut().remove(&Event::ReservationNotice);
+        self.read(Event::ReservationNotice);
     }
 
     /// Namespaces that have changed since this was asked; forgotten then, unless `keeps`.

@@ -4,21 +4,17 @@
 //! - At most one reservation is held, by a host that is registered, or by all that are.
 //! - A host is one by its identifier, through however many controllers it comes.
 //!
-//! Kept in memory: a target that starts anew knows no host (RESCAP bit 0, "persist through power loss", is not offered). Whoever relies
-//! on reservations registers again whenever it connects, and looks whose the namespace is.
+//! What of it outlives the target is for `claims` to keep.
 
-use levada_nvme::Status;
 use levada_nvme::fabrics::ANY_CONTROLLER;
 use levada_nvme::reservation::{
     Registrant, ReservationReport, ReservationRequest, ReservationType,
 };
+use levada_nvme::{KeptReservations, REGISTRANTS_MAX, ReservationNotice, Status};
 use std::collections::BTreeMap;
 
 /// A host's identifier.
 pub(crate) type HostId = [u8; 16];
-
-/// Hosts that are registered with a namespace at once; more would be an attempt to fill memory.
-const REGISTRANTS_MAX: usize = 1024;
 
 /// What a command does to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +28,15 @@ pub(crate) enum Access {
 pub(crate) struct Changed {
     /// They are registered no more: nothing they have asked for may take effect from now on.
     pub preempted: Vec<HostId>,
+    /// Who is to be told of what; never the host that asked for the change, and of others each once.
+    pub told: Vec<(HostId, ReservationNotice)>,
 }
 
 /// The reservations of a namespace.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reservations {
+    /// They outlive the target (PTPL).
+    pub is_kept: bool,
     generation: u32,
     keys: BTreeMap<HostId, u64>,
     held: Option<Held>,
@@ -49,7 +49,24 @@ struct Held {
     kind: ReservationType,
 }
 
+impl From<KeptReservations> for Reservations {
+    fn from(kept: KeptReservations) -> Self {
+        let KeptReservations { generation, keys, held } = kept;
+        let held = held.map(|(by, kind)| Held { by, kind });
+        Self { is_kept: true, generation, keys, held }
+    }
+}
+
 impl Reservations {
+    /// What outlives the target; `None`: nothing.
+    pub fn kept(&self) -> Option<KeptReservations> {
+        self.is_kept.then(|| KeptReservations {
+            generation: self.generation,
+            keys: self.keys.clone(),
+            held: self.held.map(|held| (held.by, held.kind)),
+        })
+    }
+
     /// Whether a host may do this now (Base, figure 385).
     ///
     /// # Errors
@@ -94,9 +111,15 @@ impl Reservations {
                 if current.is_some_and(|current| current != *known) {
                     return Err(Status::RESERVATION_CONFLICT);
                 }
+                let held = self.held;
                 self.remove(host);
                 self.registered();
-                Ok(Changed::default())
+                // What all held is only gone with the last of them, who has nobody to tell.
+                let told = match (held, self.held) {
+                    (Some(was), None) => self.told_of_release(host, was.kind),
+                    (Some(_) | None, _) => Vec::new(),
+                };
+                Ok(Changed { told, ..Changed::default() })
             }
             Acquire { current, kind } => {
                 self.check_key(host, current)?;
@@ -112,10 +135,11 @@ impl Reservations {
             }
             Clear { current } => {
                 self.check_key(host, current)?;
+                let told = self.others(host, ReservationNotice::ReservationPreempted);
                 self.keys.clear();
                 self.held = None;
                 self.registered();
-                Ok(Changed::default())
+                Ok(Changed { told, ..Changed::default() })
             }
         }
     }
@@ -124,6 +148,23 @@ impl Reservations {
         match self.keys.get(host) {
             Some(known) if *known == key => Ok(()),
             _ => Err(Status::RESERVATION_CONFLICT),
+        }
+    }
+
+    /// All others that are registered, to be told of this.
+    fn others(&self, host: &HostId, notice: ReservationNotice) -> Vec<(HostId, ReservationNotice)> {
+        self.keys.keys().filter(|other| *other != host).map(|other| (*other, notice)).collect()
+    }
+
+    /// Who is told that a reservation of this type is released by `host`: those to whom it meant something (Base, 8.8.4 and 8.8.6).
+    fn told_of_release(
+        &self,
+        host: &HostId,
+        kind: ReservationType,
+    ) -> Vec<(HostId, ReservationNotice)> {
+        match kind.admits_registrants() {
+            true => self.others(host, ReservationNotice::ReservationReleased),
+            false => Vec::new(),
         }
     }
 
@@ -194,15 +235,23 @@ impl Reservations {
         if preempted.is_empty() {
             return Err(Status::RESERVATION_CONFLICT);
         }
+        let kind_before = self.held.map(|held| held.kind);
         preempted.retain(|other| other != host || !takes_over);
         for other in &preempted {
             self.remove(other);
         }
+        let gone = ReservationNotice::RegistrationPreempted;
+        let mut told: Vec<_> = preempted.iter().map(|other| (*other, gone)).collect();
+        told.retain(|(other, _)| other != host);
         if takes_over {
             self.held = Some(Held { by: *host, kind });
+            // Those who stay may do other things from now on (Base, 8.8.7).
+            if kind_before != Some(kind) {
+                told.extend(self.others(host, ReservationNotice::ReservationReleased));
+            }
         }
         self.registered();
-        Ok(Changed { preempted })
+        Ok(Changed { preempted, told })
     }
 
     fn release(&mut self, host: &HostId, kind: ReservationType) -> Result<Changed, Status> {
@@ -212,7 +261,7 @@ impl Reservations {
                     return Err(Status::INVALID_FIELD);
                 }
                 self.held = None;
-                Ok(Changed::default())
+                Ok(Changed { told: self.told_of_release(host, kind), ..Changed::default() })
             }
             // Of somebody else, or of nobody: that host's is none any more.
             _ => Ok(Changed::default()),
@@ -277,7 +326,13 @@ mod tests {
         all.carry_out(&A, ReservationRequest::Acquire { current: 1, kind }).expect("free");
         register(&mut all, &B, 2);
         let preempt = ReservationRequest::Preempt { current: 2, preempted: 1, kind, aborts: false };
-        assert_eq!(all.carry_out(&B, preempt), Ok(Changed { preempted: vec![A] }));
+        assert_eq!(
+            all.carry_out(&B, preempt),
+            Ok(Changed {
+                preempted: vec![A],
+                told: vec![(A, ReservationNotice::RegistrationPreempted)]
+            })
+        );
         assert!(all.check(&A, Access::Write).is_err());
         assert!(all.check(&B, Access::Write).is_ok());
         // It cannot come back by what it knows.
@@ -286,6 +341,59 @@ mod tests {
         let report = all.report(|host| (*host == B).then_some(7));
         assert_eq!(report.registrants.len(), 1);
         assert!(report.registrants[0].is_holder && report.registrants[0].controller == 7);
+    }
+
+    /// Who is told of what (Base, 8.8).
+    #[test]
+    fn those_whom_a_change_concerns_are_told() {
+        use ReservationNotice::{RegistrationPreempted, ReservationPreempted, ReservationReleased};
+        use ReservationRequest::{Clear, Preempt, Release, Unregister};
+        use ReservationType::{WriteExclusive, WriteExclusiveRegistrants};
+        let held = |kind| {
+            let mut all = Reservations::default();
+            for (host, key) in [(A, 1), (B, 2), (C, 3)] {
+                register(&mut all, &host, key);
+            }
+            all.carry_out(&A, ReservationRequest::Acquire { current: 1, kind }).expect("free");
+            all
+        };
+        let preempt = |kind| Preempt { current: 2, preempted: 1, kind, aborts: false };
+        let release = |kind| Release { current: 1, kind };
+        let (alone, of_some) = (WriteExclusive, WriteExclusiveRegistrants);
+        for (kind, host, request, told) in [
+            (
+                of_some,
+                A,
+                release(of_some),
+                vec![(B, ReservationReleased), (C, ReservationReleased)],
+            ),
+            (alone, A, release(alone), vec![]),
+            (of_some, B, Release { current: 2, kind: of_some }, vec![]),
+            (
+                of_some,
+                A,
+                Unregister { current: Some(1) },
+                vec![(B, ReservationReleased), (C, ReservationReleased)],
+            ),
+            (alone, A, Unregister { current: Some(1) }, vec![]),
+            (of_some, B, Unregister { current: Some(2) }, vec![]),
+            (of_some, B, preempt(of_some), vec![(A, RegistrationPreempted)]),
+            (
+                of_some,
+                B,
+                preempt(alone),
+                vec![(A, RegistrationPreempted), (C, ReservationReleased)],
+            ),
+            (
+                alone,
+                C,
+                Clear { current: 3 },
+                vec![(A, ReservationPreempted), (B, ReservationPreempted)],
+            ),
+        ] {
+            let done = held(kind).carry_out(&host, request).expect("right");
+            assert_eq!(done.told, told, "{request:?} of {kind:?}");
+        }
     }
 
     #[test]
@@ -333,6 +441,10 @@ mod tests {
                     prop_assert_eq!(&before, &after);
                 }
                 prop_assert_eq!(after.kind.is_some(), after.registrants.iter().any(|one| one.is_holder));
+                for (told, _) in outcome.iter().flat_map(|changed| &changed.told) {
+                    prop_assert!(*told != host, "who asked for it knows");
+                    prop_assert!(before.registrants.iter().any(|one| one.host == *told));
+                }
                 for gone in outcome.iter().flat_map(|changed| &changed.preempted) {
                     prop_assert!(after.registrants.iter().all(|one| one.host != *gone));
                     prop_assert!(after.kind.is_none() || all.check(gone, Access::Write).is_err());

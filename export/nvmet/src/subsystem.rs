@@ -2,13 +2,14 @@
 //!
 //! What always holds: a host that is not allowed gets no controller, and learns of none by discovery.
 
+use crate::claims::Claims;
 use crate::controller::Controller;
-use crate::namespace::{Claims, Namespace, Open, TellHealth};
+use crate::namespace::{Namespace, Open, TellHealth};
 use crate::port::Port;
 use crate::reservations::HostId;
 use levada_nvme::keyring::{HostKeys, Keyring};
 use levada_nvme::log::Event;
-use levada_nvme::{Nqn, Status};
+use levada_nvme::{Nqn, ReservationNotice, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -133,17 +134,21 @@ impl Subsystem {
         self.add_claimed(id, open, Claims::default());
     }
 
-    /// As [`Self::add`], of a drive, which can tell how it is doing.
+    /// As [`Self::add`], of a drive, which can tell how it is doing, and whose reservations stay when it is taken away and added again.
     ///
     /// # Panics
     ///
     /// As [`Self::add`].
-    pub fn add_drive(&self, id: u32, open: Open, tell_health: TellHealth) {
-        self.insert(id, Namespace::new(open, Claims::default(), Some(tell_health)));
+    pub fn add_drive(&self, id: u32, open: Open, tell_health: TellHealth, claims: Claims) {
+        self.insert(id, Namespace::new(open, claims, Some(tell_health)));
     }
 
     /// As [`Self::add`], of a volume that was shown before and may be reserved.
-    pub(crate) fn add_claimed(&self, id: u32, open: Open, claims: Claims) {
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::add`].
+    pub fn add_claimed(&self, id: u32, open: Open, claims: Claims) {
         self.insert(id, Namespace::new(open, claims, None));
     }
 
@@ -234,6 +239,20 @@ impl Subsystem {
     /// A controller of the host, if it has one.
     pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
         self.live().find(|controller| controller.host_id() == host).map(|found| found.id())
+    }
+
+    /// Tells hosts what has become of their reservations of a namespace, through all their controllers.
+    pub(crate) fn tell_of_reservations(
+        &self,
+        namespace: u32,
+        told: &[(HostId, ReservationNotice)],
+    ) {
+        for controller in self.live() {
+            let notices = told.iter().filter(|(host, _)| host == controller.host_id());
+            for (_, notice) in notices {
+                controller.notices.reservation(namespace, *notice);
+            }
+        }
     }
 
     /// Tells the hosts that came through `port` that their paths are better or worse now.

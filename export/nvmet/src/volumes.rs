@@ -4,7 +4,8 @@
 //! - A subsystem's name is that of the volume: renamed, it is another subsystem, and hosts of the old one lose it.
 //! - A volume is open only while a host is connected, as with every other export.
 
-use crate::namespace::{Claims, Open, Opened};
+use crate::claims::{Claims, Keep, KeepError};
+use crate::namespace::{Open, Opened};
 use crate::subsystem::{Hosts, Subsystem};
 use crate::target::Target;
 use futures_util::future::LocalBoxFuture;
@@ -38,6 +39,35 @@ pub trait Volumes {
 
     /// Opens one; `None`: it is not there, or cannot be opened now, which is said in the log.
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Opened>>;
+
+    /// What is kept of reservations with a volume, which is known by its GUID; empty: nothing.
+    fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>>;
+
+    /// Keeps this with the volume in the place of it, as long as there is the volume; durable when it returns.
+    fn keep_reservations(
+        &self,
+        guid: [u8; 16],
+        bytes: Vec<u8>,
+    ) -> LocalBoxFuture<'_, Result<(), KeepError>>;
+}
+
+/// A volume keeps its own reservations: wherever it is served next, they are there.
+struct WithVolume {
+    volumes: Rc<dyn Volumes>,
+    guid: [u8; 16],
+}
+
+impl Keep for WithVolume {
+    fn load(&self) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KeepError>> {
+        Box::pin(async {
+            let bytes = self.volumes.reservations(self.guid).await?;
+            Ok(Some(bytes).filter(|bytes| !bytes.is_empty()))
+        })
+    }
+
+    fn save(&self, bytes: Option<Vec<u8>>) -> LocalBoxFuture<'_, Result<(), KeepError>> {
+        self.volumes.keep_reservations(self.guid, bytes.unwrap_or_default())
+    }
 }
 
 /// The serial number of a subsystem: the same for the same name, and 16 characters.
@@ -141,7 +171,8 @@ impl Follower {
             // Another volume may have the name by now.
             Box::pin(async move { volumes.open(&name).await.filter(|opened| opened.guid == guid) })
         });
-        let claims = self.claims.borrow_mut().entry(guid).or_default().clone();
+        let kept = || Claims::kept(Rc::new(WithVolume { volumes: Rc::clone(&self.volumes), guid }));
+        let claims = self.claims.borrow_mut().entry(guid).or_insert_with(kept).clone();
         subsystem.add_claimed(NAMESPACE, open, claims);
         self.target.add(subsystem.clone());
         let size_bytes = Cell::new(volume.size_bytes);

@@ -4,7 +4,7 @@ use crate::host::{Connecting, Ended, Host, Queue, log_page, log_page_of, nqn};
 use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
 use levada_base::reactor;
-use levada_export_nvmet::{AnaState, Health, Hosts, Subsystem, Warnings};
+use levada_export_nvmet::{AnaState, Claims, Health, Hosts, Subsystem, Warnings};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
 };
@@ -79,8 +79,8 @@ fn a_drive_tells_its_own_health_and_the_subsystem_the_worst_of_all() {
             ..Health::default()
         };
         let memory = Rc::new(Memory::new(64 * BLOCK_BYTES));
-        served.subsystem.add_drive(2, opens(&memory, 2), Rc::new(move || worn));
-        served.subsystem.add_drive(3, opens(&memory, 3), Rc::new(move || hot));
+        served.subsystem.add_drive(2, opens(&memory, 2), Rc::new(move || worn), Claims::default());
+        served.subsystem.add_drive(3, opens(&memory, 3), Rc::new(move || hot), Claims::default());
         let mut host = served.host().await;
         let page = host.identify(Identify::Controller, 0).await.expect("told");
         let told = ControllerIdentity::parse(page[..].try_into().expect("whole")).expect("named");

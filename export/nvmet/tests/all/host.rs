@@ -13,7 +13,9 @@ use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Framing, Initialize, Pdu, Terminated, Transfer,
 };
 use levada_nvme::reservation::ReservationRequest;
-use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Nqn, Range, Status};
+use levada_nvme::{
+    AdminOpcode, Command, Completion, DataPointer, Feature, IoOpcode, Nqn, Range, Status,
+};
 use levada_tls::Channel;
 use std::io;
 use std::net::SocketAddr;
@@ -333,8 +335,13 @@ impl Host {
     }
 
     pub async fn reserve(&mut self, request: ReservationRequest) -> Status {
+        self.reserve_with(request, 0).await
+    }
+
+    /// The same, with more in doubleword 10.
+    pub async fn reserve_with(&mut self, request: ReservationRequest, more: u32) -> Status {
         let (opcode, dword, data) = request.to_command();
-        let command = Command::new(opcode as u8, self.io.new_id(), 1).with_dword(10, dword);
+        let command = Command::new(opcode as u8, self.io.new_id(), 1).with_dword(10, dword | more);
         self.status(command, Some(&data)).await
     }
 
@@ -360,6 +367,19 @@ impl Host {
             true => Ok(data),
             false => Err(completion.status),
         }
+    }
+
+    pub async fn feature_of(
+        &mut self,
+        opcode: AdminOpcode,
+        namespace: u32,
+        feature: Feature,
+        value: u32,
+    ) -> Completion {
+        let command = Command::new(opcode as u8, self.admin.new_id(), namespace)
+            .with_dword(10, feature as u32)
+            .with_dword(11, value);
+        self.admin.ask(command, None).await.expect("an answer").0
     }
 
     pub async fn features(&mut self, opcode: AdminOpcode, dwords: [u32; 2]) -> Completion {

@@ -7,11 +7,12 @@ mod host;
 mod hostile;
 mod memory;
 mod requests;
+mod reservations;
 mod tls;
 
 use host::{Host, nqn};
 use levada_base::reactor::{self, Reactor};
-use levada_export_nvmet::{Hosts, Open, Opened, Path, Subsystem, Target, serial_of};
+use levada_export_nvmet::{Claims, Hosts, Open, Opened, Path, Subsystem, Target, serial_of};
 use memory::Memory;
 use std::future::Future;
 use std::rc::Rc;
@@ -46,6 +47,12 @@ fn opens(memory: &Rc<Memory>, guid: u8) -> Open {
 impl Served {
     fn new(blocks: u64) -> Self {
         Self::for_hosts(blocks, Hosts::Any)
+    }
+
+    fn with_claims(blocks: u64, claims: Claims) -> Self {
+        let served = Self::new(blocks);
+        served.subsystem.add_claimed(1, opens(&served.memory, 7), claims);
+        served
     }
 
     fn for_hosts(blocks: u64, hosts: Hosts) -> Self {
