@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use levada_enclosure::{
     DriveHealth, DriveModel, EnclosureStatus, Media, Order, PathOrder, Plan, WearChange, ask,
 };
-use levada_export_nvmet::Address;
+use levada_export_nvmet::{Address, AnaState};
 use levada_spec::Bytes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -75,6 +75,8 @@ pub enum PathCommand {
     Hung,
     /// Answers leave so much later
     Slow { ms: u64 },
+    /// Say how good it is (ANA), whatever becomes of what comes over it: optimized, non-optimized, inaccessible, persistent-loss or change
+    Ana { state: AnaState },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -147,13 +149,16 @@ pub fn enclosure(command: &EnclosureCommand) -> Result<()> {
             (name, Order::Wear { bay: *bay, change })
         }
         EnclosureCommand::Path { name, path, order } => {
+            let path = *path;
+            let to = |order| Order::Path { path, order };
             let order = match order {
-                PathCommand::Up => PathOrder::Up,
-                PathCommand::Down => PathOrder::Down,
-                PathCommand::Hung => PathOrder::Hung,
-                PathCommand::Slow { ms } => PathOrder::Slow { ms: *ms },
+                PathCommand::Up => to(PathOrder::Up),
+                PathCommand::Down => to(PathOrder::Down),
+                PathCommand::Hung => to(PathOrder::Hung),
+                PathCommand::Slow { ms } => to(PathOrder::Slow { ms: *ms }),
+                PathCommand::Ana { state } => Order::PathState { path, state: *state },
             };
-            (name, Order::Path { path: *path, order })
+            (name, order)
         }
         EnclosureCommand::Power { name, order } => {
             (name, Order::Power { is_on: matches!(order, Switch::On) })
@@ -200,7 +205,7 @@ fn show(status: &EnclosureStatus) {
     say!("{}, {} hosts", headline(status), status.hosts);
     say!("  {}", status.subsystem);
     for path in &status.paths {
-        say!("  path {}  {}  {}", path.number, path.address, path.state);
+        say!("  path {}  {}  {}, {}", path.number, path.address, path.state, path.ana);
     }
     for bay in &status.bays {
         let drive = match bay.has_drive {

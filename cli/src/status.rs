@@ -4,7 +4,10 @@ use crate::out::{print, say};
 use crate::{mount, place, work};
 use anyhow::{Result, bail};
 use clap::Args;
-use levada_node::control::{self, ControlReply, ControlRequest, MountNow, ObjectScrub, Status};
+use levada_export_nvmet::AnaState;
+use levada_node::control::{
+    self, ControlReply, ControlRequest, ExportStatus, MountNow, ObjectScrub, Status,
+};
 use levada_node::meters::CacheMeters;
 use levada_node::state::StateDir;
 use std::collections::BTreeMap;
@@ -176,7 +179,7 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         let tls = if export.tls { " (TLS)" } else { "" };
         let place = match &export.vhost {
             Some(directory) => format!("vhost sockets in {}", directory.display()),
-            None if !export.nvme.is_empty() => format!("NVMe/TCP at {}", export.nvme.join(", ")),
+            None if !export.nvme.is_empty() => format!("NVMe/TCP at {}", nvme_paths(export)),
             None => format!("NBD at {}", export.nbd),
         };
         let (tenant, clients) = (&export.tenant, export.clients);
@@ -245,6 +248,15 @@ fn scrub_text(scrub: &ObjectScrub) -> String {
 
 fn cache_text(cache: CacheMeters) -> String {
     cache.percent().map_or(String::new(), |percent| format!(", cache {percent} %"))
+}
+
+/// Addresses, with what there is to be said of their paths.
+fn nvme_paths(export: &ExportStatus) -> String {
+    let path = |(at, address): (usize, &String)| match export.nvme_states.get(at) {
+        Some(state) if *state != AnaState::Optimized => format!("{address} ({state})"),
+        _ => address.clone(),
+    };
+    export.nvme.iter().enumerate().map(path).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -3,7 +3,10 @@
 use crate::field::{put, put_text, text_at, u16_at, u32_at, u64_at};
 use crate::nqn::NQN_FIELD_BYTES;
 use crate::{AdminOpcode, Command, IoOpcode, Nqn};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 /// Pages that are known here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +276,8 @@ pub fn changed_namespaces(changed: &[u32]) -> Vec<u8> {
 }
 
 /// How good a path is for a group of namespaces (Base, 8.20.3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum AnaState {
     #[default]
@@ -284,7 +288,50 @@ pub enum AnaState {
     Change = 0xf,
 }
 
+/// A word is none of a state's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{word:?} is no state of a path: optimized, non-optimized, inaccessible, persistent-loss and change are"
+)]
+pub struct AnaStateError {
+    word: String,
+}
+
+/// As people write it.
+impl FromStr for AnaState {
+    type Err = AnaStateError;
+
+    fn from_str(word: &str) -> Result<Self, AnaStateError> {
+        let found = Self::ALL.into_iter().find(|state| state.word() == word);
+        found.ok_or_else(|| AnaStateError { word: word.into() })
+    }
+}
+
+impl fmt::Display for AnaState {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.word())
+    }
+}
+
 impl AnaState {
+    const ALL: [Self; 5] = [
+        Self::Optimized,
+        Self::NonOptimized,
+        Self::Inaccessible,
+        Self::PersistentLoss,
+        Self::Change,
+    ];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "persistent-loss",
+            Self::Change => "change",
+        }
+    }
+
     fn of(code: u8) -> Option<Self> {
         Some(match code {
             0x1 => Self::Optimized,

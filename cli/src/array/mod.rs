@@ -10,6 +10,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use levada_array::{Creation, Keeping, LevelWords, Opening, Pace, Reply, Request, Shows};
 use levada_export_nbd::Address;
+use levada_export_nvmet::AnaState;
 use levada_spec::Bytes;
 use std::path::PathBuf;
 
@@ -51,6 +52,15 @@ pub enum ArrayCommand {
         /// Overwrite what NEW holds
         #[arg(long)]
         overwrite: bool,
+        #[command(flatten)]
+        on: OnArray,
+    },
+    /// Say how good a path is over which hosts reach a served array by NVMe/TCP; they are told, and take others where there are better ones
+    Path {
+        /// From 1 on, in the order of --nvme
+        path: usize,
+        /// optimized, non-optimized, inaccessible, persistent-loss or change: the last three refuse what comes over it
+        state: AnaState,
         #[command(flatten)]
         on: OnArray,
     },
@@ -263,6 +273,7 @@ pub fn array(command: &ArrayCommand) -> Result<()> {
             let request = Request::Replace { member: member.clone(), new, force: *overwrite };
             work::admit(on, request, &format!("in the place of {member}"))
         }
+        ArrayCommand::Path { path, state, on } => work::set_path(on, *path, *state),
         ArrayCommand::AddSpare { new, overwrite, on } => {
             let request =
                 Request::AddSpare { new: levada_array::absolute(new)?, force: *overwrite };

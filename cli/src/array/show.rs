@@ -4,6 +4,7 @@ use crate::out::{print, say};
 use crate::status::bytes;
 use anyhow::Result;
 use levada_array::{MemberStatus, PoolStatus, Progress, Status};
+use levada_export_nvmet::AnaState;
 use std::fmt::Write;
 
 /// Prints an array.
@@ -73,7 +74,12 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
             write!(out, "  {}  open by process {}", status.uuid, by.pid)?;
             let file = by.at.iter().map(|at| at.display().to_string());
             let vhost = by.vhost.iter().map(|at| format!("vhost:{}", at.display()));
-            for place in file.chain(by.nbd.clone()).chain(by.nvme.clone()).chain(vhost) {
+            // What is as it should be need not be said.
+            let nvme = by.nvme.iter().enumerate().map(|(at, url)| match by.nvme_states.get(at) {
+                Some(state) if *state != AnaState::Optimized => format!("{url} ({state})"),
+                _ => url.clone(),
+            });
+            for place in file.chain(by.nbd.clone()).chain(nvme).chain(vhost) {
                 write!(out, ", shown as {place}")?;
             }
             writeln!(out)?;

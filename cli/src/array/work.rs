@@ -5,6 +5,7 @@ use crate::out::say;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use levada_array::{MemberStatus, OpenBy, Pace, Progress, Reply, Request, ScrubResult, Status};
+use levada_export_nvmet::AnaState;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,6 +20,18 @@ pub fn status_of(reply: Reply) -> Result<Status> {
         Reply::Status(status) => Ok(*status),
         Reply::Scrubbed(_) | Reply::Failed { .. } => {
             bail!("the array's process gave another answer than its status")
+        }
+    }
+}
+
+/// Says how good a path over NVMe/TCP is.
+pub fn set_path(on: &OnArray, path: usize, state: AnaState) -> Result<()> {
+    let status = status_of(ask(on, Request::Path { path, state })?)?;
+    match on.json {
+        true => show::print_status(&status, true),
+        false => {
+            say!("path {path} of {} is {state}", status.name);
+            Ok(())
         }
     }
 }
@@ -153,6 +166,7 @@ pub fn admit(on: &OnArray, request: Request, how: &str) -> Result<()> {
         | Request::Scrub { .. }
         | Request::Rebuild { .. }
         | Request::Fail { .. }
+        | Request::Path { .. }
         | Request::MakePool { .. }
         | Request::Volume { .. } => String::new(),
     };

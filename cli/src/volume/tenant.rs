@@ -6,6 +6,7 @@ use crate::out::{print, say};
 use crate::status::bytes;
 use anyhow::{Result, bail};
 use clap::Subcommand;
+use levada_export_nvmet::AnaState;
 use levada_node::control::{ControlReply, ControlRequest, TenantStatus};
 use levada_spec::Bytes;
 use levada_volume::Tenant;
@@ -33,6 +34,16 @@ pub enum TenantCommand {
         #[command(flatten)]
         limits: LimitArgs,
     },
+    /// Say how good a path is over which hosts reach the tenant's volumes by NVMe/TCP; they are told, and take others where there are
+    /// better ones. Until the node starts anew
+    Path {
+        /// Its name
+        tenant: Tenant,
+        /// From 1 on, in the order of `nvme` in its [[export]]
+        path: usize,
+        /// optimized, non-optimized, inaccessible, persistent-loss or change: the last three refuse what comes over it
+        state: AnaState,
+    },
     /// Forget a tenant that has no volumes, and its limits
     #[command(visible_alias = "rm")]
     Delete {
@@ -52,6 +63,12 @@ pub fn tenant(file: Option<&Path>, command: &TenantCommand) -> Result<()> {
             }
             let done = format!("tenant {tenant} has other limits now");
             ask(file, &ControlRequest::TenantSet { tenant, change, capacity_bytes })?;
+            say!("{done}");
+        }
+        TenantCommand::Path { tenant, path, state } => {
+            let (tenant, path, state) = (tenant.clone(), *path, *state);
+            let done = format!("path {path} of tenant {tenant} is {state}");
+            ask(file, &ControlRequest::TenantPath { tenant, path, state })?;
             say!("{done}");
         }
         TenantCommand::Delete { tenant } => {

@@ -130,6 +130,48 @@ fn an_array_outlives_an_enclosure_that_forgets_its_owner() {
     array.stop();
 }
 
+/// A drive that forgot who has it could be written by two.
+#[test]
+fn an_enclosure_with_damaged_reservations_does_not_start() {
+    let array = Box::new();
+    let dir = array.path(".");
+    let media = ["--files", "e1", "--size", "96MiB"];
+    let drawer = Drawer::start(&dir, "e1", &media);
+    array.ok(&["create", "far", "--level", "1", &drawer.url(1), &drawer.url(2)]);
+    drawer.stop();
+    let kept = array.path("e1/bay2.reservations");
+    let mut bytes = std::fs::read(&kept).expect("kept");
+    *bytes.last_mut().expect("a key") ^= 1;
+    std::fs::write(&kept, &bytes).expect("damaged");
+    let mut command = Command::new(LEVADA);
+    command.args(["enclosure", "serve", "e1", "--bays", "2", "--path", "127.0.0.1:0"]).args(media);
+    command.current_dir(&dir).env("LEVADA_ENCLOSURES_DIR", array.path("enclosures"));
+    let output = fixture::run(&mut command, support::LIMIT);
+    let said = said(&output);
+    assert!(output.status.code() == Some(1) && said.contains("bay2.reservations"), "{said}");
+    assert!(said.contains("checksum"), "{said}");
+}
+
+#[test]
+fn a_path_to_a_served_array_says_how_good_it_is() {
+    let mut array = Box::new();
+    array.drive("a", 64 << 20);
+    array.drive("b", 64 << 20);
+    array.ok(&["create", "near", "--level", "1", "a", "b"]);
+    let places = ["--nvme", "127.0.0.1:0", "--nvme", "127.0.0.1:0"];
+    array.serve_as(&places, "nvme+tcp://", &["a", "b"]);
+    let said = array.ok(&["path", "2", "inaccessible", "a"]);
+    assert!(said.contains("path 2 of near is inaccessible"), "{said}");
+    let status = array.json(&["show", "a"]);
+    let states = &status["open_by"]["nvme_states"];
+    assert_eq!(*states, serde_json::json!(["optimized", "inaccessible"]), "{status}");
+    assert!(array.ok(&["show", "a"]).contains("(inaccessible)"));
+    array.refused(&["path", "3", "change", "a"], &["no path 3", "there are 2"]);
+    array.ok(&["path", "2", "optimized", "a"]);
+    assert!(!array.ok(&["show", "a"]).contains("(inaccessible)"));
+    array.stop();
+}
+
 /// By their URLs, while the array is served: one that was pulled comes back, and another one waits for the next loss.
 #[test]
 fn remote_drives_are_replaced_and_added() {
@@ -174,7 +216,12 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     drawer.refused("pull", &["3"], "there is no bay 3: they are 1 to 2");
     drawer.refused("insert", &["1"], "bay 1 has its drive");
     drawer.refused("path", &["9", "down"], "there is no path 9");
+    drawer.refused("path", &["9", "ana", "change"], "there is no path 9");
     drawer.refused("power", &["on"], "the power is on");
+    drawer.ok("path", &["2", "ana", "inaccessible"]);
+    let shown = drawer.ok("show", &[]);
+    assert!(shown.contains("up, inaccessible") && shown.contains("up, optimized"), "{shown}");
+    drawer.ok("path", &["2", "up"]);
     assert!(shown.contains("0 % used, 100 % spare, 35 °C, 0 media errors"), "{shown}");
     drawer.ok("wear", &["1", "--used", "95", "--spare", "8", "--temperature", "81"]);
     drawer.ok("wear", &["1", "--media-errors", "3"]);

@@ -126,6 +126,8 @@ pub enum ArrayError {
     Rebuild { why: String },
     #[error("{array} is open already, by process {pid}")]
     OpenAlready { array: String, pid: u32 },
+    #[error("there is no path {path} over NVMe/TCP: there are {count}, numbered from 1 on")]
+    NoPath { path: usize, count: usize },
     #[error("cannot listen at {}", socket.display())]
     Desk { socket: PathBuf, source: std::io::Error },
     #[error("cannot {what}")]

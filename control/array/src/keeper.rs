@@ -21,6 +21,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::{BlockError, Device};
+use levada_export_nvmet::{self as nvmet, AnaState};
 use levada_raid::{
     self as raid, Array, Finding, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
 };
@@ -62,6 +63,8 @@ pub(crate) struct Keeper {
     pub nbd: RefCell<Vec<String>>,
     /// Where NVMe hosts find it.
     pub nvme: RefCell<Vec<String>>,
+    /// The same, as paths.
+    pub paths: RefCell<Vec<nvmet::Path>>,
     /// Sockets at which virtual machines find it.
     pub vhost: RefCell<Vec<PathBuf>>,
     rebuilds: Cell<bool>,
@@ -189,6 +192,7 @@ impl Keeper {
             at: RefCell::default(),
             nbd: RefCell::default(),
             nvme: RefCell::default(),
+            paths: RefCell::default(),
             vhost: RefCell::default(),
             rebuilds: Cell::new(rebuilds),
             pace: Cell::new(pace),
@@ -291,10 +295,18 @@ impl Keeper {
             Request::Fail { member } => self.fail(&member).await?,
             Request::Replace { member, new, force } => self.replace(&member, &new, force).await?,
             Request::AddSpare { new, force } => self.add_spare(&new, force).await?,
+            Request::Path { path, state } => self.set_path(path, state)?,
             Request::MakePool { force } => self.make_pool(force).await?,
             Request::Volume { order } => self.volumes()?.carry_out(order).await?,
         }
         Ok(Reply::Status(Box::new(self.status())))
+    }
+
+    fn set_path(&self, path: usize, state: AnaState) -> Result<(), ArrayError> {
+        let paths = self.paths.borrow();
+        let found = path.checked_sub(1).and_then(|index| paths.get(index));
+        found.ok_or(ArrayError::NoPath { path, count: paths.len() })?.set_state(state);
+        Ok(())
     }
 
     /// The volumes to be shown. `None`: it is no pool, and cannot become one from now on, as the array is shown as a whole.
@@ -596,6 +608,7 @@ impl Keeper {
             at: self.at.borrow().clone(),
             nbd: self.nbd.borrow().clone(),
             nvme: self.nvme.borrow().clone(),
+            nvme_states: self.paths.borrow().iter().map(nvmet::Path::state).collect(),
             vhost: self.vhost.borrow().clone(),
         };
         let mut status = Status {

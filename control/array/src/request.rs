@@ -4,6 +4,7 @@ use crate::error::ArrayError;
 use crate::status::{ScrubResult, Status};
 use crate::store::url_of;
 use levada_base::units::MIB;
+use levada_export_nvmet::AnaState;
 use levada_raid::Limits;
 use levada_volume::VolumeOrder;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,11 @@ pub enum Request {
     AddSpare {
         new: PathBuf,
         force: bool,
+    },
+    /// How good a path is over which hosts reach it by NVMe/TCP; from 1 on, as they are listed.
+    Path {
+        path: usize,
+        state: AnaState,
     },
     /// Makes the array a pool of volumes; with `force` also if it holds something, which is lost.
     MakePool {

@@ -218,6 +218,7 @@ impl Open {
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
         *self.keeper.nbd.borrow_mut() = shown.uris();
         *self.keeper.nvme.borrow_mut() = shown.paths();
+        *self.keeper.paths.borrow_mut() = shown.nvme_paths();
         *self.keeper.vhost.borrow_mut() = shown.sockets();
         ready(&self.keeper.status(), &shown);
         let ended = loop {
@@ -240,6 +241,7 @@ impl Open {
         *self.keeper.at.borrow_mut() = None;
         self.keeper.nbd.borrow_mut().clear();
         self.keeper.nvme.borrow_mut().clear();
+        self.keeper.paths.borrow_mut().clear();
         self.keeper.vhost.borrow_mut().clear();
         ended
     }

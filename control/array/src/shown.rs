@@ -218,6 +218,11 @@ impl Shown {
         urls.collect()
     }
 
+    /// The same, for who takes them out of service.
+    pub(crate) fn nvme_paths(&self) -> Vec<nvmet::Path> {
+        self.nvme.iter().flat_map(|nvme| nvme.paths.iter().cloned()).collect()
+    }
+
     /// Every place where it is shown, in words.
     #[must_use]
     pub fn places(&self) -> Vec<String> {

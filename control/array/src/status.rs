@@ -3,6 +3,7 @@
 use crate::level;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
+use levada_export_nvmet::AnaState;
 use levada_raid::{self as raid, MemberState, Recorded};
 use levada_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,9 @@ pub struct OpenBy {
     /// Where NVMe hosts find it, as URLs.
     #[serde(default)]
     pub nvme: Vec<String>,
+    /// How good each of those says it is.
+    #[serde(default)]
+    pub nvme_states: Vec<AnaState>,
     /// Sockets at which virtual machines find it.
     #[serde(default)]
     pub vhost: Vec<PathBuf>,

@@ -32,6 +32,9 @@ pub struct PathStatus {
     pub address: SocketAddr,
     /// `up`, `down`, `hung`, or `slow by MILLISECONDS ms`.
     pub state: String,
+    /// How good it says it is.
+    #[serde(default)]
+    pub ana: AnaState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +111,7 @@ impl Enclosure {
                 PathOrder::Hung => "hung".into(),
                 PathOrder::Slow { ms } => format!("slow by {ms} ms"),
             },
+            ana: way.path.state(),
         });
         let bays = self.bays.iter().map(|bay| BayStatus {
             bay: bay.number,
@@ -165,17 +169,24 @@ impl Enclosure {
                 Ok(())
             }
             Order::Path { path, order } => {
-                let count = self.ways.len();
-                let way = path.checked_sub(1).and_then(|index| self.ways.get(index));
-                let way = way.ok_or(Refusal::NoPath { path, count })?;
+                let way = self.way(path)?;
                 way.order.set(order);
                 if self.has_power.get() {
                     way.take(order);
                 }
                 Ok(())
             }
+            Order::PathState { path, state } => {
+                self.way(path)?.path.set_state(state);
+                Ok(())
+            }
             Order::Power { is_on } => self.power(is_on).await,
         }
+    }
+
+    fn way(&self, path: usize) -> Result<&Way, Refusal> {
+        let way = path.checked_sub(1).and_then(|index| self.ways.get(index));
+        way.ok_or(Refusal::NoPath { path, count: self.ways.len() })
     }
 
     fn bay(&self, bay: u32) -> Result<&Bay, Refusal> {

@@ -4,6 +4,7 @@ use crate::enclosure::EnclosureStatus;
 use crate::place;
 use crate::wear::WearChange;
 use levada_desk::AskError;
+use levada_export_nvmet::AnaState;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub enum Order {
     Wear { bay: u32, change: WearChange },
     /// Paths are numbered from 1 on.
     Path { path: usize, order: PathOrder },
+    /// How good a path says it is, until another order for it.
+    PathState { path: usize, state: AnaState },
     /// Of the whole enclosure.
     Power { is_on: bool },
 }

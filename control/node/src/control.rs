@@ -7,6 +7,7 @@ use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
+use levada_export_nvmet::AnaState;
 use levada_volume::qos::{Limits, LimitsChange};
 use levada_volume::{SnapshotRow, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,8 @@ pub enum ControlRequest {
     },
     /// Forgets a tenant that has no volumes.
     TenantDelete { tenant: Tenant },
+    /// How good a path is over which hosts reach a tenant's volumes by NVMe/TCP; from 1 on, as the cluster file has them.
+    TenantPath { tenant: Tenant, path: usize, state: AnaState },
     /// Answered by [`ControlReply::Tenants`].
     Tenants,
     /// Everything durable, then ends the node.
@@ -354,6 +357,9 @@ pub struct ExportStatus {
     /// Where its NVMe/TCP target listens.
     #[serde(default)]
     pub nvme: Vec<String>,
+    /// How good each of those says it is; empty before it serves.
+    #[serde(default)]
+    pub nvme_states: Vec<AnaState>,
     pub tls: bool,
     /// Connections now.
     pub clients: usize,

@@ -12,7 +12,9 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
-use levada_export_nvmet::{self as nvmet, Follower, Hosts, KeepError, Nqn, Opened, VolumeShown};
+use levada_export_nvmet::{
+    self as nvmet, AnaState, Follower, Hosts, KeepError, Nqn, Opened, VolumeShown,
+};
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
@@ -61,7 +63,7 @@ enum Now {
     /// With the task that keeps the sockets in step.
     Vhost(Rc<Sockets>, JoinHandle<()>),
     /// With the task that keeps the subsystems in step.
-    Nvme(Rc<nvmet::Target>, JoinHandle<()>),
+    Nvme(Rc<nvmet::Target>, Vec<nvmet::Path>, JoinHandle<()>),
     Ended,
 }
 
@@ -271,13 +273,32 @@ impl Exporter {
                 }
                 let prefix = format!("{}:{}:{}", nvmet::NQN_PREFIX, self.cluster, export.tenant);
                 let follower = Follower::new(Rc::clone(&target), Rc::new(volumes), &prefix, hosts)?;
-                for address in addresses {
-                    target.listen(address.0)?;
-                }
+                let paths: Result<Vec<_>, _> =
+                    addresses.iter().map(|address| target.listen(address.0)).collect();
+                let paths = paths?;
                 let running = reactor::spawn(async move { follower.run().await });
-                Ok(Now::Nvme(target, running))
+                Ok(Now::Nvme(target, paths, running))
             }
         }
+    }
+
+    /// Says how good a path to the volumes of a tenant is, by its number in the cluster file; hosts are told.
+    ///
+    /// # Errors
+    ///
+    /// How many paths there are: not that one.
+    pub fn set_path(&self, tenant: &Tenant, path: usize, state: AnaState) -> Result<(), usize> {
+        let mut count = 0;
+        let of_tenant = self.exports.iter().filter(|export| export.tenant == tenant.as_str());
+        for export in of_tenant {
+            let Now::Nvme(_, paths, _) = &*export.now.borrow() else { continue };
+            count += paths.len();
+            if let Some(path) = path.checked_sub(1).and_then(|index| paths.get(index)) {
+                path.set_state(state);
+                return Ok(());
+            }
+        }
+        Err(count)
     }
 
     /// How they are doing.
@@ -288,7 +309,7 @@ impl Exporter {
                 Now::Waits(why) => (0, Some(why.clone())),
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
-                Now::Nvme(target, _) => (target.controllers(), None),
+                Now::Nvme(target, ..) => (target.controllers(), None),
                 Now::Ended => (0, None),
             };
             let mut status = ExportStatus {
@@ -302,7 +323,12 @@ impl Exporter {
                     (status.nbd, status.tls) = (address.clone(), tls.is_some());
                 }
                 ExportWay::Vhost { directory } => status.vhost = Some(directory.clone()),
-                ExportWay::Nvme { addresses, .. } => status.nvme = addresses.clone(),
+                ExportWay::Nvme { addresses, .. } => {
+                    status.nvme = addresses.clone();
+                    if let Now::Nvme(_, paths, _) = &*export.now.borrow() {
+                        status.nvme_states = paths.iter().map(nvmet::Path::state).collect();
+                    }
+                }
             }
             status
         };
@@ -319,7 +345,7 @@ impl Exporter {
                     running.abort();
                     sockets.end().await;
                 }
-                Now::Nvme(target, running) => {
+                Now::Nvme(target, _, running) => {
                     running.abort();
                     target.end().await;
                 }

@@ -20,6 +20,7 @@ use levada_device::Drive;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
+use levada_volume::Tenant;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -68,6 +69,10 @@ pub struct Operator {
 /// Why an order cannot be carried out.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
+    #[error(
+        "tenant {tenant} has no path {path} over NVMe/TCP: there are {count}, numbered from 1 on"
+    )]
+    NoPath { tenant: Tenant, path: usize, count: usize },
     #[error("there is no drive {drive:?}; there are {known}")]
     NoSuchDrive { drive: String, known: String },
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
@@ -200,6 +205,11 @@ impl Operator {
             ControlRequest::TenantSet { tenant, change, capacity_bytes } => {
                 let set = self.volumes.set_tenant(&tenant, change, capacity_bytes);
                 set.await.map_err(Refusal::Volume)
+            }
+            ControlRequest::TenantPath { tenant, path, state } => {
+                let set =
+                    self.exports.get().map_or(Err(0), |all| all.set_path(&tenant, path, state));
+                set.map_err(|count| Refusal::NoPath { tenant, path, count })
             }
             ControlRequest::TenantDelete { tenant } => {
                 self.volumes.delete_tenant(&tenant).await.map_err(Refusal::Volume)

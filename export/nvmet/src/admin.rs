@@ -243,14 +243,15 @@ impl Admin<'_> {
                 log::changed_namespaces(&self.controller.notices.changed(asked.keeps_event))
             }
             (LogPage::Ana, Some(subsystem)) => {
-                let port = self.controller.port();
+                // That a volume is another server's is a change as well.
+                let changes = self.controller.port().changes() + u64::from(subsystem.is_lost());
                 let group = AnaGroup {
                     id: ANA_GROUP,
                     state: self.controller.ana_state(),
-                    changes: port.changes(),
+                    changes,
                     namespaces: subsystem.namespaces(),
                 };
-                log::ana(port.changes(), &[group], asked.specific & 1 != 0)
+                log::ana(changes, &[group], asked.specific & 1 != 0)
             }
             (LogPage::Reservations, Some(_)) => {
                 let page = self.controller.notices.read_reservation(asked.keeps_event);

@@ -47,7 +47,7 @@ pub use claims::{Claims, Keep, KeepError};
 pub use levada_device::nvme::{KeysError, read_keys};
 pub use levada_nvme::identify::WARNING_KELVIN;
 pub use levada_nvme::keyring::Keyring;
-pub use levada_nvme::log::{AnaState, Health, Warnings};
+pub use levada_nvme::log::{AnaState, AnaStateError, Health, Warnings};
 pub use levada_nvme::{Nqn, NqnError};
 pub use namespace::{Open, Opened, TellHealth};
 pub use port::Passage;

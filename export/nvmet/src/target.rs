@@ -162,7 +162,13 @@ impl Path {
         self.port.set_passage(passage);
     }
 
-    /// Says how good this path is; hosts are told.
+    /// How good it is, as it was said last.
+    #[must_use]
+    pub fn state(&self) -> AnaState {
+        self.port.state()
+    }
+
+    /// Says how good this path is; hosts are told, and commands over it refused where it is not to be used.
     pub fn set_state(&self, state: AnaState) {
         if self.port.set_state(state) {
             for subsystem in self.shared.subsystems.borrow().values() {

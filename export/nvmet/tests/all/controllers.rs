@@ -191,8 +191,25 @@ fn changes_are_told() {
         let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
         assert_eq!(parse_ana(&page).expect("whole")[0].state, AnaState::Inaccessible);
         assert_eq!(host.read(0, 1).await, Err(Status::ANA_INACCESSIBLE));
-        served.path.set_state(AnaState::NonOptimized);
-        assert!(host.read(0, 1).await.is_ok());
+        // Each change is told once the one before was looked at, counted, and what is refused says why.
+        for (changes, state, refused) in [
+            (2, AnaState::PersistentLoss, Some(Status::ANA_PERSISTENT_LOSS)),
+            (3, AnaState::Change, Some(Status::ANA_TRANSITION)),
+            (4, AnaState::NonOptimized, None),
+            (5, AnaState::Optimized, None),
+        ] {
+            let told = request(host.admin.new_id());
+            host.admin.begin(told, None).await;
+            served.path.set_state(state);
+            served.path.set_state(state);
+            let (event, _) = host.admin.answer(told.id(), None).await.expect("told");
+            assert_eq!(Event::of(event.result), Some(Event::AnaChanged));
+            let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
+            let group = &parse_ana(&page).expect("whole")[0];
+            assert_eq!((group.state, group.changes), (state, changes));
+            assert_eq!(u64::from_le_bytes(*page.first_chunk().expect("whole")), changes);
+            assert_eq!(host.read(0, 1).await.err(), refused, "{state}");
+        }
     });
 }
 
