@@ -48,7 +48,7 @@ const MEETING_PLACES: [&str; 14] = [
     // The thread that asks a drive of this machine for its health, for which it waits.
     "block/device/src/local_nvme.rs",
     // What tells the hosts of this process from others: chosen once, only read after that.
-    "block/device/src/nvme/options.rs",
+    "block/device/src/nvme/host.rs",
 ];
 
 const SHARED: [&str; 8] =
