@@ -33,13 +33,13 @@ pub(crate) fn specs() -> Vec<Spec> {
         Spec {
             name: "nvmet.null.seqread_tls_of_clear",
             what: "128 KiB reads over NVMe/TCP within TLS (AES-128-GCM), 16 in flight, against the same in the clear",
-            bar: Bar::AtLeast(0.3),
+            bar: Bar::None,
             take: |effort| taken(effort, Kind::Read),
         },
         Spec {
             name: "nvmet.null.seqwrite_tls_of_clear",
             what: "128 KiB writes over NVMe/TCP within TLS (AES-128-GCM), 16 in flight, against the same in the clear",
-            bar: Bar::AtLeast(0.3),
+            bar: Bar::None,
             take: |effort| taken(effort, Kind::Write),
         },
     ]

@@ -74,12 +74,6 @@ impl Wire {
         Self { received: Some(received), end: bytes.len(), ..Self::default() }
     }
 
-    /// True when all that was received was taken.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-
     fn sealed_bytes(&self) -> u64 {
         bytes_in(&self.sealed) + self.filled as u64
     }
