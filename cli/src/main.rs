@@ -2,6 +2,8 @@
 //!
 //! Every command finds the cluster the same way ([`place`]): `-f FILE`, else `levada.toml` here,
 //! else the cluster in a box under `./levada-data`.
+// What arguments are documented with is their help, where brackets mean what they mean in a shell.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 mod array;
 mod drive;

@@ -1,7 +1,7 @@
 //! The object log by itself: what shared files, small writes, age and a restart cost it.
 //!
-//! Spans last [`Effort::span`] and end with a COMMIT inside them. Where a span writes more than fits memory, the
-//! members drop the data behind the slices of the key-value store ([`Storage::KeepsFirst`]); nothing looks at it there.
+//! Spans last [`crate::harness::Effort::span`] and end with a COMMIT inside them. Where a span writes more than fits memory, the
+//! members drop the data behind the slices of the key-value store ([`crate::members::Storage::KeepsFirst`]); nothing looks at it there.
 
 mod aged;
 mod picks;
