@@ -119,6 +119,8 @@ pub struct CreateArgs {
     /// Overwrite what the drives hold: file systems, partition tables, other arrays
     #[arg(long, visible_alias = "yes")]
     force: bool,
+    #[command(flatten)]
+    power_fence: PowerFenceArgs,
     /// As JSON, for programs
     #[arg(long)]
     json: bool,
@@ -149,6 +151,16 @@ struct OpeningArgs {
     force: bool,
 }
 
+/// What keeps servers apart where drives cannot.
+#[derive(Args)]
+struct PowerFenceArgs {
+    /// Before the array is opened have this command, by /bin/sh, take the power of every other server that reaches the drives; go on
+    /// only if it succeeds. For drives without reservations, which are refused without it. It finds LEVADA_NAME, LEVADA_UUID,
+    /// LEVADA_LAST_EPOCH and LEVADA_DRIVES in its environment
+    #[arg(long = "power-fence", value_name = "COMMAND")]
+    command: Option<String>,
+}
+
 /// How fast.
 #[derive(Args)]
 struct PaceArgs {
@@ -171,6 +183,8 @@ impl PaceArgs {
 pub struct OnArray {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    power_fence: PowerFenceArgs,
     /// As JSON, for programs
     #[arg(long)]
     json: bool,
@@ -182,8 +196,13 @@ pub struct OnArray {
 impl OnArray {
     fn keeping(&self) -> Keeping {
         let OpeningArgs { degraded, force } = self.opening;
-        let opening = Opening { degraded, force };
-        Keeping { drives: self.drives.clone(), opening, pace: Pace::default(), read_slow: false }
+        Keeping {
+            drives: self.drives.clone(),
+            opening: Opening { degraded, force },
+            pace: Pace::default(),
+            read_slow: false,
+            power_fence: self.power_fence.command.clone(),
+        }
     }
 }
 
@@ -233,6 +252,8 @@ pub struct ServeArgs {
     read_slow: bool,
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    power_fence: PowerFenceArgs,
     /// All its drives
     #[arg(required = true, value_name = "DRIVE")]
     drives: Vec<PathBuf>,
@@ -292,6 +313,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         spares: args.spares,
         size_bytes: args.size.map(|bytes| bytes.0),
         force: args.force,
+        power_fence: args.power_fence.command.clone(),
         drives: args.drives.clone(),
     })?;
     for remark in &made.remarks {
@@ -314,6 +336,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         opening: Opening { degraded, force },
         pace: args.pace.pace(),
         read_slow: args.read_slow,
+        power_fence: args.power_fence.command.clone(),
     };
     let shows = Shows {
         at: args.places.at.clone(),

@@ -235,6 +235,7 @@ fn keeping(drives: &[PathBuf], degraded: bool) -> Keeping {
         opening: Opening { degraded, force: false },
         pace: Pace::default(),
         read_slow: false,
+        power_fence: None,
     }
 }
 

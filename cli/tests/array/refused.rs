@@ -13,6 +13,31 @@ fn made(name: &str) -> Box {
 }
 
 #[test]
+fn a_power_fence_comes_before_anything_else() {
+    let mut arrays = made("fenced");
+    let before = fs::read(arrays.path("d0")).expect("it is there");
+    let fails = ["serve", "--power-fence", "echo he is not off; exit 3", "--nbd", "unix:nbd"];
+    let said = arrays.refused(
+        &[&fails[..], &DRIVES[..]].concat(),
+        &[
+            "the power fence `echo he is not off; exit 3` has failed",
+            "another server may still write to fenced",
+            "exit status: 3",
+        ],
+    );
+    assert!(said.contains("he is not off"), "what the command said is not shown: {said}");
+    assert!(fs::read(arrays.path("d0")).expect("it is there") == before, "nothing was changed");
+    let notes = "env | grep ^LEVADA_ | sort > told; echo \"$LEVADA_DRIVES\" | wc -l >> told";
+    let shows = ["--power-fence", notes, "--nbd", "unix:nbd"];
+    arrays.serve_as(&shows, "nbd", &DRIVES);
+    let told = fs::read_to_string(arrays.path("told")).expect("the command ran");
+    for part in ["LEVADA_NAME=fenced\n", "LEVADA_LAST_EPOCH=1\n", "LEVADA_DRIVES=/", "/d0\n", "\n6\n"] {
+        assert!(told.contains(part), "{part:?} is missing: {told}");
+    }
+    arrays.stop();
+}
+
+#[test]
 fn impossible_geometries_are_refused_before_anything_is_made() {
     let arrays = Box::new();
     let create = ["create", "x", "--size", "24MiB"];

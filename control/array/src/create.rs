@@ -7,7 +7,7 @@ use crate::drives::{Sighted, holds, name_of, reserve, sight_all, wipe};
 use crate::error::ArrayError;
 use crate::level::LevelWords;
 use crate::status::Status;
-use crate::store::{Store, url_of};
+use crate::store::{Store, shut_out, url_of};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
@@ -38,6 +38,8 @@ pub struct Creation {
     pub size_bytes: Option<u64>,
     /// Overwrites what the drives hold.
     pub force: bool,
+    /// What shuts other servers out before anything is written, if drives cannot.
+    pub power_fence: Option<String>,
     pub drives: Vec<PathBuf>,
 }
 
@@ -95,7 +97,7 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
         // Not opened again: the kernel may hold the lock of one that was closed a moment ago.
         devices.push(match file {
             Some(file) => Store::File(Rc::new(file)),
-            None => Store::open(&drive.path).await?,
+            None => Store::open(&drive.path, plan.power_fence.is_some()).await?,
         });
     }
     let spec = spec_of(plan, level, &devices);
@@ -105,6 +107,9 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
         if bytes < needed_bytes {
             return Err(ArrayError::JournalTooSmall { bytes, needed_bytes });
         }
+    }
+    if let Some(command) = &plan.power_fence {
+        shut_out(command, &spec.name, spec.uuid, Epoch::default(), &plan.drives, &devices).await?;
     }
     let remarks = remarks(&sighted, &devices);
     clear(plan, &sighted, &devices).await?;

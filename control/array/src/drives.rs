@@ -215,10 +215,15 @@ pub(crate) async fn wipe(device: &dyn Device) -> Result<(), ArrayError> {
     Ok(device.flush().await?)
 }
 
-/// Opens a drive that is to become a member of `array`, and sees to it that it is nobody's.
-pub(crate) async fn take(path: &Path, array: Uuid, force: bool) -> Result<Store, ArrayError> {
+/// Opens a drive that is to become a member of `array`, and sees to it that it is nobody's. `has_power_fence`: as for [`Store::open`].
+pub(crate) async fn take(
+    path: &Path,
+    array: Uuid,
+    force: bool,
+    has_power_fence: bool,
+) -> Result<Store, ArrayError> {
     let sighted = sight(path)?;
-    let store = Store::open(path).await?;
+    let store = Store::open(path, has_power_fence).await?;
     let device = store.device();
     if let Some(holds) = holds(&*device, &sighted, Some(array)).await? {
         if !force {

@@ -3,7 +3,7 @@
 use crate::level::LevelError;
 use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
-use levada_desk::AskError;
+use levada_desk::{AskError, PowerFenceError};
 use levada_device::nvme::{KeysError, NamespaceError, UrlError};
 use levada_device::{BlockError, FileDeviceError};
 use levada_export_file::ExportError;
@@ -28,9 +28,11 @@ pub enum ArrayError {
     Url { url: String, source: UrlError },
     /// Nothing would keep another process from writing there as well.
     #[error(
-        "{url}: the target has no reservations, by which the servers of an array are kept apart"
+        "{url}: the target has no reservations, by which the servers of an array are kept apart; where a command can take the          power of every other server, give that: --power-fence COMMAND"
     )]
     Unguarded { url: String },
+    #[error(transparent)]
+    PowerFence(#[from] PowerFenceError),
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} and {} are the same drive", first.display(), second.display())]

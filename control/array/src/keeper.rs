@@ -14,7 +14,7 @@ use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::run::Keeping;
 use crate::status::{self, Io, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};
-use crate::store::Store;
+use crate::store::{Store, shut_out};
 use crate::volumes::Volumes;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::ids::Uuid;
@@ -85,6 +85,8 @@ pub(crate) struct Keeper {
     deciding: Rc<Semaphore>,
     /// Who opened the array: drives that join are opened there.
     group: Group,
+    /// Drives without reservations may join.
+    has_power_fence: bool,
 }
 
 /// What the array is to those who use it.
@@ -119,18 +121,24 @@ impl Keeper {
         rebuilds: bool,
     ) -> Result<Rc<Self>, ArrayError> {
         let Keeping { opening, pace, .. } = *keeping;
+        let power_fence = keeping.power_fence.as_deref();
         let sighted = sight_all(paths)?;
         let recorded = array_of(&sighted)?;
         check_members(&recorded, &sighted)?;
         let mut drives = Vec::new();
         for drive in &sighted {
             let Some(member) = drive.member_uuid() else { continue };
-            let store = Store::open(&drive.path).await?;
+            let store = Store::open(&drive.path, power_fence.is_some()).await?;
             drives.push(Drive { path: drive.path.clone(), store, member });
+        }
+        if let Some(command) = power_fence {
+            let stores: Vec<Store> = drives.iter().map(|drive| drive.store.clone()).collect();
+            let Recorded { name, uuid, order, .. } = &recorded;
+            shut_out(command, name, *uuid, order.0, paths, &stores).await?;
         }
         let devices: Vec<Rc<dyn Device>> =
             drives.iter().map(|drive| drive.store.device()).collect();
-        // Files are locked now: nobody changes what was seen.
+        // Files are locked now, or all others shut out: nobody changes what was seen.
         let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
         let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
         if !opening.degraded && !opening.force {
@@ -206,6 +214,7 @@ impl Keeper {
             content: RefCell::new(content),
             deciding: Semaphore::new(1),
             group: reactor::current_group(),
+            has_power_fence: power_fence.is_some(),
         });
         if rebuilds && keeper.array.status().scrubbed_below > 0 {
             tracing::info!(array = keeper.name(), "the scrub that was interrupted goes on");
@@ -548,8 +557,8 @@ impl Keeper {
             }
             // What its connections need outlives who asks for it, and the desk: the array is closed after that.
             None => {
-                let (new, array) = (new.to_owned(), self.uuid());
-                let taking = async move { take(&new, array, force).await };
+                let (new, array, fence) = (new.to_owned(), self.uuid(), self.has_power_fence);
+                let taking = async move { take(&new, array, force, fence).await };
                 let taken = reactor::spawn_in(&self.group, taking).await;
                 taken.ok_or(ArrayError::Interrupted)??
             }

@@ -46,7 +46,8 @@ pub fn show(drives: &[PathBuf]) -> Result<Status, ArrayError> {
         let report = reactor.block_on(async {
             let mut stores = Vec::new();
             for drive in &sighted {
-                stores.push(Store::open(&drive.path).await?);
+                // Nothing is written.
+                stores.push(Store::open(&drive.path, true).await?);
             }
             let devices: Vec<Rc<dyn Device>> = stores.iter().map(Store::device).collect();
             let report = RaidArray::examine(array.uuid, &devices, false).await;

@@ -41,6 +41,8 @@ pub struct Keeping {
     pub pace: Pace,
     /// Members that are much slower than the others are read like these.
     pub read_slow: bool,
+    /// What shuts other servers out before the array is taken, if drives cannot.
+    pub power_fence: Option<String>,
 }
 
 /// Carries `work` out with whoever has the array open, and opens it for that where nobody has. `work` is given the

@@ -1,17 +1,19 @@
 //! What a drive is opened as: a file or block device of this machine, or a namespace of a remote subsystem.
 //!
-//! What always holds: one process at a time has a drive. A file is locked; a namespace is reserved when its array fences it, and one that
-//! cannot be is not opened for an array. A target that forgets its reservations is believed what the superblocks say.
+//! What always holds: one process at a time has a drive. A file is locked; a namespace is reserved when its array fences it. One that
+//! cannot be is opened for an array only where a power fence shuts other servers out. A target that forgets its reservations is believed what the superblocks say.
 
 use crate::error::ArrayError;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
+use levada_desk::{PowerFenceError, Taking, power_fence};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Witness};
 use levada_device::{BlockError, Device, FileDevice};
 use levada_raid::Recorded;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// An open drive.
 #[derive(Clone)]
@@ -34,14 +36,14 @@ async fn connect(url: &NvmeUrl) -> Result<NvmeNamespace, ArrayError> {
 }
 
 impl Store {
-    /// Opens a drive for an array.
-    pub async fn open(path: &Path) -> Result<Self, ArrayError> {
+    /// Opens a drive for an array. `has_power_fence`: it may be one without reservations.
+    pub async fn open(path: &Path, has_power_fence: bool) -> Result<Self, ArrayError> {
         let Some(url) = url_of(path) else {
             return Ok(Self::File(Rc::new(FileDevice::open(path)?)));
         };
         let url = url?;
         let device = connect(&url).await?;
-        if !device.has_reservations() {
+        if !device.has_reservations() && !has_power_fence {
             device.close().await;
             return Err(ArrayError::Unguarded { url: url.to_string() });
         }
@@ -91,6 +93,15 @@ impl Store {
         }
     }
 
+    /// How long after another server is gone something of it may still reach the drive.
+    pub fn settle(&self) -> Duration {
+        match self {
+            Self::Remote(namespace, _) if !namespace.has_reservations() => namespace.settle(),
+            // What is preempted is refused; what the kernel has of a process that is gone, it has written before it lets go of the lock.
+            Self::Remote(..) | Self::File(_) => Duration::ZERO,
+        }
+    }
+
     /// True where nobody is kept out before the drive is fenced.
     pub fn is_remote(&self) -> bool {
         match self {
@@ -135,6 +146,25 @@ impl Store {
             namespace.close().await;
         }
     }
+}
+
+/// Has the power fence shut everybody else out of an array, of which `last` was the latest owner.
+pub(crate) async fn shut_out(
+    command: &str,
+    name: &str,
+    array: Uuid,
+    last: Epoch,
+    paths: &[PathBuf],
+    stores: &[Store],
+) -> Result<(), PowerFenceError> {
+    let taking = Taking {
+        name: name.to_owned(),
+        uuid: array.to_string(),
+        last,
+        drives: paths.iter().map(|path| path.display().to_string()).collect(),
+        settle: stores.iter().map(Store::settle).max().unwrap_or_default(),
+    };
+    power_fence(command, &taking).await
 }
 
 /// What there is to see of a remote drive: its names, its length and its first blocks.

@@ -1,14 +1,21 @@
-//! A desk: where a running process answers what other programs ask, a line of JSON each way over a
+//! How a running process gets on with other programs: a desk, and orders.
+//!
+//! A desk is where it answers what other programs ask, a line of JSON each way over a
 //! Unix socket. Whose questions they are, a node's or an array's, is for its clerk to say.
 //!
 //! Nothing here touches the data path; a slow or rude program costs a task and 64 KiB. After a crash
 //! the socket stays and answers nobody; whoever knows that its process is gone opens the desk anew.
+//!
+//! An order goes the other way: a command of the operator's that the process has to have carried out ([`power_fence()`]).
 
 mod ask;
+mod order;
 mod place;
+mod power_fence;
 
 pub use ask::{AskError, ask};
 pub use place::{directory, make_directory};
+pub use power_fence::{PowerFenceError, Taking, power_fence};
 
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::{self, Group, net};

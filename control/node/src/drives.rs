@@ -10,7 +10,8 @@
 //! - A drive of another cluster is never written to, unless the operator says so for that drive or
 //!   for the whole cluster. Beside drives of this cluster it counts as absent.
 //! - A drive on the network is written to only once every earlier owner is shut out, and the epoch of a start is after
-//!   that of any owner which such a drive knows, whatever labels say.
+//!   that of any owner which such a drive knows, whatever labels say. Where drives cannot shut owners out, a power fence does, before
+//!   labels are believed.
 
 use crate::control::PathStatus;
 use crate::fit::{self, FitError};
@@ -19,6 +20,7 @@ use futures_util::future::{LocalBoxFuture, join_all, ready};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
+use levada_desk::PowerFenceError;
 use levada_device::{
     BlockError, Device, Drive, DriveError, DriveIdentity, HealthPage, Label, Overwrite, SliceEntry,
     SliceKind, read_label,
@@ -72,6 +74,20 @@ pub trait DriveSource {
     /// The latest owner, other than this process, of whom a drive that is open itself knows.
     fn owner<'a>(&'a self, _drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
         Box::pin(ready(Epoch::default()))
+    }
+
+    /// Shuts other servers out of drives that cannot do that themselves, of which `last` was the latest owner. False where nobody asks
+    /// for that.
+    ///
+    /// # Errors
+    ///
+    /// What has failed: others may still write.
+    fn shut_out<'a>(
+        &'a self,
+        _cluster: Option<Uuid>,
+        _last: Epoch,
+    ) -> LocalBoxFuture<'a, Result<bool, PowerFenceError>> {
+        Box::pin(ready(Ok(false)))
     }
 
     /// The paths to a drive on the network that is open.
@@ -247,6 +263,8 @@ pub enum DrivesError {
          uses it any more: `levada down` and `levada up`, which takes an epoch after that one, and the same command again"
     )]
     Reserved { drive: String, ours: Epoch, seen: Epoch },
+    #[error(transparent)]
+    PowerFence(#[from] PowerFenceError),
     /// A drive cannot be labelled or fenced.
     #[error("drive {drive}: {source}")]
     Drive { drive: String, source: Box<DriveError> },
@@ -284,13 +302,50 @@ enum Found {
     Nothing(NoDevice),
 }
 
+impl Found {
+    async fn on(device: Rc<dyn Device>) -> Self {
+        match read_label(&*device).await {
+            Ok(label) => Self::Labelled(device, label),
+            Err(error) => Self::Blank(device, error),
+        }
+    }
+
+    /// As it is by now.
+    async fn again(self) -> Self {
+        match self {
+            Self::Labelled(device, _) | Self::Blank(device, _) => Self::on(device).await,
+            nothing @ Self::Nothing(_) => nothing,
+        }
+    }
+
+    fn label(&self) -> Option<&Label> {
+        match self {
+            Self::Labelled(_, label) => Some(label),
+            Self::Blank(..) | Self::Nothing(_) => None,
+        }
+    }
+}
+
 async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
     match source.open(spec).await {
         Err(none) => Found::Nothing(none),
-        Ok(device) => match read_label(&*device).await {
-            Ok(label) => Found::Labelled(device, label),
-            Err(error) => Found::Blank(device, error),
-        },
+        Ok(device) => Found::on(device).await,
+    }
+}
+
+/// What there is at the places of the cluster's drives. Where that is something, nobody else writes to them any more.
+async fn look_at_all(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+) -> Result<Vec<Found>, DrivesError> {
+    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    let labels = || found.iter().filter_map(Found::label);
+    let Some(last) = labels().map(|label| label.owner_epoch).max() else { return Ok(found) };
+    let cluster = labels().map(|label| label.cluster_uuid).next();
+    match source.shut_out(cluster, last).await? {
+        // They may have written until then.
+        true => Ok(join_all(found.into_iter().map(Found::again)).await),
+        false => Ok(found),
     }
 }
 
@@ -307,7 +362,7 @@ pub async fn take(
     segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    let found = look_at_all(source, cluster).await?;
     let known = named_like(cluster, &found);
     let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
     if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
@@ -343,7 +398,7 @@ pub async fn take_existing(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
 ) -> Result<Drives, DrivesError> {
-    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    let found = look_at_all(source, cluster).await?;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });

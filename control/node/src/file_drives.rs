@@ -9,6 +9,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
+use levada_desk::{PowerFenceError, Taking, power_fence};
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, HealthPage, ModelDevice, Prepare,
     VolatileDevice,
@@ -42,7 +43,8 @@ impl FileDrives {
     #[must_use]
     pub fn new(loaded: Loaded, state: StateDir) -> Self {
         let patient_until = reactor::now() + LET_GO_LIMIT;
-        let (opened, remote) = (RefCell::default(), RemoteDrives::new());
+        let has_power_fence = loaded.cluster.power_fence.is_some();
+        let (opened, remote) = (RefCell::default(), RemoteDrives::new(has_power_fence));
         Self { loaded, state, patient_until, opened, remote }
     }
 
@@ -101,6 +103,25 @@ fn unusable(error: &FileDeviceError) -> NoDevice {
 }
 
 impl DriveSource for FileDrives {
+    fn shut_out<'a>(
+        &'a self,
+        cluster: Option<Uuid>,
+        last: Epoch,
+    ) -> LocalBoxFuture<'a, Result<bool, PowerFenceError>> {
+        Box::pin(async move {
+            let file = &self.loaded.cluster;
+            let Some(command) = &file.power_fence else { return Ok(false) };
+            let taking = Taking {
+                name: file.name.clone(),
+                uuid: cluster.map_or_else(String::new, |uuid| uuid.to_string()),
+                last,
+                drives: file.drives.iter().map(|drive| drive.path.display().to_string()).collect(),
+                settle: self.remote.settle(),
+            };
+            power_fence(command, &taking).await.map(|()| true)
+        })
+    }
+
     fn cluster(&self) -> Option<Uuid> {
         self.state.cluster()
     }

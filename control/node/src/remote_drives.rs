@@ -1,7 +1,7 @@
 //! Drives on the network: namespaces of the subsystems that a cluster file names, reserved where drives of this machine are locked.
 //!
 //! What always holds:
-//! - A drive that could not be reserved is not opened: nothing would keep two servers apart.
+//! - A drive that cannot be reserved is opened only where a power fence keeps two servers apart.
 //! - A namespace is open once, whatever numbers and subsystems it is reached by. It is opened anew only when what it was open as has lost
 //!   every path; each opening is another host to the target, so that what the earlier one left under way is shut out when the
 //!   new one is fenced.
@@ -28,6 +28,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub(crate) struct RemoteDrives {
     /// Until then, an enclosure that does not answer is asked again.
     patient_until: Instant,
+    has_power_fence: bool,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
     /// What was opened, as long as somebody uses it; the latest comes last.
@@ -69,9 +70,19 @@ async fn connect(url: NvmeUrl, patient_until: Instant) -> Result<NvmeNamespace, 
 }
 
 impl RemoteDrives {
-    pub fn new() -> Self {
+    /// `has_power_fence`: something else keeps other servers away from drives without reservations.
+    pub fn new(has_power_fence: bool) -> Self {
         let patient_until = reactor::now() + AWAY_LIMIT;
-        Self { patient_until, tasks: Group::new(), opened: RefCell::default() }
+        let (tasks, opened) = (Group::new(), RefCell::default());
+        Self { patient_until, has_power_fence, tasks, opened }
+    }
+
+    /// How long after another server is gone something of it may still reach a drive that is open.
+    pub fn settle(&self) -> Duration {
+        let opened = self.opened.borrow();
+        let there = opened.iter().filter_map(|opened| opened.namespace.upgrade());
+        let unguarded = there.filter(|namespace| !namespace.has_reservations());
+        unguarded.map(|namespace| namespace.settle()).max().unwrap_or_default()
     }
 
     /// Opens the namespace of a drive.
@@ -87,9 +98,10 @@ impl RemoteDrives {
         let connecting = connect(url.clone(), self.patient_until);
         let connected = reactor::spawn_in(&self.tasks, connecting).await;
         let namespace = connected.unwrap_or_else(|| Err(unusable("the node ends")))?;
-        if !namespace.has_reservations() {
+        if !namespace.has_reservations() && !self.has_power_fence {
             namespace.close().await;
-            let lack = "has no reservations, and nothing would keep two servers from writing to it";
+            let lack = "has no reservations, and nothing would keep two servers from writing to it; where a command can take \
+                        the power of every other server, give it as `power_fence` in [cluster]";
             return Err(unusable(format!("{url} {lack}")));
         }
         if let Some(twin) = self.twin(&url, &namespace) {
@@ -230,7 +242,7 @@ mod tests {
             let path = target.listen(([127, 0, 0, 1], 0).into()).expect("listens");
             target.begin();
             let at = path.address();
-            let drives = RemoteDrives::new();
+            let drives = RemoteDrives::new(false);
             let first = drive("e1-1", format!("nvme+tcp://{at}/nqn.x:a?ns=1"));
             let second = drive("e1-2", format!("nvme+tcp://{at}/nqn.x:a?ns=2"));
             let twin = drive("e2-7", format!("nvme+tcp://{at}/nqn.x:b?ns=7"));
@@ -251,7 +263,7 @@ mod tests {
             assert_eq!(drives.owner(&first).await, Epoch(5), "of the one before");
             anew.fence(Epoch(6)).await.expect("later");
             // Opened once more under the same epoch, as one that vanished is: what the earlier one still sends is refused.
-            let others = RemoteDrives::new();
+            let others = RemoteDrives::new(false);
             let once_more = others.open(&first).await.expect("elsewhere");
             once_more.fence(Epoch(6)).await.expect("not earlier");
             let block = || BufMut::zeroed(BLOCK_BYTES as usize).freeze().into_vec();

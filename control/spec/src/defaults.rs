@@ -87,6 +87,7 @@ impl ClusterFile {
         Ok(ClusterFile {
             name: "box".into(),
             state_dir: "state".into(),
+            power_fence: None,
             hosts: Vec::new(),
             enclosures: (0..BOX_ENCLOSURES)
                 .map(|i| EnclosureSpec { name: format!("e{i}"), host: None, url: None })

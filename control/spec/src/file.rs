@@ -30,6 +30,8 @@ pub struct ClusterFile {
     pub name: String,
     /// Where a node keeps sockets, its process id and its log; relative to the cluster file.
     pub state_dir: PathBuf,
+    /// What takes the power of every other server that reaches the drives, by `/bin/sh`; `None`: drives keep servers apart themselves.
+    pub power_fence: Option<String>,
     /// The machines; empty means "the machine that reads this file".
     pub hosts: Vec<HostSpec>,
     /// Groups of drives that fail together, in file order.

@@ -63,7 +63,7 @@ const FILE_KEYS: &[&str] = &[
 ];
 /// Bytes of the name of an NVMe host.
 const NQN_MOST: usize = 223;
-const CLUSTER_KEYS: &[&str] = &["name", "state_dir"];
+const CLUSTER_KEYS: &[&str] = &["name", "state_dir", "power_fence"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
@@ -213,6 +213,7 @@ impl Reader<'_> {
         let mut cluster = ClusterFile {
             name: "levada".into(),
             state_dir: "state".into(),
+            power_fence: None,
             hosts: Vec::new(),
             enclosures: Vec::new(),
             drives: Vec::new(),
@@ -229,6 +230,7 @@ impl Reader<'_> {
         if let Some(table) = self.table(root, "cluster", Node::Cluster, "[cluster]", CLUSTER_KEYS) {
             cluster.name = self.name(table).unwrap_or_default();
             cluster.state_dir = self.text_of(table, "state_dir").unwrap_or("state".into()).into();
+            cluster.power_fence = self.text_of(table, "power_fence");
         } else if !root.keys.contains_key("cluster") {
             let missing = ProblemKind::MissingTable {
                 table: "[cluster]",

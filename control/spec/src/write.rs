@@ -48,6 +48,9 @@ impl ClusterFile {
         writeln!(out, "\n[cluster]\nname = {}", quoted(&self.name))?;
         writeln!(out, "# Sockets, process id and log of the node.")?;
         writeln!(out, "state_dir = {}", quoted_path(&self.state_dir))?;
+        if let Some(command) = &self.power_fence {
+            writeln!(out, "power_fence = {}", quoted(command))?;
+        }
         for host in &self.hosts {
             let addresses: Vec<String> =
                 host.addresses.iter().map(|address| quoted(address)).collect();

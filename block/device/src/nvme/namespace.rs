@@ -39,6 +39,7 @@ use levada_tls::{Connector, Unusable};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// A command has no more data than this, also where it could.
 const COMMAND_BYTES_MAX: u64 = MIB;
@@ -266,6 +267,13 @@ impl<N: Network> NvmeNamespace<N> {
     #[must_use]
     pub fn has_reservations(&self) -> bool {
         self.known.identity.has_reservations && self.has(OptionalCommands::RESERVATIONS)
+    }
+
+    /// How long changes that another host has sent may still be carried out once that is gone, without reservations that would shut
+    /// them out.
+    #[must_use]
+    pub fn settle(&self) -> Duration {
+        self.paths.settle()
     }
 
     /// The latest owner of which the target knows, but for this process.

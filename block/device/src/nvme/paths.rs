@@ -37,6 +37,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// A path that does not reach the namespace is looked at again so often.
+/// Of a target that is not there to be asked: the largest that is known (SPDK's).
+const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between tries of a command that a path refuses.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
@@ -721,6 +723,14 @@ impl<N: Network> Paths<N> {
                 return Err(OrderError::Block(last_error));
             }
         }
+    }
+
+    /// How long what a host has sent may still be carried out once that is gone; see `unsettled`.
+    pub fn settle(&self) -> Duration {
+        let unit_ms = self.best(None).map_or(KEEP_ALIVE_UNIT_MS_MAX, |(_, controller)| {
+            controller.identity.keep_alive_unit_ms
+        });
+        self.options.timing.settle(unit_ms)
     }
 
     /// The page of health, of the namespace where each has its own, from any path.

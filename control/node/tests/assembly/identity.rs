@@ -4,11 +4,14 @@ use crate::shelf::{
     Shelf, changed, cluster_file, head_and_tail, heads, operator, read_file, served, start,
     start_over, status, write_file,
 };
+use futures_util::future::{join_all, ready};
+use levada_base::Epoch;
 use levada_base::reactor::Reactor;
-use levada_device::Faults;
+use levada_device::{Faults, read_label};
 use levada_node::assembly::AssemblyError;
 use levada_node::drives::{DrivesError, MayOverwrite};
 use levada_spec::{Bytes, ClusterFile, Level, ParityKind, SliceSize, Spread};
+use std::cell::Cell;
 use std::rc::Rc;
 
 #[test]
@@ -306,5 +309,42 @@ fn what_may_change_may() {
         }
         cluster.stop().await;
         served(&shelf, read_file).await;
+    });
+}
+
+#[test]
+fn drives_are_believed_only_once_others_are_shut_out() {
+    Reactor::simulated(31).block_on(async {
+        let shelf = Shelf::default();
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |last| {
+            assert_eq!(last, Epoch(1), "the latest owner by the labels");
+            count.set(count.get() + 1);
+            Box::pin(ready(false))
+        }));
+        // Nobody can have new drives.
+        served(&shelf, write_file).await;
+        assert_eq!(asked.get(), 0);
+        let drives: Vec<_> = shelf.drives.borrow().values().cloned().collect();
+        let before = join_all(drives.iter().map(|drive| head_and_tail(drive))).await;
+        let error = start(cluster_file(), &shelf).await.err().expect("others may write");
+        assert!(matches!(error, AssemblyError::Drives(DrivesError::PowerFence(_))), "{error}");
+        assert_eq!(asked.get(), 1);
+        let after = join_all(drives.iter().map(|drive| head_and_tail(drive))).await;
+        assert!(before == after, "not a byte was written");
+
+        // Until its power goes, another server takes the cluster.
+        let other = Rc::new(Shelf { drives: shelf.drives.clone(), ..Shelf::default() });
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |_| {
+            let other = Rc::clone(&other);
+            Box::pin(async move {
+                served(&other, read_file).await;
+                true
+            })
+        }));
+        served(&shelf, read_file).await;
+        let label = read_label(&*drives[0]).await.expect("a label");
+        assert_eq!(label.owner_epoch, Epoch(3), "after that server's");
     });
 }

@@ -1,11 +1,13 @@
 //! Drives in memory, and a cluster assembled on them.
 
 use futures_util::future::LocalBoxFuture;
+use levada_base::Epoch;
 use levada_base::ids::{Ino, Uuid};
 use levada_base::reactor::{self, Group, random_u64};
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig, housekeeper};
+use levada_desk::PowerFenceError;
 use levada_device::{Device, FaultDevice, Faults, RamDevice, VolatileDevice};
 use levada_node::assembly::{self, AssemblyError, Cluster, Service, StartOptions, Tuning};
 use levada_node::control::{ControlReply, ControlRequest};
@@ -41,7 +43,11 @@ pub struct Shelf {
     pub faults: RefCell<BTreeMap<String, Faults>>,
     /// Where drives lose what was not flushed when the power goes: those that were opened.
     pub volatile: Option<RefCell<Vec<Rc<VolatileDevice>>>>,
+    /// Shuts others out, and says whether that went well.
+    pub power_fence: RefCell<Option<PowerFence>>,
 }
+
+type PowerFence = Box<dyn Fn(Epoch) -> LocalBoxFuture<'static, bool>>;
 
 impl Shelf {
     /// Of drives that lose what was not flushed when the power goes.
@@ -108,6 +114,19 @@ impl DriveSource for Shelf {
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
         let made = self.cached(made);
         Box::pin(async move { Ok(made) })
+    }
+
+    fn shut_out<'a>(
+        &'a self,
+        _cluster: Option<Uuid>,
+        last: Epoch,
+    ) -> LocalBoxFuture<'a, Result<bool, PowerFenceError>> {
+        let fencing = self.power_fence.borrow().as_ref().map(|fence| fence(last));
+        Box::pin(async move {
+            let Some(fencing) = fencing else { return Ok(false) };
+            let [command, name, why] = ["off", "box", "no answer"].map(String::from);
+            fencing.await.then_some(true).ok_or(PowerFenceError { command, name, why })
+        })
     }
 
     fn in_place(&self, drive: &DriveSpec) -> bool {
