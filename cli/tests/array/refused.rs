@@ -31,7 +31,9 @@ fn a_power_fence_comes_before_anything_else() {
     let shows = ["--power-fence", notes, "--nbd", "unix:nbd"];
     arrays.serve_as(&shows, "nbd", &DRIVES);
     let told = fs::read_to_string(arrays.path("told")).expect("the command ran");
-    for part in ["LEVADA_NAME=fenced\n", "LEVADA_LAST_EPOCH=1\n", "LEVADA_DRIVES=/", "/d0\n", "\n6\n"] {
+    for part in
+        ["LEVADA_NAME=fenced\n", "LEVADA_LAST_EPOCH=1\n", "LEVADA_DRIVES=/", "/d0\n", "\n6\n"]
+    {
         assert!(told.contains(part), "{part:?} is missing: {told}");
     }
     arrays.stop();
