@@ -5,6 +5,7 @@ use crate::status::bytes;
 use anyhow::Result;
 use levada_array::{MemberStatus, PoolStatus, Progress, Status};
 use levada_export_nvmet::AnaState;
+use levada_health::DriveHealth;
 use std::fmt::Write;
 
 /// Prints an array.
@@ -164,7 +165,19 @@ fn draw_member(member: &MemberStatus, out: &mut String) -> std::fmt::Result {
         }
     }
     match &member.path {
-        Some(path) => writeln!(out, "  {}", path.display()),
-        None => writeln!(out),
+        Some(path) => writeln!(out, "  {}", path.display())?,
+        None => writeln!(out)?,
+    }
+    if let Some(health) = &member.health {
+        let celsius = health.celsius.map_or_else(String::new, |celsius| format!("{celsius} °C, "));
+        let DriveHealth { used_percent, spare_percent, media_errors, .. } = health;
+        writeln!(
+            out,
+            "      {celsius}{used_percent} % of its endurance used, spare {spare_percent} %, {media_errors} media errors"
+        )?;
+    }
+    match &member.problem {
+        Some(problem) => writeln!(out, "      ! {problem}"),
+        None => Ok(()),
     }
 }

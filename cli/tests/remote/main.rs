@@ -201,6 +201,23 @@ fn remote_drives_are_replaced_and_added() {
     array.ok(&["scrub", urls[1]]);
     check(&file, 2, 16);
     drop(file);
+
+    // A drive wears out: the array says so while it lasts.
+    drawers[0].ok("wear", &["2", "--used", "95", "--media-errors", "2"]);
+    let shown = array.ok(&["show", urls[1]]);
+    for part in [
+        "95 % of its endurance used, spare 100 %, 2 media errors",
+        "! 95 % of its endurance is used; `levada array fail`, and `levada array replace` with another",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let status = array.json(&["show", urls[1]]);
+    let health = |index: usize| &status["members"][index]["health"];
+    assert_eq!(health(1)["complaints"], serde_json::json!(["worn", "media-errors"]), "{status}");
+    assert_eq!(health(0)["complaints"], serde_json::json!([]), "{status}");
+    assert!(array.log().contains("a drive is not well"), "{}", array.log());
+    drawers[0].ok("wear", &["2", "--used", "3"]);
+    assert!(!array.ok(&["show", urls[1]]).contains("of its endurance is used"));
     array.stop();
 }
 

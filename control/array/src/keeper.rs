@@ -22,9 +22,11 @@ use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::{BlockError, Device};
 use levada_export_nvmet::{self as nvmet, AnaState};
+use levada_health::{Record, Watch};
 use levada_raid::{
     self as raid, Array, Finding, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
 };
+use levada_spec::HealthSpec;
 use levada_volume::{Anyway, Pool, PoolError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -35,6 +37,9 @@ use std::time::Duration;
 
 /// Between two tries of a rebuild that failed although the array goes on.
 const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// What helps where a drive is not well.
+const ANOTHER: &str = "`levada array fail`, and `levada array replace` with another";
 
 /// What may be missing when an array is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +92,8 @@ pub(crate) struct Keeper {
     group: Group,
     /// Drives without reservations may join.
     has_power_fence: bool,
+    /// Of the drives, by the names of members.
+    pub health: Watch,
 }
 
 /// What the array is to those who use it.
@@ -215,6 +222,7 @@ impl Keeper {
             deciding: Semaphore::new(1),
             group: reactor::current_group(),
             has_power_fence: power_fence.is_some(),
+            health: Watch::default(),
         });
         if rebuilds && keeper.array.status().scrubbed_below > 0 {
             tracing::info!(array = keeper.name(), "the scrub that was interrupted goes on");
@@ -244,6 +252,23 @@ impl Keeper {
                 keeper.changed.notify_all();
             }
         });
+    }
+
+    /// Has members tell of their health, as long as this is polled.
+    pub async fn look_after_health(self: Rc<Self>) {
+        let in_use = || {
+            let drives = self.drives.borrow();
+            let members = self.array.status().members.into_iter();
+            let used = members.filter(|member| member.state.is_live()).filter_map(|member| {
+                let drive = drives.iter().find(|drive| drive.member == member.uuid)?;
+                Some((member.name, drive.store.clone()))
+            });
+            used.collect()
+        };
+        let worn_percent = HealthSpec::default().used_percent;
+        self.health
+            .run(in_use, async |store: &Store| store.look_at_health().await, worn_percent)
+            .await;
     }
 
     /// Rebuilds what waits for it, as long as this is polled.
@@ -296,7 +321,7 @@ impl Keeper {
 
     async fn carry_out(&self, request: Request) -> Result<Reply, ArrayError> {
         match request {
-            Request::Show => {}
+            Request::Show => self.health.refresh().await,
             Request::Scrub { pace, restart } => {
                 return Ok(Reply::Scrubbed(self.scrub(pace, restart).await?));
             }
@@ -606,6 +631,8 @@ impl Keeper {
             rebuilt_percent: status::percent_of(member.state, slots),
             slow: member.slow,
             io: Some(Io::from(member)),
+            health: self.health.with(&member.name, Record::shown),
+            problem: self.health.with(&member.name, |record| record.problem(ANOTHER)).flatten(),
         };
         let since =
             |begun: &Cell<Option<Instant>>| begun.get().map_or(Duration::ZERO, Instant::elapsed);

@@ -4,6 +4,7 @@ use crate::level;
 use levada_base::ids::Uuid;
 use levada_base::meter::Latency;
 use levada_export_nvmet::AnaState;
+use levada_health::DriveHealth;
 use levada_raid::{self as raid, MemberState, Recorded};
 use levada_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
@@ -113,6 +114,12 @@ pub struct MemberStatus {
     #[serde(default)]
     pub slow: bool,
     pub io: Option<Io>,
+    /// As its drive says itself; `None` where it does not, or the array is not open.
+    #[serde(default)]
+    pub health: Option<DriveHealth>,
+    /// What is the matter with it by that, and what helps.
+    #[serde(default)]
+    pub problem: Option<String>,
 }
 
 /// What a member has done since the array was opened.
@@ -246,6 +253,8 @@ impl Status {
                 rebuilt_percent: percent_of(member.state, slots),
                 slow: false,
                 io: None,
+                health: None,
+                problem: None,
             })
             .collect();
         let whole = members.iter().filter(|m| m.role.is_some() && m.state == "in-sync").count();

@@ -9,7 +9,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
 use levada_desk::{PowerFenceError, Taking, power_fence};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Witness};
-use levada_device::{BlockError, Device, FileDevice};
+use levada_device::{BlockError, Device, FileDevice, HealthPage};
 use levada_raid::Recorded;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -128,6 +128,14 @@ impl Store {
         };
         let owner = Rc::new(owner);
         namespace.recognise_owner_by(Witness { bytes: 2 * Recorded::BYTES, owner });
+    }
+
+    /// What the drive says of its health, now; `None`: it does not tell.
+    pub async fn look_at_health(&self) -> Option<HealthPage> {
+        match self {
+            Self::File(file) => file.look_at_health().await,
+            Self::Remote(namespace, _) => namespace.look_at_health().await,
+        }
     }
 
     /// It has to be opened anew.

@@ -8,6 +8,7 @@ use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
 use levada_desk::AskError;
 use levada_export_nvmet::AnaState;
+use levada_health::DriveHealth;
 use levada_volume::qos::{Limits, LimitsChange};
 use levada_volume::{SnapshotRow, Tenant, VolumeName, VolumeOrder, VolumeStatus};
 use serde::{Deserialize, Serialize};
@@ -180,25 +181,6 @@ pub struct DriveStatus {
     /// As it says itself; `None` where it does not.
     #[serde(default)]
     pub health: Option<DriveHealth>,
-}
-
-/// What a drive says of itself: the page of health of an NVMe drive.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DriveHealth {
-    /// What is the matter: `read-only`, `unreliable`, `backup`, `low-spare`, `used-up`, `worn`, `media-errors`, `temperature`.
-    pub complaints: Vec<String>,
-    pub celsius: Option<i32>,
-    pub spare_percent: u8,
-    /// Less is too little, as the drive says.
-    pub spare_least_percent: u8,
-    /// Of its endurance; 255: that and more.
-    pub used_percent: u8,
-    pub read_bytes: u64,
-    pub written_bytes: u64,
-    pub power_on_hours: u64,
-    pub unsafe_shutdowns: u64,
-    pub media_errors: u64,
-    pub error_entries: u64,
 }
 
 /// A path to a drive on the network.

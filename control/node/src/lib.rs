@@ -5,7 +5,6 @@
 //! - [`fit`], [`recorded`]: what a cluster file is held against before anything is written: the room
 //!   on the drives, and the cluster that is on them.
 //! - [`fsck`]: reads a file system and says what does not fit together.
-//! - `health`: what is the matter with a drive by its own account.
 //! - [`volumes`]: the volumes of a cluster, for orders and for [`exports`].
 //! - [`mod@run`]: the process around it. [`mounting`]: the process of a mount.
 //! - [`control`]: what may be asked of a node; [`meters`]: what it has counted; [`state`]: where it is found.
@@ -20,7 +19,6 @@ pub mod exports;
 mod file_drives;
 pub mod fit;
 pub mod fsck;
-mod health;
 pub mod meters;
 pub mod mounting;
 pub mod operator;

@@ -1,6 +1,5 @@
 //! The operator's view of a running node: status, drives, scrub.
 
-mod health;
 mod scrub;
 mod shown;
 mod spares;
@@ -17,6 +16,7 @@ use crate::volumes::{VolumeRefusal, Volumes};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::Drive;
+use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
@@ -56,7 +56,7 @@ pub struct Operator {
     returned: RefCell<BTreeMap<String, u32>>,
     /// Why nobody takes the place of what is lost, for people.
     no_help: RefCell<Vec<String>>,
-    health: health::Health,
+    health: Watch,
     traffic: Cell<Traffic>,
     checks: Checks,
     scrubbing: Cell<bool>,
@@ -148,7 +148,7 @@ impl Operator {
             admitting: Semaphore::new(1),
             returned: RefCell::default(),
             no_help: RefCell::default(),
-            health: health::Health::default(),
+            health: Watch::default(),
             traffic: Cell::default(),
             checks: Checks::default(),
             scrubbing: Cell::new(false),
@@ -164,11 +164,26 @@ impl Operator {
         let _first = self.exports.set(exports);
     }
 
+    /// Looks after the health of the drives for as long as the caller's group lives.
+    pub async fn watch_health(self: Rc<Self>) {
+        let in_use = || {
+            let drives = self.drives.borrow();
+            let open = drives.iter().filter_map(|(name, (_, found))| {
+                let drive = found.as_ref().ok().filter(|drive| !drive.is_failed())?;
+                Some((name.clone(), Rc::clone(drive)))
+            });
+            open.collect()
+        };
+        let ask =
+            async |drive: &Rc<Drive>| self.source.look_at_health(&drive.device().info().name).await;
+        self.health.run(in_use, ask, self.cluster.file.health.used_percent).await;
+    }
+
     /// Carries a request out.
     pub async fn answer(self: &Rc<Self>, request: ControlRequest) -> ControlReply {
         let done = match request {
             ControlRequest::Status => {
-                self.refresh_health().await;
+                self.health.refresh().await;
                 return ControlReply::Status(Box::new(self.status()));
             }
             ControlRequest::Meters => return ControlReply::Meters(Box::new(self.meters())),

@@ -7,10 +7,10 @@ use crate::control::{
     ArrayStatus, ClientStatus, DriveStatus, MemberStatus, Progress, Segments, Status, TargetStatus,
     Traffic,
 };
-use crate::health::Record;
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
 use levada_base::reactor;
 use levada_device::{BlockError, Drive};
+use levada_health::Record;
 use levada_kv::KvError;
 use levada_raid::{Level, MemberState};
 use levada_spec::DriveSpec;
@@ -136,7 +136,11 @@ impl Operator {
                             names.join(", ")
                         ));
                     }
-                    problems.extend(self.health.with(drive, |record| record.problem(drive)).flatten());
+                    let another = format!(
+                        "`levada drive fail {drive}`, another in its place, and `levada drive replace {drive}`"
+                    );
+                    let problem = self.health.with(drive, |record| record.problem(&another)).flatten();
+                    problems.extend(problem.map(|problem| format!("drive {drive}: {problem}")));
                 }
             }
         }

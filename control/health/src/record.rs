@@ -1,10 +1,10 @@
-//! The health of drives: what is the matter with one by its own account, and what has become of that since the last look.
+//! What is the matter with a drive by its own account, and what has become of that since the last look.
 //!
 //! A drive that does not tell of itself has no record, and one that cannot be asked now keeps what it told last.
 
-use crate::control::DriveHealth;
 use levada_base::reactor::Instant;
 use levada_device::{HealthPage, Warnings};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -12,6 +12,25 @@ use std::time::Duration;
 const ERRORS_REST: Duration = Duration::from_secs(24 * 3600);
 /// A drive that has used up its endurance.
 const USED_UP_PERCENT: u8 = 100;
+
+/// What a drive says of itself: the page of health of an NVMe drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveHealth {
+    /// What is the matter: `read-only`, `unreliable`, `backup`, `low-spare`, `used-up`, `worn`, `media-errors`, `temperature`.
+    pub complaints: Vec<String>,
+    pub celsius: Option<i32>,
+    pub spare_percent: u8,
+    /// Less is too little, as the drive says.
+    pub spare_least_percent: u8,
+    /// Of its endurance; 255: that and more.
+    pub used_percent: u8,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub power_on_hours: u64,
+    pub unsafe_shutdowns: u64,
+    pub media_errors: u64,
+    pub error_entries: u64,
+}
 
 /// What is the matter with a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,7 +100,7 @@ impl Complaint {
 
 /// What a drive told last, and what that means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub struct Record {
     page: HealthPage,
     errors_rose: Option<Instant>,
     complaints: BTreeSet<Complaint>,
@@ -129,18 +148,18 @@ impl Record {
         }
     }
 
-    /// What is the matter and what helps, if anything is.
-    pub fn problem(&self, drive: &str) -> Option<String> {
+    /// What is the matter and what helps, if anything is. `another`: how the drive is replaced.
+    pub fn problem(&self, another: &str) -> Option<String> {
         let texts: Vec<_> = self.complaints.iter().map(|one| one.text(&self.page)).collect();
         let helps = match self.complaints.iter().any(|one| one.wants_another()) {
-            true => format!(
-                "`levada drive fail {drive}`, another in its place, and `levada drive replace {drive}`"
-            ),
-            false => "see to its cooling".into(),
+            true => another,
+            false => "see to its cooling",
         };
-        (!texts.is_empty()).then(|| format!("drive {drive}: {}; {helps}", texts.join(", ")))
+        (!texts.is_empty()).then(|| format!("{}; {helps}", texts.join(", ")))
     }
 
+    /// For people and programs.
+    #[must_use]
     pub fn shown(&self) -> DriveHealth {
         let page = &self.page;
         let plain = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
@@ -235,15 +254,14 @@ mod tests {
 
     #[test]
     fn a_problem_says_what_helps() {
-        let said = |page| Record::after(None, page, now(), 90).problem("d1");
+        let said = |page| Record::after(None, page, now(), 90).problem("replace it");
         assert_eq!(said(well()), None);
         let worn = HealthPage { used_percent: 95, spare_percent: 8, ..well() };
         let worn = HealthPage { warnings: Warnings::SPARE, ..worn };
         assert_eq!(
             said(worn).as_deref(),
             Some(
-                "drive d1: 8 % of its spare room is left, and 10 % is the least, 95 % of its endurance is used; \
-                 `levada drive fail d1`, another in its place, and `levada drive replace d1`"
+                "8 % of its spare room is left, and 10 % is the least, 95 % of its endurance is used; replace it"
             )
         );
         let hot = HealthPage { kelvin: 354, warnings: Warnings::TEMPERATURE, ..well() };
