@@ -121,7 +121,8 @@ fn what_a_cleaner_moves_is_no_finding() {
 
 #[test]
 fn a_check_that_believes_too_much_is_found() {
-    let is_noticed = || (0..60).any(|seed| std::panic::catch_unwind(|| checks(seed)).is_err());
+    // The first seed that finds them, now, stands first: each takes some seconds.
+    let is_noticed = || (1..60).any(|seed| std::panic::catch_unwind(|| checks(seed)).is_err());
     planted::choose(Some("log-removals-not-told"));
     assert!(is_noticed());
     planted::choose(Some("log-first-sight-believed"));
