@@ -6,9 +6,10 @@ use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 
 use levada_enclosure::{
-    DriveHealth, DriveModel, EnclosureStatus, Media, Order, PathOrder, Plan, WearChange, ask,
+    DriveHealth, DriveModel, EnclosureStatus, Found, FoundDrive, Media, Order, PathOrder, Plan,
+    WearChange, ask,
 };
-use levada_export_nvmet::{Address, AnaState};
+use levada_export_nvmet::{Address, AnaState, Nqn};
 use levada_spec::Bytes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,6 +18,8 @@ use std::path::PathBuf;
 pub enum EnclosureCommand {
     /// Serve one in the foreground, until told to stop
     Serve(ServeArgs),
+    /// List the drives that there are at a network address, with what a cluster file says of them
+    Find(FindArgs),
     /// Bays, paths, hosts and power
     Show {
         name: String,
@@ -47,6 +50,21 @@ pub enum EnclosureCommand {
     },
     /// Cut the power: what drives have not flushed is lost, or a random part of it; or switch it on again
     Power { name: String, order: Switch },
+}
+
+#[derive(Args)]
+pub struct FindArgs {
+    /// Of a discovery controller, which NVMe/TCP targets mostly have: HOST[:PORT], port 4420 unless given (others have it at 8009)
+    address: String,
+    /// Ask as this host, where only some may
+    #[arg(long, value_name = "NQN")]
+    host: Option<Nqn>,
+    /// Where its secrets and keys are, as `nvme gen-dhchap-key` and `nvme gen-tls-key` make them
+    #[arg(long, value_name = "FILE", requires = "host")]
+    keys: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -125,6 +143,7 @@ pub struct ServeArgs {
 pub fn enclosure(command: &EnclosureCommand) -> Result<()> {
     let (name, order) = match command {
         EnclosureCommand::Serve(args) => return serve(args),
+        EnclosureCommand::Find(args) => return find(args),
         EnclosureCommand::Show { name, json } => {
             let status = ask(name, Order::Show)?;
             match json {
@@ -192,6 +211,45 @@ fn serve(args: &ServeArgs) -> Result<()> {
         }
     })?;
     Ok(())
+}
+
+fn find(args: &FindArgs) -> Result<()> {
+    let found = levada_enclosure::find(&args.address, args.host.as_ref(), args.keys.as_deref())?;
+    if args.json {
+        say!("{}", serde_json::to_string_pretty(&found)?);
+        return Ok(());
+    }
+    if found.is_empty() {
+        say!("nothing there that this host may see; targets that admit only some take --host NQN");
+    }
+    for subsystem in &found {
+        show_found(subsystem);
+    }
+    let enclosures: Vec<String> = found.iter().filter_map(Found::as_enclosure).collect();
+    if !enclosures.is_empty() {
+        say!("\nfor a cluster file:\n\n{}", enclosures.join("\n").trim_end());
+    }
+    Ok(())
+}
+
+fn show_found(found: &Found) {
+    say!("{}", found.url);
+    if let Some(problem) = &found.problem {
+        say!("  ! {problem}");
+    }
+    for FoundDrive { namespace, bytes: size, block_bytes, has_reservations } in &found.drives {
+        let what = match (size, has_reservations) {
+            (0, _) => "of blocks that cannot be used".to_owned(),
+            (size, true) => format!("{}, blocks of {block_bytes}", bytes(*size)),
+            (size, false) => {
+                let size = bytes(*size);
+                format!(
+                    "{size}, blocks of {block_bytes}, without reservations: only with a power fence"
+                )
+            }
+        };
+        say!("  namespace {namespace:>3}  {what}");
+    }
 }
 
 /// How it is, in a line.

@@ -17,7 +17,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::{LEVADA, said};
+use support::{LEVADA, said, wait_until};
 
 const MIB: usize = 1 << 20;
 const IN_MEMORY: &[&str] = &["--ram", "--size", "96MiB"];
@@ -207,7 +207,7 @@ fn remote_drives_are_replaced_and_added() {
     let shown = array.ok(&["show", urls[1]]);
     for part in [
         "95 % of its endurance used, spare 100 %, 2 media errors",
-        "! 95 % of its endurance is used; `levada array fail`, and `levada array replace` with another",
+        "! 95 % of its endurance is used, its media errors have risen to 2; `levada array fail`, and `levada array replace` with another",
     ] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
@@ -217,7 +217,9 @@ fn remote_drives_are_replaced_and_added() {
     assert_eq!(health(0)["complaints"], serde_json::json!([]), "{status}");
     assert!(array.log().contains("a drive is not well"), "{}", array.log());
     drawers[0].ok("wear", &["2", "--used", "3"]);
-    assert!(!array.ok(&["show", urls[1]]).contains("of its endurance is used"));
+    wait_until("it is as new", || {
+        !array.ok(&["show", urls[1]]).contains("of its endurance is used")
+    });
     array.stop();
 }
 
@@ -239,6 +241,29 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let shown = drawer.ok("show", &[]);
     assert!(shown.contains("up, inaccessible") && shown.contains("up, optimized"), "{shown}");
     drawer.ok("path", &["2", "up"]);
+    // Found by either address, over both; and what is said of it is what a cluster file takes.
+    let url = drawer.enclosure_url();
+    let address = url.split(['/', ',']).nth(2).expect("an address");
+    let find = |more: &[&str]| {
+        let mut command = Command::new(LEVADA);
+        command.args(["enclosure", "find"]).args(more).output().expect("it runs")
+    };
+    let found = said(&find(&[address]));
+    let text = found.split_once("for a cluster file:\n\n").expect("an enclosure").1;
+    assert!(found.contains("namespace   2  96.0 MiB, blocks of "), "{found}");
+    assert!(text.contains(&format!("url = \"{url}\"\ndrives = [\"{{1..2}}\"]")), "{found}");
+    let file = "[cluster]\nname = \"lab\"\n".to_owned()
+        + text
+        + "[[array]]\nname = \"a\"\nlevel = \"raid1\"\ncopies = 2\n";
+    std::fs::write(array.path("lab.toml"), file).expect("written");
+    let check = Command::new(LEVADA).arg("check").arg(array.path("lab.toml")).output();
+    let check = said(&check.expect("it runs"));
+    assert!(!check.contains("url") && !check.contains("[[enclosure]]"), "{check}");
+    let json = find(&["--json", address]).stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json[0]["drives"][1]["has_reservations"], true, "{json}");
+    assert!(said(&find(&["127.0.0.1:1"])).contains("Connection refused"));
+    assert!(said(&find(&["no host"])).contains("is no host with a port"));
     assert!(shown.contains("0 % used, 100 % spare, 35 °C, 0 media errors"), "{shown}");
     drawer.ok("wear", &["1", "--used", "95", "--spare", "8", "--temperature", "81"]);
     drawer.ok("wear", &["1", "--media-errors", "3"]);

@@ -17,6 +17,7 @@
 mod bay;
 mod drive_volume;
 mod enclosure;
+mod find;
 mod http;
 mod place;
 mod plan;
@@ -26,6 +27,7 @@ mod run;
 mod wear;
 
 pub use enclosure::{BayStatus, DriveHealth, Enclosure, EnclosureStatus, PathStatus};
+pub use find::{FindError, Found, FoundDrive, find};
 pub use levada_device::DriveModel;
 pub use plan::{EnclosureError, Media, Plan};
 pub use request::{AskEnclosureError, Order, PathOrder, Refusal, ask};

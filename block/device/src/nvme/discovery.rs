@@ -57,7 +57,7 @@ pub async fn discover<N: Network>(
 }
 
 /// A controller that is closed also when who asked gives up half-way.
-struct Open<S: ByteStream + 'static>(Option<Rc<Controller<S>>>);
+pub(super) struct Open<S: ByteStream + 'static>(pub Option<Rc<Controller<S>>>);
 
 impl<S: ByteStream + 'static> Drop for Open<S> {
     fn drop(&mut self) {

@@ -7,7 +7,7 @@
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to. `unsettled`:
 //!   changes that may still happen; `unflushed`: changes that may have to be made again.
 //! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
-//!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: what there is at an address.
+//!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: which subsystems there are at an address; `find`: and what is in them.
 //! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
 //! The rules for time and loss: docs/design/0023-nvme-initiator.md.
@@ -17,6 +17,7 @@ mod controller;
 mod discovery;
 mod exchange;
 mod fence;
+mod find;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod host;
@@ -38,6 +39,7 @@ mod verdict;
 pub use controller::ConnectError;
 pub use discovery::discover;
 pub use fence::Witness;
+pub use find::{FoundNamespace, FoundSubsystem, find};
 pub use host::Host;
 pub use keys::{KeysError, read_keys};
 pub use namespace::{NamespaceError, NvmeNamespace};

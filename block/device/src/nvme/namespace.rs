@@ -101,6 +101,32 @@ fn connector(url: &NvmeUrl, host: Nqn, key: &RetainedKey) -> Result<Connector, N
         .map_err(|source| NamespaceError::Tls { url: url.to_string(), source })
 }
 
+/// How the subsystem of a URL is reached, and as whom.
+pub(super) fn approach(url: &NvmeUrl, options: Options) -> Result<(Tcp, Options), NamespaceError> {
+    let mut options = Options { digests: url.digests, ..options };
+    if let Some(nqn) = url.host.clone() {
+        options.host.nqn = nqn;
+    }
+    let mut network = Tcp::default();
+    if let Some(keys) = &url.keys {
+        let host = options.host.nqn.clone();
+        let mut keyring = read_keys(keys)
+            .map_err(|source| NamespaceError::Keys { url: url.to_string(), source })?;
+        let Some(HostKeys { secrets, tls }) = keyring.remove(&host) else {
+            return Err(NamespaceError::NoKey { url: url.to_string(), host });
+        };
+        options.host.secrets = secrets;
+        match (url.tls, tls) {
+            (Some(true), None) => {
+                return Err(NamespaceError::NoTlsKey { url: url.to_string(), host });
+            }
+            (Some(true) | None, Some(key)) => network = connector(url, host, &key)?.into(),
+            (Some(false), _) | (None, None) => {}
+        }
+    }
+    Ok((network, options))
+}
+
 /// See the module.
 pub struct NvmeNamespace<N: Network = Tcp> {
     info: DeviceInfo,
@@ -123,27 +149,7 @@ impl NvmeNamespace<Tcp> {
     /// A [`NamespaceError`].
     pub async fn open(url: &NvmeUrl, options: Options) -> Result<Self, NamespaceError> {
         let addresses = url.resolve()?;
-        let mut options = Options { digests: url.digests, ..options };
-        if let Some(nqn) = url.host.clone() {
-            options.host.nqn = nqn;
-        }
-        let mut network = Tcp::default();
-        if let Some(keys) = &url.keys {
-            let host = options.host.nqn.clone();
-            let mut keyring = read_keys(keys)
-                .map_err(|source| NamespaceError::Keys { url: url.to_string(), source })?;
-            let Some(HostKeys { secrets, tls }) = keyring.remove(&host) else {
-                return Err(NamespaceError::NoKey { url: url.to_string(), host });
-            };
-            options.host.secrets = secrets;
-            match (url.tls, tls) {
-                (Some(true), None) => {
-                    return Err(NamespaceError::NoTlsKey { url: url.to_string(), host });
-                }
-                (Some(true) | None, Some(key)) => network = connector(url, host, &key)?.into(),
-                (Some(false), _) | (None, None) => {}
-            }
-        }
+        let (network, options) = approach(url, options)?;
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
         Self::open_on(network, &addresses, subsystem, namespace, options, url.to_string()).await
     }

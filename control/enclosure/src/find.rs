@@ -1,0 +1,165 @@
+//! What there is at a network address, for whoever writes a cluster file: each subsystem as the `[[enclosure]]` that it could be.
+
+use levada_base::reactor::Reactor;
+use levada_device::nvme::{
+    Host, NamespaceError, NvmeUrl, Options, UrlError, find as find_subsystems,
+};
+use levada_export_nvmet::Nqn;
+use serde::Serialize;
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+/// Who is asked for all the others.
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// Why nothing can be found.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    #[error("cannot use io_uring: {0}")]
+    Reactor(io::Error),
+    #[error("cannot make a name for this host: {0}")]
+    Host(io::Error),
+    #[error("{address}: {source}")]
+    Address { address: String, source: UrlError },
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+}
+
+/// A subsystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// What a cluster file, or with `ns=` an array, calls it.
+    pub url: String,
+    pub subsystem: String,
+    /// Why its drives cannot be told.
+    pub problem: Option<String>,
+    pub drives: Vec<FoundDrive>,
+}
+
+/// A namespace of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FoundDrive {
+    pub namespace: u32,
+    /// 0: it cannot be used.
+    pub bytes: u64,
+    pub block_bytes: u64,
+    /// Servers can be kept apart by it.
+    pub has_reservations: bool,
+}
+
+/// Asks at `address` (`HOST[:PORT]`, port 4420 unless given), as `host`, with the secrets and keys of the file `keys`.
+///
+/// # Errors
+///
+/// [`FindError`]. A subsystem that cannot be looked into is none.
+pub fn find(
+    address: &str,
+    host: Option<&Nqn>,
+    keys: Option<&Path>,
+) -> Result<Vec<Found>, FindError> {
+    let host_option = host.map(|host| format!("host={host}"));
+    let keys_option = keys.map(|keys| format!("keys={}", keys.display()));
+    let options: Vec<String> = host_option.into_iter().chain(keys_option).collect();
+    let mark = if options.is_empty() { "" } else { "?" };
+    let at = format!("nvme+tcp://{address}/{DISCOVERY}{mark}{}", options.join("&"));
+    let at: NvmeUrl = at.parse().map_err(|source| {
+        let address = address.to_owned();
+        FindError::Address { address, source }
+    })?;
+    let reactor = Reactor::new().map_err(FindError::Reactor)?;
+    reactor.block_on(async {
+        let host = Host::anonymous().map_err(|error| FindError::Host(io::Error::other(error)))?;
+        let found = find_subsystems(&at, Options::new(host)).await?;
+        Ok(found.into_iter().map(Found::from).collect())
+    })
+}
+
+/// An error with what is behind it.
+fn whole(error: &dyn Error) -> String {
+    let mut said = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !said.contains(&text) {
+            said.push_str(": ");
+            said.push_str(&text);
+        }
+        source = cause.source();
+    }
+    said
+}
+
+impl From<levada_device::nvme::FoundSubsystem> for Found {
+    fn from(found: levada_device::nvme::FoundSubsystem) -> Self {
+        let problem = found.namespaces.as_ref().err().map(|error| whole(error));
+        let drives = found.namespaces.unwrap_or_default().into_iter().map(|namespace| FoundDrive {
+            namespace: namespace.number,
+            bytes: namespace.bytes,
+            block_bytes: namespace.block_bytes,
+            has_reservations: namespace.has_reservations,
+        });
+        let (url, subsystem) = (found.url.to_string(), found.url.subsystem.to_string());
+        Self { url, subsystem, problem, drives: drives.collect() }
+    }
+}
+
+impl Found {
+    /// As a cluster file has it: of drives that can be used, and that servers can be kept apart by. `None`: there is none.
+    #[must_use]
+    pub fn as_enclosure(&self) -> Option<String> {
+        let usable = self.drives.iter().filter(|drive| drive.bytes > 0 && drive.has_reservations);
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for drive in usable {
+            match runs.last_mut() {
+                Some((_, last)) if *last + 1 == drive.namespace => *last = drive.namespace,
+                _ => runs.push((drive.namespace, drive.namespace)),
+            }
+        }
+        let runs: Vec<String> = runs
+            .iter()
+            .map(|(first, last)| match first == last {
+                true => format!("\"{first}\""),
+                false => format!("\"{{{first}..{last}}}\""),
+            })
+            .collect();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        let name = self.subsystem.rsplit([':', '.']).find(|part| !part.is_empty()).unwrap_or("");
+        let name: String = name.chars().filter(|c| is_plain(*c)).take(20).collect();
+        let name =
+            if name.starts_with(|c: char| c.is_ascii_alphanumeric()) { name } else { "e1".into() };
+        (!runs.is_empty()).then(|| {
+            let (url, drives) = (&self.url, runs.join(", "));
+            format!("[[enclosure]]\nname = \"{name}\"\nurl = \"{url}\"\ndrives = [{drives}]\n")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drive(namespace: u32, bytes: u64, has_reservations: bool) -> FoundDrive {
+        FoundDrive { namespace, bytes, block_bytes: 512, has_reservations }
+    }
+
+    #[test]
+    fn what_is_found_is_an_enclosure_of_a_cluster_file() {
+        let url =
+            "nvme+tcp://10.0.0.1:4420,10.0.1.1:4420/nqn.2014-08.org.example:shelf-7".to_owned();
+        let subsystem = "nqn.2014-08.org.example:shelf-7".to_owned();
+        let drives = [1, 2, 3, 5, 8, 9].map(|number| drive(number, 1 << 30, true));
+        let unusable = [drive(10, 0, true), drive(11, 1 << 30, false)];
+        let drives = drives.into_iter().chain(unusable).collect();
+        let found = Found { url, subsystem, problem: None, drives };
+        let text = found.as_enclosure().expect("there are drives");
+        assert_eq!(
+            text,
+            "[[enclosure]]\nname = \"shelf-7\"\n\
+             url = \"nvme+tcp://10.0.0.1:4420,10.0.1.1:4420/nqn.2014-08.org.example:shelf-7\"\n\
+             drives = [\"{1..3}\", \"5\", \"{8..9}\"]\n"
+        );
+        let none = Found { drives: vec![drive(1, 0, true)], ..found };
+        assert_eq!(none.as_enclosure(), None);
+    }
+}
