@@ -4,7 +4,7 @@ use levada_sim::{seeds, stack};
 
 #[test]
 fn the_stack_keeps_its_promises() {
-    seeds::check("stack", 200, stack::stack);
+    seeds::check("stack", 120, stack::stack);
 }
 
 /// Every enclosure, and pairs of every distance: near each other and far apart. All 66 pairs are in

@@ -80,8 +80,8 @@ fn checks(seed: u64) -> u64 {
 
 #[test]
 fn changes_are_no_finding() {
-    let rows: u64 = seeds(6).map(checks).sum();
-    assert!(rows > 6 * 12 * 1024, "{rows} rows");
+    let rows: u64 = seeds(3).map(checks).sum();
+    assert!(rows > 3 * 12 * 1024, "{rows} rows");
 }
 
 /// The same with few objects and in a log so small that it is cleaned all the time.
@@ -115,8 +115,8 @@ fn checks_of_a_small_log(seed: u64) -> u64 {
 
 #[test]
 fn what_a_cleaner_moves_is_no_finding() {
-    let cleaned: u64 = seeds(6).map(checks_of_a_small_log).sum();
-    assert!(cleaned > 20, "{cleaned} segments were cleaned");
+    let cleaned: u64 = seeds(3).map(checks_of_a_small_log).sum();
+    assert!(cleaned > 10, "{cleaned} segments were cleaned");
 }
 
 #[test]

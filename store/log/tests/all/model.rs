@@ -61,7 +61,7 @@ fn lives(seed: u64) -> Counters {
 #[test]
 fn power_cuts_lose_nothing_that_was_committed() {
     let mut sum = Counters::default();
-    for seed in seeds(40) {
+    for seed in seeds(20) {
         add(&mut sum, &lives(seed));
     }
     println!("{sum:?}");
