@@ -135,6 +135,11 @@ impl Claims {
 
     /// Begins a change, if the host may, once what it had under way over connections that are gone has ended: it may have sent
     /// that again, and an old write must not overtake a newer one. Who takes the right to change away waits for it to end.
+    ///
+    /// # Errors
+    ///
+    /// [`Status::RESERVATION_CONFLICT`], and [`Status::PATH_ERROR`] of a connection that is gone itself: its host has sent this again as
+    /// well, and what it sends next would not wait for one that begins only now.
     pub(crate) async fn change(
         &self,
         host: &HostId,
@@ -143,7 +148,10 @@ impl Claims {
         if self.0.orphans_before.get() > 0 {
             self.0.ended.until(|| (!self.has_orphans_of(host)).then_some(())).await;
         }
-        self.check(host, Access::Write)?;
+        if connection_ended.has_happened() {
+            return Err(Status::PATH_ERROR);
+        }
+        self.check(host, Access::Write).map_err(Status::and_do_not_retry)?;
         let number = self.0.begun.get();
         self.0.begun.set(number + 1);
         let connection_ended = Rc::clone(connection_ended);

@@ -113,7 +113,7 @@ impl Io<'_> {
         let claims = self.attached.namespace.claims();
         let change = claims.change(self.controller.host_id(), self.connection_ended).await;
         self.stage.set(Stage::Begun);
-        change.map_err(Status::and_do_not_retry)
+        change
     }
 
     async fn read(&self) -> Result<IoVec, Status> {

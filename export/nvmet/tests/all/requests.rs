@@ -270,3 +270,39 @@ fn a_preemption_of_a_host_that_may_go_on_writing_ends() {
         writing.abort();
     });
 }
+
+/// A write waits for an older one of its host, and then its own connection ends as well. Its host sends it again, and then others, none of which
+/// would wait for it: it is not carried out any more.
+#[test]
+fn a_write_that_waited_is_not_carried_out_once_its_connection_is_gone() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let mut hosts = Vec::new();
+        for _ in 0..3 {
+            let host = Host::connect(served.path.address(), served.subsystem.nqn(), 1).await;
+            let mut host = host.expect("admitted");
+            assert!(host.read(0, 1).await.is_ok(), "a path, which is there already");
+            hosts.push(host);
+        }
+        let pause = || levada_base::reactor::sleep(std::time::Duration::from_millis(50));
+        let (stale, fresh) = (data(1, 1), data(1, 2));
+        served.memory.holds_writes.set(true);
+        for mut gone in hosts.drain(..2) {
+            let command = gone.write_command(0, &stale);
+            gone.io.begin(command, Some(&stale)).await;
+            pause().await;
+            assert!(served.memory.is_held.get(), "the first is in the volume");
+            drop(gone);
+            pause().await;
+        }
+        let mut last = hosts.remove(0);
+        let command = last.write_command(0, &stale);
+        last.io.begin(command, Some(&stale)).await;
+        pause().await;
+        served.memory.release();
+        let (completion, _) = last.io.answer(command.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert_eq!(last.write(0, &fresh).await, Status::SUCCESS);
+        assert_eq!(served.memory.writes.get(), 3, "of the second nothing is left");
+    });
+}
