@@ -4,7 +4,7 @@
 //! One of its connections holds the reservation, of the type Write Exclusive, Registrants Only, so that all of them may write; one that
 //! is lost can then be preempted by another.
 
-use super::host::{HostId, Opening, are_of_one_process, connection_of};
+use super::host::{HostId, Opening, are_of_one_process, number_of};
 use levada_base::Epoch;
 use levada_nvme::reservation::{
     Registrant, ReservationReport, ReservationRequest, ReservationType,
@@ -47,11 +47,10 @@ pub(crate) fn latest(report: &ReservationReport, opening: Opening) -> Option<Epo
 }
 
 impl Claimant {
-    /// The key of this connection. Its number is there so that it can be preempted alone; one that has the same number, 65,536 later, is not
-    /// registered at the same time.
+    /// The key of this connection. Its number is there so that it can be preempted alone: no other connection of this opening that is
+    /// registered has it, and those that others have left behind rarely do.
     pub fn key(&self) -> u64 {
-        let connection = connection_of(&self.host) as u16;
-        TAG << 48 | u64::from(connection) << 32 | self.epoch.0 & EPOCH_MAX.0
+        TAG << 48 | u64::from(number_of(&self.host)) << 32 | self.epoch.0 & EPOCH_MAX.0
     }
 
     fn is_of_us(&self, registrant: &Registrant) -> bool {

@@ -82,6 +82,12 @@ pub(crate) fn are_of_one_process(one: &HostId, other: &HostId) -> bool {
     one[..PROCESS_BYTES] == other[..PROCESS_BYTES]
 }
 
+/// A number that no other connection of the opening has before 65,536 later. Those of other openings rarely have it, though all count from 1.
+pub(crate) fn number_of(id: &HostId) -> u16 {
+    let of_opening = u16::from_le_bytes([id[PROCESS_BYTES], id[PROCESS_BYTES + 1]]);
+    of_opening ^ connection_of(id) as u16
+}
+
 /// The connection that an identifier stands for.
 pub(crate) fn connection_of(id: &HostId) -> u32 {
     let [.., a, b, c, d] = *id;

@@ -15,7 +15,7 @@
 
 use super::controller::{ConnectError, Controller};
 use super::fence::Ownership;
-use super::host::{HostId, Opening};
+use super::host::{HostId, Opening, number_of};
 use super::options::{Network, Options};
 use super::queue::{Answered, Request, Unanswered, while_open};
 use super::sight::Known;
@@ -104,7 +104,7 @@ pub(crate) struct Paths<N: Network> {
     /// Counts how often the namespace was seen to be away from a controller.
     absences: Cell<u64>,
     /// The number of the last connection.
-    last_connection: Cell<u32>,
+    pub(super) last_connection: Cell<u32>,
     /// What was confirmed may be lost, and cannot be written again.
     has_lost: Cell<bool>,
     /// Nobody uses it any more.
@@ -265,10 +265,8 @@ impl<N: Network> Paths<N> {
         let timing = self.options.timing;
         let mut pause = timing.again_first;
         while !self.is_ending.get() {
-            let connection = self.last_connection.get() + 1;
-            self.last_connection.set(connection);
             let (network, options) = (&self.network, &self.options);
-            let id = self.opening.id(connection);
+            let id = self.next_id();
             let connecting =
                 Controller::connect(network, path.address, &self.subsystem, options, id);
             let connected = match select(pin!(connecting), pin!(self.ending())).await {
@@ -300,6 +298,20 @@ impl<N: Network> Paths<N> {
             let pausing = reactor::sleep(pause + pause * jitter as u32 / 1024);
             select(pin!(pausing), pin!(self.ending())).await;
             pause = (pause * 2).min(timing.again_max);
+        }
+    }
+
+    /// The identifier of a new connection, whose number none has that is there: one may have stayed while others came and went.
+    fn next_id(&self) -> HostId {
+        loop {
+            let connection = self.last_connection.get() + 1;
+            self.last_connection.set(connection);
+            let id = self.opening.id(connection);
+            let controllers = self.paths.iter().filter_map(|path| path.controller.borrow().clone());
+            if controllers.map(|there| number_of(&there.host_id)).all(|used| used != number_of(&id))
+            {
+                return id;
+            }
         }
     }
 

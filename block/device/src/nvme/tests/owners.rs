@@ -1,15 +1,18 @@
 //! Owners that come and go, and targets that forget them.
 
 use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
-use super::options;
 use super::target::Target;
 use super::wire::Net;
+use super::{address, options};
 use crate::nvme::Witness;
+use crate::nvme::claim::Claimant;
+use crate::nvme::host::Opening;
 use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::Epoch;
 use levada_base::reactor;
 use levada_nvme::log::{AnaState, Event};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -344,6 +347,63 @@ fn a_former_owner_that_reconnects_writes_nothing_either() {
             assert_eq!(written, Err(fenced));
             reactor::sleep(Duration::from_secs(5)).await;
             assert_eq!(target.keys.borrow().len(), 2);
+        });
+    }
+}
+
+/// Another server chose the same epoch, gave way, and left a registration behind. When that is taken away, no connection of the owner is.
+#[test]
+fn what_a_rival_left_behind_is_taken_away_alone() {
+    for seed in 210..220 {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            // It has had as many connections as the owner.
+            let opening = Opening::at([7; 12]);
+            for connection in [1, 2] {
+                let rival = Claimant { opening, host: opening.id(connection), epoch: Epoch(4) };
+                target.keys.borrow_mut().insert(rival.host, rival.key());
+            }
+            net.reset(paths[0]);
+            reactor::sleep(Duration::from_secs(2)).await;
+            assert_eq!(target.keys.borrow().len(), 2, "the owner's");
+            net.down(paths[0]);
+            write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
+        });
+    }
+}
+
+/// A path was away for so long that numbers begin anew: the next connection's key is none that is in use.
+#[test]
+fn keys_are_used_again_only_when_nobody_has_them() {
+    for seed in 220..230 {
+        run(seed, async {
+            let (net, target, first) = two_paths(Target::new());
+            let third = address(3);
+            net.listen(third, &target);
+            let paths = [first[0], first[1], third];
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            for number in 0..3 {
+                device.shared().last_connection.set((1 << 16) + number);
+                net.reset(paths[0]);
+                reactor::sleep(Duration::from_secs(2)).await;
+                let keys: BTreeSet<u64> = target.keys.borrow().values().copied().collect();
+                assert_eq!(keys.len(), 3);
+                net.down(paths[0]);
+                reactor::sleep(Duration::from_secs(2)).await;
+                for path in [paths[1], paths[2]] {
+                    target.set_state(path, AnaState::NonOptimized);
+                    reactor::sleep(Duration::from_millis(10)).await;
+                    write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
+                    target.set_state(path, AnaState::Optimized);
+                }
+                net.listen(paths[0], &target);
+                reactor::sleep(Duration::from_secs(10)).await;
+            }
         });
     }
 }
