@@ -11,7 +11,8 @@
 //! - Over a new connection an owner changes nothing before that is registered and it has seen, afterwards, that the reservation is still
 //!   its own. A target may have lost all of them with its power. Then the owner takes it again only if the drive itself says who the last
 //!   owner was, and it is this one.
-//! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered.
+//! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered. An owner that
+//!   has no answer waits until the target must be done with what the one before had under way.
 //! - A namespace without reservations is fenced on this side only, as a file is.
 
 use super::claim::{Claim, Claimant, EPOCH_MAX, latest};
@@ -28,6 +29,7 @@ use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
 use levada_nvme::reservation::{PERSIST, Registrant, ReservationReport, ReservationRequest};
 use levada_nvme::{Command, IoOpcode};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -63,6 +65,8 @@ pub(crate) struct Ownership {
     /// Whom it was lost to, for good.
     lost_to: Cell<Option<Epoch>>,
     witness: RefCell<Option<Witness>>,
+    /// Keys of those before whose preemption was not answered: they may still have something under way.
+    unheard: RefCell<BTreeSet<u64>>,
     /// Connections are gone that may be registered; somebody sees to it.
     is_to_clear: Cell<bool>,
     is_clearing: Cell<bool>,
@@ -175,7 +179,8 @@ pub(super) async fn fence<N: Network>(
     }
     let taken = paths.take(epoch).await;
     match &taken {
-        Ok(()) => {}
+        // Connections that were lost on the way.
+        Ok(()) => paths.clear_away(),
         Err(BlockError::Fenced { seen, .. }) if owner.is_reserved.get() => paths.lose_to(*seen),
         Err(_) if owner.is_reserved.get() && epoch > seen => {
             paths.give_up("nobody knows who owns it");
@@ -277,11 +282,45 @@ impl<N: Network> Paths<N> {
                 }
                 return Err(NotTaken::Theirs(seen));
             }
-            let Some(request) = us.next(&report) else { return Ok(()) };
+            let Some(request) = us.next(&report) else {
+                if self.owner.unheard.borrow().is_empty() {
+                    return Ok(());
+                }
+                reactor::sleep(self.options.timing.finish).await;
+                self.owner.unheard.borrow_mut().clear();
+                continue;
+            };
             is_registered |= matches!(request, ReservationRequest::Register { .. });
             // The next report says what came of it.
-            self.reserve(controller, request).await?;
+            match request {
+                ReservationRequest::Preempt { preempted, .. } => {
+                    self.preempt(controller, request, preempted).await?;
+                }
+                _ => drop(self.reserve(controller, request).await?),
+            }
         }
+    }
+
+    /// Has others preempted, and remembers their key unless that is answered.
+    async fn preempt(
+        &self,
+        controller: &Controller<N::Stream>,
+        request: ReservationRequest,
+        key: u64,
+    ) -> Result<(), ConnectError> {
+        let unheard = &self.owner.unheard;
+        let is_first_try = unheard.borrow_mut().insert(key);
+        let answered = self.reserve(controller, request).await;
+        let is_over = match &answered {
+            Ok(true) => true,
+            // This one has done nothing, but one before may have.
+            Ok(false) | Err(ConnectError::Refused { .. }) => is_first_try,
+            Err(_) => false,
+        };
+        if is_over {
+            unheard.borrow_mut().remove(&key);
+        }
+        answered.map(drop)
     }
 
     /// Has a request carried out; false: the target says that it conflicts with what others have asked for.

@@ -338,7 +338,7 @@ impl<N: Network> NvmeNamespace<N> {
         }
     }
 
-    pub(super) fn shared(&self) -> &Paths<N> {
+    pub(super) fn shared(&self) -> &Rc<Paths<N>> {
         &self.paths
     }
 

@@ -351,6 +351,37 @@ fn a_former_owner_that_reconnects_writes_nothing_either() {
     }
 }
 
+/// The former owner has a change under way that ends late. The answer to its preemption is lost, and over another path it is not registered any
+/// more: the new owner may not begin before that change has ended all the same.
+#[test]
+fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() {
+    for seed in 200..210 {
+        run(seed, async {
+            let (net, target, paths) = two_paths(Target::new());
+            let former = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            former.fence(Epoch(4)).await.expect("nobody's");
+            let owner = open_elsewhere(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            let (old, new) = (pattern(1, 4096), pattern(2, 4096));
+            target.late.set(Duration::from_secs(8));
+            let taking = async {
+                reactor::sleep(Duration::from_millis(20)).await;
+                target.late.set(Duration::ZERO);
+                let cut = async {
+                    reactor::sleep(Duration::from_millis(20)).await;
+                    net.reset(paths[0]);
+                };
+                join(owner.fence(Epoch(5)), cut).await.0.expect("later");
+                write(&owner, 8192, &new).await.expect("ours");
+            };
+            let (_, ()) = join(write(&former, 8192, &old), taking).await;
+            reactor::sleep(Duration::from_secs(30)).await;
+            assert!(read(&owner, 8192, 4096).await.expect("read") == new[..]);
+        });
+    }
+}
+
 /// Another server chose the same epoch, gave way, and left a registration behind. When that is taken away, no connection of the owner is.
 #[test]
 fn what_a_rival_left_behind_is_taken_away_alone() {
