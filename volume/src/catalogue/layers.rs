@@ -42,7 +42,7 @@ const UNUSED_AFTER: Duration = Duration::from_millis(10);
 /// What a file of a volume says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// Under which snapshots of its volume are kept; none before the first.
+    /// Under which snapshots of its volume are kept, and which tells that from all others; none as long as it is the file's own.
     pub volume: Option<u64>,
     /// On what it lies.
     pub below: Option<Lower>,

@@ -247,8 +247,11 @@ impl Catalogue {
         below.layer.sync().await?;
         let top = self.layers.note(spare.on_it, || format!("volume {name}")).await?;
         let lower = self.layers.note(spare.ino, || layer_called(spare.ino)).await?;
-        let note = Note { volume: top.volume, below: lower.below, frozen_ns: None };
+        // It stays the volume that it is: the lower file may have been the first one of another, of which this is a clone.
+        let number = top.volume.unwrap_or(spare.on_it.0);
+        let note = Note { volume: Some(number), below: lower.below, frozen_ns: None };
         self.layers.keep(spare.ino, note).await?;
+        self.numbers.borrow_mut().insert(spare.ino, number);
         self.limits.copy(spare.on_it, spare.ino).await?;
         let (directories, directory) = (&self.directories, merging.directory);
         self.layers.name_again(directories, directory, spare.ino).await?;

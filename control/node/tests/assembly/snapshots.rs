@@ -12,7 +12,7 @@ use levada_volume::qos::LimitsChange;
 use levada_volume::{
     Catalogue, OrderError, SnapshotName, Volume, VolumeError, VolumeName, Zeroing, model,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -460,6 +460,46 @@ fn limits_stay_and_room_comes_back() {
             catalogue.delete_tenant(&"default".parse().expect("a name")).await.expect("deleted");
             assert!(used().await <= empty + 1);
             catalogue.close().await.expect("all durable");
+        })
+        .await;
+    });
+}
+
+/// A volume is the same one for ever, whatever file it comes to lie in, and so no other is. A clone may come to lie in the first file of the
+/// volume that it was made of.
+#[test]
+fn a_clone_that_settles_stays_the_volume_that_it_was() {
+    Reactor::simulated(6).block_on(async {
+        let shelf = Shelf::default();
+        let ids = async |catalogue: &Catalogue| {
+            let rows = catalogue.list(None).await.expect("listed");
+            rows.into_iter().map(|row| (row.name, row.id)).collect::<BTreeMap<_, _>>()
+        };
+        let (vm, twin, one) = (name("vm"), name("twin"), snapshot("vm@one"));
+        let before = Rc::new(RefCell::default());
+        let seen = Rc::clone(&before);
+        with_catalogue(&shelf, |catalogue| async move {
+            catalogue.create(&vm, MIB, CAREFUL).await.expect("made");
+            let of_vm = ids(&catalogue).await[&vm];
+            let volume = catalogue.volume(&vm).await.expect("there");
+            write(&volume, 0, &[1; 1 << 19]).await.expect("written");
+            drop(volume);
+            catalogue.snapshot(&one).await.expect("taken");
+            catalogue.clone_of(&one, &twin).await.expect("cloned");
+            let of_twin = ids(&catalogue).await[&twin];
+            assert_ne!(of_vm, of_twin);
+            catalogue.delete_snapshot(&one).await.expect("deleted");
+            catalogue.delete(&vm, CAREFUL).await.expect("deleted");
+            assert_eq!(catalogue.settle().await.merged, 1);
+            assert_eq!(ids(&catalogue).await[&twin], of_twin);
+            // With snapshots of its own it is the same.
+            catalogue.snapshot(&snapshot("twin@two")).await.expect("taken");
+            assert_eq!(ids(&catalogue).await[&twin], of_twin);
+            *seen.borrow_mut() = ids(&catalogue).await;
+        })
+        .await;
+        with_catalogue(&shelf, |catalogue| async move {
+            assert_eq!(ids(&catalogue).await, *before.borrow(), "also after a restart");
         })
         .await;
     });
