@@ -108,12 +108,6 @@ impl TenantExports {
         rows.into_iter().find(|row| row.name.name() == name).map(|row| row.id)
     }
 
-    /// What the volume with this identity is called; `None`: it is gone.
-    async fn name_of(&self, id: Uuid) -> Result<Option<VolumeName>, VolumeRefusal> {
-        let rows = self.rows().await?;
-        Ok(rows.into_iter().find(|row| row.id == id).map(|row| row.name))
-    }
-
     async fn names(&self) -> Result<Vec<String>, VolumeRefusal> {
         Ok(self.rows().await?.into_iter().map(|row| row.name.name().to_owned()).collect())
     }
@@ -160,11 +154,8 @@ impl nvmet::Volumes for TenantExports {
 
     fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>> {
         Box::pin(async move {
-            let name = self.name_of(Uuid::from_bytes(guid)).await.map_err(KeepError::store)?;
-            match name {
-                Some(name) => self.volumes.reservations(&name).await.map_err(KeepError::store),
-                None => Ok(Vec::new()),
-            }
+            let id = Uuid::from_bytes(guid);
+            self.volumes.reservations(&self.tenant, id).await.map_err(KeepError::store)
         })
     }
 
@@ -174,15 +165,9 @@ impl nvmet::Volumes for TenantExports {
         bytes: Vec<u8>,
     ) -> LocalBoxFuture<'_, Result<(), KeepError>> {
         Box::pin(async move {
-            let name = self.name_of(Uuid::from_bytes(guid)).await.map_err(KeepError::store)?;
-            match name {
-                Some(name) => {
-                    let kept = self.volumes.keep_reservations(&name, &bytes).await;
-                    kept.map_err(KeepError::store)
-                }
-                // It needs none any more.
-                None => Ok(()),
-            }
+            let id = Uuid::from_bytes(guid);
+            let kept = self.volumes.keep_reservations(&self.tenant, id, &bytes).await;
+            kept.map_err(KeepError::store)
         })
     }
 }

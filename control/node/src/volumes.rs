@@ -214,18 +214,23 @@ impl Volumes {
         Ok(rows)
     }
 
-    /// What is kept of a volume's reservations; empty: nothing.
-    pub(crate) async fn reservations(&self, name: &VolumeName) -> Result<Vec<u8>, VolumeRefusal> {
-        Ok(self.catalogue().await?.reservations(name).await?)
+    /// What is kept of the reservations of a tenant's volume, by its identity; empty: nothing.
+    pub(crate) async fn reservations(
+        &self,
+        tenant: &Tenant,
+        id: Uuid,
+    ) -> Result<Vec<u8>, VolumeRefusal> {
+        Ok(self.catalogue().await?.reservations(tenant, id).await?)
     }
 
     /// Keeps this in the place of it, durably.
     pub(crate) async fn keep_reservations(
         &self,
-        name: &VolumeName,
+        tenant: &Tenant,
+        id: Uuid,
         bytes: &[u8],
     ) -> Result<(), VolumeRefusal> {
-        Ok(self.catalogue().await?.keep_reservations(name, bytes).await?)
+        Ok(self.catalogue().await?.keep_reservations(tenant, id, bytes).await?)
     }
 
     /// What a tenant has, by name.

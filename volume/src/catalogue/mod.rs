@@ -59,7 +59,7 @@ pub struct Catalogue {
     open: RefCell<BTreeMap<VolumeName, Rc<ThinVolume>>>,
     /// Snapshots that are shown, by the number of their volume's and their names.
     shown: RefCell<BTreeMap<(u64, String), Weak<ThinVolume>>>,
-    /// Under which snapshots of volumes are kept, by topmost file: neither changes.
+    /// Under which snapshots of volumes are kept, by topmost file: while it is one, neither changes.
     numbers: RefCell<BTreeMap<Ino, u64>>,
     /// The volume that is merged with a deleted snapshot, so that this is not taken for a user.
     merging: RefCell<Weak<ThinVolume>>,
@@ -314,30 +314,46 @@ impl Catalogue {
         self.limits.set_volume(name, self.directories.find(name).await?, change).await
     }
 
-    /// What is kept of a volume's reservations; empty: nothing.
+    /// What is kept of the reservations of a tenant's volume, by its identity; empty: nothing, or it is gone.
     ///
     /// # Errors
     ///
     /// [`OrderError`].
-    pub async fn reservations(&self, name: &VolumeName) -> Result<Vec<u8>, OrderError> {
+    pub async fn reservations(&self, tenant: &Tenant, id: Uuid) -> Result<Vec<u8>, OrderError> {
         let _turn = self.turn.acquire(1).await;
-        let (_, ino) = self.directories.find(name).await?;
-        Ok(self.limits.reservations(ino).await?)
+        match self.top_of(tenant, id).await? {
+            Some(ino) => Ok(self.limits.reservations(ino).await?),
+            None => Ok(Vec::new()),
+        }
     }
 
-    /// Keeps this in the place of it, also in snapshots' stead: it goes with the volume's topmost file.
+    /// Keeps this in the place of it, whatever the volume is called by then, also in snapshots' stead: it goes with the volume's topmost
+    /// file. One that is gone needs none.
     ///
     /// # Errors
     ///
     /// [`OrderError`].
     pub async fn keep_reservations(
         &self,
-        name: &VolumeName,
+        tenant: &Tenant,
+        id: Uuid,
         bytes: &[u8],
     ) -> Result<(), OrderError> {
         let _turn = self.turn.acquire(1).await;
-        let (_, ino) = self.directories.find(name).await?;
-        Ok(self.limits.keep_reservations(ino, bytes).await?)
+        match self.top_of(tenant, id).await? {
+            Some(ino) => Ok(self.limits.keep_reservations(ino, bytes).await?),
+            None => Ok(()),
+        }
+    }
+
+    /// The topmost file of the volume with this identity; `None`: it is gone. Who has the turn asks: until then no name changes.
+    async fn top_of(&self, tenant: &Tenant, id: Uuid) -> Result<Option<Ino>, Error> {
+        for (name, top, _) in self.directories.volumes_of(tenant).await? {
+            if self.id(&name, top).await? == id {
+                return Ok(Some(top));
+            }
+        }
+        Ok(None)
     }
 
     /// As [`Self::set_limits`], for all volumes of a tenant together; it need not have any yet.

@@ -2,6 +2,7 @@
 
 use super::shelf::{Shelf, served, served_until_cut};
 use super::volumes::{CAREFUL, MEANT, catalogue_of, name, with_catalogue, write};
+use futures_util::future::join;
 use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_base::reactor::{self, Reactor, random_u64};
@@ -10,7 +11,7 @@ use levada_client::{Client, Error};
 use levada_device::Durability;
 use levada_volume::qos::LimitsChange;
 use levada_volume::{
-    Catalogue, OrderError, SnapshotName, Volume, VolumeError, VolumeName, Zeroing, model,
+    Catalogue, OrderError, SnapshotName, Tenant, Volume, VolumeError, VolumeName, Zeroing, model,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -500,6 +501,61 @@ fn a_clone_that_settles_stays_the_volume_that_it_was() {
         .await;
         with_catalogue(&shelf, |catalogue| async move {
             assert_eq!(ids(&catalogue).await, *before.borrow(), "also after a restart");
+        })
+        .await;
+    });
+}
+
+/// What is kept of reservations is found by what a volume is, not by what it is called, and goes with it; a clone has none of it.
+#[test]
+fn reservations_stay_with_their_volume() {
+    Reactor::simulated(7).block_on(async {
+        let shelf = Shelf::default();
+        let tenant: Tenant = "default".parse().expect("a name");
+        let (one, other, spare) = (name("one"), name("other"), name("spare"));
+        let of = Rc::new(RefCell::new(Vec::new()));
+        let (seen, of_tenant) = (Rc::clone(&of), tenant.clone());
+        with_catalogue(&shelf, |catalogue| async move {
+            for volume in [&one, &other] {
+                catalogue.create(volume, MIB, CAREFUL).await.expect("made");
+            }
+            let ids: Vec<_> = catalogue.list(None).await.expect("listed");
+            let ids: Vec<_> = ids.into_iter().map(|row| row.id).collect();
+            // Names change while it is kept.
+            let swapped = async {
+                for (from, to) in [(&one, &spare), (&other, &one), (&spare, &other)] {
+                    catalogue.rename(from, to).await.expect("renamed");
+                }
+            };
+            let kept = async {
+                for id in &ids {
+                    let text = id.to_string();
+                    let kept = catalogue.keep_reservations(&of_tenant, *id, text.as_bytes());
+                    kept.await.expect("kept");
+                }
+            };
+            join(swapped, kept).await;
+            // Whatever becomes of its files.
+            let (first, second) = (snapshot("one@first"), snapshot("one@second"));
+            for taken in [&first, &second] {
+                catalogue.snapshot(taken).await.expect("taken");
+            }
+            catalogue.clone_of(&first, &name("twin")).await.expect("cloned");
+            catalogue.roll_back(&first, MEANT).await.expect("rolled back");
+            let rows = catalogue.list(None).await.expect("listed");
+            let twin = rows.iter().find(|row| row.name.name() == "twin").expect("there").id;
+            let of_twin = catalogue.reservations(&of_tenant, twin).await.expect("told");
+            assert!(of_twin.is_empty());
+            *seen.borrow_mut() = ids;
+        })
+        .await;
+        with_catalogue(&shelf, |catalogue| async move {
+            for id in of.take() {
+                let kept = catalogue.reservations(&tenant, id).await.expect("told");
+                assert_eq!(kept, id.to_string().as_bytes());
+                catalogue.keep_reservations(&tenant, id, b"").await.expect("forgotten");
+                assert!(catalogue.reservations(&tenant, id).await.expect("told").is_empty());
+            }
         })
         .await;
     });
