@@ -18,6 +18,9 @@ use std::rc::Rc;
 /// Groups in which both sides agree on keys; ffdhe3072 is the one that all have to have (TCP, 3.6.1.2).
 const GROUPS: &str = "X25519:P-256:P-384:ffdhe3072";
 
+/// Names of keys have no more (TCP, 3.6.1.3).
+const IDENTITY_BYTES_MAX: usize = 255;
+
 fn suite_name(suite: Suite) -> &'static str {
     match suite {
         Suite::Aes128GcmSha256 => "TLS_AES_128_GCM_SHA256",
@@ -51,7 +54,7 @@ pub(crate) enum Named {
         parsed: PskIdentity,
         key: SharedKey,
     },
-    /// None of these is known; the first of them.
+    /// None of these is known; the first of them, as far as names can be right.
     Unknown {
         identity: String,
     },
@@ -77,8 +80,10 @@ impl Accepting {
             })
         };
         let unknown = || {
-            let identity = String::from_utf8_lossy(named().next()?).into_owned();
-            Some(Named::Unknown { identity })
+            // It goes into the log, and comes from anybody.
+            let identity = named().next()?;
+            let identity = &identity[..identity.len().min(IDENTITY_BYTES_MAX)];
+            Some(Named::Unknown { identity: String::from_utf8_lossy(identity).into_owned() })
         };
         self.named.get_or_init(|| known().or_else(unknown).unwrap_or(Named::Nothing))
     }
@@ -203,5 +208,21 @@ impl Connector {
         ssl.set_connect_state();
         let keys = Connecting(Rc::clone(&self.offer));
         Ok(Session::new(Side::Host(Attached::new(ssl, Wire::default(), keys)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strange_name_says_no_more_than_a_name_can() {
+        let name = vec![b'x'; 60_000];
+        let list = [&(name.len() as u16).to_be_bytes()[..], &name, &[0; 4]].concat();
+        let extension = [&(list.len() as u16).to_be_bytes()[..], &list].concat();
+        let accepting = Accepting { find: Rc::new(|_| None), named: OnceCell::new() };
+        assert!(matches!(accepting.hear(Some(&extension)), Named::Unknown { .. }));
+        let said = accepting.wrong().expect("it is not known").to_string();
+        assert!(said.contains("xxx") && said.len() < 400, "{} bytes", said.len());
     }
 }
