@@ -8,7 +8,8 @@ use crate::target::Shared;
 use levada_base::{Buf, IoVec};
 use levada_nvme::fabrics::{Capabilities, Configuration, FabricsType, Property, PropertyAccess};
 use levada_nvme::identify::{
-    self, ControllerIdentity, EVERY_NAMESPACE, Events, IDENTIFY_BYTES, Identify, OptionalCommands,
+    self, ControllerIdentity, EVERY_NAMESPACE, Events, IDENTIFY_BYTES, Identify, OWN_MODEL,
+    OptionalCommands,
 };
 use levada_nvme::log::{self, AnaGroup, Event, GetLogPage, Health, LogPage};
 use levada_nvme::{
@@ -23,7 +24,6 @@ pub(crate) const QUEUE_ENTRIES_MAX: u16 = 1024;
 pub(crate) const IN_CAPSULE_BYTES: usize = 16 << 10;
 /// How long a controller may take to become ready, in units of 500 ms.
 const READY_WITHIN: u8 = 10;
-const MODEL: &str = "Levada";
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// How a command went well.
@@ -88,7 +88,7 @@ impl Admin<'_> {
         let serial = of_io.map_or(DISCOVERY_SERIAL, Subsystem::serial);
         ControllerIdentity {
             serial: serial.into(),
-            model: MODEL.into(),
+            model: OWN_MODEL.into(),
             firmware: FIRMWARE.into(),
             id: self.controller.id(),
             is_discovery: of_io.is_none(),

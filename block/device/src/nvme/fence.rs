@@ -11,8 +11,9 @@
 //! - Over a new connection an owner changes nothing before that is registered and it has seen, afterwards, that the reservation is still
 //!   its own. A target may have lost all of them with its power. Then the owner takes it again only if the drive itself says who the last
 //!   owner was, and it is this one.
-//! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered. An owner that
-//!   has no answer waits until the target must be done with what the one before had under way.
+//! - What a connection has left under way is over only when its preemption was answered: not when it is no longer registered. Who takes over
+//!   cannot see what was preempted just before, and by whom: unless the target answers for that as well (our own does), nothing is read
+//!   or written until the target must be done with it.
 //! - A namespace without reservations is fenced on this side only, as a file is.
 
 use super::claim::{Claim, Claimant, EPOCH_MAX, latest};
@@ -24,8 +25,9 @@ use super::paths::{Order, OrderError, Paths};
 use super::sight::Known;
 use super::verdict::{Asked, Verdict};
 use crate::{BlockError, Device};
-use levada_base::reactor;
+use levada_base::reactor::{self, Instant};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
+use levada_nvme::identify::OWN_MODEL;
 use levada_nvme::reservation::{PERSIST, Registrant, ReservationReport, ReservationRequest};
 use levada_nvme::{Command, IoOpcode};
 use std::cell::{Cell, RefCell};
@@ -65,8 +67,10 @@ pub(crate) struct Ownership {
     /// Whom it was lost to, for good.
     lost_to: Cell<Option<Epoch>>,
     witness: RefCell<Option<Witness>>,
-    /// Keys of those before whose preemption was not answered: they may still have something under way.
+    /// Keys of those before who were preempted and may still have something under way.
     unheard: RefCell<BTreeSet<u64>>,
+    /// Until then they may: nothing is read or written.
+    quiet_until: Cell<Option<Instant>>,
     /// Connections are gone that may be registered; somebody sees to it.
     is_to_clear: Cell<bool>,
     is_clearing: Cell<bool>,
@@ -75,6 +79,17 @@ pub(crate) struct Ownership {
 impl Ownership {
     pub fn is_reserved(&self) -> bool {
         self.is_reserved.get()
+    }
+
+    /// Waits until nothing is under way any more of those who had it before: what is read stays as it is, and what is written too.
+    pub async fn quiet(&self) {
+        while let Some(until) = self.quiet_until.get() {
+            if reactor::now() >= until {
+                self.quiet_until.set(None);
+                return;
+            }
+            reactor::sleep_until(until).await;
+        }
     }
 
     pub fn recognise_by(&self, witness: Witness) {
@@ -283,12 +298,11 @@ impl<N: Network> Paths<N> {
                 return Err(NotTaken::Theirs(seen));
             }
             let Some(request) = us.next(&report) else {
-                if self.owner.unheard.borrow().is_empty() {
-                    return Ok(());
+                if !self.owner.unheard.take().is_empty() {
+                    let until = reactor::now() + self.options.timing.finish;
+                    self.owner.quiet_until.set(Some(until));
                 }
-                reactor::sleep(self.options.timing.finish).await;
-                self.owner.unheard.borrow_mut().clear();
-                continue;
+                return Ok(());
             };
             is_registered |= matches!(request, ReservationRequest::Register { .. });
             // The next report says what came of it.
@@ -301,7 +315,7 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    /// Has others preempted, and remembers their key unless that is answered.
+    /// Has others preempted, and remembers their key unless nothing of any former owner can be under way any more.
     async fn preempt(
         &self,
         controller: &Controller<N::Stream>,
@@ -312,7 +326,9 @@ impl<N: Network> Paths<N> {
         let is_first_try = unheard.borrow_mut().insert(key);
         let answered = self.reserve(controller, request).await;
         let is_over = match &answered {
-            Ok(true) => true,
+            // Others answer for whom this names, and not for what was preempted just before: by the former owner, whose connection was
+            // lost, or by one that wanted to take over as well.
+            Ok(true) => controller.identity.model == OWN_MODEL,
             // This one has done nothing, but one before may have.
             Ok(false) | Err(ConnectError::Refused { .. }) => is_first_try,
             Err(_) => false,

@@ -649,6 +649,7 @@ impl<N: Network> Paths<N> {
         order: &Order,
         mut into: IoVecMut,
     ) -> Result<(Completion, IoVecMut), OrderError> {
+        self.owner.quiet().await;
         let timing = self.options.timing;
         // When it failed first, and what it was held back since.
         let mut failing_since: Option<Instant> = None;

@@ -351,13 +351,22 @@ fn a_former_owner_that_reconnects_writes_nothing_either() {
     }
 }
 
+/// A target that waits for those whom an order preempts, as the specification has it, and one that waits for all who may not write any more.
+fn both_kinds() -> [Target; 2] {
+    [false, true].map(|is_own| {
+        let mut target = Target::new();
+        target.is_own = is_own;
+        target
+    })
+}
+
 /// The former owner has a change under way that ends late. The answer to its preemption is lost, and over another path it is not registered any
 /// more: the new owner may not begin before that change has ended all the same.
 #[test]
 fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() {
-    for seed in 200..210 {
+    for (seed, target) in (200..210).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
         run(seed, async {
-            let (net, target, paths) = two_paths(Target::new());
+            let (net, target, paths) = two_paths(target);
             let former = open(&net, &paths).await;
             reactor::sleep(Duration::from_millis(10)).await;
             former.fence(Epoch(4)).await.expect("nobody's");
@@ -376,6 +385,36 @@ fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() 
                 write(&owner, 8192, &new).await.expect("ours");
             };
             let (_, ()) = join(write(&former, 8192, &old), taking).await;
+            reactor::sleep(Duration::from_secs(30)).await;
+            assert!(read(&owner, 8192, 4096).await.expect("read") == new[..]);
+        });
+    }
+}
+
+/// The former owner has lost a connection with a change under way, and is having it preempted. Who takes over now finds that connection
+/// registered no more, and waits for the change all the same.
+#[test]
+fn a_takeover_waits_for_what_the_former_owner_is_having_preempted() {
+    for (seed, target) in (210..220).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
+        run(seed, async {
+            let (net, target, paths) = two_paths(target);
+            let former = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            former.fence(Epoch(4)).await.expect("nobody's");
+            let owner = open_elsewhere(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            let (old, new) = (pattern(1, 4096), pattern(2, 4096));
+            target.late.set(Duration::from_secs(8));
+            let taking = async {
+                reactor::sleep(Duration::from_millis(20)).await;
+                target.late.set(Duration::ZERO);
+                net.reset(paths[0]);
+                reactor::sleep(Duration::from_millis(20)).await;
+                owner.fence(Epoch(5)).await.expect("later");
+                write(&owner, 8192, &new).await.expect("ours");
+            };
+            let (written, ()) = join(write(&former, 8192, &old), taking).await;
+            written.expect("again, over the other path");
             reactor::sleep(Duration::from_secs(30)).await;
             assert!(read(&owner, 8192, 4096).await.expect("read") == new[..]);
         });

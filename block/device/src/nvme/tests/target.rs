@@ -13,7 +13,7 @@ use levada_nvme::fabrics::{
 };
 use levada_nvme::identify::{
     CommandLimits, ControllerIdentity, Events, IDENTIFY_BYTES, Identify, NamespaceIdentity,
-    OptionalCommands, namespace_descriptors, namespace_list,
+    OWN_MODEL, OptionalCommands, namespace_descriptors, namespace_list,
 };
 use levada_nvme::log::{self, AnaGroup, AnaState, DiscoveryEntry, Event, GetLogPage, LogPage};
 use levada_nvme::pdu::{COMMON_BYTES, Common, Digests, Framing, Initialize, Pdu, Transfer};
@@ -47,6 +47,9 @@ pub struct Target {
     pub has_success_flag: bool,
     pub digests: Digests,
     pub keeps_reservations: bool,
+    /// It is as our own one: an order for a reservation waits for the changes of all who may not write any more, and not only of those
+    /// that it preempts.
+    pub is_own: bool,
     pub keep_alive_unit_ms: u32,
     pub optional: OptionalCommands,
     pub limits: CommandLimits,
@@ -135,6 +138,7 @@ impl Target {
             has_success_flag: true,
             digests: Digests { header: true, data: true },
             keeps_reservations: false,
+            is_own: false,
             keep_alive_unit_ms: 1000,
             optional: OptionalCommands::DATASET_MANAGEMENT
                 | OptionalCommands::WRITE_ZEROES
@@ -495,7 +499,7 @@ impl Target {
     fn controller(&self, from: &From) -> ControllerIdentity {
         ControllerIdentity {
             serial: "1".into(),
-            model: "box".into(),
+            model: if self.is_own { OWN_MODEL } else { "box" }.into(),
             firmware: "1".into(),
             id: 1,
             is_discovery: from.is_discovery.get(),
@@ -626,6 +630,11 @@ impl Target {
         }
         let mut gone = Vec::new();
         let status = self.reserve_at_once(host, request, &mut gone);
+        if self.is_own && self.holder.get().is_some() {
+            let keys = self.keys.borrow();
+            let changing = self.changing.borrow();
+            gone.extend(changing.iter().filter(|host| !keys.contains_key(*host)));
+        }
         // As a target does that was asked to abort what they have under way.
         self.changed
             .until(|| (!gone.iter().any(|it| self.changing.borrow().contains(it))).then_some(()))
