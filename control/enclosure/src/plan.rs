@@ -7,8 +7,8 @@ use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
 };
 use levada_export_nvmet::{
-    Claims, Hosts, KeepError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError, Subsystem,
-    serial_of,
+    Claims, Hosts, Keep, KeepError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError,
+    Subsystem, serial_of,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -96,13 +96,16 @@ impl Plan {
                 Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Files(dir) => {
                     let path = dir.join(format!("bay{number}.img"));
-                    claims = reservations(&path).await?;
-                    Rc::new(match path.exists() {
+                    let is_there = path.exists();
+                    let file = match is_there {
                         true => FileDevice::open(&path)?,
                         false => {
                             FileDevice::create(&path, self.size_bytes, Prepare::Reserve).await?
                         }
-                    })
+                    };
+                    // Now that nobody else serves it, and could let somebody have it.
+                    claims = reservations(&path, !is_there).await?;
+                    Rc::new(file)
                 }
             };
             let has_cache = self.media != Media::Null;
@@ -126,13 +129,48 @@ impl Plan {
     }
 }
 
-/// Who has reserved the drive that `image` is.
-async fn reservations(image: &Path) -> Result<Claims, EnclosureError> {
-    let file = ReservationFile::beside(image);
-    let path = file.path().to_owned();
-    let claims = Claims::kept(Rc::new(file));
-    match claims.load().await {
+/// Who has reserved the drive that `image` is: nobody, if it is new, whatever another drive in its bay has left behind.
+async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureError> {
+    let file = Rc::new(ReservationFile::beside(image));
+    let claims = Claims::kept(Rc::clone(&file) as Rc<dyn Keep>);
+    let known = async {
+        if is_new {
+            file.save(None).await?;
+        }
+        claims.load().await
+    };
+    match known.await {
         Ok(()) => Ok(claims),
-        Err(source) => Err(EnclosureError::Reservations { path, source }),
+        Err(source) => Err(EnclosureError::Reservations { path: file.path().to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+    use levada_base::units::MIB;
+
+    #[test]
+    fn a_new_drive_has_no_reservations_of_the_old_one() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let plan = Plan {
+                name: "e1".into(),
+                paths: Vec::new(),
+                bays: 1,
+                media: Media::Files(dir.path().to_owned()),
+                size_bytes: MIB,
+                model: None,
+                endurance_bytes: None,
+                status: None,
+            };
+            let kept = dir.path().join("bay1.reservations");
+            std::fs::write(&kept, b"damaged").expect("written");
+            drop(plan.drives().await.expect("another drive"));
+            assert!(!kept.exists());
+            std::fs::write(&kept, b"damaged").expect("written");
+            assert!(matches!(plan.drives().await, Err(EnclosureError::Reservations { .. })));
+        });
     }
 }
