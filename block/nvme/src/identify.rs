@@ -9,7 +9,7 @@ use crate::nqn::{NQN_FIELD_BYTES, Nqn, NqnError};
 pub const IDENTIFY_BYTES: usize = 4096;
 /// The version of [`ControllerIdentity`] and everything else: 1.4.
 pub const VERSION: u32 = 0x0001_0400;
-/// The model of our own target, which promises more than the specification: once it has answered any order for a reservation, nothing is under way
+/// The model of our own target, which promises more than the specification: once it has answered who acquires or preempts, nothing is under way
 /// any more of whoever may not write then, whoever took the right from it, and when.
 pub const OWN_MODEL: &str = "Levada";
 /// All namespaces.

@@ -195,8 +195,12 @@ impl Claims {
         let is_out = |host: &HostId| {
             changed.preempted.contains(host) || reservations.check(host, Access::Write).is_err()
         };
-        let excluded =
-            changing.iter().filter(|(_, one)| is_out(&one.host)).map(|(key, _)| key).collect();
+        let excluded = match request {
+            // Who comes to be registered takes nothing from anybody, and would wait for what others have preempted: a host that comes back over
+            // another connection, for as long as the volume takes for what it had under way over the first.
+            ReservationRequest::Register { .. } => Vec::new(),
+            _ => changing.iter().filter(|(_, one)| is_out(&one.host)).map(|(key, _)| key).collect(),
+        };
         Ok(Reserved { changed, excluded, before: self.0.begun.get() })
     }
 

@@ -306,3 +306,36 @@ fn a_write_that_waited_is_not_carried_out_once_its_connection_is_gone() {
         assert_eq!(served.memory.writes.get(), 3, "of the second nothing is left");
     });
 }
+
+/// A host that comes back over another connection as another host is registered at once, while what it had under way before still ends.
+#[test]
+fn a_registration_does_not_wait_for_what_others_have_preempted() {
+    run(async {
+        let served = Served::new(BLOCKS);
+        let (mut old, address) = (served.host().await, served.path.address());
+        let mut owner = Host::connect(address, served.subsystem.nqn(), 2).await.expect("admitted");
+        let mut again = Host::connect(address, served.subsystem.nqn(), 3).await.expect("admitted");
+        let kind = ReservationType::WriteExclusiveRegistrants;
+        let register = |key| ReservationRequest::Register { key };
+        assert_eq!(old.reserve(register(1)).await, Status::SUCCESS);
+        assert_eq!(owner.reserve(register(2)).await, Status::SUCCESS);
+        let acquire = ReservationRequest::Acquire { current: 2, kind };
+        assert_eq!(owner.reserve(acquire).await, Status::SUCCESS);
+        served.memory.holds_writes.set(true);
+        let command = old.write_command(0, &data(1, 1));
+        old.io.begin(command, Some(&data(1, 1))).await;
+        let pause = || levada_base::reactor::sleep(std::time::Duration::from_millis(50));
+        pause().await;
+        let preempt = ReservationRequest::Preempt { current: 2, preempted: 1, kind, aborts: true };
+        let (opcode, dword, keys) = preempt.to_command();
+        let preempt = Command::new(opcode as u8, owner.io.new_id(), 1).with_dword(10, dword);
+        owner.io.begin(preempt, Some(&keys)).await;
+        pause().await;
+        served.memory.holds_only_first();
+        assert_eq!(again.reserve(register(3)).await, Status::SUCCESS);
+        assert_eq!(again.write(9, &data(1, 3)).await, Status::SUCCESS);
+        served.memory.release();
+        let (completion, _) = owner.io.answer(preempt.id(), None).await.expect("answered");
+        assert_eq!(completion.status, Status::SUCCESS);
+    });
+}
