@@ -462,8 +462,10 @@ impl<N: Network> Paths<N> {
         if all.is_empty() {
             return Ok(());
         }
-        // Lost changes would hold it back; where they cannot be ended that lasts until they are over by themselves.
-        if self.owner.is_reserved() && self.owner.lost().is_none() {
+        // Where lost changes hold it back; if they cannot be ended that lasts until they are over by themselves. Others need not be waited
+        // for: the target may take long.
+        let is_held_back = all.iter().any(|(change, _)| change.blocked_by_older().is_some());
+        if is_held_back && self.owner.is_reserved() && self.owner.lost().is_none() {
             let _ = self.clear_over(controller).await;
         }
         tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");

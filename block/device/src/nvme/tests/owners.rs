@@ -477,3 +477,34 @@ fn keys_are_used_again_only_when_nobody_has_them() {
         });
     }
 }
+
+/// All paths are lost, at once or one after the other, with a change under way that the target takes long for. What has nothing to do with
+/// that goes on.
+#[test]
+fn a_change_that_takes_long_keeps_nobody_else_waiting() {
+    for (seed, target) in (230..240).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
+        run(seed, async {
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            device.fence(Epoch(4)).await.expect("nobody's");
+            let (first, second) = (pattern(1, 4096), pattern(2, 4096));
+            write(&device, 0, &first).await.expect("not flushed");
+            target.late.set(Duration::from_secs(40));
+            let going_on = async {
+                reactor::sleep(Duration::from_millis(100)).await;
+                target.late.set(Duration::ZERO);
+                for path in paths {
+                    net.reset(path);
+                    reactor::sleep(Duration::from_secs(seed % 2)).await;
+                }
+                let begun = reactor::now();
+                assert!(read(&device, 0, 4096).await.expect("read") == first[..]);
+                write(&device, 4096, &first).await.expect("written");
+                assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+            };
+            let (written, ()) = join(write(&device, 8192, &second), going_on).await;
+            written.expect("again");
+        });
+    }
+}

@@ -47,8 +47,8 @@ pub struct Target {
     pub has_success_flag: bool,
     pub digests: Digests,
     pub keeps_reservations: bool,
-    /// It is as our own one: an order for a reservation waits for the changes of all who may not write any more, and not only of those
-    /// that it preempts.
+    /// It is as our own one: who takes the reservation waits for the changes of all who may not write any more, and not only of those that
+    /// are preempted by that.
     pub is_own: bool,
     pub keep_alive_unit_ms: u32,
     pub optional: OptionalCommands,
@@ -630,7 +630,7 @@ impl Target {
         }
         let mut gone = Vec::new();
         let status = self.reserve_at_once(host, request, &mut gone);
-        if self.is_own && self.holder.get().is_some() {
+        if self.is_own && opcode == IoOpcode::ReservationAcquire && self.holder.get().is_some() {
             let keys = self.keys.borrow();
             let changing = self.changing.borrow();
             gone.extend(changing.iter().filter(|host| !keys.contains_key(*host)));
