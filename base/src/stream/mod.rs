@@ -4,17 +4,20 @@
 //! - [`Outbox`]: messages in the order in which they are ready, as many at once as there are.
 //! - [`Clients`]: who is connected to a server.
 //! - [`ByteStream`]: where the bytes come from and go to: a socket, or what somebody puts around it.
+//! - [`MemoryNetwork`]: connections within this process, which break on order.
 //! - [`Channel`]: a socket, in the clear or within TLS, which is some library's [`Session`].
 //!
 //! Knows nothing of what the bytes say.
 
 mod clients;
 mod inbox;
+mod memory;
 mod outbox;
 mod secure;
 
 pub use clients::{Clients, Present};
 pub use inbox::Inbox;
+pub use memory::{Connection, Delay, MemoryNetwork, MemoryStream, Side};
 pub use outbox::{Head, Outbox, Outgoing};
 pub use secure::{Channel, Session, Wire};
 
