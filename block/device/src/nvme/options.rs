@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use levada_base::reactor::net::Stream;
-use levada_base::stream::ByteStream;
+use levada_base::stream::{ByteStream, MemoryNetwork, MemoryStream};
 use levada_nvme::IoOpcode;
 use levada_nvme::pdu::Digests;
 use levada_tls::{Channel, Connector};
@@ -52,6 +52,15 @@ impl Network for Tcp {
             }
             kind => io::Error::new(kind, format!("no TLS: {error}")),
         })
+    }
+}
+
+/// For tests and the simulator.
+impl Network for MemoryNetwork {
+    type Stream = MemoryStream;
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<MemoryStream> {
+        Self::connect(self, address).await
     }
 }
 

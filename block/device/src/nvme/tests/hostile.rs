@@ -1,9 +1,8 @@
 //! Targets that say what they should not: nothing is lost, nothing hangs, and nothing but data is taken for data.
 
-use super::wire::Wire;
 use crate::nvme::queue::{Answered, Queue, QueueError, Request, Terms, Unanswered};
 use levada_base::reactor::{self, Reactor};
-use levada_base::stream::{ByteStream, Inbox};
+use levada_base::stream::{ByteStream, Inbox, MemoryStream};
 use levada_base::{Buf, BufMut, IoVecMut};
 use levada_nvme::pdu::{Digests, Fatal, Framing, Initialize, Kind, Pdu, Terminated, Transfer};
 use levada_nvme::{Command, Completion, IoOpcode, Status};
@@ -17,8 +16,11 @@ fn terms(digests: Digests) -> Terms {
 }
 
 /// A queue, and the other end of its connection, after both have greeted each other.
-async fn greeted(digests: Digests, answer: &[u8]) -> (Option<Rc<Queue<Wire>>>, Wire, Inbox<Wire>) {
-    let (host, target) = Wire::pair();
+async fn greeted(
+    digests: Digests,
+    answer: &[u8],
+) -> (Option<Rc<Queue<MemoryStream>>>, MemoryStream, Inbox<MemoryStream>) {
+    let (host, target) = MemoryStream::pair();
     let mut inbox = Inbox::new(target.clone());
     let opening = reactor::spawn(async move { Queue::open(host, terms(digests)).await.ok() });
     inbox.skip(128).await.expect("a request");

@@ -5,7 +5,6 @@ mod namespace;
 mod owners;
 mod proof;
 mod target;
-mod wire;
 
 use super::{Host, Options};
 use levada_nvme::Nqn;

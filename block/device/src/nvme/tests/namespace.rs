@@ -1,13 +1,13 @@
 //! What a namespace promises as a device, with paths that come and go.
 
 use super::target::{BLOCK_BYTES, BLOCKS, NQN, Target};
-use super::wire::Net;
 use super::{address, options};
 use crate::nvme::discovery::discover;
 use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, Standing};
 use crate::{BlockError, Device, Durability, Warnings};
 use futures_util::future::join;
 use levada_base::reactor::{self, Reactor};
+use levada_base::stream::MemoryNetwork;
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
 use levada_nvme::identify::{CommandLimits, OptionalCommands};
 use levada_nvme::log::{AnaState, DiscoveryEntry};
@@ -18,24 +18,28 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-pub(super) type Namespace = NvmeNamespace<Net>;
+pub(super) type Namespace = NvmeNamespace<MemoryNetwork>;
 
-pub(super) async fn open_as(net: &Net, paths: &[SocketAddr], options: Options) -> Namespace {
+pub(super) async fn open_as(
+    net: &MemoryNetwork,
+    paths: &[SocketAddr],
+    options: Options,
+) -> Namespace {
     let nqn = Nqn::new(NQN).expect("a name");
     let opened = Namespace::open_on(net.clone(), paths, nqn, 0, options, "box".into()).await;
     opened.unwrap_or_else(|error| panic!("{error}"))
 }
 
-pub(super) async fn open(net: &Net, paths: &[SocketAddr]) -> Namespace {
+pub(super) async fn open(net: &MemoryNetwork, paths: &[SocketAddr]) -> Namespace {
     open_as(net, paths, options()).await
 }
 
 /// A target at two addresses.
-pub(super) fn two_paths(target: Target) -> (Net, Rc<Target>, [SocketAddr; 2]) {
-    let (net, target) = (Net::default(), Rc::new(target));
+pub(super) fn two_paths(target: Target) -> (MemoryNetwork, Rc<Target>, [SocketAddr; 2]) {
+    let (net, target) = (MemoryNetwork::default(), Rc::new(target));
     let paths = [address(1), address(2)];
     for path in paths {
-        net.listen(path, &target);
+        target.listen(&net, path);
     }
     (net, target, paths)
 }
@@ -161,7 +165,7 @@ proptest! {
                     }
                     target.restart();
                     for path in paths {
-                        net.listen(path, &target);
+                        target.listen(&net, path);
                     }
                 }
                 assert_eq!(read(&device, 0, 5120).await.expect("read"), before);
@@ -235,7 +239,7 @@ fn a_lost_path_costs_no_error() {
                     if round % 3 == 0 {
                         net.swallow(path);
                         reactor::sleep(Duration::from_secs(4)).await;
-                        net.listen(path, &target);
+                        target.listen(&net, path);
                     } else {
                         net.reset(path);
                     }
@@ -282,7 +286,7 @@ fn without_a_path_commands_wait_and_then_the_device_is_gone() {
         let begun = reactor::now();
         let back = async {
             reactor::sleep(Duration::from_secs(20)).await;
-            net.listen(paths[0], &target);
+            target.listen(&net, paths[0]);
         };
         let (written, ()) = join(write(&device, 0, &data), back).await;
         written.expect("the path came back");
@@ -385,7 +389,7 @@ fn what_was_not_flushed_is_written_again() {
             target.restart();
             reactor::sleep(Duration::from_secs(1)).await;
             for path in paths {
-                net.listen(path, &target);
+                target.listen(&net, path);
             }
             device.flush().await.expect("flushed");
             let mut expected = third.to_vec();
@@ -425,7 +429,7 @@ fn what_cannot_be_written_again_is_not_passed_over() {
         futures_util::future::try_join_all(all).await.expect("written");
         net.down(paths[0]);
         target.restart();
-        net.listen(paths[0], &target);
+        target.listen(&net, paths[0]);
         device.flush().await.expect("flushed");
         for place in target.durable.borrow()[..32 << 20].chunks(1 << 20) {
             assert!(place == &rounds[2][..], "an older round, or none");
@@ -434,7 +438,7 @@ fn what_cannot_be_written_again_is_not_passed_over() {
         write(device, 0, data).await.expect("written");
         net.down(paths[0]);
         target.statuses.borrow_mut().push(Status::WRITE_FAULT.and_do_not_retry());
-        net.listen(paths[0], &target);
+        target.listen(&net, paths[0]);
         assert_eq!(device.flush().await, Err(BlockError::Gone));
         assert_eq!(read(device, 0, 512).await, Err(BlockError::Gone));
     });
@@ -668,7 +672,7 @@ fn writing_again_does_not_wait_for_what_comes_later() {
             target.restart();
             target.is_mute.set(false);
             for path in paths {
-                net.listen(path, &target);
+                target.listen(&net, path);
             }
         };
         let begun = reactor::now();
@@ -691,7 +695,7 @@ fn a_device_can_be_closed_at_any_time() {
         target.late.set(Duration::from_secs(2));
         for path in paths {
             net.down(path);
-            net.listen(path, &target);
+            target.listen(&net, path);
         }
         // They are being written again, one after the other.
         reactor::sleep(Duration::from_secs(3)).await;
@@ -701,7 +705,7 @@ fn a_device_can_be_closed_at_any_time() {
         let written = target.came(IoOpcode::Write).len();
         assert!((6..=7).contains(&written), "{written} writes");
         // Nor does anybody connect for a device that was not opened after all.
-        let net = Net::default();
+        let net = MemoryNetwork::default();
         let opening = open(&net, &paths);
         assert!(reactor::timeout(Duration::from_micros(20), opening).await.is_err());
         let tried = net.tried();

@@ -2,7 +2,6 @@
 
 use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
 use super::target::Target;
-use super::wire::Net;
 use super::{address, options};
 use crate::nvme::Witness;
 use crate::nvme::claim::Claimant;
@@ -11,6 +10,7 @@ use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::Epoch;
 use levada_base::reactor;
+use levada_base::stream::MemoryNetwork;
 use levada_nvme::log::{AnaState, Event};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -57,14 +57,14 @@ fn a_former_owner_writes_nothing_again() {
             second.flush().await.expect("flushed");
             net.down(paths[1]);
             target.restart();
-            net.listen(paths[0], &target);
+            target.listen(&net, paths[0]);
             reactor::sleep(Duration::from_secs(5)).await;
             let fenced = BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) };
             let is_known = has_witness || keeps_reservations;
             let expected = if is_known { fenced } else { BlockError::Gone };
             assert_eq!(write(&first, 8192, &pattern(3, 4096)).await, Err(expected.clone()));
             assert_eq!(first.flush().await, Err(expected));
-            net.listen(paths[1], &target);
+            target.listen(&net, paths[1]);
             assert_eq!(read(&second, 8192, 4096).await.expect("read"), pattern(2, 4096)[..]);
             write(&second, 8192, &pattern(4, 4096)).await.expect("ours");
             assert_eq!(target.keys.borrow().len(), 1);
@@ -96,7 +96,7 @@ fn an_owner_outlives_a_target_that_forgets_it() {
             }
             target.restart();
             for path in paths {
-                net.listen(path, &target);
+                target.listen(&net, path);
             }
             assert_eq!(device.flush().await, expected);
             let is_there = target.durable.borrow()[8192..12_288] == pattern(1, 4096)[..];
@@ -138,7 +138,7 @@ fn who_has_met_a_later_owner_stays_out() {
 }
 
 /// Opened by another process.
-async fn open_elsewhere(net: &Net, paths: &[SocketAddr]) -> Namespace {
+async fn open_elsewhere(net: &MemoryNetwork, paths: &[SocketAddr]) -> Namespace {
     let mut options = options();
     options.host.process = reactor::random_u64().to_le_bytes();
     open_as(net, paths, options).await
@@ -220,7 +220,7 @@ fn what_was_lost_is_over_when_its_connection_is_preempted() {
                 net.swallow(all[0]);
                 if is_only_path {
                     reactor::sleep(Duration::from_secs(1)).await;
-                    net.listen(all[0], &target);
+                    target.listen(&net, all[0]);
                 }
             };
             let (written, ()) = join(write(&device, 8192, &first), cut).await;
@@ -283,7 +283,7 @@ fn connections_that_are_gone_are_registered_no_more() {
                     1 => {
                         net.swallow(path);
                         reactor::sleep(Duration::from_secs(1)).await;
-                        net.listen(path, &target);
+                        target.listen(&net, path);
                     }
                     _ => device.fence(Epoch(4 + round)).await.expect("ours"),
                 }
@@ -452,7 +452,7 @@ fn keys_are_used_again_only_when_nobody_has_them() {
         run(seed, async {
             let (net, target, first) = two_paths(Target::new());
             let third = address(3);
-            net.listen(third, &target);
+            target.listen(&net, third);
             let paths = [first[0], first[1], third];
             let device = open(&net, &paths).await;
             reactor::sleep(Duration::from_millis(10)).await;
@@ -471,7 +471,7 @@ fn keys_are_used_again_only_when_nobody_has_them() {
                     write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
                     target.set_state(path, AnaState::Optimized);
                 }
-                net.listen(paths[0], &target);
+                target.listen(&net, paths[0]);
                 reactor::sleep(Duration::from_secs(10)).await;
             }
         });

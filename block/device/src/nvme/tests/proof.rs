@@ -2,10 +2,10 @@
 
 use super::namespace::{Namespace, open_as, pattern, read, run, two_paths, write};
 use super::target::{NQN, Target};
-use super::wire::Net;
 use super::{address, options};
 use crate::nvme::Options;
 use levada_base::reactor;
+use levada_base::stream::MemoryNetwork;
 use levada_nvme::Nqn;
 use levada_nvme::authentication::{Secret, Secrets};
 use std::rc::Rc;
@@ -21,7 +21,7 @@ fn knowing(host: u8, controller: Option<u8>) -> Options {
     options
 }
 
-fn asking(secrets: Option<Secrets>) -> (Net, Rc<Target>) {
+fn asking(secrets: Option<Secrets>) -> (MemoryNetwork, Rc<Target>) {
     let mut target = Target::new();
     target.secrets = secrets;
     let (net, target, _) = two_paths(target);
@@ -29,7 +29,7 @@ fn asking(secrets: Option<Secrets>) -> (Net, Rc<Target>) {
 }
 
 /// Why nothing is opened.
-async fn refused(net: &Net, options: Options) -> String {
+async fn refused(net: &MemoryNetwork, options: Options) -> String {
     let nqn = Nqn::new(NQN).expect("a name");
     let paths = [address(1)];
     let opened = Namespace::open_on(net.clone(), &paths, nqn, 0, options, "box".into()).await;
@@ -49,7 +49,7 @@ fn every_queue_of_every_path_proves_who_the_host_is() {
             // Connected anew, it proves it again.
             net.down(paths[0]);
             reactor::sleep(Duration::from_secs(1)).await;
-            net.listen(paths[0], &target);
+            target.listen(&net, paths[0]);
             reactor::sleep(Duration::from_secs(5)).await;
             net.down(paths[1]);
             let there = read(&device, 8192, 8192).await.expect("over the other path");

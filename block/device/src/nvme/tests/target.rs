@@ -1,10 +1,9 @@
 //! A small target, whose behaviour tests choose: a namespace in memory, with a cache that a restart loses.
 
-use super::wire::Wire;
 use levada_base::Buf;
 use levada_base::checksum::crc32c;
 use levada_base::reactor;
-use levada_base::stream::{ByteStream, Inbox, Outbox, Outgoing};
+use levada_base::stream::{ByteStream, Inbox, MemoryNetwork, MemoryStream, Outbox, Outgoing};
 use levada_base::sync::Notify;
 use levada_nvme::authentication::{Names, Secrets, Verifier};
 use levada_nvme::fabrics::{
@@ -217,7 +216,16 @@ impl Target {
         seen.iter().filter(|(code, _)| *code == opcode as u8).map(|(_, at)| *at).collect()
     }
 
-    pub async fn serve(self: Rc<Self>, wire: Wire, address: SocketAddr) {
+    /// Serves whoever connects to `address`.
+    pub fn listen(self: &Rc<Self>, net: &MemoryNetwork, address: SocketAddr) {
+        let target = Rc::clone(self);
+        net.listen(address, move |stream| {
+            let target = Rc::clone(&target);
+            reactor::spawn(async move { target.serve(stream, address).await });
+        });
+    }
+
+    async fn serve(self: Rc<Self>, wire: MemoryStream, address: SocketAddr) {
         let outbox = Rc::new(Outbox::default());
         let (sending, to) = (Rc::clone(&outbox), wire.clone());
         reactor::spawn(async move {
@@ -231,7 +239,7 @@ impl Target {
 
     async fn converse(
         self: &Rc<Self>,
-        inbox: &mut Inbox<Wire>,
+        inbox: &mut Inbox<MemoryStream>,
         outbox: &Rc<Outbox>,
         address: SocketAddr,
     ) -> Option<()> {
@@ -302,7 +310,11 @@ impl Target {
         bytes
     }
 
-    async fn unit(&self, inbox: &mut Inbox<Wire>, digests: Digests) -> Option<(Pdu, Vec<u8>)> {
+    async fn unit(
+        &self,
+        inbox: &mut Inbox<MemoryStream>,
+        digests: Digests,
+    ) -> Option<(Pdu, Vec<u8>)> {
         let common = inbox.head(COMMON_BYTES).await.ok()??;
         let common = Common::parse(common.try_into().expect("as many")).ok()?;
         let rest = inbox.head(common.rest_bytes(digests)).await.ok()??;
