@@ -22,9 +22,11 @@ use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
     Transfer,
 };
+use levada_nvme::tls::PskIdentity;
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
 use levada_tls::{Channel, FIRST_BYTE, Session};
 use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::io as system;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -66,10 +68,40 @@ fn cut_off() -> Broken {
     system::Error::from(system::ErrorKind::UnexpectedEof).into()
 }
 
-/// Serves a host until it is done, or the target is. All that it asked for has been carried out when this returns.
-pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
+/// Serves a host that has come by a socket, within TLS if that is how it begins, until it is done, or the target is. All that it asked
+/// for has been carried out when this returns.
+pub(crate) async fn serve_socket(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
     let peer = stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string());
-    match served(shared, port, stream).await {
+    let served = async {
+        let came_to = stream.local_addr()?;
+        let greeting = Rc::clone(&shared);
+        served(shared, port, came_to, async move {
+            let (channel, reader) = greet(&greeting, stream.into()).await?;
+            let shown = channel.of_session(Session::host).flatten();
+            Ok((channel, reader, shown))
+        })
+        .await
+    };
+    tell(&peer, served.await);
+}
+
+/// The same for a host that has come some other way, in the clear.
+pub(crate) async fn serve<S: ByteStream + 'static>(
+    shared: Rc<Shared>,
+    port: Rc<Port>,
+    stream: S,
+    came_to: SocketAddr,
+    peer: &str,
+) {
+    let greeted = async move {
+        let reader = Reader::new(Inbox::new(stream.clone()));
+        Ok((stream, reader, None))
+    };
+    tell(peer, served(shared, port, came_to, greeted).await);
+}
+
+fn tell(peer: &str, served: Result<(), Broken>) {
+    match served {
         Ok(()) => {}
         // It may be that somebody has forgotten a key, or that somebody tries some.
         Err(error @ Broken::Tls(_)) => {
@@ -79,12 +111,20 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) {
     }
 }
 
-async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<(), Broken> {
-    let (came_to, cut) = (stream.local_addr()?, port.cut());
+/// What is there once a host has said how it begins: the connection, what comes by it, and by which key of TLS it has come.
+type Greeted<S> = (S, Reader<S>, Option<PskIdentity>);
+
+async fn served<S: ByteStream + 'static>(
+    shared: Rc<Shared>,
+    port: Rc<Port>,
+    came_to: SocketAddr,
+    greeted: impl Future<Output = Result<Greeted<S>, Broken>>,
+) -> Result<(), Broken> {
+    let cut = port.cut();
     let connecting = async {
-        let (channel, mut reader) = greet(&shared, stream.into()).await?;
+        let (channel, mut reader, shown) = greeted.await?;
         reader.initialize(&channel).await?;
-        let connected = reader.connect(&channel, &shared, &port).await?;
+        let connected = reader.connect(&channel, &shared, &port, shown.as_ref()).await?;
         Ok::<_, Broken>((channel, reader, connected))
     };
     let connecting = reactor::timeout(CONNECT_LIMIT, connecting);
@@ -172,7 +212,10 @@ async fn served(shared: Rc<Shared>, port: Rc<Port>, stream: Stream) -> Result<()
 }
 
 /// Goes on within TLS, if that is how the host begins.
-async fn greet(shared: &Rc<Shared>, channel: Channel) -> Result<(Channel, Reader), Broken> {
+async fn greet(
+    shared: &Rc<Shared>,
+    channel: Channel,
+) -> Result<(Channel, Reader<Channel>), Broken> {
     let mut inbox = Inbox::new(channel.clone());
     if inbox.peek().await? != Some(FIRST_BYTE) {
         return Ok((channel, Reader::new(inbox)));
@@ -186,8 +229,8 @@ async fn greet(shared: &Rc<Shared>, channel: Channel) -> Result<(Channel, Reader
 }
 
 /// What a host sends, unit by unit.
-pub(crate) struct Reader {
-    inbox: Inbox<Channel>,
+pub(crate) struct Reader<S> {
+    inbox: Inbox<S>,
     framing: Framing,
     /// The header of the unit that is being received, for the host to know which one was wrong.
     wrong: Head,
@@ -204,8 +247,8 @@ struct Unit {
     data_bytes: usize,
 }
 
-impl Reader {
-    fn new(inbox: Inbox<Channel>) -> Self {
+impl<S: ByteStream> Reader<S> {
+    fn new(inbox: Inbox<S>) -> Self {
         Self { inbox, framing: Framing::FIRST, wrong: Head::new() }
     }
 
@@ -264,7 +307,7 @@ impl Reader {
     }
 
     /// Agrees on how units are built.
-    async fn initialize(&mut self, channel: &Channel) -> Result<(), Broken> {
+    async fn initialize(&mut self, channel: &S) -> Result<(), Broken> {
         let refuse = async |fatal: Fatal, wrong: &[u8]| -> Result<(), Broken> {
             let head = Framing::terminate(false, fatal, wrong);
             let _ = channel.write_all(Buf::copy_of(&head).into_vec()).await;
@@ -292,9 +335,10 @@ impl Reader {
     /// Connects the queue that the host asks for, with its first command.
     async fn connect(
         &mut self,
-        channel: &Channel,
+        channel: &S,
         shared: &Rc<Shared>,
         port: &Rc<Port>,
+        shown: Option<&PskIdentity>,
     ) -> Result<Connected, Broken> {
         let unit = self.unit().await?.ok_or_else(cut_off)?;
         let Pdu::Command(command) = unit.pdu else { return Err(Fatal::Sequence.into()) };
@@ -305,8 +349,7 @@ impl Reader {
             0 => None,
             _ => self.data(&unit).await?,
         };
-        let shown = channel.of_session(Session::host).flatten();
-        let asked = connect(shared, port, &command, data.as_deref(), shown.as_ref());
+        let asked = connect(shared, port, &command, data.as_deref(), shown);
         let (result, status, connected) = match asked {
             Ok(connected) => {
                 let proof = connected.verifier.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
@@ -379,7 +422,7 @@ impl Connection {
     }
 
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
-    async fn receive(self: &Rc<Self>, reader: &mut Reader) -> Result<(), Broken> {
+    async fn receive<S: ByteStream>(self: &Rc<Self>, reader: &mut Reader<S>) -> Result<(), Broken> {
         loop {
             let Some(unit) = reader.unit().await? else { return Ok(()) };
             self.queue.controller.heard();

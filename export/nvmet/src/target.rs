@@ -1,13 +1,13 @@
 //! A target: addresses, and the subsystems that hosts find there.
 
-use crate::connection::serve;
+use crate::connection::{serve, serve_socket};
 use crate::controller::Controller;
 use crate::port::{Passage, Port};
 use crate::reservations::HostId;
 use crate::subsystem::Subsystem;
 use levada_base::reactor::net::Listener;
 use levada_base::reactor::{self, Group, Instant};
-use levada_base::stream::Clients;
+use levada_base::stream::{ByteStream, Clients, Present};
 use levada_base::sync::Once;
 use levada_nvme::log::{AnaState, DiscoveryEntry, Event};
 use levada_nvme::tls::{PskIdentity, SharedKey};
@@ -148,6 +148,8 @@ pub struct Target {
 pub struct Path {
     shared: Rc<Shared>,
     port: Rc<Port>,
+    /// All connections of the target.
+    group: Group,
 }
 
 impl Path {
@@ -160,6 +162,29 @@ impl Path {
     /// Says what becomes of what comes over this path: to take it out of service, or to try what hosts make of that.
     pub fn set_passage(&self, passage: Passage) {
         self.port.set_passage(passage);
+    }
+
+    /// Serves a host that has come some other way than through the system's network. One that is too many, or comes while
+    /// nobody may, is closed.
+    pub fn serve(&self, stream: impl ByteStream + 'static) {
+        let Some(present) = self.shared.clients.enter() else { return };
+        let came_to = self.port.address;
+        self.spawn(present, async move |shared, port| {
+            shared.begun.happened().await;
+            serve(shared, port, stream, came_to, "a host in memory").await;
+        });
+    }
+
+    /// Has a connection served, unless nobody may come here now.
+    fn spawn(&self, present: Present, serve: impl AsyncFnOnce(Rc<Shared>, Rc<Port>) + 'static) {
+        if self.port.is_closed() {
+            return;
+        }
+        let (shared, port) = (Rc::clone(&self.shared), Rc::clone(&self.port));
+        reactor::spawn_in(&self.group, async move {
+            serve(shared, port).await;
+            drop(present);
+        });
     }
 
     /// How good it is, as it was said last.
@@ -224,26 +249,28 @@ impl Target {
         let failed = |source| ListenError { address, source };
         let listener = Listener::bind(address).map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
-        let id = self.shared.ports.borrow().len() as u16 + 1;
-        let port = Rc::new(Port::new(id, bound));
-        self.shared.ports.borrow_mut().push(Rc::clone(&port));
-        self.shared.discovery_changed();
-        let (shared, at, group) = (Rc::clone(&self.shared), Rc::clone(&port), self.group.clone());
+        let path = self.port(bound);
+        let (shared, at) = (Rc::clone(&self.shared), path.clone());
         reactor::spawn_in(&self.accepting, async move {
             let serve = |present, stream| {
-                if at.is_closed() {
-                    return;
-                }
-                let (shared, port) = (Rc::clone(&shared), Rc::clone(&at));
-                reactor::spawn_in(&group, async move {
-                    serve(shared, port, stream).await;
-                    drop(present);
-                });
+                at.spawn(present, async move |shared, port| {
+                    serve_socket(shared, port, stream).await
+                })
             };
             shared.begun.happened().await;
             shared.clients.accept_all(listener, "an NVMe host", serve).await;
         });
-        Ok(Path { shared: Rc::clone(&self.shared), port })
+        Ok(path)
+    }
+
+    /// One more address, whose hosts are handed to [`Path::serve`].
+    #[must_use]
+    pub fn port(&self, address: SocketAddr) -> Path {
+        let id = self.shared.ports.borrow().len() as u16 + 1;
+        let port = Rc::new(Port::new(id, address));
+        self.shared.ports.borrow_mut().push(Rc::clone(&port));
+        self.shared.discovery_changed();
+        Path { shared: Rc::clone(&self.shared), port, group: self.group.clone() }
     }
 
     /// Shows a subsystem to the hosts that it admits; one of the same name ends.
