@@ -133,9 +133,25 @@ impl BlockModel {
     pub fn flush_done(&mut self, begun: FlushBegun) {
         for block in self.open.clone() {
             let state = self.block(block);
+            if !state.known {
+                // Whichever it is, is durable now; a read will tell.
+                continue;
+            }
             let covered = state.maybe.iter().rposition(|(_, tick)| *tick <= begun.0);
             state.maybe.drain(..covered.unwrap_or(0));
             self.note(block);
+        }
+    }
+
+    /// Nobody waits for a change any more, or it need not happen: it has, or does at any time before the next one of these blocks, or never.
+    pub fn gives_up(&mut self, first: u64, count: u64) {
+        for block in first..first + count {
+            let state = self.block(block);
+            let version = state.in_flight.take().expect("it was begun");
+            // No flush makes it certain.
+            state.maybe.push((version, u64::MAX));
+            state.known = false;
+            self.open.insert(block);
         }
     }
 

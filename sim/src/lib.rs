@@ -8,6 +8,7 @@ mod block_model;
 mod coverage;
 mod drive;
 pub mod planted;
+pub mod remote;
 mod rng;
 pub mod seeds;
 pub mod soak;

@@ -1,0 +1,204 @@
+//! What befalls network, target and drive, while one owner after the other works on it.
+//!
+//! What always holds: there is never no way to the drive for longer than [`DARK_MAX`], so that nobody may be told that it is gone; and a
+//! request of the drive takes no longer than a target may take to end what it was at.
+
+use super::scenario::Scene;
+use levada_base::reactor::{self, JoinHandle};
+use levada_base::stream::{Connection, Delay, Side};
+use levada_export_nvmet::{AnaState, Passage};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long something that takes every way lasts.
+const DARK_MAX: Duration = Duration::from_secs(5);
+/// How much longer a request of a slow drive takes, each of its steps.
+const SLOW_MAX_US: u64 = 800_000;
+
+struct Mischief {
+    scene: Rc<Scene>,
+    /// Ports that something lasting has befallen.
+    is_bad: [Cell<bool>; 2],
+    /// Something has befallen all of it.
+    is_dark: Cell<bool>,
+}
+
+/// Goes on until the scene is over and everything is as it should be.
+pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
+    let mischief =
+        Mischief { scene: Rc::clone(scene), is_bad: Default::default(), is_dark: Cell::default() };
+    let mischief = Rc::new(mischief);
+    reactor::spawn(async move {
+        mischief.weather();
+        while !mischief.scene.is_over.get() {
+            let pause = mischief.scene.rng(|rng| rng.below(60_000));
+            reactor::sleep(Duration::from_micros(pause)).await;
+            mischief.befall();
+        }
+        while mischief.is_dark.get() || mischief.is_bad.iter().any(Cell::get) {
+            reactor::sleep(Duration::from_millis(10)).await;
+        }
+        mischief.scene.world.drive(0).faults.heal();
+    })
+}
+
+impl Mischief {
+    /// Mostly short, so that it meets much; some for longer than somebody waits.
+    fn lasts(&self) -> Duration {
+        let max_us = self.scene.rng(|rng| *rng.pick(&[3000, 3000, 300_000, 300_000, 5_000_000]));
+        Duration::from_micros(self.scene.rng(|rng| rng.below(max_us))).min(DARK_MAX)
+    }
+
+    fn befall(self: &Rc<Self>) {
+        let port = self.scene.rng(|rng| rng.below(2)) as usize;
+        match self.scene.rng(|rng| rng.weighted(&[8, 4, 6, 4, 4, 4, 3, 3, 4, 3])) {
+            0 => self.connection("connection reset", port, Connection::reset),
+            1 => {
+                let side = self.side();
+                self.connection("half open", port, move |it| it.reset_for(side));
+            }
+            2 => self.hold(port),
+            3 => self.port("port silent", port, |all, at, is_bad| {
+                let shelf = &all.scene.shelf;
+                let address = shelf.addresses[at];
+                if is_bad {
+                    shelf.net.connections(address).iter().for_each(Connection::lose);
+                }
+                shelf.net.set_silent(address, is_bad);
+            }),
+            4 => {
+                let passages =
+                    [Passage::Closed, Passage::Hung, Passage::Slow(Duration::from_millis(300))];
+                let passage = self.scene.rng(|rng| *rng.pick(&passages));
+                let what = match passage {
+                    Passage::Closed => "port closed",
+                    Passage::Hung => "port hung",
+                    Passage::Slow(_) | Passage::Open => "port slow",
+                };
+                self.port(what, port, move |all, at, is_bad| {
+                    let passage = if is_bad { passage } else { Passage::Open };
+                    all.scene.shelf.set_passage(at, passage);
+                });
+            }
+            5 => {
+                let states = [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Change];
+                let state = self.scene.rng(|rng| *rng.pick(&states));
+                self.port("another ANA state", port, move |all, at, is_bad| {
+                    all.scene.shelf.set_state(at, if is_bad { state } else { AnaState::Optimized });
+                });
+            }
+            6 => self.crash(true),
+            7 => self.crash(false),
+            8 => self.slow(),
+            _ => self.weather(),
+        }
+    }
+
+    fn side(&self) -> Side {
+        if self.scene.rng(|rng| rng.one_in(2)) { Side::Caller } else { Side::Called }
+    }
+
+    /// Something befalls one connection, or all of a port.
+    fn connection(&self, what: &'static str, port: usize, fault: impl Fn(&Connection)) {
+        let all = self.scene.shelf.net.connections(self.scene.shelf.addresses[port]);
+        if all.is_empty() {
+            return;
+        }
+        self.scene.note(what);
+        if self.scene.rng(|rng| rng.one_in(2)) {
+            all.iter().for_each(fault);
+        } else {
+            fault(&self.scene.rng(|rng| rng.pick(&all).clone()));
+        }
+    }
+
+    fn hold(self: &Rc<Self>, port: usize) {
+        let side = self.side();
+        let held = self.scene.shelf.net.connections(self.scene.shelf.addresses[port]);
+        if held.is_empty() {
+            return;
+        }
+        self.scene.note("connections held");
+        held.iter().for_each(|connection| connection.hold(side));
+        let lasts = self.lasts();
+        reactor::spawn(async move {
+            reactor::sleep(lasts).await;
+            held.iter().for_each(|connection| connection.release(side));
+        });
+    }
+
+    /// Something lasting befalls a port, and ends.
+    fn port(
+        self: &Rc<Self>,
+        what: &'static str,
+        port: usize,
+        change: impl Fn(&Self, usize, bool) + 'static,
+    ) {
+        if self.is_bad[port].get() {
+            return;
+        }
+        self.scene.note(what);
+        self.is_bad[port].set(true);
+        change(self, port, true);
+        let (all, lasts) = (Rc::clone(self), self.lasts());
+        reactor::spawn(async move {
+            reactor::sleep(lasts).await;
+            change(&all, port, false);
+            all.is_bad[port].set(false);
+        });
+    }
+
+    /// The target's process dies, or its power goes.
+    fn crash(self: &Rc<Self>, has_power: bool) {
+        if self.is_dark.replace(true) {
+            return;
+        }
+        self.scene.note(if has_power { "target killed" } else { "power cut" });
+        let (all, lasts) = (Rc::clone(self), self.lasts());
+        reactor::spawn(async move {
+            let hosts_are_told = all.scene.rng(|rng| rng.one_in(2));
+            if !has_power {
+                all.scene.oracle.borrow_mut().loses_power();
+            }
+            let scene = &all.scene;
+            scene.shelf.crash(has_power, hosts_are_told).await;
+            if scene.rng(|rng| rng.one_in(3)) {
+                reactor::sleep(lasts).await;
+            }
+            scene.shelf.start().await;
+            for (port, is_bad) in all.is_bad.iter().enumerate() {
+                if !is_bad.get() {
+                    // What was lost is reset by a system that knows nothing of it.
+                    scene.shelf.net.reset(scene.shelf.addresses[port]);
+                }
+            }
+            all.is_dark.set(false);
+        });
+    }
+
+    fn slow(self: &Rc<Self>) {
+        self.scene.note("drive slow");
+        let faults = self.scene.world.drive(0).faults.clone();
+        let max_us = self.scene.rng(|rng| *rng.pick(&[2000, 50_000, SLOW_MAX_US]));
+        faults.slow(Duration::from_micros(self.scene.rng(|rng| rng.below(max_us))));
+        let lasts = self.lasts();
+        reactor::spawn(async move {
+            reactor::sleep(lasts).await;
+            faults.slow(Duration::ZERO);
+        });
+    }
+
+    /// How long bytes are under way, from now on.
+    fn weather(&self) {
+        let shelf = &self.scene.shelf;
+        for address in shelf.addresses {
+            let draw = |of: &[u64]| Duration::from_micros(self.scene.rng(|rng| *rng.pick(of)));
+            let usual_max = draw(&[0, 30, 30, 200, 5000]);
+            let rare_max = usual_max + draw(&[0, 1000, 20_000, 400_000]);
+            let part_bytes_max = self.scene.rng(|rng| *rng.pick(&[0, 0, 100, 3000]));
+            shelf.net.set_delay(address, Delay { usual_max, rare_max, part_bytes_max });
+        }
+        self.scene.note("other delays");
+    }
+}

@@ -1,0 +1,197 @@
+//! The target's process, with one drive, behind two ports.
+//!
+//! Reservations are kept beside the drive, or nowhere: then a restart forgets them.
+
+use crate::{Rng, World};
+use futures_util::future::LocalBoxFuture;
+use levada_base::reactor;
+use levada_base::stream::MemoryNetwork;
+use levada_base::{BufMut, IoVec};
+use levada_device::{Device, Durability};
+use levada_export_nvmet::{
+    AnaState, Claims, Hosts, Keep, KeepError, Nqn, Open, Opened, Passage, Path, Subsystem, Target,
+};
+use levada_volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const PORTS: usize = 2;
+
+/// See the module.
+pub struct Shelf {
+    world: Rc<World>,
+    pub net: MemoryNetwork,
+    pub subsystem: Nqn,
+    pub addresses: [SocketAddr; PORTS],
+    /// `None`: reservations go with the process.
+    kept: Option<Rc<Kept>>,
+    running: RefCell<Option<Running>>,
+}
+
+struct Running {
+    target: Target,
+    paths: Vec<Path>,
+}
+
+impl Shelf {
+    pub fn new(world: &Rc<World>, keeps_reservations: bool) -> Self {
+        Self {
+            world: Rc::clone(world),
+            net: MemoryNetwork::default(),
+            subsystem: Nqn::new("nqn.2026-11.io.levada:shelf").expect("a name"),
+            addresses: [1, 2].map(|last| ([192, 0, 2, last], 4420).into()),
+            kept: keeps_reservations.then(Rc::default),
+            running: RefCell::default(),
+        }
+    }
+
+    pub fn keeps_reservations(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Starts the process.
+    pub async fn start(self: &Rc<Self>) {
+        let shelf = Rc::clone(self);
+        let starting = async move {
+            let target = Target::new();
+            let subsystem = Subsystem::new(shelf.subsystem.clone(), "1", Hosts::Any);
+            let claims = match &shelf.kept {
+                Some(kept) => Claims::kept(Rc::clone(kept) as Rc<dyn Keep>),
+                None => Claims::default(),
+            };
+            subsystem.add_claimed(1, open(shelf.world.drive(0).device()), claims);
+            target.add(subsystem);
+            let paths = shelf.addresses.map(|address| {
+                let path = target.port(address);
+                let port = path.clone();
+                shelf.net.listen(address, move |stream| port.serve(stream));
+                path
+            });
+            target.begin();
+            *shelf.running.borrow_mut() = Some(Running { target, paths: paths.into() });
+        };
+        reactor::spawn_in(&self.world.node(), starting).await.expect("nobody kills it meanwhile");
+    }
+
+    /// The process is no more: `has_power` tells whether the drive keeps what it had cached. Hosts are told by the system, unless it is gone too.
+    pub async fn crash(&self, has_power: bool, hosts_are_told: bool) {
+        for address in self.addresses {
+            match hosts_are_told {
+                true => self.net.stop_listening(address),
+                false => self.net.swallow(address),
+            }
+        }
+        // Its tasks go first, as its parts would end them in order.
+        match has_power {
+            true => self.world.kill(),
+            false => self.world.power_cut().await,
+        }
+        self.running.take();
+    }
+
+    pub fn set_state(&self, port: usize, state: AnaState) {
+        if let Some(running) = &*self.running.borrow() {
+            running.paths[port].set_state(state);
+        }
+    }
+
+    pub fn set_passage(&self, port: usize, passage: Passage) {
+        if let Some(running) = &*self.running.borrow() {
+            running.paths[port].set_passage(passage);
+        }
+    }
+
+    /// Controllers that hosts have.
+    pub fn controllers(&self) -> usize {
+        self.running.borrow().as_ref().map_or(0, |running| running.target.controllers())
+    }
+}
+
+fn open(device: Rc<dyn Device>) -> Open {
+    Rc::new(move || {
+        let volume = Rc::new(DriveVolume(Rc::clone(&device))) as Rc<dyn Volume>;
+        Box::pin(async move {
+            reactor::sleep(Duration::from_micros(reactor::random_u64() % 2000)).await;
+            Some(Opened { volume, guid: [7; 16] })
+        })
+    })
+}
+
+/// A drive as a volume.
+struct DriveVolume(Rc<dyn Device>);
+
+impl Volume for DriveVolume {
+    fn size_bytes(&self) -> u64 {
+        self.0.info().capacity_bytes
+    }
+
+    fn shape(&self) -> Shape {
+        let info = self.0.info();
+        Shape {
+            block_bytes: info.block_bytes,
+            io_bytes_best: info.io_bytes_best,
+            discard_bytes: info.block_bytes,
+            is_read_only: false,
+        }
+    }
+
+    fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
+        Box::pin(async move {
+            let into = BufMut::for_overwrite(bytes as usize).into_vec();
+            let read = self.0.read(at, into).await?;
+            Ok(read.into_iter().map(BufMut::freeze).collect())
+        })
+    }
+
+    fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
+        Box::pin(async move { Ok(self.0.write(at, from, durability).await?) })
+    }
+
+    fn flush(&self) -> VolumeFuture<'_, ()> {
+        Box::pin(async { Ok(self.0.flush().await?) })
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> VolumeFuture<'_, ()> {
+        Box::pin(async move { Ok(self.0.discard(at, bytes).await?) })
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
+        Box::pin(async move { Ok(self.0.write_zeroes(at, bytes).await?) })
+    }
+
+    fn extents(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+        Box::pin(async move { Ok(vec![Extent { bytes, is_allocated: true }]) })
+    }
+}
+
+/// Reservations, beside the drive: they outlive process and power.
+#[derive(Default)]
+struct Kept {
+    bytes: RefCell<Option<Vec<u8>>>,
+    saves: Cell<u64>,
+}
+
+impl Keep for Kept {
+    fn load(&self) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KeepError>> {
+        Box::pin(async {
+            pause().await;
+            Ok(self.bytes.borrow().clone())
+        })
+    }
+
+    fn save(&self, bytes: Option<Vec<u8>>) -> LocalBoxFuture<'_, Result<(), KeepError>> {
+        Box::pin(async {
+            pause().await;
+            *self.bytes.borrow_mut() = bytes;
+            self.saves.set(self.saves.get() + 1);
+            pause().await;
+            Ok(())
+        })
+    }
+}
+
+async fn pause() {
+    reactor::sleep(Duration::from_micros(Rng::new(reactor::random_u64()).below(3000))).await;
+}
