@@ -16,6 +16,9 @@ const DARK_MAX: Duration = Duration::from_secs(5);
 /// How much longer a request of a slow drive takes, each of its steps.
 const SLOW_MAX_US: u64 = 800_000;
 
+/// Something befalls those who wait, too.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 struct Mischief {
     scene: Rc<Scene>,
     /// Ports that something lasting has befallen.
@@ -32,8 +35,7 @@ pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
     reactor::spawn(async move {
         mischief.weather();
         while !mischief.scene.is_over.get() {
-            let pause = mischief.scene.rng(|rng| rng.below(60_000));
-            reactor::sleep(Duration::from_micros(pause)).await;
+            mischief.pause().await;
             mischief.befall();
         }
         while mischief.is_dark.get() || mischief.is_bad.iter().any(Cell::get) {
@@ -44,6 +46,23 @@ pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
 }
 
 impl Mischief {
+    /// Mostly until something else has been done, as little is met while everybody waits.
+    async fn pause(&self) {
+        let (operations, us) = self.scene.rng(|rng| (rng.below(40), rng.below(60_000)));
+        reactor::sleep(Duration::from_micros(us)).await;
+        if self.scene.rng(|rng| rng.one_in(4)) {
+            return;
+        }
+        let goal = self.scene.operations() + operations;
+        let begun = reactor::now();
+        while self.scene.operations() < goal
+            && begun.elapsed() < PATIENCE
+            && !self.scene.is_over.get()
+        {
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Mostly short, so that it meets much; some for longer than somebody waits.
     fn lasts(&self) -> Duration {
         let max_us = self.scene.rng(|rng| *rng.pick(&[3000, 3000, 300_000, 300_000, 5_000_000]));

@@ -196,6 +196,10 @@ impl Owner {
         self.device.borrow().clone()
     }
 
+    fn tell(&self, what: impl FnOnce() -> String) {
+        self.scene.world.tell(|| format!("owner {} {}", self.epoch, what()));
+    }
+
     fn fail(&self, what: &str) -> ! {
         let Scene { world, .. } = &*self.scene;
         panic!("seed {}: owner {} ({:?}): {what}", world.seed, self.epoch, self.stage.get())
@@ -249,8 +253,10 @@ impl Owner {
         let into = BufMut::for_overwrite(BLOCK).into_vec();
         let found = self.bounded("read", device.read(0, into)).await?;
         let found = owner_of(&found[0]).map_or(0, |found| found.0);
-        if found > self.epoch && !scene.oracle.borrow().may_be_fenced(self.epoch) {
-            self.fail(&format!("finds the mark of owner {found}"));
+        if found > self.epoch {
+            // It has come late, to a target that has forgotten the later one.
+            let (ours, seen) = (Epoch(self.epoch), Epoch(found));
+            return Err(BlockError::Fenced { ours, seen });
         }
         let marked = device.write(0, mark(self.epoch).into_vec(), Durability::Fua);
         self.bounded("write", marked).await?;
@@ -376,6 +382,7 @@ impl Owner {
             let begun = self.model(|model| model.flush_begins());
             self.bounded("flush", device.flush()).await?;
             if self.answered(asked, true) == Answer::Counts {
+                self.tell(|| format!("has flushed {begun:?}"));
                 self.model(|model| model.flush_done(begun));
             }
             return Ok(());
@@ -389,6 +396,7 @@ impl Owner {
             2 => self.read(device, first, count).await?,
             4 => {
                 self.model(|model| model.zeroes_begin(first, count));
+                self.tell(|| format!("zeroes {first} + {count}"));
                 let zeroed = device.write_zeroes(first * BLOCK_BYTES, count * BLOCK_BYTES);
                 self.bounded("write zeroes", zeroed).await?;
                 self.is_written(asked, first, count, Durability::Volatile);
@@ -396,6 +404,7 @@ impl Owner {
             5 => {
                 // They are old bytes or zeroes then, and which of both may change until they are written.
                 self.model(|model| model.zeroes_begin(first, count));
+                self.tell(|| format!("discards {first} + {count}"));
                 let discarded = device.discard(first * BLOCK_BYTES, count * BLOCK_BYTES);
                 self.bounded("discard", discarded).await?;
                 if self.answered(asked, true) == Answer::Counts {
@@ -406,6 +415,7 @@ impl Owner {
             _ => {
                 // Whoever asked gives up, and writes something else.
                 let version = self.model(|model| model.write_begins(first, count));
+                self.tell(|| format!("writes {version} to {first} + {count}, and gives up"));
                 let data = contents(version, first, count);
                 let written = device.write(first * BLOCK_BYTES, data, Durability::Volatile);
                 let limit = Duration::from_micros(rng.below(2000));
@@ -437,6 +447,7 @@ impl Owner {
     ) -> Result<(), BlockError> {
         let asked = self.asks();
         let version = self.model(|model| model.write_begins(first, count));
+        self.tell(|| format!("writes {version} to {first} + {count}, {durability:?}"));
         let data = contents(version, first, count);
         self.bounded("write", device.write(first * BLOCK_BYTES, data, durability)).await?;
         self.is_written(asked, first, count, durability);
@@ -445,6 +456,7 @@ impl Owner {
 
     fn is_written(&self, asked: Asked, first: u64, count: u64, durability: Durability) {
         if self.answered(asked, true) == Answer::Counts {
+            self.tell(|| format!("has changed {first} + {count}, {durability:?}"));
             self.model(|model| model.write_done(first, count, durability == Durability::Fua));
         }
     }

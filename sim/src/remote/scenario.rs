@@ -63,6 +63,11 @@ impl Scene {
         self.world.coverage.borrow_mut().fault_in(what, stage.name());
     }
 
+    /// What all owners have done.
+    pub fn operations(&self) -> u64 {
+        self.owners.borrow().iter().map(|owner| owner.operations()).sum()
+    }
+
     fn start_owner(self: &Rc<Self>) -> Rc<Owner> {
         let epoch = self.owners.borrow().len() as u64 + 1;
         self.world.tell(|| format!("owner {epoch} starts"));
