@@ -347,6 +347,11 @@ impl<N: Network> Paths<N> {
     /// The namespace was away from a controller that is still there. What it comes back with is not known, over whatever path.
     fn was_absent(&self) {
         self.absences.set(self.absences.get() + 1);
+        self.none_is_whole();
+    }
+
+    /// Every path has to be looked at before it is used again.
+    fn none_is_whole(&self) {
         for path in &self.paths {
             path.is_whole.set(false);
             path.look.notify_all();
@@ -462,6 +467,9 @@ impl<N: Network> Paths<N> {
         if all.is_empty() {
             return Ok(());
         }
+        // One that was connected all along and did not reach the namespace may do so any moment: what is written over it would be written
+        // over by what follows here.
+        self.none_is_whole();
         // Where lost changes hold it back; if they cannot be ended that lasts until they are over by themselves. Others need not be waited
         // for: the target may take long.
         let is_held_back = all.iter().any(|(change, _)| change.blocked_by_older().is_some());

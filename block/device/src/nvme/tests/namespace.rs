@@ -409,6 +409,30 @@ fn what_was_not_flushed_is_written_again() {
     }
 }
 
+/// While everything is written again over one path, another one that was connected all along is accessible again: what is written over
+/// that is not written over.
+#[test]
+fn nothing_is_written_beside_what_is_written_again() {
+    run(24, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("written");
+        write(&device, 8192, &pattern(1, 4096)).await.expect("written");
+        target.set_state(paths[1], AnaState::Inaccessible);
+        reactor::sleep(Duration::from_millis(10)).await;
+        target.late.set(Duration::from_secs(1));
+        net.reset(paths[0]);
+        // The first one is being written again.
+        reactor::sleep(Duration::from_millis(500)).await;
+        target.set_state(paths[1], AnaState::Optimized);
+        reactor::sleep(Duration::from_millis(10)).await;
+        write(&device, 8192, &pattern(2, 4096)).await.expect("written");
+        reactor::sleep(Duration::from_secs(5)).await;
+        assert_eq!(read(&device, 8192, 4096).await.expect("read"), pattern(2, 4096)[..]);
+    });
+}
+
 /// More than is kept is flushed in time, and where it cannot be the device says that it is gone, rather than nothing.
 #[test]
 fn what_cannot_be_written_again_is_not_passed_over() {
