@@ -356,7 +356,9 @@ impl Owner {
         let read = device.read(first * BLOCK_BYTES, into.into_vec());
         let read = self.bounded("read", read).await?;
         assert_eq!((read.len(), read[0].len()), (1, count as usize * BLOCK), "the same memory");
-        if self.answered(asked, false) == Answer::Counts
+        // Who has met a later owner has forgotten what it had not flushed.
+        if !device.is_given_up()
+            && self.answered(asked, false) == Answer::Counts
             && let Err(what) = self.model(|model| model.check_read(first, &read[0]))
         {
             self.fail(&what);

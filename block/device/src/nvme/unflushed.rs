@@ -8,8 +8,11 @@
 //! - What is kept is bounded: whoever changes something takes room for it before, and waits for a flush where there is none.
 //! - Changes of the same blocks are carried out one after the other (by the caller), so that they are kept in the order in which they
 //!   happened.
+//! - What is durable by itself (FUA) is not kept, and nothing older of its blocks any more: written again, that would stand over durable
+//!   data, and stay if this process died before it had written all.
 //! - What is kept does not change: memory of another process is copied while the write is still under way.
 
+use super::landing::window;
 use super::unsettled::Change;
 use levada_base::buf::bytes_in;
 use levada_base::{Buf, IoVec};
@@ -57,6 +60,23 @@ impl Kept {
             Self::Zeroes { .. } => 0,
         }
     }
+
+    fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Write { at, data } => (*at, at + bytes_in(data)),
+            Self::Zeroes { at, bytes } => (*at, at + bytes),
+        }
+    }
+
+    /// The part of it from `from` to `to`; `None`: that is nothing.
+    fn part(&self, from: u64, to: u64) -> Option<Self> {
+        (from < to).then(|| match self {
+            Self::Write { at, data } => {
+                Self::write(from, &window(data, (from - at) as usize, (to - from) as usize))
+            }
+            Self::Zeroes { .. } => Self::Zeroes { at: from, bytes: to - from },
+        })
+    }
 }
 
 impl Unflushed {
@@ -78,9 +98,35 @@ impl Unflushed {
         self.reserved_bytes -= bytes;
     }
 
-    /// Changes are kept: what is written over them must be as well, also when it is durable by itself, or they would be written over it.
+    /// Something is kept.
     pub fn keeps_any(&self) -> bool {
         !self.kept.is_empty()
+    }
+
+    /// These blocks hold something durable now, and nothing older is to be written there again.
+    pub fn supersede(&mut self, at: u64, bytes: u64) {
+        let end = at + bytes;
+        let is_clear = |kept: &Kept| {
+            let (from, to) = kept.range();
+            to <= at || end <= from
+        };
+        if self.kept.iter().all(|(_, _, kept)| is_clear(kept)) {
+            return;
+        }
+        for (number, change, kept) in std::mem::take(&mut self.kept) {
+            if is_clear(&kept) {
+                self.kept.push_back((number, change, kept));
+                continue;
+            }
+            self.bytes -= kept.bytes();
+            let (from, to) = kept.range();
+            for (from, to) in [(from, at), (end, to)] {
+                if let Some(part) = kept.part(from, to) {
+                    self.bytes += part.bytes();
+                    self.kept.push_back((number, change.part(from, to - from), part));
+                }
+            }
+        }
     }
 
     /// A change was confirmed, for which there was room.
@@ -152,6 +198,52 @@ mod tests {
         assert_eq!(places(&unflushed), [4096]);
         unflushed.clear();
         assert!(places(&unflushed).is_empty());
+    }
+
+    /// Written again, what is left changes no block that has become durable, and leaves the others as they were.
+    #[test]
+    fn what_is_durable_is_not_written_over() {
+        let changes = Rc::new(Unsettled::default());
+        for seed in 0..500_u64 {
+            let mut unflushed = Unflushed::default();
+            let mut draw = seed * 7919 + 1;
+            let mut below = |bound: u64| {
+                draw = draw.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                (draw >> 33) % bound
+            };
+            let mut expected = [0; 40];
+            for version in 1..20_u8 {
+                let (at, bytes) = (below(30), 1 + below(10));
+                let places = at as usize..(at + bytes) as usize;
+                match below(4) {
+                    0 => {
+                        unflushed.supersede(at, bytes);
+                        expected[places].fill(0);
+                    }
+                    1 => {
+                        unflushed.keep(changes.change(at, bytes), Kept::Zeroes { at, bytes });
+                        expected[places].fill(u8::MAX);
+                    }
+                    _ => {
+                        let data = Buf::copy_of(&vec![version; bytes as usize]).into_vec();
+                        unflushed.keep(changes.change(at, bytes), Kept::write(at, &data));
+                        expected[places].fill(version);
+                    }
+                }
+            }
+            let mut written = [0; 40];
+            for (_, kept) in unflushed.all() {
+                let (from, to) = kept.range();
+                let bytes = match kept {
+                    Kept::Write { data, .. } => levada_base::buf::joined(&data),
+                    Kept::Zeroes { bytes, .. } => vec![u8::MAX; bytes as usize],
+                };
+                written[from as usize..to as usize].copy_from_slice(&bytes);
+            }
+            assert_eq!(written, expected, "seed {seed}");
+            let kept_bytes: u64 = unflushed.all().iter().map(|(_, kept)| kept.bytes()).sum();
+            assert_eq!(unflushed.bytes, kept_bytes);
+        }
     }
 
     #[test]

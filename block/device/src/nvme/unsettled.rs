@@ -88,6 +88,11 @@ impl Change {
         Sent(self.clone())
     }
 
+    /// A part of it.
+    pub fn part(&self, at: u64, bytes: u64) -> Self {
+        Self { at, bytes, ..self.clone() }
+    }
+
     /// What stands in the way; `None`: nothing does now.
     pub fn blocked(&self) -> Option<Blocked> {
         self.blocked_by(|other| other != self.id)
