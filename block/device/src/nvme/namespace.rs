@@ -3,8 +3,8 @@
 //! Requests are cut by what a command may have, and their parts are under way at once; each finds its own path (`paths`).
 //!
 //! What always holds:
-//! - A write without FUA, and zeroes, are kept until a flush or a write with FUA covers them, as `unflushed` says. A flush comes by itself
-//!   when that is much, and is waited for where there is no room.
+//! - A write without FUA, and zeroes, are kept until a flush covers them, as `unflushed` says. A flush comes by itself when that is much,
+//!   and is waited for where there is no room.
 //! - A flush covers what was confirmed before it, on whatever path.
 //! - Once another owner has taken the namespace, every change fails with [`BlockError::Fenced`].
 //! - A request ends when nothing of it is under way any more, unless whoever asked gives up waiting.
@@ -27,6 +27,7 @@ use crate::{
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use levada_base::buf::bytes_in;
+use levada_base::planted;
 use levada_base::reactor;
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::units::MIB;
@@ -368,23 +369,16 @@ impl<N: Network> NvmeNamespace<N> {
         order.change = Some(self.paths.unsettled.change(at, bytes));
         order.from = from;
         let _turn = self.turn(at, bytes).await;
-        // One that is durable by itself leaves less to be kept, in more pieces perhaps.
-        let room = match durability {
-            Durability::Volatile if self.known.has_volatile_cache => Some(bytes),
-            Durability::Fua if self.paths.unflushed.borrow().keeps_any() => Some(0),
-            Durability::Volatile | Durability::Fua => None,
+        let is_kept = match durability {
+            Durability::Volatile => self.known.has_volatile_cache,
+            Durability::Fua => self.paths.unflushed.borrow().keeps_any(),
         };
-        let _room = match room {
-            Some(bytes) => Some(self.room(bytes).await?),
-            None => None,
-        };
-        let is_kept = durability == Durability::Volatile && room.is_some();
+        let room = if is_kept { Some(self.room(bytes).await?) } else { None };
         // A copy is made, where one must be, while the memory is still the caller's.
-        let kept = is_kept.then(|| Kept::write(at, &order.from));
+        let kept = room.as_ref().map(|_| Kept::write(at, &order.from));
         self.carry_out(&order, IoVecMut::new()).await?;
-        match kept {
-            Some(kept) => self.keep(&order, kept),
-            None => self.paths.unflushed.borrow_mut().supersede(at, bytes),
+        if let Some(kept) = kept {
+            self.keep(&order, kept);
         }
         Ok(())
     }
@@ -486,6 +480,10 @@ impl<N: Network> NvmeNamespace<N> {
 async fn flush<N: Network>(paths: &Paths<N>, order: &Order) -> Result<(), OrderError> {
     let mark = paths.unflushed.borrow().mark();
     paths.carry_out(order, IoVecMut::new()).await?;
+    let mark = match planted!("nvme-flush-covers-what-came-later") {
+        true => paths.unflushed.borrow().mark(),
+        false => mark,
+    };
     paths.unflushed.borrow_mut().flushed(mark);
     Ok(())
 }

@@ -8,15 +8,15 @@
 //! - What is kept is bounded: whoever changes something takes room for it before, and waits for a flush where there is none.
 //! - Changes of the same blocks are carried out one after the other (by the caller), so that they are kept in the order in which they
 //!   happened.
-//! - What is durable by itself (FUA) is not kept, and nothing older of its blocks any more: written again, that would stand over durable
-//!   data, and stay if this process died before it had written all.
+//! - Of each block what was confirmed last is written again, and nothing older: that would stand over newer data meanwhile, which may be
+//!   durable by themselves (FUA), and stay there if this process died before it had written all.
 //! - What is kept does not change: memory of another process is copied while the write is still under way.
 
 use super::landing::window;
 use super::unsettled::Change;
 use levada_base::buf::bytes_in;
-use levada_base::{Buf, IoVec};
-use std::collections::VecDeque;
+use levada_base::{Buf, IoVec, planted};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Data that are kept at most, and changes.
 pub(crate) const KEPT_BYTES_MAX: u64 = 32 << 20;
@@ -68,14 +68,15 @@ impl Kept {
         }
     }
 
-    /// The part of it from `from` to `to`; `None`: that is nothing.
-    fn part(&self, from: u64, to: u64) -> Option<Self> {
-        (from < to).then(|| match self {
+    /// The part of it from `from` to `to`.
+    fn part(&self, from: u64, to: u64) -> Self {
+        let bytes = to - from;
+        match self {
             Self::Write { at, data } => {
-                Self::write(from, &window(data, (from - at) as usize, (to - from) as usize))
+                Self::Write { at: from, data: window(data, (from - at) as usize, bytes as usize) }
             }
-            Self::Zeroes { .. } => Self::Zeroes { at: from, bytes: to - from },
-        })
+            Self::Zeroes { .. } => Self::Zeroes { at: from, bytes },
+        }
     }
 }
 
@@ -98,35 +99,9 @@ impl Unflushed {
         self.reserved_bytes -= bytes;
     }
 
-    /// Something is kept.
+    /// Changes are kept: what is written over them must be as well, also when it is durable by itself, or they would be written over it.
     pub fn keeps_any(&self) -> bool {
         !self.kept.is_empty()
-    }
-
-    /// These blocks hold something durable now, and nothing older is to be written there again.
-    pub fn supersede(&mut self, at: u64, bytes: u64) {
-        let end = at + bytes;
-        let is_clear = |kept: &Kept| {
-            let (from, to) = kept.range();
-            to <= at || end <= from
-        };
-        if self.kept.iter().all(|(_, _, kept)| is_clear(kept)) {
-            return;
-        }
-        for (number, change, kept) in std::mem::take(&mut self.kept) {
-            if is_clear(&kept) {
-                self.kept.push_back((number, change, kept));
-                continue;
-            }
-            self.bytes -= kept.bytes();
-            let (from, to) = kept.range();
-            for (from, to) in [(from, at), (end, to)] {
-                if let Some(part) = kept.part(from, to) {
-                    self.bytes += part.bytes();
-                    self.kept.push_back((number, change.part(from, to - from), part));
-                }
-            }
-        }
     }
 
     /// A change was confirmed, for which there was room.
@@ -163,9 +138,33 @@ impl Unflushed {
         self.bytes >= FLUSH_AT_BYTES || self.kept.len() >= FLUSH_AT
     }
 
-    /// What is to be written again, in the order in which it was confirmed.
+    /// What is to be written again: of each block what was confirmed last, in that order.
     pub fn all(&self) -> Vec<(Change, Kept)> {
-        self.kept.iter().map(|(_, change, kept)| (change.clone(), kept.clone())).collect()
+        // From where to where there is something newer; none overlap.
+        let mut newer = BTreeMap::<u64, u64>::new();
+        let mut all = Vec::new();
+        for (_, change, kept) in self.kept.iter().rev() {
+            if planted!("nvme-all-versions-written-again") {
+                all.push((change.clone(), kept.clone()));
+                continue;
+            }
+            let (from, to) = kept.range();
+            let over = newer.range(..to).rev().map(|(from, to)| (*from, *to));
+            let mut over: Vec<_> = over.take_while(|(_, end)| *end > from).collect();
+            over.reverse();
+            let mut at = from;
+            for (start, end) in over.iter().copied().chain([(to, to)]) {
+                if at < start {
+                    all.push((change.part(at, start - at), kept.part(at, start)));
+                }
+                at = end.max(at);
+            }
+            let first = over.first().map_or(from, |(start, _)| from.min(*start));
+            over.iter().for_each(|(start, _)| _ = newer.remove(start));
+            newer.insert(first, at);
+        }
+        all.reverse();
+        all
     }
 }
 
@@ -200,9 +199,8 @@ mod tests {
         assert!(places(&unflushed).is_empty());
     }
 
-    /// Written again, what is left changes no block that has become durable, and leaves the others as they were.
     #[test]
-    fn what_is_durable_is_not_written_over() {
+    fn of_each_block_the_last_is_written_again_and_nothing_else() {
         let changes = Rc::new(Unsettled::default());
         for seed in 0..500_u64 {
             let mut unflushed = Unflushed::default();
@@ -214,22 +212,15 @@ mod tests {
             let mut expected = [0; 40];
             for version in 1..20_u8 {
                 let (at, bytes) = (below(30), 1 + below(10));
-                let places = at as usize..(at + bytes) as usize;
-                match below(4) {
-                    0 => {
-                        unflushed.supersede(at, bytes);
-                        expected[places].fill(0);
-                    }
-                    1 => {
-                        unflushed.keep(changes.change(at, bytes), Kept::Zeroes { at, bytes });
-                        expected[places].fill(u8::MAX);
-                    }
-                    _ => {
-                        let data = Buf::copy_of(&vec![version; bytes as usize]).into_vec();
-                        unflushed.keep(changes.change(at, bytes), Kept::write(at, &data));
-                        expected[places].fill(version);
-                    }
-                }
+                let is_zeroes = below(3) == 0;
+                let data = Buf::copy_of(&vec![version; bytes as usize]).into_vec();
+                let kept = match is_zeroes {
+                    true => Kept::Zeroes { at, bytes },
+                    false => Kept::write(at, &data),
+                };
+                unflushed.keep(changes.change(at, bytes), kept);
+                let written = if is_zeroes { u8::MAX } else { version };
+                expected[at as usize..(at + bytes) as usize].fill(written);
             }
             let mut written = [0; 40];
             for (_, kept) in unflushed.all() {
@@ -238,11 +229,11 @@ mod tests {
                     Kept::Write { data, .. } => levada_base::buf::joined(&data),
                     Kept::Zeroes { bytes, .. } => vec![u8::MAX; bytes as usize],
                 };
-                written[from as usize..to as usize].copy_from_slice(&bytes);
+                let place = &mut written[from as usize..to as usize];
+                assert!(place.iter().all(|byte| *byte == 0), "seed {seed}: twice");
+                place.copy_from_slice(&bytes);
             }
             assert_eq!(written, expected, "seed {seed}");
-            let kept_bytes: u64 = unflushed.all().iter().map(|(_, kept)| kept.bytes()).sum();
-            assert_eq!(unflushed.bytes, kept_bytes);
         }
     }
 
