@@ -1,7 +1,7 @@
 //! The planted bugs, and the scenario that has to find each.
 
 use crate::seeds::{self, Scenario};
-use crate::{arrays, stack, stores};
+use crate::{arrays, remote, stack, stores};
 
 /// A planted bug.
 #[derive(Clone, Copy)]
@@ -77,6 +77,21 @@ pub const BUGS: &[Bug] = &[
     bug("client-tail-not-handed-back", stack::stack, 20),
     bug("fsck-use-not-asked", stack::stack, 20),
     bug("fsck-two-looks", stack::stack, 100),
+    bug("nvme-overwrites-an-open-change", remote::nvme, 3000),
+    bug("nvme-overwrites-a-lost-change", remote::nvme, 3000),
+    bug("nvme-unflushed-not-written-again", remote::nvme, 3000),
+    bug("nvme-writes-beside-what-is-written-again", remote::nvme, 3000),
+    bug("nvme-old-answers-believed", remote::nvme, 3000),
+    bug("nvme-all-versions-written-again", remote::nvme, 3000),
+    bug("nvme-flush-covers-what-came-later", remote::nvme, 3000),
+    bug("nvme-owner-not-looked-for", remote::nvme, 3000),
+    bug("nvme-witness-not-heard", remote::nvme, 3000),
+    bug("nvme-unregistered-is-settled", remote::nvme, 3000),
+    bug("nvmet-reservation-not-checked", remote::nvme, 3000),
+    bug("nvmet-preemption-does-not-wait", remote::nvme, 3000),
+    bug("nvmet-reservation-not-kept", remote::nvme, 3000),
+    bug("nvmet-flush-dropped", remote::nvme, 3000),
+    bug("nvmet-fua-ignored", remote::nvme, 3000),
 ];
 
 /// The seed that finds a bug, and what it says.

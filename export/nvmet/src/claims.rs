@@ -10,6 +10,7 @@
 
 use crate::reservations::{Access, Changed, HostId, Reservations};
 use futures_util::future::LocalBoxFuture;
+use levada_base::planted;
 use levada_base::sync::{Notify, Once, Semaphore};
 use levada_nvme::reservation::ReservationRequest;
 use levada_nvme::{KeptFault, KeptReservations, NoticeMask, Status};
@@ -151,7 +152,9 @@ impl Claims {
         if connection_ended.has_happened() {
             return Err(Status::PATH_ERROR);
         }
-        self.check(host, Access::Write).map_err(Status::and_do_not_retry)?;
+        if !planted!("nvmet-reservation-not-checked") {
+            self.check(host, Access::Write).map_err(Status::and_do_not_retry)?;
+        }
         let number = self.0.begun.get();
         self.0.begun.set(number + 1);
         let connection_ended = Rc::clone(connection_ended);
@@ -207,6 +210,9 @@ impl Claims {
     /// Returns once what hosts had under way that may change nothing any more has ended: their old writes do not overtake the new owner's.
     pub(crate) async fn settled(&self, reserved: Reserved) {
         let Reserved { excluded, before, .. } = reserved;
+        if planted!("nvmet-preemption-does-not-wait") {
+            return;
+        }
         let is_old = |key: &usize| {
             let changing = self.0.changing.borrow();
             changing.get(*key).is_some_and(|change| change.number < before)
@@ -236,6 +242,9 @@ impl Claims {
     async fn save(&self, next: &Reservations) -> Result<(), Status> {
         let Some(kept) = &self.0.kept else { return Ok(()) };
         let new = next.kept();
+        if planted!("nvmet-reservation-not-kept") {
+            return Ok(());
+        }
         if new == self.0.reservations.borrow().kept() && !kept.is_unsettled.get() {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use crate::recall::Stage;
 use crate::reservations::Access;
 use levada_base::buf::bytes_in;
 use levada_base::sync::Once;
-use levada_base::{Buf, HasErrno, IoVec};
+use levada_base::{Buf, HasErrno, IoVec, planted};
 use levada_device::{BlockError, Durability};
 use levada_nvme::log::AnaState;
 use levada_nvme::reservation::{PERSISTS_AT, Persist, ReservationRequest};
@@ -132,7 +132,7 @@ impl Io<'_> {
         debug_assert_eq!(bytes, bytes_in(&data));
         let namespace = &self.attached.namespace;
         let _change = self.change().await?;
-        let is_durable = self.command.is_fua();
+        let is_durable = self.command.is_fua() && !planted!("nvmet-fua-ignored");
         let durability = if is_durable { Durability::Fua } else { Durability::Volatile };
         let written = self.volume().write(at, data, durability).await;
         written.map_err(|error| self.told(&error, true))?;
@@ -147,6 +147,9 @@ impl Io<'_> {
         // After a write of zeroes it is part of that.
         if self.stage.get() != Stage::Begun {
             self.stage.set(Stage::Reading);
+        }
+        if planted!("nvmet-flush-dropped") {
+            return Ok(IoVec::new());
         }
         self.volume().flush().await.map_err(|error| self.told(&error, true))?;
         Ok(IoVec::new())

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// How long something that takes every way lasts.
 const DARK_MAX: Duration = Duration::from_secs(5);
-/// How much longer a request of a slow drive takes, each of its steps.
-const SLOW_MAX_US: u64 = 800_000;
+/// How much longer a request of a slow drive takes.
+const SLOW_MAX_US: u64 = 6_000_000;
 
 /// Something befalls those who wait, too.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
         while mischief.is_dark.get() || mischief.is_bad.iter().any(Cell::get) {
             reactor::sleep(Duration::from_millis(10)).await;
         }
-        mischief.scene.world.drive(0).faults.heal();
+        mischief.scene.shelf.slow(Duration::ZERO);
     })
 }
 
@@ -198,13 +198,13 @@ impl Mischief {
 
     fn slow(self: &Rc<Self>) {
         self.scene.note("drive slow");
-        let faults = self.scene.world.drive(0).faults.clone();
         let max_us = self.scene.rng(|rng| *rng.pick(&[2000, 50_000, SLOW_MAX_US]));
-        faults.slow(Duration::from_micros(self.scene.rng(|rng| rng.below(max_us))));
-        let lasts = self.lasts();
+        let most = Duration::from_micros(self.scene.rng(|rng| rng.below(max_us)));
+        self.scene.shelf.slow(most);
+        let (all, lasts) = (Rc::clone(self), self.lasts());
         reactor::spawn(async move {
             reactor::sleep(lasts).await;
-            faults.slow(Duration::ZERO);
+            all.scene.shelf.slow(Duration::ZERO);
         });
     }
 

@@ -143,7 +143,15 @@ impl Scene {
                     uplink.release();
                 });
             }
-            _ => self.note("an owner is preempted"),
+            _ => {
+                self.note("an owner is preempted");
+                if self.rng(|rng| rng.one_in(2)) {
+                    // What it has under way takes longer than the next one to take the drive.
+                    self.shelf.slow(Duration::from_secs(4));
+                    reactor::sleep(Duration::from_millis(10)).await;
+                    self.shelf.slow(Duration::ZERO);
+                }
+            }
         }
     }
 

@@ -25,6 +25,8 @@ pub struct Shelf {
     pub net: MemoryNetwork,
     pub subsystem: Nqn,
     pub addresses: [SocketAddr; PORTS],
+    /// How much longer requests of the drive take that begin now, at most.
+    slow: Rc<Cell<Duration>>,
     /// `None`: reservations go with the process.
     kept: Option<Rc<Kept>>,
     running: RefCell<Option<Running>>,
@@ -42,6 +44,7 @@ impl Shelf {
             net: MemoryNetwork::default(),
             subsystem: Nqn::new("nqn.2026-11.io.levada:shelf").expect("a name"),
             addresses: [1, 2].map(|last| ([192, 0, 2, last], 4420).into()),
+            slow: Rc::default(),
             kept: keeps_reservations.then(Rc::default),
             running: RefCell::default(),
         }
@@ -61,7 +64,9 @@ impl Shelf {
                 Some(kept) => Claims::kept(Rc::clone(kept) as Rc<dyn Keep>),
                 None => Claims::default(),
             };
-            subsystem.add_claimed(1, open(shelf.world.drive(0).device()), claims);
+            let volume =
+                DriveVolume { device: shelf.world.drive(0).device(), slow: Rc::clone(&shelf.slow) };
+            subsystem.add_claimed(1, open(Rc::new(volume)), claims);
             target.add(subsystem);
             let paths = shelf.addresses.map(|address| {
                 let path = target.port(address);
@@ -91,6 +96,10 @@ impl Shelf {
         self.running.take();
     }
 
+    pub fn slow(&self, most: Duration) {
+        self.slow.set(most);
+    }
+
     pub fn set_state(&self, port: usize, state: AnaState) {
         if let Some(running) = &*self.running.borrow() {
             running.paths[port].set_state(state);
@@ -109,9 +118,9 @@ impl Shelf {
     }
 }
 
-fn open(device: Rc<dyn Device>) -> Open {
+fn open(volume: Rc<dyn Volume>) -> Open {
     Rc::new(move || {
-        let volume = Rc::new(DriveVolume(Rc::clone(&device))) as Rc<dyn Volume>;
+        let volume = Rc::clone(&volume);
         Box::pin(async move {
             reactor::sleep(Duration::from_micros(reactor::random_u64() % 2000)).await;
             Some(Opened { volume, guid: [7; 16] })
@@ -119,16 +128,37 @@ fn open(device: Rc<dyn Device>) -> Open {
     })
 }
 
-/// A drive as a volume.
-struct DriveVolume(Rc<dyn Device>);
+/// A drive as a volume, which may be slow.
+struct DriveVolume {
+    device: Rc<dyn Device>,
+    slow: Rc<Cell<Duration>>,
+}
+
+impl DriveVolume {
+    /// A part of what a request takes longer: before anything happens, and before the answer.
+    async fn dawdle(&self, most: Duration) {
+        if !most.is_zero() {
+            let max_us = most.as_micros() as u64 / 2;
+            reactor::sleep(Duration::from_micros(reactor::random_u64() % max_us.max(1))).await;
+        }
+    }
+
+    async fn slowly<T>(&self, work: impl Future<Output = T>) -> T {
+        let most = self.slow.get();
+        self.dawdle(most).await;
+        let done = work.await;
+        self.dawdle(most).await;
+        done
+    }
+}
 
 impl Volume for DriveVolume {
     fn size_bytes(&self) -> u64 {
-        self.0.info().capacity_bytes
+        self.device.info().capacity_bytes
     }
 
     fn shape(&self) -> Shape {
-        let info = self.0.info();
+        let info = self.device.info();
         Shape {
             block_bytes: info.block_bytes,
             io_bytes_best: info.io_bytes_best,
@@ -140,25 +170,25 @@ impl Volume for DriveVolume {
     fn read(&self, at: u64, bytes: u64) -> VolumeFuture<'_, IoVec> {
         Box::pin(async move {
             let into = BufMut::for_overwrite(bytes as usize).into_vec();
-            let read = self.0.read(at, into).await?;
+            let read = self.slowly(self.device.read(at, into)).await?;
             Ok(read.into_iter().map(BufMut::freeze).collect())
         })
     }
 
     fn write(&self, at: u64, from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
-        Box::pin(async move { Ok(self.0.write(at, from, durability).await?) })
+        Box::pin(async move { Ok(self.slowly(self.device.write(at, from, durability)).await?) })
     }
 
     fn flush(&self) -> VolumeFuture<'_, ()> {
-        Box::pin(async { Ok(self.0.flush().await?) })
+        Box::pin(async { Ok(self.slowly(self.device.flush()).await?) })
     }
 
     fn discard(&self, at: u64, bytes: u64) -> VolumeFuture<'_, ()> {
-        Box::pin(async move { Ok(self.0.discard(at, bytes).await?) })
+        Box::pin(async move { Ok(self.slowly(self.device.discard(at, bytes)).await?) })
     }
 
     fn write_zeroes(&self, at: u64, bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
-        Box::pin(async move { Ok(self.0.write_zeroes(at, bytes).await?) })
+        Box::pin(async move { Ok(self.slowly(self.device.write_zeroes(at, bytes)).await?) })
     }
 
     fn extents(&self, _at: u64, bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {

@@ -25,6 +25,7 @@ use super::paths::{Order, OrderError, Paths};
 use super::sight::Known;
 use super::verdict::{Asked, Verdict};
 use crate::{BlockError, Device};
+use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
 use levada_nvme::identify::OWN_MODEL;
@@ -395,6 +396,7 @@ impl<N: Network> Paths<N> {
                 return Err(ConnectError::Different { what: "its owners do not agree".into() });
             }
             match us.claim(&report) {
+                _ if planted!("nvme-owner-not-looked-for") => {}
                 Claim::Ours if !owner.is_in_doubt.get() => {}
                 Claim::Theirs(seen) => {
                     self.lose_to(seen.unwrap_or(us.epoch.next()));
@@ -404,6 +406,7 @@ impl<N: Network> Paths<N> {
                 claim @ (Claim::Ours | Claim::Nobody) => {
                     owner.is_in_doubt.set(true);
                     match self.witnessed(controller).await? {
+                        _ if planted!("nvme-witness-not-heard") => {}
                         Some(seen) if seen == us.epoch => {}
                         Some(seen) if seen > us.epoch => {
                             self.lose_to(seen);
@@ -465,6 +468,14 @@ impl<N: Network> Paths<N> {
     ) -> Result<(), ConnectError> {
         let us = self.claimant(controller, self.owner.ours.get());
         let report = self.report_over(controller).await?;
+        if planted!("nvme-unregistered-is-settled") {
+            let is_registered = |id| report.registrants.iter().any(|it| it.host == id);
+            let all =
+                (1..=self.last_connection.get()).map(|connection| self.opening.id(connection));
+            for id in all.filter(|id| !is_registered(*id) && !self.has_connection(id)) {
+                self.unsettled.settled(connection_of(&id));
+            }
+        }
         let is_gone =
             |it: &&Registrant| self.opening.has(&it.host) && !self.has_connection(&it.host);
         for gone in report.registrants.iter().filter(is_gone) {
