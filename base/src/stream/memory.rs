@@ -19,7 +19,7 @@ use crate::{Buf, BufMut, IoVec};
 use futures_util::future::select;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::future::pending;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -217,6 +217,8 @@ struct Both {
     delay: Rc<Cell<Delay>>,
     /// Ends that are not closed.
     open: Cell<u8>,
+    /// Since when something does not arrive; the system of the other end would not answer.
+    silent_since: Cell<Option<Instant>>,
 }
 
 impl Side {
@@ -268,6 +270,7 @@ impl Connection {
 
     /// What is sent from now on, and a part of what is under way, arrives nowhere, and nobody is told.
     pub fn lose(&self) {
+        self.falls_silent();
         for direction in &self.0.sent {
             // What the reader was told by its own system stays.
             if matches!(direction.end.get(), None | Some((_, None))) && !direction.has_ended() {
@@ -284,11 +287,21 @@ impl Connection {
         if direction.passage.get() == Passage::Flows {
             direction.set_passage(Passage::Held(reactor::now()));
         }
+        self.falls_silent();
+    }
+
+    fn falls_silent(&self) {
+        let since = self.0.silent_since.get().unwrap_or_else(reactor::now);
+        self.0.silent_since.set(Some(since));
+        self.0.sent.iter().for_each(|direction| direction.changed.notify_all());
     }
 
     /// What was held goes on.
     pub fn release(&self, side: Side) {
         self.sent_by(side).release();
+        if self.0.sent.iter().all(|direction| direction.passage.get() == Passage::Flows) {
+            self.0.silent_since.set(None);
+        }
     }
 }
 
@@ -300,6 +313,8 @@ struct End {
     connection: Connection,
     side: Side,
     is_closed: Cell<bool>,
+    /// After so long without a sign of the other end's system its own gives the connection up.
+    dead_after: Cell<Option<Duration>>,
 }
 
 impl End {
@@ -328,8 +343,29 @@ impl End {
         sent.room.notify_all();
     }
 
+    /// When its system gives the connection up.
+    fn dead_at(&self) -> Option<Instant> {
+        Some(self.connection.0.silent_since.get()? + self.dead_after.get()?)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead_at().is_some_and(|at| at <= reactor::now())
+    }
+
+    /// Waits for more to read.
+    async fn more(&self, changed: impl Future<Output = ()>, until: Option<Instant>) {
+        let until = [until, self.dead_at()].into_iter().flatten().min();
+        match until {
+            None => changed.await,
+            Some(until) => _ = select(pin!(changed), reactor::sleep_until(until)).await,
+        }
+    }
+
     /// What keeps this end from sending.
     fn cannot_send(&self) -> Option<io::ErrorKind> {
+        if self.is_dead() {
+            return Some(io::ErrorKind::TimedOut);
+        }
         let sent = self.sent();
         // Whoever does not read any more says so, if it can be heard.
         let is_told = sent.is_unread.get()
@@ -354,13 +390,27 @@ impl MemoryStream {
     }
 
     fn with(delay: Rc<Cell<Delay>>) -> (Self, Self) {
-        let connection =
-            Connection(Rc::new(Both { sent: Default::default(), delay, open: Cell::new(2) }));
+        let connection = Connection(Rc::new(Both {
+            sent: Default::default(),
+            delay,
+            open: Cell::new(2),
+            silent_since: Cell::default(),
+        }));
         let end = |side| {
             let connection = connection.clone();
-            Self(Rc::new(End { connection, side, is_closed: Cell::new(false) }))
+            Self(Rc::new(End {
+                connection,
+                side,
+                is_closed: Cell::new(false),
+                dead_after: Cell::default(),
+            }))
         };
         (end(Side::Caller), end(Side::Called))
+    }
+
+    /// The connection is given up at this end when nothing of the other's system is heard for so long (TCP_USER_TIMEOUT and keep alive).
+    pub fn set_dead_after(&self, dead_after: Duration) {
+        self.0.dead_after.set(Some(dead_after));
     }
 
     /// Both ends, for who makes them fail.
@@ -379,10 +429,10 @@ impl ByteStream for MemoryStream {
                 Found::Bytes(count) => return Ok((into, count)),
                 Found::End(None) => return Ok((into, 0)),
                 Found::End(Some(error)) => return Err(error.into()),
-                Found::Nothing { until: None } => changed.await,
-                Found::Nothing { until: Some(until) } => {
-                    select(pin!(changed), reactor::sleep_until(until)).await;
+                Found::Nothing { .. } if self.0.is_dead() => {
+                    return Err(io::ErrorKind::TimedOut.into());
                 }
+                Found::Nothing { until } => self.0.more(changed, until).await,
             }
         }
     }
@@ -408,10 +458,11 @@ impl ByteStream for MemoryStream {
                     let error = error.unwrap_or(io::ErrorKind::UnexpectedEof);
                     return (whole, Err(error.into()));
                 }
-                Found::Nothing { until: None } => changed.await,
-                Found::Nothing { until: Some(until) } => {
-                    select(pin!(changed), reactor::sleep_until(until)).await;
+                Found::Nothing { .. } if self.0.is_dead() => {
+                    whole.unsplit(rest);
+                    return (whole, Err(io::ErrorKind::TimedOut.into()));
                 }
+                Found::Nothing { until } => self.0.more(changed, until).await,
             }
         }
         (whole, Ok(()))
@@ -691,6 +742,12 @@ mod tests {
             caller.write_all(bytes(1)).await.expect("it seems to be sent");
             let read = reactor::timeout(Duration::from_secs(60), read_all(&caller)).await;
             assert!(read.is_err(), "nothing, for ever");
+            caller.set_dead_after(Duration::from_secs(70));
+            let begun = reactor::now();
+            let (_, end) = read_all(&caller).await;
+            assert_eq!(end.expect_err("nobody is there").kind(), io::ErrorKind::TimedOut);
+            assert!(begun.elapsed() < Duration::from_secs(11), "{:?}", begun.elapsed());
+            assert!(caller.write_all(bytes(1)).await.is_err());
         });
     }
 

@@ -101,6 +101,8 @@ impl Network for Uplink {
             return pending().await;
         }
         let stream = self.net.connect(address).await?;
+        // As over the network of a machine.
+        stream.set_dead_after(Duration::from_secs(3));
         let mut made = self.made.borrow_mut();
         made.retain(Connection::is_open);
         made.push(stream.connection());
