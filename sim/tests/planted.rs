@@ -29,6 +29,12 @@ fn planted_bugs_are_found() {
         "meta-reply-not-stored",
         "meta-answered-before-durable",
         "meta-cookie-given-twice",
+        "nvme-overwrites-an-open-change",
+        "nvme-unflushed-not-written-again",
+        "nvme-owner-not-looked-for",
+        "nvmet-reservation-not-checked",
+        "nvmet-flush-dropped",
+        "nvmet-fua-ignored",
     ];
     for name in quick {
         let bug = BUGS.iter().find(|bug| bug.name == name).expect("listed");

@@ -22,15 +22,18 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Mischief {
     scene: Rc<Scene>,
     /// Ports that something lasting has befallen.
-    is_bad: [Cell<bool>; 2],
+    is_bad: Vec<Cell<bool>>,
     /// Something has befallen all of it.
     is_dark: Cell<bool>,
 }
 
 /// Goes on until the scene is over and everything is as it should be.
 pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
-    let mischief =
-        Mischief { scene: Rc::clone(scene), is_bad: Default::default(), is_dark: Cell::default() };
+    let mischief = Mischief {
+        scene: Rc::clone(scene),
+        is_bad: scene.shelf.addresses.iter().map(|_| Cell::default()).collect(),
+        is_dark: Cell::default(),
+    };
     let mischief = Rc::new(mischief);
     reactor::spawn(async move {
         mischief.weather();
@@ -70,7 +73,8 @@ impl Mischief {
     }
 
     fn befall(self: &Rc<Self>) {
-        let port = self.scene.rng(|rng| rng.below(2)) as usize;
+        let ports = self.is_bad.len() as u64;
+        let port = self.scene.rng(|rng| rng.below(ports)) as usize;
         match self.scene.rng(|rng| rng.weighted(&[8, 4, 6, 4, 4, 4, 3, 3, 4, 3])) {
             0 => self.connection("connection reset", port, Connection::reset),
             1 => {
@@ -211,7 +215,7 @@ impl Mischief {
     /// How long bytes are under way, from now on.
     fn weather(&self) {
         let shelf = &self.scene.shelf;
-        for address in shelf.addresses {
+        for &address in &shelf.addresses {
             let draw = |of: &[u64]| Duration::from_micros(self.scene.rng(|rng| *rng.pick(of)));
             let usual_max = draw(&[0, 30, 30, 200, 5000]);
             let rare_max = usual_max + draw(&[0, 1000, 20_000, 400_000]);

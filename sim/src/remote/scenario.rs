@@ -36,7 +36,8 @@ pub fn nvme(seed: u64) -> Outcome {
         let shape = Shape { drives: 1, enclosures: 1, drive_bytes: 2 * MIB };
         let world = Rc::new(World::new(seed, shape));
         let keeps_reservations = world.rng(|rng| !rng.one_in(3));
-        let shelf = Rc::new(Shelf::new(&world, keeps_reservations));
+        let ports = if world.rng(|rng| rng.one_in(5)) { 1 } else { 2 };
+        let shelf = Rc::new(Shelf::new(&world, ports, keeps_reservations));
         shelf.start().await;
         let scene = Rc::new(Scene {
             world,

@@ -1,4 +1,4 @@
-//! The target's process, with one drive, behind two ports.
+//! The target's process, with one drive, behind one port or two.
 //!
 //! Reservations are kept beside the drive, or nowhere: then a restart forgets them.
 
@@ -17,14 +17,12 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-pub const PORTS: usize = 2;
-
 /// See the module.
 pub struct Shelf {
     world: Rc<World>,
     pub net: MemoryNetwork,
     pub subsystem: Nqn,
-    pub addresses: [SocketAddr; PORTS],
+    pub addresses: Vec<SocketAddr>,
     /// How much longer requests of the drive take that begin now, at most.
     slow: Rc<Cell<Duration>>,
     /// `None`: reservations go with the process.
@@ -38,12 +36,12 @@ struct Running {
 }
 
 impl Shelf {
-    pub fn new(world: &Rc<World>, keeps_reservations: bool) -> Self {
+    pub fn new(world: &Rc<World>, ports: usize, keeps_reservations: bool) -> Self {
         Self {
             world: Rc::clone(world),
             net: MemoryNetwork::default(),
             subsystem: Nqn::new("nqn.2026-11.io.levada:shelf").expect("a name"),
-            addresses: [1, 2].map(|last| ([192, 0, 2, last], 4420).into()),
+            addresses: (0..ports).map(|port| ([192, 0, 2, 1 + port as u8], 4420).into()).collect(),
             slow: Rc::default(),
             kept: keeps_reservations.then(Rc::default),
             running: RefCell::default(),
@@ -68,21 +66,22 @@ impl Shelf {
                 DriveVolume { device: shelf.world.drive(0).device(), slow: Rc::clone(&shelf.slow) };
             subsystem.add_claimed(1, open(Rc::new(volume)), claims);
             target.add(subsystem);
-            let paths = shelf.addresses.map(|address| {
+            let paths = shelf.addresses.iter().map(|&address| {
                 let path = target.port(address);
                 let port = path.clone();
                 shelf.net.listen(address, move |stream| port.serve(stream));
                 path
             });
+            let paths = paths.collect();
             target.begin();
-            *shelf.running.borrow_mut() = Some(Running { target, paths: paths.into() });
+            *shelf.running.borrow_mut() = Some(Running { target, paths });
         };
         reactor::spawn_in(&self.world.node(), starting).await.expect("nobody kills it meanwhile");
     }
 
     /// The process is no more: `has_power` tells whether the drive keeps what it had cached. Hosts are told by the system, unless it is gone too.
     pub async fn crash(&self, has_power: bool, hosts_are_told: bool) {
-        for address in self.addresses {
+        for &address in &self.addresses {
             match hosts_are_told {
                 true => self.net.stop_listening(address),
                 false => self.net.swallow(address),
