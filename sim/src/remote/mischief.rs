@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long something that takes every way lasts.
+/// How long something that takes every way lasts, at most.
 const DARK_MAX: Duration = Duration::from_secs(5);
 /// How much longer a request of a slow drive takes.
 const SLOW_MAX_US: u64 = 6_000_000;
