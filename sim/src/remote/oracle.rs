@@ -19,6 +19,8 @@ pub struct Oracle {
     owner: u64,
     /// The latest who has tried to take it.
     tried: u64,
+    /// The latest whose mark is known to be on the drive.
+    marked: u64,
     /// Whoever has the drive has not flushed since.
     is_inherited: bool,
     /// Losses of power, and whether the owner is known to have made the last one good.
@@ -64,9 +66,11 @@ impl Oracle {
         self.owner == epoch
     }
 
-    /// An owner has the drive from now on.
+    /// An owner has the drive from now on, unless a later one has it already, and it has only not heard of that yet.
     pub fn takes(&mut self, epoch: u64) {
-        assert!(self.owner < epoch, "owner {epoch} takes the drive from {}", self.owner);
+        if self.owner > epoch {
+            return;
+        }
         self.owner = epoch;
         self.is_inherited = true;
         self.taken.clear();
@@ -101,6 +105,15 @@ impl Oracle {
             self.is_unhealed = false;
         }
         Answer::Counts
+    }
+
+    pub fn marked(&self) -> u64 {
+        self.marked
+    }
+
+    /// An owner's mark is on the drive.
+    pub fn marks(&mut self, epoch: u64) {
+        self.marked = self.marked.max(epoch);
     }
 
     /// The owner has flushed.

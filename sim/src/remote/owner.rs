@@ -252,9 +252,13 @@ impl Owner {
         if scene.shelf.keeps_reservations() {
             self.takes();
         }
+        let marked = scene.oracle.borrow().marked();
         let into = BufMut::for_overwrite(BLOCK).into_vec();
         let found = self.bounded("read", device.read(0, into)).await?;
         let found = owner_of(&found[0]).map_or(0, |found| found.0);
+        if found < marked {
+            self.fail(&format!("finds the mark of owner {found}, after owner {marked}"));
+        }
         if found > self.epoch {
             // It has come late, to a target that has forgotten the later one.
             let (ours, seen) = (Epoch(self.epoch), Epoch(found));
@@ -263,6 +267,7 @@ impl Owner {
         let marked = device.write(0, mark(self.epoch).into_vec(), Durability::Fua);
         self.bounded("write", marked).await?;
         self.has_marked.set(true);
+        scene.oracle.borrow_mut().marks(self.epoch);
         // A target that forgets its reservations has made nobody an owner before.
         if !scene.shelf.keeps_reservations() {
             self.takes();
