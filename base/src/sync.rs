@@ -263,6 +263,12 @@ impl Semaphore {
         Permit { of: Rc::clone(self), count }
     }
 
+    /// Adds `count` permits.
+    pub fn grow(&self, count: u64) {
+        self.free.set(self.free.get() + count);
+        self.wake_front();
+    }
+
     fn wake_front(&self) {
         let front = self.list.waiting.borrow().front().map(|(_, waker)| waker.clone());
         if let Some(waker) = front {
@@ -282,6 +288,13 @@ impl Drop for Turn<'_> {
         self.of.list.forget(self.key);
         self.of.queued.set(self.of.queued.get() - 1);
         self.of.wake_front();
+    }
+}
+
+impl Permit {
+    /// There are fewer of them from now on.
+    pub fn forget(mut self) {
+        self.count = 0;
     }
 }
 

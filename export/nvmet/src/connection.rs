@@ -5,6 +5,7 @@ use crate::connect::{Connected, connect};
 use crate::controller::Queue;
 use crate::gate::Gate;
 use crate::io::{self, DATA_BYTES_MAX};
+use crate::memory::Memory;
 use crate::port::Port;
 use crate::recall::Stage;
 use crate::target::Shared;
@@ -43,8 +44,13 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
 /// Data of one unit from the host.
 const UNIT_BYTES_MAX: u32 = DATA_BYTES_MAX as u32;
-/// Data of commands of a connection under way, in both directions, but for those within commands.
-const BYTES_MAX: u64 = 32 << 20;
+/// Data of commands of a connection under way, in both directions, but for those within commands: what it has itself, enough for one
+/// command, and what it may borrow.
+const BYTES: u64 = DATA_BYTES_MAX;
+const BYTES_LENT: u64 = 31 << 20;
+/// The same for data within commands.
+const IN_CAPSULE_BYTES_AT_ONCE: u64 = 256 << 10;
+const IN_CAPSULE_BYTES_LENT: u64 = 16 << 20;
 
 /// Why a connection ends before the host says so.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +147,7 @@ async fn served<S: ByteStream + 'static>(
     let entries = connect.queue_entries_less_one + 1;
     // A host may have been given an answer whose slot is not free here yet.
     let slots = u64::from(entries) * 2;
+    let memory = Rc::clone(&shared.memory);
     let connection = Rc::new(Connection {
         shared,
         queue,
@@ -155,7 +162,8 @@ async fn served<S: ByteStream + 'static>(
         transfers: RefCell::default(),
         outbox: Outbox::default(),
         slots: Semaphore::new(slots),
-        bytes: Semaphore::new(BYTES_MAX),
+        bytes: Memory::new(BYTES, BYTES_LENT, &memory),
+        capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
         ended: Rc::default(),
         gate: Gate::new(verifier),
     });
@@ -220,7 +228,10 @@ async fn greet(
     if inbox.peek().await? != Some(FIRST_BYTE) {
         return Ok((channel, Reader::new(inbox)));
     }
-    let secured = async { channel.secured(shared.tls_session(inbox.rest())?).await };
+    let session = shared.tls_session(inbox.rest()).map_err(Broken::Tls)?;
+    // Who never ends shaking hands keeps no more than that takes.
+    drop(inbox);
+    let secured = channel.secured(session);
     let secured = reactor::timeout(HANDSHAKE_LIMIT, secured).await;
     let secured = secured.unwrap_or_else(|_| Err(system::ErrorKind::TimedOut.into()));
     let channel = secured.map_err(Broken::Tls)?;
@@ -389,7 +400,8 @@ struct Connection {
     transfers: RefCell<Transfers>,
     outbox: Outbox,
     slots: Rc<Semaphore>,
-    bytes: Rc<Semaphore>,
+    bytes: Rc<Memory>,
+    capsules: Rc<Memory>,
     /// Nothing is received any more.
     ended: Rc<Once>,
     gate: Gate,
@@ -435,6 +447,11 @@ impl Connection {
                     if unit.data_bytes > limit {
                         return Err(Fatal::LimitExceeded.into());
                     }
+                    // Who has it has all its data, and lets go of it whatever comes next.
+                    let capsule = match unit.data_bytes {
+                        0 => None,
+                        bytes => Some(self.capsules.room(bytes as u64).await),
+                    };
                     let input = match unit.data_bytes {
                         0 => self.input(&command, None),
                         _ => match reader.data(&unit).await? {
@@ -442,7 +459,7 @@ impl Connection {
                             None => Input::Wrong(Status::TRANSIENT_TRANSPORT),
                         },
                     };
-                    self.begin(command, input)?;
+                    self.begin(command, input, capsule)?;
                 }
                 Pdu::HostData { transfer, is_last: _ } => {
                     let landing = self.transfers.borrow_mut().lend(&transfer, unit.data_bytes)?;
@@ -503,16 +520,23 @@ impl Connection {
 
     /// Begins a command. A host that sends more of them than its queue has entries is ended: waiting for a slot here, nothing of what
     /// may free one would be received.
-    fn begin(self: &Rc<Self>, command: Command, input: Input) -> Result<(), Fatal> {
+    fn begin(
+        self: &Rc<Self>,
+        command: Command,
+        input: Input,
+        capsule: Option<Permit>,
+    ) -> Result<(), Fatal> {
         self.head.set((self.head.get() + 1) % self.entries);
         let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
         let connection = Rc::clone(self);
-        reactor::run_or_spawn(async move { connection.execute(&command, input, slot).await });
+        reactor::run_or_spawn(async move {
+            connection.execute(&command, (input, capsule), slot).await;
+        });
         Ok(())
     }
 
     /// Carries a command out and answers it, unless the connection is gone by then, and nobody waits for an answer.
-    async fn execute(&self, command: &Command, input: Input, slot: Permit) {
+    async fn execute(&self, command: &Command, input: (Input, Option<Permit>), slot: Permit) {
         let (mut room, stage) = (None, Cell::new(Stage::Waiting));
         let (outcome, recalled) = {
             let mut work = pin!(self.carried_out(command, input, &mut room, &stage));
@@ -562,7 +586,7 @@ impl Connection {
     async fn carried_out(
         &self,
         command: &Command,
-        input: Input,
+        (input, _capsule): (Input, Option<Permit>),
         room: &mut Option<Permit>,
         stage: &Cell<Stage>,
     ) -> Option<Result<Answer, Status>> {
@@ -570,7 +594,7 @@ impl Connection {
             Input::Here(data) => data,
             Input::Wrong(status) => return Some(Err(status)),
             Input::AskFor(bytes) => {
-                *room = Some(self.bytes.acquire(u64::from(bytes)).await);
+                *room = Some(self.bytes.room(u64::from(bytes)).await);
                 if self.ended.has_happened() {
                     return None;
                 }
@@ -588,7 +612,7 @@ impl Connection {
         let has_answer = is_from_controller(command) || command.opcode() == IoOpcode::Compare as u8;
         if room.is_none() && has_answer {
             let bytes = u64::from(command.data().bytes()).min(DATA_BYTES_MAX);
-            *room = Some(self.bytes.acquire(bytes).await);
+            *room = Some(self.bytes.room(bytes).await);
         }
         if self.is_revoked() {
             return None;

@@ -28,6 +28,7 @@ mod connection;
 mod controller;
 mod gate;
 mod io;
+mod memory;
 mod namespace;
 mod notices;
 mod port;

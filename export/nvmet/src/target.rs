@@ -2,13 +2,14 @@
 
 use crate::connection::{serve, serve_socket};
 use crate::controller::Controller;
+use crate::memory::SHARED_BYTES;
 use crate::port::{Passage, Port};
 use crate::reservations::HostId;
 use crate::subsystem::Subsystem;
 use levada_base::reactor::net::Listener;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::stream::{ByteStream, Clients, Present};
-use levada_base::sync::Once;
+use levada_base::sync::{Once, Semaphore};
 use levada_nvme::log::{AnaState, DiscoveryEntry, Event};
 use levada_nvme::tls::{PskIdentity, SharedKey};
 use levada_nvme::{DISCOVERY_NQN, Nqn};
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     begun: Once,
     pub stopping: Once,
     clients: Clients,
+    /// Bytes of memory that connections may borrow.
+    pub memory: Rc<Semaphore>,
 }
 
 impl Shared {
@@ -226,6 +229,7 @@ impl Target {
             begun: Once::default(),
             stopping: Once::default(),
             clients: Clients::new(CONNECTIONS_MAX),
+            memory: Semaphore::new(SHARED_BYTES),
         };
         Self { shared: Rc::new(shared), accepting: group.child(), group }
     }
