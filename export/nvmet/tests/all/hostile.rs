@@ -197,6 +197,44 @@ fn a_host_that_does_not_read_holds_up_nobody() {
     });
 }
 
+/// More of them than there is memory for, which have asked to write and never do.
+#[test]
+fn silent_hosts_leave_others_room_to_go_on() {
+    run(async {
+        let served = Served::new(1024);
+        let mut silent = Vec::new();
+        for _ in 0..40 {
+            let host = served.host().await;
+            for id in 0..31 {
+                let command = Command::new(IoOpcode::Write as u8, id, 1)
+                    .with_blocks(0, 256)
+                    .with_data(DataPointer::Transport { bytes: 1 << 20 });
+                host.io.send(&Pdu::Command(command), None).await;
+            }
+            silent.push(host);
+        }
+        // The last ones were not asked for all that they would send.
+        let last = &silent[39];
+        let asked = async {
+            for _ in 0..31 {
+                let said = last.io.hear().await.expect("asked");
+                assert!(matches!(said.pdu, Pdu::ReadyToTransfer(_)));
+            }
+        };
+        assert!(reactor::timeout(Duration::from_millis(500), asked).await.is_err());
+        let mut others = served.host().await;
+        for round in 0..20 {
+            let data = vec![round; 1 << 20];
+            assert_eq!(others.write(0, &data).await, Status::SUCCESS);
+            assert!(others.read(0, 256).await.expect("read") == data);
+        }
+        drop((silent, others));
+        while served.target.controllers() > 0 || Rc::strong_count(&served.memory) > 2 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
 #[test]
 fn a_host_that_sends_more_than_its_queue_takes_is_ended() {
     run(async {
