@@ -32,7 +32,7 @@ const MARK: [u8; 8] = *b"LVDAMARK";
 pub type Namespace = NvmeNamespace<Uplink>;
 
 /// How far an owner has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     Opens,
     Takes,

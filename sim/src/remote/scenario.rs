@@ -176,7 +176,10 @@ impl Scene {
         last.check().await;
         let owners = self.owners.borrow().clone();
         for owner in owners.iter().filter(|owner| owner.epoch < last.epoch && !owner.is_dead()) {
-            owner.learns_its_end().await;
+            // One that is still about to take it, and registered for that, knows that it has nothing to change yet.
+            if owner.stage() > Stage::Takes {
+                owner.learns_its_end().await;
+            }
             owner.kill(true);
         }
         reactor::sleep(Duration::from_millis(10)).await;
