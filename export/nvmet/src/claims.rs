@@ -242,9 +242,6 @@ impl Claims {
     async fn save(&self, next: &Reservations) -> Result<(), Status> {
         let Some(kept) = &self.0.kept else { return Ok(()) };
         let new = next.kept();
-        if planted!("nvmet-reservation-not-kept") {
-            return Ok(());
-        }
         if new == self.0.reservations.borrow().kept() && !kept.is_unsettled.get() {
             return Ok(());
         }

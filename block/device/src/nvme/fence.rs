@@ -468,14 +468,6 @@ impl<N: Network> Paths<N> {
     ) -> Result<(), ConnectError> {
         let us = self.claimant(controller, self.owner.ours.get());
         let report = self.report_over(controller).await?;
-        if planted!("nvme-unregistered-is-settled") {
-            let is_registered = |id| report.registrants.iter().any(|it| it.host == id);
-            let all =
-                (1..=self.last_connection.get()).map(|connection| self.opening.id(connection));
-            for id in all.filter(|id| !is_registered(*id) && !self.has_connection(id)) {
-                self.unsettled.settled(connection_of(&id));
-            }
-        }
         let is_gone =
             |it: &&Registrant| self.opening.has(&it.host) && !self.has_connection(&it.host);
         for gone in report.registrants.iter().filter(is_gone) {
