@@ -3,7 +3,7 @@
 //! A power cut half-way through an overwrite leaves data and parity that do not belong together; with a member lost as
 //! well, blocks that nobody wrote would read as rubbish (the *write hole*). So new data and new parity first go to the
 //! journals of members as one record, which can be read whichever M of them are absent: a small one is whole on M + 1, a
-//! large one is [`split`] over more. At the next open whatever was recorded is written in place again.
+//! large one is [`split()`] over more. At the next open whatever was recorded is written in place again.
 //! Format and proof: docs/design/0015-parity-journal.md.
 //!
 //! What always holds:
