@@ -38,8 +38,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// A path that does not reach the namespace is looked at again so often.
-/// Of a target that is not there to be asked: the largest that is known (SPDK's).
-const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between tries of a command that a path refuses.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
@@ -48,6 +46,8 @@ const AGAIN_MAX: Duration = Duration::from_secs(1);
 const DAMAGED_MAX: u32 = 8;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
+/// The unit of the keep alive timeout of a target that is not there to be asked: the largest that is known (SPDK's).
+const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 
 /// How good a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
