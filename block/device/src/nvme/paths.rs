@@ -105,7 +105,7 @@ pub(crate) struct Paths<N: Network> {
     /// Counts how often the namespace was seen to be away from a controller.
     absences: Cell<u64>,
     /// The number of the last connection.
-    last_connection: Cell<u32>,
+    pub(super) last_connection: Cell<u32>,
     /// What was confirmed may be lost, and cannot be written again.
     has_lost: Cell<bool>,
     /// Nobody uses it any more.
