@@ -447,10 +447,11 @@ impl Connection {
                     if unit.data_bytes > limit {
                         return Err(Fatal::LimitExceeded.into());
                     }
-                    // Who has it has all its data, and lets go of it whatever comes next.
-                    let capsule = match unit.data_bytes {
+                    // Who has it has all its data, waits for no other memory, and lets go of it whatever comes next.
+                    let with_answer = if is_compare(&command) { 2 } else { 1 };
+                    let capsule = match unit.data_bytes as u64 {
                         0 => None,
-                        bytes => Some(self.capsules.room(bytes as u64).await),
+                        bytes => Some(self.capsules.room(bytes * with_answer).await),
                     };
                     let input = match unit.data_bytes {
                         0 => self.input(&command, None),
@@ -586,7 +587,7 @@ impl Connection {
     async fn carried_out(
         &self,
         command: &Command,
-        (input, _capsule): (Input, Option<Permit>),
+        (input, capsule): (Input, Option<Permit>),
         room: &mut Option<Permit>,
         stage: &Cell<Stage>,
     ) -> Option<Result<Answer, Status>> {
@@ -609,8 +610,8 @@ impl Connection {
             }
         };
         let controller = &self.queue.controller;
-        let has_answer = is_from_controller(command) || command.opcode() == IoOpcode::Compare as u8;
-        if room.is_none() && has_answer {
+        let has_answer = is_from_controller(command) || is_compare(command);
+        if room.is_none() && capsule.is_none() && has_answer {
             let bytes = u64::from(command.data().bytes()).min(DATA_BYTES_MAX);
             *room = Some(self.bytes.room(bytes).await);
         }
@@ -710,6 +711,11 @@ fn direction(command: &Command) -> u8 {
 
 fn is_to_controller(command: &Command) -> bool {
     direction(command) == 0b01
+}
+
+/// What it compares with is read, as much again as its data.
+fn is_compare(command: &Command) -> bool {
+    command.opcode() == IoOpcode::Compare as u8
 }
 
 fn is_from_controller(command: &Command) -> bool {
