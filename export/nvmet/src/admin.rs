@@ -42,6 +42,13 @@ impl Answer {
     }
 }
 
+/// Of a command that has data, or none, and nothing to say.
+impl From<IoVec> for Answer {
+    fn from(data: IoVec) -> Self {
+        Self { result: 0, data }
+    }
+}
+
 /// A controller, as seen through its admin queue.
 pub(crate) struct Admin<'a> {
     pub shared: &'a Shared,
@@ -189,7 +196,7 @@ impl Admin<'_> {
     }
 
     async fn attached(&self, id: u32) -> Result<Rc<Attached>, Status> {
-        self.controller.attached(id).await
+        self.controller.attach(id).await
     }
 
     /// The namespace of a feature, or all that there are.

@@ -134,21 +134,28 @@ impl Claims {
         self.0.reservations.borrow().check(host, access)
     }
 
-    /// Begins a change, if the host may, once what it had under way over connections that are gone has ended: it may have sent
-    /// that again, and an old write must not overtake a newer one. Who takes the right to change away waits for it to end.
+    /// Changes may be under way that came over connections which are gone.
+    pub(crate) fn may_have_orphans(&self) -> bool {
+        self.0.orphans_before.get() > 0
+    }
+
+    /// Returns once what the host had under way over connections that are gone has ended: it may have sent that again, and an old write must
+    /// not overtake a newer one.
+    pub(crate) async fn without_orphans_of(&self, host: &HostId) {
+        self.0.ended.until(|| (!self.has_orphans_of(host)).then_some(())).await;
+    }
+
+    /// Begins a change, if the host may, which has no [orphans](Self::without_orphans_of). Who takes the right to change away waits for it to end.
     ///
     /// # Errors
     ///
     /// [`Status::RESERVATION_CONFLICT`], and [`Status::PATH_ERROR`] of a connection that is gone itself: its host has sent this again as
     /// well, and what it sends next would not wait for one that begins only now.
-    pub(crate) async fn change(
+    pub(crate) fn change(
         &self,
         host: &HostId,
         connection_ended: &Rc<Once>,
     ) -> Result<Change, Status> {
-        if self.0.orphans_before.get() > 0 {
-            self.0.ended.until(|| (!self.has_orphans_of(host)).then_some(())).await;
-        }
         if connection_ended.has_happened() {
             return Err(Status::PATH_ERROR);
         }

@@ -4,13 +4,13 @@ use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::connect::{Connected, connect};
 use crate::controller::Queue;
 use crate::gate::Gate;
-use crate::io::{self, DATA_BYTES_MAX};
+use crate::io::{self, DATA_BYTES_MAX, Reading};
 use crate::memory::Memory;
 use crate::port::Port;
 use crate::recall::Stage;
 use crate::target::Shared;
 use crate::transfers::{Landing, Mangled, Transfers};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::buf::bytes_in;
 use levada_base::checksum::{crc32c, crc32c_parts};
 use levada_base::reactor::net::Stream;
@@ -413,8 +413,21 @@ enum Input {
     Here(IoVec),
     /// So many are to be asked for.
     AskFor(u32),
+    /// None, of a read that the volume is at.
+    Reading(Reading),
     /// It cannot be carried out.
     Wrong(Status),
+}
+
+/// A command that has begun, and what it holds. It stays in one place while others carry it out: it would be copied with the future of each
+/// of them, and a small read costs little else.
+struct Work {
+    command: Command,
+    input: Input,
+    /// Bounds of the connection that it has used: data that came within it, and those that were asked for or are answered.
+    capsule: Option<Permit>,
+    room: Option<Permit>,
+    slot: Option<Permit>,
 }
 
 impl Connection {
@@ -529,18 +542,40 @@ impl Connection {
     ) -> Result<(), Fatal> {
         self.head.set((self.head.get() + 1) % self.entries);
         let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
+        let mut work = Work { command, input, capsule, room: None, slot: Some(slot) };
+        if let Some(read) = self.read_at_once(&mut work) {
+            let held = [work.slot.take(), work.room.take()];
+            self.answer(work.command.id(), read.map(Answer::from), held);
+            return Ok(());
+        }
         let connection = Rc::clone(self);
-        reactor::run_or_spawn(async move {
-            connection.execute(&command, (input, capsule), slot).await;
-        });
+        reactor::run_or_spawn(async move { connection.execute(&mut work).await });
         Ok(())
     }
 
+    /// Reads what the volume has without waiting. What it has not goes on as any other command; but a small read for which a task is made, and
+    /// its future moved there, costs twice as much.
+    fn read_at_once(&self, work: &mut Work) -> Option<Result<IoVec, Status>> {
+        let is_read = self.queue.id > 0 && work.command.opcode() == IoOpcode::Read as u8;
+        let is_free = is_read && self.gate.is_open() && self.port.is_open() && !self.is_revoked();
+        if !is_free || !matches!(work.input, Input::Here(_)) {
+            return None;
+        }
+        work.room = Some(self.bytes.room_at_once(bytes_of(&work.command))?);
+        let controller = &self.queue.controller;
+        let mut reading = Reading::begin(controller, &work.command)?;
+        let read = reading.at_once(controller);
+        if read.is_none() {
+            work.input = Input::Reading(reading);
+        }
+        read
+    }
+
     /// Carries a command out and answers it, unless the connection is gone by then, and nobody waits for an answer.
-    async fn execute(&self, command: &Command, input: (Input, Option<Permit>), slot: Permit) {
-        let (mut room, stage) = (None, Cell::new(Stage::Waiting));
+    async fn execute(&self, work: &mut Work) {
+        let (id, stage) = (work.command.id(), Cell::new(Stage::Waiting));
         let (outcome, recalled) = {
-            let mut work = pin!(self.carried_out(command, input, &mut room, &stage));
+            let mut done = pin!(self.carried_out(work, &stage));
             let mut slot_of_answer = None;
             let may = || match stage.get() {
                 Stage::Waiting => true,
@@ -552,28 +587,42 @@ impl Connection {
                 }
                 Stage::Begun => false,
             };
-            let recalls = &self.queue.recalls;
-            match recalls.unless_recalled(command.id(), work.as_mut(), may).await {
+            match self.queue.recalls.unless_recalled(id, done.as_mut(), may).await {
                 Ok(outcome) => (outcome, None),
                 Err(recalled) => match slot_of_answer {
                     None => (Some(Err(Status::ABORTED)), Some(recalled)),
-                    Some(slot_of_answer) => {
-                        self.port.passes().await;
-                        self.answer(command, Err(Status::ABORTED), slot_of_answer, None);
+                    Some(slot) => {
+                        self.answer_in_time(id, Err(Status::ABORTED), [Some(slot), None]).await;
                         recalled.obeyed();
-                        work.await;
+                        done.await;
                         return;
                     }
                 },
             }
         };
         if let Some(outcome) = outcome {
-            self.port.passes().await;
-            self.answer(command, outcome, slot, room);
+            let held = [work.slot.take(), work.room.take()];
+            match self.port.is_open() {
+                true => self.answer(id, outcome, held),
+                false => self.answer_in_time(id, outcome, held).await,
+            }
         }
         if let Some(recalled) = recalled {
             recalled.obeyed();
         }
+    }
+
+    /// Answers a command when the path lets answers through.
+    fn answer_in_time(
+        &self,
+        id: u16,
+        outcome: Result<Answer, Status>,
+        held: [Option<Permit>; 2],
+    ) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.port.passes().await;
+            self.answer(id, outcome, held);
+        })
     }
 
     /// Nothing is begun any more: the host may not be admitted any more, or has begun anew.
@@ -586,45 +635,60 @@ impl Connection {
 
     async fn carried_out(
         &self,
-        command: &Command,
-        (input, capsule): (Input, Option<Permit>),
-        room: &mut Option<Permit>,
+        work: &mut Work,
         stage: &Cell<Stage>,
     ) -> Option<Result<Answer, Status>> {
-        let data = match input {
-            Input::Here(data) => data,
-            Input::Wrong(status) => return Some(Err(status)),
-            Input::AskFor(bytes) => {
-                *room = Some(self.bytes.room(u64::from(bytes)).await);
+        let controller = &self.queue.controller;
+        match &mut work.input {
+            Input::Here(_) => {}
+            Input::Wrong(status) => return Some(Err(*status)),
+            Input::Reading(reading) => {
+                stage.set(Stage::Reading);
+                return Some(reading.data(controller).await.map(Answer::from));
+            }
+            &mut Input::AskFor(bytes) => {
+                work.room = Some(self.bytes.room(u64::from(bytes)).await);
                 if self.ended.has_happened() {
                     return None;
                 }
-                match self.ask_for(command, bytes, stage).await {
+                match self.ask_for(&work.command, bytes, stage).await {
                     Ok(Ok(data)) => {
                         stage.set(Stage::Waiting);
-                        data.into_vec()
+                        work.input = Input::Here(data.into_vec());
                     }
                     Ok(Err(Mangled)) => return Some(Err(Status::TRANSIENT_TRANSPORT)),
                     Err(oneshot::Dropped) => return None,
                 }
             }
+        }
+        let Work { command, input: Input::Here(data), capsule, room, .. } = work else {
+            unreachable!("all of it is here")
         };
-        let controller = &self.queue.controller;
         let has_answer = is_from_controller(command) || is_compare(command);
         if room.is_none() && capsule.is_none() && has_answer {
-            let bytes = u64::from(command.data().bytes()).min(DATA_BYTES_MAX);
-            *room = Some(self.bytes.room(bytes).await);
+            *room = Some(self.bytes.room(bytes_of(command)).await);
         }
         if self.is_revoked() {
             return None;
         }
-        if let Some(answered) = self.gate.pass(command, &data) {
+        if let Some(answered) = self.gate.pass(command, data) {
             return Some(answered);
         }
-        if self.queue.id > 0 {
-            let done = io::carry_out(controller, &self.ended, stage, command, data).await;
-            return Some(done.map(|data| Answer { result: 0, data }));
+        if self.queue.id == 0 {
+            return Box::pin(self.administer(command, room, stage)).await;
         }
+        let done = io::carry_out(controller, &self.ended, stage, command, data).await;
+        Some(done.map(Answer::from))
+    }
+
+    /// Carries out a command of the admin queue.
+    async fn administer(
+        &self,
+        command: &Command,
+        room: &mut Option<Permit>,
+        stage: &Cell<Stage>,
+    ) -> Option<Result<Answer, Status>> {
+        let controller = &self.queue.controller;
         if command.opcode() == AdminOpcode::AsynchronousEventRequest as u8 {
             let event = match controller.notices.request() {
                 Ok(event) => event,
@@ -662,21 +726,14 @@ impl Connection {
         whole
     }
 
-    /// Sends data, if there are any, and the completion, unless data can say that all went well.
-    fn answer(
-        &self,
-        command: &Command,
-        outcome: Result<Answer, Status>,
-        slot: Permit,
-        room: Option<Permit>,
-    ) {
+    /// Answers the command of this identifier: sends data, if there are any, and the completion, unless data can say that all went well.
+    fn answer(&self, id: u16, outcome: Result<Answer, Status>, held: [Option<Permit>; 2]) {
         let (status, Answer { result, data }) = match outcome {
             Ok(answer) => (Status::SUCCESS, answer),
-            Err(status) => (status, Answer { result: 0, data: IoVec::new() }),
+            Err(status) => (status, Answer::result(0)),
         };
         let queue_head = if self.is_without_flow_control { 0 } else { self.head.get() };
-        let completion = Completion { result, queue_head, id: command.id(), status };
-        let held = [Some(slot), room];
+        let completion = Completion { result, queue_head, id, status };
         let bytes = bytes_in(&data) as u32;
         if bytes == 0 {
             let head = self.framing.head(&Pdu::Response(completion), 0);
@@ -685,7 +742,7 @@ impl Connection {
         // TCP, 3.6.2.6: only without flow control, as it says nothing of the queue's head.
         let is_success = self.is_without_flow_control && result == 0;
         let pdu = Pdu::ControllerData {
-            transfer: Transfer { command: command.id(), tag: 0, at: 0, bytes },
+            transfer: Transfer { command: id, tag: 0, at: 0, bytes },
             is_last: true,
             is_success,
         };
@@ -711,6 +768,11 @@ fn direction(command: &Command) -> u8 {
 
 fn is_to_controller(command: &Command) -> bool {
     direction(command) == 0b01
+}
+
+/// Memory for the data of a command, which are refused if they are more.
+fn bytes_of(command: &Command) -> u64 {
+    u64::from(command.data().bytes()).min(DATA_BYTES_MAX)
 }
 
 /// What it compares with is read, as much again as its data.

@@ -252,10 +252,15 @@ impl Controller {
         }
     }
 
+    /// A namespace with its volume, if the host has used it before.
+    pub fn attached(&self, id: u32) -> Option<Rc<Attached>> {
+        self.attached.borrow().get(&id).cloned()
+    }
+
     /// A namespace with its volume, opened if this host is the first to have it.
-    pub async fn attached(&self, id: u32) -> Result<Rc<Attached>, Status> {
-        if let Some(attached) = self.attached.borrow().get(&id) {
-            return Ok(Rc::clone(attached));
+    pub async fn attach(&self, id: u32) -> Result<Rc<Attached>, Status> {
+        if let Some(attached) = self.attached(id) {
+            return Ok(attached);
         }
         let none = Status::INVALID_NAMESPACE.and_do_not_retry();
         let namespace =

@@ -24,6 +24,11 @@ impl Gate {
         Self { verifier: verifier.map(RefCell::new), has_failed: Once::default() }
     }
 
+    /// Every command may be carried out.
+    pub fn is_open(&self) -> bool {
+        self.verifier.as_ref().is_none_or(|verifier| verifier.borrow().is_authenticated())
+    }
+
     /// Carries out what belongs to the proof, and refuses what has to wait for it; `None`: the command may be carried out.
     pub fn pass(&self, command: &Command, data: &IoVec) -> Option<Result<Answer, Status>> {
         let verifier = self.verifier.as_ref()?;

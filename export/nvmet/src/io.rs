@@ -4,6 +4,7 @@ use crate::claims::Change;
 use crate::controller::{Attached, Controller};
 use crate::recall::Stage;
 use crate::reservations::Access;
+use futures_util::FutureExt;
 use levada_base::buf::bytes_in;
 use levada_base::sync::Once;
 use levada_base::{Buf, HasErrno, IoVec, planted};
@@ -11,7 +12,7 @@ use levada_device::{BlockError, Durability};
 use levada_nvme::log::AnaState;
 use levada_nvme::reservation::{PERSISTS_AT, Persist, ReservationRequest};
 use levada_nvme::{Command, IoOpcode, ReservationNotice, Status, ranges};
-use levada_volume::{Volume, VolumeError, Zeroing};
+use levada_volume::{Volume, VolumeError, VolumeFuture, Zeroing};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -28,13 +29,13 @@ const DEALLOCATE: u32 = 1 << 2;
 /// Doubleword 11 of Reservation Report.
 const EXTENDED: u32 = 1;
 
-/// Carries out a command; `data` are the host's. What is returned are data for it.
+/// Carries out a command; `data` are the host's, which a write takes. What is returned are data for it.
 pub(crate) async fn carry_out(
     controller: &Controller,
     connection_ended: &Rc<Once>,
     stage: &Cell<Stage>,
     command: &Command,
-    data: IoVec,
+    data: &mut IoVec,
 ) -> Result<IoVec, Status> {
     let opcode = IoOpcode::of(command.opcode());
     let opcode = opcode.ok_or(Status::INVALID_OPCODE.and_do_not_retry())?;
@@ -44,27 +45,126 @@ pub(crate) async fn carry_out(
         AnaState::PersistentLoss => return Err(Status::ANA_PERSISTENT_LOSS),
         AnaState::Change => return Err(Status::ANA_TRANSITION),
     }
-    let attached = {
-        // It may be the first one to open the volume.
-        let before = stage.replace(Stage::Begun);
-        let attached = controller.attached(command.namespace()).await?;
-        stage.set(before);
-        attached
+    let attached = match controller.attached(command.namespace()) {
+        Some(attached) => attached,
+        None => {
+            let before = stage.replace(Stage::Begun);
+            let attached = Box::pin(controller.attach(command.namespace())).await?;
+            stage.set(before);
+            attached
+        }
     };
     let io = Io { controller, connection_ended, stage, attached: &attached, command };
     match opcode {
         IoOpcode::Read => io.read().await,
         IoOpcode::Write => io.write(data).await,
-        IoOpcode::Flush => io.flush().await,
-        IoOpcode::Compare => io.compare(data).await,
-        IoOpcode::WriteZeroes => io.write_zeroes().await,
-        IoOpcode::DatasetManagement => io.dataset_management(&data).await,
-        IoOpcode::ReservationRegister
-        | IoOpcode::ReservationAcquire
-        | IoOpcode::ReservationRelease => io.reserve(opcode, &data).await,
-        IoOpcode::ReservationReport => io.report(),
-        // Told apart before.
-        IoOpcode::Fabrics => Err(Status::INVALID_OPCODE.and_do_not_retry()),
+        // Apart, so that reads and writes do not carry room for what these need.
+        _ => Box::pin(io.carry_out_rare(opcode, data)).await,
+    }
+}
+
+/// A read that is in the volume.
+pub(crate) struct Reading {
+    attached: Rc<Attached>,
+    data: VolumeFuture<'static, IoVec>,
+}
+
+impl Reading {
+    /// Begins a read, if there is nothing to wait for before, and nothing wrong with it: [`carry_out`] knows what to do then.
+    pub fn begin(controller: &Controller, command: &Command) -> Option<Self> {
+        if !matches!(controller.ana_state(), AnaState::Optimized | AnaState::NonOptimized) {
+            return None;
+        }
+        let attached = controller.attached(command.namespace())?;
+        let (at, bytes) = attached.range_of_data(command).ok()?;
+        attached.check(controller, Access::Read).ok()?;
+        let opened = Rc::clone(&attached.opened);
+        let data = Box::pin(async move { opened.volume.read(at, bytes).await });
+        Some(Self { attached, data })
+    }
+
+    /// The data, if the volume has them without waiting.
+    pub fn at_once(&mut self, controller: &Controller) -> Option<Result<IoVec, Status>> {
+        let read = (&mut self.data).now_or_never()?;
+        Some(self.attached.has_read(controller, read))
+    }
+
+    /// The data, once the volume has read them.
+    pub async fn data(&mut self, controller: &Controller) -> Result<IoVec, Status> {
+        let read = (&mut self.data).await;
+        self.attached.has_read(controller, read)
+    }
+}
+
+impl Attached {
+    /// The bytes that a command is about: where, and how many.
+    fn range(&self, first_block: u64, blocks: u64) -> Result<(u64, u64), Status> {
+        const OUTSIDE: Status = Status::OUT_OF_RANGE.and_do_not_retry();
+        let at = first_block.checked_mul(self.block_bytes).ok_or(OUTSIDE)?;
+        let bytes = blocks.checked_mul(self.block_bytes).ok_or(OUTSIDE)?;
+        let end = at.checked_add(bytes).ok_or(OUTSIDE)?;
+        if end > self.opened.volume.size_bytes() { Err(OUTSIDE) } else { Ok((at, bytes)) }
+    }
+
+    /// The same, of a command with as many data.
+    fn range_of_data(&self, command: &Command) -> Result<(u64, u64), Status> {
+        let (at, bytes) = self.range(command.first_block(), command.blocks())?;
+        if bytes > DATA_BYTES_MAX {
+            return Err(Status::INVALID_FIELD.and_do_not_retry());
+        }
+        if u64::from(command.data().bytes()) != bytes {
+            return Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
+        }
+        Ok((at, bytes))
+    }
+
+    /// Whether a reservation lets the host do this.
+    fn check(&self, controller: &Controller, access: Access) -> Result<(), Status> {
+        let claims = self.namespace.claims();
+        claims.check(controller.host_id(), access).map_err(Status::and_do_not_retry)
+    }
+
+    /// What the host is told of a read that has ended.
+    fn has_read(
+        &self,
+        controller: &Controller,
+        read: Result<IoVec, VolumeError>,
+    ) -> Result<IoVec, Status> {
+        let data = read.map_err(|error| self.told(controller, &error, false))?;
+        let moved = &self.namespace.moved;
+        count(&moved.reads, 1);
+        count(&moved.read_bytes, bytes_in(&data));
+        Ok(data)
+    }
+
+    /// What the host is told of an error (Base, 4.6.1.2).
+    fn told(&self, controller: &Controller, error: &VolumeError, is_change: bool) -> Status {
+        let status = match error {
+            VolumeError::OutOfRange { .. } => Status::OUT_OF_RANGE,
+            VolumeError::NoSpace => Status::CAPACITY_EXCEEDED,
+            VolumeError::ReadOnly => Status::WRITE_PROTECTED,
+            VolumeError::Deleted => Status::INVALID_NAMESPACE,
+            // Another server has it.
+            VolumeError::Block(BlockError::Fenced { .. }) => {
+                if let Some(subsystem) = controller.subsystem() {
+                    subsystem.lose();
+                }
+                Status::ANA_PERSISTENT_LOSS
+            }
+            VolumeError::Block(_) if matches!(error.errno(), libc::ENOSPC | libc::EDQUOT) => {
+                Status::CAPACITY_EXCEEDED
+            }
+            VolumeError::Block(_) => {
+                let errors = &self.namespace.moved.media_errors;
+                count(errors, 1);
+                if is_change { Status::WRITE_FAULT } else { Status::UNRECOVERED_READ_ERROR }
+            }
+        };
+        if !matches!(error, VolumeError::OutOfRange { .. }) {
+            tracing::warn!(host = %controller.host(), %error, "a command of an NVMe host failed");
+        }
+        // What can be tried again was.
+        if status.is_of_path() { status } else { status.and_do_not_retry() }
     }
 }
 
@@ -81,60 +181,55 @@ impl Io<'_> {
         &*self.attached.opened.volume
     }
 
-    /// The bytes that the command is about: where, and how many.
-    fn range(&self, first_block: u64, blocks: u64) -> Result<(u64, u64), Status> {
-        const OUTSIDE: Status = Status::OUT_OF_RANGE.and_do_not_retry();
-        let block_bytes = self.attached.block_bytes;
-        let at = first_block.checked_mul(block_bytes).ok_or(OUTSIDE)?;
-        let bytes = blocks.checked_mul(block_bytes).ok_or(OUTSIDE)?;
-        let end = at.checked_add(bytes).ok_or(OUTSIDE)?;
-        if end > self.volume().size_bytes() { Err(OUTSIDE) } else { Ok((at, bytes)) }
-    }
-
-    /// The same, of a command with as many data.
-    fn range_of_data(&self) -> Result<(u64, u64), Status> {
-        let (at, bytes) = self.range(self.command.first_block(), self.command.blocks())?;
-        if bytes > DATA_BYTES_MAX {
-            return Err(Status::INVALID_FIELD.and_do_not_retry());
-        }
-        if u64::from(self.command.data().bytes()) != bytes {
-            return Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
-        }
-        Ok((at, bytes))
-    }
-
-    /// Whether a reservation lets the host do this.
-    fn check(&self, access: Access) -> Result<(), Status> {
-        let claims = self.attached.namespace.claims();
-        claims.check(self.controller.host_id(), access).map_err(Status::and_do_not_retry)
+    /// What the host is told of an error.
+    fn told(&self, error: &VolumeError, is_change: bool) -> Status {
+        self.attached.told(self.controller, error, is_change)
     }
 
     async fn change(&self) -> Result<Change, Status> {
         let claims = self.attached.namespace.claims();
-        let change = claims.change(self.controller.host_id(), self.connection_ended).await;
+        let host = self.controller.host_id();
+        if claims.may_have_orphans() {
+            Box::pin(claims.without_orphans_of(host)).await;
+        }
+        let change = claims.change(host, self.connection_ended);
         self.stage.set(Stage::Begun);
         change
     }
 
-    async fn read(&self) -> Result<IoVec, Status> {
-        let (at, bytes) = self.range_of_data()?;
-        let namespace = &self.attached.namespace;
-        self.check(Access::Read)?;
-        self.stage.set(Stage::Reading);
-        let data = self.volume().read(at, bytes).await.map_err(|error| self.told(&error, false))?;
-        count(&namespace.moved.reads, 1);
-        count(&namespace.moved.read_bytes, bytes);
-        Ok(data)
+    async fn carry_out_rare(&self, opcode: IoOpcode, data: &IoVec) -> Result<IoVec, Status> {
+        match opcode {
+            IoOpcode::Flush => self.flush().await,
+            IoOpcode::Compare => self.compare(data).await,
+            IoOpcode::WriteZeroes => self.write_zeroes().await,
+            IoOpcode::DatasetManagement => self.dataset_management(data).await,
+            IoOpcode::ReservationRegister
+            | IoOpcode::ReservationAcquire
+            | IoOpcode::ReservationRelease => self.reserve(opcode, data).await,
+            IoOpcode::ReservationReport => self.report(),
+            // Told apart before.
+            IoOpcode::Read | IoOpcode::Write | IoOpcode::Fabrics => {
+                Err(Status::INVALID_OPCODE.and_do_not_retry())
+            }
+        }
     }
 
-    async fn write(&self, data: IoVec) -> Result<IoVec, Status> {
-        let (at, bytes) = self.range_of_data()?;
-        debug_assert_eq!(bytes, bytes_in(&data));
+    async fn read(&self) -> Result<IoVec, Status> {
+        let (at, bytes) = self.attached.range_of_data(self.command)?;
+        self.attached.check(self.controller, Access::Read)?;
+        self.stage.set(Stage::Reading);
+        let read = self.volume().read(at, bytes).await;
+        self.attached.has_read(self.controller, read)
+    }
+
+    async fn write(&self, data: &mut IoVec) -> Result<IoVec, Status> {
+        let (at, bytes) = self.attached.range_of_data(self.command)?;
+        debug_assert_eq!(bytes, bytes_in(data));
         let namespace = &self.attached.namespace;
         let _change = self.change().await?;
         let is_durable = self.command.is_fua() && !planted!("nvmet-fua-ignored");
         let durability = if is_durable { Durability::Fua } else { Durability::Volatile };
-        let written = self.volume().write(at, data, durability).await;
+        let written = self.volume().write(at, std::mem::take(data), durability).await;
         written.map_err(|error| self.told(&error, true))?;
         count(&namespace.moved.writes, 1);
         count(&namespace.moved.written_bytes, bytes);
@@ -143,7 +238,7 @@ impl Io<'_> {
 
     async fn flush(&self) -> Result<IoVec, Status> {
         // A host that may not write any more learns so here at the latest (Base, figure 385: a command of the write group).
-        self.check(Access::Write)?;
+        self.attached.check(self.controller, Access::Write)?;
         // After a write of zeroes it is part of that.
         if self.stage.get() != Stage::Begun {
             self.stage.set(Stage::Reading);
@@ -155,16 +250,17 @@ impl Io<'_> {
         Ok(IoVec::new())
     }
 
-    async fn compare(&self, data: IoVec) -> Result<IoVec, Status> {
+    async fn compare(&self, data: &IoVec) -> Result<IoVec, Status> {
         let there = self.read().await?;
-        match is_same(&there, &data) {
+        match is_same(&there, data) {
             true => Ok(IoVec::new()),
             false => Err(Status::COMPARE_FAILURE.and_do_not_retry()),
         }
     }
 
     async fn write_zeroes(&self) -> Result<IoVec, Status> {
-        let (at, bytes) = self.range(self.command.first_block(), self.command.blocks())?;
+        let (at, bytes) =
+            self.attached.range(self.command.first_block(), self.command.blocks())?;
         let _change = self.change().await?;
         let zeroing = match self.command.is_deallocating() {
             true => Zeroing::Free,
@@ -188,7 +284,7 @@ impl Io<'_> {
         // None of them, unless all are right.
         let wanted: Result<Vec<_>, _> = ranges(&data)
             .take(count)
-            .map(|range| self.range(range.first_block, u64::from(range.blocks)))
+            .map(|range| self.attached.range(range.first_block, u64::from(range.blocks)))
             .collect();
         for (at, bytes) in wanted? {
             let discarded = self.volume().discard(at, bytes).await;
@@ -252,36 +348,6 @@ impl Io<'_> {
         bytes[PERSISTS_AT] = u8::from(reservations.is_kept);
         bytes.resize(asked as usize, 0);
         Ok(Buf::copy_of(&bytes).into_vec())
-    }
-
-    /// What the host is told (Base, 4.6.1.2).
-    fn told(&self, error: &VolumeError, is_change: bool) -> Status {
-        let status = match error {
-            VolumeError::OutOfRange { .. } => Status::OUT_OF_RANGE,
-            VolumeError::NoSpace => Status::CAPACITY_EXCEEDED,
-            VolumeError::ReadOnly => Status::WRITE_PROTECTED,
-            VolumeError::Deleted => Status::INVALID_NAMESPACE,
-            // Another server has it.
-            VolumeError::Block(BlockError::Fenced { .. }) => {
-                if let Some(subsystem) = self.controller.subsystem() {
-                    subsystem.lose();
-                }
-                Status::ANA_PERSISTENT_LOSS
-            }
-            VolumeError::Block(_) if matches!(error.errno(), libc::ENOSPC | libc::EDQUOT) => {
-                Status::CAPACITY_EXCEEDED
-            }
-            VolumeError::Block(_) => {
-                let errors = &self.attached.namespace.moved.media_errors;
-                count(errors, 1);
-                if is_change { Status::WRITE_FAULT } else { Status::UNRECOVERED_READ_ERROR }
-            }
-        };
-        if !matches!(error, VolumeError::OutOfRange { .. }) {
-            tracing::warn!(host = %self.controller.host(), %error, "a command of an NVMe host failed");
-        }
-        // What can be tried again was.
-        if status.is_of_path() { status } else { status.and_do_not_retry() }
     }
 }
 

@@ -37,9 +37,14 @@ impl Memory {
         })
     }
 
+    /// Room for so many bytes, if there is some at once.
+    pub fn room_at_once(&self, bytes: u64) -> Option<Permit> {
+        self.own.try_acquire(bytes)
+    }
+
     /// Room for so many bytes, at most its own ones. Comes in turn.
     pub async fn room(self: &Rc<Self>, bytes: u64) -> Permit {
-        if let Some(room) = self.own.try_acquire(bytes) {
+        if let Some(room) = self.room_at_once(bytes) {
             return room;
         }
         self.borrow();

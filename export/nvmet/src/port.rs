@@ -83,6 +83,11 @@ impl Port {
         self.passage_changed.notify_all();
     }
 
+    /// Answers leave at once.
+    pub fn is_open(&self) -> bool {
+        self.passage.get() == Passage::Open
+    }
+
     /// Returns when an answer may leave.
     pub async fn passes(&self) {
         loop {
