@@ -1,6 +1,6 @@
 //! What a target makes of hosts that say anything: it answers or ends the connection, others go on, and nothing is lost.
 
-use crate::host::{Connecting, Ended, Queue};
+use crate::host::{Connecting, Ended, Host, Queue};
 use crate::{Served, run};
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, random_u64};
@@ -197,22 +197,30 @@ fn a_host_that_does_not_read_holds_up_nobody() {
     });
 }
 
+fn write_1m(id: u16) -> Command {
+    Command::new(IoOpcode::Write as u8, id, 1)
+        .with_blocks(0, 256)
+        .with_data(DataPointer::Transport { bytes: 1 << 20 })
+}
+
 /// More of them than there is memory for, which have asked to write and never do.
+async fn silent_hosts(served: &Served) -> Vec<Host> {
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        let host = served.host().await;
+        for id in 0..31 {
+            host.io.send(&Pdu::Command(write_1m(id)), None).await;
+        }
+        silent.push(host);
+    }
+    silent
+}
+
 #[test]
 fn silent_hosts_leave_others_room_to_go_on() {
     run(async {
         let served = Served::new(1024);
-        let mut silent = Vec::new();
-        for _ in 0..40 {
-            let host = served.host().await;
-            for id in 0..31 {
-                let command = Command::new(IoOpcode::Write as u8, id, 1)
-                    .with_blocks(0, 256)
-                    .with_data(DataPointer::Transport { bytes: 1 << 20 });
-                host.io.send(&Pdu::Command(command), None).await;
-            }
-            silent.push(host);
-        }
+        let silent = silent_hosts(&served).await;
         // The last ones were not asked for all that they would send.
         let last = &silent[39];
         let asked = async {
@@ -232,6 +240,43 @@ fn silent_hosts_leave_others_room_to_go_on() {
         while served.target.controllers() > 0 || Rc::strong_count(&served.memory) > 2 {
             reactor::sleep(Duration::from_millis(5)).await;
         }
+    });
+}
+
+/// Nothing that comes within commands waits for memory which only what comes behind it would free.
+#[test]
+fn data_within_commands_wait_for_none_that_were_asked_for() {
+    run(async {
+        let served = Served::new(1024);
+        let silent = silent_hosts(&served).await;
+        let host = served.host().await;
+        host.io.send(&Pdu::Command(write_1m(100)), None).await;
+        let Pdu::ReadyToTransfer(asked) = host.io.hear().await.expect("asked").pdu else {
+            panic!("not asked")
+        };
+        // More than there is room for at once, and behind them what the write waits for.
+        let zeroes = [0; 16 << 10];
+        let compares: Vec<Command> = (0..25)
+            .map(|id| {
+                Command::new(IoOpcode::Compare as u8, id, 1)
+                    .with_blocks(512, 4)
+                    .with_data(DataPointer::InCapsule { offset: 0, bytes: 16 << 10 })
+            })
+            .collect();
+        let all = async {
+            for command in &compares {
+                host.io.send(&Pdu::Command(*command), Some(&zeroes)).await;
+            }
+            host.io.send_data(asked, &vec![5; 1 << 20], 1 << 17).await;
+            for _ in 0..=compares.len() {
+                let said = host.io.hear().await.expect("answered");
+                let Pdu::Response(completion) = said.pdu else { panic!("{:?}", said.pdu) };
+                assert_eq!(completion.status, Status::SUCCESS, "{}", completion.id);
+            }
+        };
+        reactor::timeout(Duration::from_secs(10), all).await.expect("none waits for ever");
+        assert!(served.memory.all()[..1 << 20].iter().all(|byte| *byte == 5));
+        drop(silent);
     });
 }
 
