@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Operations that point to buffers which the ring owns.
 
 use super::Core;
-use super::ring::Op;
+use super::operations::Op;
 use crate::sync::Semaphore;
 use crate::{BufMut, IoVec};
 use io_uring::{opcode, types};

@@ -12,10 +12,12 @@
 //!   ([`worker`]): a worker runs only while its reactor waits for it.
 
 mod bell;
+mod carrier;
 mod fd;
 pub mod fs;
 pub mod mailbox;
 pub mod net;
+mod operations;
 pub mod pipe;
 mod registered;
 mod ring;
@@ -30,6 +32,7 @@ pub use ring::Watched;
 pub use task::{Group, JoinHandle};
 pub use time::{Elapsed, Instant, Sleep};
 
+use carrier::Carrier;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use ring::Ring;
@@ -68,6 +71,9 @@ struct Core {
     trace: Cell<u64>,
     /// Polls of tasks since the ring was looked at, or since virtual time went on.
     polls: Cell<u32>,
+    /// Threads that carry sockets, and how many sockets they were given.
+    carriers: RefCell<Vec<Rc<Carrier>>>,
+    carried: Cell<usize>,
     events: Events,
 }
 
@@ -129,6 +135,8 @@ impl Reactor {
                 rng: RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)),
                 trace: Cell::new(seed),
                 polls: Cell::new(0),
+                carriers: RefCell::default(),
+                carried: Cell::new(0),
                 events,
             }),
         }
@@ -178,6 +186,9 @@ impl Drop for Reactor {
         let root = self.core.group.borrow().clone();
         root.kill();
         self.core.drop_ready();
+        for carrier in self.core.carriers.take() {
+            carrier.shut_down();
+        }
         if let Events::Uring(ring) = &self.core.events {
             // The kernel must be done with every buffer before any is freed.
             ring.shut_down();
@@ -238,6 +249,15 @@ impl Core {
             Events::Uring(ring) => Rc::clone(ring),
             Events::Virtual { .. } => panic!("the simulator has no files, sockets or threads"),
         }
+    }
+
+    /// Who carries the next socket: each in turn.
+    fn next_carrier(&self) -> Option<Rc<Carrier>> {
+        let carriers = self.carriers.borrow();
+        let number = self.carried.get();
+        let carrier = carriers.get(number.checked_rem(carriers.len())?)?;
+        self.carried.set(number.wrapping_add(1));
+        Some(Rc::clone(carrier))
     }
 
     /// Takes the next task to run: the oldest on a machine, any one in the simulator.
@@ -309,6 +329,31 @@ impl Core {
             waker.wake();
         }
     }
+}
+
+/// Starts so many threads more that carry sockets for this thread's reactor, those which ask for it ([`net::Stream::carried`]). They end
+/// with the reactor. Without effect in the simulator.
+///
+/// # Errors
+///
+/// When the system gives no thread, or no io_uring.
+pub fn carry_sockets(threads: usize) -> io::Result<()> {
+    let core = Core::current();
+    let Events::Uring(ring) = &core.events else { return Ok(()) };
+    for _ in 0..threads {
+        let number = core.carriers.borrow().len();
+        let carrier = Carrier::start(number, ring.bell()?)?;
+        let watched: Rc<dyn Watched> = Rc::clone(&carrier) as _;
+        ring.watch(Rc::downgrade(&watched));
+        core.carriers.borrow_mut().push(carrier);
+    }
+    Ok(())
+}
+
+/// How many threads carry sockets for this thread's reactor.
+#[must_use]
+pub fn carriers() -> usize {
+    Core::current().carriers.borrow().len()
 }
 
 /// Starts a task on this thread's reactor, in the group of the task that calls.

@@ -9,11 +9,13 @@
 #![allow(unsafe_code)] // Operations that point to buffers and addresses which the ring owns.
 
 use super::Core;
+use super::carrier::Carrier;
 use super::fd::{RawParts, poll_fd, raw_parts};
-use super::ring::Accepting;
+use super::operations::{Accepting, Op};
 use crate::buf::bytes_in;
 use crate::{BufMut, IoVec};
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
+use std::fmt;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
 use std::net::SocketAddr;
@@ -182,9 +184,11 @@ const TCP_OPTIONS: [(libc::c_int, libc::c_int, libc::c_int); 6] = [
 ];
 
 /// A connection. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Stream {
     fd: Rc<OwnedFd>,
+    /// Who reads and writes for this reactor.
+    carrier: Option<Rc<Carrier>>,
 }
 
 impl Stream {
@@ -192,6 +196,32 @@ impl Stream {
     #[must_use]
     pub fn adopt(fd: OwnedFd) -> Self {
         Self::new(fd)
+    }
+
+    /// Has it read and written by one of the threads that carry sockets for this reactor, if there are any
+    /// ([`super::carry_sockets`]). To be said before anything is read or written.
+    #[must_use]
+    pub fn carried(self) -> Self {
+        Self { carrier: Core::current().next_carrier(), ..self }
+    }
+
+    /// Submits a read or a write.
+    ///
+    /// # Safety
+    ///
+    /// As of [`super::ring::Ring::submit`].
+    unsafe fn submit<T: 'static>(
+        &self,
+        kept: T,
+        entry: impl FnOnce(&mut T) -> squeue::Entry,
+    ) -> Op<T> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.carrier {
+                Some(carrier) => carrier.submit(kept, entry),
+                None => Core::current_ring().submit(kept, entry),
+            }
+        }
     }
 
     fn new(fd: OwnedFd) -> Self {
@@ -208,7 +238,7 @@ impl Stream {
                 );
             }
         }
-        Self { fd: Rc::new(fd) }
+        Self { fd: Rc::new(fd), carrier: None }
     }
 
     /// Connects to a TCP address. Wrap it in [`super::timeout`] for a limit.
@@ -323,11 +353,10 @@ impl Stream {
         skip: usize,
         flags: i32,
     ) -> (BufMut, io::Result<usize>) {
-        let ring = Core::current_ring();
         loop {
             // SAFETY: descriptor and buffer are kept.
             let op = unsafe {
-                ring.submit((Rc::clone(&self.fd), into), |(fd, into)| {
+                self.submit((Rc::clone(&self.fd), into), |(fd, into)| {
                     let fd = types::Fd(fd.as_raw_fd());
                     let rest = &mut into[skip..];
                     let len = u32::try_from(rest.len()).unwrap_or(1 << 30);
@@ -349,7 +378,6 @@ impl Stream {
     ///
     /// What `sendmsg(2)` says. A part may have been written.
     pub async fn write_all(&self, mut from: IoVec) -> io::Result<()> {
-        let ring = Core::current_ring();
         let total = bytes_in(&from) as usize;
         let mut done = 0;
         while done < total {
@@ -360,7 +388,7 @@ impl Stream {
                 (Rc::clone(&self.fd), from, raw, message);
             // SAFETY: descriptor, message, list and buffers are kept.
             let op = unsafe {
-                ring.submit(kept, |(fd, _, raw, message)| {
+                self.submit(kept, |(fd, _, raw, message)| {
                     message.msg_iov = raw.as_mut_ptr();
                     message.msg_iovlen = raw.len();
                     let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
@@ -539,6 +567,13 @@ impl Stream {
     /// When this is a Unix socket, or not connected any more.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         std::net::TcpStream::from(self.fd.try_clone()?).peer_addr()
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_carried = self.carrier.is_some();
+        f.debug_struct("Stream").field("fd", &self.fd).field("is_carried", &is_carried).finish()
     }
 }
 

@@ -5,28 +5,21 @@
 //! that call, so completions never interrupt a running task.
 //!
 //! What always holds:
-//! - What an operation refers to (buffers, addresses, its file descriptor) is owned by the ring
-//!   from submission to completion, also when the future that waits for it is dropped.
-//! - Dropping such a future asks the kernel to cancel; the effect may still happen.
+//! - What an operation refers to is kept from submission to completion ([`Operations`]).
 //! - The ring outlives its operations: [`Ring::shut_down`] cancels and waits for all of them.
 //! - Nothing in flight and no timer means blocked in the kernel: idle costs no CPU time.
 #![allow(unsafe_code)] // io_uring: memory shared with the kernel.
 
+use super::operations::{Op, Operations, Submitter};
 use super::registered::Tables;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
-use slab::Slab;
 use smallvec::SmallVec;
-use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::io;
-use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// Submissions that fit one turn; more are submitted early.
@@ -40,15 +33,12 @@ const BELL: u64 = u64::MAX - 1;
 /// How long a wait polls before it sleeps, unless told otherwise. Two threads that answer each
 /// other over loopback do five times as many rounds with it, for half the CPU time each. Polling
 /// yields the core to whoever else wants it.
-const SPIN: Duration = Duration::from_micros(20);
+pub(super) const SPIN: Duration = Duration::from_micros(20);
 /// Spinning is tried again after at most this many waits without it.
 const SPIN_PAUSE_MAX: u32 = 256;
 
 /// Numbers the rings of the process from 1 on.
 static RINGS: AtomicU32 = AtomicU32::new(1);
-
-/// What is kept of an accept whose future may be dropped: then the new socket must be closed.
-pub(super) struct Accepting(#[allow(dead_code)] pub(super) Rc<OwnedFd>);
 
 /// What is looked at beside the ring: memory that others change. Neither call may watch anything.
 pub trait Watched {
@@ -59,19 +49,11 @@ pub trait Watched {
     fn sleeps(&self, sleeps: bool);
 }
 
-enum Slot {
-    Waiting { waker: Option<Waker>, kept: Box<dyn Any> },
-    Done { result: i32, kept: Box<dyn Any> },
-    Abandoned { kept: Box<dyn Any> },
-}
-
 /// One io_uring and the operations it holds.
 pub(super) struct Ring {
     pub(super) uring: RefCell<IoUring>,
     pub(super) tables: Tables,
-    slots: RefCell<Slab<Slot>>,
-    /// Operations that the kernel has not completed.
-    in_flight: Cell<usize>,
+    operations: Operations,
     started: Instant,
     enter_flags: EnterFlags,
     /// The reactor is gone; nothing is submitted any more.
@@ -85,23 +67,29 @@ pub(super) struct Ring {
     bell: RefCell<Option<OwnedFd>>,
 }
 
+/// An io_uring for the thread that calls.
+pub(super) fn uring(submissions: u32) -> io::Result<IoUring> {
+    let uring = IoUring::builder()
+        .setup_cqsize(COMPLETIONS)
+        .setup_clamp()
+        .setup_submit_all()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .dontfork()
+        .build(submissions)
+        // Kernels before 6.1 know neither single issuer nor deferred task work.
+        .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(submissions))?;
+    if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring needs Linux 5.11"));
+    }
+    Ok(uring)
+}
+
 impl Ring {
     pub(super) fn new() -> io::Result<Self> {
-        let uring = IoUring::builder()
-            .setup_cqsize(COMPLETIONS)
-            .setup_clamp()
-            .setup_submit_all()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_coop_taskrun()
-            .setup_taskrun_flag()
-            .dontfork()
-            .build(SUBMISSIONS)
-            // Kernels before 6.1 know neither single issuer nor deferred task work.
-            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS))?;
-        if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring needs Linux 5.11"));
-        }
+        let uring = uring(SUBMISSIONS)?;
         let mut enter_flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
         if uring.params().is_feature_no_iowait() {
             // An idle daemon must not look like one that waits for its disks.
@@ -117,8 +105,7 @@ impl Ring {
         Ok(Self {
             uring: RefCell::new(uring),
             tables,
-            slots: RefCell::default(),
-            in_flight: Cell::new(0),
+            operations: Operations::default(),
             started: Instant::now(),
             enter_flags,
             closed: Cell::new(false),
@@ -206,19 +193,13 @@ impl Ring {
         kept: T,
         entry: impl FnOnce(&mut T) -> squeue::Entry,
     ) -> Op<T> {
-        let mut kept = Box::new(kept);
         if self.closed.get() {
-            // A future that was carried out of its reactor asks for more.
-            let done = Slot::Done { result: -libc::ECANCELED, kept };
-            let key = self.slots.borrow_mut().insert(done);
-            return Op { ring: Rc::clone(self), key: Some(key), kept: PhantomData };
+            return Op::of(Rc::clone(self) as _, self.operations.refuse(kept));
         }
-        let entry = entry(&mut kept);
-        let key = self.slots.borrow_mut().insert(Slot::Waiting { waker: None, kept });
-        self.in_flight.set(self.in_flight.get() + 1);
-        // SAFETY: the caller's promise; the slot keeps `kept` until the completion is reaped.
-        unsafe { self.push(&entry.user_data(key as u64)) };
-        Op { ring: Rc::clone(self), key: Some(key), kept: PhantomData }
+        let (key, entry) = self.operations.begin(kept, entry);
+        // SAFETY: the caller's promise; `kept` is kept until the completion is reaped.
+        unsafe { self.push(&entry) };
+        Op::of(Rc::clone(self) as _, key)
     }
 
     /// # Safety
@@ -243,16 +224,6 @@ impl Ring {
         let fd = io_uring::types::Fd(fd.into_raw_fd());
         let entry = opcode::Close::new(fd).build().flags(squeue::Flags::ASYNC).user_data(NOBODY);
         // SAFETY: the entry points nowhere, and the descriptor has no other owner any more.
-        unsafe { self.push(&entry) };
-    }
-
-    /// Asks the kernel to give up the operation in slot `key`.
-    ///
-    /// The slot is freed by that operation's completion, so another operation with the same key
-    /// can only be submitted behind this request, which therefore cannot hit it.
-    fn cancel(&self, key: usize) {
-        let entry = opcode::AsyncCancel::new(key as u64).build().user_data(NOBODY);
-        // SAFETY: the entry points nowhere.
         unsafe { self.push(&entry) };
     }
 
@@ -316,7 +287,7 @@ impl Ring {
         let spin = self.spin.get();
         let entered = Instant::now();
         let is_watching = !self.watched.borrow().is_empty();
-        if !spin.is_zero() && (is_watching || self.in_flight.get() > 0) {
+        if !spin.is_zero() && (is_watching || self.operations.in_flight() > 0) {
             let (pause, next_pause) = self.spin_pause.get();
             if pause > 0 {
                 self.spin_pause.set((pause - 1, next_pause));
@@ -374,49 +345,19 @@ impl Ring {
                         self.listen(bell);
                     }
                 } else if user_data != NOBODY {
-                    self.complete(user_data as usize, result);
+                    self.operations.complete(user_data as usize, result);
                 }
             }
-        }
-    }
-
-    fn complete(&self, key: usize, result: i32) {
-        self.in_flight.set(self.in_flight.get() - 1);
-        let mut slots = self.slots.borrow_mut();
-        let slot = slots.get_mut(key).expect("a completion of an operation in flight");
-        let empty = Slot::Abandoned { kept: Box::new(()) };
-        match std::mem::replace(slot, empty) {
-            Slot::Waiting { waker, kept } => {
-                *slot = Slot::Done { result, kept };
-                drop(slots);
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-            }
-            Slot::Abandoned { kept } => {
-                slots.remove(key);
-                drop(slots);
-                if kept.is::<Accepting>() && result >= 0 {
-                    // SAFETY: the kernel just made this descriptor, and nobody else knows it.
-                    drop(unsafe { OwnedFd::from_raw_fd(result) });
-                }
-            }
-            Slot::Done { .. } => unreachable!("operation {key} completed twice"),
         }
     }
 
     /// Cancels every operation and waits until the kernel is done with all of them.
     pub(super) fn shut_down(&self) {
-        let waiting: Vec<usize> = {
-            let slots = self.slots.borrow();
-            let waiting = slots.iter().filter(|(_, slot)| matches!(slot, Slot::Waiting { .. }));
-            waiting.map(|(key, _)| key).collect()
-        };
-        for key in waiting {
+        for key in self.operations.waiting() {
             self.cancel(key);
         }
         self.turn();
-        while self.in_flight.get() > 0 {
+        while self.operations.in_flight() > 0 {
             self.enter(1, None);
             self.reap();
         }
@@ -425,64 +366,22 @@ impl Ring {
     }
 }
 
+impl Submitter for Ring {
+    fn operations(&self) -> &Operations {
+        &self.operations
+    }
+
+    /// The operation's own completion frees its place, so another one with the same key can only be submitted behind this request, which
+    /// therefore cannot hit it.
+    fn cancel(&self, key: usize) {
+        let entry = opcode::AsyncCancel::new(key as u64).build().user_data(NOBODY);
+        // SAFETY: the entry points nowhere.
+        unsafe { self.push(&entry) };
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
-        assert!(self.in_flight.get() == 0 || std::thread::panicking(), "shut down first");
-    }
-}
-
-/// An operation in flight: completes with its result and with what was kept for it.
-pub(super) struct Op<T> {
-    ring: Rc<Ring>,
-    /// `None` once the result was handed out.
-    key: Option<usize>,
-    kept: PhantomData<Box<T>>,
-}
-
-impl<T: 'static> Future for Op<T> {
-    type Output = (io::Result<usize>, T);
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let key = self.key.expect("polled after it was done");
-        let mut slots = self.ring.slots.borrow_mut();
-        if let Slot::Waiting { waker, .. } = &mut slots[key] {
-            match waker {
-                Some(waker) => waker.clone_from(cx.waker()),
-                None => *waker = Some(cx.waker().clone()),
-            }
-            return Poll::Pending;
-        }
-        let Slot::Done { result, kept } = slots.remove(key) else {
-            unreachable!("an operation with a future is waiting or done")
-        };
-        drop(slots);
-        self.key = None;
-        let kept = *kept.downcast().expect("the type it was submitted with");
-        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-        Poll::Ready((result, kept))
-    }
-}
-
-impl<T> Drop for Op<T> {
-    fn drop(&mut self) {
-        let Some(key) = self.key else { return };
-        let mut slots = self.ring.slots.borrow_mut();
-        let empty = Slot::Abandoned { kept: Box::new(()) };
-        match std::mem::replace(&mut slots[key], empty) {
-            Slot::Waiting { kept, .. } => {
-                slots[key] = Slot::Abandoned { kept };
-                drop(slots);
-                self.ring.cancel(key);
-            }
-            Slot::Done { result, kept } => {
-                slots.remove(key);
-                drop(slots);
-                if kept.is::<Accepting>() && result >= 0 {
-                    // SAFETY: the kernel made this descriptor, and nobody else knows it.
-                    drop(unsafe { OwnedFd::from_raw_fd(result) });
-                }
-            }
-            Slot::Abandoned { .. } => unreachable!("dropped twice"),
-        }
+        assert!(self.operations.in_flight() == 0 || std::thread::panicking(), "shut down first");
     }
 }

@@ -50,7 +50,7 @@ impl Clients {
         self.0.left.until(|| (self.count() == 0).then_some(())).await;
     }
 
-    /// Accepts connections and hands them to `serve` until the listener fails for good; `what` is how they are called in the log. One
+    /// Accepts connections, which are carried if anything is, and hands them to `serve` until the listener fails for good; `what` is how they are called in the log. One
     /// that is too many is closed.
     pub async fn accept_all(
         &self,
@@ -61,7 +61,7 @@ impl Clients {
         loop {
             match listener.accept().await {
                 Ok(stream) => match self.enter() {
-                    Some(present) => serve(present, stream),
+                    Some(present) => serve(present, stream.carried()),
                     None => tracing::warn!(most = self.0.most, "{what} is turned away"),
                 },
                 Err(error) if accept_error_passes(&error) => {
