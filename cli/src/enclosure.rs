@@ -1,5 +1,6 @@
 //! `levada enclosure`: drives over NVMe/TCP, simulated, and what goes wrong with them, on command.
 
+use crate::network::NetworkArgs;
 use crate::out::say;
 use crate::status::bytes;
 use anyhow::Result;
@@ -137,6 +138,8 @@ pub struct ServeArgs {
     /// Tell the status over HTTP at IP:PORT: `/` and `/bays`, as JSON
     #[arg(long, value_name = "ADDRESS")]
     status: Option<SocketAddr>,
+    #[command(flatten)]
+    network: NetworkArgs,
 }
 
 /// Carries an enclosure command out.
@@ -204,6 +207,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         }),
         endurance_bytes: args.endurance.map(|size| size.0),
         status: args.status,
+        network_cores: args.network.network_cores,
     };
     levada_enclosure::serve(&plan, |status| {
         for path in &status.paths {

@@ -10,6 +10,7 @@ mod drive;
 mod enclosure;
 mod fsck;
 mod mount;
+mod network;
 mod out;
 mod place;
 mod plan;

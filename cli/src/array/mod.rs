@@ -5,6 +5,7 @@ mod work;
 
 pub use work::status_of;
 
+use crate::network::NetworkArgs;
 use crate::out::say;
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -246,6 +247,8 @@ pub struct ServeArgs {
     #[arg(long, requires = "nvme_keys")]
     nvme_tls_only: bool,
     #[command(flatten)]
+    network: NetworkArgs,
+    #[command(flatten)]
     pace: PaceArgs,
     /// Read members that are much slower than the others like these; else reads do without them where redundancy allows
     #[arg(long)]
@@ -348,6 +351,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         vhost: args.places.vhost.clone(),
         tls: args.tls.clone(),
         verify_clients: args.verify_clients,
+        network_cores: args.network.network_cores,
     };
     levada_array::serve(&keeping, &shows, |status, shown| {
         let pool = status

@@ -107,6 +107,8 @@ pub fn serve(
     let reactor = Reactor::new().map_err(ArrayError::system("use io_uring"))?;
     reactor.set_spin(SPIN);
     reactor.block_on(async {
+        let carried = reactor::carry_sockets(shows.network_cores);
+        carried.map_err(ArrayError::system("start threads for the network"))?;
         let opened = loop {
             let (socket, status) = who_has(&keeping.drives)?;
             if let Some(by) = status.as_ref().and_then(|status| status.open_by.as_ref()) {

@@ -37,6 +37,8 @@ pub struct Shows {
     pub tls: Option<PathBuf>,
     /// Their clients must show certificates, too.
     pub verify_clients: bool,
+    /// Cores beside the array's own that carry connections, also those to remote drives.
+    pub network_cores: usize,
 }
 
 impl Shows {

@@ -42,6 +42,8 @@ pub struct Plan {
     pub endurance_bytes: Option<u64>,
     /// Where its status is told over HTTP.
     pub status: Option<SocketAddr>,
+    /// Cores beside the enclosure's own that carry connections, once it is served.
+    pub network_cores: usize,
 }
 
 /// Why an enclosure is not served.
@@ -164,6 +166,7 @@ mod tests {
                 model: None,
                 endurance_bytes: None,
                 status: None,
+                network_cores: 0,
             };
             let kept = dir.path().join("bay1.reservations");
             std::fs::write(&kept, b"damaged").expect("written");

@@ -8,7 +8,7 @@ use crate::request::{Order, Reply};
 use futures_util::future::LocalBoxFuture;
 use levada_base::reactor::net::Listener;
 use levada_base::reactor::signal::{Signal, Signals};
-use levada_base::reactor::{Group, Reactor};
+use levada_base::reactor::{self, Group, Reactor};
 use levada_desk::Clerk;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -52,6 +52,8 @@ pub fn serve(plan: &Plan, ready: impl FnOnce(&EnclosureStatus)) -> Result<(), En
     let reactor = Reactor::new().map_err(system("use io_uring"))?;
     reactor.set_spin(SPIN);
     reactor.block_on(async {
+        let carried = reactor::carry_sockets(plan.network_cores);
+        carried.map_err(system("start threads for the network"))?;
         let (enclosure, group) = (Rc::new(plan.open().await?), Group::new());
         if let Some(address) = plan.status {
             let failed = |source| EnclosureError::Status { address, source };

@@ -130,6 +130,7 @@ async fn serve(
     ready: impl FnOnce(),
 ) -> Result<Ended> {
     let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
+    reactor::carry_sockets(loaded.cluster.network_cores).context("cannot start network_cores")?;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let start = StartOptions {

@@ -88,6 +88,7 @@ impl ClusterFile {
             name: "box".into(),
             state_dir: "state".into(),
             power_fence: None,
+            network_cores: 0,
             hosts: Vec::new(),
             enclosures: (0..BOX_ENCLOSURES)
                 .map(|i| EnclosureSpec { name: format!("e{i}"), host: None, url: None })

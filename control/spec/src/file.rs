@@ -23,6 +23,9 @@ pub const STRIPE_CHUNKS_MAX: u32 = 32;
 /// The most drives of an array, spares included: a superblock names no more.
 pub const ARRAY_DRIVES_MAX: usize = 55;
 
+/// The most cores that carry connections of one process.
+pub const NETWORK_CORES_MAX: usize = 64;
+
 /// A whole cluster file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterFile {
@@ -32,6 +35,8 @@ pub struct ClusterFile {
     pub state_dir: PathBuf,
     /// What takes the power of every other server that reaches the drives, by `/bin/sh`; `None`: drives keep servers apart themselves.
     pub power_fence: Option<String>,
+    /// Cores beside the node's own that carry the connections of exports, clients and remote drives.
+    pub network_cores: usize,
     /// The machines; empty means "the machine that reads this file".
     pub hosts: Vec<HostSpec>,
     /// Groups of drives that fail together, in file order.

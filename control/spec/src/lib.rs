@@ -30,8 +30,8 @@ pub use error::{Place, Problem, ProblemKind, Report, Severity, SpecError};
 pub use file::{
     ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec,
     ExportSpec, ExportWay, FileSystemSpec, HealthSpec, HostSpec, Level, Loaded, ModelSpec,
-    MountSpec, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize,
-    Spread, TestingSpec, Wrapper,
+    MountSpec, NETWORK_CORES_MAX, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX,
+    ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
 };
 pub use pattern::PatternError;
 pub use remote::{EnclosureUrl, UrlError};

@@ -51,6 +51,9 @@ impl ClusterFile {
         if let Some(command) = &self.power_fence {
             writeln!(out, "power_fence = {}", quoted(command))?;
         }
+        if self.network_cores > 0 {
+            writeln!(out, "network_cores = {}", self.network_cores)?;
+        }
         for host in &self.hosts {
             let addresses: Vec<String> =
                 host.addresses.iter().map(|address| quoted(address)).collect();

@@ -259,8 +259,7 @@ impl Io<'_> {
     }
 
     async fn write_zeroes(&self) -> Result<IoVec, Status> {
-        let (at, bytes) =
-            self.attached.range(self.command.first_block(), self.command.blocks())?;
+        let (at, bytes) = self.attached.range(self.command.first_block(), self.command.blocks())?;
         let _change = self.change().await?;
         let zeroing = match self.command.is_deallocating() {
             true => Zeroing::Free,

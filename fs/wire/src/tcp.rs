@@ -51,7 +51,7 @@ impl Transport for TcpTransport {
             let connecting = async {
                 match address.strip_prefix("unix:") {
                     Some(path) => Ok(net::Stream::connect_unix(Path::new(path)).await?),
-                    None => Ok(net::Stream::connect(resolve(address)?).await?),
+                    None => Ok(net::Stream::connect(resolve(address)?).await?.carried()),
                 }
             };
             let stream = reactor::timeout(CONNECT_TIMEOUT, connecting).await;
@@ -105,7 +105,7 @@ pub(crate) async fn accept(listener: &net::Listener) -> io::Result<net::Stream> 
                 }
                 reactor::sleep(ACCEPT_AGAIN_AFTER).await;
             }
-            taken => return taken,
+            taken => return taken.map(net::Stream::carried),
         }
     }
 }

@@ -44,6 +44,8 @@ const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a shutdown in order may take before the connections are closed all the same.
 const SHUTDOWN: Duration = Duration::from_secs(1);
+/// I/O queues that are asked for because of cores, at most.
+const QUEUES_MAX: usize = 64;
 
 /// Why there is no controller.
 #[derive(Debug, thiserror::Error)]
@@ -288,7 +290,8 @@ impl<S: ByteStream + 'static> Controller<S> {
         }
         let mut queues = Vec::new();
         if !is_discovery {
-            let granted = Self::ask_for_queues(&admin, options.queues.max(1)).await?;
+            let wanted = options.queues.max(network.cores().min(QUEUES_MAX) as u16);
+            let granted = Self::ask_for_queues(&admin, wanted.max(1)).await?;
             let entries_max = match identity.queue_entries_max {
                 0 => u16::MAX,
                 entries => entries,

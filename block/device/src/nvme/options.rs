@@ -1,7 +1,7 @@
 //! What a host brings along, and what it is content with.
 
 use super::host::Host;
-use levada_base::reactor::net::Stream;
+use levada_base::reactor::{self, net::Stream};
 use levada_base::stream::{ByteStream, MemoryNetwork, MemoryStream};
 use levada_nvme::IoOpcode;
 use levada_nvme::pdu::Digests;
@@ -18,6 +18,11 @@ pub trait Network: 'static {
 
     /// A new connection to `address`; how long that may take is the caller's business.
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
+
+    /// Cores that connections are spread over.
+    fn cores(&self) -> usize {
+        1
+    }
 }
 
 /// The network of this machine, in the clear or within TLS.
@@ -37,7 +42,7 @@ impl Network for Tcp {
     type Stream = Channel;
 
     async fn connect(&self, address: SocketAddr) -> io::Result<Channel> {
-        let stream = Stream::connect(address).await?;
+        let stream = Stream::connect(address).await?.carried();
         // A path that swallows everything is noticed by the kernel as well, and sooner than by a command that takes long.
         sockopt::set_tcp_user_timeout(&stream, DEAD_AFTER.as_millis() as u32)?;
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(1))?;
@@ -52,6 +57,10 @@ impl Network for Tcp {
             }
             kind => io::Error::new(kind, format!("no TLS: {error}")),
         })
+    }
+
+    fn cores(&self) -> usize {
+        reactor::carriers().max(1)
     }
 }
 
@@ -148,7 +157,8 @@ impl Timing {
 pub struct Options {
     pub host: Host,
     pub digests: Digests,
-    /// I/O queues of a controller, each a connection; a target may grant fewer.
+    /// I/O queues of a controller at least, each a connection; there is one for every core that carries connections
+    /// ([`levada_base::reactor::carry_sockets`]). A target may grant fewer.
     pub queues: u16,
     /// Entries of such a queue: one more than the commands that may be open.
     pub queue_entries: u16,

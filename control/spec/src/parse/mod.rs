@@ -16,8 +16,8 @@ use toml_edit::{Document, Item};
 
 use crate::check::{self, SameFile};
 use crate::file::{
-    ClusterFile, FileSystemSpec, HealthSpec, HostSpec, Loaded, ModelSpec, MountSpec, RebuildSpec,
-    ScrubSpec, TestingSpec, Wrapper,
+    ClusterFile, FileSystemSpec, HealthSpec, HostSpec, Loaded, ModelSpec, MountSpec,
+    NETWORK_CORES_MAX, RebuildSpec, ScrubSpec, TestingSpec, Wrapper,
 };
 use crate::reader::{Node, Places, Reader, Table, is_name};
 use crate::{Bytes, Problem, ProblemKind, Report, SpecError};
@@ -46,7 +46,7 @@ const FILE_KEYS: &[&str] = &[
     "export",
     "testing",
 ];
-const CLUSTER_KEYS: &[&str] = &["name", "state_dir", "power_fence"];
+const CLUSTER_KEYS: &[&str] = &["name", "state_dir", "power_fence", "network_cores"];
 const HOST_KEYS: &[&str] = &["name", "addresses"];
 const DRIVES_KEYS: &[&str] = &["size"];
 const SPARES_KEYS: &[&str] = &["drives"];
@@ -171,6 +171,7 @@ impl Reader<'_> {
             name: "levada".into(),
             state_dir: "state".into(),
             power_fence: None,
+            network_cores: 0,
             hosts: Vec::new(),
             enclosures: Vec::new(),
             drives: Vec::new(),
@@ -188,6 +189,8 @@ impl Reader<'_> {
             cluster.name = self.name(table).unwrap_or_default();
             cluster.state_dir = self.text_of(table, "state_dir").unwrap_or("state".into()).into();
             cluster.power_fence = self.text_of(table, "power_fence");
+            let cores = self.number(table, "network_cores", 0, NETWORK_CORES_MAX as u64);
+            cluster.network_cores = cores.unwrap_or(0) as usize;
         } else if !root.keys.contains_key("cluster") {
             let missing = ProblemKind::MissingTable {
                 table: "[cluster]",

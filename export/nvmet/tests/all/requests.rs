@@ -3,7 +3,7 @@
 use crate::host::{Connecting, Host};
 use crate::memory::medium_error;
 use crate::{BLOCK_BYTES, Served, run};
-use levada_base::reactor::random_u64;
+use levada_base::reactor::{self, random_u64};
 use levada_nvme::pdu::Digests;
 use levada_nvme::reservation::{ReservationReport, ReservationRequest, ReservationType};
 use levada_nvme::{Command, DataPointer, IoOpcode, Range, Status};
@@ -36,19 +36,28 @@ async fn compare(mut host: Host, served: &Served) {
 
 #[test]
 fn a_host_reads_what_it_wrote_with_every_digest() {
+    run(every_digest());
+}
+
+#[test]
+fn the_same_over_connections_that_other_threads_carry() {
     run(async {
-        for (header, of_data) in [(false, false), (true, false), (false, true), (true, true)] {
-            for is_without_flow_control in [false, true] {
-                let served = Served::new(BLOCKS);
-                let digests = Digests { header, data: of_data };
-                let connecting =
-                    Connecting { digests, is_without_flow_control, ..Connecting::new(1) };
-                let host = connecting.to(served.path.address(), served.subsystem.nqn()).await;
-                compare(host.expect("admitted"), &served).await;
-                served.target.end().await;
-            }
-        }
+        reactor::carry_sockets(2).expect("threads");
+        every_digest().await;
     });
+}
+
+async fn every_digest() {
+    for (header, of_data) in [(false, false), (true, false), (false, true), (true, true)] {
+        for is_without_flow_control in [false, true] {
+            let served = Served::new(BLOCKS);
+            let digests = Digests { header, data: of_data };
+            let connecting = Connecting { digests, is_without_flow_control, ..Connecting::new(1) };
+            let host = connecting.to(served.path.address(), served.subsystem.nqn()).await;
+            compare(host.expect("admitted"), &served).await;
+            served.target.end().await;
+        }
+    }
 }
 
 #[test]
