@@ -31,6 +31,7 @@ mod node;
 mod null_fuse;
 mod null_volume;
 mod nvmet;
+mod nvmet_cores;
 mod nvmet_tls;
 mod object;
 mod overwrites;

@@ -4,7 +4,7 @@ use crate::array;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::members::{Speed, Storage, members};
-use crate::served::{Fio, Served, Volumes, uri};
+use crate::served::{Fio, Served, Serving, Volumes, uri};
 use crate::suite::Spec;
 use anyhow::{Context, Result, bail};
 use levada_base::BufMut;
@@ -49,7 +49,7 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn compare(effort: Effort, rate: Rate, load: [&str; 3]) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nbd-").tempdir()?;
-    let ours = Served::start(dir.path(), array_of_ram)?;
+    let ours = Served::start(dir.path(), Serving::default(), array_of_ram)?;
     let theirs = Nbdkit::start(&dir)?;
     theirs.fill(&dir)?;
     let (our_uri, their_uri) = (ours.uri(""), uri(&theirs.socket, ""));

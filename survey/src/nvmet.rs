@@ -7,7 +7,7 @@ use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::load::Load;
 use crate::null_volume::NullVolume;
-use crate::served::{HOST, Served, Volumes};
+use crate::served::{HOST, Served, Serving, Volumes};
 use crate::suite::Spec;
 use anyhow::{Context, Result, bail, ensure};
 use levada_base::checksum::crc32c;
@@ -26,10 +26,10 @@ use std::thread::JoinHandle;
 
 const VOLUME: &str = "null";
 const VOLUME_BYTES: u64 = 64 * GIB;
-const DEPTH: usize = 128;
-const SEQUENTIAL_DEPTH: usize = 16;
-const SEQUENTIAL_BYTES: u64 = 128 * KIB;
-const BLOCK_BYTES: u64 = 4 * KIB;
+pub(crate) const DEPTH: usize = 128;
+pub(crate) const SEQUENTIAL_DEPTH: usize = 16;
+pub(crate) const SEQUENTIAL_BYTES: u64 = 128 * KIB;
+pub(crate) const BLOCK_BYTES: u64 = 4 * KIB;
 /// What is read of a socket at once.
 const READ_BYTES: usize = 256 << 10;
 /// What the bare sides send at once.
@@ -72,7 +72,7 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn taken(effort: Effort, rate: Rate, opcode: IoOpcode, data_digest: bool) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nvmet-").tempdir()?;
-    let served = Served::start(dir.path(), async || {
+    let served = Served::start(dir.path(), Serving::default(), async || {
         let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
         Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
     })?;
@@ -285,14 +285,17 @@ impl Queue {
 }
 
 /// A host with one I/O queue.
-struct Host {
+pub(crate) struct Host {
     /// As long as it is there the controller is.
     _admin: Queue,
     io: Queue,
 }
 
 impl Host {
-    fn connect((address, subsystem): &(SocketAddr, Nqn), digests: Digests) -> Result<Self> {
+    pub(crate) fn connect(
+        (address, subsystem): &(SocketAddr, Nqn),
+        digests: Digests,
+    ) -> Result<Self> {
         let mut admin = Queue::open(*address, digests)?;
         let controller = admin.connect(subsystem, ANY_CONTROLLER, 0)?;
         let enabled = u64::from(Configuration::ENABLED.0);
@@ -303,7 +306,7 @@ impl Host {
     }
 
     /// Reads or writes what `load` says, and measures it. The data that are written stay the same, but their digest is made each time.
-    fn run(&mut self, load: &Load, opcode: IoOpcode) -> Result<Run> {
+    pub(crate) fn run(&mut self, load: &Load, opcode: IoOpcode) -> Result<Run> {
         let piece = load.piece_bytes as usize;
         let data = vec![7; piece];
         let mut offsets = load.offsets().into_iter();

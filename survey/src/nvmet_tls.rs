@@ -4,7 +4,7 @@ use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Rate, Run, pairs};
 use crate::load::Load;
 use crate::null_volume::NullVolume;
-use crate::served::{HOST, Served, TLS_HOST, Volumes, tls_key};
+use crate::served::{HOST, Served, Serving, TLS_HOST, Volumes, tls_key};
 use crate::suite::Spec;
 use anyhow::Result;
 use levada_base::reactor::Reactor;
@@ -47,7 +47,7 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn taken(effort: Effort, kind: Kind) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nvmet-").tempdir()?;
-    let served = Served::start(dir.path(), async || {
+    let served = Served::start(dir.path(), Serving::default(), async || {
         let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
         Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
     })?;

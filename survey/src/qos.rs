@@ -6,7 +6,7 @@ use crate::figure::{Bar, Operand, Spread, Taken};
 use crate::harness::{Effort, Meter, Rate, median, pairs, ratio_of};
 use crate::load::Load;
 use crate::members::{Speed, Storage};
-use crate::served::{Fio, Served, Volumes};
+use crate::served::{Fio, Served, Serving, Volumes};
 use crate::suite::Spec;
 use anyhow::{Context, Result};
 use levada_base::reactor::{self, JoinHandle, random_u64};
@@ -266,7 +266,9 @@ fn p99(reads: &[(Duration, Duration)]) -> Result<f64> {
 fn victim_p99(effort: Effort, is_guaranteed: bool) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-qos-").tempdir()?;
     let span = Duration::from_secs(effort.amount(8).max(2));
-    let served = Served::start(dir.path(), async move || two_volumes(is_guaranteed).await)?;
+    let served = Served::start(dir.path(), Serving::default(), async move || {
+        two_volumes(is_guaranteed).await
+    })?;
     let (mut both, mut aggressors) = (Vec::new(), Vec::new());
     for _ in 0..effort.runs {
         let alone = {
@@ -302,7 +304,9 @@ pub fn chart(span: Duration) -> Result<String> {
     ];
     for (name, is_guaranteed, is_attacked) in sides {
         let dir = tempfile::Builder::new().prefix("bench-qos-").tempdir()?;
-        let served = Served::start(dir.path(), async move || two_volumes(is_guaranteed).await)?;
+        let served = Served::start(dir.path(), Serving::default(), async move || {
+            two_volumes(is_guaranteed).await
+        })?;
         let beside: Box<dyn Any> = if is_attacked {
             let load = reads(AGGRESSOR_DEPTH, SETTLES + span + 2 * MARGIN);
             Box::new(Fio::start(dir.path(), &served.uri(AGGRESSOR), &load)?)

@@ -202,6 +202,7 @@ async fn enclosure(number: usize) -> Result<Enclosure> {
         model: Some(DriveModel::slow()),
         endurance_bytes: None,
         status: None,
+        network_cores: 0,
     };
     Ok(plan.open().await?)
 }

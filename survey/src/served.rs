@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::LocalBoxFuture;
-use levada_base::reactor::{Reactor, mailbox};
+use levada_base::reactor::{self, Reactor, mailbox};
 use levada_export_nbd::{Address, Exports, Server};
 use levada_export_nvmet::{Hosts, Keyring, NQN_PREFIX, Nqn, Opened, Subsystem, Target, serial_of};
 use levada_export_vhost as vhost;
@@ -44,8 +44,24 @@ pub(crate) struct Served {
     dir: PathBuf,
     /// Where NVMe hosts find a subsystem for each.
     nvme: SocketAddr,
+    /// The thread, as the system knows it.
+    tid: i32,
     stop: Option<mailbox::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
+}
+
+/// How volumes are served.
+#[derive(Clone, Copy)]
+pub(crate) struct Serving {
+    pub spin: Duration,
+    pub network_cores: usize,
+}
+
+/// As `levada array serve` does unless told otherwise.
+impl Default for Serving {
+    fn default() -> Self {
+        Self { spin: SPIN, network_cores: 0 }
+    }
 }
 
 impl Served {
@@ -56,14 +72,16 @@ impl Served {
     /// What `make` says, and a socket that cannot be had.
     pub(crate) fn start(
         dir: &Path,
+        serving: Serving,
         make: impl AsyncFnOnce() -> Result<Volumes> + Send + 'static,
     ) -> Result<Self> {
         let (started, starting) = mpsc::channel();
         let at = dir.to_owned();
         let thread = std::thread::Builder::new().name("served".into()).spawn(move || {
             let reactor = Reactor::new()?;
-            reactor.set_spin(SPIN);
+            reactor.set_spin(serving.spin);
             reactor.block_on(async {
+                reactor::carry_sockets(serving.network_cores)?;
                 let volumes = make().await?;
                 let mut disks = Vec::new();
                 for (name, volume) in &volumes {
@@ -77,7 +95,8 @@ impl Served {
                 let server = Server::listen(&address, Rc::new(Named(volumes)), None)?;
                 let (stop, mut stopped) = mailbox::channel()?;
                 // Nobody waits only when the starter has panicked.
-                let _ = started.send((stop, nvme));
+                let tid = rustix::thread::gettid().as_raw_nonzero().get();
+                let _ = started.send((stop, nvme, tid));
                 stopped.recv().await;
                 server.end().await;
                 target.end().await;
@@ -87,9 +106,9 @@ impl Served {
                 Ok(())
             })
         })?;
-        if let Ok((stop, nvme)) = starting.recv() {
+        if let Ok((stop, nvme, tid)) = starting.recv() {
             let dir = dir.to_owned();
-            return Ok(Self { dir, nvme, stop: Some(stop), thread: Some(thread) });
+            return Ok(Self { dir, nvme, tid, stop: Some(stop), thread: Some(thread) });
         }
         let ended = thread.join().map_err(|_| anyhow!("the server panicked"))?;
         ended.and(Err(anyhow!("the server ended"))).context("serving volumes")
@@ -102,6 +121,14 @@ impl Served {
     /// Where NVMe hosts find a volume.
     pub(crate) fn nvme(&self, name: &str) -> Result<(SocketAddr, Nqn)> {
         Ok((self.nvme, subsystem(name)?))
+    }
+
+    /// How long its thread has run so far.
+    pub(crate) fn worked(&self) -> Result<Duration> {
+        let path = format!("/proc/self/task/{}/schedstat", self.tid);
+        let stat = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        let ns = stat.split(' ').next().context("empty")?;
+        Ok(Duration::from_nanos(ns.parse().context(path)?))
     }
 
     /// Where virtual machines find a volume.

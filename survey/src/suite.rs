@@ -3,8 +3,8 @@
 use crate::figure::{Bar, Figure, NotTaken, Outcome, Taken, commit, machine};
 use crate::harness::Effort;
 use crate::{
-    array, client, degraded, disk, engine, log, meta, mount, nbd, node, nvmet, nvmet_tls, object,
-    overwrites, parity, qos, remote, vhost, wire,
+    array, client, degraded, disk, engine, log, meta, mount, nbd, node, nvmet, nvmet_cores,
+    nvmet_tls, object, overwrites, parity, qos, remote, vhost, wire,
 };
 use anyhow::Result;
 
@@ -39,6 +39,7 @@ pub fn specs() -> Vec<Spec> {
         disk::specs(),
         nbd::specs(),
         nvmet::specs(),
+        nvmet_cores::specs(),
         nvmet_tls::specs(),
         vhost::specs(),
         node::specs(),

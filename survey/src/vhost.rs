@@ -7,7 +7,7 @@ use crate::harness::{Effort, Rate, pairs};
 use crate::load::Load;
 use crate::members::{Speed, Storage};
 use crate::null_volume::NullVolume;
-use crate::served::{Served, Volumes};
+use crate::served::{Served, Serving, Volumes};
 use crate::suite::Spec;
 use anyhow::Result;
 use levada_base::BufMut;
@@ -63,7 +63,7 @@ async fn null_and_echo() -> Result<Volumes> {
 
 fn null_of_echo(effort: Effort) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-vhost-").tempdir()?;
-    let served = Served::start(dir.path(), null_and_echo)?;
+    let served = Served::start(dir.path(), Serving::default(), null_and_echo)?;
     let ops = effort.amount(1 << 21);
     let load = Load::random(0..NULL_STRIPES * STRIPE_BYTES, 4 * KIB, DEPTH, ops, 7);
     let pairs = Reactor::new()?.block_on(pairs(
@@ -98,7 +98,7 @@ fn sequential(effort: Effort) -> Load {
 fn ram_of_array(effort: Effort, rate: Rate, load: fn(Effort) -> Load) -> Result<Taken> {
     let load = load(effort);
     let dir = tempfile::Builder::new().prefix("bench-vhost-").tempdir()?;
-    let served = Served::start(dir.path(), async || {
+    let served = Served::start(dir.path(), Serving::default(), async || {
         let volume: Rc<dyn Volume> = Rc::new(ArrayVolume::new(written().await?));
         Ok(Volumes::from([(DISK.to_owned(), volume)]))
     })?;
