@@ -6,7 +6,8 @@
 //! module cannot tell them apart, so production code is what the simulator runs.
 //!
 //! What always holds:
-//! - A task runs on the thread that spawned it; nothing here is shared between threads.
+//! - A task runs on the thread that spawned it, and memory stays on its thread. Other threads may carry sockets ([`carry_sockets`]): they hand
+//!   addresses to the kernel.
 //! - Killing a [`Group`] drops its tasks wherever they wait, as a power cut would.
 //! - In the simulator one seed fixes the whole run, including the order of worker threads
 //!   ([`worker`]): a worker runs only while its reactor waits for it.
