@@ -66,9 +66,16 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// Events that a host may ask to be told of (Base, figure 247: OAES; figure 281).
+    /// Events that a host may ask to be told of (Base, figure 247: OAES; figure 281). Warnings are every controller's, and not said to be offered.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Events: u32 {
+        /// Those of [`crate::log::Warnings`], bit by bit.
+        const SPARE = 1 << 0;
+        const TEMPERATURE = 1 << 1;
+        const RELIABILITY = 1 << 2;
+        const READ_ONLY = 1 << 3;
+        const BACKUP = 1 << 4;
+        const WARNINGS = 0x1f;
         const NAMESPACES = 1 << 8;
         const ANA = 1 << 11;
         const DISCOVERY = 1 << 31;

@@ -87,11 +87,46 @@ pub enum Event {
     AnaChanged,
     DiscoveryChanged,
     ReservationNotice,
+    /// A drive warns: of its media or cache, of its temperature, of the spare room that is left.
+    Unreliable,
+    TooHot,
+    LowSpare,
 }
 
 impl Event {
+    const HEALTH: u32 = 1;
     const NOTICE: u32 = 2;
     const IO_COMMAND_SET: u32 = 6;
+
+    pub const ALL: [Self; 7] = [
+        Self::NamespacesChanged,
+        Self::AnaChanged,
+        Self::DiscoveryChanged,
+        Self::ReservationNotice,
+        Self::Unreliable,
+        Self::TooHot,
+        Self::LowSpare,
+    ];
+
+    /// Those of a drive that begins to warn of this.
+    pub fn of_warnings(new: Warnings) -> impl Iterator<Item = Self> {
+        let warns = move |event: &Self| event.warnings().intersects(new);
+        Self::ALL.into_iter().filter(warns)
+    }
+
+    /// What is warned of.
+    #[must_use]
+    pub fn warnings(self) -> Warnings {
+        match self {
+            Self::Unreliable => Warnings::RELIABILITY | Warnings::READ_ONLY | Warnings::BACKUP,
+            Self::TooHot => Warnings::TEMPERATURE,
+            Self::LowSpare => Warnings::SPARE,
+            Self::NamespacesChanged
+            | Self::AnaChanged
+            | Self::DiscoveryChanged
+            | Self::ReservationNotice => Warnings::empty(),
+        }
+    }
 
     /// The result of the completion.
     #[must_use]
@@ -101,6 +136,9 @@ impl Event {
             Self::AnaChanged => (Self::NOTICE, 0x03, LogPage::Ana),
             Self::DiscoveryChanged => (Self::NOTICE, 0xf0, LogPage::Discovery),
             Self::ReservationNotice => (Self::IO_COMMAND_SET, 0x00, LogPage::Reservations),
+            Self::Unreliable => (Self::HEALTH, 0x00, LogPage::Health),
+            Self::TooHot => (Self::HEALTH, 0x01, LogPage::Health),
+            Self::LowSpare => (Self::HEALTH, 0x02, LogPage::Health),
         };
         u64::from(kind | information << 8 | u32::from(page as u8) << 16)
     }
@@ -108,9 +146,7 @@ impl Event {
     /// The page to look at. `None`: none of these.
     #[must_use]
     pub fn of(result: u64) -> Option<Self> {
-        [Self::NamespacesChanged, Self::AnaChanged, Self::DiscoveryChanged, Self::ReservationNotice]
-            .into_iter()
-            .find(|event| event.result() == result & 0xff_ffff)
+        Self::ALL.into_iter().find(|event| event.result() == result & 0xff_ffff)
     }
 
     /// The page that this event tells of: reading it lets the controller tell of the next.
@@ -121,6 +157,7 @@ impl Event {
             Self::AnaChanged => LogPage::Ana,
             Self::DiscoveryChanged => LogPage::Discovery,
             Self::ReservationNotice => LogPage::Reservations,
+            Self::Unreliable | Self::TooHot | Self::LowSpare => LogPage::Health,
         }
     }
 }

@@ -266,9 +266,9 @@ impl Keeper {
             used.collect()
         };
         let worn_percent = HealthSpec::default().used_percent;
-        self.health
-            .run(in_use, async |store: &Store| store.look_at_health().await, worn_percent)
-            .await;
+        let ask = async |store: &Store| store.look_at_health().await;
+        let warns = async |store: &Store| store.warned().await;
+        self.health.run(in_use, ask, warns, worn_percent).await;
     }
 
     /// Rebuilds what waits for it, as long as this is polled.

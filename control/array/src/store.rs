@@ -4,6 +4,7 @@
 //! cannot be is opened for an array only where a power fence shuts other servers out. A target that forgets its reservations is believed what the superblocks say.
 
 use crate::error::ArrayError;
+use futures_util::future::pending;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
@@ -135,6 +136,15 @@ impl Store {
         match self {
             Self::File(file) => file.look_at_health().await,
             Self::Remote(namespace, _) => namespace.look_at_health().await,
+        }
+    }
+
+    /// Completes when the drive says by itself, after this call, that it has something to warn of.
+    pub async fn warned(&self) {
+        match self {
+            // The kernel keeps what such a drive says.
+            Self::File(_) => pending().await,
+            Self::Remote(namespace, _) => namespace.warned().await,
         }
     }
 

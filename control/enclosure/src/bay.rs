@@ -6,7 +6,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_device::{
     BlockError, Device, DriveModel, FaultDevice, Faults, ModelDevice, VolatileDevice,
 };
-use levada_export_nvmet::{Claims, Health, Open, Opened, TellHealth};
+use levada_export_nvmet::{Claims, Health, Open, Opened, TellHealth, Warnings};
 use levada_volume::Volume;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::cell::Cell;
@@ -84,9 +84,12 @@ impl Bay {
         self.wear.get().health(self.volume.moved())
     }
 
-    pub fn wear(&self, change: WearChange) {
+    /// What it warns of that it did not warn of before.
+    pub fn wear(&self, change: WearChange) -> Warnings {
+        let before = self.health().warnings;
         let written_bytes = self.volume.moved().written_bytes;
         self.wear.set(self.wear.get().after(change, written_bytes));
+        self.health().warnings.difference(before)
     }
 
     pub fn size_bytes(&self) -> u64 {

@@ -161,7 +161,11 @@ impl Enclosure {
                 Ok(())
             }
             Order::Wear { bay, change } => {
-                self.bay(bay)?.wear(change);
+                let bay = self.bay(bay)?;
+                let new = bay.wear(change);
+                if bay.is_in.get() {
+                    self.subsystem.warns(new);
+                }
                 Ok(())
             }
             Order::SlowDrive { bay, ms } => {

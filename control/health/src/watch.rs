@@ -1,14 +1,15 @@
-//! Drives are asked for their health once a minute, and before a status is told.
+//! Drives are asked for their health once a minute, before a status is told, and when one of them says by itself that it has something to warn of.
 //!
 //! What always holds: one look at a time, and no drive that does not answer holds up a status for long.
 
 use crate::record::Record;
-use futures_util::future::{join_all, select};
+use futures_util::future::{join_all, poll_immediate, select, select_all};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
 use levada_device::HealthPage;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -38,17 +39,30 @@ impl Watch {
         self.records.borrow().get(drive).map(what)
     }
 
-    /// Looks after the health of the drives for as long as this is polled: those `in_use` by their names, each of which `ask` has tell. One
-    /// of which `worn_percent` is used is worn.
+    /// Looks after the health of the drives for as long as this is polled: those `in_use` by their names, each of which `ask` has tell, and
+    /// whose future of `warns` completes when it warns by itself. One of which `worn_percent` is used is worn.
     pub async fn run<D>(
         &self,
         in_use: impl Fn() -> BTreeMap<String, D>,
         ask: impl AsyncFn(&D) -> Option<HealthPage>,
+        warns: impl AsyncFn(&D),
         worn_percent: u8,
     ) {
         loop {
             let wanted = self.wanted.changed();
             let drives = in_use();
+            let mut warned = pin!(async {
+                let warnings: Vec<_> =
+                    drives.values().map(|drive| Box::pin(warns(drive))).collect();
+                match warnings.is_empty() {
+                    true => pending().await,
+                    false => _ = select_all(warnings).await,
+                }
+                // Drives of one enclosure warn together, and one that never stops is not asked without end.
+                reactor::sleep(FRESH).await;
+            });
+            // It listens before drives are asked, so that nothing they say meanwhile is missed.
+            let _not_yet = poll_immediate(warned.as_mut()).await;
             // Another drive in the place of one that is not used any more begins anew.
             self.records.borrow_mut().retain(|name, _| drives.contains_key(name));
             let looks = drives.iter().map(async |(name, drive)| {
@@ -59,7 +73,8 @@ impl Watch {
             join_all(looks).await;
             self.looked.set(Some(reactor::now()));
             self.has_looked.notify_all();
-            select(pin!(wanted), pin!(reactor::sleep(LOOK_EVERY))).await;
+            let (wanted, due) = (pin!(wanted), pin!(reactor::sleep(LOOK_EVERY)));
+            select(select(wanted, due), warned).await;
         }
     }
 
@@ -94,6 +109,8 @@ mod tests {
         Reactor::simulated(5).block_on(async {
             let (watch, asked) = (Rc::new(Watch::default()), Rc::new(Cell::new(0)));
             let (looking, count) = (Rc::clone(&watch), Rc::clone(&asked));
+            let alarm = Rc::new(Notify::default());
+            let rings = Rc::clone(&alarm);
             reactor::spawn(async move {
                 let in_use = || BTreeMap::from([("well".to_owned(), 3), ("mute".to_owned(), 0)]);
                 let ask = async |drive: &u8| {
@@ -103,7 +120,7 @@ mod tests {
                     count.set(count.get() + 1);
                     Some(HealthPage { used_percent: *drive, ..HealthPage::default() })
                 };
-                looking.run(in_use, ask, 90).await;
+                looking.run(in_use, ask, async |_: &u8| rings.changed().await, 90).await;
             });
             reactor::sleep(ANSWER_LIMIT + FRESH * 2).await;
             assert_eq!(asked.get(), 1);
@@ -118,6 +135,13 @@ mod tests {
             );
             reactor::sleep(ANSWER_LIMIT + LOOK_EVERY).await;
             assert_eq!(asked.get(), 3);
+            reactor::sleep(ANSWER_LIMIT).await;
+            for _ in 0..100 {
+                alarm.notify_all();
+                reactor::sleep(FRESH / 100).await;
+            }
+            reactor::sleep(FRESH).await;
+            assert_eq!(asked.get(), 4, "asked at once, and not for each warning");
         });
     }
 }

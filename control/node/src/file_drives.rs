@@ -204,6 +204,11 @@ impl DriveSource for FileDrives {
         })
     }
 
+    fn warned(&self, device: &str) -> LocalBoxFuture<'_, ()> {
+        // What drives of this machine say is kept by the kernel.
+        self.remote.warned(device)
+    }
+
     fn in_place(&self, drive: &DriveSpec) -> bool {
         if drive.is_remote() {
             // Its paths tell when they lead to another one.

@@ -176,7 +176,8 @@ impl Operator {
         };
         let ask =
             async |drive: &Rc<Drive>| self.source.look_at_health(&drive.device().info().name).await;
-        self.health.run(in_use, ask, self.cluster.file.health.used_percent).await;
+        let warns = async |drive: &Rc<Drive>| self.source.warned(&drive.device().info().name).await;
+        self.health.run(in_use, ask, warns, self.cluster.file.health.used_percent).await;
     }
 
     /// Carries a request out.

@@ -11,6 +11,7 @@
 
 use crate::control::PathStatus;
 use crate::drives::NoDevice;
+use futures_util::future::{LocalBoxFuture, pending};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
 use levada_device::nvme::{Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing};
@@ -145,6 +146,15 @@ impl RemoteDrives {
     /// What a device says of its health; `None` where it is not open, or no path leads there.
     pub async fn look_at_health(&self, device: &str) -> Option<HealthPage> {
         self.at(&device.parse().ok()?)?.look_at_health().await
+    }
+
+    /// Completes when a device says by itself, after this call, that it has something to warn of.
+    pub fn warned(&self, device: &str) -> LocalBoxFuture<'static, ()> {
+        let namespace = device.parse().ok().and_then(|url| self.at(&url));
+        match namespace {
+            Some(namespace) => Box::pin(async move { namespace.warned().await }),
+            None => Box::pin(pending()),
+        }
     }
 
     /// The paths to a drive, none of which need lead there.

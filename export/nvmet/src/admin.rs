@@ -278,7 +278,8 @@ impl Admin<'_> {
             return Err(never(Status::INVALID_FIELD));
         }
         if !asked.keeps_event {
-            for event in [Event::NamespacesChanged, Event::AnaChanged, Event::DiscoveryChanged] {
+            // The log of reservations knows itself when it has been read.
+            for event in Event::ALL.into_iter().filter(|event| *event != Event::ReservationNotice) {
                 if event.page() == page {
                     self.controller.notices.read(event);
                 }

@@ -60,13 +60,17 @@ impl Notices {
     }
 
     pub fn happened(&self, event: Event) {
-        let is_wanted = self.wanted.get().contains(match event {
-            Event::NamespacesChanged => Events::NAMESPACES,
-            Event::AnaChanged => Events::ANA,
-            Event::DiscoveryChanged => Events::DISCOVERY,
+        let wanted = self.wanted.get();
+        let is_wanted = match event {
+            Event::NamespacesChanged => wanted.contains(Events::NAMESPACES),
+            Event::AnaChanged => wanted.contains(Events::ANA),
+            Event::DiscoveryChanged => wanted.contains(Events::DISCOVERY),
             // Of these a host is spared by a mask of the namespace.
-            Event::ReservationNotice => Events::empty(),
-        });
+            Event::ReservationNotice => true,
+            Event::Unreliable | Event::TooHot | Event::LowSpare => {
+                wanted.intersects(Events::from_bits_retain(event.warnings().bits().into()))
+            }
+        };
         if is_wanted && !self.masked.borrow().contains(&event) {
             self.waiting.borrow_mut().insert(event);
             self.tell();
@@ -130,6 +134,7 @@ impl Notices {
 mod tests {
     use super::*;
     use levada_base::reactor::Reactor;
+    use levada_nvme::log::Warnings;
 
     #[test]
     fn an_event_is_told_once_until_its_page_is_read() {
@@ -156,6 +161,13 @@ mod tests {
             notices.read(Event::NamespacesChanged);
             notices.namespace_changed(5);
             assert_eq!(third.await.ok(), Some(Event::NamespacesChanged));
+            // Of warnings those that it asked for.
+            notices.set_wanted(Events::BACKUP);
+            for event in Event::of_warnings(Warnings::SPARE | Warnings::READ_ONLY) {
+                notices.happened(event);
+            }
+            let fourth = notices.request().expect("room");
+            assert_eq!(fourth.await.ok(), Some(Event::Unreliable));
         });
     }
 }

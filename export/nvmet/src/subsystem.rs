@@ -8,7 +8,7 @@ use crate::namespace::{Namespace, Open, TellHealth};
 use crate::port::Port;
 use crate::reservations::HostId;
 use levada_nvme::keyring::{HostKeys, Keyring};
-use levada_nvme::log::Event;
+use levada_nvme::log::{Event, Warnings};
 use levada_nvme::{Nqn, ReservationNotice, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -169,6 +169,13 @@ impl Subsystem {
     pub fn resized(&self, id: u32) {
         for controller in self.live() {
             controller.notices.namespace_changed(id);
+        }
+    }
+
+    /// Tells hosts that a drive has begun to warn of this.
+    pub fn warns(&self, new: Warnings) {
+        for controller in self.live() {
+            Event::of_warnings(new).for_each(|event| controller.happened(event));
         }
     }
 

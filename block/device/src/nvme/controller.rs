@@ -29,6 +29,7 @@ use levada_nvme::{
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::BitOr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -94,6 +95,20 @@ pub enum ConnectError {
 pub(crate) struct Told {
     pub ana: bool,
     pub namespaces: bool,
+    /// A drive warns, maybe another one.
+    pub warnings: bool,
+}
+
+impl BitOr for Told {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self {
+            ana: self.ana | other.ana,
+            namespaces: self.namespaces | other.namespaces,
+            warnings: self.warnings | other.warnings,
+        }
+    }
 }
 
 /// See the module.
@@ -320,10 +335,8 @@ impl<S: ByteStream + 'static> Controller<S> {
         }
         let wanted = Events::NAMESPACES | Events::ANA | Events::DISCOVERY;
         let events = identity.events & wanted;
-        if !events.is_empty() {
-            let command = set_feature(Feature::AsynchronousEvents, events.bits());
-            admin.tell("Set Features (events)", command).await?;
-        }
+        let warnings = if is_discovery { Events::empty() } else { Events::WARNINGS };
+        let has_events = Self::ask_for_events(&admin, events, warnings).await?;
         making.0.take();
         let controller = Rc::new(Self {
             identity,
@@ -335,7 +348,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             changed: RefCell::default(),
             event: Notify::default(),
         });
-        controller.attend(options, !events.is_empty());
+        controller.attend(options, has_events);
         Ok(controller)
     }
 
@@ -346,6 +359,25 @@ impl<S: ByteStream + 'static> Controller<S> {
         let granted = admin.tell("Set Features (queues)", command).await?;
         let (submission, completion) = (granted as u16, (granted >> 16) as u16);
         Ok(submission.min(completion).saturating_add(1).min(wanted))
+    }
+
+    /// Asks to be told of `events`, and of `warnings` where the target has them: Linux's refuses to be asked for those. True: something is told.
+    async fn ask_for_events(
+        admin: &Admin<'_, S>,
+        events: Events,
+        warnings: Events,
+    ) -> Result<bool, ConnectError> {
+        let ask = async |events: Events| {
+            let command = set_feature(Feature::AsynchronousEvents, events.bits());
+            admin.tell("Set Features (events)", command).await.map(|_| true)
+        };
+        if !warnings.is_empty() {
+            match ask(events | warnings).await {
+                Err(ConnectError::Refused { status, .. }) if status.is(Status::INVALID_FIELD) => {}
+                asked => return asked,
+            }
+        }
+        if events.is_empty() { Ok(false) } else { ask(events).await }
     }
 
     /// Starts what goes on for as long as the controller is there.
@@ -400,6 +432,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             match event {
                 Some(Event::AnaChanged) => told.ana = true,
                 Some(Event::NamespacesChanged) => told.namespaces = true,
+                Some(Event::Unreliable | Event::TooHot | Event::LowSpare) => told.warnings = true,
                 Some(Event::DiscoveryChanged | Event::ReservationNotice) | None => {}
             }
             // At once: from now on a namespace cannot be called untouched.
@@ -420,10 +453,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                     read.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(&page).collect());
                 controller.changed.borrow_mut().get_or_insert_default().extend(all);
             }
-            let now = controller.told.get();
-            let told =
-                Told { ana: now.ana | told.ana, namespaces: now.namespaces | told.namespaces };
-            controller.told.set(told);
+            controller.told.set(controller.told.get() | told);
             controller.event.notify_all();
         }
     }

@@ -246,6 +246,11 @@ impl<N: Network> NvmeNamespace<N> {
         Some(page)
     }
 
+    /// Completes when the target says, after this call, that one of its drives has begun to warn: a look at its health will tell.
+    pub fn warned(&self) -> impl Future<Output = ()> + '_ {
+        self.paths.warned.changed()
+    }
+
     /// Names the namespace: what no other one has, as far as the target says.
     #[must_use]
     pub fn names(&self) -> Vec<u8> {

@@ -111,6 +111,8 @@ pub(crate) struct Paths<N: Network> {
     /// Nobody uses it any more.
     is_ending: Cell<bool>,
     pub owner: Ownership,
+    /// A target says that a drive warns.
+    pub warned: Notify,
     /// Commands that were given back by a path and sent again.
     pub resent: Cell<u64>,
     /// Times that a change waited for one that was lost.
@@ -199,6 +201,7 @@ impl<N: Network> Paths<N> {
             has_lost: Cell::default(),
             is_ending: Cell::default(),
             owner: Ownership::default(),
+            warned: Notify::default(),
             resent: Cell::default(),
             held_back: Cell::default(),
         });
@@ -370,7 +373,11 @@ impl<N: Network> Paths<N> {
         path.standing.set(Standing::Unusable);
         let mut over = pin!(controller.over());
         loop {
-            if controller.take_told().namespaces
+            let told = controller.take_told();
+            if told.warnings {
+                self.warned.notify_all();
+            }
+            if told.namespaces
                 && let Some(known) = self.known.borrow().clone()
                 && controller.has_changed(known.namespace)
             {

@@ -26,7 +26,7 @@ use format::{format, refuse_used};
 use found::{
     Found, away, latest_owner, look, look_at_all, named_like, refuse_namesake, renamed, tell_apart,
 };
-use futures_util::future::{LocalBoxFuture, join_all, ready};
+use futures_util::future::{LocalBoxFuture, join_all, pending, ready};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
@@ -104,6 +104,11 @@ pub trait DriveSource {
     /// have been found at another one's path.
     fn look_at_health<'a>(&'a self, _device: &'a str) -> LocalBoxFuture<'a, Option<HealthPage>> {
         Box::pin(ready(None))
+    }
+
+    /// Completes when an open device says by itself, after this call, that it has something to warn of.
+    fn warned(&self, _device: &str) -> LocalBoxFuture<'_, ()> {
+        Box::pin(pending())
     }
 }
 

@@ -9,8 +9,8 @@ use futures_util::future::join;
 use levada_base::reactor::{self, Reactor};
 use levada_base::stream::MemoryNetwork;
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
-use levada_nvme::identify::{CommandLimits, OptionalCommands};
-use levada_nvme::log::{AnaState, DiscoveryEntry};
+use levada_nvme::identify::{CommandLimits, Events, OptionalCommands};
+use levada_nvme::log::{AnaState, DiscoveryEntry, Event};
 use levada_nvme::pdu::Digests;
 use levada_nvme::{IoOpcode, Nqn, Status};
 use proptest::prelude::*;
@@ -106,6 +106,33 @@ fn everything_a_device_does() {
             let page = device.look_at_health().await.expect("told");
             assert_eq!(page.warnings, Warnings::RELIABILITY);
             assert!(device.health().failing);
+            device.close().await;
+        });
+    }
+}
+
+#[test]
+fn a_drive_that_begins_to_warn_is_noticed_at_once() {
+    for refuses_warnings in [false, true] {
+        run(1, async {
+            let mut target = Target::new();
+            target.refuses_warnings = refuses_warnings;
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            let others = Events::ANA | Events::NAMESPACES;
+            let wanted = if refuses_warnings { others } else { others | Events::WARNINGS };
+            assert_eq!(target.wanted.get(), wanted);
+            for event in [Event::LowSpare, Event::TooHot, Event::Unreliable] {
+                let warned = device.warned();
+                target.tell(event);
+                let noticed = reactor::timeout(Duration::from_secs(1), warned).await;
+                noticed.expect("at once");
+            }
+            // Other events say nothing of health.
+            let warned = device.warned();
+            target.tell(Event::AnaChanged);
+            assert!(reactor::timeout(Duration::from_secs(1), warned).await.is_err());
             device.close().await;
         });
     }
@@ -336,7 +363,7 @@ fn a_late_write_undoes_nothing() {
             let device = open(&net, &paths).await;
             reactor::sleep(Duration::from_millis(10)).await;
             target.states.borrow_mut().insert(paths[1], AnaState::NonOptimized);
-            target.tell(levada_nvme::log::Event::AnaChanged);
+            target.tell(Event::AnaChanged);
             reactor::sleep(Duration::from_millis(10)).await;
             target.late.set(Duration::from_secs(8));
             let (first, second) = (pattern(1, 4096), pattern(2, 4096));

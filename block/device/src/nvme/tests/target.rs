@@ -19,7 +19,9 @@ use levada_nvme::pdu::{COMMON_BYTES, Common, Digests, Framing, Initialize, Pdu, 
 use levada_nvme::reservation::{
     KEYS_BYTES, PERSIST, Registrant, ReservationReport, ReservationRequest, ReservationType,
 };
-use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Nqn, Status, ranges};
+use levada_nvme::{
+    AdminOpcode, Command, Completion, DataPointer, Feature, IoOpcode, Nqn, Status, ranges,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -71,6 +73,10 @@ pub struct Target {
     pub is_mute: Cell<bool>,
     /// The namespace is not there.
     pub is_absent: Cell<bool>,
+    /// It has no events of warnings, and refuses to be asked for them, as Linux's does.
+    pub refuses_warnings: bool,
+    /// What was asked for last.
+    pub wanted: Cell<Events>,
     /// Nobody is told of changed namespaces before the page that names them was read, all of it.
     is_masked: Cell<bool>,
     /// Host, key; and who holds the reservation, which lets all write who are registered.
@@ -153,6 +159,8 @@ impl Target {
             flush_takes: Cell::default(),
             is_mute: Cell::default(),
             is_absent: Cell::default(),
+            refuses_warnings: false,
+            wanted: Cell::default(),
             is_masked: Cell::default(),
             persists: Cell::default(),
             keys: RefCell::default(),
@@ -472,6 +480,17 @@ impl Target {
                     Identify::NamespaceDescriptors => shows(namespace_descriptors(guid)),
                     _ => shows(vec![0; IDENTIFY_BYTES]),
                 }
+            }
+            Some(AdminOpcode::SetFeatures)
+                if command.dword(10) == Feature::AsynchronousEvents as u32 =>
+            {
+                let wanted = Events::from_bits_retain(command.dword(11));
+                if self.refuses_warnings && wanted.intersects(Events::WARNINGS) {
+                    let refused = Status::INVALID_FIELD.and_do_not_retry();
+                    return Some((refused, 0, Vec::new()));
+                }
+                self.wanted.set(wanted);
+                well(0)
             }
             Some(AdminOpcode::SetFeatures) => well(u64::from(command.dword(11))),
             Some(AdminOpcode::GetLogPage) => {
