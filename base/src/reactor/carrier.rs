@@ -13,10 +13,11 @@
 #![allow(unsafe_code)] // io_uring on another thread; eventfd(2).
 
 use super::operations::{Op, Operations, Submitter};
-use super::ring::{SPIN, Watched, uring};
-use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+use super::ring::{SPIN, Watched, enter_flags, uring};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ enum Order {
     /// To be submitted. What it points to stays where it is until its completion has been told.
     Submit(Box<squeue::Entry>),
     Cancel(u64),
-    /// Everything is cancelled, and nothing more comes.
+    /// Nothing more comes.
     End,
 }
 
@@ -75,6 +76,29 @@ impl Sleep {
     }
 }
 
+/// Wakes a reactor when this goes, and so does its carrier.
+struct Woken(Arc<Sleep>);
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
+}
+
+/// Has `start` start a thread in which all signals are blocked.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the first call fills `all`, which the second reads; that one fills `before`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let started = start();
+    // SAFETY: filled by the call above, which cannot fail.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    started
+}
+
 /// A carrier, as its reactor has it.
 pub(super) struct Carrier {
     operations: Operations,
@@ -110,11 +134,14 @@ impl Carrier {
                     Err(error) => return drop(started.send(Err(error))),
                 };
                 drop(started.send(Ok(())));
+                let _told_at_the_end = Woken(Arc::clone(&reactor));
                 let carrying =
                     Carrying { uring, orders: received, told, mine, reactor, in_flight: 0 };
                 carrying.run();
             };
-            std::thread::Builder::new().name(format!("carrier-{number}")).spawn(carry)?
+            let named = std::thread::Builder::new().name(format!("carrier-{number}"));
+            // Signals are for who asks for them, maybe later: one that reached this thread would end the process.
+            without_signals(|| named.spawn(carry))?
         };
         is_started.recv().map_err(|_| io::Error::other("a carrier has not started"))??;
         Ok(Rc::new(Self {
@@ -155,17 +182,26 @@ impl Carrier {
     /// Takes what has been completed. True: something was.
     fn take_results(&self) -> bool {
         let mut has_come = false;
-        while let Ok((key, result)) = self.results.try_recv() {
-            self.operations.complete(key, result);
+        loop {
+            match self.results.try_recv() {
+                Ok((key, result)) => self.operations.complete(key, result),
+                Err(mpsc::TryRecvError::Empty) => return has_come,
+                Err(mpsc::TryRecvError::Disconnected) => {
+                    assert!(self.is_closed.get() || std::thread::panicking(), "a carrier has died");
+                    return has_come;
+                }
+            }
             has_come = true;
         }
-        has_come
     }
 
     /// Cancels every operation, and returns when the kernel is done with all of them.
     pub fn shut_down(&self) {
         if self.is_closed.replace(true) {
             return;
+        }
+        for key in self.operations.waiting() {
+            self.order(Order::Cancel(key as u64));
         }
         self.order(Order::End);
         let thread = self.thread.borrow_mut().take();
@@ -262,11 +298,7 @@ impl Carrying {
                 Order::Cancel(key) => {
                     self.push(&opcode::AsyncCancel::new(key).build().user_data(NOBODY));
                 }
-                Order::End => {
-                    *is_ending = true;
-                    let all = types::CancelBuilder::any().all();
-                    self.push(&opcode::AsyncCancel2::new(all).build().user_data(NOBODY));
-                }
+                Order::End => *is_ending = true,
             }
         }
         has_some
@@ -287,7 +319,7 @@ impl Carrying {
         };
         if is_needed {
             let queued = self.uring.submission().len() as u32;
-            let flags = EnterFlags::GETEVENTS.bits();
+            let flags = enter_flags(&self.uring).bits();
             // SAFETY: there is no argument, and so many entries are in the ring.
             let entered = unsafe {
                 self.uring.submitter().enter::<libc::sigset_t>(queued, want, flags, None)

@@ -87,14 +87,19 @@ pub(super) fn uring(submissions: u32) -> io::Result<IoUring> {
     Ok(uring)
 }
 
+/// How to enter the kernel for completions.
+pub(super) fn enter_flags(uring: &IoUring) -> EnterFlags {
+    match uring.params().is_feature_no_iowait() {
+        // An idle daemon must not look like one that waits for its disks.
+        true => EnterFlags::GETEVENTS | EnterFlags::NO_IOWAIT,
+        false => EnterFlags::GETEVENTS,
+    }
+}
+
 impl Ring {
     pub(super) fn new() -> io::Result<Self> {
         let uring = uring(SUBMISSIONS)?;
-        let mut enter_flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        if uring.params().is_feature_no_iowait() {
-            // An idle daemon must not look like one that waits for its disks.
-            enter_flags |= EnterFlags::NO_IOWAIT;
-        }
+        let enter_flags = enter_flags(&uring) | EnterFlags::EXT_ARG;
         // Kernels before 6.13 let go of what was registered up to a second late, and the lock of
         // a closed file with it. This feature came soon after.
         let registers = uring.params().is_feature_no_iowait();
