@@ -45,8 +45,9 @@ const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a shutdown in order may take before the connections are closed all the same.
 const SHUTDOWN: Duration = Duration::from_secs(1);
-/// I/O queues that are asked for because of cores, at most.
-const QUEUES_MAX: usize = 64;
+/// I/O queues that are asked for because of cores, at most: each is a connection, of every drive over every path, and those of different
+/// drives are spread over the cores anyway.
+const QUEUES_FOR_CORES_MAX: usize = 8;
 
 /// Why there is no controller.
 #[derive(Debug, thiserror::Error)]
@@ -305,7 +306,7 @@ impl<S: ByteStream + 'static> Controller<S> {
         }
         let mut queues = Vec::new();
         if !is_discovery {
-            let wanted = options.queues.max(network.cores().min(QUEUES_MAX) as u16);
+            let wanted = options.queues.max(network.cores().min(QUEUES_FOR_CORES_MAX) as u16);
             let granted = Self::ask_for_queues(&admin, wanted.max(1)).await?;
             let entries_max = match identity.queue_entries_max {
                 0 => u16::MAX,
@@ -321,7 +322,14 @@ impl<S: ByteStream + 'static> Controller<S> {
                 let in_capsule_bytes = identity.in_capsule_bytes;
                 let settle = options.timing.settle(identity.keep_alive_unit_ms);
                 let terms = Terms { commands, in_capsule_bytes, settle, ..terms };
-                let queue = making.queue(network, address, terms, limit).await?;
+                let queue = match making.queue(network, address, terms, limit).await {
+                    // As when this process may have no more connections: fewer do as well.
+                    Err(error) if !queues.is_empty() => {
+                        tracing::warn!(%address, %error, queues = queues.len(), "no more queues");
+                        break;
+                    }
+                    queue => queue?,
+                };
                 let next = Connect {
                     format: 0,
                     queue: number,
@@ -373,7 +381,7 @@ impl<S: ByteStream + 'static> Controller<S> {
         };
         if !warnings.is_empty() {
             match ask(events | warnings).await {
-                Err(ConnectError::Refused { status, .. }) if status.is(Status::INVALID_FIELD) => {}
+                Err(ConnectError::Refused { .. }) => {}
                 asked => return asked,
             }
         }
