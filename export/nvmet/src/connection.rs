@@ -600,6 +600,8 @@ impl Connection {
                 },
             }
         };
+        // Data that came are done with, however long the answer has to wait.
+        (work.input, work.capsule) = (Input::Here(IoVec::new()), None);
         if let Some(outcome) = outcome {
             let held = [work.slot.take(), work.room.take()];
             match self.port.is_open() {
