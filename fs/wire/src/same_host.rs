@@ -236,7 +236,7 @@ impl Listener for HostListener {
                     next.map(Some).or_else(|| self.taken.has_ended.get().then_some(None))
                 };
                 match self.taken.changed.until(next).await {
-                    Some((stream, Way::Far)) => return Ok(tcp::plain(stream)),
+                    Some((stream, Way::Far)) => return Ok(tcp::plain(stream.carried())),
                     // Others come by TCP; one that is gone again is no reason to end.
                     Some((stream, Way::Near)) if stream.is_between_own() => {
                         if let Ok(connection) = sharing(stream) {

@@ -88,7 +88,7 @@ impl TcpListener {
 
 impl Listener for TcpListener {
     fn accept(&self) -> LocalBoxFuture<'_, Result<Connection, ChannelError>> {
-        Box::pin(async move { Ok(plain(accept(&self.listener).await?)) })
+        Box::pin(async move { Ok(plain(accept(&self.listener).await?.carried())) })
     }
 }
 
@@ -105,7 +105,7 @@ pub(crate) async fn accept(listener: &net::Listener) -> io::Result<net::Stream> 
                 }
                 reactor::sleep(ACCEPT_AGAIN_AFTER).await;
             }
-            taken => return taken.map(net::Stream::carried),
+            taken => return taken,
         }
     }
 }
