@@ -107,10 +107,14 @@ impl Drawer {
     pub fn stop(mut self) {
         signal("-TERM", self.process.id());
         let begun = Instant::now();
-        while self.process.try_wait().expect("a child").is_none() {
+        let ended = loop {
+            if let Some(status) = self.process.try_wait().expect("a child") {
+                break status;
+            }
             assert!(begun.elapsed() < LIMIT, "{} does not end", self.name);
             std::thread::sleep(Duration::from_millis(5));
-        }
+        };
+        assert!(ended.success(), "{}: {ended}", self.name);
     }
 }
 

@@ -55,6 +55,39 @@ fn three_drawers(array: &Box) -> (Vec<Drawer>, Vec<String>) {
     (drawers, urls)
 }
 
+/// Threads of a process by their names.
+fn threads(process: u32, prefix: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let named = tasks.flatten().filter_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        name.starts_with(prefix).then_some(())
+    });
+    named.count()
+}
+
+#[test]
+fn other_cores_carry_connections_and_whoever_is_told_to_end_ends_in_order() {
+    let mut array = Box::new();
+    let serving = [IN_MEMORY, &["--network-cores", "1"]].concat();
+    let drawers = ["e1", "e2"].map(|name| Drawer::start(array.dir.path(), name, &serving));
+    let urls: Vec<_> = drawers.iter().flat_map(|it| [it.url(1), it.url(2)]).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    array.ok(&[&["create", "far", "--level", "5"][..], &urls].concat());
+    array.serve(&[&["--network-cores", "2"][..], &urls].concat());
+    assert_eq!(threads(array.server(), "carrier-"), 2);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 16);
+    drawers[0].ok("path", &["1", "down"]);
+    round(&file, 2, 16);
+    check(&file, 2, 16);
+    drop(file);
+    // A signal that a carrier got would end the process as it stands.
+    array.stop();
+    drawers.into_iter().for_each(Drawer::stop);
+    let too_many = array.run(&["serve", "--at", "x", "--network-cores", "65", urls[0]]);
+    assert!(said(&too_many).contains("0 to 64"), "{}", said(&too_many));
+}
+
 #[test]
 fn an_array_outlives_paths_drives_and_an_enclosure() {
     let mut array = Box::new();
