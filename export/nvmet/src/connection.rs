@@ -553,8 +553,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what the volume has without waiting. What it has not goes on as any other command; but a small read for which a task is made, and
-    /// its future moved there, costs twice as much.
+    /// Reads what the volume has without waiting. What it has not goes on as any other command; but making a task, and moving its future there,
+    /// is a good part of what a small read costs.
     fn read_at_once(&self, work: &mut Work) -> Option<Result<IoVec, Status>> {
         let is_read = self.queue.id > 0 && work.command.opcode() == IoOpcode::Read as u8;
         let is_free = is_read && self.gate.is_open() && self.port.is_open() && !self.is_revoked();
