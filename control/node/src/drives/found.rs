@@ -54,12 +54,16 @@ pub(super) async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
 pub(super) async fn look_at_all(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
+    progress: &dyn Fn(&str),
 ) -> Result<Vec<Found>, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
     let labels = || found.iter().filter_map(Found::label);
     let Some(last) = labels().map(|label| label.owner_epoch).max() else { return Ok(found) };
-    let cluster = labels().map(|label| label.cluster_uuid).next();
-    match source.shut_out(cluster, last).await? {
+    let uuid = labels().map(|label| label.cluster_uuid).next();
+    if cluster.power_fence.is_some() {
+        progress("running the power fence, and waiting for what other servers had under way");
+    }
+    match source.shut_out(uuid, last).await? {
         // They may have written until then.
         true => Ok(join_all(found.into_iter().map(Found::again)).await),
         false => Ok(found),
