@@ -235,11 +235,12 @@ fn remote_drives_are_replaced_and_added() {
     check(&file, 2, 16);
     drop(file);
 
-    // A drive warns by itself, and the array says so, though nobody asks: once a minute it looks anyway.
+    // A drive warns by itself, and the array says so, though nobody asks. It looks once a minute anyway, so a warning that is not heard
+    // passes this one time in six; tests of the initiator and of the watch are strict.
     let begun = Instant::now();
     drawers[0].ok("wear", &["2", "--spare", "8"]);
     wait_until("it is told", || array.log().contains("8 % of its spare room is left"));
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     drawers[0].ok("wear", &["2", "--spare", "100"]);
 
     // A drive wears out: the array says so while it lasts.

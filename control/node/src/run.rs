@@ -130,7 +130,8 @@ async fn serve(
     ready: impl FnOnce(),
 ) -> Result<Ended> {
     let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
-    reactor::carry_sockets(loaded.cluster.network_cores).context("cannot start network_cores")?;
+    reactor::carry_sockets(loaded.cluster.network_cores)
+        .context("cannot start the threads of `network_cores` in [cluster]")?;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let start = StartOptions {
