@@ -14,7 +14,6 @@
 use crate::figure::{Cpu, Operand, Spread, Taken};
 use crate::table::short;
 use anyhow::{Context, Result};
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::time::{Duration, Instant};
 
 /// How thoroughly to measure.
@@ -45,17 +44,6 @@ impl Effort {
         let runs = if self.is_quick { self.runs } else { self.runs.max(runs) };
         Self { runs, ..self }
     }
-}
-
-/// Keeps this thread, and what it starts from here on, on the core where it is: for sides that are two processes.
-///
-/// # Errors
-///
-/// When the kernel does not let it.
-pub fn stay_on_this_core() -> Result<()> {
-    let mut here = CpuSet::new();
-    here.set(sched_getcpu());
-    sched_setaffinity(None, &here).context("sched_setaffinity")
 }
 
 /// CPU time since some point in the past.

@@ -20,6 +20,7 @@ mod array;
 mod chart;
 mod client;
 mod cluster;
+mod cores;
 mod degraded;
 mod engine;
 mod guest;

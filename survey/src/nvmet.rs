@@ -3,6 +3,7 @@
 //! Host and bare client are threads that block, and take and send as much at once as there is. The volume answers at once and keeps
 //! nothing.
 
+use crate::cores::TwoCores;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Meter, Rate, Run, pairs};
 use crate::load::Load;
@@ -32,8 +33,10 @@ pub(crate) const SEQUENTIAL_BYTES: u64 = 128 * KIB;
 pub(crate) const BLOCK_BYTES: u64 = 4 * KIB;
 /// What is read of a socket at once.
 const READ_BYTES: usize = 256 << 10;
+/// What a host moves to where its buffer begins before it reads more.
+const MOVED_BYTES: usize = 8 << 10;
 /// What the bare sides send at once.
-const SENT_AT_ONCE: usize = 256 << 10;
+const SENT_AT_ONCE: usize = 512 << 10;
 
 pub(crate) fn specs() -> Vec<Spec> {
     vec![
@@ -72,9 +75,12 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn taken(effort: Effort, rate: Rate, opcode: IoOpcode, data_digest: bool) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nvmet-").tempdir()?;
-    let served = Served::start(dir.path(), Serving::default(), async || {
-        let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
-        Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
+    let cores = TwoCores::take()?;
+    let served = cores.of_other_side(|| {
+        Served::start(dir.path(), Serving::default(), async || {
+            let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
+            Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
+        })
     })?;
     let load = match rate {
         Rate::Kiops => Load::random(0..VOLUME_BYTES, BLOCK_BYTES, DEPTH, effort.amount(1 << 20), 7),
@@ -82,7 +88,7 @@ fn taken(effort: Effort, rate: Rate, opcode: IoOpcode, data_digest: bool) -> Res
     };
     let at = served.nvme(VOLUME)?;
     let sizes = Sizes::of(opcode, load.piece_bytes as usize);
-    let bare = Bare::start(sizes)?;
+    let bare = cores.of_other_side(|| Bare::start(sizes))?;
     let digests = Digests { header: false, data: data_digest };
     let pairs = Reactor::new()?.block_on(pairs(
         effort,
@@ -123,7 +129,7 @@ impl Bare {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let thread = std::thread::Builder::new().name("bare".into()).spawn(move || {
-            // As much at once as stays in a cache: more would make it slower.
+            // More would make it slower.
             let at_once = (SENT_AT_ONCE / sizes.reply).clamp(1, DEPTH);
             let replies = vec![0; sizes.reply * at_once];
             let mut buffer = vec![0; READ_BYTES];
@@ -223,16 +229,32 @@ impl Queue {
     /// `bytes` that are there, or come.
     fn take(&mut self, bytes: usize) -> Result<&[u8]> {
         while self.end - self.start < bytes {
-            if self.start + bytes > self.buffer.len() || self.start == self.end {
+            let there = self.end - self.start;
+            // A little is moved, so that what is read of the socket lies where the last did, in a cache.
+            if self.start + bytes > self.buffer.len() || there <= MOVED_BYTES {
                 self.buffer.copy_within(self.start..self.end, 0);
-                (self.start, self.end) = (0, self.end - self.start);
+                (self.start, self.end) = (0, there);
             }
-            let read = self.stream.read(&mut self.buffer[self.end..])?;
+            let room = self.buffer.len().min(self.end + READ_BYTES);
+            let read = self.stream.read(&mut self.buffer[self.end..room])?;
             ensure!(read > 0, "the target ended the connection");
             self.end += read;
         }
         self.start += bytes;
         Ok(&self.buffer[self.start - bytes..self.start])
+    }
+
+    /// Whether all of the next unit is there.
+    fn has_unit(&self) -> Result<bool> {
+        let Some(common) = self.buffer[self.start..self.end].first_chunk() else {
+            return Ok(false);
+        };
+        let common = Common::parse(common)?;
+        let digests = self.framing.digests;
+        let (padding, bytes) = common.data_bytes(digests)?;
+        let digest_bytes = if common.has_data_digest(digests) { 4 } else { 0 };
+        let whole = COMMON_BYTES + common.rest_bytes(digests) + padding + bytes + digest_bytes;
+        Ok(self.end - self.start >= whole)
     }
 
     /// The next unit, and how many data it had. Their digests are checked.
@@ -324,7 +346,7 @@ impl Host {
                 commands.extend_from_slice(&self.io.framing.head(&Pdu::Command(command), 0));
             }
             self.io.send(&commands)?;
-            // All that is there, and one at least.
+            // All that is there, and one at least. What is there in part is no reason to keep the target waiting for commands.
             loop {
                 match self.io.unit()? {
                     (Pdu::ControllerData { .. }, bytes) => received += bytes as u64,
@@ -336,7 +358,7 @@ impl Host {
                     }
                     (other, _) => bail!("{other:?}"),
                 }
-                if self.io.start == self.io.end {
+                if !self.io.has_unit()? {
                     break;
                 }
             }

@@ -1,5 +1,6 @@
 //! What TLS costs over NVMe/TCP: our own host on one core, the target on the other, within TLS and in the clear.
 
+use crate::cores::TwoCores;
 use crate::figure::{Bar, Taken};
 use crate::harness::{Effort, Rate, Run, pairs};
 use crate::load::Load;
@@ -47,9 +48,12 @@ pub(crate) fn specs() -> Vec<Spec> {
 
 fn taken(effort: Effort, kind: Kind) -> Result<Taken> {
     let dir = tempfile::Builder::new().prefix("bench-nvmet-").tempdir()?;
-    let served = Served::start(dir.path(), Serving::default(), async || {
-        let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
-        Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
+    let cores = TwoCores::take()?;
+    let served = cores.of_other_side(|| {
+        Served::start(dir.path(), Serving::default(), async || {
+            let volume: Rc<dyn Volume> = Rc::new(NullVolume::new(VOLUME_BYTES));
+            Ok(Volumes::from([(VOLUME.to_owned(), volume)]))
+        })
     })?;
     let keys = dir.path().join("keys");
     fs::write(&keys, format!("{TLS_HOST} {}\n", tls_key().reveal()))?;

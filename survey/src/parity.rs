@@ -3,8 +3,9 @@
 //! Rates count the data covered, 8 chunks a stripe, not the parity. Against ISA-L ([`crate::isal`]) both sides stay on one
 //! core, each with its chunks one behind the other in an allocation of its own.
 
+use crate::cores::stay_on_this_core;
 use crate::figure::{Bar, Taken};
-use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs, stay_on_this_core};
+use crate::harness::{Effort, Meter, Rate, Run, absolute, pairs, runs};
 use crate::isal::{Function, Isal, Stripes};
 use crate::suite::Spec;
 use anyhow::Result;
