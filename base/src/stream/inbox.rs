@@ -41,14 +41,30 @@ impl<S: ByteStream> Inbox<S> {
         Ok(self.buffer.as_ref().map(|buffer| buffer[self.start]))
     }
 
-    /// What was received and not taken, for who goes on otherwise.
+    /// What was received and not taken.
     #[must_use]
+    #[inline]
     pub fn rest(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.start..self.end])
     }
 
-    /// Receives until `bytes` are there. False: the other side is gone, and there were none.
-    async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
+    /// Takes `bytes` of [`Inbox::rest`].
+    ///
+    /// # Panics
+    ///
+    /// When they are not there.
+    #[inline]
+    pub fn take(&mut self, bytes: usize) {
+        assert!(bytes <= self.end - self.start, "they were seen");
+        self.start += bytes;
+    }
+
+    /// Receives until `bytes`, a few, are there. False: the other side is gone, and there were none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::head`].
+    pub async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         while self.end - self.start < bytes {
             // An interrupted call has taken the buffer along.
             let mut buffer = self.buffer.take().ok_or(io::ErrorKind::Interrupted)?;

@@ -11,9 +11,10 @@ use std::io;
 
 /// Buffers that are sent at once; the system takes 1,024.
 const BUFFERS_AT_ONCE: usize = 512;
-/// Bytes that are sent at once, unless a message alone has more: the other side has something to do while the rest is made ready, and
-/// what both sides copy stays in a cache.
-const BYTES_AT_ONCE: usize = 256 << 10;
+/// Bytes that are sent at once, unless a message alone has more. Each call may have to wake the other side, which over loopback costs as
+/// much as copying 64 KiB: with half of this, small reads and large ones are a third slower. More than this is no faster, and keeps the
+/// thread longer.
+const BYTES_AT_ONCE: usize = 512 << 10;
 
 /// What stands before a message's data, or all of it.
 pub type Head = SmallVec<[u8; 152]>;
@@ -49,10 +50,12 @@ impl Batch {
         buffers <= BUFFERS_AT_ONCE && bytes <= BYTES_AT_ONCE
     }
 
-    fn add(&mut self, message: Outgoing<'_>, data_bytes: usize) {
+    fn add(&mut self, mut message: Outgoing<'_>, data_bytes: usize) {
         self.copied.extend_from_slice(message.head);
         let at = self.copied.len();
-        self.data.extend(message.data.into_iter().map(|part| (at, part)));
+        for part in message.data.drain(..) {
+            self.data.push((at, part));
+        }
         self.data_bytes += data_bytes;
         self.copied.extend_from_slice(message.tail);
         for permit in message.held.into_iter().flatten() {
