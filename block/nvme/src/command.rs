@@ -34,7 +34,10 @@ impl DataPointer {
 }
 
 /// A command. Its fields are where the specification has them; what they mean depends on the opcode.
+///
+/// Aligned, so that it is copied in whole words: what was just written in others would have to be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(8))]
 pub struct Command {
     bytes: [u8; COMMAND_BYTES],
 }

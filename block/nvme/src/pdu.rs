@@ -221,6 +221,7 @@ impl Common {
     /// # Errors
     ///
     /// [`Fatal::Field`]: nothing that follows can be told apart.
+    #[inline]
     pub fn parse(bytes: &[u8; COMMON_BYTES]) -> Result<Self, Fatal> {
         let kind = Kind::of(bytes[0]).ok_or(Fatal::Field { at: 0 })?;
         if usize::from(bytes[2]) != kind.header_bytes() {
@@ -252,6 +253,7 @@ impl Common {
     /// # Errors
     ///
     /// [`Fatal::Field`].
+    #[inline]
     pub fn data_bytes(&self, digests: Digests) -> Result<(usize, usize), Fatal> {
         const LENGTH: Fatal = Fatal::Field { at: 4 };
         let header = COMMON_BYTES + self.rest_bytes(digests);
@@ -282,6 +284,7 @@ impl Common {
     /// # Errors
     ///
     /// [`Fatal`]; a wrong digest too, as then nobody knows whom it was about.
+    #[inline]
     pub fn pdu(&self, rest: &[u8], digests: Digests) -> Result<Pdu, Fatal> {
         let (rest, digest) = rest.split_at(self.kind.header_bytes() - COMMON_BYTES);
         if self.has_header_digest(digests) {
@@ -381,6 +384,7 @@ impl Framing {
     /// A unit up to its data, of which there are `data_bytes`, and which the caller lets follow; then their digest, where there is one.
     /// Bare units have no data here: see [`Framing::terminate`].
     #[must_use]
+    #[inline]
     pub fn head(self, pdu: &Pdu, data_bytes: usize) -> Head {
         let (kind, flags) = kind_of(pdu);
         debug_assert!(data_bytes == 0 || kind.may_have_data() && !kind.is_bare());
@@ -436,6 +440,7 @@ impl Framing {
     }
 }
 
+#[inline]
 fn kind_of(pdu: &Pdu) -> (Kind, Flags) {
     let mut flags = Flags::empty();
     let kind = match pdu {
@@ -459,6 +464,7 @@ fn kind_of(pdu: &Pdu) -> (Kind, Flags) {
 }
 
 /// Puts what follows the common header.
+#[inline]
 fn put_rest(head: &mut [u8; HEAD_BYTES_MAX], pdu: &Pdu) {
     match pdu {
         Pdu::InitializeRequest(initialize) | Pdu::InitializeResponse(initialize) => {

@@ -191,7 +191,7 @@ async fn served<S: ByteStream + 'static>(
         }
     };
     if let Err(Broken::Fatal(fatal)) = &received {
-        let head = Framing::terminate(false, *fatal, &reader.wrong);
+        let head = Framing::terminate(false, *fatal, &reader.head);
         connection.push(&head);
     }
     if connection.cut.has_happened() {
@@ -243,8 +243,8 @@ async fn greet(
 pub(crate) struct Reader<S> {
     inbox: Inbox<S>,
     framing: Framing,
-    /// The header of the unit that is being received, for the host to know which one was wrong.
-    wrong: Head,
+    /// What there is of the last unit's header, for the host to know which one was wrong.
+    head: Head,
 }
 
 /// Data of a unit; `None`: they arrived otherwise than they were sent.
@@ -260,7 +260,7 @@ struct Unit {
 
 impl<S: ByteStream> Reader<S> {
     fn new(inbox: Inbox<S>) -> Self {
-        Self { inbox, framing: Framing::FIRST, wrong: Head::new() }
+        Self { inbox, framing: Framing::FIRST, head: Head::new() }
     }
 
     fn digests(&self) -> Digests {
@@ -269,23 +269,31 @@ impl<S: ByteStream> Reader<S> {
 
     /// The next unit's header. `None`: the host is gone.
     async fn unit(&mut self) -> Result<Option<Unit>, Broken> {
-        let Some(bytes) = self.inbox.head(COMMON_BYTES).await? else { return Ok(None) };
-        self.wrong.clear();
-        self.wrong.extend_from_slice(bytes);
-        let mut common = [0; COMMON_BYTES];
-        common.copy_from_slice(bytes);
-        let common = Common::parse(&common)?;
-        let digests = self.digests();
-        let rest = self.inbox.head(common.rest_bytes(digests)).await?;
-        let rest = rest.ok_or_else(cut_off)?;
-        let pdu = match common.pdu(rest, digests) {
-            Ok(pdu) => pdu,
-            Err(fatal) => {
-                self.wrong.extend_from_slice(rest);
-                return Err(fatal.into());
+        loop {
+            if let Some(unit) = self.unit_at_hand()? {
+                return Ok(Some(unit));
             }
-        };
+            let more = self.inbox.rest().len() + 1;
+            if !self.inbox.fill(more).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The same, if all of it was received.
+    #[inline]
+    fn unit_at_hand(&mut self) -> Result<Option<Unit>, Fatal> {
+        let digests = self.digests();
+        let received = self.inbox.rest();
+        let Some((bare, rest)) = received.split_first_chunk() else { return Ok(None) };
+        self.head = Head::from_slice(bare);
+        let common = Common::parse(bare)?;
+        let rest_bytes = common.rest_bytes(digests);
+        let Some(rest) = rest.get(..rest_bytes) else { return Ok(None) };
+        self.head.extend_from_slice(rest);
+        let pdu = common.pdu(rest, digests)?;
         let (padding, data_bytes) = common.data_bytes(digests)?;
+        self.inbox.take(COMMON_BYTES + rest_bytes);
         Ok(Some(Unit { common, pdu, padding, data_bytes }))
     }
 
@@ -325,11 +333,11 @@ impl<S: ByteStream> Reader<S> {
             Err(fatal.into())
         };
         let unit = match self.unit().await {
-            Err(Broken::Fatal(fatal)) => return refuse(fatal, &self.wrong).await,
+            Err(Broken::Fatal(fatal)) => return refuse(fatal, &self.head).await,
             unit => unit?.ok_or_else(cut_off)?,
         };
         let Pdu::InitializeRequest(request) = unit.pdu else {
-            return refuse(Fatal::Sequence, &self.wrong).await;
+            return refuse(Fatal::Sequence, &self.head).await;
         };
         let response = Initialize {
             alignment_bytes: Framing::FIRST.alignment_bytes,
@@ -449,7 +457,14 @@ impl Connection {
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
     async fn receive<S: ByteStream>(self: &Rc<Self>, reader: &mut Reader<S>) -> Result<(), Broken> {
         loop {
-            let Some(unit) = reader.unit().await? else { return Ok(()) };
+            // Most are here with the one before.
+            let unit = match reader.unit_at_hand()? {
+                Some(unit) => unit,
+                None => match reader.unit().await? {
+                    Some(unit) => unit,
+                    None => return Ok(()),
+                },
+            };
             self.queue.controller.heard();
             match unit.pdu {
                 Pdu::Command(command) => {
