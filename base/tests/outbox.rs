@@ -80,9 +80,9 @@ fn a_batch_is_bounded_and_one_large_message_goes_alone() {
         };
         push(100 << 10);
         push(1 << 20);
-        push(100 << 10);
-        push(100 << 10);
-        push(100 << 10);
+        push(200 << 10);
+        push(200 << 10);
+        push(200 << 10);
         // More pieces than the system takes at once, each of few bytes.
         let pieces: IoVec = (0..3000).map(|_| Buf::copy_of(&[1])).collect();
         outbox.push(Outgoing { data: pieces, ..Outgoing::default() });
@@ -95,8 +95,8 @@ fn a_batch_is_bounded_and_one_large_message_goes_alone() {
         let firsts = [
             with_heads(100 << 10, 1),
             with_heads(1 << 20, 1),
-            with_heads(200 << 10, 2),
-            with_heads(100 << 10, 1),
+            with_heads(400 << 10, 2),
+            with_heads(200 << 10, 1),
             3000,
         ];
         assert_eq!(sizes(&slow)[..5], firsts);

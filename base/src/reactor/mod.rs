@@ -471,6 +471,12 @@ pub async fn yield_now() {
     .await;
 }
 
+/// After a long call of the system: whoever else waits for this thread has it first, completions and timers among them.
+pub(crate) async fn give_way() {
+    Core::current().polls.set(POLLS_PER_TURN);
+    yield_now().await;
+}
+
 /// A random number: seeded in the simulator, so that it belongs to the run.
 #[must_use]
 pub fn random_u64() -> u64 {

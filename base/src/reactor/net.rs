@@ -384,7 +384,11 @@ impl Stream {
     pub async fn write_all(&self, mut from: IoVec) -> io::Result<()> {
         let total = bytes_in(&from) as usize;
         let is_large = total >= SENT_AT_ONCE_BYTES && self.carrier.is_none();
-        let mut done = if is_large { self.send_at_once(&from)? } else { 0 };
+        let mut done = 0;
+        if is_large {
+            done = self.send_at_once(&from)?;
+            super::give_way().await;
+        }
         while done < total {
             let raw = raw_parts(from.iter().map(|part| &part[..]), done);
             // SAFETY: all zeroes is a value of this plain structure.

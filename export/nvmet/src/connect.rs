@@ -35,7 +35,7 @@ pub(crate) fn connect(
     shared: &Rc<Shared>,
     port: &Rc<Port>,
     command: &Command,
-    data: Option<&[u8]>,
+    data: &[u8],
     shown: Option<&PskIdentity>,
 ) -> Result<Connected, (Status, u64)> {
     let plain = |status: Status| (status.and_do_not_retry(), 0);
@@ -48,8 +48,7 @@ pub(crate) fn connect(
     {
         return Err(plain(Status::SEQUENCE_ERROR));
     }
-    let data = data.and_then(|data| data.first_chunk());
-    let data = data.ok_or_else(|| plain(Status::DATA_LENGTH_INVALID))?;
+    let data = data.first_chunk().ok_or_else(|| plain(Status::DATA_LENGTH_INVALID))?;
     let connect = Connect::of(command);
     if connect.format != 0 {
         return Err(plain(Status::INCOMPATIBLE_FORMAT));

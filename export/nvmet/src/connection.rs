@@ -129,9 +129,20 @@ async fn served<S: ByteStream + 'static>(
     let cut = port.cut();
     let connecting = async {
         let (channel, mut reader, shown) = greeted.await?;
-        reader.initialize(&channel).await?;
-        let connected = reader.connect(&channel, &shared, &port, shown.as_ref()).await?;
-        Ok::<_, Broken>((channel, reader, connected))
+        let connected = async {
+            reader.initialize(&channel).await?;
+            reader.connect(&channel, &shared, &port, shown.as_ref()).await
+        };
+        match connected.await {
+            Ok(connected) => Ok((channel, reader, connected)),
+            Err(broken) => {
+                if let Broken::Fatal(fatal) = &broken {
+                    let head = Framing::terminate(false, *fatal, &reader.head);
+                    let _ = channel.write_all(Buf::copy_of(&head).into_vec()).await;
+                }
+                Err(broken)
+            }
+        }
     };
     let connecting = reactor::timeout(CONNECT_LIMIT, connecting);
     let connected: Result<_, Elapsed> = {
@@ -166,6 +177,7 @@ async fn served<S: ByteStream + 'static>(
         capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
         ended: Rc::default(),
         gate: Gate::new(verifier),
+        has_told_of_damage: Cell::new(false),
     });
     let writer = {
         let (connection, channel) = (Rc::clone(&connection), channel.clone());
@@ -286,11 +298,13 @@ impl<S: ByteStream> Reader<S> {
         let digests = self.digests();
         let received = self.inbox.rest();
         let Some((bare, rest)) = received.split_first_chunk() else { return Ok(None) };
-        self.head = Head::from_slice(bare);
+        self.head.clear();
+        self.head.extend_from_slice(bare);
         let common = Common::parse(bare)?;
         let rest_bytes = common.rest_bytes(digests);
         let Some(rest) = rest.get(..rest_bytes) else { return Ok(None) };
-        self.head.extend_from_slice(rest);
+        // Without its digest.
+        self.head.extend_from_slice(&rest[..common.rest_bytes(Digests::default())]);
         let pdu = common.pdu(rest, digests)?;
         let (padding, data_bytes) = common.data_bytes(digests)?;
         self.inbox.take(COMMON_BYTES + rest_bytes);
@@ -327,18 +341,8 @@ impl<S: ByteStream> Reader<S> {
 
     /// Agrees on how units are built.
     async fn initialize(&mut self, channel: &S) -> Result<(), Broken> {
-        let refuse = async |fatal: Fatal, wrong: &[u8]| -> Result<(), Broken> {
-            let head = Framing::terminate(false, fatal, wrong);
-            let _ = channel.write_all(Buf::copy_of(&head).into_vec()).await;
-            Err(fatal.into())
-        };
-        let unit = match self.unit().await {
-            Err(Broken::Fatal(fatal)) => return refuse(fatal, &self.head).await,
-            unit => unit?.ok_or_else(cut_off)?,
-        };
-        let Pdu::InitializeRequest(request) = unit.pdu else {
-            return refuse(Fatal::Sequence, &self.head).await;
-        };
+        let unit = self.unit().await?.ok_or_else(cut_off)?;
+        let Pdu::InitializeRequest(request) = unit.pdu else { return Err(Fatal::Sequence.into()) };
         let response = Initialize {
             alignment_bytes: Framing::FIRST.alignment_bytes,
             digests: request.digests,
@@ -365,10 +369,13 @@ impl<S: ByteStream> Reader<S> {
             return Err(Fatal::LimitExceeded.into());
         }
         let data = match unit.data_bytes {
-            0 => None,
+            0 => Some(Buf::copy_of(&[])),
             _ => self.data(&unit).await?,
         };
-        let asked = connect(shared, port, &command, data.as_deref(), shown);
+        let asked = match data {
+            Some(data) => connect(shared, port, &command, &data, shown),
+            None => Err((Status::TRANSIENT_TRANSPORT, 0)),
+        };
         let (result, status, connected) = match asked {
             Ok(connected) => {
                 let proof = connected.verifier.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
@@ -413,6 +420,7 @@ struct Connection {
     /// Nothing is received any more.
     ended: Rc<Once>,
     gate: Gate,
+    has_told_of_damage: Cell<bool>,
 }
 
 /// What came with a command.
@@ -425,6 +433,15 @@ enum Input {
     Reading(Reading),
     /// It cannot be carried out.
     Wrong(Status),
+}
+
+/// What came of reading at once, with the room that the data have.
+enum Tried {
+    Read(Result<IoVec, Status>, Permit),
+    /// The volume is at it.
+    Begun(Reading, Permit),
+    /// It is no read, or there is something to wait for, or to find wrong.
+    Not,
 }
 
 /// A command that has begun, and what it holds. It stays in one place while others carry it out: it would be copied with the future of each
@@ -442,6 +459,14 @@ impl Connection {
     /// Sends what is no answer.
     fn push(&self, head: &[u8]) {
         self.outbox.push(Outgoing { head, ..Outgoing::default() });
+    }
+
+    /// Data came otherwise than their digest says. The host sends them again, so nobody else hears that a path is bad.
+    fn tell_of_damage(&self) {
+        if !self.has_told_of_damage.replace(true) {
+            let (host, queue) = (self.queue.controller.host(), self.queue.id);
+            tracing::warn!(%host, queue, "data arrive damaged by a connection (told once)");
+        }
     }
 
     /// Returns when the queue has to end.
@@ -485,7 +510,10 @@ impl Connection {
                         0 => self.input(&command, None),
                         _ => match reader.data(&unit).await? {
                             Some(data) => self.input(&command, Some(data)),
-                            None => Input::Wrong(Status::TRANSIENT_TRANSPORT),
+                            None => {
+                                self.tell_of_damage();
+                                Input::Wrong(Status::TRANSIENT_TRANSPORT)
+                            }
                         },
                     };
                     self.begin(command, input, capsule)?;
@@ -557,12 +585,19 @@ impl Connection {
     ) -> Result<(), Fatal> {
         self.head.set((self.head.get() + 1) % self.entries);
         let slot = self.slots.try_acquire(1).ok_or(Fatal::LimitExceeded)?;
-        let mut work = Work { command, input, capsule, room: None, slot: Some(slot) };
-        if let Some(read) = self.read_at_once(&mut work) {
-            let held = [work.slot.take(), work.room.take()];
-            self.answer(work.command.id(), read.map(Answer::from), held);
-            return Ok(());
-        }
+        let (input, room) = match input {
+            Input::Here(data) => match self.read_at_once(&command) {
+                Tried::Read(outcome, room) => {
+                    let held = [Some(slot), Some(room)];
+                    self.answer(command.id(), outcome.map(Answer::from), held);
+                    return Ok(());
+                }
+                Tried::Begun(reading, room) => (Input::Reading(reading), Some(room)),
+                Tried::Not => (Input::Here(data), None),
+            },
+            other => (other, None),
+        };
+        let mut work = Work { command, input, capsule, room, slot: Some(slot) };
         let connection = Rc::clone(self);
         reactor::run_or_spawn(async move { connection.execute(&mut work).await });
         Ok(())
@@ -570,20 +605,18 @@ impl Connection {
 
     /// Reads what the volume has without waiting. What it has not goes on as any other command; but making a task, and moving its future there,
     /// is a good part of what a small read costs.
-    fn read_at_once(&self, work: &mut Work) -> Option<Result<IoVec, Status>> {
-        let is_read = self.queue.id > 0 && work.command.opcode() == IoOpcode::Read as u8;
-        let is_free = is_read && self.gate.is_open() && self.port.is_open() && !self.is_revoked();
-        if !is_free || !matches!(work.input, Input::Here(_)) {
-            return None;
+    fn read_at_once(&self, command: &Command) -> Tried {
+        let is_read = self.queue.id > 0 && command.opcode() == IoOpcode::Read as u8;
+        if !is_read || !self.gate.is_open() || !self.port.is_open() || self.is_revoked() {
+            return Tried::Not;
         }
-        work.room = Some(self.bytes.room_at_once(bytes_of(&work.command))?);
+        let Some(room) = self.bytes.room_at_once(bytes_of(command)) else { return Tried::Not };
         let controller = &self.queue.controller;
-        let mut reading = Reading::begin(controller, &work.command)?;
-        let read = reading.at_once(controller);
-        if read.is_none() {
-            work.input = Input::Reading(reading);
+        let Some(mut reading) = Reading::begin(controller, command) else { return Tried::Not };
+        match reading.at_once(controller) {
+            Some(outcome) => Tried::Read(outcome, room),
+            None => Tried::Begun(reading, room),
         }
-        read
     }
 
     /// Carries a command out and answers it, unless the connection is gone by then, and nobody waits for an answer.
@@ -673,7 +706,10 @@ impl Connection {
                         stage.set(Stage::Waiting);
                         work.input = Input::Here(data.into_vec());
                     }
-                    Ok(Err(Mangled)) => return Some(Err(Status::TRANSIENT_TRANSPORT)),
+                    Ok(Err(Mangled)) => {
+                        self.tell_of_damage();
+                        return Some(Err(Status::TRANSIENT_TRANSPORT));
+                    }
                     Err(oneshot::Dropped) => return None,
                 }
             }
@@ -764,12 +800,13 @@ impl Connection {
             is_success,
         };
         let head = self.framing.head(&pdu, bytes as usize);
-        let mut tail = Head::new();
+        let mut tail = match is_success {
+            true => Head::new(),
+            false => self.framing.head(&Pdu::Response(completion), 0),
+        };
         if self.framing.digests.data {
-            tail.extend_from_slice(&crc32c_parts(data.iter().map(|part| &part[..])).to_le_bytes());
-        }
-        if !is_success {
-            tail.extend_from_slice(&self.framing.head(&Pdu::Response(completion), 0));
+            let digest = crc32c_parts(data.iter().map(|part| &part[..]));
+            tail.insert_from_slice(0, &digest.to_le_bytes());
         }
         self.outbox.push(Outgoing { head: &head, data, tail: &tail, held });
     }

@@ -75,6 +75,8 @@ struct Path<S> {
     standing: Cell<Standing>,
     /// Nothing was lost while it was away, or it was made good.
     is_whole: Cell<bool>,
+    /// Since it was connected.
+    has_told_of_damage: Cell<bool>,
     /// Since when it is connected and the namespace is not there.
     absent_since: Cell<Option<Instant>>,
     why: RefCell<Option<String>>,
@@ -177,6 +179,7 @@ impl<N: Network> Paths<N> {
             controller: RefCell::default(),
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
+            has_told_of_damage: Cell::new(false),
             absent_since: Cell::default(),
             why: RefCell::default(),
             was_tried: Cell::default(),
@@ -323,6 +326,7 @@ impl<N: Network> Paths<N> {
         *path.controller.borrow_mut() = None;
         *path.why.borrow_mut() = Some(why);
         path.is_whole.set(false);
+        path.has_told_of_damage.set(false);
         path.absent_since.set(None);
         path.was_tried.set(true);
         path.standing.set(Standing::Down);
@@ -744,6 +748,10 @@ impl<N: Network> Paths<N> {
                 Err(Unanswered::Damaged) => {
                     avoided = Some(at);
                     damaged += 1;
+                    if !self.paths[at].has_told_of_damage.replace(true) {
+                        let address = self.paths[at].address;
+                        tracing::warn!(%address, "data arrive damaged by a path (told once)");
+                    }
                     if damaged == DAMAGED_MAX {
                         return Err(OrderError::Block(BlockError::Io { errno: libc::EBADMSG }));
                     }

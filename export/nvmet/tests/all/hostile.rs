@@ -1,11 +1,13 @@
 //! What a target makes of hosts that say anything: it answers or ends the connection, others go on, and nothing is lost.
 
 use crate::host::{Connecting, Ended, Host, Queue};
-use crate::{Served, run};
+use crate::{Served, nqn, run};
+use levada_base::checksum::crc32c;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, random_u64};
 use levada_base::{Buf, BufMut};
-use levada_nvme::pdu::{Digests, Pdu, Transfer};
+use levada_nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
+use levada_nvme::pdu::{Common, Digests, Framing, Initialize, Pdu, Transfer};
 use levada_nvme::{Command, DataPointer, IoOpcode, Status};
 use std::rc::Rc;
 use std::time::Duration;
@@ -76,6 +78,72 @@ fn connections_begin_as_they_should_or_end() {
             let head = stream.read_exact(BufMut::for_overwrite(24)).await.expect("told");
             assert_eq!((head[0], u16::from_le_bytes([head[8], head[9]])), (0x03, why));
         }
+    });
+}
+
+#[test]
+fn a_first_command_that_is_wrong_ends_the_connection_with_the_reason() {
+    run(async {
+        let served = Served::new(64);
+        let digests = Digests { header: true, data: true };
+        let initialize =
+            Pdu::InitializeRequest(Initialize { alignment_bytes: 4, digests, limit: 0 });
+        let initialize = Framing::FIRST.head(&initialize, 0).to_vec();
+        let connect = Connect {
+            format: 0,
+            queue: 0,
+            queue_entries_less_one: 31,
+            is_without_flow_control: false,
+            keep_alive_ms: 0,
+        };
+        let data = ConnectData {
+            host_id: [1; 16],
+            controller: ANY_CONTROLLER,
+            subsystem: served.subsystem.nqn().clone(),
+            host: nqn("nqn.2014-08.org.example:host1"),
+        }
+        .to_bytes();
+        let pointer = DataPointer::InCapsule { offset: 0, bytes: data.len() as u32 };
+        let command = Pdu::Command(connect.command(0).with_data(pointer));
+        let framing = Framing { digests, alignment_bytes: 4 };
+        let mut sound = framing.head(&command, data.len()).to_vec();
+        sound.extend(&data[..]);
+        sound.extend(crc32c(&data[..]).to_le_bytes());
+        let with_bit_changed = |at: usize| {
+            let mut changed = sound.clone();
+            changed[at] ^= 1;
+            changed
+        };
+        let begin = async |bytes: &[u8]| {
+            let stream = Stream::connect(served.path.address()).await.expect("it listens");
+            for bytes in [&initialize, bytes] {
+                stream.write_all(Buf::copy_of(bytes).into_vec()).await.expect("sent");
+            }
+            stream.read_exact(BufMut::for_overwrite(128)).await.expect("an answer to the first");
+            stream
+        };
+        let with_wrong_header = with_bit_changed(20);
+        for (bytes, header_bytes, why) in
+            [(&with_wrong_header, 72, HEADER_DIGEST), (&initialize, 128, OUT_OF_SEQUENCE)]
+        {
+            let stream = begin(bytes).await;
+            let told = stream.read_exact(BufMut::for_overwrite(24 + header_bytes)).await;
+            let told = told.expect("told");
+            assert_eq!((told[0], u16::from_le_bytes([told[8], told[9]])), (0x03, why));
+            assert_eq!(told[24..], bytes[..header_bytes], "the header, without its digest");
+            let (_, more) = stream.read(BufMut::for_overwrite(1)).await.expect("ended");
+            assert_eq!(more, 0);
+        }
+        // A bit of its data: it may be tried again.
+        let stream = begin(&with_bit_changed(500)).await;
+        let answer = stream.read_exact(BufMut::for_overwrite(28)).await.expect("answered");
+        let common = Common::parse(answer.first_chunk().expect("a header")).expect("a unit");
+        let Ok(Pdu::Response(completion)) = common.pdu(&answer[8..], digests) else {
+            panic!("no answer")
+        };
+        assert_eq!(completion.status, Status::TRANSIENT_TRANSPORT);
+        // And so it is.
+        begin(&sound).await.read_exact(BufMut::for_overwrite(28)).await.expect("connected");
     });
 }
 
