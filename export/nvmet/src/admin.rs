@@ -327,6 +327,9 @@ impl Admin<'_> {
             return Err(never(Status::FEATURE_NOT_SAVEABLE));
         }
         match feature {
+            Feature::NumberOfQueues if self.controller.has_io_queues() => {
+                Err(never(Status::SEQUENCE_ERROR))
+            }
             Feature::NumberOfQueues => Ok(Answer::result(queues(value)?)),
             Feature::KeepAliveTimer => {
                 self.controller.set_keep_alive_ms(value);
@@ -360,9 +363,17 @@ impl Admin<'_> {
             }
             // It came with Connect.
             Feature::HostIdentifier => Err(never(Status::SEQUENCE_ERROR)),
+            Feature::TemperatureThreshold => {
+                let at = threshold(value, true)?;
+                let mut thresholds = self.controller.thresholds.get();
+                thresholds[at] = value as u16;
+                self.controller.thresholds.set(thresholds);
+                Ok(Answer::result(0))
+            }
+            // There is one state.
+            Feature::PowerManagement if value & 0x1f != 0 => Err(never(Status::INVALID_FIELD)),
             Feature::Arbitration
             | Feature::PowerManagement
-            | Feature::TemperatureThreshold
             | Feature::ErrorRecovery
             | Feature::WriteAtomicity => {
                 self.controller.features.borrow_mut().insert(feature as u8, value);
@@ -395,9 +406,11 @@ impl Admin<'_> {
                 }
                 return Ok(Answer::data(self.controller.host_id()));
             }
+            Feature::TemperatureThreshold => {
+                u32::from(self.controller.thresholds.get()[threshold(value, false)?])
+            }
             Feature::Arbitration
             | Feature::PowerManagement
-            | Feature::TemperatureThreshold
             | Feature::ErrorRecovery
             | Feature::WriteAtomicity => {
                 self.controller.features.borrow().get(&(feature as u8)).copied().unwrap_or(0)
@@ -405,6 +418,14 @@ impl Admin<'_> {
         };
         Ok(Answer::result(u64::from(result)))
     }
+}
+
+/// Which of a controller's thresholds is meant (Base, 5.21.1.4). There is no sensor but that of the whole.
+fn threshold(value: u32, is_set: bool) -> Result<usize, Status> {
+    const ALL_SENSORS: u32 = 0xf;
+    let (sensor, which) = (value >> 16 & 0xf, value >> 20 & 0b11);
+    let is_whole = sensor == 0 || is_set && sensor == ALL_SENSORS;
+    if is_whole && which <= 1 { Ok(which as usize) } else { Err(never(Status::INVALID_FIELD)) }
 }
 
 /// How many queues a host gets that asks for so many, both less one (Base, 5.21.1.7).

@@ -13,7 +13,7 @@ use crate::subsystem::Subsystem;
 use levada_base::reactor;
 use levada_base::sync::{Once, Permit, Semaphore};
 use levada_nvme::fabrics::{Configuration, ControllerState};
-use levada_nvme::identify::ABORTS_MAX;
+use levada_nvme::identify::{ABORTS_MAX, WARNING_KELVIN};
 use levada_nvme::log::{AnaState, Event};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
@@ -52,6 +52,8 @@ pub(crate) struct Controller {
     pub notices: Notices,
     /// What Set Features left here, for Get Features.
     pub features: RefCell<BTreeMap<u8, u32>>,
+    /// Kelvin that the host wants to be told of, above and below. It may ask for them back; whether a drive is too hot is the drive's to say.
+    pub thresholds: Cell<[u16; 2]>,
     /// Volumes stay open while the host is there.
     attached: RefCell<BTreeMap<u32, Rc<Attached>>>,
 }
@@ -119,6 +121,7 @@ impl Controller {
             is_heard: Cell::new(true),
             notices: Notices::default(),
             features: RefCell::default(),
+            thresholds: Cell::new([WARNING_KELVIN, 0]),
             attached: RefCell::default(),
         }
     }
@@ -209,6 +212,10 @@ impl Controller {
         };
         let reset = Rc::clone(&self.reset.borrow());
         Ok(Queue { controller: Rc::clone(self), id, reset, recalls })
+    }
+
+    pub fn has_io_queues(&self) -> bool {
+        self.queues.borrow().keys().any(|&id| id > 0)
     }
 
     /// Room for one more Abort, until its answer leaves.

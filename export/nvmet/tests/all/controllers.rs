@@ -52,9 +52,87 @@ fn a_host_learns_what_there_is() {
         }
         let unknown = log_page(&mut host.admin, 0xc0, 512).await;
         assert!(unknown.is_err_and(|status| status.is(Status::INVALID_LOG_PAGE)));
-        let queues =
-            host.features(AdminOpcode::SetFeatures, [Feature::NumberOfQueues as u32, 0x3_0003]);
-        assert_eq!(queues.await.result, 0x3_0003);
+    });
+}
+
+#[test]
+fn features_are_set_to_what_can_be_and_asked_for() {
+    const SAVED: u32 = 1 << 31;
+    const UNDER: u32 = 1 << 20;
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        let mut set = async |feature: Feature, value: u32| {
+            let completion = host.features(AdminOpcode::SetFeatures, [feature as u32, value]).await;
+            (completion.status.is_success(), completion.status)
+        };
+        for (feature, value) in [
+            (Feature::Arbitration, 0x0103_0207),
+            (Feature::ErrorRecovery, 5),
+            (Feature::WriteAtomicity, 1),
+            (Feature::PowerManagement, 0),
+            (Feature::KeepAliveTimer, 30_000),
+            (Feature::VolatileWriteCache, 1),
+            (Feature::TemperatureThreshold, 350),
+            (Feature::TemperatureThreshold, UNDER | 0xf_0000 | 280),
+        ] {
+            assert!(set(feature, value).await.0, "{feature:?}");
+        }
+        let wrong = Status::INVALID_FIELD;
+        for (feature, value, why) in [
+            (Feature::PowerManagement, 1, wrong),
+            (Feature::TemperatureThreshold, 0x1_0000 | 350, wrong),
+            (Feature::TemperatureThreshold, 2 * UNDER | 350, wrong),
+            (Feature::VolatileWriteCache, 0, Status::FEATURE_NOT_CHANGEABLE),
+            // There are I/O queues.
+            (Feature::NumberOfQueues, 0x3_0003, Status::SEQUENCE_ERROR),
+            (Feature::HostIdentifier, 0, Status::SEQUENCE_ERROR),
+        ] {
+            assert!(set(feature, value).await.1.is(why), "{feature:?} {value:#x}");
+        }
+        let saved = [Feature::ErrorRecovery as u32 | SAVED, 5];
+        let saved = host.features(AdminOpcode::SetFeatures, saved).await.status;
+        assert!(saved.is(Status::FEATURE_NOT_SAVEABLE));
+        let mut get = async |feature: Feature, value: u32| {
+            host.features(AdminOpcode::GetFeatures, [feature as u32, value]).await
+        };
+        for (feature, value, is) in [
+            (Feature::Arbitration, 0, 0x0103_0207),
+            (Feature::ErrorRecovery, 0, 5),
+            (Feature::WriteAtomicity, 0, 1),
+            (Feature::PowerManagement, 0, 0),
+            (Feature::KeepAliveTimer, 0, 30_000),
+            (Feature::VolatileWriteCache, 0, 1),
+            (Feature::TemperatureThreshold, 0, 350),
+            (Feature::TemperatureThreshold, UNDER, 280),
+        ] {
+            assert_eq!(get(feature, value).await.result, is, "{feature:?}");
+        }
+        assert!(get(Feature::TemperatureThreshold, 0xf_0000).await.status.is(wrong));
+    });
+}
+
+#[test]
+fn queues_are_agreed_on_before_there_are_any() {
+    run(async {
+        let served = Served::new(64);
+        let connecting = Connecting::new(1);
+        let mut admin = Queue::open(served.path.address(), Digests::default()).await;
+        let at = (ANY_CONTROLLER, 0);
+        connecting.queue(&mut admin, served.subsystem.nqn(), at).await.expect("admitted");
+        let enabled = u64::from(Configuration::ENABLED.0);
+        let enable = PropertyAccess::set(Property::Configuration, enabled, admin.new_id());
+        assert!(admin.ask(enable, None).await.expect("an answer").0.status.is_success());
+        for (asked, given) in
+            [(0x3_0003, Ok(0x3_0003)), (0x3_0001, Ok(0x1_0001)), (0xffff, Err(()))]
+        {
+            let command = Command::new(AdminOpcode::SetFeatures as u8, admin.new_id(), 0)
+                .with_dword(10, Feature::NumberOfQueues as u32)
+                .with_dword(11, asked);
+            let (completion, _) = admin.ask(command, None).await.expect("an answer");
+            let is = completion.status.is_success().then_some(completion.result).ok_or(());
+            assert_eq!(is, given, "{asked:#x}");
+        }
     });
 }
 
