@@ -429,8 +429,7 @@ impl Stream {
             libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags)
         };
         usize::try_from(sent).or_else(|_| match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(0),
             error => Err(error),
         })
     }

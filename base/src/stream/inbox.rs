@@ -65,11 +65,8 @@ impl<S: ByteStream> Inbox<S> {
     ///
     /// As [`Inbox::head`].
     pub async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
-        if self.buffer.is_none() {
-            // An interrupted call has taken it along.
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        while self.end - self.start < bytes {
+        while self.buffer.is_none() || self.end - self.start < bytes {
+            // An interrupted call has taken the buffer along.
             let mut buffer = self.buffer.take().ok_or(io::ErrorKind::Interrupted)?;
             if BUFFER_BYTES - self.start < bytes || self.start == self.end {
                 buffer.copy_within(self.start..self.end, 0);

@@ -464,8 +464,9 @@ impl Connection {
     /// Data came otherwise than their digest says. The host sends them again, so nobody else hears that a path is bad.
     fn tell_of_damage(&self) {
         if !self.has_told_of_damage.replace(true) {
-            let (host, queue) = (self.queue.controller.host(), self.queue.id);
-            tracing::warn!(%host, queue, "data arrive damaged by a connection (told once)");
+            let (host, queue, path) = (self.queue.controller.host(), self.queue.id, self.came_to);
+            let what = "data of a connection arrive damaged, and are sent again: look at its network (told once)";
+            tracing::warn!(%host, queue, %path, "{what}");
         }
     }
 

@@ -749,8 +749,9 @@ impl<N: Network> Paths<N> {
                     avoided = Some(at);
                     damaged += 1;
                     if !self.paths[at].has_told_of_damage.replace(true) {
-                        let address = self.paths[at].address;
-                        tracing::warn!(%address, "data arrive damaged by a path (told once)");
+                        let (subsystem, address) = (&self.subsystem, self.paths[at].address);
+                        let what = "data of a path arrive damaged, and are asked for again: look at its network (told once)";
+                        tracing::warn!(%subsystem, %address, "{what}");
                     }
                     if damaged == DAMAGED_MAX {
                         return Err(OrderError::Block(BlockError::Io { errno: libc::EBADMSG }));
