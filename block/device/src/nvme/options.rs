@@ -52,7 +52,8 @@ impl Network for Tcp {
         let secured = Channel::from(stream).secured(connector.session()?).await;
         secured.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                let why = "the target hangs up on TLS: it may speak none there";
+                let why =
+                    "the target hangs up on TLS: it may speak none there, or have another key";
                 io::Error::new(error.kind(), why)
             }
             kind => io::Error::new(kind, format!("no TLS: {error}")),

@@ -22,8 +22,13 @@ fn knowing(host: u8, controller: Option<u8>) -> Options {
 }
 
 fn asking(secrets: Option<Secrets>) -> (MemoryNetwork, Rc<Target>) {
+    asking_on(false, secrets)
+}
+
+fn asking_on(the_admin_queue_only: bool, secrets: Option<Secrets>) -> (MemoryNetwork, Rc<Target>) {
     let mut target = Target::new();
     target.secrets = secrets;
+    target.asks_on_the_admin_queue_only = the_admin_queue_only;
     let (net, target, _) = two_paths(target);
     (net, target)
 }
@@ -75,5 +80,20 @@ fn who_is_not_believed_says_why_on_either_side() {
         assert!(why.contains("does not prove that it knows its secret"), "{why}");
         let device = open_as(&net, &[address(1)], knowing(1, None)).await;
         write(&device, 0, &pattern(1, 4096)).await.expect("nobody was asked");
+    });
+}
+
+#[test]
+fn a_target_that_asks_on_the_admin_queue_only_is_asked_on_all() {
+    run(3, async {
+        let secrets = Some(Secrets { host: secret(1), controller: Some(secret(2)) });
+        let (net, target) = asking_on(true, secrets);
+        let device = open_as(&net, &[address(1)], knowing(1, Some(2))).await;
+        write(&device, 0, &pattern(1, 4096)).await.expect("both are who they say");
+        assert_eq!(target.proven.get(), 2, "the admin queue, and that for reads and writes");
+        // Who does not want to know does not ask.
+        let device = open_as(&net, &[address(1)], knowing(1, None)).await;
+        write(&device, 0, &pattern(2, 4096)).await.expect("let in");
+        assert_eq!(target.proven.get(), 3, "the admin queue");
     });
 }

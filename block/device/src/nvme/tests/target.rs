@@ -58,6 +58,10 @@ pub struct Target {
     pub admitted: Option<Nqn>,
     /// What hosts have to prove.
     pub secrets: Option<Secrets>,
+    /// On others it proves who it is, if it is asked.
+    pub asks_on_the_admin_queue_only: bool,
+    /// Queues on which a host has proved who it is.
+    pub proven: Cell<u32>,
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
     /// So many data units from now on are damaged.
     pub damages: Cell<u32>,
@@ -151,6 +155,8 @@ impl Target {
             limits: CommandLimits::default(),
             admitted: None,
             secrets: None,
+            asks_on_the_admin_queue_only: false,
+            proven: Cell::new(0),
             states: RefCell::default(),
             damages: Cell::default(),
             statuses: RefCell::default(),
@@ -341,7 +347,9 @@ impl Target {
         let (target, from) = (Rc::clone(self), from.clone());
         let is_fabrics = command.opcode() == AdminOpcode::Fabrics as u8;
         if let Some(verifier) = &*from.verifier.borrow() {
-            assert!(is_fabrics || verifier.is_authenticated(), "nothing comes before the proof");
+            let may_do_without = self.asks_on_the_admin_queue_only && !from.is_admin.get();
+            let is_proven = verifier.is_authenticated() || may_do_without;
+            assert!(is_fabrics || is_proven, "nothing comes before the proof");
         }
         reactor::spawn(async move {
             let is_admin = from.is_admin.get() || command.opcode() == AdminOpcode::Fabrics as u8;
@@ -413,7 +421,9 @@ impl Target {
                     from.is_admin.set(connect.queue == 0);
                     from.is_discovery.set(data.subsystem.as_str() == levada_nvme::DISCOVERY_NQN);
                     self.controllers.set(self.controllers.get() + 1);
-                    let proof = self.secrets.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
+                    let asks = self.secrets.is_some()
+                        && (from.is_admin.get() || !self.asks_on_the_admin_queue_only);
+                    let proof = if asks { MUST_AUTHENTICATE } else { 0 };
                     let names = Names { host: data.host, subsystem: data.subsystem };
                     let verifier = self.secrets.clone();
                     let verifier = verifier.map(|secrets| Verifier::new(names, secrets));
@@ -421,7 +431,15 @@ impl Target {
                     well(u64::from(self.controllers.get()) | proof)
                 }
                 FabricsType::AuthenticationSend => {
-                    from.verifier.borrow_mut().as_mut()?.receive(data);
+                    let mut verifier = from.verifier.borrow_mut();
+                    let Some(verifier) = verifier.as_mut() else {
+                        return Some((Status::INVALID_OPCODE, 0, Vec::new()));
+                    };
+                    let was = verifier.is_authenticated();
+                    verifier.receive(data);
+                    if !was && verifier.is_authenticated() {
+                        self.proven.set(self.proven.get() + 1);
+                    }
                     well(0)
                 }
                 FabricsType::AuthenticationReceive => {
