@@ -9,13 +9,13 @@ need() {
     done
 }
 
-# Copies the program $1 to the directory $2 of the image, with the libraries that it is linked with.
+# Copies the program $1 to the directory $2 of the image, or of another root, with the libraries that it is linked with.
 with_libraries() {
-    local from library
+    local from library root=${3:-image}
     from=$(command -v "$1")
-    install -D "$from" "image/$2/${from##*/}"
+    install -D "$from" "$root/$2/${from##*/}"
     for library in $(ldd "$from" 2>/dev/null | grep -o '/[^ ]*'); do
-        [[ -e image$library ]] || install -D "$(realpath "$library")" "image$library"
+        [[ -e $root$library ]] || install -D "$(realpath "$library")" "$root$library"
     done
 }
 
