@@ -135,6 +135,16 @@ pub struct ServeArgs {
     /// Written so much, a drive is used up; unless told, writing wears nothing
     #[arg(long, value_name = "SIZE")]
     endurance: Option<Bytes>,
+    /// For this host only, by its name (on Linux in /etc/nvme/hostnqn); may be given several times
+    #[arg(long = "host", value_name = "NQN")]
+    hosts: Vec<Nqn>,
+    /// For the hosts of this file as well, each of which has to prove who it is (DH-HMAC-CHAP), or to come with TLS, or both: lines of
+    /// NQN [SECRET [SECRET_OF_SUBSYSTEM]] [KEY_OF_TLS], as `nvme gen-dhchap-key` and `nvme gen-tls-key` make them
+    #[arg(long, value_name = "FILE")]
+    keys: Option<PathBuf>,
+    /// Within TLS only, discovery too, whoever it is
+    #[arg(long, requires = "keys")]
+    tls_only: bool,
     /// Tell the status over HTTP at IP:PORT: `/` and `/bays`, as JSON
     #[arg(long, value_name = "ADDRESS")]
     status: Option<SocketAddr>,
@@ -206,6 +216,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
             Model::Slow => DriveModel::slow(),
         }),
         endurance_bytes: args.endurance.map(|size| size.0),
+        hosts: args.hosts.clone(),
+        keys: args.keys.clone(),
+        tls_only: args.tls_only,
         status: args.status,
         network_cores: args.network.network_cores,
     };

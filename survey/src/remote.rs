@@ -201,6 +201,9 @@ async fn enclosure(number: usize) -> Result<Enclosure> {
         size_bytes: DRIVE_BYTES,
         model: Some(DriveModel::slow()),
         endurance_bytes: None,
+        hosts: Vec::new(),
+        keys: None,
+        tls_only: false,
         status: None,
         network_cores: 0,
     };

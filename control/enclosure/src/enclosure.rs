@@ -79,11 +79,11 @@ pub struct Enclosure {
 impl Enclosure {
     pub(crate) fn new(
         name: String,
+        target: Target,
         subsystem: Subsystem,
         addresses: &[SocketAddr],
         bays: Vec<Bay>,
     ) -> Result<Self, ListenError> {
-        let target = Target::new();
         for bay in &bays {
             subsystem.add_drive(bay.number, bay.open(), bay.tell_health(), bay.claims.clone());
         }

@@ -7,8 +7,8 @@ use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
 };
 use levada_export_nvmet::{
-    Claims, Hosts, Keep, KeepError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn, NqnError,
-    Subsystem, serial_of,
+    Claims, Hosts, Keep, KeepError, KeysError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn,
+    NqnError, Subsystem, Target, read_keys, serial_of,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,12 @@ pub struct Plan {
     pub model: Option<DriveModel>,
     /// Bytes by which each drive is used up, from new at every start; without it writing wears nothing.
     pub endurance_bytes: Option<u64>,
+    /// Who may connect; everybody where nobody is named, here or in `keys`.
+    pub hosts: Vec<Nqn>,
+    /// Secrets and keys of TLS of further hosts ([`read_keys`]).
+    pub keys: Option<PathBuf>,
+    /// Nobody is let in without TLS, discovery included.
+    pub tls_only: bool,
     /// Where its status is told over HTTP.
     pub status: Option<SocketAddr>,
     /// Cores beside the enclosure's own that carry connections, once it is served.
@@ -57,6 +63,8 @@ pub enum EnclosureError {
     Served { name: String },
     #[error(transparent)]
     Nqn(#[from] NqnError),
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error("cannot tell the status at {address}")]
@@ -125,9 +133,15 @@ impl Plan {
     pub async fn open(&self) -> Result<Enclosure, EnclosureError> {
         self.check()?;
         let nqn = Nqn::new(format!("{NQN_PREFIX}:enclosure:{}", self.name))?;
-        let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
+        let keys = self.keys.as_deref().map(read_keys).transpose()?;
+        let hosts = Hosts::chosen(self.hosts.iter().cloned(), keys);
+        let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), hosts);
+        let target = Target::new();
+        if self.tls_only {
+            target.require_tls();
+        }
         let bays = self.drives().await?;
-        Ok(Enclosure::new(self.name.clone(), subsystem, &self.paths, bays)?)
+        Ok(Enclosure::new(self.name.clone(), target, subsystem, &self.paths, bays)?)
     }
 }
 
@@ -165,6 +179,9 @@ mod tests {
                 size_bytes: MIB,
                 model: None,
                 endurance_bytes: None,
+                hosts: Vec::new(),
+                keys: None,
+                tls_only: false,
                 status: None,
                 network_cores: 0,
             };
