@@ -15,7 +15,12 @@ pub struct Completion {
     /// Of the command.
     pub id: u16,
     pub status: Status,
+    /// The log of errors has an entry of it (Base, 4.6.1: M).
+    pub has_more: bool,
 }
+
+/// Of the status field, with the phase tag below it.
+pub(crate) const MORE: u16 = 1 << 14;
 
 impl Completion {
     #[must_use]
@@ -25,6 +30,7 @@ impl Completion {
             queue_head: u16_at(bytes, 8),
             id: u16_at(bytes, 12),
             status: Status::from_field(u16_at(bytes, 14)),
+            has_more: u16_at(bytes, 14) & MORE != 0,
         }
     }
 
@@ -35,7 +41,8 @@ impl Completion {
         put(&mut bytes, 0, &self.result.to_le_bytes());
         put(&mut bytes, 8, &self.queue_head.to_le_bytes());
         put(&mut bytes, 12, &self.id.to_le_bytes());
-        put(&mut bytes, 14, &self.status.field().to_le_bytes());
+        let more = if self.has_more { MORE } else { 0 };
+        put(&mut bytes, 14, &(self.status.field() | more).to_le_bytes());
         array(&bytes, 0)
     }
 }

@@ -10,7 +10,7 @@ use crate::keyring::parse_keyring;
 use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
 use crate::tls::{PskIdentity, TlsKey};
-use crate::{Command, KeptReservations, Nqn, ReservationNotification, log};
+use crate::{Command, ErrorEntry, KeptReservations, Nqn, ReservationNotification, log};
 
 /// Units, one after the other, as either side receives them; what is understood is built again, and read as the same.
 pub fn pdus(mut bytes: &[u8]) {
@@ -78,6 +78,11 @@ pub fn answers(bytes: &[u8]) {
     }
     if let Some(page) = bytes.first_chunk() {
         let _ = log::Health::parse(page);
+    }
+    if let Some(entry) = bytes.first_chunk()
+        && let Some(told) = ErrorEntry::parse(entry)
+    {
+        assert_eq!(ErrorEntry::parse(&told.to_bytes()), Some(told));
     }
     if let Some(page) = bytes.first_chunk()
         && let Some(told) = ReservationNotification::parse(page)

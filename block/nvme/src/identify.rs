@@ -127,8 +127,9 @@ pub const ABORTS_MAX: u64 = 4;
 /// Asynchronous event requests at once, less one.
 const EVENT_REQUESTS_LESS_ONE: u8 = EVENT_REQUESTS_MAX as u8 - 1;
 pub const EVENT_REQUESTS_MAX: usize = 4;
-/// Entries of the log of errors, less one: the least.
-const ERROR_ENTRIES_LESS_ONE: u8 = 0;
+/// Entries of the log of errors, less one.
+const ERROR_ENTRIES_LESS_ONE: u8 = ERROR_ENTRIES_MAX as u8 - 1;
+pub const ERROR_ENTRIES_MAX: usize = 64;
 /// The unit of `data_bytes_max`.
 const PAGE_BYTES: u64 = 4096;
 /// 343 and 358 K: what a drive warns at, which nobody can ask a subsystem without one to be (Base, figure 247).

@@ -8,7 +8,7 @@
 //! - `authentication`: who a host and a controller are; `tls`: keys of the channel between them; `keyring`: a file of both; `interchange`: how
 //!   people write them.
 //! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
-//! - `identify`, `log`: what a controller and its namespaces are, and what they report.
+//! - `identify`, `log`: what a controller and its namespaces are, and what they report; `error_entry`: of commands that failed.
 //! - `reservation`: which host may do what to a namespace; `kept`: as a target keeps that over a loss of power;
 //!   `notification`: what hosts are told of it.
 //! - `pdu`: how TCP carries all of it.
@@ -19,6 +19,7 @@
 pub mod authentication;
 mod command;
 mod completion;
+mod error_entry;
 pub mod fabrics;
 mod field;
 #[cfg(any(test, feature = "fuzz"))]
@@ -39,6 +40,7 @@ pub use command::{
     AdminOpcode, COMMAND_BYTES, Command, DataPointer, Feature, IoOpcode, Range, ranges,
 };
 pub use completion::{COMPLETION_BYTES, Completion};
+pub use error_entry::{ERROR_ENTRY_BYTES, ErrorEntry};
 pub use kept::{KeptFault, KeptReservations, REGISTRANTS_MAX};
 pub use notification::{
     NOTIFICATION_BYTES, NoticeMask, ReservationNotice, ReservationNotification,

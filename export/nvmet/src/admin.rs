@@ -241,8 +241,7 @@ impl Admin<'_> {
                 let (generation, entries) = self.shared.discovery(self.controller, self.came_to);
                 log::discovery(generation, &entries)
             }
-            // No error is kept: there is none in the log that a command's own status has not told.
-            (LogPage::Errors, _) => vec![0; 64],
+            (LogPage::Errors, _) => self.controller.errors.page(),
             (LogPage::Firmware, _) => log::firmware_slots(FIRMWARE),
             (LogPage::Health, _) => self.health(command.namespace())?.to_bytes(),
             (LogPage::Effects, _) => log::effects(),
@@ -293,12 +292,15 @@ impl Admin<'_> {
     /// Of one namespace, or of all that there are: then numbers are summed up, and the worst of the rest is told.
     fn health(&self, namespace: u32) -> Result<Health, Status> {
         let power_on_hours = u128::from(self.shared.started.elapsed().as_secs() / 3600);
-        let blank = Health { spare_percent: 100, power_on_hours, ..Health::default() };
+        // The log that it counts is the controller's, whatever the page is about.
+        let error_entries = self.controller.errors.count().into();
+        let blank =
+            Health { spare_percent: 100, power_on_hours, error_entries, ..Health::default() };
         let Some(subsystem) = self.controller.subsystem() else { return Ok(blank) };
         if !matches!(namespace, 0 | EVERY_NAMESPACE) {
             let namespace = subsystem.namespace(namespace);
             let health = namespace.ok_or(never(Status::INVALID_NAMESPACE))?.health();
-            return Ok(Health { power_on_hours, ..health });
+            return Ok(Health { power_on_hours, error_entries, ..health });
         }
         let ids = subsystem.namespaces().into_iter();
         let all = ids.filter_map(|id| Some(subsystem.namespace(id)?.health()));
@@ -315,7 +317,7 @@ impl Admin<'_> {
             power_on_hours,
             unsafe_shutdowns: whole.unsafe_shutdowns.max(one.unsafe_shutdowns),
             media_errors: whole.media_errors + one.media_errors,
-            error_entries: whole.error_entries + one.error_entries,
+            error_entries,
         }))
     }
 

@@ -388,7 +388,8 @@ impl<S: ByteStream> Reader<S> {
         let is_without_flow_control =
             connected.as_ref().is_ok_and(|connected| connected.connect.is_without_flow_control);
         let queue_head = if is_without_flow_control { 0xffff } else { 1 };
-        let completion = Completion { result, queue_head, id: command.id(), status };
+        let completion =
+            Completion { result, queue_head, id: command.id(), status, has_more: false };
         let head = self.framing.head(&Pdu::Response(completion), 0);
         channel.write_all(Buf::copy_of(&head).into_vec()).await?;
         if connected.is_err() {
@@ -590,7 +591,7 @@ impl Connection {
             Input::Here(data) => match self.read_at_once(&command) {
                 Tried::Read(outcome, room) => {
                     let held = [Some(slot), Some(room)];
-                    self.answer(command.id(), outcome.map(Answer::from), held);
+                    self.answer(&command, outcome.map(Answer::from), held);
                     return Ok(());
                 }
                 Tried::Begun(reading, room) => (Input::Reading(reading), Some(room)),
@@ -641,7 +642,7 @@ impl Connection {
                 Err(recalled) => match slot_of_answer {
                     None => (Some(Err(Status::ABORTED)), Some(recalled)),
                     Some(slot) => {
-                        self.answer_in_time(id, Err(Status::ABORTED), [Some(slot), None]).await;
+                        self.aborted_in_time(id, slot).await;
                         recalled.obeyed();
                         done.await;
                         return;
@@ -654,8 +655,8 @@ impl Connection {
         if let Some(outcome) = outcome {
             let held = [work.slot.take(), work.room.take()];
             match self.port.is_open() {
-                true => self.answer(id, outcome, held),
-                false => self.answer_in_time(id, outcome, held).await,
+                true => self.answer(&work.command, outcome, held),
+                false => self.answer_in_time(&work.command, outcome, held).await,
             }
         }
         if let Some(recalled) = recalled {
@@ -664,15 +665,24 @@ impl Connection {
     }
 
     /// Answers a command when the path lets answers through.
-    fn answer_in_time(
-        &self,
-        id: u16,
+    fn answer_in_time<'a>(
+        &'a self,
+        command: &'a Command,
         outcome: Result<Answer, Status>,
         held: [Option<Permit>; 2],
-    ) -> LocalBoxFuture<'_, ()> {
+    ) -> LocalBoxFuture<'a, ()> {
         Box::pin(async move {
             self.port.passes().await;
-            self.answer(id, outcome, held);
+            self.answer(command, outcome, held);
+        })
+    }
+
+    /// The same of one that was aborted and still goes on.
+    fn aborted_in_time(&self, id: u16, slot: Permit) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.port.passes().await;
+            let completion = self.completion(id, Status::ABORTED);
+            self.complete(completion, IoVec::new(), [Some(slot), None]);
         })
     }
 
@@ -780,14 +790,36 @@ impl Connection {
         whole
     }
 
-    /// Answers the command of this identifier: sends data, if there are any, and the completion, unless data can say that all went well.
-    fn answer(&self, id: u16, outcome: Result<Answer, Status>, held: [Option<Permit>; 2]) {
-        let (status, Answer { result, data }) = match outcome {
-            Ok(answer) => (Status::SUCCESS, answer),
-            Err(status) => (status, Answer::result(0)),
+    /// Answers a command; one that failed is entered in the log of errors.
+    fn answer(
+        &self,
+        command: &Command,
+        outcome: Result<Answer, Status>,
+        held: [Option<Permit>; 2],
+    ) {
+        let (completion, data) = match outcome {
+            Ok(Answer { result, data }) => {
+                let completion = self.completion(command.id(), Status::SUCCESS);
+                (Completion { result, ..completion }, data)
+            }
+            Err(status) => {
+                let has_more = self.queue.controller.errors.add(self.queue.id, command, status);
+                let completion = self.completion(command.id(), status);
+                (Completion { has_more, ..completion }, IoVec::new())
+            }
         };
+        self.complete(completion, data, held);
+    }
+
+    /// Of the command of this identifier, when there is nothing else to say of it.
+    fn completion(&self, id: u16, status: Status) -> Completion {
         let queue_head = if self.is_without_flow_control { 0 } else { self.head.get() };
-        let completion = Completion { result, queue_head, id, status };
+        Completion { result: 0, queue_head, id, status, has_more: false }
+    }
+
+    /// Sends data, if there are any, and the completion, unless data can say that all went well.
+    fn complete(&self, completion: Completion, data: IoVec, held: [Option<Permit>; 2]) {
+        let Completion { id, result, .. } = completion;
         let bytes = bytes_in(&data) as u32;
         if bytes == 0 {
             let head = self.framing.head(&Pdu::Response(completion), 0);

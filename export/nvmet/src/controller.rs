@@ -4,6 +4,7 @@
 //! - It lives as long as its admin queue, and its other queues end with it.
 //! - A host that says nothing for its keep alive timeout is given up, and its queues end.
 
+use crate::errors::Errors;
 use crate::namespace::{Namespace, Opened};
 use crate::notices::Notices;
 use crate::port::Port;
@@ -50,6 +51,7 @@ pub(crate) struct Controller {
     /// Something came since the timer looked.
     is_heard: Cell<bool>,
     pub notices: Notices,
+    pub errors: Errors,
     /// What Set Features left here, for Get Features.
     pub features: RefCell<BTreeMap<u8, u32>>,
     /// Kelvin that the host wants to be told of, above and below. It may ask for them back; whether a drive is too hot is the drive's to say.
@@ -120,6 +122,7 @@ impl Controller {
             keep_alive_ms: Cell::new(keep_alive_ms),
             is_heard: Cell::new(true),
             notices: Notices::default(),
+            errors: Errors::default(),
             features: RefCell::default(),
             thresholds: Cell::new([WARNING_KELVIN, 0]),
             attached: RefCell::default(),
@@ -175,6 +178,7 @@ impl Controller {
             self.connection_ended();
             self.attached.borrow_mut().clear();
             self.notices.forget_reservations();
+            self.errors.clear();
             state = ControllerState::default();
         }
         state.is_ready = new.is_enabled();

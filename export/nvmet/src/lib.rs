@@ -7,7 +7,7 @@
 //! - `reservations`: which host may do what; `claims`: what hosts do, and where reservations are kept.
 //! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
 //! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
-//! - `controller`: what a host has, over all its queues; `notices`, `reservation_log`: what it is told unasked; `recall`: commands that it aborts.
+//! - `controller`: what a host has, over all its queues; `notices`, `reservation_log`: what it is told unasked; `recall`: commands that it aborts; `errors`: those that failed.
 //! - `admin`, `io`: its commands.
 //!
 //! What always holds:
@@ -26,6 +26,7 @@ mod claims;
 mod connect;
 mod connection;
 mod controller;
+mod errors;
 mod gate;
 mod io;
 mod memory;

@@ -161,7 +161,8 @@ impl Exchange {
         if !is_success {
             return Ok(None);
         }
-        let completion = Completion { result: 0, queue_head: 0, id, status: Status::SUCCESS };
+        let completion =
+            Completion { result: 0, queue_head: 0, id, status: Status::SUCCESS, has_more: false };
         self.done(id, completion).map(Some)
     }
 
@@ -196,7 +197,7 @@ mod tests {
     }
 
     fn answer(id: u16, status: Status) -> Pdu {
-        Pdu::Response(Completion { result: 0, queue_head: 0, id, status })
+        Pdu::Response(Completion { result: 0, queue_head: 0, id, status, has_more: false })
     }
 
     fn asks(command: u16, at: u32, bytes: u32) -> Pdu {

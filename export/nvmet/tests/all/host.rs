@@ -180,8 +180,13 @@ impl Queue {
                     received.extend(said.data);
                     assert!(!is_success || self.is_without_flow_control);
                     if is_success {
-                        let completion =
-                            Completion { result: 0, queue_head: 0, id, status: Status::SUCCESS };
+                        let completion = Completion {
+                            result: 0,
+                            queue_head: 0,
+                            id,
+                            status: Status::SUCCESS,
+                            has_more: false,
+                        };
                         return Ok((completion, received));
                     }
                 }

@@ -3,6 +3,7 @@
 mod aborts;
 mod authentication;
 mod controllers;
+mod errors;
 mod host;
 mod hostile;
 mod memory;

@@ -87,7 +87,7 @@ fn data(command: u16, at: u32, bytes: usize, is_success: bool) -> Vec<u8> {
 }
 
 fn answer(id: u16, status: Status) -> Vec<u8> {
-    let completion = Completion { result: 0, queue_head: 0, id, status };
+    let completion = Completion { result: 0, queue_head: 0, id, status, has_more: false };
     unit(Digests::default(), &Pdu::Response(completion), &[])
 }
 

@@ -218,7 +218,8 @@ impl Target {
         }
         for (outbox, framing, id) in self.waiting.take() {
             let result = event.result();
-            let completion = Completion { result, queue_head: 0, id, status: Status::SUCCESS };
+            let completion =
+                Completion { result, queue_head: 0, id, status: Status::SUCCESS, has_more: false };
             let head = framing.head(&Pdu::Response(completion), 0);
             outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         }
@@ -394,7 +395,7 @@ impl Target {
             is_told = is_success;
         }
         if !is_told {
-            let completion = Completion { result, queue_head: 0, id, status };
+            let completion = Completion { result, queue_head: 0, id, status, has_more: false };
             let head = from.framing.head(&Pdu::Response(completion), 0);
             from.outbox.push(Outgoing { head: &head, ..Outgoing::default() });
         }
