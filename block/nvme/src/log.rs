@@ -89,7 +89,7 @@ pub enum Event {
     ReservationNotice,
     /// A drive warns: of its media or cache, of its temperature, of the spare room that is left.
     Unreliable,
-    TooHot,
+    Temperature,
     LowSpare,
 }
 
@@ -104,7 +104,7 @@ impl Event {
         Self::DiscoveryChanged,
         Self::ReservationNotice,
         Self::Unreliable,
-        Self::TooHot,
+        Self::Temperature,
         Self::LowSpare,
     ];
 
@@ -119,7 +119,7 @@ impl Event {
     pub fn warnings(self) -> Warnings {
         match self {
             Self::Unreliable => Warnings::RELIABILITY | Warnings::READ_ONLY | Warnings::BACKUP,
-            Self::TooHot => Warnings::TEMPERATURE,
+            Self::Temperature => Warnings::TEMPERATURE,
             Self::LowSpare => Warnings::SPARE,
             Self::NamespacesChanged
             | Self::AnaChanged
@@ -137,7 +137,7 @@ impl Event {
             Self::DiscoveryChanged => (Self::NOTICE, 0xf0, LogPage::Discovery),
             Self::ReservationNotice => (Self::IO_COMMAND_SET, 0x00, LogPage::Reservations),
             Self::Unreliable => (Self::HEALTH, 0x00, LogPage::Health),
-            Self::TooHot => (Self::HEALTH, 0x01, LogPage::Health),
+            Self::Temperature => (Self::HEALTH, 0x01, LogPage::Health),
             Self::LowSpare => (Self::HEALTH, 0x02, LogPage::Health),
         };
         u64::from(kind | information << 8 | u32::from(page as u8) << 16)
@@ -157,7 +157,7 @@ impl Event {
             Self::AnaChanged => LogPage::Ana,
             Self::DiscoveryChanged => LogPage::Discovery,
             Self::ReservationNotice => LogPage::Reservations,
-            Self::Unreliable | Self::TooHot | Self::LowSpare => LogPage::Health,
+            Self::Unreliable | Self::Temperature | Self::LowSpare => LogPage::Health,
         }
     }
 }

@@ -164,7 +164,7 @@ impl Enclosure {
                 let bay = self.bay(bay)?;
                 let new = bay.wear(change);
                 if bay.is_in.get() {
-                    self.subsystem.warns(new);
+                    self.subsystem.health_changed(new);
                 }
                 Ok(())
             }

@@ -300,10 +300,12 @@ impl Admin<'_> {
         if !matches!(namespace, 0 | EVERY_NAMESPACE) {
             let namespace = subsystem.namespace(namespace);
             let health = namespace.ok_or(never(Status::INVALID_NAMESPACE))?.health();
+            let health = self.controller.judged(health);
             return Ok(Health { power_on_hours, error_entries, ..health });
         }
         let ids = subsystem.namespaces().into_iter();
         let all = ids.filter_map(|id| Some(subsystem.namespace(id)?.health()));
+        let all = all.map(|health| self.controller.judged(health));
         Ok(all.fold(blank, |whole, one| Health {
             warnings: whole.warnings | one.warnings,
             kelvin: whole.kelvin.max(one.kelvin),
@@ -339,6 +341,7 @@ impl Admin<'_> {
             }
             Feature::AsynchronousEvents => {
                 self.controller.notices.set_wanted(Events::from_bits_retain(value));
+                self.controller.feel_temperatures();
                 Ok(Answer::result(0))
             }
             // There is always one, as flushes always mean something.
@@ -367,9 +370,9 @@ impl Admin<'_> {
             Feature::HostIdentifier => Err(never(Status::SEQUENCE_ERROR)),
             Feature::TemperatureThreshold => {
                 let at = threshold(value, true)?;
-                let mut thresholds = self.controller.thresholds.get();
+                let mut thresholds = self.controller.thresholds();
                 thresholds[at] = value as u16;
-                self.controller.thresholds.set(thresholds);
+                self.controller.set_thresholds(thresholds);
                 Ok(Answer::result(0))
             }
             // There is one state.
@@ -409,7 +412,7 @@ impl Admin<'_> {
                 return Ok(Answer::data(self.controller.host_id()));
             }
             Feature::TemperatureThreshold => {
-                u32::from(self.controller.thresholds.get()[threshold(value, false)?])
+                u32::from(self.controller.thresholds()[threshold(value, false)?])
             }
             Feature::Arbitration
             | Feature::PowerManagement

@@ -14,12 +14,12 @@ use crate::subsystem::Subsystem;
 use levada_base::reactor;
 use levada_base::sync::{Once, Permit, Semaphore};
 use levada_nvme::fabrics::{Configuration, ControllerState};
-use levada_nvme::identify::{ABORTS_MAX, WARNING_KELVIN};
-use levada_nvme::log::{AnaState, Event};
+use levada_nvme::identify::{ABORTS_MAX, Events, WARNING_KELVIN};
+use levada_nvme::log::{AnaState, Event, Health, Warnings};
 use levada_nvme::{Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub(crate) const IO_QUEUES_MAX: u16 = 64;
 const KEEP_ALIVE_TICK: Duration = Duration::from_millis(500);
 /// A host that only discovers, and asked for no limit (Fabrics, 4.4: two minutes).
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(120);
+/// Of temperature, until the host says otherwise.
+const THRESHOLDS: [u16; 2] = [WARNING_KELVIN, 0];
 
 /// See the module.
 pub(crate) struct Controller {
@@ -54,8 +56,10 @@ pub(crate) struct Controller {
     pub errors: Errors,
     /// What Set Features left here, for Get Features.
     pub features: RefCell<BTreeMap<u8, u32>>,
-    /// Kelvin that the host wants to be told of, above and below. It may ask for them back; whether a drive is too hot is the drive's to say.
-    pub thresholds: Cell<[u16; 2]>,
+    /// Kelvin from which on the host wants to be warned of a drive, upwards and downwards.
+    thresholds: Cell<[u16; 2]>,
+    /// Namespaces whose drives were beyond them when the host was told last.
+    beyond: RefCell<BTreeSet<u32>>,
     /// Volumes stay open while the host is there.
     attached: RefCell<BTreeMap<u32, Rc<Attached>>>,
 }
@@ -124,7 +128,8 @@ impl Controller {
             notices: Notices::default(),
             errors: Errors::default(),
             features: RefCell::default(),
-            thresholds: Cell::new([WARNING_KELVIN, 0]),
+            thresholds: Cell::new(THRESHOLDS),
+            beyond: RefCell::default(),
             attached: RefCell::default(),
         }
     }
@@ -179,6 +184,11 @@ impl Controller {
             self.attached.borrow_mut().clear();
             self.notices.forget_reservations();
             self.errors.clear();
+            // What was set is as it was at first (Base, 5.21); how long a host may be silent it has said with Connect.
+            self.features.borrow_mut().clear();
+            self.thresholds.set(THRESHOLDS);
+            self.beyond.take();
+            self.notices.set_wanted(Events::empty());
             state = ControllerState::default();
         }
         state.is_ready = new.is_enabled();
@@ -328,5 +338,45 @@ impl Controller {
 
     pub fn happened(&self, event: Event) {
         self.notices.happened(event);
+    }
+
+    pub fn thresholds(&self) -> [u16; 2] {
+        self.thresholds.get()
+    }
+
+    /// Carries out what the host says of temperatures, which drives may be beyond at once.
+    pub fn set_thresholds(&self, thresholds: [u16; 2]) {
+        self.thresholds.set(thresholds);
+        self.feel_temperatures();
+    }
+
+    /// What a drive tells of itself, as this host wants to be warned of its temperature (Base, 5.21.1.4). A drive that does not tell how hot it is
+    /// knows itself whether that is too much.
+    pub fn judged(&self, mut health: Health) -> Health {
+        if health.kelvin > 0 {
+            let [above, below] = self.thresholds.get();
+            let is_beyond = health.kelvin >= above || health.kelvin <= below;
+            health.warnings.set(Warnings::TEMPERATURE, is_beyond);
+        }
+        health
+    }
+
+    /// Tells the host if it wants to know and a drive has come to be beyond a threshold, or was before it wanted to know.
+    pub fn feel_temperatures(&self) {
+        let Some(subsystem) = &self.subsystem else { return };
+        if !self.notices.wanted().contains(Events::TEMPERATURE) {
+            self.beyond.take();
+            return;
+        }
+        let is_beyond = |id: &u32| {
+            let health = subsystem.namespace(*id).map(|namespace| self.judged(namespace.health()));
+            health.is_some_and(|health| health.warnings.contains(Warnings::TEMPERATURE))
+        };
+        let beyond: BTreeSet<u32> = subsystem.namespaces().into_iter().filter(is_beyond).collect();
+        let is_new = !beyond.is_subset(&self.beyond.borrow());
+        self.beyond.replace(beyond);
+        if is_new {
+            self.happened(Event::Temperature);
+        }
     }
 }

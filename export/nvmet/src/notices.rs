@@ -67,7 +67,7 @@ impl Notices {
             Event::DiscoveryChanged => wanted.contains(Events::DISCOVERY),
             // Of these a host is spared by a mask of the namespace.
             Event::ReservationNotice => true,
-            Event::Unreliable | Event::TooHot | Event::LowSpare => {
+            Event::Unreliable | Event::Temperature | Event::LowSpare => {
                 wanted.intersects(Events::from_bits_retain(event.warnings().bits().into()))
             }
         };

@@ -172,10 +172,13 @@ impl Subsystem {
         }
     }
 
-    /// Tells hosts that a drive has begun to warn of this.
-    pub fn warns(&self, new: Warnings) {
+    /// Tells hosts that the health of a drive is another, and that it warns of `new` now. Of its temperature they hear by the thresholds that they have
+    /// set themselves.
+    pub fn health_changed(&self, new: Warnings) {
         for controller in self.live() {
-            Event::of_warnings(new).for_each(|event| controller.happened(event));
+            let told = Event::of_warnings(new.difference(Warnings::TEMPERATURE));
+            told.for_each(|event| controller.happened(event));
+            controller.feel_temperatures();
         }
     }
 
@@ -183,6 +186,7 @@ impl Subsystem {
         for controller in self.live() {
             controller.detach(id);
             controller.notices.namespace_changed(id);
+            controller.feel_temperatures();
         }
     }
 

@@ -440,7 +440,9 @@ impl<S: ByteStream + 'static> Controller<S> {
             match event {
                 Some(Event::AnaChanged) => told.ana = true,
                 Some(Event::NamespacesChanged) => told.namespaces = true,
-                Some(Event::Unreliable | Event::TooHot | Event::LowSpare) => told.warnings = true,
+                Some(Event::Unreliable | Event::Temperature | Event::LowSpare) => {
+                    told.warnings = true
+                }
                 Some(Event::DiscoveryChanged | Event::ReservationNotice) | None => {}
             }
             // At once: from now on a namespace cannot be called untouched.

@@ -291,18 +291,18 @@ fn changes_are_told() {
         // Of warnings nobody hears who has not asked; once until the page was read.
         let told = request(host.admin.new_id());
         host.admin.begin(told, None).await;
-        served.subsystem.warns(Warnings::SPARE);
+        served.subsystem.health_changed(Warnings::SPARE);
         let id = host.admin.new_id();
         assert!(host.admin.ask(want(id, Events::SPARE), None).await.is_ok());
-        served.subsystem.warns(Warnings::TEMPERATURE | Warnings::SPARE);
+        served.subsystem.health_changed(Warnings::TEMPERATURE | Warnings::SPARE);
         let (event, _) = host.admin.answer(told.id(), None).await.expect("told");
         assert_eq!(Event::of(event.result), Some(Event::LowSpare));
         let told = request(host.admin.new_id());
         host.admin.begin(told, None).await;
-        served.subsystem.warns(Warnings::SPARE);
+        served.subsystem.health_changed(Warnings::SPARE);
         let page = log_page(&mut host.admin, LogPage::Health as u8, 512).await;
         assert!(page.is_ok(), "and no event before it");
-        served.subsystem.warns(Warnings::SPARE);
+        served.subsystem.health_changed(Warnings::SPARE);
         let (event, _) = host.admin.answer(told.id(), None).await.expect("told");
         assert_eq!(Event::of(event.result), Some(Event::LowSpare));
     });

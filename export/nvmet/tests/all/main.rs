@@ -9,6 +9,7 @@ mod hostile;
 mod memory;
 mod requests;
 mod reservations;
+mod temperature;
 mod tls;
 
 use host::{Host, nqn};

@@ -123,7 +123,7 @@ fn a_drive_that_begins_to_warn_is_noticed_at_once() {
             let others = Events::ANA | Events::NAMESPACES;
             let wanted = if refuses_warnings { others } else { others | Events::WARNINGS };
             assert_eq!(target.wanted.get(), wanted);
-            for event in [Event::LowSpare, Event::TooHot, Event::Unreliable] {
+            for event in [Event::LowSpare, Event::Temperature, Event::Unreliable] {
                 let warned = device.warned();
                 target.tell(event);
                 let noticed = reactor::timeout(Duration::from_secs(1), warned).await;
