@@ -23,10 +23,11 @@ pub enum Identify {
     Controller = 0x01,
     ActiveNamespaces = 0x02,
     NamespaceDescriptors = 0x03,
-    /// Of the NVM command set, from here on (NVM Express 2.0, which hosts ask for).
+    /// Of the NVM command set, these three (NVM Express 2.0, which hosts ask for).
     CommandSetNamespace = 0x05,
     CommandSetController = 0x06,
     CommandSetActiveNamespaces = 0x07,
+    /// From here on of those who make namespaces; hosts ask others as well.
     AllocatedNamespaces = 0x10,
     AllocatedNamespace = 0x11,
     NamespaceControllers = 0x12,

@@ -150,14 +150,6 @@ impl Admin<'_> {
             Identify::Namespace | Identify::AllocatedNamespace => {
                 self.namespace_identity(command.namespace()).await?
             }
-            Identify::ActiveNamespaces | Identify::AllocatedNamespaces => {
-                let after = command.namespace();
-                // Reserved (Base, 5.15.2.5).
-                if after >= u32::MAX - 1 {
-                    return Err(never(Status::INVALID_NAMESPACE));
-                }
-                identify::namespace_list(all(), after)
-            }
             Identify::NamespaceDescriptors => {
                 let attached = self.attached(command.namespace()).await?;
                 identify::namespace_descriptors(attached.opened.guid)
@@ -169,16 +161,32 @@ impl Admin<'_> {
             {
                 return Err(never(Status::INVALID_FIELD));
             }
-            Identify::CommandSetActiveNamespaces => {
-                identify::namespace_list(all(), command.namespace())
+            Identify::ActiveNamespaces
+            | Identify::AllocatedNamespaces
+            | Identify::CommandSetActiveNamespaces => {
+                let after = command.namespace();
+                // Reserved (Base, 5.15.2.5).
+                if after >= u32::MAX - 1 {
+                    return Err(never(Status::INVALID_NAMESPACE));
+                }
+                identify::namespace_list(all(), after)
             }
-            // Nothing in them that is not told elsewhere.
-            Identify::CommandSetNamespace | Identify::CommandSetController => {
+            // Nothing in them that is not told elsewhere: no protection information, no limits.
+            Identify::CommandSetNamespace => {
+                self.known(command.namespace())?;
                 vec![0; IDENTIFY_BYTES]
+            }
+            Identify::CommandSetController => vec![0; IDENTIFY_BYTES],
+            // It is about one namespace (Base, 5.15.2.9).
+            Identify::NamespaceControllers if command.namespace() == EVERY_NAMESPACE => {
+                return Err(never(Status::INVALID_FIELD));
             }
             Identify::NamespaceControllers => {
                 self.known(command.namespace())?;
-                identify::controller_list(subsystem.controller_ids().into_iter(), first_controller)
+                // Each has all that there are.
+                let is_there = subsystem.namespace(command.namespace()).is_some();
+                let ids = if is_there { subsystem.controller_ids() } else { Vec::new() };
+                identify::controller_list(ids.into_iter(), first_controller)
             }
             Identify::Controllers => {
                 identify::controller_list(subsystem.controller_ids().into_iter(), first_controller)
@@ -213,10 +221,7 @@ impl Admin<'_> {
     }
 
     async fn namespace_identity(&self, id: u32) -> Result<Vec<u8>, Status> {
-        // What all of them have in common, of which there is nothing to say.
-        if id == EVERY_NAMESPACE {
-            return Ok(vec![0; IDENTIFY_BYTES]);
-        }
+        // Of all of them at once tells who can make some (Base, 5.15.2.1).
         self.known(id)?;
         match self.attached(id).await {
             Ok(attached) => {

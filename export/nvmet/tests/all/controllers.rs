@@ -17,7 +17,7 @@ use levada_nvme::log::{
     parse_discovery_header,
 };
 use levada_nvme::pdu::Digests;
-use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, Feature, IoOpcode, Status};
+use levada_nvme::{AdminOpcode, Command, DISCOVERY_NQN, DataPointer, Feature, IoOpcode, Status};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -52,6 +52,118 @@ fn a_host_learns_what_there_is() {
         }
         let unknown = log_page(&mut host.admin, 0xc0, 512).await;
         assert!(unknown.is_err_and(|status| status.is(Status::INVALID_LOG_PAGE)));
+    });
+}
+
+/// Everything that Identify may be asked, of each kind of namespace and of none.
+#[test]
+fn identify_answers_what_1_4_has_and_refuses_the_rest() {
+    const ABSENT: u32 = 2;
+    const BEYOND: u32 = 1025;
+    const EVERY: u32 = u32::MAX;
+    run(async {
+        let served = Served::new(64);
+        served.subsystem.add(5, opens(&Rc::new(Memory::new(512 * 7)), 9));
+        let (mut host, other) = (served.host().await, served.host().await);
+        let controllers = [host.controller, other.controller];
+        let mut ask = async |what: u32, namespace: u32, dword11: u32| {
+            let command = Command::new(AdminOpcode::Identify as u8, host.admin.new_id(), namespace)
+                .with_dword(10, what)
+                .with_dword(11, dword11)
+                .with_data(DataPointer::Transport { bytes: 4096 });
+            let (completion, data) = host.admin.ask(command, None).await.expect("an answer");
+            let is_whole = data.len() == 4096 || !completion.status.is_success();
+            assert!(is_whole, "{what:#x} of {namespace:#x}");
+            if completion.status.is_success() { Ok(data) } else { Err(completion.status) }
+        };
+        let zeroes = |page: Result<Vec<u8>, Status>| page.expect("told").iter().all(|b| *b == 0);
+        let refused = |page: Result<Vec<u8>, Status>| {
+            let status = page.expect_err("refused");
+            assert!(status.do_not_retry);
+            status.and_do_not_retry()
+        };
+        const NO_NAMESPACE: Status = Status::INVALID_NAMESPACE.and_do_not_retry();
+        const WRONG: Status = Status::INVALID_FIELD.and_do_not_retry();
+        // A namespace, active or allocated, which is the same here; its command set has nothing more to say.
+        for what in [0x00, 0x11, 0x05] {
+            assert_eq!(zeroes(ask(what, 5, 0).await), what == 0x05, "{what:#x}");
+            assert!(zeroes(ask(what, ABSENT, 0).await), "{what:#x}");
+            for namespace in [0, BEYOND, EVERY - 1, EVERY] {
+                assert_eq!(refused(ask(what, namespace, 0).await), NO_NAMESPACE, "{what:#x}");
+            }
+        }
+        // Lists of namespaces.
+        for what in [0x02, 0x07, 0x10] {
+            for (after, expected) in
+                [(0, &[1, 5][..]), (1, &[5]), (4, &[5]), (5, &[]), (EVERY - 2, &[])]
+            {
+                let page = ask(what, after, 0).await.expect("told");
+                let all: Vec<u32> =
+                    listed_namespaces(page[..].try_into().expect("whole")).collect();
+                assert_eq!(all, expected, "{what:#x} after {after}");
+            }
+            for after in [EVERY - 1, EVERY] {
+                assert_eq!(refused(ask(what, after, 0).await), NO_NAMESPACE, "{what:#x}");
+            }
+        }
+        // Names: of an active one alone.
+        let names = ask(0x03, 1, 0).await.expect("told");
+        assert_eq!((names[..4].to_vec(), names[4..20].to_vec()), (vec![2, 16, 0, 0], vec![7; 16]));
+        for namespace in [0, ABSENT, BEYOND, EVERY] {
+            assert_eq!(refused(ask(0x03, namespace, 0).await), NO_NAMESPACE);
+        }
+        // The controller, whatever else is said; and what its command set limits, which is nothing.
+        assert!(!zeroes(ask(0x01, EVERY, 0).await) && zeroes(ask(0x06, 0, 0).await));
+        // Other command sets there are none.
+        for what in [0x05, 0x06, 0x07] {
+            assert_eq!(refused(ask(what, 1, 2 << 24).await), WRONG, "{what:#x}");
+        }
+        // Lists of controllers, from one on: those of a namespace, and all.
+        for (what, namespace) in [(0x12, 1), (0x13, 0)] {
+            for skipped in 0..3 {
+                let first = controllers.get(skipped).map_or(0xffff, |id| u32::from(*id));
+                let page = ask(what | first << 16, namespace, 0).await.expect("told");
+                let ids: Vec<u16> =
+                    page.chunks(2).map(|id| u16::from_le_bytes([id[0], id[1]])).collect();
+                let count = 2 - skipped;
+                assert_eq!(
+                    (usize::from(ids[0]), &ids[1..=count]),
+                    (count, &controllers[skipped..])
+                );
+                assert!(ids[count + 1..].iter().all(|id| *id == 0));
+            }
+        }
+        assert!(zeroes(ask(0x12, ABSENT, 0).await));
+        assert_eq!(refused(ask(0x12, BEYOND, 0).await), NO_NAMESPACE);
+        assert_eq!(refused(ask(0x12, EVERY, 0).await), WRONG);
+        // All the rest: sets of NVM, virtual functions, granularity, UUIDs, domains, groups, and lists of command sets (1Ch), which CAP does not
+        // say to be there.
+        let known = [0, 1, 2, 3, 5, 6, 7, 0x10, 0x11, 0x12, 0x13];
+        for what in (0..=0xff).filter(|what| !known.contains(what)) {
+            assert_eq!(refused(ask(what, 1, 0).await), WRONG, "{what:#x}");
+        }
+        // Too little room.
+        let short = Command::new(AdminOpcode::Identify as u8, host.admin.new_id(), 0)
+            .with_dword(10, 1)
+            .with_data(DataPointer::Transport { bytes: 4092 });
+        let (completion, _) = host.admin.ask(short, None).await.expect("an answer");
+        assert!(completion.status.is(Status::DATA_LENGTH_INVALID));
+        // Who discovers learns of the controller alone.
+        let mut admin = discovering(&Connecting::new(3), &served).await;
+        for what in 0..=0xff {
+            let command = Command::new(AdminOpcode::Identify as u8, admin.new_id(), 1)
+                .with_dword(10, what)
+                .with_data(DataPointer::Transport { bytes: 4096 });
+            let (completion, _) = admin.ask(command, None).await.expect("an answer");
+            assert_eq!(completion.status.is_success(), what == 1, "{what:#x}");
+        }
+        // And the properties say no other command set, nor more than 1.4.
+        let id = admin.new_id();
+        let asked = admin.ask(PropertyAccess::get(Property::Capabilities, id), None).await;
+        assert_eq!(asked.expect("told").0.result >> 37 & 0xff, 1);
+        let id = admin.new_id();
+        let asked = admin.ask(PropertyAccess::get(Property::Version, id), None).await;
+        assert_eq!(asked.expect("told").0.result, 0x0001_0400);
     });
 }
 
