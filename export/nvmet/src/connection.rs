@@ -222,8 +222,10 @@ async fn served<S: ByteStream + 'static>(
     let is_late = reactor::timeout(END_LIMIT, answered).await.is_err();
     channel.close().await;
     if is_late {
-        // What was asked of volumes is carried out; its answers go nowhere.
+        // What was asked of volumes is carried out; its answers go nowhere. Who would send them learns that there are no more: of commands that were
+        // aborted there is none by which it would notice.
         drop(connection.slots.acquire(slots).await);
+        connection.outbox.close();
     }
     if let Some(silent) = silent {
         silent.abort();

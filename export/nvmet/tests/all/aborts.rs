@@ -8,6 +8,7 @@ use levada_nvme::identify::{ABORTS_MAX, Events};
 use levada_nvme::log::{Event, LogPage};
 use levada_nvme::pdu::{Pdu, Transfer};
 use levada_nvme::{AdminOpcode, Command, Feature, Status};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The queue of commands on blocks.
@@ -188,5 +189,29 @@ fn what_is_not_there_is_not_aborted_and_aborts_are_bounded() {
         }
         served.path.set_passage(Passage::Open);
         assert!(!host.abort(IO, 999).await, "there is room again");
+    });
+}
+
+/// Answers of what the volume still is at wake who would send them; of a command that was aborted there is none.
+#[test]
+fn nothing_is_left_of_a_connection_whose_last_command_was_aborted() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        served.memory.holds_reads.set(true);
+        let command = host.read_command(0, 1);
+        host.io.begin(command, None).await;
+        while !served.memory.is_held.get() {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(host.abort(IO, command.id()).await);
+        ends_as_aborted(&mut host.io, command.id()).await;
+        drop(host);
+        // Longer than answers may take to leave.
+        reactor::sleep(Duration::from_millis(5500)).await;
+        served.memory.release();
+        while served.target.controllers() > 0 || Rc::strong_count(&served.memory) > 2 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
     });
 }
