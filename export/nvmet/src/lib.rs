@@ -27,6 +27,8 @@ mod connect;
 mod connection;
 mod controller;
 mod errors;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod gate;
 mod io;
 mod memory;

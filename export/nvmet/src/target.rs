@@ -296,6 +296,12 @@ impl Target {
         }
     }
 
+    /// Connections, and bytes that they have borrowed.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn held(&self) -> (usize, u64) {
+        (self.shared.clients.count(), SHARED_BYTES - self.shared.memory.available())
+    }
+
     /// Controllers that hosts have of all subsystems.
     #[must_use]
     pub fn controllers(&self) -> usize {
