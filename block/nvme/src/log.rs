@@ -491,13 +491,18 @@ impl DiscoveryEntry {
         bytes
     }
 
-    /// `None`: it is not reached by TCP, or its address or name is none.
+    /// `None`: it is not reached by TCP, or its name is none, or its address none that can be connected to.
     fn parse(bytes: &[u8; DISCOVERY_ENTRY_BYTES]) -> Option<Self> {
         if bytes[0] != TCP {
             return None;
         }
         let ip: IpAddr = text_at(bytes, 512, 256).parse().ok()?;
         let port: u16 = text_at(bytes, 32, 32).parse().ok()?;
+        let family = if ip.is_ipv4() { IPV4 } else { IPV6 };
+        // Whoever connects to an unspecified address comes to himself.
+        if bytes[1] != family || ip.is_unspecified() || ip.is_multicast() || port == 0 {
+            return None;
+        }
         let subsystem: [u8; NQN_FIELD_BYTES] = crate::field::array(bytes, 256);
         Some(Self {
             subsystem: Nqn::parse(&subsystem).ok()?,

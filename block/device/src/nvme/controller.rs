@@ -56,6 +56,9 @@ pub enum ConnectError {
     Io(#[from] io::Error),
     #[error("no answer within {} ms", limit.as_millis())]
     Silent { limit: Duration },
+    /// Each answer came in time, and there is no end of them.
+    #[error("{what} takes longer than {} s", limit.as_secs())]
+    Endless { what: &'static str, limit: Duration },
     /// The connection ended while it was set up.
     #[error("the connection ended: {why}")]
     Ended { why: String },

@@ -20,13 +20,25 @@ const ENTRIES_MAX: u64 = 4096;
 const ENTRIES_AT_ONCE: u64 = 16;
 /// The page may change while it is read so often.
 const TRIES: usize = 8;
+/// All of it may take so many times as long as a step of connecting.
+const STEPS_MAX: u32 = 10;
 
-/// Lists what a discovery controller knows, those of other transports left out.
+/// Lists what a discovery controller knows; entries of other transports are left out, and those that name nothing which there can be.
 ///
 /// # Errors
 ///
-/// A [`ConnectError`]: there is no such controller, or its page changes faster than it can be read.
+/// A [`ConnectError`]: there is no such controller, or its page changes faster than it can be read, or it takes too long.
 pub async fn discover<N: Network>(
+    network: &N,
+    address: SocketAddr,
+    options: &Options,
+) -> Result<Vec<DiscoveryEntry>, ConnectError> {
+    let limit = options.timing.connect * STEPS_MAX;
+    let listed = reactor::timeout(limit, list(network, address, options)).await;
+    listed.unwrap_or(Err(ConnectError::Endless { what: "to list its subsystems", limit }))
+}
+
+async fn list<N: Network>(
     network: &N,
     address: SocketAddr,
     options: &Options,
@@ -90,5 +102,16 @@ async fn read<S: ByteStream + 'static>(
         let page = controller.log_page(PAGE, 0, at, bytes).await?;
         entries.extend(parse_discovery_entries(&page));
     }
-    Ok((head().await?.0 == generation).then_some(entries))
+    if head().await?.0 != generation {
+        return Ok(None);
+    }
+    let left_out = count - entries.len() as u64;
+    if left_out > 0 {
+        tracing::info!(
+            left_out,
+            listed = count,
+            "of what is discovered not all can be reached by TCP"
+        );
+    }
+    Ok(Some(entries))
 }

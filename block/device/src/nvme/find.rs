@@ -7,6 +7,7 @@ use super::namespace::{NamespaceError, approach};
 use super::options::{Network, Options, Tcp};
 use super::paths::Paths;
 use super::url::NvmeUrl;
+use levada_base::reactor;
 use levada_base::stream::ByteStream;
 use levada_nvme::identify::{Identify, NamespaceIdentity, OptionalCommands, listed_namespaces};
 use levada_nvme::log::DiscoveryEntry;
@@ -18,6 +19,10 @@ use std::time::Duration;
 
 /// Namespaces of a subsystem that are listed.
 const NAMESPACES_MAX: usize = 4096;
+/// Addresses of a subsystem that are told of, at most.
+const ADDRESSES_MAX: usize = 16;
+/// To look into a subsystem may take so many times as long as a step of connecting, and into all of them twice that.
+const STEPS_MAX: u32 = 10;
 
 /// A subsystem that was found.
 #[derive(Debug)]
@@ -46,50 +51,86 @@ pub struct FoundNamespace {
 /// A [`NamespaceError`]: there is nobody who could be asked.
 pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>, NamespaceError> {
     let [address, ..] = at.resolve()?[..] else { return Ok(Vec::new()) };
-    let entries = subsystems(at, address, &options).await?;
-    let mut addresses: BTreeMap<Nqn, Vec<SocketAddr>> = BTreeMap::new();
-    for DiscoveryEntry { subsystem, is_discovery, address, .. } in entries {
-        let of = addresses.entry(subsystem).or_default();
-        if !is_discovery && !of.contains(&address) {
-            of.push(address);
-        }
+    find_by(at, address, &options, approach, &Tcp::default()).await
+}
+
+/// The same, of whatever network; `clear` is one without TLS.
+pub(super) async fn find_by<N: Network>(
+    at: &NvmeUrl,
+    address: SocketAddr,
+    options: &Options,
+    approach: impl Fn(&NvmeUrl, Options) -> Result<(N, Options), NamespaceError>,
+    clear: &N,
+) -> Result<Vec<FoundSubsystem>, NamespaceError> {
+    let subsystem = Nqn::new(DISCOVERY_NQN).expect("a name");
+    let discovery = NvmeUrl { subsystem, namespace: 0, ..at.clone() };
+    let (network, own) = approach(&discovery, options.clone())?;
+    let mut asked = discover(&network, address, &own).await;
+    // Who has a key of TLS asks within it first: a target may want that for discovery, too.
+    if asked.is_err() && at.keys.is_some() && at.tls.is_none() {
+        asked = discover(clear, address, &own).await;
     }
+    let entries =
+        asked.map_err(|source| NamespaceError::Connect { url: at.to_string(), source })?;
     let mut found = Vec::new();
-    for (subsystem, addresses) in addresses.into_iter().filter(|(_, all)| !all.is_empty()) {
+    let of_one = options.timing.connect * STEPS_MAX;
+    let (begun, of_all) = (reactor::now(), of_one * 2);
+    for (subsystem, addresses) in by_subsystem(entries) {
         let shown = addresses.iter().map(|address| (address.ip().to_string(), address.port()));
         let url = NvmeUrl { addresses: shown.collect(), subsystem, namespace: 0, ..at.clone() };
-        let namespaces = look_into(&url, &addresses, &options).await;
+        if !is_plain(&url) {
+            tracing::warn!(subsystem = %url.subsystem, "what is discovered has a name that no URL can have");
+            continue;
+        }
+        let left = of_all.saturating_sub(begun.elapsed());
+        let (what, limit) = match left < of_one {
+            true => ("to look into all that it lists", of_all),
+            false => ("to look into it", of_one),
+        };
+        let looked = async {
+            let (network, own) = approach(&url, options.clone())?;
+            look_into(&network, &addresses, &url, &own).await
+        };
+        let namespaces = reactor::timeout(left.min(of_one), looked).await.unwrap_or_else(|_| {
+            let source = ConnectError::Endless { what, limit };
+            Err(NamespaceError::Connect { url: url.to_string(), source })
+        });
         found.push(FoundSubsystem { url, namespaces });
     }
     Ok(found)
 }
 
-/// The subsystems at an address. Who has a key of TLS asks within it first: a target may want that for discovery, too.
-async fn subsystems(
-    at: &NvmeUrl,
-    address: SocketAddr,
-    options: &Options,
-) -> Result<Vec<DiscoveryEntry>, NamespaceError> {
-    let subsystem = Nqn::new(DISCOVERY_NQN).expect("a name");
-    let url = NvmeUrl { subsystem, namespace: 0, ..at.clone() };
-    let (network, options) = approach(&url, options.clone())?;
-    let mut asked = discover(&network, address, &options).await;
-    if asked.is_err() && url.keys.is_some() && url.tls.is_none() {
-        asked = discover(&Tcp::default(), address, &options).await;
+/// Where each subsystem is. Others who could be asked are not: they may name each other without end.
+fn by_subsystem(entries: Vec<DiscoveryEntry>) -> BTreeMap<Nqn, Vec<SocketAddr>> {
+    let mut addresses: BTreeMap<Nqn, Vec<SocketAddr>> = BTreeMap::new();
+    for DiscoveryEntry { subsystem, is_discovery, address, .. } in entries {
+        if is_discovery || subsystem.as_str() == DISCOVERY_NQN {
+            continue;
+        }
+        let of = addresses.entry(subsystem).or_default();
+        if of.len() < ADDRESSES_MAX && !of.contains(&address) {
+            of.push(address);
+        }
     }
-    asked.map_err(|source| NamespaceError::Connect { url: at.to_string(), source })
+    addresses
+}
+
+/// Whoever copies the URL, also into a cluster file, gets what was found, and no options that the name of a subsystem has brought along.
+fn is_plain(url: &NvmeUrl) -> bool {
+    let text = url.to_string();
+    !text.contains(['"', '\\', '\'']) && text.parse().as_ref() == Ok(url)
 }
 
 /// The namespaces of a subsystem, over the first of its addresses that answers.
-async fn look_into(
-    url: &NvmeUrl,
+async fn look_into<N: Network>(
+    network: &N,
     addresses: &[SocketAddr],
+    url: &NvmeUrl,
     options: &Options,
 ) -> Result<Vec<FoundNamespace>, NamespaceError> {
-    let (network, options) = approach(url, options.clone())?;
     let mut failed = None;
     for address in addresses {
-        match namespaces(&network, *address, &url.subsystem, &options).await {
+        match namespaces(network, *address, &url.subsystem, options).await {
             Ok(found) => return Ok(found),
             Err(source) => failed = Some(source),
         }

@@ -1,5 +1,6 @@
 //! The initiator against a target in memory, on virtual time.
 
+mod discovery;
 mod hostile;
 mod namespace;
 mod owners;

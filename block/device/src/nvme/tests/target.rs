@@ -32,6 +32,9 @@ pub const BLOCK_BYTES: u64 = 512;
 pub const BLOCKS: u64 = 64 << 10;
 pub const NQN: &str = "nqn.2014-08.org.example:box";
 
+/// What a test says in place of a page.
+pub type Tells<T> = Rc<dyn Fn(&T) -> Vec<u8>>;
+
 /// See the module. What is not a `Cell` is chosen before anybody connects.
 pub struct Target {
     /// What is read, and what is left after a restart.
@@ -92,6 +95,11 @@ pub struct Target {
     /// Both outlive a restart.
     pub persists: Cell<bool>,
     pub discovered: RefCell<Vec<DiscoveryEntry>>,
+    /// What it says instead of its page of discovery, from where it is asked for, and of its list of namespaces, after a number.
+    pub tells_page: RefCell<Option<Tells<GetLogPage>>>,
+    pub tells_namespaces: RefCell<Option<Tells<u32>>>,
+    /// Answers to administration take so long.
+    pub admin_late: Cell<Duration>,
     /// Opcodes of commands on blocks that were carried out, and at which address they came.
     pub seen: RefCell<Vec<(u8, SocketAddr)>>,
     waiting: RefCell<Vec<(Rc<Outbox>, Framing, u16)>>,
@@ -174,6 +182,9 @@ impl Target {
             changing: RefCell::default(),
             changed: Notify::default(),
             discovered: RefCell::default(),
+            tells_page: RefCell::default(),
+            tells_namespaces: RefCell::default(),
+            admin_late: Cell::default(),
             seen: RefCell::default(),
             waiting: RefCell::default(),
             controllers: Cell::default(),
@@ -358,6 +369,9 @@ impl Target {
                 true => target.administer(&from, &command, &data),
                 false => target.carry_out(&from, &command, &data).await,
             };
+            if is_admin && !target.admin_late.get().is_zero() {
+                reactor::sleep(target.admin_late.get()).await;
+            }
             let is_write = !is_admin && command.opcode() == IoOpcode::Write as u8;
             if is_write && !target.answers_late.get().is_zero() {
                 reactor::sleep(target.answers_late.get()).await;
@@ -495,7 +509,10 @@ impl Target {
                         }
                     }
                     Identify::CommandSetController => shows(self.limits.to_bytes()),
-                    Identify::ActiveNamespaces => shows(namespace_list([1].into_iter(), 0)),
+                    Identify::ActiveNamespaces => match &*self.tells_namespaces.borrow() {
+                        Some(tells) => shows(tells(&command.namespace())),
+                        None => shows(namespace_list([1].into_iter(), command.namespace())),
+                    },
                     Identify::NamespaceDescriptors => shows(namespace_descriptors(guid)),
                     _ => shows(vec![0; IDENTIFY_BYTES]),
                 }
@@ -514,6 +531,11 @@ impl Target {
             Some(AdminOpcode::SetFeatures) => well(u64::from(command.dword(11))),
             Some(AdminOpcode::GetLogPage) => {
                 let get = GetLogPage::of(command);
+                if let Some(tells) = &*self.tells_page.borrow()
+                    && get.page == LogPage::Discovery as u8
+                {
+                    return shows(tells(&get));
+                }
                 let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
                 let group = AnaGroup { id: 1, state, changes: 0, namespaces: vec![1] };
                 let mut page = match LogPage::of(get.page)? {
