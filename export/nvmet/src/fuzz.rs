@@ -1091,8 +1091,8 @@ async fn run(mut input: Input<'_>) {
     while unanswered() > 0 && begun.elapsed() < LONG {
         reactor::sleep(Duration::from_secs(1)).await;
     }
-    for line in world.lines.iter().flatten().filter(|line| line.unanswered() > 0) {
-        panic!("not answered: {:?}", line.sent.borrow().keys());
+    for line in world.lines.iter().flatten() {
+        assert_eq!(line.unanswered(), 0, "of {:?}", line.sent.borrow().keys());
     }
     other.goes_on().await;
     for line in world.lines.drain(..).flatten() {

@@ -194,7 +194,7 @@ fn features_are_set_to_what_can_be_and_asked_for() {
         for (feature, value, why) in [
             (Feature::PowerManagement, 1, wrong),
             (Feature::TemperatureThreshold, 0x1_0000 | 350, wrong),
-            (Feature::TemperatureThreshold, 2 * UNDER | 350, wrong),
+            (Feature::TemperatureThreshold, (2 * UNDER) | 350, wrong),
             (Feature::VolatileWriteCache, 0, Status::FEATURE_NOT_CHANGEABLE),
             // There are I/O queues.
             (Feature::NumberOfQueues, 0x3_0003, Status::SEQUENCE_ERROR),
