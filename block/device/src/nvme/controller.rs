@@ -57,7 +57,7 @@ pub enum ConnectError {
     #[error("no answer within {} ms", limit.as_millis())]
     Silent { limit: Duration },
     /// Each answer came in time, and there is no end of them.
-    #[error("{what} takes longer than {} s", limit.as_secs())]
+    #[error("it takes longer than {} s {what}", limit.as_secs())]
     Endless { what: &'static str, limit: Duration },
     /// The connection ended while it was set up.
     #[error("the connection ended: {why}")]

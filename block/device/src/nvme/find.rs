@@ -67,7 +67,11 @@ pub(super) async fn find_by<N: Network>(
     let (network, own) = approach(&discovery, options.clone())?;
     let mut asked = discover(&network, address, &own).await;
     // Who has a key of TLS asks within it first: a target may want that for discovery, too.
-    if asked.is_err() && at.keys.is_some() && at.tls.is_none() {
+    let is_unheard = |error: &ConnectError| {
+        use ConnectError::{Ended, Io, Silent};
+        matches!(error, Io(_) | Silent { .. } | Ended { .. })
+    };
+    if asked.as_ref().is_err_and(is_unheard) && at.keys.is_some() && at.tls.is_none() {
         asked = discover(clear, address, &own).await;
     }
     let entries =
@@ -76,25 +80,33 @@ pub(super) async fn find_by<N: Network>(
     let of_one = options.timing.connect * STEPS_MAX;
     let (begun, of_all) = (reactor::now(), of_one * 2);
     for (subsystem, addresses) in by_subsystem(entries) {
-        let shown = addresses.iter().map(|address| (address.ip().to_string(), address.port()));
-        let url = NvmeUrl { addresses: shown.collect(), subsystem, namespace: 0, ..at.clone() };
-        if !is_plain(&url) {
-            tracing::warn!(subsystem = %url.subsystem, "what is discovered has a name that no URL can have");
+        if !is_plain(&subsystem) {
+            tracing::warn!(%subsystem, "what is discovered has a name that could do something where it is copied to");
             continue;
         }
+        let shown = addresses.iter().map(|address| (address.ip().to_string(), address.port()));
+        let url = NvmeUrl { addresses: shown.collect(), subsystem, namespace: 0, ..at.clone() };
         let left = of_all.saturating_sub(begun.elapsed());
         let (what, limit) = match left < of_one {
-            true => ("to look into all that it lists", of_all),
+            true => ("to look into all that is listed", of_all),
             false => ("to look into it", of_one),
         };
+        let endless = |url: &NvmeUrl| {
+            let source = ConnectError::Endless { what, limit };
+            Err(NamespaceError::Connect { url: url.to_string(), source })
+        };
+        // Nobody is asked any more.
+        if left.is_zero() {
+            let namespaces = endless(&url);
+            found.push(FoundSubsystem { url, namespaces });
+            continue;
+        }
         let looked = async {
             let (network, own) = approach(&url, options.clone())?;
             look_into(&network, &addresses, &url, &own).await
         };
-        let namespaces = reactor::timeout(left.min(of_one), looked).await.unwrap_or_else(|_| {
-            let source = ConnectError::Endless { what, limit };
-            Err(NamespaceError::Connect { url: url.to_string(), source })
-        });
+        let looked = reactor::timeout(left.min(of_one), looked).await;
+        let namespaces = looked.unwrap_or_else(|_| endless(&url));
         found.push(FoundSubsystem { url, namespaces });
     }
     Ok(found)
@@ -115,10 +127,12 @@ fn by_subsystem(entries: Vec<DiscoveryEntry>) -> BTreeMap<Nqn, Vec<SocketAddr>> 
     addresses
 }
 
-/// Whoever copies the URL, also into a cluster file, gets what was found, and no options that the name of a subsystem has brought along.
-fn is_plain(url: &NvmeUrl) -> bool {
-    let text = url.to_string();
-    !text.contains(['"', '\\', '\'']) && text.parse().as_ref() == Ok(url)
+/// Whoever copies the URL, into a cluster file or a shell, gets what was found, and nothing that the name of a subsystem has brought along.
+fn is_plain(subsystem: &Nqn) -> bool {
+    subsystem
+        .as_str()
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-._:/@+~=".contains(&byte))
 }
 
 /// The namespaces of a subsystem, over the first of its addresses that answers.

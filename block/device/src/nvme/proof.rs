@@ -3,6 +3,7 @@
 use super::controller::{Admin, ConnectError};
 use levada_base::stream::ByteStream;
 use levada_base::{Buf, BufMut, IoVec, IoVecMut, reactor};
+use levada_nvme::Status;
 use levada_nvme::authentication::{
     MESSAGE_BYTES_MAX, Names, NotAuthenticated, Prover, SECURITY_PROTOCOL, SECURITY_SPECIFIC,
     Secrets,
@@ -12,6 +13,11 @@ use levada_nvme::fabrics::{AuthenticationTransfer, MUST_AUTHENTICATE, MUST_SECUR
 fn transfer(bytes: usize) -> AuthenticationTransfer {
     let (protocol, specific) = (SECURITY_PROTOCOL, SECURITY_SPECIFIC);
     AuthenticationTransfer { protocol, specific, bytes: bytes as u32 }
+}
+
+/// A target without authentication says so of its first message.
+fn does_not_know_how(status: Status) -> bool {
+    status.is(Status::INVALID_OPCODE) || status.is(Status::INVALID_FIELD)
 }
 
 impl<S: ByteStream + 'static> Admin<'_, S> {
@@ -37,8 +43,9 @@ impl<S: ByteStream + 'static> Admin<'_, S> {
             Some(secrets) if is_asked => self.answer(names, secrets).await,
             Some(secrets) if secrets.controller.is_some() => {
                 match self.answer(names, secrets).await {
-                    // It does not know how to.
-                    Err(ConnectError::Refused { .. }) => Err(NotAuthenticated::NotProven.into()),
+                    Err(ConnectError::Refused { status, .. }) if does_not_know_how(status) => {
+                        Err(NotAuthenticated::NotProven.into())
+                    }
                     proven => proven,
                 }
             }

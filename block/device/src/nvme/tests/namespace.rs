@@ -580,6 +580,29 @@ fn another_namespace_or_a_smaller_one_is_not_used() {
 }
 
 #[test]
+fn a_namespace_that_shrinks_while_connections_stay_is_not_used() {
+    run(13, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        write(&device, 0, &pattern(1, 512)).await.expect("written");
+        device.flush().await.expect("flushed");
+        let controllers = target.controllers();
+        target.blocks.set(BLOCKS - 1);
+        target.tell(Event::NamespacesChanged);
+        reactor::sleep(Duration::from_secs(1)).await;
+        let shown = device.paths();
+        assert!(shown.iter().all(|path| path.standing == Standing::Unusable), "{shown:?}");
+        assert!(shown[0].why.as_ref().is_some_and(|why| why.contains("shrunk")), "{shown:?}");
+        assert!(!device.is_reached());
+        target.blocks.set(BLOCKS);
+        target.tell(Event::NamespacesChanged);
+        let there = read(&device, 0, 512).await.expect("as it was");
+        assert_eq!(there[..], pattern(1, 512)[..]);
+        assert_eq!(target.controllers(), controllers, "nothing was connected anew");
+    });
+}
+
+#[test]
 fn a_later_owner_shuts_out_an_earlier_one() {
     run(11, async {
         let (net, target, paths) = two_paths(Target::new());

@@ -97,3 +97,18 @@ fn a_target_that_asks_on_the_admin_queue_only_is_asked_on_all() {
         assert_eq!(target.proven.get(), 3, "the admin queue");
     });
 }
+
+#[test]
+fn a_queue_that_does_not_prove_itself_is_not_used_though_the_admin_queue_did() {
+    run(4, async {
+        let known =
+            |controller| Some(Secrets { host: secret(1), controller: Some(secret(controller)) });
+        let mut target = Target::new();
+        target.secrets = known(2);
+        target.other_secrets = known(7);
+        target.asks_on_the_admin_queue_only = true;
+        let (net, _target, _) = two_paths(target);
+        let why = refused(&net, knowing(1, Some(2))).await;
+        assert!(why.contains("does not prove that it knows its secret"), "{why}");
+    });
+}

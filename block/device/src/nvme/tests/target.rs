@@ -63,6 +63,8 @@ pub struct Target {
     pub secrets: Option<Secrets>,
     /// On others it proves who it is, if it is asked.
     pub asks_on_the_admin_queue_only: bool,
+    /// By which it proves itself on the others, if they are not the same.
+    pub other_secrets: Option<Secrets>,
     /// Queues on which a host has proved who it is.
     pub proven: Cell<u32>,
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
@@ -164,6 +166,7 @@ impl Target {
             admitted: None,
             secrets: None,
             asks_on_the_admin_queue_only: false,
+            other_secrets: None,
             proven: Cell::new(0),
             states: RefCell::default(),
             damages: Cell::default(),
@@ -215,6 +218,11 @@ impl Target {
         self.lose_cache();
         self.is_absent.set(false);
         self.tell(Event::NamespacesChanged);
+    }
+
+    /// How many were connected, ever.
+    pub fn controllers(&self) -> u16 {
+        self.controllers.get()
     }
 
     /// Another state of a path, which hosts are told of.
@@ -440,7 +448,8 @@ impl Target {
                         && (from.is_admin.get() || !self.asks_on_the_admin_queue_only);
                     let proof = if asks { MUST_AUTHENTICATE } else { 0 };
                     let names = Names { host: data.host, subsystem: data.subsystem };
-                    let verifier = self.secrets.clone();
+                    let others = self.other_secrets.clone().filter(|_| !from.is_admin.get());
+                    let verifier = others.or_else(|| self.secrets.clone());
                     let verifier = verifier.map(|secrets| Verifier::new(names, secrets));
                     from.verifier.replace(verifier);
                     well(u64::from(self.controllers.get()) | proof)
