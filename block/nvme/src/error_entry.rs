@@ -1,7 +1,7 @@
-//! An entry of the log of errors (Base 2.0, 5.16.1.2; Base 1.4, 5.14.1.1): a command that failed.
+//! An entry of the log of errors (Base 1.4, 5.14.1.1; Base 2.0, 5.16.1.2, has the opcode as well): a command that failed.
 
 use crate::completion::MORE;
-use crate::field::{array, put, u16_at, u32_at, u64_at};
+use crate::field::{put, u16_at, u32_at, u64_at};
 use crate::{AdminOpcode, Command, Status};
 
 pub const ERROR_ENTRY_BYTES: usize = 64;
@@ -23,15 +23,12 @@ pub struct ErrorEntry {
     pub namespace: u32,
     /// TCP has failed, not what was asked for.
     pub is_of_transport: bool,
-    pub opcode: u8,
 }
 
 /// Where the location of a wrong parameter is not known.
 const NOWHERE: u16 = 0xffff;
 /// The transport of everything here, as discovery has it.
 const TCP: u8 = 3;
-/// Of the form of an entry that has the opcode. 1.4 knows neither, and has zeroes there.
-const VERSION: u8 = 1;
 
 impl ErrorEntry {
     #[must_use]
@@ -47,7 +44,6 @@ impl ErrorEntry {
             first_block: 0,
             namespace: if is_fabrics { 0 } else { command.namespace() },
             is_of_transport: false,
-            opcode: command.opcode(),
         }
     }
 
@@ -63,8 +59,6 @@ impl ErrorEntry {
         put(&mut bytes, 16, &self.first_block.to_le_bytes());
         put(&mut bytes, 24, &self.namespace.to_le_bytes());
         bytes[29] = if self.is_of_transport { TCP } else { 0 };
-        bytes[31] = self.opcode;
-        bytes[63] = VERSION;
         bytes
     }
 
@@ -72,7 +66,6 @@ impl ErrorEntry {
     #[must_use]
     pub fn parse(bytes: &[u8; ERROR_ENTRY_BYTES]) -> Option<Self> {
         let (count, wrong_at) = (u64_at(bytes, 0), u16_at(bytes, 14));
-        let [opcode] = if bytes[63] >= VERSION { array(bytes, 31) } else { [0] };
         (count > 0).then_some(Self {
             count,
             queue: u16_at(bytes, 8),
@@ -82,7 +75,6 @@ impl ErrorEntry {
             first_block: u64_at(bytes, 16),
             namespace: u32_at(bytes, 24),
             is_of_transport: bytes[29] == TCP,
-            opcode,
         })
     }
 }
@@ -102,13 +94,12 @@ mod tests {
             first_block: 0x0607,
             namespace: 8,
             is_of_transport: true,
-            opcode: 9,
         };
         let mut expected = [0; ERROR_ENTRY_BYTES];
         // Do not retry, more, and the code above the phase tag.
         let fields = [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 5, 4, 0x00, 0xc1, 40, 0, 7, 6];
         expected[..18].copy_from_slice(&fields);
-        (expected[24], expected[29], expected[31], expected[63]) = (8, 3, 9, 1);
+        (expected[24], expected[29]) = (8, 3);
         assert_eq!(entry.to_bytes(), expected);
         assert_eq!(ErrorEntry::parse(&expected), Some(entry));
         assert_eq!(ErrorEntry::parse(&[0; ERROR_ENTRY_BYTES]), None);

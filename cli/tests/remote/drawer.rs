@@ -82,6 +82,11 @@ impl Drawer {
         format!("{}?ns={bay}", self.enclosure_url())
     }
 
+    /// The same over one of its paths.
+    pub fn url_by(&self, path: usize, bay: usize) -> String {
+        format!("nvme+tcp://{}/{}?ns={bay}", self.paths[path], self.subsystem)
+    }
+
     pub fn order(&self, order: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(LEVADA);
         command.args(["enclosure", order, &self.name]).args(arguments);

@@ -288,6 +288,46 @@ metadata = "meta"
 "#;
 
 #[test]
+fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
+    const SECRET: &str = "DHHC-1:00:DxwGY8UbmsTaAN1OZlf5QUF9hLwXXN59EasSI7gLF70+3Jp0:";
+    const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    let array = Box::new();
+    let dir = array.dir.path();
+    let keys = |file: &str, key: &str| {
+        let path = dir.join(file);
+        std::fs::write(&path, format!("nqn.2014-08.org.example:lab {key}\n")).expect("written");
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, private).expect("ours");
+        path.to_str().expect("text").to_owned()
+    };
+    let (secret, key) = (keys("secret", SECRET), keys("key", KEY));
+    let proof = Drawer::start(dir, "e1", &[IN_MEMORY, &["--keys", &secret]].concat());
+    let tls = Drawer::start(dir, "e2", &[IN_MEMORY, &["--keys", &key, "--tls-only"]].concat());
+    let of =
+        |url: String, file: &str| format!("{url}&host=nqn.2014-08.org.example:lab&keys={file}");
+    let mine = [of(proof.url(1), &secret), of(tls.url(1), &key)];
+    for (drives, why) in [
+        ([proof.url(1), mine[1].clone()], "does not let this host in"),
+        ([of(proof.url(1), &keys("other", OTHER)), mine[1].clone()], "does not know the secret"),
+        ([mine[0].clone(), tls.url(1)], "cannot connect"),
+    ] {
+        array.refused(&["create", "far", "--level", "1", &drives[0], &drives[1]], &[why]);
+    }
+    array.ok(&["create", "far", "--level", "1", &mine[0], &mine[1]]);
+    // Nobody could come.
+    for (more, why) in [(&[][..], "--keys"), (&["--keys", &secret], "no host has a key of TLS")] {
+        let useless = Command::new(LEVADA)
+            .args(["enclosure", "serve", "e3", "--path", "127.0.0.1:0", "--ram", "--tls-only"])
+            .args(more)
+            .env("LEVADA_ENCLOSURES_DIR", array.path("enclosures"))
+            .output()
+            .expect("it runs");
+        assert!(!useless.status.success() && said(&useless).contains(why), "{}", said(&useless));
+    }
+}
+
+#[test]
 fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let array = Box::new();
     let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -305,6 +345,10 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let shown = drawer.ok("show", &[]);
     assert!(shown.contains("up, inaccessible") && shown.contains("up, optimized"), "{shown}");
     drawer.ok("path", &["2", "up"]);
+    // Two names of one drive are not two drives.
+    let by = [drawer.url_by(0, 1), drawer.url_by(1, 1)];
+    let twice = ["create", "far", "--level", "1", &by[0], &by[1]];
+    array.refused(&twice, &["are the same drive"]);
     // Found by either address, over both; and what is said of it is what a cluster file takes.
     let url = drawer.enclosure_url();
     let address = url.split(['/', ',']).nth(2).expect("an address");

@@ -96,8 +96,8 @@ struct Nvme {
 impl Nvme {
     fn begin(shows: &Shows, what: What, array: &str, uuid: Uuid) -> Result<Self, ArrayError> {
         let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", nvmet::NQN_PREFIX));
-        let keys = shows.nvme_keys.as_deref().map(nvmet::read_keys).transpose()?;
-        let hosts = Hosts::chosen(shows.nvme_hosts.iter().cloned(), keys);
+        let (names, keys) = (shows.nvme_hosts.iter().cloned(), shows.nvme_keys.as_deref());
+        let hosts = Hosts::chosen(names, keys, shows.nvme_tls_only)?;
         if shows.nvme_tls_only {
             target.require_tls();
         }

@@ -8,7 +8,7 @@ use levada_device::{
 };
 use levada_export_nvmet::{
     Claims, Hosts, Keep, KeepError, KeysError, ListenError, NAMESPACES_MAX, NQN_PREFIX, Nqn,
-    NqnError, Subsystem, Target, read_keys, serial_of,
+    NqnError, Subsystem, Target, serial_of,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub struct Plan {
     pub endurance_bytes: Option<u64>,
     /// Who may connect; everybody where nobody is named, here or in `keys`.
     pub hosts: Vec<Nqn>,
-    /// Secrets and keys of TLS of further hosts ([`read_keys`]).
+    /// Secrets and keys of TLS of further hosts, a file ([`Hosts::chosen`]).
     pub keys: Option<PathBuf>,
     /// Nobody is let in without TLS, discovery included.
     pub tls_only: bool,
@@ -133,8 +133,8 @@ impl Plan {
     pub async fn open(&self) -> Result<Enclosure, EnclosureError> {
         self.check()?;
         let nqn = Nqn::new(format!("{NQN_PREFIX}:enclosure:{}", self.name))?;
-        let keys = self.keys.as_deref().map(read_keys).transpose()?;
-        let hosts = Hosts::chosen(self.hosts.iter().cloned(), keys);
+        let (names, keys) = (self.hosts.iter().cloned(), self.keys.as_deref());
+        let hosts = Hosts::chosen(names, keys, self.tls_only)?;
         let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), hosts);
         let target = Target::new();
         if self.tls_only {

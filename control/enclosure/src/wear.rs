@@ -91,8 +91,6 @@ impl Wear {
             writes: moved.writes.into(),
             unsafe_shutdowns: self.power_cuts.into(),
             media_errors: self.media_errors.into(),
-            // Each error of the media is one.
-            error_entries: self.media_errors.into(),
             ..Health::default()
         }
     }
@@ -134,6 +132,6 @@ mod tests {
         let hot = says(WearChange { celsius: Some(70), ..WearChange::default() });
         assert_eq!((hot.warnings, hot.kelvin), (Warnings::TEMPERATURE, 343));
         let bad = says(WearChange { media_errors: Some(3), ..WearChange::default() });
-        assert_eq!((bad.media_errors, bad.error_entries), (3, 3));
+        assert_eq!(bad.media_errors, 3);
     }
 }

@@ -248,8 +248,7 @@ impl Exporter {
             }
             ExportWay::Nvme { addresses, hosts, keys, tls_only } => {
                 let hosts: Result<Vec<Nqn>, _> = hosts.iter().map(|host| host.parse()).collect();
-                let keys = keys.as_deref().map(nvmet::read_keys).transpose()?;
-                let hosts = Hosts::chosen(hosts?, keys);
+                let hosts = Hosts::chosen(hosts?, keys.as_deref(), *tls_only)?;
                 let addresses: Result<Vec<nvmet::Address>, _> =
                     addresses.iter().map(|address| address.parse()).collect();
                 let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);

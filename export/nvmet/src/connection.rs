@@ -792,7 +792,7 @@ impl Connection {
         whole
     }
 
-    /// Answers a command; one that failed is entered in the log of errors.
+    /// Answers a command; one that failed is entered in the log of errors, if its host is known: others could bury what is there.
     fn answer(
         &self,
         command: &Command,
@@ -805,7 +805,8 @@ impl Connection {
                 (Completion { result, ..completion }, data)
             }
             Err(status) => {
-                let has_more = self.queue.controller.errors.add(self.queue.id, command, status);
+                let errors = &self.queue.controller.errors;
+                let has_more = self.gate.is_open() && errors.add(self.queue.id, command, status);
                 let completion = self.completion(command.id(), status);
                 (Completion { has_more, ..completion }, IoVec::new())
             }

@@ -7,7 +7,7 @@
 //!
 //! The specification leaves to the controller which failures it has more to say of. No entry is made where nothing has gone wrong with the command, so
 //! that monitors which go by the count are not alarmed: those that were aborted because a host wanted it, comparisons that found something
-//! else, and what is to be sent over another path.
+//! else, what another host has reserved, and what is to be sent over another path.
 
 use levada_nvme::identify::ERROR_ENTRIES_MAX;
 use levada_nvme::{AdminOpcode, Command, ERROR_ENTRY_BYTES, ErrorEntry, IoOpcode, Status};
@@ -61,7 +61,12 @@ impl Errors {
 }
 
 fn has_entry(status: Status) -> bool {
-    let as_asked = [Status::ABORTED, Status::ABORTED_BY_PREEMPTION, Status::COMPARE_FAILURE];
+    let as_asked = [
+        Status::ABORTED,
+        Status::ABORTED_BY_PREEMPTION,
+        Status::COMPARE_FAILURE,
+        Status::RESERVATION_CONFLICT,
+    ];
     !status.is_of_path() && !as_asked.iter().any(|one| status.is(*one))
 }
 
@@ -143,6 +148,7 @@ mod tests {
             Status::ABORTED,
             Status::ABORTED_BY_PREEMPTION,
             Status::COMPARE_FAILURE.and_do_not_retry(),
+            Status::RESERVATION_CONFLICT.and_do_not_retry(),
             Status::ANA_INACCESSIBLE,
             Status::PATH_ERROR,
         ] {

@@ -48,7 +48,7 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.levada";
 
 pub use address::{Address, AddressError, PORT};
 pub use claims::{Claims, Keep, KeepError};
-pub use levada_device::nvme::{KeysError, read_keys};
+pub use levada_device::nvme::KeysError;
 pub use levada_nvme::identify::WARNING_KELVIN;
 pub use levada_nvme::keyring::Keyring;
 pub use levada_nvme::log::{AnaState, AnaStateError, Health, Warnings};

@@ -7,11 +7,13 @@ use crate::controller::Controller;
 use crate::namespace::{Namespace, Open, TellHealth};
 use crate::port::Port;
 use crate::reservations::HostId;
+use levada_device::nvme::{KeysError, read_keys};
 use levada_nvme::keyring::{HostKeys, Keyring};
 use levada_nvme::log::{Event, Warnings};
 use levada_nvme::{Nqn, ReservationNotice, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::{Rc, Weak};
 
 /// The largest identifier of a namespace.
@@ -37,14 +39,29 @@ impl Hosts {
         Self::Only(hosts)
     }
 
-    /// As users say it: those of `names` and those of `keys`, or all when there is neither.
-    #[must_use]
-    pub fn chosen(names: impl IntoIterator<Item = Nqn>, keys: Option<Keyring>) -> Self {
+    /// As users say it: those of `names` and those of the file `keys`, or all when there is neither. `is_tls_only`: nobody is let in
+    /// without TLS.
+    ///
+    /// # Errors
+    ///
+    /// [`KeysError`]: the file cannot be used, or nobody could be let in.
+    pub fn chosen(
+        names: impl IntoIterator<Item = Nqn>,
+        keys: Option<&Path>,
+        is_tls_only: bool,
+    ) -> Result<Self, KeysError> {
         let mut names = names.into_iter().peekable();
-        match keys {
-            None if names.peek().is_none() => Self::Any,
-            keys => Self::only(names, keys.unwrap_or_default()),
+        let Some(path) = keys else {
+            return Ok(match names.peek() {
+                None => Self::Any,
+                Some(_) => Self::only(names, Keyring::default()),
+            });
+        };
+        let keyring = read_keys(path)?;
+        if is_tls_only && keyring.values().all(|keys| keys.tls.is_none()) {
+            return Err(KeysError::WithoutTls { path: path.to_owned() });
         }
+        Ok(Self::only(names, keyring))
     }
 
     /// What a host has to know to be let in; `None`: it is not, at all.

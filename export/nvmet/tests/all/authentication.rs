@@ -1,6 +1,6 @@
 //! Hosts that have to prove who they are.
 
-use crate::host::{Connecting, Ended, Queue};
+use crate::host::{Connecting, Ended, Queue, log_page};
 use crate::{Served, run};
 use levada_base::reactor;
 use levada_export_nvmet::Hosts;
@@ -12,6 +12,7 @@ use levada_nvme::fabrics::{
     ANY_CONTROLLER, AuthenticationTransfer, Configuration, Property, PropertyAccess,
 };
 use levada_nvme::keyring::Keyring;
+use levada_nvme::log::LogPage;
 use levada_nvme::{AdminOpcode, Command, DataPointer, IoOpcode, Status};
 
 fn transfer(bytes: usize) -> AuthenticationTransfer {
@@ -103,7 +104,12 @@ fn every_queue_takes_nothing_before_its_host_has_proved_who_it_is() {
 
         let (mut io, _) = party.queue((controller, 1)).await;
         let early = read(&mut io);
-        assert_eq!(io.ask(early, None).await.expect("answered").0.status, refused);
+        let answered = io.ask(early, None).await.expect("answered").0;
+        assert_eq!(answered.status, refused);
+        // Whoever it is would else bury what the host that has proved itself finds there.
+        assert!(!answered.has_more);
+        let page = log_page(&mut admin, LogPage::Errors as u8, 64).await.expect("told");
+        assert_eq!(page, [0; 64], "no entry of the admin queue's early commands either");
         prove(&mut io, &mut party.prover()).await.expect("the secrets are right");
         let late = read(&mut io);
         assert!(io.ask(late, None).await.expect("answered").0.status.is_success());
