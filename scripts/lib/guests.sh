@@ -8,6 +8,15 @@ need() {
         command -v "$program" >/dev/null || { echo "${0##*/}: there is no $program" >&2; exit 1; }
     done
 }
+need busybox cpio gzip xz depmod modprobe dpkg apt-get
+
+# Runs what must not succeed; what it says goes where the output goes.
+refuses() {
+    if "$@"; then
+        echo "${0##*/}: this has succeeded, and must not: $*" >&2
+        return 1
+    fi
+}
 
 # Copies the program $1 to the directory $2 of the image, or of another root, with the libraries that it is linked with.
 with_libraries() {
@@ -36,7 +45,11 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 APT::Sandbox::User "root";
 APT
-        APT_CONFIG=$from/apt.conf apt-get update -qq
+        APT_CONFIG=$from/apt.conf apt-get update -qq || {
+            echo "${0##*/}: cannot read what packages Debian's $release has" >&2
+            rm -r "$from"
+            exit 1
+        }
     fi
     APT_CONFIG=$from/apt.conf "$@"
 }
@@ -52,7 +65,8 @@ fetch() {
 }
 
 # Fetches the kernel that the package $2 of a release stands for, to a directory of the name $3, and puts the modules from $4 on into the image,
-# with those that they need and in the order of `modules/order`; it is `vmlinuz` there, beside `image.gz`.
+# with those that they need and in the order of `modules/order`; it is `vmlinuz` there, beside `image.gz`. A module with `?` is one that not all
+# kernels have.
 fetch_kernel() {
     local release=$1 stands_for=$2 to=$3 parts version module how path name
     shift 3
@@ -69,14 +83,16 @@ fetch_kernel() {
     mkdir -p image/modules
     : >image/modules/order
     for module in "$@"; do
-        # What one kernel has as a module is part of the next one.
-        { modprobe -d "$to" -S "$version" --show-depends "$module" 2>/dev/null || true; } | while read -r how path _; do
+        name=${module%\?}
+        modprobe -d "$to" -S "$version" --show-depends "$name" >needed 2>/dev/null || [[ $module == *\? ]] ||
+            { echo "${0##*/}: Linux $version has no module $name" >&2; exit 1; }
+        while read -r how path _; do
             [[ $how == insmod ]] || continue
             name=$(basename "$path" .xz)
             [[ -e image/modules/$name ]] && continue
             if [[ $path == *.xz ]]; then xz -dc "$path"; else cat "$path"; fi >"image/modules/$name"
             echo "$name" >>image/modules/order
-        done
+        done <needed
     done
     ln -s "$(realpath "$(find "$to" -name 'vmlinuz*' -type f | head -1)")" "$to/vmlinuz"
     (cd image && find . | cpio -o -H newc 2>/dev/null | gzip -1) >"$to/image.gz"
