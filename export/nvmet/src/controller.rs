@@ -182,13 +182,12 @@ impl Controller {
             self.reset.replace(Rc::default()).happen();
             self.connection_ended();
             self.attached.borrow_mut().clear();
-            self.notices.forget_reservations();
+            self.notices.reset();
             self.errors.clear();
             // What was set is as it was at first (Base, 5.21); how long a host may be silent it has said with Connect.
             self.features.borrow_mut().clear();
             self.thresholds.set(THRESHOLDS);
             self.beyond.take();
-            self.notices.set_wanted(Events::empty());
             state = ControllerState::default();
         }
         state.is_ready = new.is_enabled();

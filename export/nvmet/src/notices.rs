@@ -28,8 +28,10 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
+    /// Of what waits to be told, the host is spared what it does not want any more.
     pub fn set_wanted(&self, wanted: Events) {
         self.wanted.set(wanted);
+        self.waiting.borrow_mut().retain(|event| self.wants(*event));
     }
 
     pub fn wanted(&self) -> Events {
@@ -59,9 +61,9 @@ impl Notices {
         self.happened(Event::NamespacesChanged);
     }
 
-    pub fn happened(&self, event: Event) {
+    fn wants(&self, event: Event) -> bool {
         let wanted = self.wanted.get();
-        let is_wanted = match event {
+        match event {
             Event::NamespacesChanged => wanted.contains(Events::NAMESPACES),
             Event::AnaChanged => wanted.contains(Events::ANA),
             Event::DiscoveryChanged => wanted.contains(Events::DISCOVERY),
@@ -70,8 +72,11 @@ impl Notices {
             Event::Unreliable | Event::Temperature | Event::LowSpare => {
                 wanted.intersects(Events::from_bits_retain(event.warnings().bits().into()))
             }
-        };
-        if is_wanted && !self.masked.borrow().contains(&event) {
+        }
+    }
+
+    pub fn happened(&self, event: Event) {
+        if self.wants(event) && !self.masked.borrow().contains(&event) {
             self.waiting.borrow_mut().insert(event);
             self.tell();
         }
@@ -112,11 +117,13 @@ impl Notices {
         page
     }
 
-    /// The controller is reset, and counts anew.
-    pub fn forget_reservations(&self) {
+    /// The controller is reset: whoever uses it next has been told nothing yet. Requests go with the admin queue, which stays.
+    pub fn reset(&self) {
+        self.wanted.take();
+        self.waiting.take();
+        self.masked.take();
+        self.changed.take();
         self.reservations.take();
-        self.waiting.borrow_mut().remove(&Event::ReservationNotice);
-        self.read(Event::ReservationNotice);
     }
 
     /// Namespaces that have changed since this was asked; forgotten then, unless `keeps`.
@@ -168,6 +175,54 @@ mod tests {
             }
             let fourth = notices.request().expect("room");
             assert_eq!(fourth.await.ok(), Some(Event::Unreliable));
+        });
+    }
+
+    /// What is told next is that discovery has changed, or nothing was told before that.
+    async fn hears_of_discovery_alone(notices: &Notices) {
+        notices.set_wanted(Events::DISCOVERY);
+        let request = notices.request().expect("room");
+        notices.happened(Event::DiscoveryChanged);
+        assert_eq!(request.await.ok(), Some(Event::DiscoveryChanged));
+        notices.read(Event::DiscoveryChanged);
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_is_not_told() {
+        Reactor::simulated(0).block_on(async {
+            let notices = Notices::default();
+            notices.set_wanted(Events::NAMESPACES | Events::DISCOVERY | Events::TEMPERATURE);
+            notices.namespace_changed(1);
+            notices.happened(Event::Temperature);
+            hears_of_discovery_alone(&notices).await;
+            // Wanted again, it is told when it happens again.
+            notices.set_wanted(Events::NAMESPACES);
+            let request = notices.request().expect("room");
+            notices.namespace_changed(2);
+            assert_eq!(request.await.ok(), Some(Event::NamespacesChanged));
+            assert_eq!(notices.changed(true), [1, 2]);
+        });
+    }
+
+    #[test]
+    fn after_a_reset_nothing_was_told_and_nothing_waits() {
+        Reactor::simulated(0).block_on(async {
+            let notices = Notices::default();
+            // One event was told and its page not read, others wait.
+            let request = notices.request().expect("room");
+            notices.set_wanted(Events::TEMPERATURE | Events::NAMESPACES);
+            notices.happened(Event::Temperature);
+            assert_eq!(request.await.ok(), Some(Event::Temperature));
+            notices.namespace_changed(1);
+            notices.reservation(1, ReservationNotice::RegistrationPreempted);
+            notices.reset();
+            assert!(notices.wanted().is_empty() && notices.changed(true).is_empty());
+            assert!(notices.read_reservation(true).is_none());
+            hears_of_discovery_alone(&notices).await;
+            notices.set_wanted(Events::TEMPERATURE);
+            let request = notices.request().expect("room");
+            notices.happened(Event::Temperature);
+            assert_eq!(request.await.ok(), Some(Event::Temperature));
         });
     }
 }

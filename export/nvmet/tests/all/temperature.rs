@@ -55,6 +55,15 @@ async fn set(host: &mut Host, feature: Feature, value: u32) {
     assert!(completion.status.is_success());
 }
 
+/// Disables the controller, and enables it.
+async fn reset(host: &mut Host) {
+    for value in [0, u64::from(Configuration::ENABLED.0)] {
+        let id = host.admin.new_id();
+        let property = PropertyAccess::set(Property::Configuration, value, id);
+        assert!(host.admin.ask(property, None).await.expect("answered").0.status.is_success());
+    }
+}
+
 /// Warnings of the drive, and of the subsystem.
 async fn warnings(host: &mut Host) -> [Warnings; 2] {
     let mut told = [Warnings::empty(); 2];
@@ -95,11 +104,7 @@ fn a_page_warns_by_the_thresholds_of_the_host() {
         // After a reset they are what they were.
         drive.kelvin.set(330);
         assert!(is_beyond(&mut host).await);
-        for value in [0, u64::from(Configuration::ENABLED.0)] {
-            let id = host.admin.new_id();
-            let property = PropertyAccess::set(Property::Configuration, value, id);
-            assert!(host.admin.ask(property, None).await.expect("answered").0.status.is_success());
-        }
+        reset(&mut host).await;
         assert!(!is_beyond(&mut host).await);
     });
 }
@@ -148,5 +153,38 @@ fn a_host_is_told_when_a_drive_comes_to_be_beyond() {
         drive.served.subsystem.remove(DRIVE);
         drive.insert();
         hears(&mut host).await;
+    });
+}
+
+#[test]
+fn a_reset_puts_events_back() {
+    run(async {
+        let drive = Drive::new();
+        let mut host = drive.served.host().await;
+        let request = |id| Command::new(AdminOpcode::AsynchronousEventRequest as u8, id, 0);
+        let hears = async |host: &mut Host| {
+            set(host, Feature::AsynchronousEvents, Events::TEMPERATURE.bits()).await;
+            let told = request(host.admin.new_id());
+            let (event, _) = host.admin.ask(told, None).await.expect("told");
+            assert_eq!(Event::of(event.result), Some(Event::Temperature));
+        };
+        // It was told, and has not read the page: whoever enables the controller again knows nothing of that.
+        drive.becomes(343);
+        hears(&mut host).await;
+        reset(&mut host).await;
+        hears(&mut host).await;
+        warnings(&mut host).await;
+        // It is not told what happened before, of which it has not said since that it wants to know.
+        drive.becomes(300);
+        drive.becomes(350);
+        reset(&mut host).await;
+        let told = request(host.admin.new_id());
+        host.admin.begin(told, None).await;
+        let silent = reactor::timeout(Duration::from_millis(50), host.admin.hear()).await;
+        assert!(silent.is_err());
+        // That request is good for what it wants to know now.
+        set(&mut host, Feature::AsynchronousEvents, Events::TEMPERATURE.bits()).await;
+        let (event, _) = host.admin.answer(told.id(), None).await.expect("told");
+        assert_eq!(Event::of(event.result), Some(Event::Temperature));
     });
 }
