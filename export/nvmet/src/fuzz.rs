@@ -6,7 +6,8 @@
 //! - Nothing panics. Of what was sent soundly everything is answered, once, as its kind is, in units that are sound themselves.
 //! - A host beside them, of another subsystem, goes on reading what it wrote.
 //! - Once they are gone nothing is left of them: connections, controllers, memory, open volumes.
-//! - Who does not know the secret has not written.
+//! - Nothing is written where a secret is needed until somebody has begun a proof with the right one. (Who writes after that is not told apart
+//!   here; `tests/all/authentication.rs` has queues that prove nothing beside one that did. Nor is why a connection ends.)
 
 use crate::subsystem::{Hosts, Subsystem};
 use crate::target::{Path, Target};
