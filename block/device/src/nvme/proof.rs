@@ -22,7 +22,7 @@ fn does_not_know_how(status: Status) -> bool {
 
 impl<S: ByteStream + 'static> Admin<'_, S> {
     /// Does what the answer to Connect, `connected`, asks for. A host that knows a secret of the subsystem's does not go on with who does
-    /// not prove that it knows it as well, asked for or not: that may be anybody. (Linux's target, since 7.0 at the latest, asks on the
+    /// not prove that it knows it as well, asked for or not: that may be anybody. (Linux's target, 7.3 and not yet 6.12, asks on the
     /// admin queue only, and proves itself on the others when a host wants to know.)
     ///
     /// # Errors
