@@ -23,7 +23,7 @@ impl Beside {
             subsystem: nqn("beside"),
             host: nqn("host-beside"),
         };
-        let (admin, io) = (Line::open(path), Line::open(path));
+        let (admin, io) = (Line::open(path, 0), Line::open(path, 0));
         admin.greet(Digests::default()).await;
         io.greet(Digests { header: true, data: true }).await;
         let controller = connect(&admin, data.clone(), 0, 0).await.expect("admitted");

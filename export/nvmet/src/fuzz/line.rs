@@ -1,20 +1,22 @@
 //! A connection as its host sees it: what was sent, what was asked for, and what must be answered.
 
 use super::input::Input;
+use super::proof::Attempt;
 use super::{ENTRIES, IN_CAPSULE_BYTES_LEAST, SOON};
 use crate::target::Path;
 use levada_base::checksum::crc32c;
 use levada_base::reactor;
 use levada_base::stream::{ByteStream, MemoryStream};
 use levada_base::{Buf, BufMut};
-use levada_nvme::authentication::Prover;
-use levada_nvme::fabrics::{Configuration, Connect, ConnectData, Property, PropertyAccess};
+use levada_nvme::fabrics::{
+    Configuration, Connect, ConnectData, FabricsType, Property, PropertyAccess,
+};
 use levada_nvme::pdu::{
     COMMON_BYTES, Common, DIGEST_BYTES, Digests, Framing, Initialize, Pdu, Transfer,
 };
-use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, Nqn, Status};
+use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, Feature, Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,6 +29,7 @@ pub(super) struct Asked {
 /// A command that was sent and not answered.
 pub(super) struct Sent {
     pub is_event_request: bool,
+    pub is_fabrics: bool,
     /// Data of it that were received.
     pub received: Vec<u8>,
 }
@@ -52,6 +55,8 @@ pub(super) struct Line {
     pub next_id: Cell<u16>,
     pub sent: RefCell<BTreeMap<u16, Sent>>,
     pub asked: RefCell<Vec<Asked>>,
+    /// Commands with their tags that were answered before all their data came, of which some may be on their way.
+    pub given_up: RefCell<BTreeSet<(u16, u16)>>,
     /// Of the last unit, which comes with the next one.
     pub rest: RefCell<Vec<u8>>,
     /// The last answers, with their data.
@@ -61,14 +66,25 @@ pub(super) struct Line {
     /// How far it has come with a proof, and the last command of that which asked for data.
     pub stage: Cell<usize>,
     pub proving: Cell<u16>,
-    pub prover: RefCell<Option<Prover>>,
+    pub attempt: RefCell<Option<Attempt>>,
     /// The controller that Connect has told.
     pub connecting: Cell<Option<u16>>,
+    /// What all the data that it writes are, so that a volume knows who has written.
+    pub tag: u8,
+    /// Of a subsystem that wants a proof; and a right one may have been given.
+    pub is_guarded: Cell<bool>,
+    pub is_let_in: Cell<bool>,
+    /// It may end though it was sound: its host has closed it, has let it fall silent, or a proof failed.
+    pub may_end: Cell<bool>,
+    /// Its controller may have been reset or shut down.
+    pub is_reset: Cell<bool>,
+    /// That of its controller, for an I/O queue.
+    pub admin: RefCell<Option<Rc<Self>>>,
 }
 
 impl Line {
     /// A new connection, which is heard; nothing was sent yet.
-    pub fn open(path: &Path) -> Rc<Self> {
+    pub fn open(path: &Path, tag: u8) -> Rc<Self> {
         let (stream, end) = MemoryStream::pair();
         path.serve(end);
         let line = Rc::new(Self {
@@ -79,18 +95,27 @@ impl Line {
             next_id: Cell::new(1),
             sent: RefCell::default(),
             asked: RefCell::default(),
+            given_up: RefCell::default(),
             rest: RefCell::default(),
             answers: RefCell::default(),
             role: Cell::default(),
             queue: Cell::default(),
             stage: Cell::new(0),
             proving: Cell::new(0),
-            prover: RefCell::default(),
+            attempt: RefCell::default(),
             connecting: Cell::default(),
+            tag,
+            is_guarded: Cell::new(false),
+            is_let_in: Cell::new(false),
+            // Until it is connected.
+            may_end: Cell::new(true),
+            is_reset: Cell::new(false),
+            admin: RefCell::default(),
         });
         let hearing = Rc::clone(&line);
         reactor::spawn(async move {
             while hearing.hear().await.is_some() {}
+            assert!(hearing.has_reason_to_end(), "ended without a word: {:?}", hearing.role.get());
             hearing.is_over.set(true);
         });
         line
@@ -154,7 +179,14 @@ impl Line {
         assert!(!completion.has_more || !completion.status.is_success());
         let sent = self.sent.borrow_mut().remove(&id);
         assert!(sent.is_some() || !self.is_sound.get(), "nobody has asked: {completion:?}");
-        self.asked.borrow_mut().retain(|asked| asked.transfer.command != id);
+        let is_fabrics = sent.as_ref().is_none_or(|sent| sent.is_fabrics);
+        let is_taken = completion.status.is_success() && !is_fabrics;
+        let may_take = !self.is_guarded.get() || self.is_let_in.get() || !self.is_sound.get();
+        assert!(!is_taken || may_take, "taken without a proof: {completion:?}");
+        let is_of = |asked: &mut Asked| asked.transfer.command == id;
+        let given_up = self.asked.borrow_mut().extract_if(.., is_of).collect::<Vec<_>>();
+        let tags = given_up.iter().map(|asked| (id, asked.transfer.tag));
+        self.given_up.borrow_mut().extend(tags);
         if self.connecting.get() == Some(id) {
             self.connecting.set(completion.status.is_success().then_some(completion.result as u16));
         }
@@ -171,7 +203,15 @@ impl Line {
     }
 
     pub async fn close(&self) {
+        self.may_end.set(true);
         self.stream.close().await;
+    }
+
+    /// Nothing that the target does by itself ends a connection.
+    fn has_reason_to_end(&self) -> bool {
+        let may = |line: &Self| line.may_end.get() || !line.is_sound.get();
+        let admin = self.admin.borrow();
+        may(self) || admin.as_ref().is_some_and(|admin| may(admin) || admin.is_reset.get())
     }
 
     pub fn unit(&self, pdu: &Pdu, data: &[u8]) -> Vec<u8> {
@@ -191,8 +231,23 @@ impl Line {
 
     /// Notes that a command is sent, as a unit that is sound.
     pub fn note(&self, command: &Command) {
-        let is_event_request = command.opcode() == AdminOpcode::AsynchronousEventRequest as u8;
-        let sent = Sent { is_event_request, received: Vec::new() };
+        let is = |opcode: AdminOpcode| command.opcode() == opcode as u8;
+        let is_event_request = is(AdminOpcode::AsynchronousEventRequest);
+        let is_fabrics = is(AdminOpcode::Fabrics);
+        match is_fabrics.then(|| FabricsType::of(command.fabrics_type())).flatten() {
+            Some(FabricsType::PropertySet) => self.is_reset.set(true),
+            Some(FabricsType::AuthenticationSend | FabricsType::AuthenticationReceive)
+                if self.is_guarded.get() =>
+            {
+                self.may_end.set(true);
+            }
+            _ => {}
+        }
+        if is(AdminOpcode::SetFeatures) && command.dword(10) as u8 == Feature::KeepAliveTimer as u8
+        {
+            self.may_end.set(true);
+        }
+        let sent = Sent { is_event_request, is_fabrics, received: Vec::new() };
         if self.sent.borrow_mut().insert(command.id(), sent).is_some() {
             self.is_sound.set(false);
         }
@@ -265,12 +320,15 @@ impl Line {
         None
     }
 
-    /// What has to be answered by now, and was not.
+    /// What has to be answered by now, and was not: all but events, and what the host still owes data for.
     pub fn unanswered(&self) -> usize {
-        if !self.is_sound.get() || self.is_over.get() || !self.asked.borrow().is_empty() {
+        if !self.is_sound.get() || self.is_over.get() {
             return 0;
         }
-        self.sent.borrow().values().filter(|sent| !sent.is_event_request).count()
+        let asked = self.asked.borrow();
+        let owes = |id: u16| asked.iter().any(|asked| asked.transfer.command == id);
+        let sent = self.sent.borrow();
+        sent.iter().filter(|(id, sent)| !sent.is_event_request && !owes(**id)).count()
     }
 }
 

@@ -7,20 +7,40 @@ use levada_base::reactor;
 use levada_base::{Buf, IoVec};
 use levada_device::{BlockError, Durability};
 use levada_volume::{Extent, Shape, Volume, VolumeError, VolumeFuture, Zeroing};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// A volume in memory of which some blocks are slow, and some cannot be used.
 pub(super) struct Odd {
     pub bytes: RefCell<Vec<u8>>,
-    pub writes: Cell<u64>,
+    /// Whose data may be written, by what they all are; `None`: anybody's.
+    pub writers: Option<RefCell<BTreeSet<u8>>>,
 }
 
 impl Odd {
     pub fn new() -> Rc<Self> {
-        let bytes = RefCell::new(vec![0; (BLOCKS * BLOCK_BYTES) as usize]);
-        Rc::new(Self { bytes, writes: Cell::new(0) })
+        Rc::new(Self { bytes: Self::zeroes(), writers: None })
+    }
+
+    /// One that nobody may write yet.
+    pub fn guarded() -> Rc<Self> {
+        Rc::new(Self { bytes: Self::zeroes(), writers: Some(RefCell::default()) })
+    }
+
+    fn zeroes() -> RefCell<Vec<u8>> {
+        RefCell::new(vec![0; (BLOCKS * BLOCK_BYTES) as usize])
+    }
+
+    /// Who has written this, of which single bits may have changed, and units may have got into it.
+    fn may_be_written(&self, data: &[u8]) -> bool {
+        let Some(writers) = &self.writers else { return true };
+        let mut counts = [0u32; 256];
+        data.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+        let most = counts.iter().max();
+        let tag = (0..=u8::MAX).find(|tag| Some(&counts[usize::from(*tag)]) == most);
+        tag.is_some_and(|tag| writers.borrow().contains(&tag))
     }
 
     pub async fn reach(&self, at: u64, bytes: u64) -> Result<std::ops::Range<usize>, VolumeError> {
@@ -58,8 +78,8 @@ impl Volume for Odd {
         Box::pin(async move {
             let range = self.reach(at, bytes_in(&from)).await?;
             let data: Vec<u8> = from.iter().flat_map(|part| part.to_vec()).collect();
+            assert!(self.may_be_written(&data), "written without a proof by {}", data[0]);
             self.bytes.borrow_mut()[range].copy_from_slice(&data);
-            self.writes.set(self.writes.get() + 1);
             Ok(())
         })
     }

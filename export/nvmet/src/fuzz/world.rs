@@ -8,12 +8,9 @@ use crate::subsystem::{Hosts, Subsystem};
 use crate::target::{Path, Target};
 use crate::{AnaState, Claims, Health, Passage, Warnings};
 use levada_base::reactor;
-use levada_nvme::authentication::{
-    Group, Hash, Names, Prover, SECURITY_PROTOCOL, SECURITY_SPECIFIC, Secret, Secrets,
-};
+use levada_nvme::authentication::{Secret, Secrets};
 use levada_nvme::fabrics::{
-    ANY_CONTROLLER, AuthenticationTransfer, Configuration, Connect, ConnectData, Property,
-    PropertyAccess,
+    ANY_CONTROLLER, Configuration, Connect, ConnectData, Property, PropertyAccess,
 };
 use levada_nvme::keyring::Keyring;
 use levada_nvme::pdu::{Digests, Initialize, Pdu, Transfer};
@@ -33,15 +30,15 @@ pub(super) struct World {
     pub lines: Vec<Option<Rc<Line>>>,
     /// The admin queue's line is the first of these; then its controller.
     pub controllers: Vec<(usize, u16, Nqn, u8)>,
-    /// Somebody may have proved that he knows the secret.
-    pub is_let_in: bool,
+    /// How many connections there have been.
+    pub opened: u8,
 }
 
 impl World {
     pub fn new() -> Self {
         let target = Target::new();
         let path = target.port(([10, 0, 0, 1], 4420).into());
-        let (volume, guarded) = (Odd::new(), Odd::new());
+        let (volume, guarded) = (Odd::new(), Odd::guarded());
         let open = Subsystem::new(nqn("open"), "1", Hosts::Any);
         open.add(1, opens(&volume, 1));
         let secret = |seed| Secret::random(None, &mut move |key: &mut [u8]| key.fill(seed));
@@ -62,7 +59,7 @@ impl World {
             secrets,
             lines: vec![None; LINES_MAX],
             controllers: Vec::new(),
-            is_let_in: false,
+            opened: 0,
         };
         world.add_drive();
         world
@@ -93,7 +90,8 @@ impl World {
         if let Some(old) = self.lines[place].take() {
             old.close().await;
         }
-        let line = Line::open(&self.path);
+        self.opened += 1;
+        let line = Line::open(&self.path, self.opened);
         self.lines[place] = Some(Rc::clone(&line));
         (place, line)
     }
@@ -134,13 +132,17 @@ impl World {
             |of: usize| lines[of].as_ref().is_some_and(|line: &Rc<Line>| !line.is_over.get());
         self.controllers.retain(|(of, ..)| is_there(*of));
         if flags & 8 != 0 && !self.controllers.is_empty() {
-            let (_, controller, subsystem, number) =
+            let (of, controller, subsystem, number) =
                 self.controllers[input.below(self.controllers.len())].clone();
             let host = nqn(&format!("host-{number}"));
             line.role.set(role_in(&subsystem, Role::Io));
+            line.is_guarded.set(line.role.get() == Role::Guarded);
+            line.admin.replace(lines[of].clone());
             let data = ConnectData { host_id: [number; 16], controller, subsystem, host };
             line.queue.set(1 + u16::from(flags >> 6));
-            connect(&line, data, line.queue.get(), 0).await;
+            if connect(&line, data, line.queue.get(), 0).await.is_some() {
+                self.connected(&line, flags & 4 != 0).await;
+            }
             return;
         }
         let (subsystem, number) = match input.below(8) {
@@ -149,6 +151,7 @@ impl World {
             _ => (nqn("open"), number),
         };
         line.role.set(role_in(&subsystem, Role::Admin));
+        line.is_guarded.set(line.role.get() == Role::Guarded);
         let data = ConnectData {
             host_id: [number; 16],
             controller: ANY_CONTROLLER,
@@ -157,11 +160,25 @@ impl World {
         };
         let keep_alive_ms = if flags & 48 == 48 { 4000 } else { 0 };
         if let Some(controller) = connect(&line, data, 0, keep_alive_ms).await {
+            self.connected(&line, flags & 4 != 0).await;
+            // Who looks around only is sent away after a while as well.
+            let falls_silent = keep_alive_ms > 0 || subsystem.as_str() == DISCOVERY_NQN;
+            line.may_end.set(line.may_end.get() || falls_silent);
             self.controllers.push((place, controller, subsystem, number));
             if flags & 192 != 192 {
                 enable(&line).await;
+                line.is_reset.set(false);
             }
         }
+    }
+
+    /// From here on it ends for a reason only; where a proof is wanted, once it has given one.
+    async fn connected(&self, line: &Line, is_to_prove: bool) {
+        let is_let_in = match line.is_guarded.get() {
+            true => is_to_prove && self.prove_soundly(line).await.is_some(),
+            false => true,
+        };
+        line.may_end.set(!is_let_in);
     }
 
     /// The first units are wrong somewhere, or come out of turn.
@@ -189,6 +206,7 @@ impl World {
             subsystem: nqn(input.one_of(&["open", "open", "guarded", "none"])),
             host: nqn(input.one_of(&["host-0", "host-1", "host-9"])),
         };
+        line.is_guarded.set(data.subsystem == nqn("guarded"));
         let mut bytes = data.to_bytes().to_vec();
         if input.rarely(4) {
             let at = usize::from(input.number() as u16) % bytes.len();
@@ -234,7 +252,9 @@ impl World {
             command = command.with_id(u16::from(input.byte() % 8));
         }
         let data = match command.data() {
-            DataPointer::InCapsule { bytes, .. } if bytes <= 20_000 => vec![7; bytes as usize],
+            DataPointer::InCapsule { bytes, .. } if bytes <= 20_000 => {
+                vec![line.tag; bytes as usize]
+            }
             _ => Vec::new(),
         };
         line.send(input, &Pdu::Command(command), &data).await;
@@ -430,7 +450,7 @@ impl World {
             bytes: input.byte().into(),
         };
         let (mut transfer, is_whole) = part.unwrap_or((any, true));
-        let data = vec![input.byte(); transfer.bytes as usize];
+        let data = vec![line.tag; transfer.bytes as usize];
         let is_sound = line.is_sound.get() && !data.is_empty();
         if part.is_none() || input.rarely(16) {
             // From here on it may be that what is awaited never comes.
@@ -444,7 +464,8 @@ impl World {
             }
         }
         let is_last = is_whole != input.rarely(16);
-        let is_refused = is_sound && Some(transfer) != part.map(|(part, _)| part);
+        let is_given_up = line.given_up.borrow().contains(&(transfer.command, transfer.tag));
+        let is_refused = is_sound && !is_given_up && Some(transfer) != part.map(|(part, _)| part);
         if is_refused {
             let unit = line.unit(&Pdu::HostData { transfer, is_last }, &data);
             line.send_rest().await;
@@ -461,75 +482,6 @@ impl World {
             line.send(input, &Pdu::HostData { transfer, is_last }, &data).await;
             line.settle().await;
         }
-    }
-
-    /// A message of DH-HMAC-CHAP, or what should be one; of a host that knows the secret, or does not.
-    pub async fn prove(&mut self, input: &mut Input<'_>) {
-        let Some(line) = self.line(input, Role::Guarded) else { return };
-        let transfer = |bytes: usize| AuthenticationTransfer {
-            protocol: SECURITY_PROTOCOL,
-            specific: SECURITY_SPECIFIC,
-            bytes: bytes as u32,
-        };
-        // Mostly what comes next, with what the target says in between.
-        const IN_ORDER: [usize; 5] = [0, 1, 2, 1, 3];
-        let kind = match input.rarely(4) {
-            true => input.below(6),
-            false => IN_ORDER[line.stage.replace(line.stage.get() + 1) % IN_ORDER.len()],
-        };
-        if kind == 1 {
-            let room = input.one_of(&[4096, 4096, 1024, 16, 0]);
-            let command = transfer(room).command(false, line.new_id());
-            line.proving.set(command.id());
-            let pointer = DataPointer::Transport { bytes: room as u32 };
-            self.command(input, &line, command.with_data(pointer)).await;
-            return;
-        }
-        let heard = line.answers.borrow().get(&line.proving.get()).map(|(_, data)| data.clone());
-        let heard = heard.unwrap_or_default();
-        let mut random = |into: &mut [u8]| into.fill(3);
-        let message = match kind {
-            0 => {
-                let mut secrets = self.secrets.clone();
-                if input.rarely(2) {
-                    self.is_let_in = true;
-                } else {
-                    secrets.host = Secret::random(None, &mut |key: &mut [u8]| key.fill(9));
-                }
-                let names = Names { host: nqn("host-0"), subsystem: nqn("guarded") };
-                let groups = [[Group::None], [Group::None], [Group::Ffdhe2048]];
-                let prover = Prover::new(names, secrets, input.byte().into());
-                let prover = prover.offering(Hash::ALL, &input.one_of(&groups));
-                let message = prover.negotiate();
-                line.prover.replace(Some(prover));
-                message
-            }
-            2 => {
-                let mut prover = line.prover.borrow_mut();
-                let reply = prover.as_mut().and_then(|own| own.reply(&heard, &mut random).ok());
-                reply.unwrap_or_default()
-            }
-            3 => {
-                let mut prover = line.prover.borrow_mut();
-                let last = prover.as_mut().and_then(|own| own.confirm(&heard).ok()).flatten();
-                last.unwrap_or_default()
-            }
-            4 => line.prover.borrow().as_ref().map(Prover::failure).unwrap_or_default(),
-            _ => {
-                let count = input.below(40);
-                input.bytes(count)
-            }
-        };
-        let mut message = message;
-        if input.rarely(8) && !message.is_empty() {
-            let at = input.below(message.len());
-            message[at] ^= input.byte();
-        }
-        let bytes = message.len() as u32;
-        let command = transfer(message.len()).command(true, line.new_id());
-        let command = command.with_data(DataPointer::InCapsule { offset: 0, bytes });
-        line.send(input, &Pdu::Command(command), &message).await;
-        line.settle().await;
     }
 
     pub async fn send_anything(&self, input: &mut Input<'_>) {
