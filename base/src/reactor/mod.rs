@@ -12,6 +12,7 @@
 //! - In the simulator one seed fixes the whole run, including the order of worker threads
 //!   ([`worker`]): a worker runs only while its reactor waits for it.
 
+mod aside;
 mod bell;
 mod carrier;
 mod fd;
@@ -27,6 +28,7 @@ mod task;
 mod time;
 pub mod worker;
 
+pub use aside::aside;
 pub use fd::Fd;
 pub use registered::Registered;
 pub use ring::Watched;

@@ -6,7 +6,7 @@
 //! - What a controller says of itself is checked before anything is sent that depends on it.
 
 use super::exchange::COMMANDS_MAX;
-use super::host::{HostId, connection_of};
+use super::host::HostId;
 use super::options::{Network, Options};
 use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
 use futures_util::future::{join_all, select_all};
@@ -27,6 +27,7 @@ use levada_nvme::{
     AdminOpcode, Command, Completion, DISCOVERY_NQN, Feature, Nqn, NqnError, Status,
 };
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::BitOr;
@@ -39,6 +40,8 @@ const EVENT_PAGE_BYTES: usize = 512;
 const CHANGED_BYTES: usize = 4096;
 /// In place of identifiers, when there were too many.
 const TOO_MANY_CHANGED: u32 = u32::MAX;
+/// A target that looks after its hosts less often holds changes back for minutes, once a path is lost. The largest unit that is known is SPDK's, 10 s.
+const KEEP_ALIVE_UNIT_MAX: Duration = Duration::from_secs(60);
 /// Before events are asked for again, if they were refused.
 const LISTEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A look at whether the controller is ready, or has shut down.
@@ -57,8 +60,14 @@ pub enum ConnectError {
     #[error("no answer within {} ms", limit.as_millis())]
     Silent { limit: Duration },
     /// Each answer came in time, and there is no end of them.
-    #[error("it takes longer than {} s {what}", limit.as_secs())]
-    Endless { what: &'static str, limit: Duration },
+    #[error("it takes longer than {} s {stage}", limit.as_secs())]
+    Endless { stage: Stage, limit: Duration },
+    /// What it was lost with may still be carried out for twice as long.
+    #[error(
+        "the target looks after its hosts every {} s only, and may take that long to notice that one is gone; at most {} s are supported",
+        unit.as_secs(), KEEP_ALIVE_UNIT_MAX.as_secs()
+    )]
+    KeepAliveUnit { unit: Duration },
     /// The connection ended while it was set up.
     #[error("the connection ended: {why}")]
     Ended { why: String },
@@ -92,6 +101,30 @@ pub enum ConnectError {
     /// It is not what it was, or not the same as on other paths.
     #[error("{what}")]
     Different { what: String },
+}
+
+/// What takes many answers, each of which may come in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Connecting,
+    /// At a namespace, and the ways to it.
+    Looking,
+    ListingSubsystems,
+    /// Into a subsystem that is listed.
+    LookingInside,
+    LookingIntoAll,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connecting => "to connect",
+            Self::Looking => "to look at the namespace",
+            Self::ListingSubsystems => "to list its subsystems",
+            Self::LookingInside => "to look into it",
+            Self::LookingIntoAll => "to look into all that is listed",
+        })
+    }
 }
 
 /// What the target told of, and nobody has looked at.
@@ -263,7 +296,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             in_capsule_bytes: 0,
             // Nothing on this queue changes blocks.
             settle: Duration::ZERO,
-            connection: connection_of(&host_id),
+            host_id,
         };
         let data = |controller| ConnectData {
             host_id,
@@ -300,6 +333,10 @@ impl<S: ByteStream + 'static> Controller<S> {
         let page = admin.fetch("Identify", command, IDENTIFY_BYTES).await?;
         let page = page.first_chunk().expect("as many were fetched");
         let identity = ControllerIdentity::parse(page)?;
+        let unit = Duration::from_millis(identity.keep_alive_unit_ms.into());
+        if unit > KEEP_ALIVE_UNIT_MAX {
+            return Err(ConnectError::KeepAliveUnit { unit });
+        }
         // Older ones do not say what they are: it goes by the name that was asked for.
         if identity.is_discovery && !is_discovery {
             return Err(ConnectError::Discovery);
@@ -464,7 +501,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 let read = read.ok().and_then(|page| page.first_chunk().copied());
                 let all =
                     read.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(&page).collect());
-                controller.changed.borrow_mut().get_or_insert_default().extend(all);
+                controller.have_changed(all);
             }
             controller.told.set(controller.told.get() | told);
             controller.event.notify_all();
@@ -487,6 +524,22 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// Nobody was told that a namespace may have changed.
     pub fn is_untouched(&self) -> bool {
         !self.told.get().namespaces
+    }
+
+    /// Takes note of namespaces that were changed. So many at most as one page tells of, whoever tells of more and more.
+    fn have_changed(&self, namespaces: Vec<u32>) {
+        let mut changed = self.changed.borrow_mut();
+        let all = changed.get_or_insert_default();
+        all.extend(namespaces);
+        if all.len() > CHANGED_BYTES / size_of::<u32>() {
+            *all = vec![TOO_MANY_CHANGED];
+        }
+    }
+
+    /// How many it has taken note of.
+    #[cfg(test)]
+    pub fn changed(&self) -> usize {
+        self.changed.borrow().as_ref().map_or(0, Vec::len)
     }
 
     /// Whether `namespace` is among those that were changed since the last call. One that does not say which they were has changed any.

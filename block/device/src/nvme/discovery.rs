@@ -1,6 +1,6 @@
 //! Which subsystems there are at an address.
 
-use super::controller::{ConnectError, Controller};
+use super::controller::{ConnectError, Controller, Stage};
 use super::host::Opening;
 use super::options::{Network, Options};
 use levada_base::reactor;
@@ -35,7 +35,7 @@ pub async fn discover<N: Network>(
 ) -> Result<Vec<DiscoveryEntry>, ConnectError> {
     let limit = options.timing.connect * STEPS_MAX;
     let listed = reactor::timeout(limit, list(network, address, options)).await;
-    listed.unwrap_or(Err(ConnectError::Endless { what: "to list its subsystems", limit }))
+    listed.unwrap_or(Err(ConnectError::Endless { stage: Stage::ListingSubsystems, limit }))
 }
 
 async fn list<N: Network>(

@@ -18,7 +18,6 @@
 
 use super::claim::{Claim, Claimant, EPOCH_MAX, latest};
 use super::controller::{ConnectError, Controller};
-use super::host::connection_of;
 use super::namespace::NvmeNamespace;
 use super::options::Network;
 use super::paths::{Order, OrderError, Paths};
@@ -204,6 +203,29 @@ pub(super) async fn fence<N: Network>(
         Err(_) => {}
     }
     taken
+}
+
+/// Lets go of the namespace as its owner. Whoever takes it next need not be a later one; nothing else is kept of this one.
+pub(super) async fn relinquish<N: Network>(device: &NvmeNamespace<N>) -> Result<(), BlockError> {
+    let paths = device.shared();
+    let owner = &paths.owner;
+    if let Some(lost) = owner.lost() {
+        return Err(lost);
+    }
+    // Nor does another path become whole meanwhile, as the owner.
+    let _turn = paths.making_whole.acquire(1).await;
+    if owner.is_reserved.replace(false) {
+        let epoch = owner.ours.get();
+        // Which of them holds the reservation does not matter: it goes with the last.
+        for controller in paths.whole() {
+            let current = Some(paths.claimant(&controller, epoch).key());
+            let gone = ReservationRequest::Unregister { current };
+            let unregistered = paths.reserve(&controller, gone).await;
+            unregistered.map_err(|_| BlockError::Io { errno: libc::EIO })?;
+        }
+    }
+    owner.ours.set(Epoch::default());
+    Ok(())
 }
 
 /// Steps on the way to a reservation, of which there are no more than registrants to be preempted, and some to spare.
@@ -472,7 +494,7 @@ impl<N: Network> Paths<N> {
             |it: &&Registrant| self.opening.has(&it.host) && !self.has_connection(&it.host);
         for gone in report.registrants.iter().filter(is_gone) {
             if self.reserve(controller, us.preempt(gone.key)).await? {
-                self.unsettled.settled(connection_of(&gone.host));
+                self.unsettled.borrow().settled(gone.host);
             }
         }
         Ok(())

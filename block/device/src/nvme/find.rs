@@ -1,6 +1,6 @@
 //! What there is at an address: subsystems, how else they are reached, and the namespaces in them.
 
-use super::controller::{ConnectError, Controller};
+use super::controller::{ConnectError, Controller, Stage};
 use super::discovery::{Open, discover};
 use super::host::Opening;
 use super::namespace::{NamespaceError, approach};
@@ -50,7 +50,7 @@ pub struct FoundNamespace {
 ///
 /// A [`NamespaceError`]: there is nobody who could be asked.
 pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>, NamespaceError> {
-    let [address, ..] = at.resolve()?[..] else { return Ok(Vec::new()) };
+    let [address, ..] = at.resolve().await?[..] else { return Ok(Vec::new()) };
     find_by(at, address, &options, approach, &Tcp::default()).await
 }
 
@@ -87,12 +87,12 @@ pub(super) async fn find_by<N: Network>(
         let shown = addresses.iter().map(|address| (address.ip().to_string(), address.port()));
         let url = NvmeUrl { addresses: shown.collect(), subsystem, namespace: 0, ..at.clone() };
         let left = of_all.saturating_sub(begun.elapsed());
-        let (what, limit) = match left < of_one {
-            true => ("to look into all that is listed", of_all),
-            false => ("to look into it", of_one),
+        let (stage, limit) = match left < of_one {
+            true => (Stage::LookingIntoAll, of_all),
+            false => (Stage::LookingInside, of_one),
         };
         let endless = |url: &NvmeUrl| {
-            let source = ConnectError::Endless { what, limit };
+            let source = ConnectError::Endless { stage, limit };
             Err(NamespaceError::Connect { url: url.to_string(), source })
         };
         // Nobody is asked any more.

@@ -28,6 +28,7 @@ mod options;
 mod paths;
 mod proof;
 mod queue;
+mod resolve;
 mod sight;
 #[cfg(test)]
 mod tests;
@@ -36,7 +37,7 @@ mod unsettled;
 mod url;
 mod verdict;
 
-pub use controller::ConnectError;
+pub use controller::{ConnectError, Stage};
 pub use discovery::discover;
 pub use fence::Witness;
 pub use find::{FoundNamespace, FoundSubsystem, find};
@@ -45,4 +46,5 @@ pub use keys::{KeysError, read_keys};
 pub use namespace::{NamespaceError, NvmeNamespace};
 pub use options::{Network, Options, Tcp, Timing};
 pub use paths::{PathStatus, Standing};
+pub use unsettled::Changes;
 pub use url::{NvmeUrl, UrlError};

@@ -19,6 +19,7 @@ use super::options::{Network, Options, Tcp};
 use super::paths::{Order, OrderError, PathStatus, Paths};
 use super::sight::Known;
 use super::unflushed::Kept;
+use super::unsettled::Changes;
 use super::verdict::Asked;
 use super::{fence, fence::Witness, url::NvmeUrl};
 use crate::{
@@ -149,7 +150,7 @@ impl NvmeNamespace<Tcp> {
     ///
     /// A [`NamespaceError`].
     pub async fn open(url: &NvmeUrl, options: Options) -> Result<Self, NamespaceError> {
-        let addresses = url.resolve()?;
+        let addresses = url.resolve().await?;
         let (network, options) = approach(url, options)?;
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
         Self::open_on(network, &addresses, subsystem, namespace, options, url.to_string()).await
@@ -269,6 +270,17 @@ impl<N: Network> NvmeNamespace<N> {
         self.paths.is_usable()
     }
 
+    /// What was changed, and may still be.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        Changes(Rc::clone(&self.paths.unsettled.borrow()))
+    }
+
+    /// This one was opened after another one, which has left changes behind that are not fenced off. Said before anything is written.
+    pub fn comes_after(&self, earlier: Changes) {
+        self.paths.unsettled.replace(earlier.0);
+    }
+
     /// Its number within the subsystem.
     #[must_use]
     pub fn number(&self) -> u32 {
@@ -298,6 +310,15 @@ impl<N: Network> NvmeNamespace<N> {
             true => fence::owner(self).await,
             false => Ok(Epoch::default()),
         }
+    }
+
+    /// Stops being the owner that [`Device::fence`] has made this process, so that even an earlier one can be next.
+    ///
+    /// # Errors
+    ///
+    /// [`BlockError::Fenced`] when another one has it, and those of a write; then it may be the owner still.
+    pub async fn relinquish(&self) -> Result<(), BlockError> {
+        fence::relinquish(self).await
     }
 
     /// Lets go of the target in order. Requests that are under way fail.
@@ -371,7 +392,7 @@ impl<N: Network> NvmeNamespace<N> {
             command = command.with_fua();
         }
         let mut order = self.order(command, "write", at, bytes);
-        order.change = Some(self.paths.unsettled.change(at, bytes));
+        order.change = Some(self.paths.change(at, bytes));
         order.from = from;
         let _turn = self.turn(at, bytes).await;
         let is_kept = match durability {
@@ -391,7 +412,7 @@ impl<N: Network> NvmeNamespace<N> {
     async fn zero_run(&self, at: u64, bytes: u64) -> Result<(), BlockError> {
         let command = self.on_blocks(IoOpcode::WriteZeroes, at, bytes).with_deallocate();
         let mut order = self.order(command, "write zeroes", at, bytes);
-        order.change = Some(self.paths.unsettled.change(at, bytes));
+        order.change = Some(self.paths.change(at, bytes));
         let _turn = self.turn(at, bytes).await;
         let _room = match self.known.has_volatile_cache {
             true => Some(self.room(0).await?),
@@ -409,7 +430,7 @@ impl<N: Network> NvmeNamespace<N> {
         let range = Range { first_block: at / block_bytes, blocks: (bytes / block_bytes) as u32 };
         let command = self.command(IoOpcode::DatasetManagement).with_dword(11, DEALLOCATE);
         let mut order = self.order(command, "discard", at, bytes);
-        order.change = Some(self.paths.unsettled.change(at, bytes));
+        order.change = Some(self.paths.change(at, bytes));
         order.from = Buf::copy_of(&range.to_bytes()).into_vec();
         let _turn = self.turn(at, bytes).await;
         self.carry_out(&order, IoVecMut::new()).await.map(drop)

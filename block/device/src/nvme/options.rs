@@ -48,6 +48,8 @@ impl Network for Tcp {
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepcnt(&stream, DEAD_AFTER.as_secs() as u32)?;
+        // What a connection that is given up has not sent yet is not sent any more, however slowly it drains.
+        sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         let Some(connector) = &self.tls else { return Ok(stream.into()) };
         let secured = Channel::from(stream).secured(connector.session()?).await;
         secured.map_err(|error| match error.kind() {
@@ -121,8 +123,8 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// From the end of a controller until nothing that was sent to it is carried out any more; see `unsettled`. What lies in the socket may
-    /// still be sent for a while. Then the target, which rounds `keep_alive` up to its own unit, may take twice as long as that to notice
+    /// From the end of a controller until nothing that was sent to it is carried out any more; see `unsettled`. What the kernel has handed to
+    /// the network may still arrive for a while. Then the target, which rounds `keep_alive` up to its own unit, may take twice as long as that to notice
     /// (one that looks once in that time), and then ends what it was at.
     pub(crate) fn settle(&self, keep_alive_unit_ms: u32) -> Duration {
         let asked_ms = self.keep_alive.as_millis() as u64;

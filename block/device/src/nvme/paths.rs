@@ -13,7 +13,7 @@
 //! - A command waits, or is tried again, no longer than `gone_after` from its first failure, and what its last try takes; then the caller
 //!   is told. How long it was held back does not count.
 
-use super::controller::{ConnectError, Controller};
+use super::controller::{ConnectError, Controller, Stage};
 use super::fence::Ownership;
 use super::host::{HostId, Opening, number_of};
 use super::options::{Network, Options};
@@ -46,6 +46,10 @@ const AGAIN_MAX: Duration = Duration::from_secs(1);
 const DAMAGED_MAX: u32 = 8;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
+/// Connecting, or a look, may take so many times as long as a step of it,
+const STEPS_MAX: u32 = 10;
+/// and a controller says that it takes no longer than that to become ready (CAP.TO).
+const READY_MAX: Duration = Duration::from_millis(500 * 255);
 /// The unit of the keep alive timeout of a target that is not there to be asked: the largest that is known (SPDK's).
 const KEEP_ALIVE_UNIT_MS_MAX: u32 = 10_000;
 
@@ -98,7 +102,7 @@ pub(crate) struct Paths<N: Network> {
     changed: Notify,
     /// No path could be used since then.
     unusable_since: Cell<Option<Instant>>,
-    pub unsettled: Rc<Unsettled>,
+    pub unsettled: RefCell<Rc<Unsettled>>,
     pub unflushed: RefCell<Unflushed>,
     /// One path at a time is made whole.
     pub(super) making_whole: Rc<Semaphore>,
@@ -195,7 +199,7 @@ impl<N: Network> Paths<N> {
             paths: addresses.iter().map(path).collect(),
             changed: Notify::default(),
             unusable_since: Cell::new(Some(reactor::now())),
-            unsettled: Rc::default(),
+            unsettled: RefCell::default(),
             unflushed: RefCell::default(),
             making_whole: Semaphore::new(1),
             era: Cell::default(),
@@ -230,6 +234,11 @@ impl<N: Network> Paths<N> {
             all_tried.then(|| Err(self.status()))
         };
         self.changed.until(is_decided).await
+    }
+
+    /// A change of blocks that is about to be asked for.
+    pub fn change(&self, at: u64, bytes: u64) -> Change {
+        self.unsettled.borrow().change(at, bytes)
     }
 
     pub fn status(&self) -> Vec<PathStatus> {
@@ -276,8 +285,13 @@ impl<N: Network> Paths<N> {
             let id = self.next_id();
             let connecting =
                 Controller::connect(network, path.address, &self.subsystem, options, id);
+            let limit = timing.connect * STEPS_MAX + READY_MAX;
+            let connecting = reactor::timeout(limit, connecting);
             let connected = match select(pin!(connecting), pin!(self.ending())).await {
-                Either::Left((connected, _)) => connected,
+                Either::Left((Ok(connected), _)) => connected,
+                Either::Left((Err(_), _)) => {
+                    Err(ConnectError::Endless { stage: Stage::Connecting, limit })
+                }
                 Either::Right(_) => return,
             };
             match connected {
@@ -390,7 +404,10 @@ impl<N: Network> Paths<N> {
             let absences = self.absences.get();
             let was_whole = path.is_whole.get();
             let looking = async {
-                let standing = self.look_at(controller).await?;
+                let limit = self.options.timing.connect * STEPS_MAX;
+                let looked = reactor::timeout(limit, self.look_at(controller)).await;
+                let endless = ConnectError::Endless { stage: Stage::Looking, limit };
+                let standing = looked.unwrap_or(Err(endless))?;
                 if standing > Standing::Unusable && !path.is_whole.get() {
                     self.make_whole(controller).await?;
                     path.is_whole.set(absences == self.absences.get());
@@ -411,7 +428,11 @@ impl<N: Network> Paths<N> {
                     let why = (standing <= Standing::Unusable).then(|| "not accessible".to_owned());
                     *path.why.borrow_mut() = why;
                 }
-                Err(error @ (ConnectError::Ended { .. } | ConnectError::Silent { .. })) => {
+                Err(
+                    error @ (ConnectError::Ended { .. }
+                    | ConnectError::Silent { .. }
+                    | ConnectError::Endless { .. }),
+                ) => {
                     controller.close().await;
                     over.await;
                     return error.to_string();
@@ -424,7 +445,8 @@ impl<N: Network> Paths<N> {
                     }
                     path.standing.set(Standing::Unusable);
                     *path.why.borrow_mut() = Some(why);
-                    if is_absent && path.is_whole.get() {
+                    // It may have been another one, and be what it was again.
+                    if path.is_whole.get() {
                         self.was_absent();
                     }
                 }
@@ -524,11 +546,11 @@ impl<N: Network> Paths<N> {
 
     /// Over another path the namespace could be reached until now, so that its target has lost nothing.
     async fn was_there_all_along(&self) -> bool {
-        let namespace = self.known().namespace;
+        let known = self.known();
         for other in &self.paths {
             let Some(there) = other.controller.borrow().clone() else { continue };
             if other.is_usable()
-                && Self::namespace_page(&there, namespace).await.is_ok()
+                && self.sight(&there).await.is_ok_and(|seen| known.compare(&seen).is_ok())
                 && there.is_untouched()
                 && other.is_usable()
             {
@@ -629,6 +651,13 @@ impl<N: Network> Paths<N> {
         open.min_by_key(|(rank, at, _)| (*rank, *at)).map(|(_, at, controller)| (at, controller))
     }
 
+    /// It will not be carried out over any path.
+    fn is_over_for(&self, order: &Order) -> bool {
+        self.has_lost.get()
+            || self.is_ending.get()
+            || order.is_for_owners() && self.owner.lost().is_some()
+    }
+
     /// Whatever path there is, as soon as there is one.
     pub(super) async fn any_path(&self) -> Result<Rc<Controller<N::Stream>>, BlockError> {
         self.path(false, None).await.map(|(_, controller)| controller)
@@ -695,7 +724,8 @@ impl<N: Network> Paths<N> {
                 drop(place);
                 self.held_back.set(self.held_back.get() + 1);
                 let begun = reactor::now();
-                change.wait(blocked).await;
+                let is_over = || self.is_over_for(order).then_some(());
+                select(pin!(change.wait(blocked)), pin!(self.changed.until(is_over))).await;
                 failing_since = failing_since.map(|since| since + begun.elapsed());
                 continue;
             }

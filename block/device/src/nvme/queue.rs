@@ -8,6 +8,7 @@
 //! - Whoever gives up waiting for a command gives up the answer; command and buffers stay with the queue until it is over.
 
 use super::exchange::{Broken, COMMANDS_MAX, Exchange, Step, index_of};
+use super::host::HostId;
 use super::landing::{Landing, window};
 use super::unsettled::{Change, Sent};
 use futures_util::future::{Either, select};
@@ -134,7 +135,7 @@ pub(crate) struct Terms {
     /// After the connection is over, a command may be carried out for so long.
     pub settle: Duration,
     /// Whose the queue is; see `unsettled`.
-    pub connection: u32,
+    pub host_id: HostId,
 }
 
 /// See the module.
@@ -346,7 +347,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             if let Some(change) = &slot.change
                 && self.exchange.borrow().may_have_begun(slot.id)
             {
-                change.is_lost(self.terms.connection, self.terms.settle);
+                change.is_lost(self.terms.host_id, self.terms.settle);
             }
             let outcome = Err(Unanswered::Lost);
             slot.answer.send(Answered { into: slot.landing.into_whole(), outcome });

@@ -85,7 +85,10 @@ impl<N: Network> Paths<N> {
         }
     }
 
-    async fn sight(&self, controller: &Controller<N::Stream>) -> Result<Known, ConnectError> {
+    pub(super) async fn sight(
+        &self,
+        controller: &Controller<N::Stream>,
+    ) -> Result<Known, ConnectError> {
         let wanted = match (self.namespace, &*self.known.borrow()) {
             (0, Some(known)) => known.namespace,
             (wanted, _) => wanted,
@@ -187,7 +190,7 @@ impl Known {
     }
 
     /// Whether what another path shows, or this one shows now, is the same.
-    fn compare(&self, seen: &Self) -> Result<(), String> {
+    pub(super) fn compare(&self, seen: &Self) -> Result<(), String> {
         if seen.names != self.names || seen.namespace != self.namespace {
             return Err("it leads to another namespace than the one that was opened".into());
         }

@@ -12,12 +12,14 @@
 //! - That may be until the target has noticed that its host is gone, and has had time to finish what it was at: from the moment at which
 //!   nothing more is sent to the controller, [`super::Timing::settle`]. Sooner, where the target says so: an owner has it end what a lost
 //!   connection has under way (`fence`).
-//! - It does not matter whether somebody still waits for the lost change, or whether it was sent again, and how that went.
+//! - It does not matter whether somebody still waits for the lost change, or whether it was sent again, and how that went. Nor whether the
+//!   namespace is opened anew meanwhile: [`Changes`] outlive what sent them.
 //!
 //! Linux sends such writes again without waiting for anything, and later ones as well. The specification came to these rules with 2.1
 //! (Base 2.1, 9.6: communication loss); they ask for the wait before the first is sent again, which only a target needs that would make
 //! something else of the same bytes.
 
+use super::host::HostId;
 use futures_util::future::select;
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
@@ -42,7 +44,7 @@ pub(crate) struct Sent(Change);
 
 struct Lost {
     change: u64,
-    connection: u32,
+    connection: HostId,
     at: u64,
     end: u64,
     until: Instant,
@@ -56,6 +58,19 @@ pub(crate) struct Unsettled {
     lost: RefCell<Vec<Lost>>,
     settled: Notify,
     next_id: Cell<u64>,
+}
+
+/// What has become of changes of a namespace, for who opens it anew.
+#[derive(Clone, Default)]
+pub struct Changes(pub(super) Rc<Unsettled>);
+
+impl Changes {
+    /// None of them can still be carried out.
+    #[must_use]
+    pub fn are_settled(&self) -> bool {
+        let now = reactor::now();
+        self.0.open.borrow().is_empty() && self.0.lost.borrow().iter().all(|lost| lost.until <= now)
+    }
 }
 
 /// What a change waits for.
@@ -76,7 +91,7 @@ impl Unsettled {
     }
 
     /// Nothing that was sent over a connection, which is lost, is carried out any more.
-    pub fn settled(&self, connection: u32) {
+    pub fn settled(&self, connection: HostId) {
         self.lost.borrow_mut().retain(|lost| lost.connection != connection);
         self.settled.notify_all();
     }
@@ -138,7 +153,7 @@ impl Change {
 
 impl Sent {
     /// The command was lost with its connection, and may be carried out for so long.
-    pub fn is_lost(&self, connection: u32, settle: Duration) {
+    pub fn is_lost(&self, connection: HostId, settle: Duration) {
         let until = reactor::now() + settle;
         let Change { of, id, at, bytes } = &self.0;
         let lost = Lost { change: *id, connection, at: *at, end: at + bytes, until };
@@ -190,7 +205,7 @@ mod tests {
                 assert_eq!(older.blocked_by_older(), None);
             };
             look(Blocked::Open);
-            sent.is_lost(1, Duration::from_secs(10));
+            sent.is_lost([1; 16], Duration::from_secs(10));
             drop(sent);
             look(Blocked::Until(until));
             let second = all.change(120, 1);
@@ -198,13 +213,13 @@ mod tests {
             assert_eq!(second.blocked(), None);
             // Sooner, when it is over with its connection, and only then.
             let sent = first.send();
-            sent.is_lost(2, Duration::from_secs(10));
+            sent.is_lost([2; 16], Duration::from_secs(10));
             drop(sent);
             let begun = reactor::now();
             let settle = async {
-                all.settled(1);
+                all.settled([1; 16]);
                 reactor::sleep(Duration::from_secs(1)).await;
-                all.settled(2);
+                all.settled([2; 16]);
             };
             let waiting = async {
                 while let Some(blocked) = second.blocked() {

@@ -5,11 +5,9 @@
 //! `keys` a file with its secret, by which it proves that it is, and its key of TLS. Who has a key there speaks TLS: `tls=0` says not to,
 //! `tls=1` that there has to be one. Names of hosts are looked up once, when the namespace is opened.
 
-use super::namespace::NamespaceError;
 use levada_nvme::pdu::Digests;
 use levada_nvme::{Nqn, NqnError};
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -58,24 +56,6 @@ impl NvmeUrl {
     #[must_use]
     pub fn is_meant(text: &str) -> bool {
         text.starts_with(SCHEME)
-    }
-
-    /// Where the subsystem is: the first address of each host.
-    ///
-    /// # Errors
-    ///
-    /// [`NamespaceError::Resolve`].
-    pub fn resolve(&self) -> Result<Vec<SocketAddr>, NamespaceError> {
-        let resolve = |(host, port): &(String, u16)| {
-            let failed = |source| NamespaceError::Resolve {
-                url: self.to_string(),
-                host: host.clone(),
-                source,
-            };
-            let mut found = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
-            found.next().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))
-        };
-        self.addresses.iter().map(resolve).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 fn terms(digests: Digests) -> Terms {
     let settle = Duration::from_secs(20);
-    Terms { digests, commands: 4, in_capsule_bytes: 0, settle, connection: 1 }
+    Terms { digests, commands: 4, in_capsule_bytes: 0, settle, host_id: [1; 16] }
 }
 
 /// A queue, and the other end of its connection, after both have greeted each other.

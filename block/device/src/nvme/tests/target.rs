@@ -100,8 +100,12 @@ pub struct Target {
     /// What it says instead of its page of discovery, from where it is asked for, and of its list of namespaces, after a number.
     pub tells_page: RefCell<Option<Tells<GetLogPage>>>,
     pub tells_namespaces: RefCell<Option<Tells<u32>>>,
-    /// Answers to administration take so long.
+    /// Answers to administration take so long; those to Identify do not come.
     pub admin_late: Cell<Duration>,
+    pub hides: Cell<bool>,
+    /// What it says has changed.
+    pub changed_namespaces: RefCell<Vec<u32>>,
+    pub ana_groups: u32,
     /// Opcodes of commands on blocks that were carried out, and at which address they came.
     pub seen: RefCell<Vec<(u8, SocketAddr)>>,
     waiting: RefCell<Vec<(Rc<Outbox>, Framing, u16)>>,
@@ -188,6 +192,9 @@ impl Target {
             tells_page: RefCell::default(),
             tells_namespaces: RefCell::default(),
             admin_late: Cell::default(),
+            hides: Cell::default(),
+            changed_namespaces: RefCell::new(vec![1]),
+            ana_groups: 1,
             seen: RefCell::default(),
             waiting: RefCell::default(),
             controllers: Cell::default(),
@@ -496,6 +503,7 @@ impl Target {
                 }
                 _ => None,
             },
+            Some(AdminOpcode::Identify) if self.hides.get() => return None,
             Some(AdminOpcode::Identify) => {
                 let guid = self.guid.get();
                 match Identify::of(command.dword(10) as u8)? {
@@ -553,7 +561,7 @@ impl Target {
                     }
                     LogPage::ChangedNamespaces => {
                         self.is_masked.set(false);
-                        log::changed_namespaces(&[1])
+                        log::changed_namespaces(&self.changed_namespaces.borrow())
                     }
                     LogPage::Ana => log::ana(0, &[group], false),
                     LogPage::Discovery => log::discovery(4, &self.discovered.borrow()),
@@ -594,7 +602,7 @@ impl Target {
             namespaces_at_once_max: 1,
             keep_alive_unit_ms: self.keep_alive_unit_ms,
             has_ana: true,
-            ana_groups: 1,
+            ana_groups: self.ana_groups,
             queue_entries_max: 64,
             subsystem: Nqn::new(NQN).expect("a name"),
         }
