@@ -4,7 +4,7 @@
 //! - A drive that cannot be reserved is opened only where a power fence keeps two servers apart.
 //! - A namespace is open once, whatever numbers and subsystems it is reached by. It is opened anew only when what it was open as has lost
 //!   every path; each opening is another host to the target, so that what the earlier one left under way is shut out when the
-//!   new one is fenced.
+//!   new one is fenced. Without reservations nothing is shut out: then the new one changes nothing that the earlier one may still change.
 //! - What keeps a namespace connected is of no group that ends before the arrays are closed, whoever had it opened.
 //!
 //! After a crash the target still knows the dead host, whose reservation the next owner preempts.
@@ -14,7 +14,9 @@ use crate::drives::NoDevice;
 use futures_util::future::{LocalBoxFuture, pending};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
-use levada_device::nvme::{Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing};
+use levada_device::nvme::{
+    Changes, Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing,
+};
 use levada_device::{Device, HealthPage};
 use levada_spec::DriveSpec;
 use std::cell::RefCell;
@@ -32,7 +34,7 @@ pub(crate) struct RemoteDrives {
     has_power_fence: bool,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
-    /// What was opened, as long as somebody uses it; the latest comes last.
+    /// What was opened, as long as somebody uses it, or what it has changed may still happen; the latest comes last.
     opened: RefCell<Vec<Opened>>,
 }
 
@@ -40,6 +42,8 @@ struct Opened {
     drive: String,
     url: NvmeUrl,
     namespace: Weak<NvmeNamespace>,
+    /// What it was asked to change, which may still be carried out when it is gone.
+    changes: Changes,
 }
 
 impl Opened {
@@ -109,11 +113,15 @@ impl RemoteDrives {
             namespace.close().await;
             return Err(unusable(format!("{url} is one and the same drive as {twin}")));
         }
-        let namespace = Rc::new(namespace);
         let mut opened = self.opened.borrow_mut();
-        opened.retain(|opened| opened.namespace.strong_count() > 0);
-        let (drive, weak) = (drive.name.clone(), Rc::downgrade(&namespace));
-        opened.push(Opened { drive, url, namespace: weak });
+        let earlier = opened.iter().rev().find(|opened| opened.is_at(&url));
+        if let Some(earlier) = earlier.filter(|_| !namespace.has_reservations()) {
+            namespace.comes_after(earlier.changes.clone());
+        }
+        opened.retain(|it| it.namespace.strong_count() > 0 || !it.changes.are_settled());
+        let (drive, changes) = (drive.name.clone(), namespace.changes());
+        let namespace = Rc::new(namespace);
+        opened.push(Opened { drive, url, namespace: Rc::downgrade(&namespace), changes });
         Ok(namespace)
     }
 
