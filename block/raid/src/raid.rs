@@ -79,6 +79,12 @@ impl RaidArray {
         self.engine.close().await
     }
 
+    /// Its owner's.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.engine.epoch
+    }
+
     /// Takes a member out, as if its drive had failed. A hot spare takes its role at once.
     ///
     /// # Errors
@@ -285,7 +291,7 @@ impl Device for RaidArray {
     }
 
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
-        let ours = self.engine.epoch;
+        let ours = self.epoch();
         Box::pin(async move {
             // Members are fenced at open; a later owner opens the array anew.
             match epoch <= ours {

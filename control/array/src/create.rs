@@ -112,13 +112,20 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
         shut_out(command, &spec.name, spec.uuid, Epoch::default(), &plan.drives, &devices).await?;
     }
     let remarks = remarks(&sighted, &devices);
-    clear(plan, &sighted, &devices).await?;
-    for drive in &sighted {
-        reserve(&drive.path)?;
-    }
+    let held = held(plan, &sighted, &devices).await?;
     let mut epoch = FIRST_EPOCH;
     for device in devices.iter().filter(|_| plan.force) {
         epoch = epoch.max(device.owner().await.next());
+    }
+    // All of them before any is changed: those that somebody has had may be in use, and refuse changes by others.
+    for device in devices.iter().filter(|_| plan.force) {
+        device.reserve(epoch).await?;
+    }
+    for device in held {
+        wipe(&*device.device()).await?;
+    }
+    for drive in &sighted {
+        reserve(&drive.path)?;
     }
     let array = RaidArray::create(spec, epoch).await?;
     array.close().await?;
@@ -180,8 +187,12 @@ fn spec_of(plan: &Creation, level: Level, devices: &[Store]) -> ArraySpec {
     }
 }
 
-/// Sees to it that nothing on the drives is anybody's.
-async fn clear(plan: &Creation, sighted: &[Sighted], devices: &[Store]) -> Result<(), ArrayError> {
+/// Those of the drives that hold something, which may be overwritten.
+async fn held<'a>(
+    plan: &Creation,
+    sighted: &[Sighted],
+    devices: &'a [Store],
+) -> Result<Vec<&'a Store>, ArrayError> {
     let mut held = Vec::new();
     for (drive, device) in sighted.iter().zip(devices) {
         if let Some(holds) = holds(&*device.device(), drive, None).await? {
@@ -192,10 +203,7 @@ async fn clear(plan: &Creation, sighted: &[Sighted], devices: &[Store]) -> Resul
         let drives = held.into_iter().map(|(drive, _, holds)| (drive.path.clone(), holds));
         return Err(ArrayError::Holds { drives: drives.collect(), option: "--force" });
     }
-    for (_, device, _) in held {
-        wipe(&*device.device()).await?;
-    }
-    Ok(())
+    Ok(held.into_iter().map(|(_, device, _)| device).collect())
 }
 
 fn remarks(sighted: &[Sighted], devices: &[Store]) -> Vec<String> {

@@ -7,9 +7,10 @@
 
 use crate::error::ArrayError;
 use crate::store::{Glimpse, Store, glimpse, url_of};
-use levada_base::BufMut;
 use levada_base::ids::Uuid;
+use levada_base::reactor;
 use levada_base::units::{BLOCK_BYTES, MIB, round_down};
+use levada_base::{BufMut, Epoch};
 use levada_device::nvme::NvmeUrl;
 use levada_device::{Device, Durability, find_foreign, read_label};
 use levada_raid::{AssemblyReport, Finding, MEMBER_NAME_BYTES, Recorded};
@@ -75,6 +76,16 @@ pub(crate) fn sight(path: &Path) -> Result<Sighted, ArrayError> {
         }
     }
     Ok(sighted(path, identity, bytes, found))
+}
+
+/// The same within a reactor that has other work, and must not stand still until a remote drive answers.
+pub(crate) async fn sight_aside(path: &Path) -> Result<Sighted, ArrayError> {
+    if url_of(path).is_none() {
+        return sight(path);
+    }
+    let path = path.to_owned();
+    let looked = reactor::aside("sight", move || sight(&path)).await;
+    looked.map_err(ArrayError::system("look at a drive"))?
 }
 
 fn sighted(
@@ -215,22 +226,32 @@ pub(crate) async fn wipe(device: &dyn Device) -> Result<(), ArrayError> {
     Ok(device.flush().await?)
 }
 
-/// Opens a drive that is to become a member of `array`, and sees to it that it is nobody's. `has_power_fence`: as for [`Store::open`].
+/// Opens a drive that is to become a member of `array`, whose owner is of `epoch`, and sees to it that it is nobody's. `has_power_fence`: as for [`Store::open`].
+/// `earlier`: what was open at the same place, and is given up.
 pub(crate) async fn take(
     path: &Path,
     array: Uuid,
+    epoch: Epoch,
     force: bool,
     has_power_fence: bool,
+    earlier: Option<Store>,
 ) -> Result<Store, ArrayError> {
-    let sighted = sight(path)?;
+    let sighted = sight_aside(path).await?;
     let store = Store::open(path, has_power_fence).await?;
+    if let Some(earlier) = earlier {
+        store.comes_after(&earlier);
+    }
     let device = store.device();
     if let Some(holds) = holds(&*device, &sighted, Some(array)).await? {
         if !force {
             let drives = vec![(path.into(), holds)];
             return Err(ArrayError::Holds { drives, option: "--overwrite" });
         }
+        store.seize(epoch).await?;
         wipe(&*device).await?;
+    } else if force {
+        // Blank, and of somebody of whom its target has not heard that he is gone.
+        store.seize(epoch).await?;
     }
     reserve(path)?;
     Ok(store)

@@ -9,7 +9,7 @@
 //!
 //! After a crash the array is opened anew; a rebuild and a scrub go on where their cursors were stored.
 
-use crate::drives::{array_of, check_age, check_members, name_of, sight, sight_all, take};
+use crate::drives::{array_of, check_age, check_members, name_of, sight_all, sight_aside, take};
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::run::Keeping;
@@ -564,11 +564,13 @@ impl Keeper {
         instead: Option<usize>,
     ) -> Result<(MemberSpec, Store), ArrayError> {
         let members = self.array.status().members;
-        let held = {
+        let (held, earlier) = {
             let drives = self.drives.borrow();
-            let mut held = drives.iter().filter(|drive| drive.store.is_at(new));
-            let held = held.find(|drive| !drive.store.is_given_up());
-            held.map(|drive| (drive.store.clone(), drive.member))
+            let there = drives.iter().filter(|drive| drive.store.is_at(new));
+            let (given_up, held): (Vec<_>, Vec<_>) =
+                there.partition(|drive| drive.store.is_given_up());
+            let held = held.first().map(|drive| (drive.store.clone(), drive.member));
+            (held, given_up.last().map(|drive| drive.store.clone()))
         };
         let device = match held {
             // Ours, and locked by us.
@@ -583,7 +585,8 @@ impl Keeper {
             // What its connections need outlives who asks for it, and the desk: the array is closed after that.
             None => {
                 let (new, array, fence) = (new.to_owned(), self.uuid(), self.has_power_fence);
-                let taking = async move { take(&new, array, force, fence).await };
+                let epoch = self.array.epoch();
+                let taking = async move { take(&new, array, epoch, force, fence, earlier).await };
                 let taken = reactor::spawn_in(&self.group, taking).await;
                 taken.ok_or(ArrayError::Interrupted)??
             }
@@ -593,7 +596,7 @@ impl Keeper {
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);
         // The member itself, come back, need not get everything, unless that is asked for.
-        let uuid = sight(new)?.member_uuid().filter(|uuid| {
+        let uuid = sight_aside(new).await?.member_uuid().filter(|uuid| {
             !force && members.iter().any(|m| Some(m.index) == instead && m.uuid == *uuid)
         });
         let spec = MemberSpec {

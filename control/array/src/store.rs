@@ -119,6 +119,26 @@ impl Store {
         }
     }
 
+    /// The same whoever else has it, of however late an epoch: who asks knows that nobody uses it any more.
+    pub async fn seize(&self, epoch: Epoch) -> Result<(), BlockError> {
+        let Self::Remote(namespace, _) = self else { return Ok(()) };
+        let fenced = namespace.fence(epoch).await;
+        let Err(BlockError::Fenced { seen, .. }) = fenced else { return fenced };
+        namespace.fence(seen.next()).await?;
+        namespace.relinquish().await?;
+        namespace.fence(epoch).await
+    }
+
+    /// This one was opened in place of `earlier`, which is given up, and of which something may still reach the drive. Said before anything
+    /// is written.
+    pub fn comes_after(&self, earlier: &Self) {
+        if let (Self::Remote(namespace, _), Self::Remote(earlier, _)) = (self, earlier)
+            && !namespace.has_reservations()
+        {
+            namespace.comes_after(earlier.changes());
+        }
+    }
+
     /// From now on its superblocks of `array` say who the last owner was, if the target has forgotten it.
     pub fn belongs_to(&self, array: Uuid) {
         let Self::Remote(namespace, _) = self else { return };
