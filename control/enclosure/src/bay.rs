@@ -96,15 +96,18 @@ impl Bay {
         self.volume.size_bytes()
     }
 
-    /// Pulled while in use: whatever is under way fails.
-    pub fn pull(&self) {
+    /// Pulled while in use: whatever is under way fails, and its power is gone with the bay's, unless that had none.
+    pub async fn pull(&self, seed: u64, had_power: bool) -> Result<(), BlockError> {
         self.is_in.set(false);
         self.faults.fail();
-        self.claims.lose_power();
+        if had_power { self.lose_power(seed).await } else { Ok(()) }
     }
 
-    pub fn insert(&self) {
+    pub fn insert(&self, has_power: bool) {
         self.is_in.set(true);
+        if has_power {
+            self.power_on();
+        }
         self.faults.restore();
     }
 
@@ -113,7 +116,12 @@ impl Bay {
         self.faults.slow(extra);
     }
 
+    /// The enclosure's power goes: a drive that was pulled has none already.
     pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
+        if self.is_in.get() { self.lose_power(seed).await } else { Ok(()) }
+    }
+
+    async fn lose_power(&self, seed: u64) -> Result<(), BlockError> {
         self.wear.set(self.wear.get().after_power_cut());
         self.claims.lose_power();
         match &self.cache {
@@ -130,7 +138,7 @@ impl Bay {
     }
 
     pub fn power_on(&self) {
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.is_in.get()) {
             cache.power_on();
         }
     }

@@ -142,16 +142,19 @@ impl Enclosure {
                 if !bay.is_in.get() {
                     return Err(Refusal::Empty { bay: bay.number });
                 }
-                bay.pull();
+                // Held while the drive writes down what happens to survive.
+                let _turn = self.turn.acquire(1).await;
                 self.subsystem.remove(bay.number);
-                Ok(())
+                let pulled = bay.pull(reactor::random_u64(), self.has_power.get()).await;
+                pulled.map_err(|error| Refusal::Media { why: error.to_string() })
             }
             Order::Insert { bay } => {
                 let bay = self.bay(bay)?;
                 if bay.is_in.get() {
                     return Err(Refusal::Taken { bay: bay.number });
                 }
-                bay.insert();
+                let _turn = self.turn.acquire(1).await;
+                bay.insert(self.has_power.get());
                 self.subsystem.add_drive(
                     bay.number,
                     bay.open(),
