@@ -3,6 +3,7 @@
 //! What is written here is read again, as a namespace's URL, by whoever connects: what passes here passes there.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 const SCHEME: &str = "nvme+tcp://";
@@ -159,6 +160,15 @@ fn address(text: &str) -> Result<(String, u16), UrlError> {
     if port == 0 { Err(wrong()) } else { Ok((host.into(), port)) }
 }
 
+/// Both are one and the same, however they are written. Two names of one address are told apart only by who resolves them.
+fn is_same((one, port): &(String, u16), (other, other_port): &(String, u16)) -> bool {
+    let is_same_host = match (one.parse::<IpAddr>(), other.parse::<IpAddr>()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one.eq_ignore_ascii_case(other),
+    };
+    is_same_host && port == other_port
+}
+
 impl FromStr for EnclosureUrl {
     type Err = UrlError;
 
@@ -175,7 +185,7 @@ impl FromStr for EnclosureUrl {
         }
         let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
         for (at, one) in addresses.iter().enumerate() {
-            if addresses[..at].contains(one) {
+            if addresses[..at].iter().any(|other| is_same(other, one)) {
                 return Err(UrlError::SamePath { address: shown(one) });
             }
         }
@@ -231,6 +241,13 @@ mod tests {
         }
         let twice = "nvme+tcp://a,a:4420/nqn.x".parse::<EnclosureUrl>();
         assert_eq!(twice, Err(UrlError::SamePath { address: "a:4420".into() }));
+        for (same, address) in [
+            ("a.example,A.Example", "A.Example:4420"),
+            ("[::1]:1,[0:0:0:0:0:0:0:1]:1", "[0:0:0:0:0:0:0:1]:1"),
+        ] {
+            let twice = format!("nvme+tcp://{same}/nqn.x").parse::<EnclosureUrl>();
+            assert_eq!(twice, Err(UrlError::SamePath { address: address.into() }));
+        }
         let namespace = "nvme+tcp://a/nqn.x?ns=1".parse::<EnclosureUrl>();
         assert_eq!(namespace, Err(UrlError::Namespace));
         for wrong in [
