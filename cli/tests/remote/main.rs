@@ -268,6 +268,41 @@ fn remote_drives_are_replaced_and_added() {
     array.stop();
 }
 
+/// Drives whose reservations say that somebody else has them: those of an array that nobody uses any more.
+#[test]
+fn drives_of_another_array_are_taken_by_force_alone() {
+    let mut array = Box::new();
+    let (_drawers, urls) = three_drawers(&array);
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let old = [urls[1], urls[3], urls[5]];
+    array.ok(&[&["create", "old", "--level", "5"][..], &old].concat());
+    // Each owner is a later one.
+    for _ in 0..3 {
+        array.serve(&old);
+        array.stop();
+    }
+    let young = [urls[0], urls[2]];
+    array.ok(&[&["create", "young", "--level", "1"][..], &young].concat());
+    array.serve(&young);
+    let held = "member e1?ns=2 of array old";
+    array.refused(&["add-spare", urls[1], urls[0]], &[held]);
+    array.ok(&["add-spare", "--overwrite", urls[1], urls[0]]);
+    let status = array.json(&["show", urls[0]]);
+    assert_eq!(status["members"][2]["state"], "spare", "{status}");
+    array.stop();
+    // Nor does it matter whether the array in whose place they are was closed in order.
+    array.serve(&[urls[0], urls[1], urls[2]]);
+    array.kill();
+    let both = [urls[0], urls[1], urls[2], urls[3]];
+    array.refused(&[&["create", "next", "--level", "6"][..], &both].concat(), &["of array young"]);
+    array.ok(&[&["create", "next", "--force", "--level", "6"][..], &both].concat());
+    array.serve(&both);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 4);
+    drop(file);
+    array.stop();
+}
+
 /// The rest of a cluster file over one enclosure of two drives.
 const MIRRORED: &str = r#"
 [[array]]

@@ -503,7 +503,7 @@ impl Target {
                 }
                 _ => None,
             },
-            Some(AdminOpcode::Identify) if self.hides.get() => return None,
+            Some(AdminOpcode::Identify) if self.hides.get() => None,
             Some(AdminOpcode::Identify) => {
                 let guid = self.guid.get();
                 match Identify::of(command.dword(10) as u8)? {
