@@ -386,7 +386,16 @@ impl<N: Network> Paths<N> {
     pub(super) fn lose_to(&self, seen: Epoch) {
         let ours = self.owner.ours.get();
         if self.owner.lost_to.get().is_none() {
-            tracing::error!(subsystem = %self.subsystem, %ours, %seen, "another owner has the namespace");
+            let subsystem = &self.subsystem;
+            match seen > ours {
+                true => {
+                    tracing::error!(%subsystem, %ours, %seen, "another owner has the namespace")
+                }
+                // Mostly this process, which had lost it as it was, and opened it anew.
+                false => {
+                    tracing::warn!(%subsystem, %ours, "the namespace was taken anew for this owner");
+                }
+            }
             self.owner.lost_to.set(Some(seen));
         }
         self.unflushed.borrow_mut().clear();

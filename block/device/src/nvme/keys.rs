@@ -17,6 +17,8 @@ pub enum KeysError {
     TooOpen { path: PathBuf },
     #[error("{}: {source}", path.display())]
     Wrong { path: PathBuf, source: KeyringError },
+    #[error("nobody is let in: no host is in {}", path.display())]
+    Empty { path: PathBuf },
     #[error("nobody is let in: it takes TLS, and no host has a key of TLS in {}", path.display())]
     WithoutTls { path: PathBuf },
 }

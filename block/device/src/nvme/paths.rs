@@ -81,6 +81,8 @@ struct Path<S> {
     is_whole: Cell<bool>,
     /// Since it was connected.
     has_told_of_damage: Cell<bool>,
+    /// Whoever looks after the machines has been told that it is away: once, however often and for whatever reasons it is tried in vain.
+    has_told_of_loss: Cell<bool>,
     /// Since when it is connected and the namespace is not there.
     absent_since: Cell<Option<Instant>>,
     why: RefCell<Option<String>>,
@@ -184,6 +186,7 @@ impl<N: Network> Paths<N> {
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
             has_told_of_damage: Cell::new(false),
+            has_told_of_loss: Cell::new(false),
             absent_since: Cell::default(),
             why: RefCell::default(),
             was_tried: Cell::default(),
@@ -299,7 +302,7 @@ impl<N: Network> Paths<N> {
                     let begun = reactor::now();
                     let why = self.attend(path, &controller).await;
                     if !self.is_ending.get() {
-                        tracing::warn!(address = %path.address, why, "a path to a namespace is down");
+                        self.tell_of_loss(path, &why);
                     }
                     if begun.elapsed() >= LASTED {
                         pause = timing.again_first;
@@ -308,9 +311,7 @@ impl<N: Network> Paths<N> {
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    if path.why.borrow().as_ref() != Some(&why) {
-                        tracing::warn!(address = %path.address, why, "no path to a namespace");
-                    }
+                    self.tell_of_loss(path, &why);
                     self.is_down(path, why);
                 }
             }
@@ -334,6 +335,25 @@ impl<N: Network> Paths<N> {
                 return id;
             }
         }
+    }
+
+    fn tell_of_loss(&self, path: &Path<N::Stream>, why: &str) {
+        let (subsystem, namespace, address) = (&self.subsystem, self.number(), path.address);
+        if !path.has_told_of_loss.replace(true) {
+            tracing::warn!(%subsystem, namespace, %address, why, "a path to a namespace is away");
+        }
+    }
+
+    fn tell_of_return(&self, path: &Path<N::Stream>) {
+        let (subsystem, namespace, address) = (&self.subsystem, self.number(), path.address);
+        if path.has_told_of_loss.replace(false) {
+            tracing::info!(%subsystem, namespace, %address, "a path to a namespace is back");
+        }
+    }
+
+    /// Of the namespace; 0 before it is known which one that is.
+    fn number(&self) -> u32 {
+        self.known.borrow().as_ref().map_or(self.namespace, |known| known.namespace)
     }
 
     fn is_down(self: &Rc<Self>, path: &Path<N::Stream>, why: String) {
@@ -440,9 +460,7 @@ impl<N: Network> Paths<N> {
                 // It may become what it was.
                 Err(error) => {
                     let why = error.to_string();
-                    if path.why.borrow().as_ref() != Some(&why) {
-                        tracing::warn!(address = %path.address, why, "a path is not used");
-                    }
+                    self.tell_of_loss(path, &why);
                     path.standing.set(Standing::Unusable);
                     *path.why.borrow_mut() = Some(why);
                     // It may have been another one, and be what it was again.
@@ -453,6 +471,9 @@ impl<N: Network> Paths<N> {
             }
             path.was_tried.set(true);
             self.has_changed();
+            if path.is_usable() {
+                self.tell_of_return(path);
+            }
             if path.is_whole.get() && !was_whole {
                 self.clear_away();
             }

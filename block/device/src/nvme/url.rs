@@ -43,7 +43,7 @@ pub enum UrlError {
     Subsystem(#[from] NqnError),
     #[error("{address:?} is no host with a port")]
     Address { address: String },
-    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=1")]
+    #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=0, tls=1")]
     Option { option: String },
     #[error("keys=FILE has the secrets of a host, which host=NQN names")]
     WhoseKeys,
