@@ -447,12 +447,15 @@ impl<'c> Checker<'c> {
     fn exports(&mut self) {
         let mut first: HashMap<(&str, String), usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
-            let (key, address) = export.way.place();
-            let first = *first.entry((key, address.clone())).or_insert(index);
-            if first != index && !self.places.in_doubt(&[Node::Export(index)]) {
-                let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
-                let kind = ProblemKind::ExportTwice { address, first_line };
-                self.problem(kind, Node::Export(index), key);
+            let key = export.way.place().0;
+            for address in export.way.places() {
+                // Also within one list.
+                let Some(first) = first.insert((key, address.clone()), index) else { continue };
+                if !self.places.in_doubt(&[Node::Export(index)]) {
+                    let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
+                    let kind = ProblemKind::ExportTwice { address, first_line };
+                    self.problem(kind, Node::Export(index), key);
+                }
             }
         }
         let mut first: HashMap<&str, usize> = HashMap::new();

@@ -109,7 +109,7 @@ pub enum ProblemKind {
     NvmeTwice { tenant: String, first_line: Option<usize> },
     #[error("an export shows volumes in one way, `{key}` or another")]
     ExportWays { key: &'static str },
-    #[error("{address} is used by two exports{}", first_on(*first_line))]
+    #[error("{address} is used by two exports, or twice by one{}", first_on(*first_line))]
     ExportTwice { address: String, first_line: Option<usize> },
     #[error("\"{text}\" cannot be expanded: {reason}")]
     BadPattern { text: String, reason: PatternError },
@@ -319,7 +319,7 @@ impl ProblemKind {
                 "write all addresses into one: hosts must find the same reservations everywhere".into()
             }
             ExportWays { .. } => "write an [[export]] for each".into(),
-            ExportTwice { .. } => "one address or directory shows the volumes of one tenant".into(),
+            ExportTwice { .. } => "one address or directory shows the volumes of one tenant, and is named once".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
             TooManyDrives { most } => format!("at most {most} drives are allowed"),

@@ -329,6 +329,15 @@ impl ExportWay {
             Self::Nvme { addresses, .. } => ("nvme", addresses.join(", ")),
         }
     }
+
+    /// The places, none of which another export may have.
+    #[must_use]
+    pub fn places(&self) -> Vec<String> {
+        match self {
+            Self::Nbd { .. } | Self::Vhost { .. } => vec![self.place().1],
+            Self::Nvme { addresses, .. } => addresses.clone(),
+        }
+    }
 }
 
 /// Wrappers around every drive, for tests and measurements only.

@@ -76,7 +76,7 @@ pub enum UrlError {
     #[error("it names a namespace")]
     Namespace,
     /// Something else behind the question mark.
-    #[error("{option:?} is none of hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=1")]
+    #[error("{option:?} is none of hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=0, tls=1")]
     Option {
         /// As written.
         option: String,

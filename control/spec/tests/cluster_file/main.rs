@@ -607,9 +607,11 @@ fn mistakes_about_exports() {
     breaks("nbd = \"unix:a\"\nverify_clients = true", 2, "has no `tls`", "tls = ");
     breaks("nbd = \"unix:a\"\nverify_clients = 1", 2, "`verify_clients` is", "true or false");
     let twice = "nbd = \"unix:a\"\n[[export]]\ntenant = \"blue\"\nnbd = \"unix:a\"";
-    breaks(twice, 4, "unix:a is used by two exports (line ", "one tenant");
+    breaks(twice, 4, "unix:a is used by two exports, or twice by one (line ", "one tenant");
     let twice = "vhost = \"run\"\n[[export]]\ntenant = \"blue\"\nvhost = \"run\"";
-    breaks(twice, 4, "run is used by two exports (line ", "one tenant");
+    breaks(twice, 4, "run is used by two exports, or twice by one (line ", "one tenant");
+    let twice = "nvme = [\"10.0.0.1:1\", \"10.0.0.2:1\", \"10.0.0.1:1\"]";
+    breaks(twice, 1, "10.0.0.1:1 is used by two exports, or twice by one (line ", "one tenant");
     breaks("vhost = \"run\"\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
     breaks("vhost = \"run\"\ntls = \"certs\"", 2, "in one way, `tls`", "for each");
     breaks("nvme = [\"a\"]", 1, "\"a\" is no address of an export", "host:port");
