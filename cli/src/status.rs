@@ -253,8 +253,9 @@ fn cache_text(cache: CacheMeters) -> String {
 /// Addresses, with what there is to be said of their paths.
 fn nvme_paths(export: &ExportStatus) -> String {
     let path = |(at, address): (usize, &String)| match export.nvme_states.get(at) {
-        Some(state) if *state != AnaState::Optimized => format!("{address} ({state})"),
-        _ => address.clone(),
+        Some(Some(AnaState::Optimized)) => address.clone(),
+        Some(Some(state)) => format!("{address} ({state})"),
+        Some(None) | None => format!("{address} (not served)"),
     };
     export.nvme.iter().enumerate().map(path).collect::<Vec<_>>().join(", ")
 }

@@ -339,9 +339,9 @@ pub struct ExportStatus {
     /// Where its NVMe/TCP target listens.
     #[serde(default)]
     pub nvme: Vec<String>,
-    /// How good each of those says it is; empty before it serves.
+    /// How good each of those says it is; `None` for one that does not serve.
     #[serde(default)]
-    pub nvme_states: Vec<AnaState>,
+    pub nvme_states: Vec<Option<AnaState>>,
     pub tls: bool,
     /// Connections now.
     pub clients: usize,

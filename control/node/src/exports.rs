@@ -18,6 +18,7 @@ use levada_export_nvmet::{
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -62,9 +63,48 @@ enum Now {
     Nbd(Server),
     /// With the task that keeps the sockets in step.
     Vhost(Rc<Sockets>, JoinHandle<()>),
-    /// With the task that keeps the subsystems in step.
-    Nvme(Rc<nvmet::Target>, Vec<nvmet::Path>, JoinHandle<()>),
+    Nvme(NvmeExport),
     Ended,
+}
+
+/// A target that has begun, and listens where it could.
+struct NvmeExport {
+    target: Rc<nvmet::Target>,
+    /// As in the cluster file; why hosts do not come there.
+    paths: Vec<(SocketAddr, Result<nvmet::Path, String>)>,
+    /// Keeps the subsystems in step.
+    running: JoinHandle<()>,
+}
+
+impl NvmeExport {
+    /// Listens where it could not before; false: there is such an address still.
+    fn listen(&mut self) -> bool {
+        for (address, path) in &mut self.paths {
+            let Err(known) = path else { continue };
+            match self.target.listen(*address) {
+                Ok(listening) => *path = Ok(listening),
+                Err(error) => {
+                    let why = told(error.into());
+                    if *known != why {
+                        tracing::warn!(why, "an export is not shown at one of its addresses");
+                    }
+                    *known = why;
+                }
+            }
+        }
+        self.paths.iter().all(|(_, path)| path.is_ok())
+    }
+
+    /// Why it is not shown at some of its addresses.
+    fn problem(&self) -> Option<String> {
+        let why = self.paths.iter().filter_map(|(_, path)| path.as_ref().err());
+        let why: Vec<&str> = why.map(String::as_str).collect();
+        (!why.is_empty()).then(|| why.join("; "))
+    }
+}
+
+fn told(error: ExportError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
 }
 
 /// The volumes of a tenant, for clients.
@@ -207,13 +247,18 @@ impl Exporter {
         }
     }
 
-    /// Begins one, unless it has; false: it could not.
+    /// Begins one, unless it has; false: it could not, at one of its places.
     fn begin(&self, export: &Export) -> bool {
-        if !matches!(&*export.now.borrow(), Now::Waits(_)) {
-            return true;
+        match &mut *export.now.borrow_mut() {
+            Now::Waits(_) => {}
+            Now::Nvme(export) => return export.listen(),
+            Now::Nbd(_) | Now::Vhost(..) | Now::Ended => return true,
         }
         let begun = self.begun(export);
-        let has_begun = begun.is_ok();
+        let has_begun = match &begun {
+            Ok(Now::Nvme(export)) => export.problem().is_none(),
+            begun => begun.is_ok(),
+        };
         *export.now.borrow_mut() = match begun {
             Ok(now) => {
                 let (tenant, (way, place)) = (&export.tenant, export.way.place());
@@ -221,7 +266,7 @@ impl Exporter {
                 now
             }
             Err(error) => {
-                let why = format!("{:#}", anyhow::Error::from(error));
+                let why = told(error);
                 tracing::warn!(tenant = export.tenant, why, "an export cannot begin");
                 Now::Waits(why)
             }
@@ -257,11 +302,12 @@ impl Exporter {
                 }
                 let prefix = format!("{}:{}:{}", nvmet::NQN_PREFIX, self.cluster, export.tenant);
                 let follower = Follower::new(Rc::clone(&target), Rc::new(volumes), &prefix, hosts)?;
-                let paths: Result<Vec<_>, _> =
-                    addresses.iter().map(|address| target.listen(address.0)).collect();
-                let paths = paths?;
+                let unheard = |address: nvmet::Address| (address.0, Err(String::new()));
+                let paths = addresses.into_iter().map(unheard).collect();
                 let running = reactor::spawn(async move { follower.run().await });
-                Ok(Now::Nvme(target, paths, running))
+                let mut export = NvmeExport { target, paths, running };
+                export.listen();
+                Ok(Now::Nvme(export))
             }
         }
     }
@@ -275,9 +321,10 @@ impl Exporter {
         let mut count = 0;
         let of_tenant = self.exports.iter().filter(|export| export.tenant == tenant.as_str());
         for export in of_tenant {
-            let Now::Nvme(_, paths, _) = &*export.now.borrow() else { continue };
-            count += paths.len();
-            if let Some(path) = path.checked_sub(1).and_then(|index| paths.get(index)) {
+            let Now::Nvme(nvme) = &*export.now.borrow() else { continue };
+            count += nvme.paths.len();
+            let of_number = path.checked_sub(1).and_then(|index| nvme.paths.get(index));
+            if let Some((_, Ok(path))) = of_number {
                 path.set_state(state);
                 return Ok(());
             }
@@ -293,7 +340,7 @@ impl Exporter {
                 Now::Waits(why) => (0, Some(why.clone())),
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
-                Now::Nvme(target, ..) => (target.controllers(), None),
+                Now::Nvme(nvme) => (nvme.target.controllers(), nvme.problem()),
                 Now::Ended => (0, None),
             };
             let mut status = ExportStatus {
@@ -309,8 +356,11 @@ impl Exporter {
                 ExportWay::Vhost { directory } => status.vhost = Some(directory.clone()),
                 ExportWay::Nvme { addresses, .. } => {
                     status.nvme = addresses.clone();
-                    if let Now::Nvme(_, paths, _) = &*export.now.borrow() {
-                        status.nvme_states = paths.iter().map(nvmet::Path::state).collect();
+                    if let Now::Nvme(nvme) = &*export.now.borrow() {
+                        let state =
+                            |path: &Result<nvmet::Path, _>| path.as_ref().ok().map(|p| p.state());
+                        status.nvme_states =
+                            nvme.paths.iter().map(|(_, path)| state(path)).collect();
                     }
                 }
             }
@@ -329,9 +379,9 @@ impl Exporter {
                     running.abort();
                     sockets.end().await;
                 }
-                Now::Nvme(target, _, running) => {
-                    running.abort();
-                    target.end().await;
+                Now::Nvme(nvme) => {
+                    nvme.running.abort();
+                    nvme.target.end().await;
                 }
                 Now::Waits(_) | Now::Ended => {}
             }

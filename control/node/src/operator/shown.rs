@@ -181,9 +181,16 @@ impl Operator {
         let exports = self.exports.get().map_or_else(Vec::new, |exports| exports.status());
         problems.extend(exports.iter().filter_map(|export| {
             let why = export.problem.as_ref()?;
+            let tenant = &export.tenant;
+            // Addresses are in the reasons: not all of them need be without.
+            if !export.nvme.is_empty() {
+                return Some(format!(
+                    "volumes of {tenant} are not shown over NVMe/TCP everywhere: {why}"
+                ));
+            }
             let place =
                 export.vhost.as_ref().map_or(export.nbd.clone(), |at| at.display().to_string());
-            Some(format!("volumes of {} are not shown at {place}: {why}", export.tenant))
+            Some(format!("volumes of {tenant} are not shown at {place}: {why}"))
         }));
         problems.extend(self.no_help.borrow().iter().cloned());
         problems.extend(self.cluster.remarks.iter().cloned());

@@ -46,7 +46,8 @@ impl Operator {
             let change = self.changed.changed();
             self.take_back().await;
             self.use_spares().await;
-            if self.vanished().is_empty() {
+            // A member that is out counts as vanished a moment later, of which nobody tells.
+            if self.lost(|_| true).is_empty() {
                 change.await;
             } else {
                 select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;

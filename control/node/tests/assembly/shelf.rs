@@ -4,6 +4,7 @@ use futures_util::future::LocalBoxFuture;
 use levada_base::Epoch;
 use levada_base::ids::{Ino, Uuid};
 use levada_base::reactor::{self, Group, random_u64};
+use levada_base::sync::Notify;
 use levada_base::units::MIB;
 use levada_base::{Buf, IoVec};
 use levada_client::{Client, ClientConfig, housekeeper};
@@ -288,9 +289,18 @@ pub async fn operator_of(
     shelf: &Rc<Shelf>,
     file: std::path::PathBuf,
 ) -> (Rc<Cluster>, Rc<Operator>) {
+    operator_told_by(text, shelf, file, Rc::default()).await
+}
+
+/// The same, told of what happens to arrays by `changed`.
+pub async fn operator_told_by(
+    text: ClusterFile,
+    shelf: &Rc<Shelf>,
+    file: std::path::PathBuf,
+    changed: Rc<Notify>,
+) -> (Rc<Cluster>, Rc<Operator>) {
     let cluster = Rc::new(start(text, shelf).await.expect("starts"));
     let source = Rc::clone(shelf) as Rc<dyn DriveSource>;
-    let changed = Rc::default();
     let volumes = Volumes::new(Rc::clone(&cluster), ADDRESS, None);
     let address = ADDRESS.to_owned();
     let operator = Operator::new(Rc::clone(&cluster), source, file, address, changed, volumes);

@@ -1,10 +1,12 @@
 //! Spares of the cluster: which one comes in, for whom, and over restarts.
 
 use crate::shelf::{
-    Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, status, write_file,
+    Shelf, changed, cluster_file, fail, operator_of, operator_told_by, read_file, served_as,
+    status, write_file,
 };
 use levada_base::reactor::{self, Reactor};
 use levada_device::Faults;
+use levada_node::arrays::look_after;
 use levada_node::assembly::Cluster;
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::give_slices;
@@ -238,6 +240,39 @@ fn a_drive_that_vanishes_is_waited_for() {
             assert_eq!(came_in(&cluster)[0].len(), usize::from(!comes_back), "{members:?}");
             rebuild(&cluster).await;
             assert_eq!(meta.out(), [""; 0]);
+            cluster.stop().await;
+        });
+    }
+}
+
+/// The same, where nothing happens between the loss and the return: nobody is told of the moment from which a member that is out may come
+/// back.
+#[test]
+fn a_drive_that_is_soon_there_again_is_soon_taken_back() {
+    for seed in 90..100 {
+        Reactor::simulated(seed).block_on(async {
+            let shelf = Rc::new(Shelf::default());
+            served_as(with_spares(), &shelf, write_file).await;
+            let faults = Faults::none();
+            shelf.faults.borrow_mut().insert("d03".into(), faults.clone());
+            let (file, changed) = ("box/levada.toml".into(), Rc::default());
+            let (cluster, operator) =
+                operator_told_by(with_spares(), &shelf, file, Rc::clone(&changed)).await;
+            look_after(cluster.arrays.clone(), changed, levada_raid::Limits::NONE);
+            let keeping = reactor::spawn(Rc::clone(&operator).keep_spares());
+            reactor::sleep(Duration::from_secs(1)).await;
+            faults.fail();
+            let meta = &cluster.arrays[0];
+            let scrubbed = meta.array.scrub(levada_raid::Limits::NONE).await;
+            scrubbed.expect("it bears one");
+            assert_eq!(meta.out(), ["d03"], "noticed");
+            reactor::sleep(Duration::from_secs(2)).await;
+            faults.restore();
+            reactor::sleep(Duration::from_secs(3)).await;
+            let members = meta.array.status().members;
+            let back = members.iter().find(|member| member.name == "d03").expect("known");
+            assert!(back.state.is_live(), "{back:?}");
+            keeping.abort();
             cluster.stop().await;
         });
     }
