@@ -3,6 +3,7 @@
 use crate::bay::Bay;
 use crate::enclosure::Enclosure;
 use crate::reservation_file::ReservationFile;
+use levada_base::units::{BLOCK_BYTES, KIB, MIB};
 use levada_device::{
     Device, DriveModel, FileDevice, FileDeviceError, NullDevice, Prepare, RamDevice,
 };
@@ -13,6 +14,9 @@ use levada_export_nvmet::{
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+
+/// Of a drive.
+const SIZE_BYTES_MIN: u64 = MIB;
 
 /// What its drives are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +61,14 @@ pub struct Plan {
 pub enum EnclosureError {
     #[error("an enclosure has 1 to {NAMESPACES_MAX} bays, and not {bays}")]
     Bays { bays: u32 },
+    #[error(
+        "a drive has whole blocks of {BLOCK_BYTES} bytes, at least {SIZE_BYTES_MIN} bytes, and not {bytes}"
+    )]
+    Size { bytes: u64 },
+    #[error(
+        "drives of {wanted_bytes} bytes altogether do not fit into this machine's memory, which has {memory_bytes}"
+    )]
+    Memory { wanted_bytes: u64, memory_bytes: u64 },
     #[error("{name:?} is no name of an enclosure: letters, digits, `-` and `_`")]
     Name { name: String },
     #[error("an enclosure {name} is served already")]
@@ -88,9 +100,18 @@ impl Plan {
         if self.name.is_empty() || self.name.len() > 63 || !self.name.bytes().all(is_plain) {
             return Err(EnclosureError::Name { name: self.name.clone() });
         }
-        match self.bays {
-            1..=NAMESPACES_MAX => Ok(()),
-            bays => Err(EnclosureError::Bays { bays }),
+        if !(1..=NAMESPACES_MAX).contains(&self.bays) {
+            return Err(EnclosureError::Bays { bays: self.bays });
+        }
+        if self.size_bytes < SIZE_BYTES_MIN || !self.size_bytes.is_multiple_of(BLOCK_BYTES) {
+            return Err(EnclosureError::Size { bytes: self.size_bytes });
+        }
+        let wanted_bytes = self.size_bytes.saturating_mul(self.bays.into());
+        match memory_bytes() {
+            Some(memory_bytes) if self.media == Media::Ram && wanted_bytes > memory_bytes => {
+                Err(EnclosureError::Memory { wanted_bytes, memory_bytes })
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -145,6 +166,13 @@ impl Plan {
     }
 }
 
+/// Of this machine (proc(5)).
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB"))?;
+    Some(kib.trim().parse::<u64>().ok()? * KIB)
+}
+
 /// Who has reserved the drive that `image` is: nobody, if it is new, whatever another drive in its bay has left behind.
 async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureError> {
     let file = Rc::new(ReservationFile::beside(image));
@@ -164,8 +192,8 @@ async fn reservations(image: &Path, is_new: bool) -> Result<Claims, EnclosureErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use levada_base::reactor::Reactor;
-    use levada_base::units::MIB;
+    use levada_base::reactor::{self, Reactor};
+    use std::time::Duration;
 
     #[test]
     fn a_new_drive_has_no_reservations_of_the_old_one() {
@@ -190,7 +218,47 @@ mod tests {
             drop(plan.drives().await.expect("another drive"));
             assert!(!kept.exists());
             std::fs::write(&kept, b"damaged").expect("written");
-            assert!(matches!(plan.drives().await, Err(EnclosureError::Reservations { .. })));
+            // What writes its cache back keeps a drive open for a while.
+            let opening = async {
+                loop {
+                    match plan.drives().await {
+                        Err(EnclosureError::Media(_)) => {
+                            reactor::sleep(Duration::from_millis(50)).await;
+                        }
+                        opened => return opened,
+                    }
+                }
+            };
+            let opened = reactor::timeout(Duration::from_secs(20), opening).await;
+            let opened = opened.expect("it is let go of");
+            assert!(matches!(opened, Err(EnclosureError::Reservations { .. })));
+        });
+    }
+
+    #[test]
+    fn drives_are_of_a_size_that_there_can_be() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let plan = |size_bytes: u64| Plan {
+                name: "e1".into(),
+                paths: Vec::new(),
+                bays: 24,
+                media: Media::Ram,
+                size_bytes,
+                model: None,
+                endurance_bytes: None,
+                hosts: Vec::new(),
+                keys: None,
+                tls_only: false,
+                status: None,
+                network_cores: 0,
+            };
+            for bytes in [0, 1000, MIB + 1] {
+                assert!(matches!(plan(bytes).check(), Err(EnclosureError::Size { .. })), "{bytes}");
+            }
+            assert!(plan(MIB).check().is_ok());
+            for bytes in [10 << 50, !4095] {
+                assert!(matches!(plan(bytes).check(), Err(EnclosureError::Memory { .. })));
+            }
         });
     }
 }
