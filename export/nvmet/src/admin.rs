@@ -339,7 +339,11 @@ impl Admin<'_> {
             Feature::NumberOfQueues if self.controller.has_io_queues() => {
                 Err(never(Status::SEQUENCE_ERROR))
             }
-            Feature::NumberOfQueues => Ok(Answer::result(queues(value)?)),
+            Feature::NumberOfQueues => {
+                let granted = queues(value)?;
+                self.controller.queues_granted().set(Some(granted));
+                Ok(Answer::result(granted.into()))
+            }
             Feature::KeepAliveTimer => {
                 self.controller.set_keep_alive_ms(value);
                 Ok(Answer::result(0))
@@ -396,7 +400,10 @@ impl Admin<'_> {
         let (dword10, value) = (command.dword(10), command.dword(11));
         let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
         let result = match feature {
-            Feature::NumberOfQueues => u32::from(IO_QUEUES_MAX - 1) * 0x1_0001,
+            Feature::NumberOfQueues => {
+                let all = u32::from(IO_QUEUES_MAX - 1) * 0x1_0001;
+                self.controller.queues_granted().get().unwrap_or(all)
+            }
             Feature::KeepAliveTimer => self.controller.keep_alive_ms(),
             Feature::AsynchronousEvents => self.controller.notices.wanted().bits(),
             Feature::VolatileWriteCache => 1,
@@ -439,13 +446,13 @@ fn threshold(value: u32, is_set: bool) -> Result<usize, Status> {
 }
 
 /// How many queues a host gets that asks for so many, both less one (Base, 5.21.1.7).
-fn queues(asked: u32) -> Result<u64, Status> {
+fn queues(asked: u32) -> Result<u32, Status> {
     let (submission, completion) = (asked & 0xffff, asked >> 16);
     if submission == 0xffff || completion == 0xffff {
         return Err(never(Status::INVALID_FIELD));
     }
     let given = submission.min(completion).min(u32::from(IO_QUEUES_MAX) - 1);
-    Ok(u64::from(given * 0x1_0001))
+    Ok(given * 0x1_0001)
 }
 
 const DISCOVERY_SERIAL: &str = "discovery";

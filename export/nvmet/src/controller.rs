@@ -4,6 +4,7 @@
 //! - It lives as long as its admin queue, and its other queues end with it.
 //! - A host that says nothing for its keep alive timeout is given up, and its queues end.
 
+use crate::claims::Claims;
 use crate::errors::Errors;
 use crate::namespace::{Namespace, Opened};
 use crate::notices::Notices;
@@ -62,6 +63,10 @@ pub(crate) struct Controller {
     beyond: RefCell<BTreeSet<u32>>,
     /// Volumes stay open while the host is there.
     attached: RefCell<BTreeMap<u32, Rc<Attached>>>,
+    /// Of namespaces that were attached before a reset: what queues that it ends have under way may go on.
+    detached: RefCell<Vec<Claims>>,
+    /// What the host was granted last (Set Features, Number of Queues).
+    queues_granted: Cell<Option<u32>>,
 }
 
 /// A namespace and its volume, as long as a host has it.
@@ -131,6 +136,8 @@ impl Controller {
             thresholds: Cell::new(THRESHOLDS),
             beyond: RefCell::default(),
             attached: RefCell::default(),
+            detached: RefCell::default(),
+            queues_granted: Cell::default(),
         }
     }
 
@@ -181,7 +188,13 @@ impl Controller {
             // A reset: as if the other queues were deleted.
             self.reset.replace(Rc::default()).happen();
             self.connection_ended();
+            if self.has_io_queues() {
+                let attached = self.attached.borrow();
+                let claims = attached.values().map(|it| it.namespace.claims().clone());
+                self.detached.borrow_mut().extend(claims);
+            }
             self.attached.borrow_mut().clear();
+            self.queues_granted.set(None);
             self.notices.reset();
             self.errors.clear();
             // What was set is as it was at first (Base, 5.21); how long a host may be silent it has said with Connect.
@@ -325,6 +338,14 @@ impl Controller {
         for attached in self.attached.borrow().values() {
             attached.namespace.claims().connection_ended();
         }
+        self.detached.borrow().iter().for_each(Claims::connection_ended);
+        if !self.has_io_queues() {
+            self.detached.take();
+        }
+    }
+
+    pub fn queues_granted(&self) -> &Cell<Option<u32>> {
+        &self.queues_granted
     }
 
     /// How good the way to the namespaces is.

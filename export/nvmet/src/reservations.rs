@@ -98,6 +98,10 @@ impl Reservations {
     ) -> Result<Changed, Status> {
         use ReservationRequest::{Acquire, Clear, Preempt, Register, Release, Replace, Unregister};
         match request {
+            // Nobody could preempt it: as a key that is to be preempted, 0 names all.
+            Register { key: 0 } | Replace { key: 0, .. } => {
+                Err(Status::INVALID_FIELD.and_do_not_retry())
+            }
             Register { key } => self.register(host, key),
             Replace { current, key } => {
                 let known = *self.keys.get(host).ok_or(Status::RESERVATION_CONFLICT)?;
@@ -341,6 +345,17 @@ mod tests {
         let report = all.report(|host| (*host == B).then_some(7));
         assert_eq!(report.registrants.len(), 1);
         assert!(report.registrants[0].is_holder && report.registrants[0].controller == 7);
+    }
+
+    #[test]
+    fn nobody_has_the_key_that_names_all() {
+        let mut all = Reservations::default();
+        let refused = Err(Status::INVALID_FIELD.and_do_not_retry());
+        assert_eq!(all.carry_out(&A, ReservationRequest::Register { key: 0 }), refused);
+        register(&mut all, &A, 1);
+        let replace = ReservationRequest::Replace { current: Some(1), key: 0 };
+        assert_eq!(all.carry_out(&A, replace), refused);
+        assert_eq!(all.report(|_| None).registrants[0].key, 1);
     }
 
     /// Who is told of what (Base, 8.8).

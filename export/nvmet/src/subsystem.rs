@@ -58,6 +58,9 @@ impl Hosts {
             });
         };
         let keyring = read_keys(path)?;
+        if keyring.is_empty() && names.peek().is_none() {
+            return Err(KeysError::Empty { path: path.to_owned() });
+        }
         if is_tls_only && keyring.values().all(|keys| keys.tls.is_none()) {
             return Err(KeysError::WithoutTls { path: path.to_owned() });
         }
@@ -240,6 +243,12 @@ impl Subsystem {
         controllers.retain(|_, controller| controller.strong_count() > 0);
         if controllers.len() >= CONTROLLERS_MAX {
             return Err(Status::CONTROLLER_BUSY);
+        }
+        // Reservations go by identifiers: whoever took that of another host would have its right to write.
+        let is_taken = |there: &Controller| *there.host_id() == host.1 && *there.host() != host.0;
+        if controllers.values().filter_map(Weak::upgrade).any(|there| is_taken(&there)) {
+            tracing::warn!(host = %host.0, "an NVMe host comes with the identifier of another");
+            return Err(Status::CONNECT_INVALID_HOST.and_do_not_retry());
         }
         // The last identifiers are reserved (Fabrics, 4.2).
         const ID_MAX: u16 = 0xffef;

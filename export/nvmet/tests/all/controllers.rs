@@ -245,6 +245,29 @@ fn queues_are_agreed_on_before_there_are_any() {
             let is = completion.status.is_success().then_some(completion.result).ok_or(());
             assert_eq!(is, given, "{asked:#x}");
         }
+        let command = Command::new(AdminOpcode::GetFeatures as u8, admin.new_id(), 0)
+            .with_dword(10, Feature::NumberOfQueues as u32);
+        let (completion, _) = admin.ask(command, None).await.expect("an answer");
+        assert_eq!(completion.result, 0x1_0001, "what was granted last");
+    });
+}
+
+/// Reservations go by a host's identifier: nobody else comes with it while the host is there.
+#[test]
+fn an_identifier_is_of_one_host() {
+    run(async {
+        let served = Served::new(64);
+        let connecting = Connecting::new(1);
+        let at = (ANY_CONTROLLER, 0);
+        let mut first = Queue::open(served.path.address(), Digests::default()).await;
+        connecting.queue(&mut first, served.subsystem.nqn(), at).await.expect("admitted");
+        let mut again = Queue::open(served.path.address(), Digests::default()).await;
+        connecting.queue(&mut again, served.subsystem.nqn(), at).await.expect("the same host");
+        let other = Connecting { host_id: connecting.host_id, ..Connecting::new(2) };
+        let mut second = Queue::open(served.path.address(), Digests::default()).await;
+        let refused = other.queue(&mut second, served.subsystem.nqn(), at).await;
+        let refused = refused.map_err(|completion| completion.status);
+        assert_eq!(refused, Err(Status::CONNECT_INVALID_HOST.and_do_not_retry()));
     });
 }
 
