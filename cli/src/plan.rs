@@ -5,8 +5,8 @@ use crate::{place, up};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
-use levada_node::FileDrives;
 use levada_node::drives::{self, Outlook};
+use levada_node::{DeadPath, FileDrives, dead_paths};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
 use std::path::{Path, PathBuf};
 
@@ -97,9 +97,10 @@ fn compare(loaded: &Loaded) -> Result<()> {
         return Ok(());
     }
     let reactor = Reactor::new().context("cannot use io_uring")?;
-    let outlook = reactor.block_on(async {
+    let (outlook, dead) = reactor.block_on(async {
         let source = FileDrives::new(loaded.clone(), state);
-        drives::outlook(&source, &loaded.cluster).await
+        let outlook = drives::outlook(&source, &loaded.cluster).await;
+        (outlook, dead_paths(&loaded.cluster).await)
     });
     let (missing, is_new) =
         match outlook.map_err(|error| anyhow!("`levada up` would refuse this: {error}"))? {
@@ -108,6 +109,9 @@ fn compare(loaded: &Loaded) -> Result<()> {
         };
     for (drive, why) in &missing {
         say!("  drive {drive} is not there: {why}");
+    }
+    for DeadPath { enclosure, address, why } in &dead {
+        say!("  path {address} of enclosure {enclosure} leads to none of its drives: {why}");
     }
     match (is_new, missing.len()) {
         (true, 0) => say!("{name} is new: `levada up` formats these drives"),

@@ -102,6 +102,13 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     ] {
         assert!(planned.contains(part), "{part}: {planned}");
     }
+    // All paths are looked at, though one is enough.
+    let nowhere = " of enclosure e3 leads to none of its drives: ";
+    assert!(!planned.contains(nowhere), "{planned}");
+    drawers[2].ok("path", &["2", "down"]);
+    let planned = cluster.ok(&["plan"]);
+    assert!(planned.matches(nowhere).count() == 1, "{planned}");
+    drawers[2].ok("path", &["2", "up"]);
     cluster.ok(&["up"]);
     cluster.ok(&["mount", "mnt"]);
     let mnt = cluster.mnt();

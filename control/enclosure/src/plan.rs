@@ -17,6 +17,8 @@ use std::rc::Rc;
 
 /// Of a drive.
 const SIZE_BYTES_MIN: u64 = MIB;
+/// Memory is taken as drives are written, so they may be larger than it altogether; but not as by a slip.
+const MEMORY_TIMES_MAX: u64 = 16;
 
 /// What its drives are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub enum EnclosureError {
     )]
     Size { bytes: u64 },
     #[error(
-        "drives of {wanted_bytes} bytes altogether do not fit into this machine's memory, which has {memory_bytes}"
+        "drives of {wanted_bytes} bytes altogether are more than {MEMORY_TIMES_MAX} times this machine's memory of {memory_bytes}"
     )]
     Memory { wanted_bytes: u64, memory_bytes: u64 },
     #[error("{name:?} is no name of an enclosure: letters, digits, `-` and `_`")]
@@ -108,7 +110,10 @@ impl Plan {
         }
         let wanted_bytes = self.size_bytes.saturating_mul(self.bays.into());
         match memory_bytes() {
-            Some(memory_bytes) if self.media == Media::Ram && wanted_bytes > memory_bytes => {
+            Some(memory_bytes)
+                if self.media == Media::Ram
+                    && wanted_bytes > memory_bytes.saturating_mul(MEMORY_TIMES_MAX) =>
+            {
                 Err(EnclosureError::Memory { wanted_bytes, memory_bytes })
             }
             Some(_) | None => Ok(()),

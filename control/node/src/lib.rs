@@ -32,4 +32,5 @@ pub mod targets;
 pub mod volumes;
 
 pub use file_drives::FileDrives;
+pub use remote_drives::{DeadPath, dead_paths};
 pub use run::{Ended, NodeOptions, log_to_stderr, run};

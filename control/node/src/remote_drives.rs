@@ -11,15 +11,16 @@
 
 use crate::control::PathStatus;
 use crate::drives::NoDevice;
-use futures_util::future::{LocalBoxFuture, pending};
+use futures_util::future::{LocalBoxFuture, join_all, pending};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
 use levada_device::nvme::{
     Changes, Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing,
 };
 use levada_device::{Device, HealthPage};
-use levada_spec::DriveSpec;
+use levada_spec::{ClusterFile, DriveSpec};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -71,6 +72,54 @@ async fn connect(url: NvmeUrl, patient_until: Instant) -> Result<NvmeNamespace, 
             }
             opened => return opened.map_err(unusable),
         }
+    }
+}
+
+/// A path of an enclosure that does not lead to its drives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadPath {
+    pub enclosure: String,
+    pub address: String,
+    pub why: String,
+}
+
+/// The paths of a cluster file's enclosures that lead to none of its drives: the others are enough to open these, so that a mistake in an
+/// address would be found when it is needed. The first drive of each enclosure is looked at.
+pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
+    let mut seen = BTreeSet::new();
+    let first = cluster.drives.iter().filter(|drive| drive.is_remote());
+    let first = first.filter(|drive| seen.insert(&drive.enclosure));
+    let urls = first.filter_map(|drive| Some((&drive.enclosure, url_of(drive).ok()?)));
+    let by_one = urls.flat_map(|(enclosure, url)| {
+        let alone = |address: &(String, u16)| {
+            (enclosure, NvmeUrl { addresses: vec![address.clone()], ..url.clone() })
+        };
+        url.addresses.iter().map(alone).collect::<Vec<_>>()
+    });
+    let looks = by_one.map(async |(enclosure, url)| {
+        let host = Host::anonymous().map_err(|error| error.to_string());
+        let looked = async { NvmeNamespace::open(&url, Options::new(host?)).await.map_err(why) };
+        let (host, port) = url.addresses.first()?;
+        let (enclosure, address) = (enclosure.clone(), format!("{host}:{port}"));
+        match looked.await {
+            Ok(namespace) => {
+                namespace.close().await;
+                None
+            }
+            Err(why) => Some(DeadPath { enclosure, address, why }),
+        }
+    });
+    join_all(looks).await.into_iter().flatten().collect()
+}
+
+/// Of the only path that was tried.
+fn why(error: NamespaceError) -> String {
+    match error {
+        NamespaceError::NoPath { mut paths, .. } => {
+            let why = paths.pop().and_then(|path| path.why);
+            why.unwrap_or_else(|| "not reached".into())
+        }
+        error => error.to_string(),
     }
 }
 
