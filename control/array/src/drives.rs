@@ -242,16 +242,18 @@ pub(crate) async fn take(
         store.comes_after(&earlier);
     }
     let device = store.device();
-    if let Some(holds) = holds(&*device, &sighted, Some(array)).await? {
-        if !force {
+    let held = holds(&*device, &sighted, Some(array)).await?;
+    if force {
+        // Also a blank one: of its owner its target may not have heard that he is gone.
+        store.seize(epoch).await?;
+    }
+    match held {
+        Some(_) if force => wipe(&*device).await?,
+        Some(holds) => {
             let drives = vec![(path.into(), holds)];
             return Err(ArrayError::Holds { drives, option: "--overwrite" });
         }
-        store.seize(epoch).await?;
-        wipe(&*device).await?;
-    } else if force {
-        // Blank, and of somebody of whom its target has not heard that he is gone.
-        store.seize(epoch).await?;
+        None => {}
     }
     reserve(path)?;
     Ok(store)

@@ -200,24 +200,28 @@ mod tests {
     use levada_base::reactor::{self, Reactor};
     use std::time::Duration;
 
+    fn plan(bays: u32, media: Media, size_bytes: u64) -> Plan {
+        Plan {
+            name: "e1".into(),
+            paths: Vec::new(),
+            bays,
+            media,
+            size_bytes,
+            model: None,
+            endurance_bytes: None,
+            hosts: Vec::new(),
+            keys: None,
+            tls_only: false,
+            status: None,
+            network_cores: 0,
+        }
+    }
+
     #[test]
     fn a_new_drive_has_no_reservations_of_the_old_one() {
         Reactor::new().expect("an io_uring").block_on(async {
             let dir = tempfile::tempdir().expect("a directory");
-            let plan = Plan {
-                name: "e1".into(),
-                paths: Vec::new(),
-                bays: 1,
-                media: Media::Files(dir.path().to_owned()),
-                size_bytes: MIB,
-                model: None,
-                endurance_bytes: None,
-                hosts: Vec::new(),
-                keys: None,
-                tls_only: false,
-                status: None,
-                network_cores: 0,
-            };
+            let plan = plan(1, Media::Files(dir.path().to_owned()), MIB);
             let kept = dir.path().join("bay1.reservations");
             std::fs::write(&kept, b"damaged").expect("written");
             drop(plan.drives().await.expect("another drive"));
@@ -243,20 +247,7 @@ mod tests {
     #[test]
     fn drives_are_of_a_size_that_there_can_be() {
         Reactor::new().expect("an io_uring").block_on(async {
-            let plan = |size_bytes: u64| Plan {
-                name: "e1".into(),
-                paths: Vec::new(),
-                bays: 24,
-                media: Media::Ram,
-                size_bytes,
-                model: None,
-                endurance_bytes: None,
-                hosts: Vec::new(),
-                keys: None,
-                tls_only: false,
-                status: None,
-                network_cores: 0,
-            };
+            let plan = |size_bytes| plan(24, Media::Ram, size_bytes);
             for bytes in [0, 1000, MIB + 1] {
                 assert!(matches!(plan(bytes).check(), Err(EnclosureError::Size { .. })), "{bytes}");
             }

@@ -2,6 +2,7 @@
 
 mod discovery;
 mod hostile;
+mod limits;
 mod namespace;
 mod owners;
 mod proof;
