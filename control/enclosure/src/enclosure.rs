@@ -178,8 +178,9 @@ impl Enclosure {
             Order::Path { path, order } => {
                 let way = self.way(path)?;
                 way.order.set(order);
+                way.path.set_state(order.state());
                 if self.has_power.get() {
-                    way.take(order);
+                    way.path.set_passage(order.passage());
                 }
                 Ok(())
             }
@@ -213,7 +214,8 @@ impl Enclosure {
             }
             self.has_power.set(true);
             for way in &self.ways {
-                way.take(way.order.get());
+                // How good it is its port remembers.
+                way.path.set_passage(way.order.get().passage());
             }
             return Ok(());
         }
@@ -254,17 +256,60 @@ impl DriveHealth {
     }
 }
 
-impl Way {
-    fn take(&self, order: PathOrder) {
-        self.path.set_passage(match order {
-            PathOrder::Up => Passage::Open,
-            PathOrder::Down => Passage::Closed,
-            PathOrder::Hung => Passage::Hung,
-            PathOrder::Slow { ms } => Passage::Slow(Duration::from_millis(ms)),
-        });
-        self.path.set_state(match order {
-            PathOrder::Slow { .. } => AnaState::NonOptimized,
-            PathOrder::Up | PathOrder::Down | PathOrder::Hung => AnaState::Optimized,
+impl PathOrder {
+    fn passage(self) -> Passage {
+        match self {
+            Self::Up => Passage::Open,
+            Self::Down => Passage::Closed,
+            Self::Hung => Passage::Hung,
+            Self::Slow { ms } => Passage::Slow(Duration::from_millis(ms)),
+        }
+    }
+
+    /// How good such a path says it is, until told otherwise.
+    fn state(self) -> AnaState {
+        match self {
+            Self::Slow { .. } => AnaState::NonOptimized,
+            Self::Up | Self::Down | Self::Hung => AnaState::Optimized,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::reactor::Reactor;
+    use levada_export_nvmet::{Hosts, Nqn, serial_of};
+
+    #[test]
+    fn paths_are_as_ordered_once_the_power_is_back() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let nqn = Nqn::new("nqn.2026-11.io.levada:test").expect("a name");
+            let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), Hosts::Any);
+            let addresses = [([127, 0, 0, 1], 0).into(); 2];
+            let name = "e1".to_owned();
+            let enclosure = Enclosure::new(name, Target::new(), subsystem, &addresses, Vec::new());
+            let enclosure = enclosure.expect("ports");
+            let order = async |order| enclosure.carry_out(order).await.expect("carried out");
+            let paths = || enclosure.status().paths.into_iter().map(|path| (path.state, path.ana));
+            let slow = PathOrder::Slow { ms: 5 };
+            order(Order::Path { path: 1, order: slow }).await;
+            order(Order::PathState { path: 2, state: AnaState::Inaccessible }).await;
+            let ordered = [
+                ("slow by 5 ms".to_owned(), AnaState::NonOptimized),
+                ("up".to_owned(), AnaState::Inaccessible),
+            ];
+            order(Order::Power { is_on: false }).await;
+            assert!(paths().eq(ordered.clone()));
+            order(Order::Power { is_on: true }).await;
+            assert!(paths().eq(ordered));
+            // Also what is ordered while it is off.
+            order(Order::Power { is_on: false }).await;
+            order(Order::Path { path: 2, order: slow }).await;
+            order(Order::PathState { path: 1, state: AnaState::Change }).await;
+            order(Order::Power { is_on: true }).await;
+            let ana: Vec<AnaState> = paths().map(|(_, ana)| ana).collect();
+            assert_eq!(ana, [AnaState::Change, AnaState::NonOptimized]);
         });
     }
 }
