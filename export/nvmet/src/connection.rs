@@ -45,9 +45,9 @@ const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
 /// Data of one unit from the host.
 const UNIT_BYTES_MAX: u32 = DATA_BYTES_MAX as u32;
 /// Data of commands of a connection under way, in both directions, but for those within commands: what it has itself, enough for one
-/// command, and what it may borrow.
-const BYTES: u64 = DATA_BYTES_MAX;
-const BYTES_LENT: u64 = 31 << 20;
+/// command, also a Compare, and what it may borrow.
+const BYTES: u64 = 2 * DATA_BYTES_MAX;
+const BYTES_LENT: u64 = 30 << 20;
 /// The same for data within commands.
 const IN_CAPSULE_BYTES_AT_ONCE: u64 = 256 << 10;
 const IN_CAPSULE_BYTES_LENT: u64 = 16 << 20;
@@ -505,10 +505,9 @@ impl Connection {
                         return Err(Fatal::LimitExceeded.into());
                     }
                     // Who has it has all its data, waits for no other memory, and lets go of it whatever comes next.
-                    let with_answer = if is_compare(&command) { 2 } else { 1 };
                     let capsule = match unit.data_bytes as u64 {
                         0 => None,
-                        bytes => Some(self.capsules.room(bytes * with_answer).await),
+                        bytes => Some(self.capsules.room(room_for(&command, bytes)).await),
                     };
                     let input = match unit.data_bytes {
                         0 => self.input(&command, None),
@@ -710,7 +709,8 @@ impl Connection {
                 return Some(reading.data(controller).await.map(Answer::from));
             }
             &mut Input::AskFor(bytes) => {
-                work.room = Some(self.bytes.room(u64::from(bytes)).await);
+                let room = room_for(&work.command, u64::from(bytes));
+                work.room = Some(self.bytes.room(room).await);
                 if self.ended.has_happened() {
                     return None;
                 }
@@ -727,11 +727,10 @@ impl Connection {
                 }
             }
         }
-        let Work { command, input: Input::Here(data), capsule, room, .. } = work else {
+        let Work { command, input: Input::Here(data), room, .. } = work else {
             unreachable!("all of it is here")
         };
-        let has_answer = is_from_controller(command) || is_compare(command);
-        if room.is_none() && capsule.is_none() && has_answer {
+        if is_from_controller(command) {
             *room = Some(self.bytes.room(bytes_of(command)).await);
         }
         if self.is_revoked() {
@@ -865,9 +864,9 @@ fn bytes_of(command: &Command) -> u64 {
     u64::from(command.data().bytes()).min(DATA_BYTES_MAX)
 }
 
-/// What it compares with is read, as much again as its data.
-fn is_compare(command: &Command) -> bool {
-    command.opcode() == IoOpcode::Compare as u8
+/// Memory that a command takes whose host sends so many data. What a Compare finds there is read, which is as much again.
+fn room_for(command: &Command, bytes: u64) -> u64 {
+    if command.opcode() == IoOpcode::Compare as u8 { 2 * bytes } else { bytes }
 }
 
 fn is_from_controller(command: &Command) -> bool {

@@ -47,7 +47,9 @@ impl Memory {
         if let Some(room) = self.room_at_once(bytes) {
             return room;
         }
-        self.borrow();
+        for _ in 0..bytes.div_ceil(PIECE_BYTES) {
+            self.borrow();
+        }
         self.own.acquire(bytes).await
     }
 
@@ -120,6 +122,18 @@ mod tests {
             reactor::sleep(LOOK_EVERY * 2).await;
             assert_eq!(shared.available(), 5 * MIB);
             assert_eq!(greedy.own.available(), MIB);
+        });
+    }
+
+    #[test]
+    fn who_needs_several_pieces_borrows_them() {
+        Reactor::simulated(3).block_on(async {
+            let shared = Semaphore::new(8 * MIB);
+            let memory = Memory::new(2 * MIB, 8 * MIB, &shared);
+            let own = memory.room(2 * MIB).await;
+            let more = reactor::timeout(LOOK_EVERY, memory.room(2 * MIB)).await;
+            assert!(more.is_ok() && shared.available() == 6 * MIB);
+            drop(own);
         });
     }
 

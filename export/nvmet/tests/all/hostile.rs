@@ -311,6 +311,41 @@ fn silent_hosts_leave_others_room_to_go_on() {
     });
 }
 
+/// What is compared with takes memory as well; and who has no more than its own compares as much as may be compared at once.
+#[test]
+fn compares_take_memory_for_both_sides() {
+    run(async {
+        let served = Served::new(1024);
+        let compare_1m = |id| {
+            Command::new(IoOpcode::Compare as u8, id, 1)
+                .with_blocks(0, 256)
+                .with_data(DataPointer::Transport { bytes: 1 << 20 })
+        };
+        let host = served.host().await;
+        for id in 0..31 {
+            host.io.send(&Pdu::Command(compare_1m(id)), None).await;
+        }
+        let mut asked = Vec::new();
+        let asking = async {
+            loop {
+                match host.io.hear().await.expect("asked").pdu {
+                    Pdu::ReadyToTransfer(transfer) => asked.push(transfer),
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        assert!(reactor::timeout(Duration::from_millis(500), asking).await.is_err());
+        assert_eq!(asked.len(), 16, "of 2 MiB each");
+        drop(host);
+        let silent = silent_hosts(&served).await;
+        let mut others = served.host().await;
+        let comparing = others.compare(0, &[0; 1 << 20]);
+        let compared = reactor::timeout(Duration::from_secs(5), comparing).await;
+        assert_eq!(compared.expect("it has room"), Status::SUCCESS);
+        drop(silent);
+    });
+}
+
 /// Nothing that comes within commands waits for memory which only what comes behind it would free.
 #[test]
 fn data_within_commands_wait_for_none_that_were_asked_for() {
