@@ -99,7 +99,8 @@ pub(crate) fn connect(
         if controller != ANY_CONTROLLER {
             return Err(wrong(CONTROLLER_AT, true));
         }
-        let made = found.connect((host, host_id), port, connect.keep_alive_ms);
+        let is_known = verifier.is_none();
+        let made = found.connect((host, host_id), is_known, port, connect.keep_alive_ms);
         let controller = made.map_err(|status| (status, 0))?;
         let (host, id) = (controller.host(), controller.id());
         tracing::info!(%host, %subsystem, id, "an NVMe host connects");

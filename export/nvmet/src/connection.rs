@@ -737,6 +737,9 @@ impl Connection {
             return None;
         }
         if let Some(answered) = self.gate.pass(command, data) {
+            if self.gate.is_open() {
+                controller.becomes_known();
+            }
             return Some(answered);
         }
         if self.queue.id == 0 {

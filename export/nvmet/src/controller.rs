@@ -40,6 +40,8 @@ pub(crate) struct Controller {
     subsystem: Option<Subsystem>,
     host: Nqn,
     host_id: HostId,
+    /// The host has proved who it is, if it has to.
+    is_known: Cell<bool>,
     port: Rc<Port>,
     configuration: Cell<Configuration>,
     state: Cell<ControllerState>,
@@ -113,6 +115,7 @@ impl Controller {
         id: u16,
         subsystem: Option<Subsystem>,
         (host, host_id): (Nqn, HostId),
+        is_known: bool,
         port: &Rc<Port>,
         keep_alive_ms: u32,
     ) -> Self {
@@ -121,6 +124,7 @@ impl Controller {
             subsystem,
             host,
             host_id,
+            is_known: Cell::new(is_known),
             port: Rc::clone(port),
             configuration: Cell::new(Configuration(0)),
             state: Cell::default(),
@@ -155,6 +159,22 @@ impl Controller {
 
     pub fn host_id(&self) -> &HostId {
         &self.host_id
+    }
+
+    pub fn is_known(&self) -> bool {
+        self.is_known.get()
+    }
+
+    /// The host has proved who it is. It goes if another one has come with its identifier meanwhile, and was known first.
+    pub fn becomes_known(&self) {
+        let is_taken = |subsystem: &Subsystem| subsystem.is_taken(&self.host_id, &self.host);
+        if self.is_known.get() {
+            return;
+        }
+        match self.subsystem.as_ref().is_some_and(is_taken) {
+            true => self.end("another host has its identifier"),
+            false => self.is_known.set(true),
+        }
     }
 
     pub fn port(&self) -> &Rc<Port> {

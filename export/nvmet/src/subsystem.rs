@@ -232,23 +232,33 @@ impl Subsystem {
         self.0.namespaces.borrow().keys().copied().collect()
     }
 
-    /// A controller for a host.
+    /// A host of another name is here with this identifier. One that has yet to prove who it is does not count: anybody could keep others out so.
+    pub(crate) fn is_taken(&self, id: &HostId, host: &Nqn) -> bool {
+        let is_other = |there: &Controller| there.host_id() == id && there.host() != host;
+        let is_here = |there: &Controller| there.is_known() && !there.gone().has_happened();
+        let is_taken = self.live().any(|there| is_other(&there) && is_here(&there));
+        if is_taken {
+            tracing::warn!(%host, "an NVMe host comes with the identifier of another");
+        }
+        is_taken
+    }
+
+    /// A controller for a host; `is_known`: it has nothing to prove any more.
     pub(crate) fn connect(
         &self,
         host: (Nqn, HostId),
+        is_known: bool,
         port: &Rc<Port>,
         keep_alive_ms: u32,
     ) -> Result<Rc<Controller>, Status> {
+        // Reservations go by identifiers: whoever took that of another host would have its right to write. The other one may be gone in a moment.
+        if self.is_taken(&host.1, &host.0) {
+            return Err(Status::CONNECT_INVALID_HOST);
+        }
         let mut controllers = self.0.controllers.borrow_mut();
         controllers.retain(|_, controller| controller.strong_count() > 0);
         if controllers.len() >= CONTROLLERS_MAX {
             return Err(Status::CONTROLLER_BUSY);
-        }
-        // Reservations go by identifiers: whoever took that of another host would have its right to write.
-        let is_taken = |there: &Controller| *there.host_id() == host.1 && *there.host() != host.0;
-        if controllers.values().filter_map(Weak::upgrade).any(|there| is_taken(&there)) {
-            tracing::warn!(host = %host.0, "an NVMe host comes with the identifier of another");
-            return Err(Status::CONNECT_INVALID_HOST.and_do_not_retry());
         }
         // The last identifiers are reserved (Fabrics, 4.2).
         const ID_MAX: u16 = 0xffef;
@@ -258,7 +268,8 @@ impl Subsystem {
         }
         self.0.next_id.set(if id >= ID_MAX { 1 } else { id + 1 });
         let controller =
-            Rc::new(Controller::new(id, Some(self.clone()), host, port, keep_alive_ms));
+            Controller::new(id, Some(self.clone()), host, is_known, port, keep_alive_ms);
+        let controller = Rc::new(controller);
         controllers.insert(id, Rc::downgrade(&controller));
         Ok(controller)
     }

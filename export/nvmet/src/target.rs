@@ -68,7 +68,7 @@ impl Shared {
     ) -> Rc<Controller> {
         let id = self.next_discovery_id.get();
         self.next_discovery_id.set(id % 0xffef + 1);
-        let controller = Rc::new(Controller::new(id, None, host, port, keep_alive_ms));
+        let controller = Rc::new(Controller::new(id, None, host, true, port, keep_alive_ms));
         let mut discovering = self.discovering.borrow_mut();
         discovering.retain(|controller| controller.strong_count() > 0);
         discovering.push(Rc::downgrade(&controller));

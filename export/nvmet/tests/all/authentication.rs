@@ -13,7 +13,10 @@ use levada_nvme::fabrics::{
 };
 use levada_nvme::keyring::Keyring;
 use levada_nvme::log::LogPage;
+use levada_nvme::pdu::Digests;
 use levada_nvme::{AdminOpcode, Command, DataPointer, IoOpcode, Status};
+use std::rc::Rc;
+use std::time::Duration;
 
 fn transfer(bytes: usize) -> AuthenticationTransfer {
     let (protocol, specific) = (SECURITY_PROTOCOL, SECURITY_SPECIFIC);
@@ -47,20 +50,31 @@ async fn prove(queue: &mut Queue, prover: &mut Prover) -> Result<(), NotAuthenti
 }
 
 struct Party {
-    served: Served,
+    served: Rc<Served>,
     connecting: Connecting,
     names: Names,
     secrets: Secrets,
 }
 
 fn party() -> Party {
-    let connecting = Connecting::new(1);
+    let [party] = parties([Connecting::new(1)]);
+    party
+}
+
+/// Hosts of one target.
+fn parties<const N: usize>(hosts: [Connecting; N]) -> [Party; N] {
     let secret = || Secret::random(None, &mut reactor::fill_random);
-    let secrets = Secrets { host: secret(), controller: Some(secret()) };
-    let keyring = Keyring::from([(connecting.host.clone(), secrets.clone().into())]);
-    let served = Served::for_hosts(64, Hosts::only([], keyring));
-    let names = Names { host: connecting.host.clone(), subsystem: served.subsystem.nqn().clone() };
-    Party { served, connecting, names, secrets }
+    let hosts = hosts.map(|host| (host, Secrets { host: secret(), controller: Some(secret()) }));
+    let keys = |(connecting, secrets): &(Connecting, Secrets)| {
+        (connecting.host.clone(), secrets.clone().into())
+    };
+    let keyring: Keyring = hosts.iter().map(keys).collect();
+    let served = Rc::new(Served::for_hosts(64, Hosts::only([], keyring)));
+    let subsystem = served.subsystem.nqn();
+    hosts.map(|(connecting, secrets)| {
+        let names = Names { host: connecting.host.clone(), subsystem: subsystem.clone() };
+        Party { served: Rc::clone(&served), connecting, names, secrets }
+    })
 }
 
 impl Party {
@@ -172,5 +186,39 @@ fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
         let (_, failure) = hear(&mut queue, 64).await.expect("told");
         assert_eq!((failure[0], failure[1], failure[7]), (0, 0xf1, 7), "incorrect message");
         assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+    });
+}
+
+/// Who has proved nothing keeps nobody out by naming an identifier: of two that have it, it is of who proves first who it is.
+#[test]
+fn an_identifier_is_of_who_proves_first() {
+    run(async {
+        let one = Connecting::new(1);
+        let other = Connecting { host_id: one.host_id, ..Connecting::new(2) };
+        let [one, other] = parties([one, other]);
+        let (mut early, _) = other.queue((ANY_CONTROLLER, 0)).await;
+        let (mut queue, _) = one.queue((ANY_CONTROLLER, 0)).await;
+        prove(&mut queue, &mut one.prover()).await.expect("the secrets are right");
+        // The other one proves who it is as well, and comes too late.
+        prove(&mut early, &mut other.prover()).await.expect("the secrets are right");
+        assert!(matches!(early.hear().await, Err(Ended::Gone)));
+        let refused = {
+            let mut late = Queue::open(one.served.path.address(), Digests::default()).await;
+            let subsystem = &other.names.subsystem;
+            other.connecting.queue(&mut late, subsystem, (ANY_CONTROLLER, 0)).await
+        };
+        let refused = refused.map_err(|completion| completion.status);
+        assert_eq!(refused, Err(Status::CONNECT_INVALID_HOST), "it may try again");
+        let enabled = enable(&mut queue);
+        assert!(queue.ask(enabled, None).await.expect("answered").0.status.is_success());
+        // Once that is gone it may come.
+        drop(queue);
+        while one.served.target.controllers() > 0 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        let (mut queue, _) = other.queue((ANY_CONTROLLER, 0)).await;
+        prove(&mut queue, &mut other.prover()).await.expect("the secrets are right");
+        let enabled = enable(&mut queue);
+        assert!(queue.ask(enabled, None).await.expect("answered").0.status.is_success());
     });
 }
