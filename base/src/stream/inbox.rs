@@ -2,6 +2,7 @@
 
 use super::ByteStream;
 use crate::{Buf, BufMut};
+use futures_util::future::LocalBoxFuture;
 use std::io;
 
 /// Bytes that are asked of the socket at once.
@@ -12,6 +13,8 @@ pub struct Inbox<S> {
     stream: S,
     /// Absent while the socket fills it.
     buffer: Option<BufMut>,
+    /// Fills it on, though nobody may wait for it any more.
+    begun: Option<LocalBoxFuture<'static, io::Result<(BufMut, usize)>>>,
     /// What of it is received and not taken.
     start: usize,
     end: usize,
@@ -20,7 +23,8 @@ pub struct Inbox<S> {
 impl<S: ByteStream> Inbox<S> {
     #[must_use]
     pub fn new(stream: S) -> Self {
-        Self { stream, buffer: Some(BufMut::for_overwrite(BUFFER_BYTES)), start: 0, end: 0 }
+        let buffer = Some(BufMut::for_overwrite(BUFFER_BYTES));
+        Self { stream, buffer, begun: None, start: 0, end: 0 }
     }
 
     /// True when nothing was received that was not taken.
@@ -66,6 +70,16 @@ impl<S: ByteStream> Inbox<S> {
     /// As [`Inbox::head`].
     pub async fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         while self.buffer.is_none() || self.end - self.start < bytes {
+            if let Some(begun) = &mut self.begun {
+                let read = begun.await;
+                self.begun = None;
+                let (buffer, more) = read?;
+                (self.buffer, self.end) = (Some(buffer), more);
+                match more {
+                    0 => return Ok(false),
+                    _ => continue,
+                }
+            }
             // An interrupted call has taken the buffer along.
             let mut buffer = self.buffer.take().ok_or(io::ErrorKind::Interrupted)?;
             if BUFFER_BYTES - self.start < bytes || self.start == self.end {
@@ -83,6 +97,25 @@ impl<S: ByteStream> Inbox<S> {
             }
         }
         Ok(true)
+    }
+
+    /// As [`Inbox::fill`] of one byte, but nothing is lost if it is given up: a look whether the other side is still there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Inbox::head`].
+    pub async fn stirs(&mut self) -> io::Result<bool>
+    where
+        S: 'static,
+    {
+        if self.is_empty()
+            && let Some(buffer) = self.buffer.take()
+        {
+            let stream = self.stream.clone();
+            self.begun = Some(Box::pin(async move { stream.read(buffer).await }));
+            (self.start, self.end) = (0, 0);
+        }
+        self.fill(1).await
     }
 
     /// The next `bytes`, a few. `None`: the other side is gone, and there were none.
@@ -161,5 +194,36 @@ impl<S: ByteStream> Inbox<S> {
             left -= taken;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reactor::{self, Reactor};
+    use crate::stream::MemoryStream;
+    use std::time::Duration;
+
+    #[test]
+    fn a_look_that_is_given_up_loses_nothing() {
+        Reactor::simulated(0).block_on(async {
+            let (ours, theirs) = MemoryStream::pair();
+            let mut inbox = Inbox::new(ours);
+            for round in 0..3 {
+                let look = reactor::timeout(Duration::from_secs(1), inbox.stirs());
+                assert!(look.await.is_err(), "nothing comes");
+                assert!(inbox.rest().is_empty());
+                let sent = [round; 5];
+                theirs.write_all(Buf::copy_of(&sent).into_vec()).await.expect("sent");
+                assert_eq!(inbox.head(4).await.expect("there"), Some(&sent[..4]));
+                assert!(inbox.stirs().await.expect("one is left"));
+                assert_eq!(inbox.payload(1).await.expect("there")[..], sent[4..]);
+            }
+            let look = reactor::timeout(Duration::from_secs(1), inbox.stirs());
+            assert!(look.await.is_err(), "nothing comes");
+            theirs.close().await;
+            assert!(!inbox.stirs().await.expect("the end"));
+            assert!(!inbox.fill(1).await.expect("the end, again"));
+        });
     }
 }

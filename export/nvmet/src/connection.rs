@@ -130,7 +130,7 @@ async fn served<S: ByteStream + 'static>(
     let connecting = async {
         let (channel, mut reader, shown) = greeted.await?;
         let connected = async {
-            reader.initialize(&channel).await?;
+            reader.initialize(&channel, &port).await?;
             reader.connect(&channel, &shared, &port, shown.as_ref()).await
         };
         match connected.await {
@@ -148,9 +148,10 @@ async fn served<S: ByteStream + 'static>(
     let connected: Result<_, Elapsed> = {
         let stopping = pin!(shared.stopping.happened());
         let cut = pin!(cut.happened());
-        match select(pin!(connecting), select(stopping, cut)).await {
-            Either::Left((connected, _)) => connected,
-            Either::Right(_) => return Ok(()),
+        // Before anything is made of what has waited for its path.
+        match select(select(stopping, cut), pin!(connecting)).await {
+            Either::Left(_) => return Ok(()),
+            Either::Right((connected, _)) => connected,
         }
     };
     let (channel, mut reader, connected) = connected.map_err(|_| Broken::Late)??;
@@ -272,7 +273,7 @@ struct Unit {
     data_bytes: usize,
 }
 
-impl<S: ByteStream> Reader<S> {
+impl<S: ByteStream + 'static> Reader<S> {
     fn new(inbox: Inbox<S>) -> Self {
         Self { inbox, framing: Framing::FIRST, head: Head::new() }
     }
@@ -341,8 +342,22 @@ impl<S: ByteStream> Reader<S> {
         Ok((data, is_sound))
     }
 
+    /// Returns when an answer may leave. A host that has none yet sends nothing more: what comes meanwhile is its end.
+    async fn passes(&mut self, port: &Port) -> Result<(), Broken> {
+        let mut passes = pin!(port.passes());
+        let stirred = match select(passes.as_mut(), pin!(self.inbox.stirs())).await {
+            Either::Left(_) => return Ok(()),
+            Either::Right((stirred, _)) => stirred?,
+        };
+        if !stirred {
+            return Err(cut_off());
+        }
+        passes.await;
+        Ok(())
+    }
+
     /// Agrees on how units are built.
-    async fn initialize(&mut self, channel: &S) -> Result<(), Broken> {
+    async fn initialize(&mut self, channel: &S, port: &Port) -> Result<(), Broken> {
         let unit = self.unit().await?.ok_or_else(cut_off)?;
         let Pdu::InitializeRequest(request) = unit.pdu else { return Err(Fatal::Sequence.into()) };
         let response = Initialize {
@@ -351,6 +366,7 @@ impl<S: ByteStream> Reader<S> {
             limit: UNIT_BYTES_MAX,
         };
         let head = Framing::FIRST.head(&Pdu::InitializeResponse(response), 0);
+        self.passes(port).await?;
         channel.write_all(Buf::copy_of(&head).into_vec()).await?;
         self.framing =
             Framing { digests: request.digests, alignment_bytes: request.alignment_bytes };
@@ -374,6 +390,8 @@ impl<S: ByteStream> Reader<S> {
             0 => Some(Buf::copy_of(&[])),
             _ => self.data(&unit).await?,
         };
+        // A host that gives up on a path that hangs leaves no controller there.
+        self.passes(port).await?;
         let asked = match data {
             Some(data) => connect(shared, port, &command, &data, shown),
             None => Err((Status::TRANSIENT_TRANSPORT, 0)),
@@ -484,7 +502,10 @@ impl Connection {
     }
 
     /// Takes commands, each of which is carried out by a task of its own, and the data for them.
-    async fn receive<S: ByteStream>(self: &Rc<Self>, reader: &mut Reader<S>) -> Result<(), Broken> {
+    async fn receive<S: ByteStream + 'static>(
+        self: &Rc<Self>,
+        reader: &mut Reader<S>,
+    ) -> Result<(), Broken> {
         loop {
             // Most are here with the one before.
             let unit = match reader.unit_at_hand()? {
@@ -665,6 +686,21 @@ impl Connection {
         }
     }
 
+    /// Returns when an answer may leave. False: the path hangs, and the connection has ended: nobody waits for one.
+    async fn passes(&self) -> bool {
+        let mut passes = pin!(self.port.passes());
+        let ended = pin!(self.ended.happened());
+        let has_ended = matches!(select(passes.as_mut(), ended).await, Either::Right(_));
+        if has_ended && self.port.is_hung() {
+            return false;
+        }
+        if has_ended {
+            // It is slow, and answers leave also when a target ends.
+            passes.await;
+        }
+        true
+    }
+
     /// Answers a command when the path lets answers through.
     fn answer_in_time<'a>(
         &'a self,
@@ -673,17 +709,19 @@ impl Connection {
         held: [Option<Permit>; 2],
     ) -> LocalBoxFuture<'a, ()> {
         Box::pin(async move {
-            self.port.passes().await;
-            self.answer(command, outcome, held);
+            if self.passes().await {
+                self.answer(command, outcome, held);
+            }
         })
     }
 
     /// The same of one that was aborted and still goes on.
     fn aborted_in_time(&self, id: u16, slot: Permit) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
-            self.port.passes().await;
-            let completion = self.completion(id, Status::ABORTED);
-            self.complete(completion, IoVec::new(), [Some(slot), None]);
+            if self.passes().await {
+                let completion = self.completion(id, Status::ABORTED);
+                self.complete(completion, IoVec::new(), [Some(slot), None]);
+            }
         })
     }
 

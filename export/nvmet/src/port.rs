@@ -88,6 +88,10 @@ impl Port {
         self.passage.get() == Passage::Open
     }
 
+    pub fn is_hung(&self) -> bool {
+        self.passage.get() == Passage::Hung
+    }
+
     /// Returns when an answer may leave.
     pub async fn passes(&self) {
         loop {

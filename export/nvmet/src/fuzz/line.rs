@@ -49,6 +49,8 @@ pub(super) enum Role {
 pub(super) struct Line {
     pub stream: MemoryStream,
     pub framing: Cell<Framing>,
+    /// The target has agreed to that.
+    pub is_greeted: Cell<bool>,
     /// Nothing was sent but sound units, with identifiers that are in use once, so that it is known what must be answered.
     pub is_sound: Cell<bool>,
     pub is_over: Cell<bool>,
@@ -90,6 +92,7 @@ impl Line {
         let line = Rc::new(Self {
             stream,
             framing: Cell::new(Framing::FIRST),
+            is_greeted: Cell::new(false),
             is_sound: Cell::new(true),
             is_over: Cell::new(false),
             next_id: Cell::new(1),
@@ -143,6 +146,7 @@ impl Line {
             Pdu::InitializeResponse(answer) => {
                 let alignment_bytes = answer.alignment_bytes;
                 self.framing.set(Framing { digests: answer.digests, alignment_bytes });
+                self.is_greeted.set(true);
             }
             Pdu::ReadyToTransfer(transfer) => {
                 assert!(transfer.bytes > 0 && transfer.at == 0);
@@ -288,10 +292,18 @@ impl Line {
         self.send_bytes(&rest).await;
     }
 
+    /// Agrees on how units are built, or gives up on a path that hangs.
     pub async fn greet(&self, digests: Digests) {
         let request = Initialize { alignment_bytes: 4, digests, limit: 0 };
         self.send_bytes(&self.unit(&Pdu::InitializeRequest(request), &[])).await;
-        self.settle().await;
+        let begun = reactor::now();
+        while !self.is_greeted.get() && !self.is_over.get() {
+            if begun.elapsed() > SOON {
+                // How to go on it does not know.
+                return self.close().await;
+            }
+            self.settle().await;
+        }
     }
 
     /// Gives the target a moment.

@@ -2,10 +2,12 @@
 
 use crate::host::{Connecting, Ended, Host, Queue};
 use crate::{Served, nqn, run};
+use futures_util::future::join;
 use levada_base::checksum::crc32c;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, random_u64};
 use levada_base::{Buf, BufMut};
+use levada_export_nvmet::Passage;
 use levada_nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
 use levada_nvme::pdu::{Common, Digests, Framing, Initialize, Pdu, Transfer};
 use levada_nvme::{Command, DataPointer, IoOpcode, Status};
@@ -380,6 +382,73 @@ fn data_within_commands_wait_for_none_that_were_asked_for() {
         reactor::timeout(Duration::from_secs(10), all).await.expect("none waits for ever");
         assert!(served.memory.all()[..1 << 20].iter().all(|byte| *byte == 5));
         drop(silent);
+    });
+}
+
+/// Hosts that try a path that hangs over and over use up nothing of what those on another one need.
+#[test]
+fn a_path_that_hangs_keeps_nothing_of_hosts_that_give_up() {
+    run(async {
+        let (served, nqn) = (Served::new(64), nqn("nqn.2026-11.io.levada:test"));
+        let other = served.target.listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let given_up = async |number| {
+            let connecting = Connecting::new(number);
+            let connecting = connecting.to(served.path.address(), &nqn);
+            reactor::timeout(Duration::from_millis(20), connecting).await.is_err()
+        };
+        // Some have something under way: an answer, that to an abort, and a Connect.
+        let (mut early, mut aborting) = (served.host().await, served.host().await);
+        served.memory.holds_reads.set(true);
+        let held = aborting.read_command(0, 1);
+        aborting.io.begin(held, None).await;
+        while !served.memory.is_held.get() {
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+        served.memory.holds_reads.set(false);
+        let mut late = Queue::open(served.path.address(), Digests::default()).await;
+        served.path.set_passage(Passage::Hung);
+        let opening = Queue::open(served.path.address(), Digests::default());
+        let opened = reactor::timeout(Duration::from_millis(50), opening).await;
+        assert!(opened.is_err(), "nothing is answered");
+        let read = early.read_command(0, 1);
+        early.io.begin(read, None).await;
+        let abort = aborting.abort_command(1, held.id());
+        aborting.admin.begin(abort, None).await;
+        let connecting = Connecting::new(3);
+        let connecting = connecting.queue(&mut late, &nqn, (ANY_CONTROLLER, 0));
+        assert!(reactor::timeout(Duration::from_millis(50), connecting).await.is_err());
+        assert_eq!(served.target.controllers(), 2, "of those that were there before");
+        drop((early, aborting, late));
+        served.memory.release();
+        for _ in 0..20 {
+            assert!(given_up(2).await);
+        }
+        while served.target.controllers() > 0 {
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
+        let host = Host::connect(other.address(), &nqn, 1).await.expect("admitted");
+        assert_eq!(host.controller, 3, "none was made meanwhile");
+        // Nor once the path answers again, of hosts that are gone.
+        served.path.set_passage(Passage::Open);
+        let host = Host::connect(served.path.address(), &nqn, 1).await.expect("admitted");
+        assert_eq!(host.controller, 4);
+    });
+}
+
+/// A host that has waited for a path to answer goes on as if nothing had been.
+#[test]
+fn who_waits_for_a_path_is_let_in() {
+    run(async {
+        let served = Served::new(64);
+        served.path.set_passage(Passage::Hung);
+        let opens = async {
+            reactor::sleep(Duration::from_millis(50)).await;
+            served.path.set_passage(Passage::Slow(Duration::from_millis(20)));
+        };
+        let (mut host, ()) = join(served.host(), opens).await;
+        assert_eq!(host.write(0, &[7; 4096]).await, Status::SUCCESS);
+        served.path.set_passage(Passage::Open);
+        assert_eq!(host.read(0, 1).await.expect("read"), [7; 4096]);
     });
 }
 
