@@ -52,8 +52,8 @@ fn enclosure_text(cluster: &ClusterFile, enclosure: &EnclosureSpec) -> String {
     let drives = cluster.drives.iter().filter(|drive| drive.enclosure == enclosure.name).count();
     let place = match (&enclosure.url, &enclosure.host) {
         (Some(url), _) => {
-            let paths = count(url.addresses.len(), "path");
-            format!(", on the network by {paths} to {}", url.subsystem)
+            let paths = count(url.addresses().len(), "path");
+            format!(", on the network by {paths} to {}", url.subsystem())
         }
         (None, Some(host)) => format!(", on host {host}"),
         (None, None) => String::new(),

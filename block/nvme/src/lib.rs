@@ -7,7 +7,7 @@
 //! - `command`, `completion`, `status`: an entry of a submission queue, one of a completion queue, and how it went.
 //! - `authentication`: who a host and a controller are; `tls`: keys of the channel between them; `keyring`: a file of both; `interchange`: how
 //!   people write them.
-//! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems.
+//! - `fabrics`: connecting, and the properties of a controller; `nqn`: names of hosts and subsystems; `url`: where a namespace is, as people write it.
 //! - `identify`, `log`: what a controller and its namespaces are, and what they report; `error_entry`: of commands that failed.
 //! - `reservation`: which host may do what to a namespace; `kept`: as a target keeps that over a loss of power;
 //!   `notification`: what hosts are told of it.
@@ -35,6 +35,7 @@ pub mod pdu;
 pub mod reservation;
 mod status;
 pub mod tls;
+mod url;
 
 pub use command::{
     AdminOpcode, COMMAND_BYTES, Command, DataPointer, Feature, IoOpcode, Range, ranges,
@@ -47,3 +48,4 @@ pub use notification::{
 };
 pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
 pub use status::Status;
+pub use url::{NvmeUrl, UrlError};

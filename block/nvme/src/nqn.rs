@@ -46,6 +46,12 @@ impl Nqn {
         Ok(Self(name))
     }
 
+    /// What every discovery controller is called.
+    #[must_use]
+    pub fn discovery() -> Self {
+        Self(DISCOVERY_NQN.to_owned())
+    }
+
     /// Reads the field of a structure.
     pub(crate) fn parse(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
         let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Endless)?;

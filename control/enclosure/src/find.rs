@@ -8,10 +8,7 @@ use levada_export_nvmet::Nqn;
 use serde::Serialize;
 use std::error::Error;
 use std::io;
-use std::path::Path;
-
-/// Who is asked for all the others.
-const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+use std::path::{Path, PathBuf};
 
 /// Why nothing can be found.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +17,10 @@ pub enum FindError {
     Reactor(io::Error),
     #[error("cannot make a name for this host: {0}")]
     Host(io::Error),
-    #[error("{address}: {source}")]
-    Address { address: String, source: UrlError },
+    #[error(transparent)]
+    Address(#[from] UrlError),
+    #[error("{keys:?} cannot stand in the URL of a subsystem: a name without `&`, in UTF-8, can")]
+    KeysName { keys: PathBuf },
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
 }
@@ -58,15 +57,12 @@ pub fn find(
     host: Option<&Nqn>,
     keys: Option<&Path>,
 ) -> Result<Vec<Found>, FindError> {
-    let host_option = host.map(|host| format!("host={host}"));
-    let keys_option = keys.map(|keys| format!("keys={}", keys.display()));
-    let options: Vec<String> = host_option.into_iter().chain(keys_option).collect();
-    let mark = if options.is_empty() { "" } else { "?" };
-    let at = format!("nvme+tcp://{address}/{DISCOVERY}{mark}{}", options.join("&"));
-    let at: NvmeUrl = at.parse().map_err(|source| {
-        let address = address.to_owned();
-        FindError::Address { address, source }
-    })?;
+    // What is found is shown with it, to be copied.
+    if let Some(keys) = keys.filter(|keys| keys.to_str().is_none_or(|name| name.contains('&'))) {
+        return Err(FindError::KeysName { keys: keys.to_owned() });
+    }
+    let (host, keys) = (host.cloned(), keys.map(Path::to_owned));
+    let at = NvmeUrl { host, keys, ..NvmeUrl::discovery(address)? };
     let reactor = Reactor::new().map_err(FindError::Reactor)?;
     reactor.block_on(async {
         let host = Host::anonymous().map_err(|error| FindError::Host(io::Error::other(error)))?;

@@ -99,8 +99,8 @@ pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
     let looks = by_one.map(async |(enclosure, url)| {
         let host = Host::anonymous().map_err(|error| error.to_string());
         let looked = async { NvmeNamespace::open(&url, Options::new(host?)).await.map_err(why) };
-        let (host, port) = url.addresses.first()?;
-        let (enclosure, address) = (enclosure.clone(), format!("{host}:{port}"));
+        let address = NvmeUrl::show_address(url.addresses.first()?);
+        let enclosure = enclosure.clone();
         match looked.await {
             Ok(namespace) => {
                 namespace.close().await;
@@ -219,7 +219,7 @@ impl RemoteDrives {
         let namespace = url_of(drive).ok().and_then(|url| self.at(&url));
         let paths = namespace.map_or_else(Vec::new, |namespace| namespace.paths());
         let shown = paths.into_iter().map(|path| PathStatus {
-            address: path.address.to_string(),
+            address: path.address,
             state: match path.standing {
                 Standing::Optimized => "optimized",
                 Standing::NonOptimized => "non-optimized",
@@ -242,8 +242,8 @@ mod tests {
     use levada_base::{BufMut, IoVec};
     use levada_device::{BlockError, Durability};
     use levada_export_nvmet::{Hosts, Nqn, Open, Opened, Subsystem, Target};
-    use levada_spec::EnclosureUrl;
     use levada_volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
+    use std::net::SocketAddr;
 
     /// Zeroes, whatever is written.
     struct Blank;
@@ -294,21 +294,52 @@ mod tests {
         DriveSpec { name: name.into(), path: path.into(), enclosure: "e".into(), size: None }
     }
 
+    /// A target, and where it is: subsystem `nqn.x:a` with two namespaces, the second of which is `nqn.x:b`'s as well.
+    fn served() -> (Target, SocketAddr) {
+        let target = Target::new();
+        for (nqn, namespaces) in [("nqn.x:a", &[(1, 1), (2, 2)][..]), ("nqn.x:b", &[(7, 2)])] {
+            let nqn = Nqn::new(nqn).expect("a name");
+            let subsystem = Subsystem::new(nqn, "1", Hosts::Any);
+            for (number, guid) in namespaces {
+                subsystem.add(*number, shown_as(*guid));
+            }
+            target.add(subsystem);
+        }
+        let path = target.listen(([127, 0, 0, 1], 0).into()).expect("listens");
+        target.begin();
+        let at = path.address();
+        (target, at)
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_looked_up_costs_its_path_alone() {
+        Reactor::new().expect("io_uring").block_on(async {
+            let (_target, at) = served();
+            let drives = RemoteDrives::new(false);
+            let url = format!("nvme+tcp://nowhere.invalid:4420,{at}/nqn.x:a?ns=1");
+            let first = drive("e1-1", url);
+            let device = drives.open(&first).await.expect("over the other path");
+            // Asking for the name may take as long as the resolver is waited for.
+            let begun = reactor::now();
+            let (address, why) = loop {
+                let [named, other] = &drives.paths(&first)[..] else { panic!("two paths") };
+                assert_eq!((&*other.address, &*other.state), (&*at.to_string(), "optimized"));
+                if let Some(why) = &named.why {
+                    break (named.address.clone(), why.clone());
+                }
+                assert!(begun.elapsed() < Duration::from_secs(10), "nothing is said");
+                reactor::sleep(Duration::from_millis(20)).await;
+            };
+            assert_eq!(address, "nowhere.invalid:4420");
+            assert!(why.contains("cannot look up its address"), "{why}");
+            drop(device);
+        });
+    }
+
     #[test]
     fn a_namespace_is_open_once_by_whatever_name() {
         Reactor::new().expect("io_uring").block_on(async {
-            let target = Target::new();
-            for (nqn, namespaces) in [("nqn.x:a", &[(1, 1), (2, 2)][..]), ("nqn.x:b", &[(7, 2)])] {
-                let nqn = Nqn::new(nqn).expect("a name");
-                let subsystem = Subsystem::new(nqn, "1", Hosts::Any);
-                for (number, guid) in namespaces {
-                    subsystem.add(*number, shown_as(*guid));
-                }
-                target.add(subsystem);
-            }
-            let path = target.listen(([127, 0, 0, 1], 0).into()).expect("listens");
-            target.begin();
-            let at = path.address();
+            let (_target, at) = served();
             let drives = RemoteDrives::new(false);
             let first = drive("e1-1", format!("nvme+tcp://{at}/nqn.x:a?ns=1"));
             let second = drive("e1-2", format!("nvme+tcp://{at}/nqn.x:a?ns=2"));
@@ -342,28 +373,5 @@ mod tests {
             assert!(drives.paths(&second).is_empty());
             assert!(drives.open(&twin).await.is_ok(), "nobody has it open");
         });
-    }
-
-    /// The cluster file is checked by a crate that knows no devices.
-    #[test]
-    fn what_a_cluster_file_may_say_can_be_opened() {
-        for text in [
-            "nvme+tcp://192.0.2.1/nqn.2014-08.org.example:x",
-            "nvme+tcp://a-b.example:1,[2001:db8::1]:4421/nqn.x?hdgst=1&ddgst=1",
-            "nvme+tcp://host,192.0.2.2:9/nqn.x?ddgst=1&hdgst=0",
-            "nvme+tcp://a/nqn.x?host=nqn.2014-08.org.example:h&keys=/etc/levada/keys",
-            "nvme+tcp://a/nqn.x?host=nqn.2014-08.org.example:h&keys=/etc/levada/keys&tls=1",
-        ] {
-            let enclosure: EnclosureUrl = text.parse().expect(text);
-            let url: NvmeUrl = enclosure.namespace(3).parse().expect(text);
-            assert_eq!(url.to_string(), enclosure.namespace(3));
-            assert_eq!(url.addresses, enclosure.addresses);
-            assert_eq!(url.subsystem.to_string(), enclosure.subsystem);
-            assert_eq!(url.namespace, 3);
-            assert_eq!(url.host.map(|host| host.to_string()), enclosure.host);
-            assert_eq!(url.keys, enclosure.keys.map(Into::into));
-            let digests = (url.digests.header, url.digests.data);
-            assert_eq!(digests, (enclosure.header_digest, enclosure.data_digest));
-        }
     }
 }

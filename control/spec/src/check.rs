@@ -99,11 +99,11 @@ impl<'c> Checker<'c> {
         let mut seen: HashMap<&str, usize> = HashMap::new();
         for (index, enclosure) in cluster.enclosures.iter().enumerate() {
             let Some(url) = &enclosure.url else { continue };
-            let first = *seen.entry(&url.subsystem).or_insert(index);
+            let first = *seen.entry(url.subsystem()).or_insert(index);
             if first != index {
                 let first_line = self.places.of(Node::Enclosure(first), "url").map(|at| at.line);
                 let first = cluster.enclosures[first].name.clone();
-                let subsystem = url.subsystem.clone();
+                let subsystem = url.subsystem().to_owned();
                 let kind = ProblemKind::SameSubsystem { subsystem, first, first_line };
                 self.problem(kind, Node::Enclosure(index), "url");
             }
@@ -201,7 +201,12 @@ impl<'c> Checker<'c> {
             plain_drives.push((host, path.clone()));
             let line =
                 |first: usize| self.places.of(Node::Drive(first), "").map(|place| place.line);
-            if let Some(first) = drives.get(&(host, path.clone())).copied() {
+            // Of a subsystem that is in two enclosures that is said, once.
+            let is_said = |first: &usize| {
+                drive.is_remote() && cluster.drives[*first].enclosure != drive.enclosure
+            };
+            let twice = drives.get(&(host, path.clone())).copied();
+            if let Some(first) = twice.filter(|first| !is_said(first)) {
                 let kind = ProblemKind::DriveTwice {
                     path: drive.path.display().to_string(),
                     first: cluster.drives[first].name.clone(),
@@ -460,8 +465,14 @@ impl<'c> Checker<'c> {
         }
         let mut first: HashMap<&str, usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
-            if !matches!(export.way, ExportWay::Nvme { .. }) {
-                continue;
+            let ExportWay::Nvme { addresses, .. } = &export.way else { continue };
+            for enclosure in &self.cluster.enclosures {
+                let paths = enclosure.url.iter().flat_map(|url| url.paths());
+                for address in paths.filter(|path| addresses.contains(path)) {
+                    let enclosure = enclosure.name.clone();
+                    let kind = ProblemKind::ExportIsEnclosure { address, enclosure };
+                    self.problem(kind, Node::Export(index), "nvme");
+                }
             }
             let first = *first.entry(&export.tenant).or_insert(index);
             if first != index && !self.places.in_doubt(&[Node::Export(index)]) {

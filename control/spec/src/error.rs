@@ -111,6 +111,8 @@ pub enum ProblemKind {
     ExportWays { key: &'static str },
     #[error("{address} is used by two exports, or twice by one{}", first_on(*first_line))]
     ExportTwice { address: String, first_line: Option<usize> },
+    #[error("{address} is where enclosure \"{enclosure}\" is reached")]
+    ExportIsEnclosure { address: String, enclosure: String },
     #[error("\"{text}\" cannot be expanded: {reason}")]
     BadPattern { text: String, reason: PatternError },
     #[error("{path:?} ends in nothing that could name the drive")]
@@ -319,6 +321,7 @@ impl ProblemKind {
                 "write all addresses into one: hosts must find the same reservations everywhere".into()
             }
             ExportWays { .. } => "write an [[export]] for each".into(),
+            ExportIsEnclosure { .. } => "an export listens at addresses of this machine that nothing else has".into(),
             ExportTwice { .. } => "one address or directory shows the volumes of one tenant, and is named once".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
@@ -354,6 +357,9 @@ impl ProblemKind {
             SizeOfDevice { .. } => "leave `size` out; to use less of it, set `slice` in the arrays".into(),
             BadUrl { reason: UrlError::Namespace, .. } => {
                 "leave `ns` out: namespaces are written in `drives`, as in drives = [\"{1..8}\"]".into()
+            }
+            BadUrl { reason: UrlError::Discovery, .. } => {
+                "`levada enclosure find ADDRESS` lists the subsystems there, each as an [[enclosure]]".into()
             }
             BadUrl { .. } => {
                 "write addresses and a subsystem, such as \"nvme+tcp://10.0.0.1:4420,10.0.1.1:4420/nqn.2014-08.org.example:e1\"".into()

@@ -214,7 +214,7 @@ impl ArraySpec {
             let Some(enclosure) = cluster.enclosure(name) else { continue };
             match &enclosure.url {
                 Some(url) => {
-                    let spare = url.addresses.len() - 1;
+                    let spare = url.addresses().len() - 1;
                     paths = Some(paths.map_or(spare, |least| least.min(spare)));
                 }
                 None => {

@@ -12,9 +12,7 @@ use levada_nvme::identify::{
     OptionalCommands,
 };
 use levada_nvme::log::{self, AnaGroup, Event, GetLogPage, Health, LogPage};
-use levada_nvme::{
-    AdminOpcode, Command, DISCOVERY_NQN, Feature, NOTIFICATION_BYTES, NoticeMask, Nqn, Status,
-};
+use levada_nvme::{AdminOpcode, Command, Feature, NOTIFICATION_BYTES, NoticeMask, Nqn, Status};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -124,7 +122,7 @@ impl Admin<'_> {
             queue_entries_max: QUEUE_ENTRIES_MAX,
             subsystem: match of_io {
                 Some(subsystem) => subsystem.nqn().clone(),
-                None => discovery_nqn(),
+                None => Nqn::discovery(),
             },
         }
     }
@@ -456,10 +454,6 @@ fn queues(asked: u32) -> Result<u32, Status> {
 }
 
 const DISCOVERY_SERIAL: &str = "discovery";
-
-fn discovery_nqn() -> Nqn {
-    Nqn::new(DISCOVERY_NQN).expect("a name by specification")
-}
 
 impl Admin<'_> {
     /// Commands of Fabrics on a queue that is connected (Fabrics, 3.4 to 3.6).

@@ -17,7 +17,7 @@ use levada_base::{Buf, BufMut, IoVec, IoVecMut};
 use levada_nvme::authentication::{Names, NotAuthenticated};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Capabilities, Configuration, Connect, ConnectData, ControllerState, Property,
-    PropertyAccess,
+    PropertyAccess, SUBSYSTEM_AT,
 };
 use levada_nvme::identify::{
     ControllerIdentity, Events, IDENTIFY_BYTES, Identify, listed_namespaces,
@@ -57,6 +57,9 @@ const QUEUES_FOR_CORES_MAX: usize = 8;
 pub enum ConnectError {
     #[error("cannot connect: {0}")]
     Io(#[from] io::Error),
+    /// A name has no address, or the resolver is out of reach.
+    #[error("cannot look up its address: {0}")]
+    NoAddress(io::Error),
     #[error("no answer within {} ms", limit.as_millis())]
     Silent { limit: Duration },
     /// Each answer came in time, and there is no end of them.
@@ -74,6 +77,15 @@ pub enum ConnectError {
     /// A command that every controller has failed.
     #[error("the target refuses {command}: {status}")]
     Refused { command: &'static str, status: Status },
+    #[error(
+        "there is no subsystem {subsystem} at this address; `levada enclosure find` lists those that there are"
+    )]
+    NoSubsystem { subsystem: Nqn },
+    /// It does not know the host, or not this way: without TLS, with another key of it.
+    #[error(
+        "the target does not let host {host} in ({status}): it may know others (&host=NQN), or want TLS (&keys=FILE)"
+    )]
+    NotAdmitted { host: Nqn, status: Status },
     #[error(
         "the target wants hosts to prove who they are: it takes a name and its secret, &host=NQN&keys=FILE"
     )]
@@ -180,11 +192,23 @@ impl<S: ByteStream + 'static> Admin<'_, S> {
         from: IoVec,
         into: IoVecMut,
     ) -> Result<(Completion, IoVecMut), ConnectError> {
+        match self.answered(command, from, into).await? {
+            (completion, into) if completion.status.is_success() => Ok((completion, into)),
+            (Completion { status, .. }, _) => Err(ConnectError::Refused { command: what, status }),
+        }
+    }
+
+    /// The completion, whatever its status.
+    async fn answered(
+        &self,
+        command: Command,
+        from: IoVec,
+        into: IoVecMut,
+    ) -> Result<(Completion, IoVecMut), ConnectError> {
         let request = Request { from, into, ..Request::new(command, self.limit) };
         let answered = self.queue.run(request).await;
         match answered.outcome {
-            Ok(completion) if completion.status.is_success() => Ok((completion, answered.into)),
-            Ok(Completion { status, .. }) => Err(ConnectError::Refused { command: what, status }),
+            Ok(completion) => Ok((completion, answered.into)),
             Err(Unanswered::Damaged) => {
                 Err(ConnectError::Ended { why: Unanswered::Damaged.to_string() })
             }
@@ -246,6 +270,25 @@ fn ended<S: ByteStream + 'static>(queue: &Queue<S>) -> ConnectError {
         Some(QueueError::Silent { limit }) => ConnectError::Silent { limit: *limit },
         Some(reason) => ConnectError::Ended { why: reason.to_string() },
         None => ConnectError::Ended { why: Unanswered::Lost.to_string() },
+    }
+}
+
+/// What Connect was answered with; why the target does not want the host `names`, or not there.
+fn connected(answered: Completion, names: &Names) -> Result<u64, ConnectError> {
+    let Completion { status, result, .. } = answered;
+    let Names { host, subsystem } = names.clone();
+    match status {
+        status if status.is_success() => Ok(result),
+        status
+            if status.is(Status::CONNECT_INVALID_PARAMETERS)
+                && u64::from(result as u32) == Connect::wrong_at(SUBSYSTEM_AT, true) =>
+        {
+            Err(ConnectError::NoSubsystem { subsystem })
+        }
+        status if status.is(Status::CONNECT_INVALID_HOST) => {
+            Err(ConnectError::NotAdmitted { host, status })
+        }
+        status => Err(ConnectError::Refused { command: "Connect", status }),
     }
 }
 
@@ -311,8 +354,8 @@ impl<S: ByteStream + 'static> Controller<S> {
         let connect = async |queue: &Rc<Queue<S>>, connect: Connect, data: ConnectData| {
             let admin = Admin { queue, limit };
             let from = Buf::copy_of(&data.to_bytes()).into_vec();
-            let asked = admin.ask("Connect", connect.command(0), from, IoVecMut::new()).await;
-            let connected = asked?.0.result;
+            let (completion, _) = admin.answered(connect.command(0), from, IoVecMut::new()).await?;
+            let connected = connected(completion, &names)?;
             admin.prove(&names, secrets, connected).await?;
             Ok::<_, ConnectError>(connected as u16)
         };

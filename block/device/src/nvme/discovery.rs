@@ -5,11 +5,11 @@ use super::host::Opening;
 use super::options::{Network, Options};
 use levada_base::reactor;
 use levada_base::stream::ByteStream;
+use levada_nvme::Nqn;
 use levada_nvme::log::{
     DISCOVERY_ENTRY_BYTES, DISCOVERY_HEADER_BYTES, DiscoveryEntry, LogPage,
     parse_discovery_entries, parse_discovery_header,
 };
-use levada_nvme::{DISCOVERY_NQN, Nqn};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ async fn list<N: Network>(
     let mut options = options.clone();
     // Nobody waits for anything else on this connection.
     options.timing.keep_alive = Duration::ZERO;
-    let subsystem = Nqn::new(DISCOVERY_NQN)?;
+    let subsystem = Nqn::discovery();
     let controller = Controller::connect(
         network,
         address,

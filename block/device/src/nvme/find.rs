@@ -6,12 +6,12 @@ use super::host::Opening;
 use super::namespace::{NamespaceError, approach};
 use super::options::{Network, Options, Tcp};
 use super::paths::Paths;
-use super::url::NvmeUrl;
+use super::resolve::Place;
 use levada_base::reactor;
 use levada_base::stream::ByteStream;
 use levada_nvme::identify::{Identify, NamespaceIdentity, OptionalCommands, listed_namespaces};
 use levada_nvme::log::DiscoveryEntry;
-use levada_nvme::{DISCOVERY_NQN, Nqn};
+use levada_nvme::{DISCOVERY_NQN, Nqn, NvmeUrl};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -50,7 +50,11 @@ pub struct FoundNamespace {
 ///
 /// A [`NamespaceError`]: there is nobody who could be asked.
 pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>, NamespaceError> {
-    let [address, ..] = at.resolve().await?[..] else { return Ok(Vec::new()) };
+    let Some(place) = at.addresses.first() else { return Ok(Vec::new()) };
+    let address = Place::new(place).find().await.map_err(|error| {
+        let source = ConnectError::NoAddress(error);
+        NamespaceError::Connect { url: at.to_string(), source }
+    })?;
     find_by(at, address, &options, approach, &Tcp::default()).await
 }
 
@@ -62,8 +66,7 @@ pub(super) async fn find_by<N: Network>(
     approach: impl Fn(&NvmeUrl, Options) -> Result<(N, Options), NamespaceError>,
     clear: &N,
 ) -> Result<Vec<FoundSubsystem>, NamespaceError> {
-    let subsystem = Nqn::new(DISCOVERY_NQN).expect("a name");
-    let discovery = NvmeUrl { subsystem, namespace: 0, ..at.clone() };
+    let discovery = NvmeUrl { subsystem: Nqn::discovery(), namespace: 0, ..at.clone() };
     let (network, own) = approach(&discovery, options.clone())?;
     let mut asked = discover(&network, address, &own).await;
     // Who has a key of TLS asks within it first: a target may want that for discovery, too.

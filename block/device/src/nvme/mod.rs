@@ -1,7 +1,7 @@
 //! The NVMe/TCP initiator: namespaces of remote subsystems as devices, in user space, on the reactor.
 //!
 //! From the top, as a request meets them:
-//! - `url`: where a namespace is, and how it is reached. `host`: who asks; `options`: how long things may take.
+//! - [`NvmeUrl`]: where a namespace is, and how it is reached; `resolve`: its hosts' addresses. `host`: who asks; `options`: how long things may take.
 //! - [`NvmeNamespace`]: a request, cut into commands; `verdict`: what a status means. `fence`: its owners; `claim`: how they are told
 //!   apart, without I/O.
 //! - `paths`: which controller a command goes to, and what happens when one is lost. `sight`: what a controller leads to. `unsettled`:
@@ -34,7 +34,6 @@ mod sight;
 mod tests;
 mod unflushed;
 mod unsettled;
-mod url;
 mod verdict;
 
 pub use controller::{ConnectError, Stage};
@@ -43,8 +42,8 @@ pub use fence::Witness;
 pub use find::{FoundNamespace, FoundSubsystem, find};
 pub use host::Host;
 pub use keys::{KeysError, read_keys};
+pub use levada_nvme::{NvmeUrl, UrlError};
 pub use namespace::{NamespaceError, NvmeNamespace};
 pub use options::{Network, Options, Tcp, Timing};
 pub use paths::{PathStatus, Standing};
 pub use unsettled::Changes;
-pub use url::{NvmeUrl, UrlError};

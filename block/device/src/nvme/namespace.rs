@@ -17,11 +17,12 @@ use super::keys::{KeysError, read_keys};
 use super::landing::{cut, window};
 use super::options::{Network, Options, Tcp};
 use super::paths::{Order, OrderError, PathStatus, Paths};
+use super::resolve::Place;
 use super::sight::Known;
 use super::unflushed::Kept;
 use super::unsettled::Changes;
 use super::verdict::Asked;
-use super::{fence, fence::Witness, url::NvmeUrl};
+use super::{fence, fence::Witness};
 use crate::{
     BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, check_range,
 };
@@ -36,7 +37,7 @@ use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut, RangeGuard, RangeLocks};
 use levada_nvme::identify::OptionalCommands;
 use levada_nvme::keyring::HostKeys;
 use levada_nvme::tls::{PskIdentity, RetainedKey};
-use levada_nvme::{Command, IoOpcode, Nqn, Range};
+use levada_nvme::{Command, IoOpcode, Nqn, NvmeUrl, Range};
 use levada_tls::{Connector, Unusable};
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -68,9 +69,6 @@ pub enum NamespaceError {
     BlocksTooLarge { url: String, bytes: u64 },
     #[error("{url} is read-only")]
     ReadOnly { url: String },
-    /// A name has no address, or the resolver is out of reach.
-    #[error("{url}: {host}: {source}")]
-    Resolve { url: String, host: String, source: std::io::Error },
     #[error("{url}: {source}")]
     Connect { url: String, source: ConnectError },
     #[error("{url}: {source}")]
@@ -150,10 +148,11 @@ impl NvmeNamespace<Tcp> {
     ///
     /// A [`NamespaceError`].
     pub async fn open(url: &NvmeUrl, options: Options) -> Result<Self, NamespaceError> {
-        let addresses = url.resolve().await?;
         let (network, options) = approach(url, options)?;
         let (subsystem, namespace) = (url.subsystem.clone(), url.namespace);
-        Self::open_on(network, &addresses, subsystem, namespace, options, url.to_string()).await
+        let places = url.addresses.iter().map(Place::new).collect();
+        let paths = Paths::new(network, places, subsystem, namespace, options);
+        Self::open_by(paths, url.to_string()).await
     }
 }
 
@@ -171,8 +170,13 @@ impl<N: Network> NvmeNamespace<N> {
         options: Options,
         name: String,
     ) -> Result<Self, NamespaceError> {
-        let opening = Opening(Some(Paths::new(network, addresses, subsystem, namespace, options)));
-        let paths = Rc::clone(opening.0.as_ref().expect("it was just made"));
+        let places = addresses.iter().map(|address| Place::from(*address)).collect();
+        let paths = Paths::new(network, places, subsystem, namespace, options);
+        Self::open_by(paths, name).await
+    }
+
+    async fn open_by(paths: Rc<Paths<N>>, name: String) -> Result<Self, NamespaceError> {
+        let opening = Opening(Some(Rc::clone(&paths)));
         let known = match paths.first().await {
             Ok(known) => known,
             Err(why) => return Err(NamespaceError::NoPath { url: name, paths: why }),

@@ -18,6 +18,7 @@ use super::fence::Ownership;
 use super::host::{HostId, Opening, number_of};
 use super::options::{Network, Options};
 use super::queue::{Answered, Request, Unanswered, while_open};
+use super::resolve::Place;
 use super::sight::Known;
 use super::unflushed::{Kept, Unflushed};
 use super::unsettled::{Change, Unsettled};
@@ -32,7 +33,6 @@ use levada_nvme::identify::EVERY_NAMESPACE;
 use levada_nvme::log::{HEALTH_BYTES, LogPage};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
 use std::cell::{Cell, RefCell};
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -67,14 +67,15 @@ pub enum Standing {
 /// A path, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathStatus {
-    pub address: SocketAddr,
+    /// As it was written, as long as that is a name that could not be looked up.
+    pub address: String,
     pub standing: Standing,
     /// Why it is not connected, or not used.
     pub why: Option<String>,
 }
 
 struct Path<S> {
-    address: SocketAddr,
+    place: Place,
     controller: RefCell<Option<Rc<Controller<S>>>>,
     standing: Cell<Standing>,
     /// Nothing was lost while it was away, or it was made good.
@@ -175,13 +176,13 @@ pub(crate) enum OrderError {
 impl<N: Network> Paths<N> {
     pub fn new(
         network: N,
-        addresses: &[SocketAddr],
+        places: Vec<Place>,
         subsystem: Nqn,
         namespace: u32,
         options: Options,
     ) -> Rc<Self> {
-        let path = |address: &SocketAddr| Path {
-            address: *address,
+        let path = |place: Place| Path {
+            place,
             controller: RefCell::default(),
             standing: Cell::new(Standing::Down),
             is_whole: Cell::new(false),
@@ -199,7 +200,7 @@ impl<N: Network> Paths<N> {
             subsystem,
             namespace,
             known: RefCell::default(),
-            paths: addresses.iter().map(path).collect(),
+            paths: places.into_iter().map(path).collect(),
             changed: Notify::default(),
             unusable_since: Cell::new(Some(reactor::now())),
             unsettled: RefCell::default(),
@@ -246,7 +247,7 @@ impl<N: Network> Paths<N> {
 
     pub fn status(&self) -> Vec<PathStatus> {
         let status = |path: &Path<N::Stream>| PathStatus {
-            address: path.address,
+            address: path.place.to_string(),
             standing: path.standing.get(),
             why: path.why.borrow().clone(),
         };
@@ -286,8 +287,10 @@ impl<N: Network> Paths<N> {
         while !self.is_ending.get() {
             let (network, options) = (&self.network, &self.options);
             let id = self.next_id();
-            let connecting =
-                Controller::connect(network, path.address, &self.subsystem, options, id);
+            let connecting = async {
+                let address = path.place.find().await.map_err(ConnectError::NoAddress)?;
+                Controller::connect(network, address, &self.subsystem, options, id).await
+            };
             let limit = timing.connect * STEPS_MAX + READY_MAX;
             let connecting = reactor::timeout(limit, connecting);
             let connected = match select(pin!(connecting), pin!(self.ending())).await {
@@ -338,14 +341,14 @@ impl<N: Network> Paths<N> {
     }
 
     fn tell_of_loss(&self, path: &Path<N::Stream>, why: &str) {
-        let (subsystem, namespace, address) = (&self.subsystem, self.number(), path.address);
+        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
         if !path.has_told_of_loss.replace(true) {
             tracing::warn!(%subsystem, namespace, %address, why, "a path to a namespace is away");
         }
     }
 
     fn tell_of_return(&self, path: &Path<N::Stream>) {
-        let (subsystem, namespace, address) = (&self.subsystem, self.number(), path.address);
+        let (subsystem, namespace, address) = (&self.subsystem, self.number(), &path.place);
         if path.has_told_of_loss.replace(false) {
             tracing::info!(%subsystem, namespace, %address, "a path to a namespace is back");
         }
@@ -800,7 +803,7 @@ impl<N: Network> Paths<N> {
                     avoided = Some(at);
                     damaged += 1;
                     if !self.paths[at].has_told_of_damage.replace(true) {
-                        let (subsystem, address) = (&self.subsystem, self.paths[at].address);
+                        let (subsystem, address) = (&self.subsystem, &self.paths[at].place);
                         let what = "data of a path arrive damaged, and are asked for again: look at its network (told once)";
                         tracing::warn!(%subsystem, %address, "{what}");
                     }

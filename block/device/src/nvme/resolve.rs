@@ -3,10 +3,9 @@
 //! The resolver of the system blocks for as long as the servers that it asks are out of reach, and nothing else would be done meanwhile: no sign
 //! of life sent to other targets, for one. So a thread asks it, and is not waited for longer than a name may take.
 
-use super::namespace::NamespaceError;
-use super::url::NvmeUrl;
-use futures_util::future::try_join_all;
 use levada_base::reactor;
+use std::cell::Cell;
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -14,20 +13,42 @@ use std::time::Duration;
 /// A name may take so long.
 const LIMIT: Duration = Duration::from_secs(3);
 
-impl NvmeUrl {
-    /// Where the subsystem is: the first address of each host.
-    ///
-    /// # Errors
-    ///
-    /// [`NamespaceError::Resolve`].
-    pub async fn resolve(&self) -> Result<Vec<SocketAddr>, NamespaceError> {
-        let all = self.addresses.iter().map(async |(host, port)| {
-            address(host, *port, look_up).await.map_err(|source| {
-                let (url, host) = (self.to_string(), host.clone());
-                NamespaceError::Resolve { url, host, source }
-            })
-        });
-        try_join_all(all).await
+/// Where a path leads to. A name stands for the first of its addresses, from the time on that it could be looked up.
+pub(crate) struct Place {
+    host: String,
+    port: u16,
+    address: Cell<Option<SocketAddr>>,
+}
+
+impl Place {
+    pub fn new((host, port): &(String, u16)) -> Self {
+        Self { host: host.clone(), port: *port, address: Cell::default() }
+    }
+
+    /// Its address.
+    pub async fn find(&self) -> io::Result<SocketAddr> {
+        let address = match self.address.get() {
+            Some(known) => known,
+            None => address(&self.host, self.port, look_up).await?,
+        };
+        self.address.set(Some(address));
+        Ok(address)
+    }
+}
+
+impl From<SocketAddr> for Place {
+    fn from(address: SocketAddr) -> Self {
+        let (host, port) = (address.ip().to_string(), address.port());
+        Self { host, port, address: Cell::new(Some(address)) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address.get() {
+            Some(address) => address.fmt(f),
+            None => write!(f, "{}:{}", self.host, self.port),
+        }
     }
 }
 

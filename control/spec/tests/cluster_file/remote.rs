@@ -84,6 +84,13 @@ fn mistakes_about_enclosures_on_the_network() {
         ("10.0.1.1/nqn", "10.0.0.1:4420/nqn", 5, "the address 10.0.0.1:4420 is there twice", ""),
         (url_of_e2, "nvme+tcp://10.0.0.2", 9, "it names no subsystem", "write addresses and a"),
         ("example:e2", "example:e2?ns=1", 9, "it names a namespace", "leave `ns` out"),
+        (
+            "nqn.2014-08.org.example:e2",
+            "nqn.2014-08.org.nvmexpress.discovery",
+            9,
+            "tells of subsystems",
+            "levada enclosure find",
+        ),
         ("example:e2", "example:e1", 9, "e1\" is the subsystem nqn.2014-08", "one `url`"),
         ("drives = [1, {", "drives = [1, 1, {", 10, "drive \"e2-1\" already (line 10)", ""),
         ("{1..2}", "{0..2}", 6, "\"0\" is no number of a namespace", "from 1 on"),
@@ -107,6 +114,9 @@ fn mistakes_about_enclosures_on_the_network() {
         };
         assert!(found.iter().any(is_said), "{to}: {report}");
     }
+    let shown = format!("{REMOTE}[[export]]\nnvme = [\"10.0.9.9:4420\", \"10.0.0.1:4420\"]\n");
+    let report = ClusterFile::parse("levada.toml", &shown).expect_err("it is an enclosure's");
+    assert!(report.to_string().contains("10.0.0.1:4420 is where enclosure \"e1\" is reached"));
     let local = GOOD.replace("drives/d{00..03}.img", "nvme+tcp://a/nqn.x?ns=1");
     let [(9, said)] = &errors(&local)[..] else { panic!("{:?}", errors(&local)) };
     assert!(said.contains("is a URL"), "{said}");
@@ -134,6 +144,9 @@ fn a_layout_that_survives_less_than_asked_is_refused() {
         assert!(found.iter().any(is_said), "{to}: {found:?}");
     }
     // Where nothing is on the network no path can be lost.
+    let shown = format!("{REMOTE}[[export]]\nnvme = [\"10.0.9.9:4420\", \"10.0.0.1:4420\"]\n");
+    let report = ClusterFile::parse("levada.toml", &shown).expect_err("it is an enclosure's");
+    assert!(report.to_string().contains("10.0.0.1:4420 is where enclosure \"e1\" is reached"));
     let local = GOOD.replace("data = 8", "data = 8\nsurvives = { paths = 1 }");
     assert_eq!(errors(&local), []);
 }

@@ -146,7 +146,7 @@ impl World {
             return;
         }
         let (subsystem, number) = match input.below(8) {
-            0 => (Nqn::new(DISCOVERY_NQN).expect("a name"), number),
+            0 => (Nqn::discovery(), number),
             1 | 2 => (nqn("guarded"), 0),
             _ => (nqn("open"), number),
         };

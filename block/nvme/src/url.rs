@@ -1,13 +1,14 @@
-//! A namespace as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN&keys=FILE&tls=1]`.
+//! A namespace or a subsystem as a URL: `nvme+tcp://HOST:PORT[,HOST:PORT...]/NQN[?ns=N&hdgst=1&ddgst=1&host=NQN&keys=FILE&tls=1]`.
 //!
 //! The addresses lead to the same subsystem. A host is a name or an address, of IPv6 in brackets; a port that is not there is 4420.
 //! Without `ns` it is the only namespace of the subsystem. `host` is who asks, for targets that let in those they know by name, and
 //! `keys` a file with its secret, by which it proves that it is, and its key of TLS. Who has a key there speaks TLS: `tls=0` says not to,
-//! `tls=1` that there has to be one. Names of hosts are looked up once, when the namespace is opened.
+//! `tls=1` that there has to be one.
 
-use levada_nvme::pdu::Digests;
-use levada_nvme::{Nqn, NqnError};
+use crate::pdu::Digests;
+use crate::{Nqn, NqnError};
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -41,7 +42,7 @@ pub enum UrlError {
     NoSubsystem,
     #[error(transparent)]
     Subsystem(#[from] NqnError),
-    #[error("{address:?} is no host with a port")]
+    #[error("{address:?} is neither HOST nor HOST:PORT")]
     Address { address: String },
     #[error("{option:?} is none of ns=NUMBER, hdgst=1, ddgst=1, host=NQN, keys=FILE, tls=0, tls=1")]
     Option { option: String },
@@ -57,29 +58,54 @@ impl NvmeUrl {
     pub fn is_meant(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
+
+    /// Who tells what there is at an address, `HOST[:PORT]`, asked by a host that nobody knows.
+    ///
+    /// # Errors
+    ///
+    /// [`UrlError::Address`].
+    pub fn discovery(address: &str) -> Result<Self, UrlError> {
+        Ok(Self::new(vec![parse_address(address)?], Nqn::discovery()))
+    }
+
+    fn new(addresses: Vec<(String, u16)>, subsystem: Nqn) -> Self {
+        let digests = Digests::default();
+        let (host, keys, tls) = (None, None, None);
+        Self { addresses, subsystem, namespace: 0, digests, host, keys, tls }
+    }
+
+    /// An address as a URL has it.
+    #[must_use]
+    pub fn show_address((host, port): &(String, u16)) -> String {
+        match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        }
+    }
 }
 
-fn address(text: &str) -> Result<(String, u16), UrlError> {
+fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
     let wrong = || UrlError::Address { address: text.to_owned() };
     let (host, port) = match text.strip_prefix('[') {
         Some(bracketed) => {
             let (host, port) = bracketed.split_once(']').ok_or_else(wrong)?;
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| wrong())?;
+            host.parse::<Ipv6Addr>().map_err(|_| wrong())?;
             let port = match port {
                 "" => None,
                 port => Some(port.strip_prefix(':').ok_or_else(wrong)?),
             };
             (host, port)
         }
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
+        None => {
+            let (host, port) =
+                text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            if host.is_empty() || !host.chars().all(is_plain) {
+                return Err(wrong());
+            }
+            (host, port)
+        }
     };
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
-    if host.is_empty() || !host.chars().all(is_plain) {
-        return Err(wrong());
-    }
     let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| wrong()))?;
     if port == 0 { Err(wrong()) } else { Ok((host.to_owned(), port)) }
 }
@@ -97,11 +123,8 @@ impl FromStr for NvmeUrl {
         if subsystem.is_empty() {
             return Err(UrlError::NoSubsystem);
         }
-        let addresses = hosts.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
-        let subsystem = Nqn::new(subsystem)?;
-        let digests = Digests::default();
-        let (host, keys, tls) = (None, None, None);
-        let mut url = Self { addresses, subsystem, namespace: 0, digests, host, keys, tls };
+        let addresses = hosts.split(',').map(parse_address).collect::<Result<Vec<_>, _>>()?;
+        let mut url = Self::new(addresses, Nqn::new(subsystem)?);
         for option in query.into_iter().flat_map(|query| query.split('&')) {
             let wrong = || UrlError::Option { option: option.to_owned() };
             let is_on = |value: &str| match value {
@@ -136,15 +159,8 @@ impl FromStr for NvmeUrl {
 
 impl fmt::Display for NvmeUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(SCHEME)?;
-        for (at, (host, port)) in self.addresses.iter().enumerate() {
-            let comma = if at == 0 { "" } else { "," };
-            match host.contains(':') {
-                true => write!(out, "{comma}[{host}]:{port}")?,
-                false => write!(out, "{comma}{host}:{port}")?,
-            }
-        }
-        write!(out, "/{}", self.subsystem)?;
+        let addresses: Vec<String> = self.addresses.iter().map(Self::show_address).collect();
+        write!(out, "{SCHEME}{}/{}", addresses.join(","), self.subsystem)?;
         let mut options = Vec::new();
         if self.namespace != 0 {
             options.push(format!("ns={}", self.namespace));
@@ -170,7 +186,7 @@ mod tests {
     fn urls_are_read_and_shown() {
         for (text, shown) in [
             ("nvme+tcp://192.0.2.1:4420/nqn.2014-08.org.example:x", None),
-            ("nvme+tcp://a.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
+            ("nvme+tcp://a_b.example:1,[2001:db8::1]:4421/nqn.x?ns=2&hdgst=1&ddgst=1", None),
             ("nvme+tcp://192.0.2.1:4420/nqn.x?ns=2&host=nqn.2014-08.org.nvmexpress:uuid:1", None),
             ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys", None),
             ("nvme+tcp://a:1/nqn.x?host=nqn.x:h&keys=/etc/levada/keys&tls=1", None),
@@ -191,6 +207,7 @@ mod tests {
             "nvme+tcp://a:65536/nqn.x",
             "nvme+tcp://[::1/nqn.x",
             "nvme+tcp://[a]:1/nqn.x",
+            "nvme+tcp://[::1]4420/nqn.x",
             "nvme+tcp://a b/nqn.x",
             "nvme+tcp://a/nqx.x",
             "nvme+tcp://a/nqn.x?ns=0",
