@@ -170,6 +170,8 @@ pub(crate) struct Controller<S> {
     /// Of an admin command.
     limit: Duration,
     told: Cell<Told>,
+    /// It has told of changed namespaces, and is being asked which those are.
+    is_telling: Cell<bool>,
     /// Namespaces that were changed, as the target told, since somebody looked; `None`: it was not asked yet, or does not say.
     changed: RefCell<Option<Vec<u32>>>,
     event: Notify,
@@ -436,6 +438,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             queues,
             limit: options.timing.command,
             told: Cell::default(),
+            is_telling: Cell::default(),
             changed: RefCell::default(),
             event: Notify::default(),
         });
@@ -530,6 +533,7 @@ impl<S: ByteStream + 'static> Controller<S> {
             }
             // At once: from now on a namespace cannot be called untouched.
             controller.told.set(told);
+            controller.is_telling.set(event == Some(Event::NamespacesChanged));
             // The page, which is in bits 23:16, is read so that the target tells of the next.
             let page = (completion.result >> 16) as u8;
             let bytes = match page {
@@ -545,6 +549,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 let all =
                     read.map_or(vec![TOO_MANY_CHANGED], |page| listed_namespaces(&page).collect());
                 controller.have_changed(all);
+                controller.is_telling.set(false);
             }
             controller.told.set(controller.told.get() | told);
             controller.event.notify_all();
@@ -566,7 +571,7 @@ impl<S: ByteStream + 'static> Controller<S> {
 
     /// Nobody was told that a namespace may have changed.
     pub fn is_untouched(&self) -> bool {
-        !self.told.get().namespaces
+        !self.told.get().namespaces && !self.is_telling.get()
     }
 
     /// Takes note of namespaces that were changed. So many at most as one page tells of, whoever tells of more and more.

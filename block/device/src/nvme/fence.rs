@@ -220,8 +220,11 @@ pub(super) async fn relinquish<N: Network>(device: &NvmeNamespace<N>) -> Result<
         for controller in paths.whole() {
             let current = Some(paths.claimant(&controller, epoch).key());
             let gone = ReservationRequest::Unregister { current };
-            let unregistered = paths.reserve(&controller, gone).await;
-            unregistered.map_err(|_| BlockError::Io { errno: libc::EIO })?;
+            if paths.reserve(&controller, gone).await.is_err() {
+                // Something of it may be left, which whoever is told tries again.
+                owner.is_reserved.set(true);
+                return Err(BlockError::Io { errno: libc::EIO });
+            }
         }
     }
     owner.ours.set(Epoch::default());

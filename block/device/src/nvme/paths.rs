@@ -424,6 +424,10 @@ impl<N: Network> Paths<N> {
             {
                 self.was_absent();
             }
+            if told.namespaces {
+                // Who waits for it to be untouched need not wait for the look.
+                self.has_changed();
+            }
             let absences = self.absences.get();
             let was_whole = path.is_whole.get();
             let looking = async {
@@ -753,7 +757,7 @@ impl<N: Network> Paths<N> {
                 failing_since = failing_since.map(|since| since + begun.elapsed());
                 continue;
             }
-            let era = self.era.get();
+            let losses = self.losses();
             let request = Request {
                 command: order.command,
                 from: order.from.clone(),
@@ -766,8 +770,10 @@ impl<N: Network> Paths<N> {
             into = back;
             let last_error = match outcome {
                 Ok(completion) => match Verdict::of(completion.status, order.asked) {
-                    // The target may have lost what it had confirmed before anybody looked at this.
-                    Verdict::Done if order.is_for_owners() && era != self.era.get() => continue,
+                    // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
+                    Verdict::Done if losses != self.losses() || !controller.is_untouched() => {
+                        BlockError::Gone
+                    }
                     Verdict::Done => return Ok((completion, into)),
                     Verdict::Conflict => {
                         if order.is_for_owners() {
@@ -821,6 +827,11 @@ impl<N: Network> Paths<N> {
         }
     }
 
+    /// Counts how often something that was confirmed may have been lost, as far as is known.
+    fn losses(&self) -> (u64, u64) {
+        (self.era.get(), self.absences.get())
+    }
+
     /// How long what a host has sent may still be carried out once that is gone; see `unsettled`.
     pub fn settle(&self) -> Duration {
         let unit_ms = self.best(None).map_or(KEEP_ALIVE_UNIT_MS_MAX, |(_, controller)| {
@@ -843,7 +854,8 @@ impl<N: Network> Paths<N> {
 
 impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
     fn is_usable(&self) -> bool {
-        self.standing.get() > Standing::Unusable && self.is_whole.get()
+        let is_untouched = || self.controller.borrow().as_ref().is_some_and(|it| it.is_untouched());
+        self.standing.get() > Standing::Unusable && self.is_whole.get() && is_untouched()
     }
 
     fn has_connection(&self, host_id: &HostId) -> bool {

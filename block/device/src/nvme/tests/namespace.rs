@@ -829,6 +829,28 @@ fn what_is_confirmed_late_may_be_lost_already() {
     });
 }
 
+/// The target has told that something has changed, and has not said yet what: nothing that is answered meanwhile is relied upon.
+#[test]
+fn nothing_is_durable_while_it_is_not_known_which_namespace_was_away() {
+    run(24, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let device = open(&net, &paths).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        let data = pattern(1, 4096);
+        write(&device, 0, &data).await.expect("written");
+        target.admin_late.set(Duration::from_millis(200));
+        let used = async {
+            // It is there again.
+            reactor::sleep(Duration::from_millis(60)).await;
+            let (flushed, read) = join(device.flush(), read(&device, 0, 4096)).await;
+            assert!(read.expect("read") == data[..], "what was confirmed is there");
+            flushed.expect("flushed");
+        };
+        join(target.reinsert(Duration::from_millis(50)), used).await;
+        assert_eq!(target.durable.borrow()[..4096], data[..]);
+    });
+}
+
 /// A change is held back for longer than a request may take, and then refused once.
 #[test]
 fn time_in_which_a_request_was_held_back_does_not_count() {

@@ -14,6 +14,7 @@ use levada_base::stream::MemoryNetwork;
 use levada_nvme::log::{AnaState, Event};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -360,11 +361,14 @@ fn both_kinds() -> [Target; 2] {
     })
 }
 
-/// The former owner has a change under way that ends late. The answer to its preemption is lost, and over another path it is not registered any
-/// more: the new owner may not begin before that change has ended all the same.
-#[test]
-fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() {
-    for (seed, target) in (200..210).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
+/// The former owner writes, which ends late; meanwhile the network has happen to it what `take` does, and another owner has taken over and
+/// writes there: that is there in the end, whatever target it is.
+fn whoever_takes_over_writes_last(
+    seeds: Range<u64>,
+    take: impl AsyncFn(&MemoryNetwork, SocketAddr, &Namespace),
+    of_the_former: impl Fn(Result<(), BlockError>),
+) {
+    for (seed, target) in seeds.flat_map(|seed| both_kinds().map(|target| (seed, target))) {
         run(seed, async {
             let (net, target, paths) = two_paths(target);
             let former = open(&net, &paths).await;
@@ -377,48 +381,43 @@ fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() 
             let taking = async {
                 reactor::sleep(Duration::from_millis(20)).await;
                 target.late.set(Duration::ZERO);
-                let cut = async {
-                    reactor::sleep(Duration::from_millis(20)).await;
-                    net.reset(paths[0]);
-                };
-                join(owner.fence(Epoch(5)), cut).await.0.expect("later");
+                take(&net, paths[0], &owner).await;
                 write(&owner, 8192, &new).await.expect("ours");
             };
-            let (_, ()) = join(write(&former, 8192, &old), taking).await;
+            let (written, ()) = join(write(&former, 8192, &old), taking).await;
+            of_the_former(written);
             reactor::sleep(Duration::from_secs(30)).await;
             assert!(read(&owner, 8192, 4096).await.expect("read") == new[..]);
         });
     }
 }
 
+/// The answer to the preemption of the former owner is lost, and over another path it is not registered any more: the new owner may not begin
+/// before its change has ended all the same.
+#[test]
+fn a_takeover_without_an_answer_waits_for_what_the_former_owner_has_under_way() {
+    let take = async |net: &MemoryNetwork, path, owner: &Namespace| {
+        let cut = async {
+            reactor::sleep(Duration::from_millis(20)).await;
+            net.reset(path);
+        };
+        join(owner.fence(Epoch(5)), cut).await.0.expect("later");
+    };
+    whoever_takes_over_writes_last(200..210, take, drop);
+}
+
 /// The former owner has lost a connection with a change under way, and is having it preempted. Who takes over now finds that connection
 /// registered no more, and waits for the change all the same.
 #[test]
 fn a_takeover_waits_for_what_the_former_owner_is_having_preempted() {
-    for (seed, target) in (210..220).flat_map(|seed| both_kinds().map(|target| (seed, target))) {
-        run(seed, async {
-            let (net, target, paths) = two_paths(target);
-            let former = open(&net, &paths).await;
-            reactor::sleep(Duration::from_millis(10)).await;
-            former.fence(Epoch(4)).await.expect("nobody's");
-            let owner = open_elsewhere(&net, &paths).await;
-            reactor::sleep(Duration::from_millis(10)).await;
-            let (old, new) = (pattern(1, 4096), pattern(2, 4096));
-            target.late.set(Duration::from_secs(8));
-            let taking = async {
-                reactor::sleep(Duration::from_millis(20)).await;
-                target.late.set(Duration::ZERO);
-                net.reset(paths[0]);
-                reactor::sleep(Duration::from_millis(20)).await;
-                owner.fence(Epoch(5)).await.expect("later");
-                write(&owner, 8192, &new).await.expect("ours");
-            };
-            let (written, ()) = join(write(&former, 8192, &old), taking).await;
-            written.expect("again, over the other path");
-            reactor::sleep(Duration::from_secs(30)).await;
-            assert!(read(&owner, 8192, 4096).await.expect("read") == new[..]);
-        });
-    }
+    let take = async |net: &MemoryNetwork, path, owner: &Namespace| {
+        net.reset(path);
+        reactor::sleep(Duration::from_millis(20)).await;
+        owner.fence(Epoch(5)).await.expect("later");
+    };
+    whoever_takes_over_writes_last(210..220, take, |written| {
+        written.expect("again, over the other path");
+    });
 }
 
 /// Another server chose the same epoch, gave way, and left a registration behind. When that is taken away, no connection of the owner is.
