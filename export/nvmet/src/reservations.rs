@@ -103,6 +103,10 @@ impl Reservations {
                 Err(Status::INVALID_FIELD.and_do_not_retry())
             }
             Register { key } => self.register(host, key),
+            // Whatever key it has, and also if it has none (Base, 8.8.3: IEKEY).
+            Replace { current: None, key } if !self.keys.contains_key(host) => {
+                self.register(host, key)
+            }
             Replace { current, key } => {
                 let known = *self.keys.get(host).ok_or(Status::RESERVATION_CONFLICT)?;
                 self.check_key(host, current.unwrap_or(known))?;
@@ -356,6 +360,18 @@ mod tests {
         let replace = ReservationRequest::Replace { current: Some(1), key: 0 };
         assert_eq!(all.carry_out(&A, replace), refused);
         assert_eq!(all.report(|_| None).registrants[0].key, 1);
+    }
+
+    #[test]
+    fn a_key_is_replaced_whatever_it_is_and_whether_it_is() {
+        let mut all = Reservations::default();
+        let replace = |current, key| ReservationRequest::Replace { current, key };
+        let conflict = Err(Status::RESERVATION_CONFLICT);
+        assert_eq!(all.carry_out(&A, replace(Some(1), 2)), conflict);
+        all.carry_out(&A, replace(None, 2)).expect("registered");
+        assert_eq!(all.carry_out(&A, replace(Some(1), 3)), conflict);
+        all.carry_out(&A, replace(None, 4)).expect("replaced");
+        assert_eq!(all.report(|_| None).registrants[0].key, 4);
     }
 
     /// Who is told of what (Base, 8.8).

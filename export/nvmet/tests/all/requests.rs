@@ -1,9 +1,10 @@
 //! What hosts ask of a namespace.
 
-use crate::host::{Connecting, Host};
+use crate::host::{Connecting, Host, Queue};
 use crate::memory::medium_error;
 use crate::{BLOCK_BYTES, Served, run};
 use levada_base::reactor::{self, random_u64};
+use levada_nvme::fabrics::{Property, PropertyAccess};
 use levada_nvme::pdu::Digests;
 use levada_nvme::reservation::{ReservationReport, ReservationRequest, ReservationType};
 use levada_nvme::{Command, DataPointer, IoOpcode, Range, Status};
@@ -215,9 +216,9 @@ fn a_preempted_host_s_writes_have_ended_before_the_new_one_begins() {
     });
 }
 
-/// A connection breaks while a write of it is under way; the host sends it again, and then another: the old one must not come last.
-#[test]
-fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_failover() {
+/// A connection ends, as `leave` has it, while a write of it is under way; the host sends it again, and then another: the old one must not
+/// come last.
+fn no_old_write_overtakes(leave: impl AsyncFnOnce(Host) -> Option<Queue>) {
     run(async {
         let served = Served::new(BLOCKS);
         let (old, address) = (served.host().await, served.path.address());
@@ -231,7 +232,7 @@ fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_failover() {
         while !served.memory.is_held.get() {
             levada_base::reactor::sleep(std::time::Duration::from_millis(2)).await;
         }
-        drop(old);
+        let _left = leave(old).await;
         levada_base::reactor::sleep(std::time::Duration::from_millis(50)).await;
         // Another host's writes do not wait for it; those of this one do.
         served.memory.holds_only_first();
@@ -247,6 +248,23 @@ fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_failover() {
         let (completion, _) = other.io.answer(command.id(), None).await.expect("answered");
         assert_eq!(completion.status, Status::SUCCESS);
         assert!(served.memory.all()[..4096] == fresh[..]);
+    });
+}
+
+#[test]
+fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_failover() {
+    no_old_write_overtakes(async |host| {
+        drop(host);
+        None
+    });
+}
+
+#[test]
+fn an_old_write_does_not_overtake_what_its_host_wrote_after_a_reset() {
+    no_old_write_overtakes(async |mut host| {
+        let reset = PropertyAccess::set(Property::Configuration, 0, host.admin.new_id());
+        assert!(host.admin.ask(reset, None).await.expect("answered").0.status.is_success());
+        Some(host.admin)
     });
 }
 
