@@ -77,9 +77,9 @@ pub struct WearArgs {
     /// Spare room that is left; drives warn below 10
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
     spare: Option<u8>,
-    /// Drives warn from 70 on
-    #[arg(long, value_name = "CELSIUS")]
-    temperature: Option<u16>,
+    /// From -40 to 150; drives warn from 70 on
+    #[arg(long, value_name = "CELSIUS", allow_negative_numbers = true, value_parser = clap::value_parser!(i16).range(-40..=150))]
+    temperature: Option<i16>,
     #[arg(long, value_name = "COUNT")]
     media_errors: Option<u64>,
 }
@@ -118,6 +118,7 @@ pub struct ServeArgs {
     /// Where it is reached over NVMe/TCP: HOST:PORT, or an IP address; twice for two paths
     #[arg(long = "path", value_name = "ADDRESS", required = true)]
     paths: Vec<Address>,
+    /// Each for a drive: 1 to 1024
     #[arg(long, default_value_t = 24)]
     bays: u32,
     /// Drives are files of DIR, made where they are missing
@@ -284,7 +285,13 @@ fn show(status: &EnclosureStatus) {
     }
     for bay in &status.bays {
         let drive = match bay.has_drive {
-            true => format!("{}, {}", bytes(bay.size_bytes), health_text(&bay.health)),
+            true => {
+                let slow = match bay.slow_by_ms {
+                    0 => String::new(),
+                    ms => format!(", slow by {ms} ms"),
+                };
+                format!("{}{slow}, {}", bytes(bay.size_bytes), health_text(&bay.health))
+            }
             false => "empty".into(),
         };
         say!("  bay {:>3}  {drive}", bay.bay);

@@ -144,6 +144,12 @@ impl Faults {
         self.0.extra.set(extra);
     }
 
+    /// How much longer every request takes.
+    #[must_use]
+    pub fn slowness(&self) -> Duration {
+        self.0.extra.get()
+    }
+
     /// The device's health page asks for replacement, or no longer.
     pub fn ask_for_replacement(&self, failing: bool) {
         self.0.failing.set(failing);

@@ -3,6 +3,7 @@
 //! Needs io_uring and FUSE, and root for that.
 
 mod drawer;
+mod exported;
 #[path = "../array/fixture.rs"]
 #[allow(dead_code, reason = "loop devices are not needed here")]
 mod fixture;
@@ -11,6 +12,10 @@ mod support;
 
 use drawer::Drawer;
 use fixture::Box;
+use levada_base::reactor::Reactor;
+use levada_base::{Buf, BufMut};
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
+use levada_device::{Device, Durability};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -342,10 +347,12 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
     let of =
         |url: String, file: &str| format!("{url}&host=nqn.2014-08.org.example:lab&keys={file}");
     let mine = [of(proof.url(1), &secret), of(tls.url(1), &key)];
+    let elsewhere = mine[0].replace("enclosure:e1", "enclosure:e7");
     for (drives, why) in [
         ([proof.url(1), mine[1].clone()], "connect invalid host"),
         ([of(proof.url(1), &keys("other", OTHER)), mine[1].clone()], "does not know the secret"),
         ([mine[0].clone(), tls.url(1)], "connect invalid host"),
+        ([elsewhere, mine[1].clone()], "there is no subsystem nqn.2026-11.io.levada:enclosure:e7"),
     ] {
         array.refused(&["create", "far", "--level", "1", &drives[0], &drives[1]], &[why]);
     }
@@ -360,6 +367,35 @@ fn an_enclosure_lets_in_who_proves_itself_or_comes_within_tls() {
             .expect("it runs");
         assert!(!useless.status.success() && said(&useless).contains(why), "{}", said(&useless));
     }
+}
+
+/// Its cache goes with it; whoever wrote there, and has not been told that it is durable, writes that again.
+#[test]
+fn what_a_pulled_drive_had_in_its_cache_is_written_again() {
+    let place = Box::new();
+    let drawer = Drawer::start(place.dir.path(), "e1", IN_MEMORY);
+    Reactor::new().expect("an io_uring").block_on(async {
+        let url: NvmeUrl = drawer.url(1).parse().expect("a URL");
+        let options = Options::new(Host::anonymous().expect("a name"));
+        let drive = NvmeNamespace::open(&url, options).await.expect("it is there");
+        // Often: what a drive keeps of its cache is chance, and it writes down by itself what is old.
+        for number in 1..=20 {
+            let data = Buf::copy_of(&pattern(number, 0));
+            let written = drive.write(0, data.clone().into_vec(), Durability::Volatile).await;
+            written.expect("written");
+            drawer.ok("pull", &["1"]);
+            drawer.ok("insert", &["1"]);
+            drive.flush().await.expect("durable");
+            // From the media: what was only in the cache is gone now.
+            drawer.ok("power", &["off"]);
+            drawer.ok("power", &["on"]);
+            let into = BufMut::for_overwrite(MIB).into_vec();
+            let read = drive.read(0, into).await.expect("read");
+            let read: Vec<u8> = read.iter().flat_map(|part| part.to_vec()).collect();
+            assert!(read == data[..], "of round {number} something is lost");
+        }
+        drive.close().await;
+    });
 }
 
 #[test]
@@ -404,13 +440,22 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json[0]["drives"][1]["has_reservations"], true, "{json}");
     assert!(said(&find(&["127.0.0.1:1"])).contains("Connection refused"));
-    assert!(said(&find(&["no host"])).contains("is no host with a port"));
+    assert!(said(&find(&["no host"])).contains("is neither HOST nor HOST:PORT"));
+    let ours = ["--host", "nqn.2014-08.org.example:h", "--keys", "a&b", address];
+    assert!(said(&find(&ours)).contains("\"a&b\" cannot stand in the URL"));
     assert!(shown.contains("0 % used, 100 % spare, 35 °C, 0 media errors"), "{shown}");
     drawer.ok("wear", &["1", "--used", "95", "--spare", "8", "--temperature", "81"]);
     drawer.ok("wear", &["1", "--media-errors", "3"]);
     let shown = drawer.ok("show", &[]);
     assert!(shown.contains("95 % used, 8 % spare, 81 °C, 3 media errors"), "{shown}");
     drawer.refused("wear", &["3", "--used", "1"], "there is no bay 3");
+    let impossible = drawer.order("wear", &["1", "--temperature", "65535"]);
+    assert!(said(&impossible).contains("is not in -40..=150"), "{}", said(&impossible));
+    drawer.ok("wear", &["2", "--temperature", "-5"]);
+    assert!(drawer.ok("show", &[]).contains("-5 °C"));
+    drawer.ok("slow-drive", &["1", "20"]);
+    assert!(drawer.ok("show", &[]).contains(", slow by 20 ms, "));
+    drawer.ok("slow-drive", &["1", "0"]);
     drawer.ok("pull", &["2"]);
     drawer.refused("pull", &["2"], "bay 2 is empty");
     let ask = |request: &str| {
@@ -426,6 +471,11 @@ fn an_enclosure_says_how_it_is_and_what_it_refuses() {
     let bays: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!((&bays[0]["has_drive"], &bays[1]["has_drive"]), (&true.into(), &false.into()));
     assert_eq!(bays[0]["health"]["used_percent"], 95, "{bays}");
+    let head_only = ask("HEAD /bays?now=1 HTTP/1.1\r\n\r\n");
+    assert!(
+        head_only.starts_with("HTTP/1.1 200") && head_only.ends_with("\r\n\r\n"),
+        "{head_only}"
+    );
     assert!(ask("GET /else HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
     assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert!(ask("what\r\n\r\n").starts_with("HTTP/1.1 400"));

@@ -144,7 +144,13 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     drawers[0].ok("wear", &["2", "--used", "3", "--spare", "100"]);
     wait_until("it is as new", || is_healthy(&cluster));
     let log = fs::read_to_string(cluster.path("state/node.log")).expect("a log");
-    for (event, times) in [("a drive is not well", 2), ("a drive is well again", 2)] {
+    for (event, times) in [
+        ("a drive is not well", 2),
+        ("a drive is well again", 2),
+        // Of each drive, however often it was tried.
+        ("a path to a namespace is away", 2),
+        ("a path to a namespace is back", 2),
+    ] {
         assert_eq!(log.matches(event).count(), times, "{log}");
     }
 

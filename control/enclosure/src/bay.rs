@@ -116,6 +116,10 @@ impl Bay {
         self.faults.slow(extra);
     }
 
+    pub fn slowness(&self) -> Duration {
+        self.faults.slowness()
+    }
+
     /// The enclosure's power goes: a drive that was pulled has none already.
     pub async fn power_off(&self, seed: u64) -> Result<(), BlockError> {
         if self.is_in.get() { self.lose_power(seed).await } else { Ok(()) }

@@ -43,6 +43,9 @@ pub struct BayStatus {
     pub bay: u32,
     pub has_drive: bool,
     pub size_bytes: u64,
+    /// Every request takes so much longer, by order.
+    #[serde(default)]
+    pub slow_by_ms: u64,
     /// Also of a drive that is pulled.
     pub health: DriveHealth,
 }
@@ -117,6 +120,7 @@ impl Enclosure {
             bay: bay.number,
             has_drive: bay.is_in.get(),
             size_bytes: bay.size_bytes(),
+            slow_by_ms: bay.slowness().as_millis() as u64,
             health: DriveHealth::of(&bay.health()),
         });
         EnclosureStatus {

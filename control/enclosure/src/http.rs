@@ -1,6 +1,6 @@
 //! The status over HTTP, as enclosures show it: `GET /` or `GET /bays`, answered with JSON.
 //!
-//! One request for each connection; whoever sends anything else is told so.
+//! One request for each connection; whoever sends anything else is told so. There is nothing to choose by a query, and it is passed over.
 
 use crate::enclosure::Enclosure;
 use levada_base::reactor::net::{Listener, Stream};
@@ -38,30 +38,34 @@ pub(crate) fn serve(listener: Listener, enclosure: Rc<Enclosure>, group: &Group)
 
 async fn answer(stream: &Stream, enclosure: &Enclosure) -> io::Result<()> {
     let mut head: Vec<u8> = Vec::new();
-    let (status, body) = loop {
+    let (is_head, (status, body)) = loop {
         let (more, bytes) = stream.read(BufMut::for_overwrite(HEAD_BYTES_MAX)).await?;
         head.extend_from_slice(&more[..bytes]);
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         match request.parse(&head) {
-            Ok(httparse::Status::Complete(_)) => break answer_to(&request, enclosure),
+            Ok(httparse::Status::Complete(_)) => {
+                break (request.method == Some("HEAD"), answer_to(&request, enclosure));
+            }
             Ok(httparse::Status::Partial) if bytes > 0 && head.len() < HEAD_BYTES_MAX => {}
-            _ => break ("400 Bad Request", "{}".to_owned()),
+            _ => break (false, ("400 Bad Request", "{}".to_owned())),
         }
     };
     let text = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n{}",
+        body.len(),
+        if is_head { "" } else { &body }
     );
     stream.write_all(Buf::copy_of(text.as_bytes()).into_vec()).await
 }
 
 fn answer_to(request: &httparse::Request<'_, '_>, enclosure: &Enclosure) -> (&'static str, String) {
     let status = enclosure.status();
-    let body = match (request.method, request.path) {
-        (Some("GET"), Some("/")) => serde_json::to_string(&status),
-        (Some("GET"), Some("/bays")) => serde_json::to_string(&status.bays),
-        (Some("GET"), _) => return ("404 Not Found", "{}".into()),
+    let path = request.path.and_then(|path| path.split('?').next());
+    let body = match (request.method, path) {
+        (Some("GET" | "HEAD"), Some("/")) => serde_json::to_string(&status),
+        (Some("GET" | "HEAD"), Some("/bays")) => serde_json::to_string(&status.bays),
+        (Some("GET" | "HEAD"), _) => return ("404 Not Found", "{}".into()),
         _ => return ("405 Method Not Allowed", "{}".into()),
     };
     // Plain numbers and texts.

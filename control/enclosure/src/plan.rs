@@ -132,7 +132,8 @@ impl Plan {
                 Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Files(dir) => {
                     let path = dir.join(format!("bay{number}.img"));
-                    let is_there = path.exists();
+                    // Also a link that leads nowhere: what it should lead to is missing.
+                    let is_there = path.symlink_metadata().is_ok();
                     let file = match is_there {
                         true => FileDevice::open(&path)?,
                         false => {

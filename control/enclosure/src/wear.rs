@@ -7,8 +7,8 @@ use levada_export_nvmet::{Health, WARNING_KELVIN, Warnings};
 use serde::{Deserialize, Serialize};
 
 /// Kelvin at 0 degrees Celsius, in the whole degrees that drives tell.
-const ZERO_CELSIUS: u16 = 273;
-const CELSIUS: u16 = 35;
+const ZERO_CELSIUS: i32 = 273;
+const CELSIUS: i16 = 35;
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
 /// What a drive is to tell of itself from now on; `None` stays as it is.
@@ -17,7 +17,7 @@ pub struct WearChange {
     /// Of its endurance; what is written later comes on top.
     pub used_percent: Option<u8>,
     pub spare_percent: Option<u8>,
-    pub celsius: Option<u16>,
+    pub celsius: Option<i16>,
     pub media_errors: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Wear {
     /// What had been written when `used_percent` was said.
     written_bytes: u64,
     spare_percent: u8,
-    celsius: u16,
+    celsius: i16,
     media_errors: u64,
     power_cuts: u64,
 }
@@ -74,7 +74,8 @@ impl Wear {
         let worn_percent = endurance_bytes.map_or(0, |bytes| written_since * 100 / bytes);
         // 255 stands for that and more (Base, figure 196).
         let used_percent = (u128::from(self.used_percent) + worn_percent).min(255) as u8;
-        let kelvin = self.celsius.saturating_add(ZERO_CELSIUS);
+        // 0 would be no temperature.
+        let kelvin = (i32::from(self.celsius) + ZERO_CELSIUS).max(1) as u16;
         let mut warnings = Warnings::empty();
         warnings.set(Warnings::SPARE, self.spare_percent < SPARE_THRESHOLD_PERCENT);
         warnings.set(Warnings::TEMPERATURE, kelvin >= WARNING_KELVIN);
@@ -131,6 +132,8 @@ mod tests {
         assert_eq!(enough.warnings, Warnings::empty());
         let hot = says(WearChange { celsius: Some(70), ..WearChange::default() });
         assert_eq!((hot.warnings, hot.kelvin), (Warnings::TEMPERATURE, 343));
+        let cold = says(WearChange { celsius: Some(-5), ..WearChange::default() });
+        assert_eq!((cold.warnings, cold.celsius()), (Warnings::empty(), Some(-5)));
         let bad = says(WearChange { media_errors: Some(3), ..WearChange::default() });
         assert_eq!(bad.media_errors, 3);
     }
