@@ -194,7 +194,8 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         );
     }
     let stopped = status.stopped();
-    if stopped.is_empty() {
+    let had_stopped = !stopped.is_empty();
+    if !had_stopped {
         mount::umount_all(file, &state, force)?;
     } else {
         // Unmounting would wait for what only the next `up` can bring.
@@ -215,7 +216,14 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    say!("{} is down", loaded.cluster.name);
+    let (name, left_open) = (&loaded.cluster.name, state.left_open());
+    match left_open.join("\n") {
+        nothing if nothing.is_empty() => {}
+        // As was said before.
+        more if had_stopped => say!("{more}"),
+        more => bail!("{more}\n{name} is down, and not in order; see {}", state.log().display()),
+    }
+    say!("{name} is down");
     Ok(())
 }
 

@@ -454,18 +454,13 @@ pub async fn fail_drive(
     }
 }
 
-/// Ends every array in order, so that the next open has nothing to resync.
-///
-/// # Errors
-///
-/// The first that failed; the others are closed all the same.
-pub async fn close(arrays: &[Rc<ClusterArray>]) -> Result<(), BlockError> {
-    let mut result = Ok(());
+/// Ends every array in order, so that the next open has nothing to resync. Returns those of which it failed, by name.
+pub async fn close(arrays: &[Rc<ClusterArray>]) -> Vec<(&str, BlockError)> {
+    let mut failed = Vec::new();
     for array in arrays {
-        let closed = array.array.close().await;
-        if result.is_ok() {
-            result = closed;
+        if let Err(error) = array.array.close().await {
+            failed.push((array.spec.name.as_str(), error));
         }
     }
-    result
+    failed
 }

@@ -544,8 +544,14 @@ impl Cluster {
         arrays
     }
 
-    /// Makes everything durable and closes every floor in order. No request may be in flight.
-    pub async fn stop(&self) {
+    /// Makes everything durable and closes every floor in order. No request may be in flight. Returns what could not be closed, and what
+    /// comes of it, a line for each.
+    pub async fn stop(&self) -> Vec<String> {
+        let mut left_open = Vec::new();
+        let mut leave = |what: String| {
+            tracing::error!("{what}");
+            left_open.push(what);
+        };
         for target in &self.targets {
             self.router.remove(target.entry.id);
         }
@@ -554,21 +560,22 @@ impl Cluster {
             if let Service::Objects { log, .. } = &target.service
                 && let Err(error) = log.settle().await
             {
-                tracing::error!(target = name, %error, "settling the object log failed");
+                leave(format!("target {name}: settling the object log failed: {error}"));
             }
             if let Service::Metadata { service, .. } = &target.service
                 && let Err(fault) = service.close_tail().await
             {
-                tracing::error!(target = name, %fault, "the next start waits for a client");
+                leave(format!("target {name}: {fault}; the next start waits for a client"));
             }
             if let Some(store) = &target.store
                 && let Err(error) = store.close().await
             {
-                tracing::error!(target = name, %error, "closing the key-value store failed");
+                leave(format!("target {name}: closing the key-value store failed: {error}"));
             }
         }
-        if let Err(error) = arrays::close(&self.arrays).await {
-            tracing::error!(%error, "closing an array failed; the next start resyncs it");
+        for (array, error) in arrays::close(&self.arrays).await {
+            leave(format!("array {array}: closing it failed: {error}; the next start resyncs it"));
         }
+        left_open
     }
 }

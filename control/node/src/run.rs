@@ -145,6 +145,9 @@ async fn serve(
     let cluster = Rc::new(cluster);
     state.set_address(&address)?;
     state.set_cluster(cluster.drives.cluster)?;
+    state.set_left_open(&[
+        "the node ended before it had closed everything; the next start puts that right".into(),
+    ])?;
     // Before anything changes: what a rebuild of an index that did not come to its end had kept is not true any more
     // once its log goes on.
     for target in &cluster.targets {
@@ -211,8 +214,12 @@ async fn serve(
         reactor::sleep(DRAIN).await;
     }
     services.kill();
-    cluster.stop().await;
+    let left_open = cluster.stop().await;
     tracing::info!("stopped");
+    // Before whoever waits for the end of this process.
+    if let Err(error) = state.set_left_open(&left_open) {
+        tracing::warn!(%error, "how the node ended cannot be noted");
+    }
     // The program that asked may look for the socket again.
     let _ = std::fs::remove_file(state.control_socket());
     Ok(ended)

@@ -8,6 +8,7 @@
 //! ost0.staged   staged changes of a target while `levada fsck --rebuild-index` makes its index anew
 //! cluster       UUID of the cluster that was made or opened here last
 //! volumes       UUID of the client through which the node has thin volumes open
+//! ending        what the node has left open, a line for each; empty once it has closed everything
 //! ```
 //!
 //! After a crash the kernel has released the lock; the other files are replaced.
@@ -134,6 +135,23 @@ impl StateDir {
             },
         };
         noted.map_err(|source| self.unusable(source))
+    }
+
+    /// What the last node left open, a line for each: all of it, where it was killed.
+    #[must_use]
+    pub fn left_open(&self) -> Vec<String> {
+        let noted = std::fs::read_to_string(self.0.join("ending")).unwrap_or_default();
+        noted.lines().map(str::to_owned).collect()
+    }
+
+    /// Notes what this node leaves open if it ends now.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn set_left_open(&self, left_open: &[String]) -> Result<(), StateError> {
+        let lines: String = left_open.iter().map(|line| format!("{line}\n")).collect();
+        replace(&self.0.join("ending"), &lines).map_err(|source| self.unusable(source))
     }
 
     /// Removes the note of the cluster, which is given up. Once this returns that is durable.

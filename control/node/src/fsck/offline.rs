@@ -75,8 +75,10 @@ pub async fn offline(
     let parts = Parts { metadata, data, table, epoch: drives.epoch, options };
     let reports = parts.check().await;
     drop(parts);
-    if let Err(error) = arrays::close(&arrays).await {
-        (options.says)(&format!("closing an array failed ({error}); the next start resyncs it"));
+    for (array, error) in arrays::close(&arrays).await {
+        (options.says)(&format!(
+            "closing array {array} failed ({error}); the next start resyncs it"
+        ));
     }
     Ok(reports)
 }

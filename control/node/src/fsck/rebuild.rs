@@ -96,8 +96,10 @@ pub async fn rebuild(
         }
         Err(error) => Err(error.into()),
     };
-    if let Err(error) = arrays::close(&arrays).await {
-        (options.says)(&format!("closing an array failed ({error}); the next start resyncs it"));
+    for (array, error) in arrays::close(&arrays).await {
+        (options.says)(&format!(
+            "closing array {array} failed ({error}); the next start resyncs it"
+        ));
     }
     made
 }
