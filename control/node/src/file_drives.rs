@@ -118,7 +118,9 @@ impl DriveSource for FileDrives {
                 drives: file.drives.iter().map(|drive| drive.path.display().to_string()).collect(),
                 settle: self.remote.settle(),
             };
-            power_fence(command, &taking).await.map(|()| true)
+            power_fence(command, &taking).await?;
+            self.remote.were_shut_out();
+            Ok(true)
         })
     }
 
@@ -189,6 +191,10 @@ impl DriveSource for FileDrives {
 
     fn owner<'a>(&'a self, drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
         Box::pin(self.remote.owner(drive))
+    }
+
+    fn needs_power_fence(&self, drive: &DriveSpec) -> bool {
+        self.remote.needs_power_fence(drive)
     }
 
     fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {

@@ -1,5 +1,6 @@
 //! The operator's view of a running node: status, drives, scrub.
 
+mod returns;
 mod scrub;
 mod shown;
 mod spares;
@@ -7,20 +8,22 @@ mod spares;
 use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
 use crate::control::{ControlReply, ControlRequest, ObjectScrub, Traffic};
-use crate::drives::{self, DriveSource, Intake, NoDevice};
+use crate::drives::{self, DriveSource, Drives, Intake, NoDevice};
 use crate::exports::Exporter;
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
 use crate::volumes::{VolumeRefusal, Volumes};
 use levada_base::reactor::{self, Instant};
-use levada_base::sync::{Notify, Semaphore};
+use levada_base::sync::{Notify, Permit, Semaphore};
+use levada_desk::PowerFenceError;
 use levada_device::Drive;
 use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
 use levada_volume::Tenant;
+use returns::Returns;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,8 +55,7 @@ pub struct Operator {
     /// the drive and gives it to array after array. Nothing waits to fail one, which is what helps
     /// when a drive hangs.
     admitting: Rc<Semaphore>,
-    /// How often a drive that vanished was taken back.
-    returned: RefCell<BTreeMap<String, u32>>,
+    returns: Returns,
     /// Why nobody takes the place of what is lost, for people.
     no_help: RefCell<Vec<String>>,
     health: Watch,
@@ -105,6 +107,8 @@ enum Refusal {
     NoDevice { drive: String, source: NoDevice },
     #[error(transparent)]
     Drives(#[from] drives::DrivesError),
+    #[error("drive {drive}: {source}; another server may have it, and nothing was changed")]
+    PowerFence { drive: String, source: PowerFenceError },
     #[error(transparent)]
     Array(#[from] arrays::ArrayError),
     #[error(transparent)]
@@ -146,7 +150,7 @@ impl Operator {
             // As much as a program that takes JSON's numbers for floating ones keeps.
             life: reactor::random_u64() >> 11,
             admitting: Semaphore::new(1),
-            returned: RefCell::default(),
+            returns: Returns::default(),
             no_help: RefCell::default(),
             health: Watch::default(),
             traffic: Cell::default(),
@@ -298,8 +302,20 @@ impl Operator {
         Ok((file, spec))
     }
 
+    /// A turn of [`Operator::admitting`] for a drive that nobody takes back meanwhile.
+    async fn turn_for(&self, name: &str) -> Permit {
+        loop {
+            let turn = self.admitting.acquire(1).await;
+            if !self.returns.is_looked_for(name) {
+                return turn;
+            }
+            drop(turn);
+            self.returns.nobody_looks_for(name).await;
+        }
+    }
+
     async fn replace(&self, name: &str, force: bool) -> Result<(), Refusal> {
-        let _turn = self.admitting.acquire(1).await;
+        let _turn = self.turn_for(name).await;
         let (known, old) = self.drive(name)?;
         match &old {
             Ok(drive) if !drive.is_failed() && !self.is_out(name) => {
@@ -334,7 +350,7 @@ impl Operator {
     }
 
     async fn add(&self, name: &str, force: bool) -> Result<(), Refusal> {
-        let _turn = self.admitting.acquire(1).await;
+        let _turn = self.turn_for(name).await;
         let known = self.drives.borrow().get(name).cloned();
         let arrays = &self.cluster.arrays;
         match known {
@@ -390,6 +406,12 @@ impl Operator {
             },
         };
         self.refuse_small(&file, name, Bytes(device.info().capacity_bytes)).await?;
+        // Another server may write what is overwritten here, and the drive itself would let it.
+        if force && self.source.needs_power_fence(&spec) {
+            let Drives { cluster, epoch, .. } = &self.cluster.drives;
+            let shut_out = self.source.shut_out(Some(*cluster), *epoch).await;
+            shut_out.map_err(|source| Refusal::PowerFence { drive: name.to_owned(), source })?;
+        }
         let drive =
             drives::format_one(&file, &spec, device, &self.cluster.drives, intake, force).await?;
         // It is ours from here on: where an array does not take it, the same order completes it.

@@ -19,7 +19,7 @@ use levada_device::nvme::{
 };
 use levada_device::{Device, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub(crate) struct RemoteDrives {
     /// Until then, an enclosure that does not answer is asked again.
     patient_until: Instant,
     has_power_fence: bool,
+    /// When other servers lost their power.
+    shut_out_at: Cell<Option<Instant>>,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
     /// What was opened, as long as somebody uses it, or what it has changed may still happen; the latest comes last.
@@ -69,6 +71,9 @@ async fn connect(url: NvmeUrl, patient_until: Instant) -> Result<NvmeNamespace, 
         match NvmeNamespace::open(&url, Options::new(host)).await {
             Err(NamespaceError::NoPath { .. }) if reactor::now() < patient_until => {
                 reactor::sleep(LOOK_AGAIN_AFTER).await;
+            }
+            Err(error @ NamespaceError::NoPath { .. }) => {
+                return Err(NoDevice::Away { why: error.to_string() });
             }
             opened => return opened.map_err(unusable),
         }
@@ -127,8 +132,19 @@ impl RemoteDrives {
     /// `has_power_fence`: something else keeps other servers away from drives without reservations.
     pub fn new(has_power_fence: bool) -> Self {
         let patient_until = reactor::now() + AWAY_LIMIT;
-        let (tasks, opened) = (Group::new(), RefCell::default());
-        Self { patient_until, has_power_fence, tasks, opened }
+        let (tasks, opened, shut_out_at) = (Group::new(), RefCell::default(), Cell::default());
+        Self { patient_until, has_power_fence, shut_out_at, tasks, opened }
+    }
+
+    /// Other servers have no power any more, from now on.
+    pub fn were_shut_out(&self) {
+        self.shut_out_at.set(Some(reactor::now()));
+    }
+
+    /// A drive that is open, and has no reservations.
+    pub fn needs_power_fence(&self, drive: &DriveSpec) -> bool {
+        let open = url_of(drive).ok().and_then(|url| self.at(&url));
+        open.is_some_and(|namespace| !namespace.has_reservations())
     }
 
     /// How long after another server is gone something of it may still reach a drive that is open.
@@ -157,6 +173,10 @@ impl RemoteDrives {
             let lack = "has no reservations, and nothing would keep two servers from writing to it; where a command can take \
                         the power of every other server, give it as `power_fence` in [cluster]";
             return Err(unusable(format!("{url} {lack}")));
+        }
+        // What another server has sent may still be carried out, though that has no power any more.
+        if let Some(at) = self.shut_out_at.get().filter(|_| !namespace.has_reservations()) {
+            reactor::sleep((at + namespace.settle()).since(reactor::now())).await;
         }
         if let Some(twin) = self.twin(&url, &namespace) {
             namespace.close().await;

@@ -1,11 +1,11 @@
 //! What is found at the places of a cluster's drives, and which of it is the cluster's.
 
-use super::{DriveSource, DrivesError, NoDevice};
+use super::{DriveSource, DrivesError, MayOverwrite, NoDevice};
 use crate::recorded::{Labelled, OnDrives};
 use futures_util::future::join_all;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_device::{Device, DriveError, Label, read_label};
+use levada_device::{Device, Drive, DriveError, Label, read_label};
 use levada_spec::{ClusterFile, DriveSpec};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -50,15 +50,22 @@ pub(super) async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
     }
 }
 
-/// What there is at the places of the cluster's drives. Where that is something, nobody else writes to them any more.
+/// What there is at the places of the cluster's drives. Where that is something, of a cluster or `may_overwrite`, nobody else writes to them
+/// any more.
 pub(super) async fn look_at_all(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
+    may_overwrite: MayOverwrite,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<Found>, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
     let labels = || found.iter().filter_map(Found::label);
-    let Some(last) = labels().map(|label| label.owner_epoch).max() else { return Ok(found) };
+    let last = labels().map(|label| label.owner_epoch).max();
+    let goes = matches!(may_overwrite, MayOverwrite::Others | MayOverwrite::Everything);
+    if last.is_none() && !(goes && holds_anything(&found).await) {
+        return Ok(found);
+    }
+    let last = last.unwrap_or_default();
     let uuid = labels().map(|label| label.cluster_uuid).next();
     if cluster.power_fence.is_some() {
         progress("running the power fence, and waiting for what other servers had under way");
@@ -68,6 +75,15 @@ pub(super) async fn look_at_all(
         true => Ok(join_all(found.into_iter().map(Found::again)).await),
         false => Ok(found),
     }
+}
+
+/// Somebody has something on a drive without a label, who may be writing there.
+async fn holds_anything(found: &[Found]) -> bool {
+    let used = found.iter().map(async |found| match found {
+        Found::Blank(device, _) => Drive::refuse_used(&**device).await.is_err(),
+        Found::Labelled(..) | Found::Nothing(_) => false,
+    });
+    join_all(used).await.contains(&true)
 }
 
 /// The drives whose label has the name of the cluster.

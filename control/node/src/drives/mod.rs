@@ -95,6 +95,11 @@ pub trait DriveSource {
         Box::pin(ready(Ok(false)))
     }
 
+    /// A drive that is open keeps other servers from writing to it only by what [`DriveSource::shut_out`] does.
+    fn needs_power_fence(&self, _drive: &DriveSpec) -> bool {
+        false
+    }
+
     /// The paths to a drive on the network that is open.
     fn paths(&self, _drive: &DriveSpec) -> Vec<PathStatus> {
         Vec::new()
@@ -155,6 +160,9 @@ pub enum NoDevice {
     /// A file without a byte is: a node was killed before the drive that it made had room.
     #[error("the file {path} is empty")]
     Empty { path: String },
+    /// None of the paths leads there.
+    #[error("{why}")]
+    Away { why: String },
     /// It is open already, and can be reached.
     #[error("{path} is in use by this node")]
     Open { path: String },
@@ -201,7 +209,7 @@ pub async fn take(
     segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, progress).await?;
+    let found = look_at_all(source, cluster, may_overwrite, progress).await?;
     let known = named_like(cluster, &found);
     let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
     if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
@@ -237,7 +245,7 @@ pub async fn take_existing(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, &|_| ()).await?;
+    let found = look_at_all(source, cluster, MayOverwrite::Nothing, &|_| ()).await?;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });

@@ -1,5 +1,6 @@
 //! What a node shows of itself: its status for people, its meters for whoever watches.
 
+use super::returns::NotBack;
 use super::{Operator, is_promised};
 use crate::arrays::{ClusterArray, out_beside};
 use crate::assembly::{Service, Target};
@@ -99,20 +100,29 @@ impl Operator {
             self.cluster.targets.iter().map(|target| self.target_status(target)).collect();
         let clients = self.clients();
         let mut problems = Vec::new();
+        let vanished = self.vanished();
         for (drive, (spec, found)) in self.drives.borrow().iter() {
-            match found {
-                Err(why) => problems.push(format!("drive {drive}: {why}")),
-                Ok(open) if open.is_failed() => problems.push(format!(
+            // Of one that was replaced meanwhile that is no matter any more.
+            let why_not =
+                vanished.contains_key(drive).then(|| self.returns.why_not(drive)).flatten();
+            match (found, &why_not) {
+                (Err(_), Some(NotBack::Away { why } | NotBack::Refused { why }))
+                | (Err(why), None) => problems.push(format!("drive {drive}: {why}")),
+                // Something is there, which the advice to replace it would be about.
+                (Ok(_), Some(NotBack::Refused { why })) => {
+                    problems.push(format!("drive {drive} is not taken back: {why}"));
+                }
+                (Ok(open), _) if open.is_failed() => problems.push(format!(
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
                 )),
-                Ok(_) if !self.source.in_place(spec) => problems.push(format!(
+                (Ok(_), _) if !self.source.in_place(spec) => problems.push(format!(
                     "drive {drive} is not at {} any more, which was removed or replaced: put it back, or \
                      `levada drive fail {drive}` and `levada drive replace {drive}`; \
                      it serves while the node runs, and is missing at the next start",
                     spec.path.display()
                 )),
                 // An array that is the worse for it says so itself.
-                Ok(open) => {
+                (Ok(open), _) => {
                     let arrays = self.cluster.arrays.iter();
                     let promised = arrays.filter(|array| is_promised(array, open));
                     let names: Vec<_> = promised.map(|array| &*array.spec.name).collect();
@@ -267,13 +277,13 @@ impl Operator {
         let out = array.out();
         match state {
             "healthy" => None,
-            "stopped" if let Some(BlockError::Fenced { .. }) = array.array.status().stopped => {
-                Some(format!(
-                    "array {name} has stopped: another server has taken its drives over; what was acknowledged is there. \
-                     `levada down` ends this node; `levada up` would take the drives back from that server"
-                ))
-            }
             "stopped" => {
+                if let Some(BlockError::Fenced { .. }) = array.array.status().stopped {
+                    return Some(format!(
+                        "array {name} has stopped: another server has taken its drives over; what was acknowledged is there. \
+                         `levada down` ends this node; `levada up` would take the drives back from that server"
+                    ));
+                }
                 let members = array.array.status().members;
                 let drives = self.drives.borrow();
                 // The loss that stopped it is not on record, so that the drive may come back.

@@ -6,29 +6,19 @@
 //! What always holds:
 //! - A drive that is a live member anywhere is not formatted.
 //! - An array's own spares go first: they have the role before anybody looks here.
-//! - A drive that vanished is waited for, as the array says; there again, it is taken back as it was, and catches up.
+//! - A drive that vanished is waited for, as the array says: it may come back (`returns`).
 //!
 //! After a crash between label and array the drive holds slices of arrays that do not know it: it is completed where the
 //! array still wants it, and free otherwise.
 
 use super::{Operator, is_promised};
 use crate::arrays::{self, ClusterArray};
-use crate::drives::{self, NoDevice};
-use futures_util::future::{join_all, select};
-use levada_base::ids::Uuid;
-use levada_base::reactor;
-use levada_device::{Device, Drive, read_label};
+use crate::drives;
+use levada_device::{Device, Drive};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
-
-/// Between two looks whether a drive is there again.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// One that vanishes more often than this is better replaced.
-const RETURNS_MAX: u32 = 8;
 
 /// A spare, and whom it helps.
 struct Help {
@@ -40,96 +30,6 @@ struct Help {
 }
 
 impl Operator {
-    /// Looks after the arrays of the cluster for as long as the caller's group lives.
-    pub async fn keep_spares(self: Rc<Self>) {
-        loop {
-            let change = self.changed.changed();
-            self.take_back().await;
-            self.use_spares().await;
-            // A member that is out counts as vanished a moment later, of which nobody tells.
-            if self.lost(|_| true).is_empty() {
-                change.await;
-            } else {
-                select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;
-            }
-        }
-    }
-
-    /// Drives that vanished, with the arrays that lack them. Not only while spares wait for them: where there is none, or all
-    /// redundancy is used up, their return is all that helps.
-    fn vanished(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
-        self.lost(|member| member.vanished)
-    }
-
-    /// Takes drives back that vanished and are there again, as what they were.
-    pub async fn take_back(&self) {
-        let _turn = self.admitting.acquire(1).await;
-        let returned = |name: &String| self.returned.borrow().get(name).copied().unwrap_or(0);
-        let vanished: Vec<_> = self.vanished().into_iter().collect();
-        let vanished = vanished.into_iter().filter(|(name, _)| returned(name) < RETURNS_MAX);
-        // All of an enclosure at once: one that hangs is waited for.
-        let looks =
-            vanished.map(async |(name, arrays)| (self.there_again(&name).await, name, arrays));
-        for (drive, name, arrays) in join_all(looks).await {
-            let Some(drive) = drive else { continue };
-            let before = returned(&name);
-            self.returned.borrow_mut().insert(name.clone(), before + 1);
-            let file = self.latest.borrow().clone();
-            for array in arrays {
-                let array_name = &array.spec.name;
-                match array.admit(&file, &name, &drive).await {
-                    Ok(()) => tracing::warn!(
-                        drive = name,
-                        array = array_name,
-                        "a drive that vanished is there again"
-                    ),
-                    Err(error) => tracing::error!(
-                        drive = name, array = array_name, %error,
-                        "a drive that is there again was not taken back"
-                    ),
-                }
-            }
-            self.changed.notify_all();
-        }
-    }
-
-    /// A drive that vanished: opened anew, or by what it was open as, which keeps others from opening it. Of an enclosure on the
-    /// network that was away when the node started, too.
-    async fn there_again(&self, name: &str) -> Option<Rc<Drive>> {
-        let (spec, old) = self.drives.borrow().get(name).cloned()?;
-        let old = match old {
-            Ok(old) => Some(old),
-            Err(_) if spec.is_remote() => None,
-            Err(_) => return None,
-        };
-        let device = match self.source.open(&spec).await {
-            Ok(device) => device,
-            // What cannot be reached would only be waited for.
-            Err(none) if spec.is_remote() && !matches!(none, NoDevice::Open { .. }) => return None,
-            Err(_) => Rc::clone(old.as_ref()?.device()),
-        };
-        // Another's drive may be at that path by now: it must not even be fenced.
-        let new = read_label(&*device).await.ok()?;
-        let is_same = match &old {
-            Some(old) => old.label().drive_uuid == new.drive_uuid,
-            None => self.is_member(name, new.drive_uuid),
-        };
-        if !is_same || new.cluster_uuid != self.cluster.drives.cluster {
-            return None;
-        }
-        let drive = drives::take_one(&spec, device, self.cluster.drives.epoch).await.ok()?;
-        self.drives.borrow_mut().insert(name.to_owned(), (spec, Ok(Rc::clone(&drive))));
-        Some(drive)
-    }
-
-    /// True for a drive that an array has as its member of that name.
-    fn is_member(&self, name: &str, drive: Uuid) -> bool {
-        self.cluster.arrays.iter().any(|array| {
-            let members = array.array.status().members;
-            members.iter().any(|member| member.name == name && member.uuid == drive)
-        })
-    }
-
     /// Puts spares of the cluster in the place of whatever is lost and has none of its array.
     pub async fn use_spares(&self) {
         let _turn = self.admitting.acquire(1).await;
@@ -308,7 +208,7 @@ impl Operator {
         self.lost(|member| member.awaited.is_none())
     }
 
-    fn lost(
+    pub(super) fn lost(
         &self,
         which: impl Fn(&MemberStatus) -> bool,
     ) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {

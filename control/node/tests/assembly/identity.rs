@@ -5,12 +5,12 @@ use crate::shelf::{
     start_over, status, write_file,
 };
 use futures_util::future::{join_all, ready};
-use levada_base::Epoch;
 use levada_base::reactor::Reactor;
-use levada_device::{Faults, read_label};
+use levada_base::{Buf, Epoch};
+use levada_device::{Device, Durability, Faults, RamDevice, read_label};
 use levada_node::assembly::AssemblyError;
 use levada_node::drives::{DrivesError, MayOverwrite};
-use levada_spec::{Bytes, ClusterFile, Level, ParityKind, SliceSize, Spread};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, ParityKind, SliceSize, Spread};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -309,6 +309,44 @@ fn what_may_change_may() {
         }
         cluster.stop().await;
         served(&shelf, read_file).await;
+    });
+}
+
+/// Nothing on the drives says to whom they belong, and somebody may be writing there.
+#[test]
+fn what_others_have_is_overwritten_only_once_they_are_shut_out() {
+    Reactor::simulated(33).block_on(async {
+        let shelf = Shelf::default();
+        let theirs = |drive: &DriveSpec| {
+            let made = RamDevice::new(&drive.name, drive.size.expect("a file").0);
+            (drive.name.clone(), Rc::new(made))
+        };
+        shelf.drives.replace(cluster_file().drives.iter().map(theirs).collect());
+        let first = Rc::clone(&shelf.drives.borrow()["d00"]);
+        let written = first.write(0, Buf::copy_of(&[7; 4096]).into_vec(), Durability::Fua).await;
+        written.expect("theirs");
+        let (asked, goes_well) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (count, ends) = (Rc::clone(&asked), Rc::clone(&goes_well));
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |last| {
+            assert_eq!(last, Epoch::default(), "nobody who is known");
+            count.set(count.get() + 1);
+            Box::pin(ready(ends.get()))
+        }));
+        let before = head_and_tail(&first).await;
+        // Whom it would refuse anyway it leaves their power.
+        let error = start(cluster_file(), &shelf).await.err().expect("it is in use");
+        assert!(matches!(error, AssemblyError::Drives(DrivesError::InUse { .. })), "{error}");
+        assert_eq!(asked.get(), 0);
+        let over = async || start_over(cluster_file(), &shelf, MayOverwrite::Others).await;
+        let error = over().await.err().expect("others may write");
+        assert!(matches!(error, AssemblyError::Drives(DrivesError::PowerFence(_))), "{error}");
+        assert!(
+            asked.get() == 1 && before == head_and_tail(&first).await,
+            "not a byte was written"
+        );
+        goes_well.set(true);
+        over().await.expect("nobody writes").stop().await;
+        assert_eq!(asked.get(), 2);
     });
 }
 

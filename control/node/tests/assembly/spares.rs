@@ -1,12 +1,9 @@
 //! Spares of the cluster: which one comes in, for whom, and over restarts.
 
 use crate::shelf::{
-    Shelf, changed, cluster_file, fail, operator_of, operator_told_by, read_file, served_as,
-    status, write_file,
+    Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, status, write_file,
 };
-use levada_base::reactor::{self, Reactor};
-use levada_device::Faults;
-use levada_node::arrays::look_after;
+use levada_base::reactor::Reactor;
 use levada_node::assembly::Cluster;
 use levada_node::control::{ControlReply, ControlRequest};
 use levada_node::drives::give_slices;
@@ -14,10 +11,9 @@ use levada_node::operator::Operator;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, Level, ParityKind, Spread};
 use std::rc::Rc;
-use std::time::Duration;
 
 /// The box, where d10 and d11 are spares of the cluster, and no array has any of its own.
-fn with_spares() -> ClusterFile {
+pub fn with_spares() -> ClusterFile {
     let mut file = cluster_file();
     file.spares = vec!["d10".into(), "d11".into()];
     for array in &mut file.arrays {
@@ -27,7 +23,7 @@ fn with_spares() -> ClusterFile {
     file
 }
 
-async fn rebuild(cluster: &Cluster) {
+pub async fn rebuild(cluster: &Cluster) {
     for array in &cluster.arrays {
         while array.array.needs_rebuild() {
             array.array.rebuild(levada_raid::Limits::NONE).await.expect("rebuilt");
@@ -36,7 +32,7 @@ async fn rebuild(cluster: &Cluster) {
 }
 
 /// The live members of each array beside those that it was made with, by name.
-fn came_in(cluster: &Cluster) -> Vec<Vec<String>> {
+pub fn came_in(cluster: &Cluster) -> Vec<Vec<String>> {
     let of = |array: &Rc<levada_node::arrays::ClusterArray>| {
         let members = array.array.status().members.into_iter();
         let live = members.filter(|member| member.state != MemberState::Faulty);
@@ -201,81 +197,6 @@ fn the_spare_that_suits_best_comes_in() {
     assert_eq!(takes(84, &|file| both(file, 256)), [vec!["d10".to_owned()], vec![]]);
     // Too small for anything.
     assert_eq!(takes(85, &|file| both(file, 18)), [vec![""; 0], vec![]]);
-}
-
-/// A drive vanishes: it is waited for, taken back when it is there again, and catches up; else a spare comes in.
-#[test]
-fn a_drive_that_vanishes_is_waited_for() {
-    for comes_back in [true, false] {
-        Reactor::simulated(87).block_on(async {
-            let shelf = Rc::new(Shelf::default());
-            served_as(with_spares(), &shelf, write_file).await;
-            let faults = Faults::none();
-            shelf.faults.borrow_mut().insert("d03".into(), faults.clone());
-            let (cluster, operator) =
-                operator_of(with_spares(), &shelf, "box/levada.toml".into()).await;
-            faults.fail();
-            let meta = &cluster.arrays[0];
-            let scrubbed = meta.array.scrub(levada_raid::Limits::NONE).await;
-            scrubbed.expect("it bears one");
-            assert_eq!(meta.out(), ["d03"], "noticed");
-            operator.take_back().await;
-            operator.use_spares().await;
-            assert_eq!((meta.out(), came_in(&cluster)[0].len()), (vec!["d03".to_owned()], 0));
-            let problems = status(&operator).await.problems.join("\n");
-            assert!(problems.contains("drive d03 has vanished from array meta"), "{problems}");
-            reactor::sleep(Duration::from_secs(30)).await;
-            if comes_back {
-                faults.restore();
-                operator.take_back().await;
-                let members = meta.array.status().members;
-                let back = members.iter().find(|member| member.name == "d03").expect("known");
-                let is_rebuilt = matches!(back.state, MemberState::Rebuilding { .. });
-                assert!(is_rebuilt && back.catches_up, "{back:?}");
-            }
-            reactor::sleep(Duration::from_secs(31)).await;
-            operator.use_spares().await;
-            let members = meta.array.status().members;
-            let members: Vec<_> = members.into_iter().map(|m| (m.name, m.state)).collect();
-            assert_eq!(came_in(&cluster)[0].len(), usize::from(!comes_back), "{members:?}");
-            rebuild(&cluster).await;
-            assert_eq!(meta.out(), [""; 0]);
-            cluster.stop().await;
-        });
-    }
-}
-
-/// The same, where nothing happens between the loss and the return: nobody is told of the moment from which a member that is out may come
-/// back.
-#[test]
-fn a_drive_that_is_soon_there_again_is_soon_taken_back() {
-    for seed in 90..100 {
-        Reactor::simulated(seed).block_on(async {
-            let shelf = Rc::new(Shelf::default());
-            served_as(with_spares(), &shelf, write_file).await;
-            let faults = Faults::none();
-            shelf.faults.borrow_mut().insert("d03".into(), faults.clone());
-            let (file, changed) = ("box/levada.toml".into(), Rc::default());
-            let (cluster, operator) =
-                operator_told_by(with_spares(), &shelf, file, Rc::clone(&changed)).await;
-            look_after(cluster.arrays.clone(), changed, levada_raid::Limits::NONE);
-            let keeping = reactor::spawn(Rc::clone(&operator).keep_spares());
-            reactor::sleep(Duration::from_secs(1)).await;
-            faults.fail();
-            let meta = &cluster.arrays[0];
-            let scrubbed = meta.array.scrub(levada_raid::Limits::NONE).await;
-            scrubbed.expect("it bears one");
-            assert_eq!(meta.out(), ["d03"], "noticed");
-            reactor::sleep(Duration::from_secs(2)).await;
-            faults.restore();
-            reactor::sleep(Duration::from_secs(3)).await;
-            let members = meta.array.status().members;
-            let back = members.iter().find(|member| member.name == "d03").expect("known");
-            assert!(back.state.is_live(), "{back:?}");
-            keeping.abort();
-            cluster.stop().await;
-        });
-    }
 }
 
 /// Status says what is the matter with each spare, as long as none takes the place.
