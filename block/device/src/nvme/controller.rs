@@ -541,7 +541,7 @@ impl<S: ByteStream + 'static> Controller<S> {
                 _ => EVENT_PAGE_BYTES,
             };
             let read = controller.log_page(page, u32::MAX, 0, bytes).await;
-            if let Err(ConnectError::Silent { .. } | ConnectError::Ended { .. }) = read {
+            if admin.end().is_some() {
                 return;
             }
             if event == Some(Event::NamespacesChanged) {

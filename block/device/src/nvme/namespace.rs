@@ -271,7 +271,7 @@ impl<N: Network> NvmeNamespace<N> {
     /// False while requests wait for a path, and once the device is gone for good.
     #[must_use]
     pub fn is_reached(&self) -> bool {
-        self.paths.is_usable()
+        self.paths.is_reached()
     }
 
     /// What was changed, and may still be.

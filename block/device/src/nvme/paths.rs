@@ -254,9 +254,9 @@ impl<N: Network> Paths<N> {
         self.paths.iter().map(status).collect()
     }
 
-    /// True while requests are carried out rather than waited for.
-    pub fn is_usable(&self) -> bool {
-        !self.has_lost.get() && self.paths.iter().any(|path| path.is_usable())
+    /// True while requests are carried out rather than waited for, but for a moment.
+    pub fn is_reached(&self) -> bool {
+        !self.has_lost.get() && self.paths.iter().any(|path| path.is_reached())
     }
 
     pub fn is_given_up(&self) -> bool {
@@ -372,8 +372,8 @@ impl<N: Network> Paths<N> {
     }
 
     pub(super) fn has_changed(&self) {
-        let is_usable = self.paths.iter().any(|path| path.is_usable());
-        match (is_usable, self.unusable_since.get()) {
+        let is_reached = self.paths.iter().any(|path| path.is_reached());
+        match (is_reached, self.unusable_since.get()) {
             (true, _) => self.unusable_since.set(None),
             (false, None) => self.unusable_since.set(Some(reactor::now())),
             (false, Some(_)) => {}
@@ -853,9 +853,15 @@ impl<N: Network> Paths<N> {
 }
 
 impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
+    /// It leads there, and nothing is missing over it, as far as somebody has looked.
+    fn is_reached(&self) -> bool {
+        self.standing.get() > Standing::Unusable && self.is_whole.get()
+    }
+
+    /// And since then nothing was told that could be another look's matter.
     fn is_usable(&self) -> bool {
         let is_untouched = || self.controller.borrow().as_ref().is_some_and(|it| it.is_untouched());
-        self.standing.get() > Standing::Unusable && self.is_whole.get() && is_untouched()
+        self.is_reached() && is_untouched()
     }
 
     fn has_connection(&self, host_id: &HostId) -> bool {

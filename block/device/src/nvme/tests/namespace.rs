@@ -851,6 +851,28 @@ fn nothing_is_durable_while_it_is_not_known_which_namespace_was_away() {
     });
 }
 
+/// Which namespaces have changed arrives damaged: then any of them has.
+#[test]
+fn a_page_that_arrives_damaged_leaves_its_path_usable() {
+    run(25, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let mut options = options();
+        options.digests = Digests { header: false, data: true };
+        let device = open_as(&net, &paths, options).await;
+        reactor::sleep(Duration::from_millis(10)).await;
+        let data = pattern(1, 4096);
+        write(&device, 0, &data).await.expect("written");
+        // Of either path.
+        target.damages_pages.set(2);
+        target.reinsert(Duration::from_millis(50)).await;
+        let begun = reactor::now();
+        assert!(read(&device, 0, 4096).await.expect("read") == data[..]);
+        device.flush().await.expect("flushed");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert_eq!((target.damages_pages.get(), &target.durable.borrow()[..4096]), (0, &data[..]));
+    });
+}
+
 /// A change is held back for longer than a request may take, and then refused once.
 #[test]
 fn time_in_which_a_request_was_held_back_does_not_count() {

@@ -70,6 +70,8 @@ pub struct Target {
     pub states: RefCell<BTreeMap<SocketAddr, AnaState>>,
     /// So many data units from now on are damaged.
     pub damages: Cell<u32>,
+    /// The same of pages of logs and of identity.
+    pub damages_pages: Cell<u32>,
     /// The next commands on blocks are answered so.
     pub statuses: RefCell<Vec<Status>>,
     /// Writes take so long, whatever happens to their connection.
@@ -174,6 +176,7 @@ impl Target {
             proven: Cell::new(0),
             states: RefCell::default(),
             damages: Cell::default(),
+            damages_pages: Cell::default(),
             statuses: RefCell::default(),
             late: Cell::default(),
             answers_late: Cell::default(),
@@ -412,8 +415,12 @@ impl Target {
             let mut sent = part.to_vec();
             if from.framing.digests.data {
                 sent.extend(crc32c(part).to_le_bytes());
-                if self.damages.get() > 0 && !from.is_admin.get() {
-                    self.damages.set(self.damages.get() - 1);
+                let left = match from.is_admin.get() {
+                    true => &self.damages_pages,
+                    false => &self.damages,
+                };
+                if left.get() > 0 {
+                    left.set(left.get() - 1);
                     sent[0] ^= 1;
                 }
             }
