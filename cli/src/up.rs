@@ -194,8 +194,7 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         );
     }
     let stopped = status.stopped();
-    let had_stopped = !stopped.is_empty();
-    if !had_stopped {
+    if stopped.is_empty() {
         mount::umount_all(file, &state, force)?;
     } else {
         // Unmounting would wait for what only the next `up` can bring.
@@ -217,11 +216,16 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let (name, left_open) = (&loaded.cluster.name, state.left_open());
-    match left_open.join("\n") {
-        nothing if nothing.is_empty() => {}
-        // As was said before.
-        more if had_stopped => say!("{more}"),
-        more => bail!("{more}\n{name} is down, and not in order; see {}", state.log().display()),
+    // That an array has stopped was said before; what it holds cannot be closed either.
+    let has_stopped = |line: &&String| status.has_stopped_what(line);
+    let (known, new): (Vec<_>, Vec<_>) = left_open.iter().partition(has_stopped);
+    if !new.is_empty() {
+        let new: Vec<&str> = new.into_iter().map(String::as_str).collect();
+        let (new, log) = (new.join("\n"), state.log());
+        bail!("{new}\n{name} is down, and not in order; see {}", log.display());
+    }
+    for line in known {
+        say!("{line}");
     }
     say!("{name} is down");
     Ok(())

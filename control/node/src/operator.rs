@@ -8,7 +8,7 @@ mod spares;
 use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
 use crate::control::{ControlReply, ControlRequest, ObjectScrub, Traffic};
-use crate::drives::{self, DriveSource, Drives, Intake, NoDevice};
+use crate::drives::{self, DriveSource, Intake, NoDevice};
 use crate::exports::Exporter;
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
@@ -16,14 +16,13 @@ use crate::recorded::{self, Differences, OnDrives};
 use crate::volumes::{VolumeRefusal, Volumes};
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_desk::PowerFenceError;
 use levada_device::Drive;
 use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
 use levada_spec::{Bytes, ClusterFile, DriveSpec};
 use levada_volume::Tenant;
-use returns::Returns;
+use returns::{Looking, Returns};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,7 +54,7 @@ pub struct Operator {
     /// the drive and gives it to array after array. Nothing waits to fail one, which is what helps
     /// when a drive hangs.
     admitting: Rc<Semaphore>,
-    returns: Returns,
+    returns: Rc<Returns>,
     /// Why nobody takes the place of what is lost, for people.
     no_help: RefCell<Vec<String>>,
     health: Watch,
@@ -107,8 +106,6 @@ enum Refusal {
     NoDevice { drive: String, source: NoDevice },
     #[error(transparent)]
     Drives(#[from] drives::DrivesError),
-    #[error("drive {drive}: {source}; another server may have it, and nothing was changed")]
-    PowerFence { drive: String, source: PowerFenceError },
     #[error(transparent)]
     Array(#[from] arrays::ArrayError),
     #[error(transparent)]
@@ -150,7 +147,7 @@ impl Operator {
             // As much as a program that takes JSON's numbers for floating ones keeps.
             life: reactor::random_u64() >> 11,
             admitting: Semaphore::new(1),
-            returns: Returns::default(),
+            returns: Rc::default(),
             no_help: RefCell::default(),
             health: Watch::default(),
             traffic: Cell::default(),
@@ -302,12 +299,12 @@ impl Operator {
         Ok((file, spec))
     }
 
-    /// A turn of [`Operator::admitting`] for a drive that nobody takes back meanwhile.
-    async fn turn_for(&self, name: &str) -> Permit {
+    /// A turn of [`Operator::admitting`] for a drive that nobody takes back meanwhile: who opens it anew shuts out whoever had it open.
+    async fn turn_for(&self, name: &str) -> (Permit, Looking) {
         loop {
             let turn = self.admitting.acquire(1).await;
-            if !self.returns.is_looked_for(name) {
-                return turn;
+            if let Some(looking) = Looking::begin(&self.returns, name) {
+                return (turn, looking);
             }
             drop(turn);
             self.returns.nobody_looks_for(name).await;
@@ -345,6 +342,7 @@ impl Operator {
             admitted
                 .map_err(|source| arrays::ArrayError { array: array.spec.name.clone(), source })?;
         }
+        self.returns.forget(name);
         self.changed.notify_all();
         Ok(())
     }
@@ -406,14 +404,16 @@ impl Operator {
             },
         };
         self.refuse_small(&file, name, Bytes(device.info().capacity_bytes)).await?;
-        // Another server may write what is overwritten here, and the drive itself would let it.
-        if force && self.source.needs_power_fence(&spec) {
-            let Drives { cluster, epoch, .. } = &self.cluster.drives;
-            let shut_out = self.source.shut_out(Some(*cluster), *epoch).await;
-            shut_out.map_err(|source| Refusal::PowerFence { drive: name.to_owned(), source })?;
-        }
-        let drive =
-            drives::format_one(&file, &spec, device, &self.cluster.drives, intake, force).await?;
+        let drive = drives::format_one(
+            &*self.source,
+            &file,
+            &spec,
+            device,
+            &self.cluster.drives,
+            intake,
+            force,
+        )
+        .await?;
         // It is ours from here on: where an array does not take it, the same order completes it.
         let known = (spec, Ok(Rc::clone(&drive)));
         self.drives.borrow_mut().insert(name.to_owned(), known);
@@ -423,6 +423,7 @@ impl Operator {
             admitted
                 .map_err(|source| arrays::ArrayError { array: array.spec.name.clone(), source })?;
         }
+        self.returns.forget(name);
         self.changed.notify_all();
         Ok(())
     }

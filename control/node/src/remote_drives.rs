@@ -33,7 +33,7 @@ pub(crate) struct RemoteDrives {
     /// Until then, an enclosure that does not answer is asked again.
     patient_until: Instant,
     has_power_fence: bool,
-    /// When other servers lost their power.
+    /// When other servers had no power any more, at the latest.
     shut_out_at: Cell<Option<Instant>>,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
@@ -136,7 +136,7 @@ impl RemoteDrives {
         Self { patient_until, has_power_fence, shut_out_at, tasks, opened }
     }
 
-    /// Other servers have no power any more, from now on.
+    /// Other servers have no power any more.
     pub fn were_shut_out(&self) {
         self.shut_out_at.set(Some(reactor::now()));
     }
@@ -181,6 +181,11 @@ impl RemoteDrives {
         if let Some(twin) = self.twin(&url, &namespace) {
             namespace.close().await;
             return Err(unusable(format!("{url} is one and the same drive as {twin}")));
+        }
+        // It may have come back meanwhile, and would be shut out by this one.
+        if self.at(&url).is_some_and(|open| open.is_reached()) {
+            namespace.close().await;
+            return Err(NoDevice::Open { path: url.to_string() });
         }
         let mut opened = self.opened.borrow_mut();
         let earlier = opened.iter().rev().find(|opened| opened.is_at(&url));

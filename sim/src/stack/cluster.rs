@@ -58,7 +58,7 @@ pub struct Stack {
     pub(super) faults: super::mischief::State,
 }
 
-struct SimDrives(Rc<World>);
+pub(super) struct SimDrives(pub Rc<World>);
 
 impl DriveSource for SimDrives {
     fn open<'a>(

@@ -1,6 +1,6 @@
 //! What befalls a cluster: drives, blocks, network. Never more than the arrays must bear.
 
-use super::cluster::{CLIENT, META_BYTES, NODE, Stack};
+use super::cluster::{CLIENT, META_BYTES, NODE, SimDrives, Stack};
 use crate::{LOSSES_MAX, Rng};
 use levada_base::reactor::{self, Instant};
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -386,6 +386,7 @@ impl Stack {
             Ok(_) | Err(_) => {
                 let device = self.world.drive(at).device();
                 match drives::format_one(
+                    &SimDrives(Rc::clone(&self.world)),
                     &self.file,
                     spec,
                     device,

@@ -1,8 +1,8 @@
 //! New drives: labels and slices, and what must not be overwritten.
 
-use super::found::{Found, cluster_of, latest_owner};
+use super::found::{Found, cluster_of, latest_owner, shut_out_strangers};
 use super::{ClusterDrive, DriveSource, Drives, DrivesError, Intake, MayOverwrite, claim};
-use crate::fit::{self};
+use crate::fit;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
@@ -41,6 +41,7 @@ pub(super) async fn format(
     let capacity = |spec: &DriveSpec| capacities.get(&spec.name).copied();
     fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
         .await?;
+    shut_out_strangers(source, cluster, &found, progress).await?;
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(&found).enumerate() {
         let device = match found {
@@ -126,6 +127,7 @@ async fn erase_labels(device: &dyn Device) -> Result<(), BlockError> {
 ///
 /// [`DrivesError`]; a drive with data of somebody else is refused unless `force`.
 pub async fn format_one(
+    source: &dyn DriveSource,
     cluster: &ClusterFile,
     spec: &DriveSpec,
     device: Rc<dyn Device>,
@@ -138,8 +140,10 @@ pub async fn format_one(
     let label = read_label(&*device).await.ok();
     let own = label
         .is_some_and(|label| label.cluster_uuid == drives.cluster && label.drive_name == spec.name);
-    if !force && !own {
-        Drive::refuse_used(&*device).await.map_err(|source| DrivesError::InUse {
+    let used = if own { Ok(()) } else { Drive::refuse_used(&*device).await };
+    let is_used = used.is_err();
+    if !force {
+        used.map_err(|source| DrivesError::InUse {
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
             source: Box::new(source),
@@ -169,6 +173,10 @@ pub async fn format_one(
         .collect();
     let table = slice_table(cluster, spec, device.info().capacity_bytes, &arrays)?;
     check_size(spec, device.info().capacity_bytes)?;
+    // Another server may write there, and the drive itself would let it.
+    if is_used && source.needs_power_fence(spec) {
+        source.shut_out(Some(drives.cluster), drives.epoch).await?;
+    }
     claim(spec, &*device, drives.epoch).await.map_err(|error| match error {
         DriveError::Block(BlockError::Fenced { ours, seen }) => {
             DrivesError::Reserved { drive: spec.name.clone(), ours, seen }

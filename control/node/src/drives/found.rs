@@ -1,6 +1,6 @@
 //! What is found at the places of a cluster's drives, and which of it is the cluster's.
 
-use super::{DriveSource, DrivesError, MayOverwrite, NoDevice};
+use super::{DriveSource, DrivesError, NoDevice};
 use crate::recorded::{Labelled, OnDrives};
 use futures_util::future::join_all;
 use levada_base::Epoch;
@@ -50,40 +50,55 @@ pub(super) async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
     }
 }
 
-/// What there is at the places of the cluster's drives. Where that is something, of a cluster or `may_overwrite`, nobody else writes to them
-/// any more.
+/// What there is at the places of the cluster's drives. Where that is a cluster's, nobody else writes to them any more.
 pub(super) async fn look_at_all(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
-    may_overwrite: MayOverwrite,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<Found>, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
     let labels = || found.iter().filter_map(Found::label);
-    let last = labels().map(|label| label.owner_epoch).max();
-    let goes = matches!(may_overwrite, MayOverwrite::Others | MayOverwrite::Everything);
-    if last.is_none() && !(goes && holds_anything(&found).await) {
-        return Ok(found);
-    }
-    let last = last.unwrap_or_default();
+    let Some(last) = labels().map(|label| label.owner_epoch).max() else { return Ok(found) };
     let uuid = labels().map(|label| label.cluster_uuid).next();
-    if cluster.power_fence.is_some() {
-        progress("running the power fence, and waiting for what other servers had under way");
-    }
-    match source.shut_out(uuid, last).await? {
+    match shut_out(source, cluster, uuid, last, progress).await? {
         // They may have written until then.
         true => Ok(join_all(found.into_iter().map(Found::again)).await),
         false => Ok(found),
     }
 }
 
-/// Somebody has something on a drive without a label, who may be writing there.
-async fn holds_anything(found: &[Found]) -> bool {
+async fn shut_out(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    uuid: Option<Uuid>,
+    last: Epoch,
+    progress: &dyn Fn(&str),
+) -> Result<bool, DrivesError> {
+    if cluster.power_fence.is_some() {
+        progress("running the power fence, and waiting for what other servers had under way");
+    }
+    Ok(source.shut_out(uuid, last).await?)
+}
+
+/// Of drives that are about to be overwritten, none of which has a label: where somebody has something there, nobody else writes any more.
+pub(super) async fn shut_out_strangers(
+    source: &dyn DriveSource,
+    cluster: &ClusterFile,
+    found: &[Found],
+    progress: &dyn Fn(&str),
+) -> Result<(), DrivesError> {
+    // Otherwise they were shut out when the labels were read.
+    if found.iter().any(|found| found.label().is_some()) {
+        return Ok(());
+    }
     let used = found.iter().map(async |found| match found {
         Found::Blank(device, _) => Drive::refuse_used(&**device).await.is_err(),
         Found::Labelled(..) | Found::Nothing(_) => false,
     });
-    join_all(used).await.contains(&true)
+    if join_all(used).await.contains(&true) {
+        shut_out(source, cluster, None, Epoch::default(), progress).await?;
+    }
+    Ok(())
 }
 
 /// The drives whose label has the name of the cluster.

@@ -209,7 +209,7 @@ pub async fn take(
     segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, may_overwrite, progress).await?;
+    let found = look_at_all(source, cluster, progress).await?;
     let known = named_like(cluster, &found);
     let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
     if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
@@ -245,7 +245,7 @@ pub async fn take_existing(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, MayOverwrite::Nothing, &|_| ()).await?;
+    let found = look_at_all(source, cluster, &|_| ()).await?;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });

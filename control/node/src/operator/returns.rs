@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Between two looks whether a drive is there again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// A look that takes longer is not waited for.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// One that vanishes more often than this within an hour is better replaced.
 const RETURNS_MAX: usize = 8;
 const RETURNS_WITHIN: Duration = Duration::from_secs(60 * 60);
@@ -37,9 +39,11 @@ pub(super) struct Returns {
 
 #[derive(Default)]
 struct Return {
-    /// When it was taken back, or was to be: within an hour.
+    /// When it was taken back, within an hour.
     at: Vec<Instant>,
     why_not: Option<NotBack>,
+    /// What the log was told last.
+    told: Option<String>,
 }
 
 /// Why a drive is not back.
@@ -70,24 +74,26 @@ impl Returns {
         self.looked.until(|| (!self.looked_for.borrow().contains(name)).then_some(())).await;
     }
 
-    pub(super) fn is_looked_for(&self, name: &str) -> bool {
-        self.looked_for.borrow().contains(name)
+    /// Another drive has its place, or an order has brought it back.
+    pub(super) fn forget(&self, name: &str) {
+        self.of.borrow_mut().remove(name);
     }
 
-    /// Counts one that was taken back, or was to be.
+    /// Counts one that was taken back.
     fn count(&self, name: &str) {
         self.of.borrow_mut().entry(name.to_owned()).or_default().at.push(reactor::now());
     }
 
     fn note(&self, name: &str, why_not: Option<NotBack>) {
         let mut all = self.of.borrow_mut();
-        let known = &mut all.entry(name.to_owned()).or_default().why_not;
-        if *known != why_not {
-            if let Some(NotBack::Refused { why }) = &why_not {
-                tracing::warn!(drive = name, why, "a drive that vanished is not taken back");
-            }
-            *known = why_not;
+        let known = all.entry(name.to_owned()).or_default();
+        if let Some(NotBack::Refused { why }) = &why_not
+            && known.told.as_ref() != Some(why)
+        {
+            tracing::warn!(drive = name, why, "a drive that vanished is not taken back");
+            known.told = Some(why.clone());
         }
+        known.why_not = why_not;
     }
 
     /// It may come back once more; otherwise that is told.
@@ -107,21 +113,25 @@ impl Returns {
     }
 }
 
-/// Somebody looks for a drive, until this is dropped.
-struct Looking<'a>(&'a Returns, &'a str);
+/// Somebody looks for a drive, or carries out an order for it, until this is dropped.
+pub(super) struct Looking {
+    returns: Rc<Returns>,
+    drive: String,
+}
 
-impl<'a> Looking<'a> {
+impl Looking {
     /// `None`: somebody does already.
-    fn begin(returns: &'a Returns, name: &'a str) -> Option<Self> {
-        let is_first = returns.looked_for.borrow_mut().insert(name.to_owned());
-        is_first.then_some(Self(returns, name))
+    pub(super) fn begin(returns: &Rc<Returns>, drive: &str) -> Option<Self> {
+        let drive = drive.to_owned();
+        let is_first = returns.looked_for.borrow_mut().insert(drive.clone());
+        is_first.then(|| Self { returns: Rc::clone(returns), drive })
     }
 }
 
-impl Drop for Looking<'_> {
+impl Drop for Looking {
     fn drop(&mut self) {
-        self.0.looked_for.borrow_mut().remove(self.1);
-        self.0.looked.notify_all();
+        self.returns.looked_for.borrow_mut().remove(&self.drive);
+        self.returns.looked.notify_all();
     }
 }
 
@@ -130,11 +140,7 @@ impl Operator {
     pub async fn keep_spares(self: Rc<Self>) {
         loop {
             let change = self.changed.changed();
-            for name in self.vanished().into_keys() {
-                let operator = Rc::clone(&self);
-                // Of the caller's group as well.
-                reactor::spawn(async move { operator.take_back_one(&name).await });
-            }
+            self.take_back().await;
             self.use_spares().await;
             // A member that is out counts as vanished a moment later, of which nobody tells.
             if self.lost(|_| true).is_empty() {
@@ -145,10 +151,19 @@ impl Operator {
         }
     }
 
-    /// Takes drives back that vanished and are there again, as what they were.
-    pub async fn take_back(&self) {
+    /// Takes drives back that vanished and are there again, as what they were. What takes longer goes on beside whatever comes next.
+    pub async fn take_back(self: &Rc<Self>) {
         let vanished: Vec<String> = self.vanished().into_keys().collect();
-        join_all(vanished.iter().map(|name| self.take_back_one(name))).await;
+        for name in &vanished {
+            if let Some(looking) = self.look_for(name) {
+                let operator = Rc::clone(self);
+                // Of the caller's group as well.
+                reactor::spawn(async move { operator.take_back_one(looking).await });
+            }
+        }
+        // Before a spare takes the place of one that is there.
+        let looks = join_all(vanished.iter().map(|name| self.returns.nobody_looks_for(name)));
+        let _ = reactor::timeout(LOOK_LIMIT, looks).await;
     }
 
     /// Drives that vanished, with the arrays that lack them. Not only while spares wait for them: where there is none, or all
@@ -157,12 +172,14 @@ impl Operator {
         self.lost(|member| member.vanished)
     }
 
-    /// Looks for a drive once, unless somebody does already.
-    async fn take_back_one(&self, name: &str) {
-        if !self.returns.may_return(name) {
-            return;
-        }
-        let Some(_looking) = Looking::begin(&self.returns, name) else { return };
+    /// `None`: it may not come back, or somebody looks for it already.
+    fn look_for(&self, name: &str) -> Option<Looking> {
+        if self.returns.may_return(name) { Looking::begin(&self.returns, name) } else { None }
+    }
+
+    /// Looks for a drive once.
+    async fn take_back_one(&self, looking: Looking) {
+        let name = &*looking.drive;
         let there = match self.there_again(name).await {
             Ok(there) => there,
             Err(why) => {
@@ -179,17 +196,20 @@ impl Operator {
         let There { spec, drive, .. } = there;
         let known = (spec, Ok(Rc::clone(&drive)));
         self.drives.borrow_mut().insert(name.to_owned(), known);
-        self.returns.count(name);
         let mut why_not = None;
+        let mut is_back = false;
         let file = self.latest.borrow().clone();
         for array in arrays {
             let array_name = &array.spec.name;
             match array.admit(&file, name, &drive).await {
-                Ok(()) => tracing::warn!(
-                    drive = name,
-                    array = array_name,
-                    "a drive that vanished is there again"
-                ),
+                Ok(()) => {
+                    is_back = true;
+                    tracing::warn!(
+                        drive = name,
+                        array = array_name,
+                        "a drive that vanished is there again"
+                    );
+                }
                 Err(error) => {
                     let why = format!("array {array_name} does not take it: {error}");
                     why_not = Some(NotBack::Refused { why });
@@ -197,7 +217,10 @@ impl Operator {
             }
         }
         self.returns.note(name, why_not);
-        self.changed.notify_all();
+        if is_back {
+            self.returns.count(name);
+            self.changed.notify_all();
+        }
     }
 
     /// The drive that is known by that name, as its label says.

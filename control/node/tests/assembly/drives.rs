@@ -278,8 +278,8 @@ fn a_drive_that_was_not_taken_to_the_end_is_told_and_completed() {
                 // What an order does before it is killed.
                 let spec = &file.drives[12];
                 let device = shelf.create(spec).await.expect("made");
-                let drive =
-                    format_one(&file, spec, device, &cluster.drives, Intake::Add, false).await;
+                let (drives, intake) = (&cluster.drives, Intake::Add);
+                let drive = format_one(&*shelf, &file, spec, device, drives, intake, false).await;
                 let drive = drive.expect("blank");
                 for array in &cluster.arrays[..taken_by] {
                     array.admit(&file, "d12", &drive).await.expect("room enough");
