@@ -15,7 +15,7 @@ use futures_util::future::{LocalBoxFuture, join_all, pending};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
 use levada_device::nvme::{
-    Changes, Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Standing,
+    Changes, Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Resolver, Standing,
 };
 use levada_device::{Device, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
@@ -35,6 +35,7 @@ pub(crate) struct RemoteDrives {
     has_power_fence: bool,
     /// When other servers had no power any more, at the latest.
     shut_out_at: Cell<Option<Instant>>,
+    resolver: Resolver,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
     /// What was opened, as long as somebody uses it, or what it has changed may still happen; the latest comes last.
@@ -65,10 +66,15 @@ fn url_of(drive: &DriveSpec) -> Result<NvmeUrl, NoDevice> {
     text.parse().map_err(|error| unusable(format!("{text}: {error}")))
 }
 
-async fn connect(url: NvmeUrl, patient_until: Instant) -> Result<NvmeNamespace, NoDevice> {
+async fn connect(
+    url: NvmeUrl,
+    resolver: Resolver,
+    patient_until: Instant,
+) -> Result<NvmeNamespace, NoDevice> {
     loop {
         let host = Host::anonymous().map_err(unusable)?;
-        match NvmeNamespace::open(&url, Options::new(host)).await {
+        let options = Options { resolver: resolver.clone(), ..Options::new(host) };
+        match NvmeNamespace::open(&url, options).await {
             Err(NamespaceError::NoPath { .. }) if reactor::now() < patient_until => {
                 reactor::sleep(LOOK_AGAIN_AFTER).await;
             }
@@ -133,7 +139,8 @@ impl RemoteDrives {
     pub fn new(has_power_fence: bool) -> Self {
         let patient_until = reactor::now() + AWAY_LIMIT;
         let (tasks, opened, shut_out_at) = (Group::new(), RefCell::default(), Cell::default());
-        Self { patient_until, has_power_fence, shut_out_at, tasks, opened }
+        let resolver = Resolver::default();
+        Self { patient_until, has_power_fence, shut_out_at, resolver, tasks, opened }
     }
 
     /// Other servers have no power any more.
@@ -165,7 +172,7 @@ impl RemoteDrives {
         if self.at(&url).is_some_and(|namespace| namespace.is_reached()) {
             return Err(NoDevice::Open { path: url.to_string() });
         }
-        let connecting = connect(url.clone(), self.patient_until);
+        let connecting = connect(url.clone(), self.resolver.clone(), self.patient_until);
         let connected = reactor::spawn_in(&self.tasks, connecting).await;
         let namespace = connected.unwrap_or_else(|| Err(unusable("the node ends")))?;
         if !namespace.has_reservations() && !self.has_power_fence {

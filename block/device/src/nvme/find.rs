@@ -51,7 +51,7 @@ pub struct FoundNamespace {
 /// A [`NamespaceError`]: there is nobody who could be asked.
 pub async fn find(at: &NvmeUrl, options: Options) -> Result<Vec<FoundSubsystem>, NamespaceError> {
     let Some(place) = at.addresses.first() else { return Ok(Vec::new()) };
-    let address = Place::new(place).find().await.map_err(|error| {
+    let address = Place::new(place).find(&options.resolver).await.map_err(|error| {
         let source = ConnectError::NoAddress(error);
         NamespaceError::Connect { url: at.to_string(), source }
     })?;

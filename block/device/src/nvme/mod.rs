@@ -46,4 +46,5 @@ pub use levada_nvme::{NvmeUrl, UrlError};
 pub use namespace::{NamespaceError, NvmeNamespace};
 pub use options::{Network, Options, Tcp, Timing};
 pub use paths::{PathStatus, Standing};
+pub use resolve::Resolver;
 pub use unsettled::Changes;

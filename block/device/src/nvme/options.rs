@@ -1,6 +1,7 @@
 //! What a host brings along, and what it is content with.
 
 use super::host::Host;
+use super::resolve::Resolver;
 use levada_base::reactor::{self, net::Stream};
 use levada_base::stream::{ByteStream, MemoryNetwork, MemoryStream};
 use levada_nvme::IoOpcode;
@@ -166,13 +167,16 @@ pub struct Options {
     /// Entries of such a queue: one more than the commands that may be open.
     pub queue_entries: u16,
     pub timing: Timing,
+    /// Of the names of hosts. Those who share one ask for a name once.
+    pub resolver: Resolver,
 }
 
 impl Options {
     #[must_use]
     pub fn new(host: Host) -> Self {
-        let (digests, timing) = (Digests::default(), Timing::default());
-        Self { host, digests, queues: 1, queue_entries: 128, timing }
+        let (digests, timing, resolver) =
+            (Digests::default(), Timing::default(), Resolver::default());
+        Self { host, digests, queues: 1, queue_entries: 128, timing, resolver }
     }
 }
 

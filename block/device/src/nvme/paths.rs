@@ -288,7 +288,8 @@ impl<N: Network> Paths<N> {
             let (network, options) = (&self.network, &self.options);
             let id = self.next_id();
             let connecting = async {
-                let address = path.place.find().await.map_err(ConnectError::NoAddress)?;
+                let address = path.place.find(&options.resolver).await;
+                let address = address.map_err(ConnectError::NoAddress)?;
                 Controller::connect(network, address, &self.subsystem, options, id).await
             };
             let limit = timing.connect * STEPS_MAX + READY_MAX;

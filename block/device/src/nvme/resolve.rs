@@ -1,62 +1,99 @@
 //! Addresses of names, without standing still.
 //!
 //! The resolver of the system blocks for as long as the servers that it asks are out of reach, and nothing else would be done meanwhile: no sign
-//! of life sent to other targets, for one. So a thread asks it, and is not waited for longer than a name may take.
+//! of life sent to other targets, for one. So a thread asks it, and is not waited for longer than a name may take. A question goes on until it
+//! is answered, and whoever asks the same meanwhile waits for that answer: otherwise there would be more and more threads.
 
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{FutureExt, LocalBoxFuture, Shared};
 use levada_base::reactor;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A name may take so long.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// The addresses of a host with a port, from whoever knows them.
+/// The first address of a host with a port, from whoever knows it.
 type LookUp = fn(&str, u16) -> io::Result<Option<SocketAddr>>;
-type Answer = io::Result<io::Result<Option<SocketAddr>>>;
+/// With why not, as an error of the system cannot be told twice.
+type Answer = Result<Option<SocketAddr>, (io::ErrorKind, String)>;
+type Question = Shared<LocalBoxFuture<'static, Answer>>;
+
+/// What is being asked. Clones are the same; of one reactor.
+#[derive(Clone)]
+pub struct Resolver {
+    look_up: LookUp,
+    asked: Rc<RefCell<BTreeMap<(String, u16), Question>>>,
+}
+
+impl Default for Resolver {
+    /// That of the system.
+    fn default() -> Self {
+        Self::by(|host, port| (host, port).to_socket_addrs().map(|mut all| all.next()))
+    }
+}
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver").field("asked", &self.asked.borrow().len()).finish()
+    }
+}
+
+impl Resolver {
+    fn by(look_up: LookUp) -> Self {
+        Self { look_up, asked: Rc::default() }
+    }
+
+    /// The question, as somebody has asked it already, or that begins now.
+    fn question(&self, place: &(String, u16)) -> Question {
+        let mut asked = self.asked.borrow_mut();
+        let question = asked.entry(place.clone()).or_insert_with(|| {
+            let (look_up, (host, port)) = (self.look_up, place.clone());
+            let asking = reactor::aside("resolver", move || look_up(&host, port));
+            let told = |error: io::Error| (error.kind(), error.to_string());
+            let answer = async move { asking.await.map_err(told)?.map_err(told) };
+            answer.boxed_local().shared()
+        });
+        question.clone()
+    }
+
+    async fn find(&self, host: &str, port: u16) -> io::Result<SocketAddr> {
+        let place = (host.to_owned(), port);
+        let asked = self.question(&place);
+        let Ok(answered) = reactor::timeout(LIMIT, asked).await else {
+            let told = format!("no answer from the resolver within {} s", LIMIT.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, told));
+        };
+        // It is asked again when it is needed again.
+        self.asked.borrow_mut().remove(&place);
+        let found = answered.map_err(|(kind, why)| io::Error::new(kind, why))?;
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
 
 /// Where a path leads to. A name stands for the first of its addresses, from the time on that it could be looked up.
 pub(crate) struct Place {
     host: String,
     port: u16,
-    look_up: LookUp,
     address: Cell<Option<SocketAddr>>,
-    /// A question that nobody waits for just now: with a resolver that does not answer, each would be a thread.
-    asked: Cell<Option<LocalBoxFuture<'static, Answer>>>,
 }
 
 impl Place {
     pub fn new((host, port): &(String, u16)) -> Self {
-        Self::by(host, *port, |host, port| (host, port).to_socket_addrs().map(|mut all| all.next()))
-    }
-
-    fn by(host: &str, port: u16, look_up: LookUp) -> Self {
-        let address = host.parse::<IpAddr>().ok().map(|ip| (ip, port).into());
-        let (host, address, asked) = (host.to_owned(), Cell::new(address), Cell::default());
-        Self { host, port, look_up, address, asked }
+        let address = host.parse::<IpAddr>().ok().map(|ip| (ip, *port).into());
+        Self { host: host.clone(), port: *port, address: Cell::new(address) }
     }
 
     /// Its address.
-    pub async fn find(&self) -> io::Result<SocketAddr> {
-        if let Some(known) = self.address.get() {
-            return Ok(known);
+    pub async fn find(&self, resolver: &Resolver) -> io::Result<SocketAddr> {
+        if self.address.get().is_none() {
+            self.address.set(Some(resolver.find(&self.host, self.port).await?));
         }
-        let mut asked = self.asked.take().unwrap_or_else(|| self.ask());
-        let Ok(answered) = reactor::timeout(LIMIT, &mut asked).await else {
-            self.asked.set(Some(asked));
-            let told = format!("no answer from the resolver within {} s", LIMIT.as_secs());
-            return Err(io::Error::new(io::ErrorKind::TimedOut, told));
-        };
-        self.address.set(answered??);
-        self.address.get().ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn ask(&self) -> LocalBoxFuture<'static, Answer> {
-        let (host, port, look_up) = (self.host.clone(), self.port, self.look_up);
-        Box::pin(reactor::aside("resolver", move || look_up(&host, port)))
+        Ok(self.address.get().expect("it was just found"))
     }
 }
 
@@ -78,41 +115,57 @@ impl fmt::Display for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::future::join;
     use levada_base::reactor::Reactor;
     use std::thread::sleep;
+
+    fn place(host: &str, port: u16) -> Place {
+        Place::new(&(host.to_owned(), port))
+    }
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
 
     #[test]
     fn a_resolver_that_does_not_answer_holds_nothing_up() {
         Reactor::new().expect("io_uring").block_on(async {
             let begun = reactor::now();
-            let slow = reactor::spawn(async {
-                let slow = Place::by("slow.example", 1, |_, port| {
+            let resolver = Resolver::by(|host, port| match host {
+                "slow.example" => {
                     sleep(LIMIT + Duration::from_secs(1));
                     Ok(Some(SocketAddr::from(([192, 0, 2, 9], port))))
-                });
-                let error = slow.find().await.expect_err("nothing came");
-                assert_eq!(error.to_string(), "no answer from the resolver within 3 s");
-                // What was asked is not asked again: that would take longer.
-                assert_eq!(slow.find().await.expect("late"), address("192.0.2.9:1"));
+                }
+                "known.example" => Ok(Some(SocketAddr::from(([192, 0, 2, 1], port)))),
+                _ => Ok(None),
+            });
+            let slow = reactor::spawn({
+                let resolver = resolver.clone();
+                async move {
+                    let [one, other] = ["slow.example"; 2].map(|host| place(host, 1));
+                    let error = one.find(&resolver).await.expect_err("nothing came");
+                    assert_eq!(error.to_string(), "no answer from the resolver within 3 s");
+                    // What was asked is not asked again, by nobody: that would take longer.
+                    let found = join(other.find(&resolver), one.find(&resolver)).await;
+                    for found in [found.0, found.1] {
+                        assert_eq!(found.expect("late"), address("192.0.2.9:1"));
+                    }
+                    assert!(resolver.asked.borrow().is_empty());
+                }
             });
             reactor::sleep(Duration::from_millis(10)).await;
-            let known = Place::by("known.example", 2, |_, port| {
-                Ok(Some(SocketAddr::from(([192, 0, 2, 1], port))))
-            });
+            let known = place("known.example", 2);
             assert_eq!(known.to_string(), "known.example:2");
-            assert_eq!(known.find().await.expect("it is known"), address("192.0.2.1:2"));
+            assert_eq!(known.find(&resolver).await.expect("it is known"), address("192.0.2.1:2"));
             assert_eq!(known.to_string(), "192.0.2.1:2");
-            let literal = Place::by("::1", 3, |_, _| panic!("nobody need be asked"));
-            assert_eq!(literal.find().await.expect("as it is"), address("[::1]:3"));
-            let nobody = Place::by("nobody.example", 4, |_, _| Ok(None));
-            assert_eq!(nobody.find().await.expect_err("none").kind(), io::ErrorKind::NotFound);
+            let nobody = Resolver::by(|_, _| panic!("nobody need be asked"));
+            let literal = place("::1", 3).find(&nobody).await;
+            assert_eq!(literal.expect("as it is"), address("[::1]:3"));
+            let none = place("nobody.example", 4).find(&resolver).await;
+            assert_eq!(none.expect_err("none").kind(), io::ErrorKind::NotFound);
             assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
             slow.await;
             assert!(begun.elapsed() < LIMIT * 2);
         });
-    }
-
-    fn address(text: &str) -> SocketAddr {
-        text.parse().expect("an address")
     }
 }
