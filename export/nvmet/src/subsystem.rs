@@ -255,11 +255,9 @@ impl Subsystem {
         if self.is_taken(&host.1, &host.0) {
             return Err(Status::CONNECT_INVALID_HOST);
         }
+        self.make_room()?;
         let mut controllers = self.0.controllers.borrow_mut();
         controllers.retain(|_, controller| controller.strong_count() > 0);
-        if controllers.len() >= CONTROLLERS_MAX {
-            return Err(Status::CONTROLLER_BUSY);
-        }
         // The last identifiers are reserved (Fabrics, 4.2).
         const ID_MAX: u16 = 0xffef;
         let mut id = self.0.next_id.get();
@@ -272,6 +270,22 @@ impl Subsystem {
         let controller = Rc::new(controller);
         controllers.insert(id, Rc::downgrade(&controller));
         Ok(controller)
+    }
+
+    /// Sees to it that there is room for one more controller. Who has proved nothing for the longest gives way: those who never will could keep
+    /// all others out so.
+    fn make_room(&self) -> Result<(), Status> {
+        let here = self.live().filter(|there| !there.gone().has_happened());
+        let here: Vec<Rc<Controller>> = here.collect();
+        if here.len() < CONTROLLERS_MAX {
+            return Ok(());
+        }
+        // Identifiers are given in turn.
+        let next = self.0.next_id.get();
+        let unknown = here.iter().filter(|there| !there.is_known());
+        let oldest = unknown.min_by_key(|there| there.id().wrapping_sub(next));
+        oldest.ok_or(Status::CONTROLLER_BUSY)?.end("it has proved nothing, and others come");
+        Ok(())
     }
 
     /// The controller that is told to have this identifier.
@@ -316,5 +330,30 @@ impl Subsystem {
         for controller in self.live() {
             controller.end("its subsystem is gone");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_proves_nothing_keeps_nobody_out() {
+        let nqn = Nqn::new("nqn.2026-11.io.levada:test").expect("a name");
+        let subsystem = Subsystem::new(nqn.clone(), "1", Hosts::Any);
+        let port = Rc::new(Port::new(1, ([127, 0, 0, 1], 4420).into()));
+        let connect = |is_known| subsystem.connect((nqn.clone(), [1; 16]), is_known, &port, 0);
+        let unknown = CONTROLLERS_MAX / 2;
+        let all = (0..CONTROLLERS_MAX).map(|at| connect(at >= unknown).expect("room"));
+        let all: Vec<Rc<Controller>> = all.collect();
+        let mut others = Vec::new();
+        for oldest in &all[..unknown] {
+            assert!(!oldest.gone().has_happened());
+            others.push(connect(true).expect("in its place"));
+            assert!(oldest.gone().has_happened());
+        }
+        assert!(all[unknown..].iter().chain(&others).all(|known| !known.gone().has_happened()));
+        // All of them are known.
+        assert_eq!(connect(false).err(), Some(Status::CONTROLLER_BUSY));
     }
 }
