@@ -216,16 +216,9 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let (name, left_open) = (&loaded.cluster.name, state.left_open());
-    // That an array has stopped was said before; what it holds cannot be closed either.
-    let has_stopped = |line: &&String| status.has_stopped_what(line);
-    let (known, new): (Vec<_>, Vec<_>) = left_open.iter().partition(has_stopped);
-    if !new.is_empty() {
-        let new: Vec<&str> = new.into_iter().map(String::as_str).collect();
-        let (new, log) = (new.join("\n"), state.log());
-        bail!("{new}\n{name} is down, and not in order; see {}", log.display());
-    }
-    for line in known {
-        say!("{line}");
+    if !left_open.is_empty() {
+        let (left_open, log) = (left_open.join("\n"), state.log());
+        bail!("{left_open}\n{name} is down, and not in order; see {}", log.display());
     }
     say!("{name} is down");
     Ok(())

@@ -545,12 +545,21 @@ impl Cluster {
     }
 
     /// Makes everything durable and closes every floor in order. No request may be in flight. Returns what could not be closed, and what
-    /// comes of it, a line for each.
+    /// comes of it, a line for each; not of what lies on arrays that had stopped before, which is told while the cluster is up.
     pub async fn stop(&self) -> Vec<String> {
+        let had_stopped = |array: &Rc<ClusterArray>| array.array.status().stopped.is_some();
+        let stopped = self.arrays.iter().filter(|array| had_stopped(array));
+        let stopped: Vec<&str> = stopped.map(|array| &*array.spec.name).collect();
+        let is_of_files = |array: &&str| {
+            self.file.filesystems.iter().any(|fs| [&*fs.data, &*fs.metadata].contains(array))
+        };
+        let have_files_stopped = stopped.iter().any(is_of_files);
         let mut left_open = Vec::new();
-        let mut leave = |what: String| {
+        let mut leave = |what: String, is_known: bool| {
             tracing::error!("{what}");
-            left_open.push(what);
+            if !is_known {
+                left_open.push(what);
+            }
         };
         for target in &self.targets {
             self.router.remove(target.entry.id);
@@ -560,21 +569,26 @@ impl Cluster {
             if let Service::Objects { log, .. } = &target.service
                 && let Err(error) = log.settle().await
             {
-                leave(format!("target {name}: settling the object log failed: {error}"));
+                let what = format!("target {name}: settling the object log failed: {error}");
+                leave(what, have_files_stopped);
             }
             if let Service::Metadata { service, .. } = &target.service
                 && let Err(fault) = service.close_tail().await
             {
-                leave(format!("target {name}: {fault}; the next start waits for a client"));
+                let what = format!("target {name}: {fault}; the next start waits for a client");
+                leave(what, have_files_stopped);
             }
             if let Some(store) = &target.store
                 && let Err(error) = store.close().await
             {
-                leave(format!("target {name}: closing the key-value store failed: {error}"));
+                let what = format!("target {name}: closing the key-value store failed: {error}");
+                leave(what, have_files_stopped);
             }
         }
         for (array, error) in arrays::close(&self.arrays).await {
-            leave(format!("array {array}: closing it failed: {error}; the next start resyncs it"));
+            let what =
+                format!("array {array}: closing it failed: {error}; the next start resyncs it");
+            leave(what, stopped.contains(&array));
         }
         left_open
     }

@@ -142,19 +142,6 @@ impl Status {
         arrays.flat_map(|array| of(&format!("array {} ", array.name))).collect()
     }
 
-    /// Whether what a node that ends has left open ([`crate::StateDir::left_open`]) is of an array that had stopped, or of a target while one had.
-    #[must_use]
-    pub fn has_stopped_what(&self, left_open: &str) -> bool {
-        let mut stopped = self.arrays.iter().filter(|array| array.state == "stopped").peekable();
-        match left_open.split_once(' ') {
-            Some(("target", _)) => stopped.peek().is_some(),
-            Some(("array", rest)) => {
-                stopped.any(|array| rest.starts_with(&format!("{}:", array.name)))
-            }
-            Some(_) | None => false,
-        }
-    }
-
     /// The drives that serve now and cannot be found at the next start, in words.
     #[must_use]
     pub fn gone_next_time(&self) -> Vec<String> {

@@ -114,6 +114,11 @@ pub enum DrivesError {
     Reserved { drive: String, ours: Epoch, seen: Epoch },
     #[error(transparent)]
     PowerFence(#[from] PowerFenceError),
+    /// Another server was quicker.
+    #[error(
+        "cluster {cluster} was made on these drives, {drive} among them, until other servers were shut out; nothing was changed"
+    )]
+    MadeMeanwhile { drive: String, cluster: String },
     /// A drive cannot be labelled or fenced.
     #[error("drive {drive}: {source}")]
     Drive { drive: String, source: Box<DriveError> },

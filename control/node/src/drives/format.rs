@@ -41,7 +41,7 @@ pub(super) async fn format(
     let capacity = |spec: &DriveSpec| capacities.get(&spec.name).copied();
     fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
         .await?;
-    shut_out_strangers(source, cluster, &found, progress).await?;
+    let found = shut_out_strangers(source, cluster, found, progress).await?;
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(&found).enumerate() {
         let device = match found {

@@ -81,24 +81,34 @@ async fn shut_out(
 }
 
 /// Of drives that are about to be overwritten, none of which has a label: where somebody has something there, nobody else writes any more.
+/// Nor has made a cluster there until then.
 pub(super) async fn shut_out_strangers(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
-    found: &[Found],
+    found: Vec<Found>,
     progress: &dyn Fn(&str),
-) -> Result<(), DrivesError> {
+) -> Result<Vec<Found>, DrivesError> {
     // Otherwise they were shut out when the labels were read.
     if found.iter().any(|found| found.label().is_some()) {
-        return Ok(());
+        return Ok(found);
     }
     let used = found.iter().map(async |found| match found {
         Found::Blank(device, _) => Drive::refuse_used(&**device).await.is_err(),
         Found::Labelled(..) | Found::Nothing(_) => false,
     });
-    if join_all(used).await.contains(&true) {
-        shut_out(source, cluster, None, Epoch::default(), progress).await?;
+    if !join_all(used).await.contains(&true)
+        || !shut_out(source, cluster, None, Epoch::default(), progress).await?
+    {
+        return Ok(found);
     }
-    Ok(())
+    let found = join_all(found.into_iter().map(Found::again)).await;
+    match found.iter().find_map(Found::label) {
+        Some(label) => Err(DrivesError::MadeMeanwhile {
+            drive: label.drive_name.clone(),
+            cluster: label.cluster_name.clone(),
+        }),
+        None => Ok(found),
+    }
 }
 
 /// The drives whose label has the name of the cluster.

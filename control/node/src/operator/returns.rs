@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Between two looks whether a drive is there again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Between two tries to give it to arrays that do not take it, at most.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A look that takes longer is not waited for.
 const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// One that vanishes more often than this within an hour is better replaced.
@@ -44,6 +46,14 @@ struct Return {
     why_not: Option<NotBack>,
     /// What the log was told last.
     told: Option<String>,
+    /// It was there, and no array took it: the next try comes later, as each takes its time.
+    pause: Option<Pause>,
+}
+
+#[derive(Clone, Copy)]
+struct Pause {
+    until: Instant,
+    length: Duration,
 }
 
 /// Why a drive is not back.
@@ -81,7 +91,18 @@ impl Returns {
 
     /// Counts one that was taken back.
     fn count(&self, name: &str) {
-        self.of.borrow_mut().entry(name.to_owned()).or_default().at.push(reactor::now());
+        let mut all = self.of.borrow_mut();
+        let known = all.entry(name.to_owned()).or_default();
+        known.at.push(reactor::now());
+        known.pause = None;
+    }
+
+    /// No array took it.
+    fn pause(&self, name: &str) {
+        let mut all = self.of.borrow_mut();
+        let pause = &mut all.entry(name.to_owned()).or_default().pause;
+        let length = pause.map_or(LOOK_AGAIN_AFTER, |last| (last.length * 2).min(PAUSE_MAX));
+        *pause = Some(Pause { until: reactor::now() + length, length });
     }
 
     fn note(&self, name: &str, why_not: Option<NotBack>) {
@@ -93,14 +114,20 @@ impl Returns {
             tracing::warn!(drive = name, why, "a drive that vanished is not taken back");
             known.told = Some(why.clone());
         }
+        if why_not.is_none() {
+            known.told = None;
+        }
         known.why_not = why_not;
     }
 
-    /// It may come back once more; otherwise that is told.
+    /// It may come back now; that it has too often is told.
     fn may_return(&self, name: &str) -> bool {
         let often = {
             let mut all = self.of.borrow_mut();
             let Some(known) = all.get_mut(name) else { return true };
+            if known.pause.is_some_and(|pause| reactor::now() < pause.until) {
+                return false;
+            }
             known.at.retain(|at| at.elapsed() < RETURNS_WITHIN);
             known.at.len() >= RETURNS_MAX
         };
@@ -220,6 +247,8 @@ impl Operator {
         if is_back {
             self.returns.count(name);
             self.changed.notify_all();
+        } else {
+            self.returns.pause(name);
         }
     }
 

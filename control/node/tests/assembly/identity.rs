@@ -9,7 +9,7 @@ use levada_base::reactor::Reactor;
 use levada_base::{Buf, Epoch};
 use levada_device::{Device, Durability, Faults, RamDevice, read_label};
 use levada_node::assembly::AssemblyError;
-use levada_node::drives::{DrivesError, MayOverwrite};
+use levada_node::drives::{DrivesError, Intake, MayOverwrite, format_one};
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, ParityKind, SliceSize, Spread};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -347,6 +347,72 @@ fn what_others_have_is_overwritten_only_once_they_are_shut_out() {
         goes_well.set(true);
         over().await.expect("nobody writes").stop().await;
         assert_eq!(asked.get(), 2);
+
+        // Until its power goes, another server makes a cluster there.
+        let theirs = shelf.drives.take().into_keys().map(|name| {
+            let size = cluster_file().drives[0].size.expect("a file").0;
+            let drive = Rc::new(RamDevice::new(&name, size));
+            (name, drive)
+        });
+        shelf.drives.replace(theirs.collect());
+        let first = Rc::clone(&shelf.drives.borrow()["d00"]);
+        let written = first.write(0, Buf::copy_of(&[7; 4096]).into_vec(), Durability::Fua).await;
+        written.expect("theirs");
+        let other = Rc::new(Shelf { drives: shelf.drives.clone(), ..Shelf::default() });
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |_| {
+            let other = Rc::clone(&other);
+            Box::pin(async move {
+                let mut file = cluster_file();
+                file.name = "quicker".into();
+                let cluster = start_over(file, &other, MayOverwrite::Others).await;
+                cluster.expect("made").stop().await;
+                true
+            })
+        }));
+        let error = over().await.err().expect("it is another's").to_string();
+        assert!(error.contains("cluster quicker was made on these drives"), "{error}");
+        let label = read_label(&*first).await.expect("theirs");
+        assert_eq!(label.cluster_name, "quicker");
+    });
+}
+
+/// An order for one drive, which keeps nobody out by itself.
+#[test]
+fn a_drive_is_overwritten_by_force_only_once_others_are_shut_out() {
+    Reactor::simulated(34).block_on(async {
+        let shelf = Shelf::default();
+        served(&shelf, write_file).await;
+        let cluster = start(cluster_file(), &shelf).await.expect("starts");
+        let (asked, goes_well) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (count, ends) = (Rc::clone(&asked), Rc::clone(&goes_well));
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |_| {
+            count.set(count.get() + 1);
+            Box::pin(ready(ends.get()))
+        }));
+        let file = cluster_file();
+        let spec = DriveSpec { name: "d12".into(), ..file.drives[0].clone() };
+        let format = async |device: Rc<RamDevice>, force| {
+            let (drives, intake) = (&cluster.drives, Intake::Replace);
+            format_one(&shelf, &file, &spec, device, drives, intake, force).await
+        };
+        let new = || Rc::new(RamDevice::new("d12", spec.size.expect("a file").0));
+        // Nothing is there, so nobody.
+        let own = new();
+        format(Rc::clone(&own), true).await.expect("blank");
+        format(own, true).await.expect("ours");
+        assert_eq!(asked.get(), 0);
+        let theirs = new();
+        let written = theirs.write(0, Buf::copy_of(&[7; 4096]).into_vec(), Durability::Fua).await;
+        written.expect("theirs");
+        let before = head_and_tail(&theirs).await;
+        let error = format(Rc::clone(&theirs), false).await.err().expect("it is in use");
+        assert!(matches!(error, DrivesError::InUse { .. }) && asked.get() == 0, "{error}");
+        let error = format(Rc::clone(&theirs), true).await.err().expect("others may write");
+        assert!(matches!(error, DrivesError::PowerFence(_)) && asked.get() == 1, "{error}");
+        assert!(before == head_and_tail(&theirs).await, "not a byte was written");
+        goes_well.set(true);
+        format(theirs, true).await.expect("nobody writes");
+        cluster.stop().await;
     });
 }
 

@@ -130,6 +130,10 @@ impl DriveSource for Shelf {
         })
     }
 
+    fn needs_power_fence(&self, _drive: &DriveSpec) -> bool {
+        self.power_fence.borrow().is_some()
+    }
+
     fn in_place(&self, drive: &DriveSpec) -> bool {
         !self.hidden.borrow().contains(&drive.name)
     }
