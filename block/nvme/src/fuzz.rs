@@ -7,7 +7,7 @@ use crate::identify::{
     parse_namespace_descriptors,
 };
 use crate::keyring::parse_keyring;
-use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, Pdu};
+use crate::pdu::{COMMON_BYTES, Common, Digests, Framing, HEAD_BYTES_MAX, Pdu};
 use crate::reservation::{KEY_BYTES, KEYS_BYTES, ReservationReport, ReservationRequest};
 use crate::tls::{PskIdentity, TlsKey};
 use crate::{Command, ErrorEntry, KeptReservations, Nqn, ReservationNotification, log};
@@ -36,7 +36,9 @@ pub fn pdus(mut bytes: &[u8]) {
 fn again(pdu: &Pdu, data_bytes: usize) {
     let digests = Digests { header: true, data: true };
     let framing = Framing { digests, ..Framing::FIRST };
-    let data_bytes = if matches!(pdu, Pdu::Terminates(_)) { 0 } else { data_bytes };
+    // With digests it is longer, and as a whole less than 4 GiB all the same.
+    let most = u32::MAX as usize - 2 * HEAD_BYTES_MAX;
+    let data_bytes = if matches!(pdu, Pdu::Terminates(_)) { 0 } else { data_bytes.min(most) };
     let head = framing.head(pdu, data_bytes);
     let common = Common::parse(head[..COMMON_BYTES].try_into().expect("so many"));
     let common = common.expect("what was built is understood");

@@ -22,7 +22,7 @@ const INITIALIZE_BYTES: usize = 128;
 const TERMINATE_BYTES: usize = 24;
 /// No data begin later in a unit: a header with its digest has 76 bytes at most, and is followed by less than as many, or by none up to
 /// the 128 bytes that data may be aligned to.
-const HEAD_BYTES_MAX: usize = 152;
+pub(crate) const HEAD_BYTES_MAX: usize = 152;
 /// Data behind a terminating header: the header that was wrong.
 const TERMINATE_DATA_BYTES_MAX: usize = 128;
 const TRANSFER_BYTES: usize = 24;
