@@ -361,8 +361,8 @@ fn both_kinds() -> [Target; 2] {
     })
 }
 
-/// The former owner writes, which ends late; meanwhile the network has happen to it what `take` does, and another owner has taken over and
-/// writes there: that is there in the end, whatever target it is.
+/// The former owner writes, which ends late. Meanwhile `take` lets another one take over, over a network that fails as it has it, and that one
+/// writes there: its data are there in the end, whatever target it is.
 fn whoever_takes_over_writes_last(
     seeds: Range<u64>,
     take: impl AsyncFn(&MemoryNetwork, SocketAddr, &Namespace),
