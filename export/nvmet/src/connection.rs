@@ -1,7 +1,7 @@
 //! One connection, which is one queue: its commands side by side, within bounds.
 
 use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
-use crate::connect::{Connected, connect};
+use crate::connect::Connected;
 use crate::controller::Queue;
 use crate::gate::Gate;
 use crate::io::{self, DATA_BYTES_MAX, Reading};
@@ -10,19 +10,16 @@ use crate::port::Port;
 use crate::recall::Stage;
 use crate::target::Shared;
 use crate::transfers::{Landing, Mangled, Transfers};
+use crate::units::{ADMIN_IN_CAPSULE_BYTES, Broken, END_LIMIT, Reader};
 use futures_util::future::{Either, LocalBoxFuture, select};
 use levada_base::buf::bytes_in;
-use levada_base::checksum::{crc32c, crc32c_parts};
+use levada_base::checksum::crc32c_parts;
 use levada_base::reactor::net::Stream;
 use levada_base::reactor::{self, Elapsed};
 use levada_base::stream::{ByteStream, Head, Inbox, Outbox, Outgoing};
 use levada_base::sync::{Once, Permit, Semaphore, oneshot};
-use levada_base::{Buf, BufMut, IoVec};
-use levada_nvme::fabrics::MUST_AUTHENTICATE;
-use levada_nvme::pdu::{
-    COMMON_BYTES, Common, DIGEST_BYTES, Digests, Fatal, Framing, Initialize, Pdu, Terminated,
-    Transfer,
-};
+use levada_base::{Buf, IoVec};
+use levada_nvme::pdu::{Fatal, Framing, Pdu, Transfer};
 use levada_nvme::tls::PskIdentity;
 use levada_nvme::{AdminOpcode, Command, Completion, DataPointer, IoOpcode, Status};
 use levada_tls::{Channel, FIRST_BYTE, Session};
@@ -38,12 +35,6 @@ use std::time::Duration;
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// How long shaking hands may take, of that.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long answers may take to leave when a connection ends.
-const END_LIMIT: Duration = Duration::from_secs(5);
-/// Data within a command of an admin queue, at most (TCP, 3.3.2).
-const ADMIN_IN_CAPSULE_BYTES: usize = 8192;
-/// Data of one unit from the host.
-const UNIT_BYTES_MAX: u32 = DATA_BYTES_MAX as u32;
 /// Data of commands of a connection under way, in both directions, but for those within commands: what it has itself, enough for one
 /// command, also a Compare, and what it may borrow.
 const BYTES: u64 = 2 * DATA_BYTES_MAX;
@@ -51,28 +42,6 @@ const BYTES_LENT: u64 = 30 << 20;
 /// The same for data within commands.
 const IN_CAPSULE_BYTES_AT_ONCE: u64 = 256 << 10;
 const IN_CAPSULE_BYTES_LENT: u64 = 16 << 20;
-
-/// Why a connection ends before the host says so.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
-    #[error(transparent)]
-    Io(#[from] system::Error),
-    #[error(transparent)]
-    Fatal(#[from] Fatal),
-    #[error(transparent)]
-    Terminated(#[from] Terminated),
-    #[error("the queue was not connected: {0}")]
-    Refused(Status),
-    #[error("the host did not connect a queue in time")]
-    Late,
-    #[error("no TLS: {0}")]
-    Tls(system::Error),
-}
-
-/// The host has ended within something.
-fn cut_off() -> Broken {
-    system::Error::from(system::ErrorKind::UnexpectedEof).into()
-}
 
 /// Serves a host that has come by a socket, within TLS if that is how it begins, until it is done, or the target is. All that it asked
 /// for has been carried out when this returns.
@@ -252,172 +221,6 @@ async fn greet(
     let channel = secured.map_err(Broken::Tls)?;
     let inbox = Inbox::new(channel.clone());
     Ok((channel, Reader::new(inbox)))
-}
-
-/// What a host sends, unit by unit.
-pub(crate) struct Reader<S> {
-    inbox: Inbox<S>,
-    framing: Framing,
-    /// What there is of the last unit's header, for the host to know which one was wrong.
-    head: Head,
-}
-
-/// Data of a unit; `None`: they arrived otherwise than they were sent.
-type Data = Option<Buf>;
-
-/// A unit whose header was received, and how much follows it: padding and data.
-struct Unit {
-    common: Common,
-    pdu: Pdu,
-    padding: usize,
-    data_bytes: usize,
-}
-
-impl<S: ByteStream + 'static> Reader<S> {
-    fn new(inbox: Inbox<S>) -> Self {
-        Self { inbox, framing: Framing::FIRST, head: Head::new() }
-    }
-
-    fn digests(&self) -> Digests {
-        self.framing.digests
-    }
-
-    /// The next unit's header. `None`: the host is gone.
-    async fn unit(&mut self) -> Result<Option<Unit>, Broken> {
-        loop {
-            if let Some(unit) = self.unit_at_hand()? {
-                return Ok(Some(unit));
-            }
-            let more = self.inbox.rest().len() + 1;
-            if !self.inbox.fill(more).await? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// The same, if all of it was received.
-    #[inline]
-    fn unit_at_hand(&mut self) -> Result<Option<Unit>, Fatal> {
-        let digests = self.digests();
-        let received = self.inbox.rest();
-        let Some((bare, rest)) = received.split_first_chunk() else { return Ok(None) };
-        self.head.clear();
-        self.head.extend_from_slice(bare);
-        let common = Common::parse(bare)?;
-        let rest_bytes = common.rest_bytes(digests);
-        let Some(rest) = rest.get(..rest_bytes) else { return Ok(None) };
-        // Without its digest.
-        self.head.extend_from_slice(&rest[..common.rest_bytes(Digests::default())]);
-        let pdu = common.pdu(rest, digests)?;
-        let (padding, data_bytes) = common.data_bytes(digests)?;
-        self.inbox.take(COMMON_BYTES + rest_bytes);
-        Ok(Some(Unit { common, pdu, padding, data_bytes }))
-    }
-
-    /// The data of a unit, of which there are some.
-    async fn data(&mut self, unit: &Unit) -> Result<Data, Broken> {
-        let (data, is_sound) = self.data_into(unit, BufMut::for_overwrite(unit.data_bytes)).await?;
-        Ok(is_sound.then(|| data.freeze()))
-    }
-
-    /// Takes the data of a unit, and forgets them.
-    async fn skip_data(&mut self, unit: &Unit) -> Result<(), Broken> {
-        let digest = match unit.common.has_data_digest(self.digests()) {
-            true => DIGEST_BYTES,
-            false => 0,
-        };
-        Ok(self.inbox.skip((unit.padding + unit.data_bytes + digest) as u64).await?)
-    }
-
-    /// The data of a unit, into memory for exactly as many; false: they arrived otherwise than they were sent.
-    async fn data_into(&mut self, unit: &Unit, into: BufMut) -> Result<(BufMut, bool), Broken> {
-        self.inbox.skip(unit.padding as u64).await?;
-        let data = self.inbox.fill_exactly(into).await?;
-        if !unit.common.has_data_digest(self.digests()) {
-            return Ok((data, true));
-        }
-        let digest = self.inbox.head(DIGEST_BYTES).await?;
-        let digest = digest.ok_or_else(cut_off)?;
-        let is_sound = crc32c(&data).to_le_bytes() == digest;
-        Ok((data, is_sound))
-    }
-
-    /// Returns when an answer may leave. A host that has none yet sends nothing more: what comes meanwhile is its end.
-    async fn passes(&mut self, port: &Port) -> Result<(), Broken> {
-        let mut passes = pin!(port.passes());
-        let stirred = match select(passes.as_mut(), pin!(self.inbox.stirs())).await {
-            Either::Left(_) => return Ok(()),
-            Either::Right((stirred, _)) => stirred?,
-        };
-        if !stirred {
-            return Err(cut_off());
-        }
-        passes.await;
-        Ok(())
-    }
-
-    /// Agrees on how units are built.
-    async fn initialize(&mut self, channel: &S, port: &Port) -> Result<(), Broken> {
-        let unit = self.unit().await?.ok_or_else(cut_off)?;
-        let Pdu::InitializeRequest(request) = unit.pdu else { return Err(Fatal::Sequence.into()) };
-        let response = Initialize {
-            alignment_bytes: Framing::FIRST.alignment_bytes,
-            digests: request.digests,
-            limit: UNIT_BYTES_MAX,
-        };
-        let head = Framing::FIRST.head(&Pdu::InitializeResponse(response), 0);
-        self.passes(port).await?;
-        channel.write_all(Buf::copy_of(&head).into_vec()).await?;
-        self.framing =
-            Framing { digests: request.digests, alignment_bytes: request.alignment_bytes };
-        Ok(())
-    }
-
-    /// Connects the queue that the host asks for, with its first command.
-    async fn connect(
-        &mut self,
-        channel: &S,
-        shared: &Rc<Shared>,
-        port: &Rc<Port>,
-        shown: Option<&PskIdentity>,
-    ) -> Result<Connected, Broken> {
-        let unit = self.unit().await?.ok_or_else(cut_off)?;
-        let Pdu::Command(command) = unit.pdu else { return Err(Fatal::Sequence.into()) };
-        if unit.data_bytes > ADMIN_IN_CAPSULE_BYTES {
-            return Err(Fatal::LimitExceeded.into());
-        }
-        let data = match unit.data_bytes {
-            0 => Some(Buf::copy_of(&[])),
-            _ => self.data(&unit).await?,
-        };
-        // A host that gives up on a path that hangs leaves no controller there.
-        self.passes(port).await?;
-        let asked = match data {
-            Some(data) => connect(shared, port, &command, &data, shown),
-            None => Err((Status::TRANSIENT_TRANSPORT, 0)),
-        };
-        let (result, status, connected) = match asked {
-            Ok(connected) => {
-                let proof = connected.verifier.as_ref().map_or(0, |_| MUST_AUTHENTICATE);
-                let result = u64::from(connected.queue.controller.id()) | proof;
-                (result, Status::SUCCESS, Ok(connected))
-            }
-            Err((status, result)) => (result, status, Err(Broken::Refused(status))),
-        };
-        // Without flow control it says that there is none (Fabrics, 3.3).
-        let is_without_flow_control =
-            connected.as_ref().is_ok_and(|connected| connected.connect.is_without_flow_control);
-        let queue_head = if is_without_flow_control { 0xffff } else { 1 };
-        let completion =
-            Completion { result, queue_head, id: command.id(), status, has_more: false };
-        let head = self.framing.head(&Pdu::Response(completion), 0);
-        channel.write_all(Buf::copy_of(&head).into_vec()).await?;
-        if connected.is_err() {
-            // Closed at once, the answer might be lost with what the host has sent meanwhile.
-            let _ = reactor::timeout(END_LIMIT, self.inbox.head(1)).await;
-        }
-        connected
-    }
 }
 
 /// What a queue's commands share.

@@ -6,7 +6,7 @@
 //! - `subsystem`, `namespace`: what is shown, and to whom.
 //! - `reservations`: which host may do what; `claims`: what hosts do, and where reservations are kept.
 //! - `volumes`: many, each as a subsystem; `address`: where hosts come, as it is written.
-//! - `connection`: one queue; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
+//! - `connection`: one queue; `units`: what its host sends; `connect`: its first command; `gate`: until its host has proved who it is (TLS comes before all of it); `transfers`: data that were asked for.
 //! - `controller`: what a host has, over all its queues; `notices`, `reservation_log`: what it is told unasked; `recall`: commands that it aborts; `errors`: those that failed.
 //! - `admin`, `io`: its commands.
 //!
@@ -41,6 +41,7 @@ mod reservations;
 mod subsystem;
 mod target;
 mod transfers;
+mod units;
 mod volumes;
 
 /// What the names of subsystems begin with, unless somebody chooses another.
