@@ -1,5 +1,6 @@
 //! The initiator against a target in memory, on virtual time.
 
+mod absences;
 mod discovery;
 mod hostile;
 mod limits;
