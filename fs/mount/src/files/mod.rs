@@ -175,7 +175,10 @@ impl Files {
         let wanted = wanted | InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
         // Programs on all mounts see each other's locks.
         let wanted = wanted | InitFlags::FLOCK_LOCKS | InitFlags::POSIX_LOCKS;
-        Limits { wanted: wanted - InitFlags::NO_OPENDIR_SUPPORT, ..limits }
+        // With ATOMIC_O_TRUNC the open itself cuts a file off. The kernel asks for that before it looks whether the file may be changed at
+        // all: a program that runs from it would be gone when the open fails with ETXTBSY.
+        let unwanted = InitFlags::NO_OPENDIR_SUPPORT | InitFlags::ATOMIC_O_TRUNC;
+        Limits { wanted: wanted - unwanted, ..limits }
     }
 
     /// Each kind of request has a box of its own: one future with room for all of them would be 40 KiB, and

@@ -203,18 +203,9 @@ fn is_sync(open_flags: u32) -> bool {
 impl Files {
     pub(super) async fn open(&self, ino: Ino, args: OpenArgs) -> Result<Reply, Errno> {
         let has = |flag: i32| args.flags & flag.cast_unsigned() != 0;
-        let mode = OpenMode {
-            write: has(libc::O_WRONLY) || has(libc::O_RDWR),
-            truncate: has(libc::O_TRUNC),
-        };
-        let (file, attr) = self.client.open(ino, mode).await?;
-        let attr = match self.without_set_id(attr, args.kill_set_id).await {
-            Ok(attr) => attr,
-            Err(errno) => {
-                file.close().await;
-                return Err(errno);
-            }
-        };
+        // O_TRUNC comes as a SETATTR of its own: see `Files::limits`.
+        let write = has(libc::O_WRONLY) || has(libc::O_RDWR);
+        let (file, attr) = self.client.open(ino, OpenMode { write, truncate: false }).await?;
         Ok(Reply::Open(self.opened(file, &attr, args.flags)))
     }
 

@@ -13,6 +13,7 @@ use std::os::unix::fs::{
     DirEntryExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink,
 };
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -293,6 +294,25 @@ fn data_is_read_as_it_was_written() {
         File::create(&path).unwrap(); // O_TRUNC
         assert_eq!(file.metadata().unwrap().len(), 0);
         assert_eq!(fs::read(&path).unwrap(), b"");
+
+        // A program that runs stays whole, however it is opened.
+        let program = world.dir().join("sleep");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut running = loop {
+            match Command::new(&program).arg("60").spawn() {
+                // What another test starts holds the copy open until it is its own program.
+                Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {}
+                started => break started.unwrap(),
+            }
+        };
+        for (write, flags) in [(true, 0), (true, libc::O_TRUNC), (false, libc::O_TRUNC)] {
+            let opened =
+                OpenOptions::new().read(true).write(write).custom_flags(flags).open(&program);
+            assert_eq!(errno(opened), Some(libc::ETXTBSY), "{write} {flags:o}");
+        }
+        running.kill().unwrap();
+        running.wait().unwrap();
+        assert!(fs::read(&program).unwrap() == fs::read("/bin/sleep").unwrap());
 
         // Writers of one process at once.
         thread::scope(|scope| {
