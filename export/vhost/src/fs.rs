@@ -297,7 +297,7 @@ impl<F: FileSystem> Served for Guest<F> {
         }
         let unique = long(&message, 8);
         let answer = match sent {
-            ..=MESSAGE_BYTES_MAX => self.answer(source, message).await,
+            ..=MESSAGE_BYTES_MAX if fits(&message, room) => self.answer(source, message).await,
             _ => Some(Answer::error(unique, Errno::IO)),
         };
         let bytes =
@@ -315,6 +315,18 @@ impl<F: FileSystem> Served for Guest<F> {
             self.finish(session).await;
         }
     }
+}
+
+/// Whether there is room for as much as a request wants to be told: what is read for it is counted by its room.
+fn fits(message: &[u8], room: u64) -> bool {
+    let size_at = match Opcode::from_raw(word(message, 4)) {
+        Some(Opcode::Read | Opcode::ReadDir | Opcode::ReadDirPlus) => IN_HEADER_BYTES + 16,
+        Some(Opcode::GetXattr | Opcode::ListXattr) => IN_HEADER_BYTES,
+        _ => return true,
+    };
+    // One that is cut short is refused by who reads it.
+    message.len() < size_at + 4
+        || OUT_HEADER_BYTES as u64 + u64::from(word(message, size_at)) <= room
 }
 
 /// How much of that many bytes counts as data.

@@ -115,6 +115,14 @@ fn an_answer_without_room_is_an_error_or_nothing() {
         guest.offer_cut(REQUESTS, &[&statfs], room);
         assert_eq!(guest.wait(REQUESTS), None, "{room:?}");
     }
+    // Five bytes would fit. But what may be read at once is counted by the room that there is, so no more is asked for.
+    let file = guest.create(b"small");
+    guest.write(file, 0, b"bytes");
+    for (size, said) in [(1 << 20, Err(EIO)), (101, Err(EIO)), (100, Ok(b"bytes".to_vec()))] {
+        let read = guest.ask(op::READ, file.0, &[&read_args(file.1, 0, size)], 100);
+        let (_, error, bytes) = read.expect("an answer");
+        assert_eq!(if error == 0 { Ok(bytes) } else { Err(error) }, said, "{size}");
+    }
     guest.ok(op::STATFS, 1, &[], 80);
     drop(front_end);
     fs.served.end();

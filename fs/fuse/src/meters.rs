@@ -13,6 +13,7 @@ use std::rc::Rc;
 pub struct Meters {
     kinds: RefCell<BTreeMap<u32, (Opcode, Rc<Meter>)>>,
     in_flight: Cell<u64>,
+    unreadable: Cell<u64>,
 }
 
 /// A request that is being answered.
@@ -29,6 +30,12 @@ impl Meters {
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.in_flight.get()
+    }
+
+    /// Counts a message that could not be read. True for one worth a line in a log: a guest can send any number.
+    pub(crate) fn could_not_read(&self) -> bool {
+        self.unreadable.set(self.unreadable.get() + 1);
+        self.unreadable.get().is_power_of_two()
     }
 
     /// Every meter with its kind. A request failed when its target did: a name that is not there is an answer.

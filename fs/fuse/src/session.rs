@@ -122,7 +122,9 @@ impl<H: Handler> Session<H> {
         let request = match Request::parse(message) {
             Ok(request) => request,
             Err(error) => {
-                tracing::warn!(%error, "a FUSE message could not be read");
+                if self.meters.could_not_read() {
+                    tracing::warn!(%error, "a FUSE message could not be read");
+                }
                 return Answer::new(error.unique()?, Errno::IO.into());
             }
         };
@@ -148,7 +150,9 @@ impl<H: Handler> Session<H> {
                 Reply::Init(terms)
             }
             Err(error) => {
-                tracing::error!(%error, "the kernel's FUSE is refused");
+                if self.meters.could_not_read() {
+                    tracing::error!(%error, "the kernel's FUSE is refused");
+                }
                 Errno::PROTO.into()
             }
         }

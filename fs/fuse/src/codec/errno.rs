@@ -37,6 +37,8 @@ errnos! {
     EXIST = EEXIST;
     /// Not on the same file system.
     XDEV = EXDEV;
+    /// Too many open files in the system.
+    NFILE = ENFILE;
     /// Not a directory.
     NOTDIR = ENOTDIR;
     /// A directory.

@@ -197,7 +197,9 @@ impl Files {
         let owner = if args.flock {
             LockOwner { sort: LockSort::Flock, id: self.handles.serial(args.fh) }
         } else {
-            self.handles.locks_for(args.fh, args.owner);
+            if !self.handles.locks_for(args.fh, args.owner) {
+                return Err(Errno::NOLCK);
+            }
             posix(args.owner)
         };
         Ok((file, owner))

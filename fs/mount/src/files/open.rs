@@ -15,7 +15,7 @@ use levada_base::Buf;
 use levada_base::ids::Ino;
 use levada_client::File;
 use levada_wire::attr::{Attr, Time};
-use levada_wire::meta::{NewMode, OpenMode};
+use levada_wire::meta::{LOCKS_MAX, NewMode, OpenMode};
 use lru::LruCache;
 use slab::Slab;
 use std::cell::{Cell, RefCell};
@@ -43,6 +43,9 @@ struct OpenFile {
     lockers: BTreeSet<u64>,
 }
 
+/// Files that a guest may have open at once: each takes memory here, and at the metadata service.
+const OPEN_MAX_OF_GUEST: usize = 1 << 16;
+
 /// The open files of a mount, by the number that the kernel sends with every request.
 #[derive(Default)]
 pub(super) struct Handles {
@@ -64,6 +67,10 @@ impl Handles {
         }
         let open = OpenFile { file, set_id, sync, cached, serial, flock, lockers };
         self.open.borrow_mut().insert(open) as u64
+    }
+
+    fn len(&self) -> usize {
+        self.open.borrow().len()
     }
 
     /// See [`OpenFile::serial`]; `fh` is open.
@@ -91,11 +98,15 @@ impl Handles {
         self.cached.borrow().contains_key(&ino)
     }
 
-    /// Somebody asks for POSIX locks through `fh`.
-    pub(super) fn locks_for(&self, fh: u64, locker: u64) {
-        if let Some(open) = self.open.borrow_mut().get_mut(fh as usize) {
+    /// Somebody asks for POSIX locks through `fh`; false: of so many nobody can be kept in mind.
+    pub(super) fn locks_for(&self, fh: u64, locker: u64) -> bool {
+        let mut all = self.open.borrow_mut();
+        let Some(open) = all.get_mut(fh as usize) else { return true };
+        let has_room = open.lockers.len() < LOCKS_MAX || open.lockers.contains(&locker);
+        if has_room {
             open.lockers.insert(locker);
         }
+        has_room
     }
 
     /// A process has given up its locks of this inode, through whatever open file it took them.
@@ -201,7 +212,14 @@ fn is_sync(open_flags: u32) -> bool {
 }
 
 impl Files {
+    /// One file more may be open.
+    fn may_open(&self) -> Result<(), Errno> {
+        let is_full = self.guest.is_some() && self.handles.len() >= OPEN_MAX_OF_GUEST;
+        if is_full { Err(Errno::NFILE) } else { Ok(()) }
+    }
+
     pub(super) async fn open(&self, ino: Ino, args: OpenArgs) -> Result<Reply, Errno> {
+        self.may_open()?;
         let has = |flag: i32| args.flags & flag.cast_unsigned() != 0;
         // O_TRUNC comes as a SETATTR of its own: see `Files::limits`.
         let write = has(libc::O_WRONLY) || has(libc::O_RDWR);
@@ -233,6 +251,7 @@ impl Files {
         mode: NewMode,
         open: OpenArgs,
     ) -> Result<Reply, Errno> {
+        self.may_open()?;
         // Always exclusive: the kernel found no such name, and has checked nobody's right to open
         // one that another mount made since. ESTALE makes it look again, and then open that.
         let how = OpenMode { write: true, truncate: false };
@@ -257,6 +276,7 @@ impl Files {
         mode: NewMode,
         open: OpenArgs,
     ) -> Result<Reply, Errno> {
+        self.may_open()?;
         let how = OpenMode { write: true, truncate: false };
         let may_link = open.flags & libc::O_EXCL.cast_unsigned() == 0;
         let asking = self.bare.ask();
