@@ -11,6 +11,8 @@ use super::reply::Head;
 
 const DIRENT_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 128;
+/// Where the length of the name is in the record of an entry.
+const NAME_LENGTH_AT: usize = 16;
 
 /// Collects directory entries up to the size a request allows.
 #[derive(Debug)]
@@ -86,6 +88,70 @@ impl DirBuilder {
     }
 }
 
+/// The records of a body that a [`DirBuilder`] has made, of READDIRPLUS if `plus`, for who changes what is told.
+#[derive(Debug)]
+pub struct Records<'a> {
+    left: &'a mut [u8],
+    plus: bool,
+}
+
+impl<'a> Records<'a> {
+    /// Those of `body`.
+    #[must_use]
+    pub fn of(body: &'a mut [u8], plus: bool) -> Self {
+        Self { left: body, plus }
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Record<'a>;
+
+    fn next(&mut self) -> Option<Record<'a>> {
+        let left = std::mem::take(&mut self.left);
+        let dirent_at = if self.plus { ENTRY_BYTES } else { 0 };
+        let length = left.get(dirent_at + NAME_LENGTH_AT..)?.first_chunk::<4>()?;
+        let name_at = dirent_at + DIRENT_BYTES;
+        let name_end = name_at + u32::from_ne_bytes(*length) as usize;
+        let (bytes, left) = left.split_at_mut_checked(name_end.next_multiple_of(8))?;
+        self.left = left;
+        Some(Record { bytes, dirent_at, name_end })
+    }
+}
+
+/// What a listing tells of a name.
+#[derive(Debug)]
+pub struct Record<'a> {
+    bytes: &'a mut [u8],
+    /// Before it is the entry with attributes, if there is one.
+    dirent_at: usize,
+    name_end: usize,
+}
+
+impl Record<'_> {
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.bytes[self.dirent_at + DIRENT_BYTES..self.name_end]
+    }
+
+    /// The inode that the kernel keeps with its attributes, and looks up no more; `None`: it is told the name alone.
+    #[must_use]
+    pub fn looked_up(&self) -> Option<u64> {
+        let entry = self.bytes[..self.dirent_at].first_chunk::<8>()?;
+        Some(u64::from_ne_bytes(*entry)).filter(|inode| *inode != 0)
+    }
+
+    /// Tells the name alone.
+    pub fn without_attributes(&mut self) {
+        self.bytes[..self.dirent_at].fill(0);
+    }
+
+    /// Says that the name is of another inode; of one that is told with attributes, only in the listing.
+    pub fn set_listed(&mut self, inode: u64) {
+        self.bytes[self.dirent_at..self.dirent_at + 8].copy_from_slice(&inode.to_ne_bytes());
+    }
+}
+
 fn record_bytes(fixed_bytes: usize, name: &[u8]) -> usize {
     (fixed_bytes + name.len()).next_multiple_of(8)
 }
@@ -117,5 +183,39 @@ mod tests {
         assert_eq!(bytes.len(), 160);
         assert_eq!(&bytes[..8], &5u64.to_ne_bytes());
         assert_eq!(&bytes[152..], b"12345678");
+    }
+
+    #[test]
+    fn records_are_those_that_were_put_in_and_can_be_changed() {
+        for plus in [false, true] {
+            let mut dir = DirBuilder::new(4096);
+            let known = Entry { inode: 5, generation: 9, ..Entry::default() };
+            let names: [&[u8]; 4] = [b".", b"..", b"12345678", b"a name of another length"];
+            for (cookie, name) in (1..).zip(names) {
+                let entry = if cookie > 2 { known } else { Entry::default() };
+                assert!(match plus {
+                    true => dir.entry_plus(4, &entry, cookie, libc::S_IFREG, name),
+                    false => dir.entry(4, cookie, libc::S_IFREG, name),
+                });
+            }
+            let mut body = dir.finish();
+            let mut told = Vec::new();
+            for mut record in Records::of(&mut body, plus) {
+                told.push((record.name().to_vec(), record.looked_up()));
+                record.set_listed(7);
+                record.without_attributes();
+            }
+            let of = |at: usize| (names[at].to_vec(), Some(5).filter(|_| plus && at > 1));
+            assert_eq!(told, [of(0), of(1), of(2), of(3)]);
+            for (record, name) in Records::of(&mut body, plus).zip(names) {
+                assert_eq!((record.name(), record.looked_up()), (name, None));
+                let at = record.dirent_at;
+                assert_eq!(record.bytes[..at], vec![0; at]);
+                assert_eq!(record.bytes[at..at + 8], 7u64.to_ne_bytes());
+            }
+            // A body that is cut, which nobody makes.
+            let cut = body.len() - 8;
+            assert_eq!(Records::of(&mut body[..cut], plus).count(), 3);
+        }
     }
 }

@@ -24,7 +24,7 @@ pub mod request;
 
 pub use abi::{InitFlags, Opcode, OpenReplyFlags};
 pub use attr::{Attr, Entry, FileLock, StatFs, Statx, Time};
-pub use dir::DirBuilder;
+pub use dir::{DirBuilder, Record, Records};
 pub use errno::Errno;
 pub use init::{InitRequest, Limits, NegotiateError, Negotiated};
 pub use notify::{

@@ -10,7 +10,7 @@ use levada_device::RamDevice;
 use levada_kv::Store;
 use levada_meta::{MetaService, ServeConfig};
 use levada_mount::files::{Files, GuestCache};
-use levada_mount::{Answer, Session};
+use levada_mount::{Answer, Handler, Session};
 use levada_object::{Ack, MemoryObjects, ObjectFuture, ObjectService, Objects, Space};
 use levada_wire::channel::Listener;
 use levada_wire::local::{LinkConfig, Network};
@@ -103,7 +103,7 @@ impl Objects for Small {
     }
 }
 
-async fn serve(network: &Network) {
+pub(crate) async fn serve(network: &Network) {
     let fs = crate::file_system(1, 64 << 10);
     let device = Rc::new(RamDevice::new("meta", 64 << 20));
     let store = Store::create(device as _, Epoch(1), STORE).await.expect("fits");
@@ -118,41 +118,50 @@ async fn serve(network: &Network) {
     reactor::spawn(async move { service.run().await });
 }
 
-async fn mount(network: &Network, name: &'static str) -> Rc<Session<Files>> {
+pub(crate) async fn mount(network: &Network, name: &'static str) -> Rc<Session<Files>> {
+    mount_through(network, name, |files| files).await
+}
+
+/// The same, of what is shown of all files.
+pub(crate) async fn mount_through<H: Handler>(
+    network: &Network,
+    name: &'static str,
+    shown: impl FnOnce(Files) -> H,
+) -> Rc<Session<H>> {
     let mut uuid = [0; 16];
     uuid[..name.len()].copy_from_slice(name.as_bytes());
     let config = ClientConfig::new(network.transport(name), "node", META, uuid);
     let config = ClientConfig { leases: true, ..config };
     let client = Client::connect(config).await.expect("connects");
     let files = Files::new(client).for_guest(GuestCache::None);
-    let session = Rc::new(Session::new(files, Files::limits()));
+    let session = Rc::new(Session::new(shown(files), Files::limits()));
     let init = [7, 40, 1 << 20, u32::MAX, u32::MAX].map(u32::to_ne_bytes).concat();
     let answer = session.serve(&message(INIT, 1, 0, &init)).await.expect("an answer");
     assert_eq!(error_of(&answer), 0);
     session
 }
 
-fn message(opcode: u32, unique: u64, node: u64, arguments: &[u8]) -> Buf {
+pub(crate) fn message(opcode: u32, unique: u64, node: u64, arguments: &[u8]) -> Buf {
     let length = 40 + arguments.len() as u32;
     let head = [length.to_ne_bytes(), opcode.to_ne_bytes()].concat();
     let numbers = [unique.to_ne_bytes(), node.to_ne_bytes()].concat();
     Buf::copy_of(&[&head[..], &numbers, &[0; 16], arguments].concat())
 }
 
-fn body_of(answer: &Answer) -> Vec<u8> {
+pub(crate) fn body_of(answer: &Answer) -> Vec<u8> {
     answer.slices().iter().flat_map(|slice| slice.to_vec()).collect()
 }
 
-fn error_of(answer: &Answer) -> i32 {
+pub(crate) fn error_of(answer: &Answer) -> i32 {
     i32::from_ne_bytes(body_of(answer)[4..8].try_into().expect("four bytes"))
 }
 
-fn below(n: u64) -> u64 {
+pub(crate) fn below(n: u64) -> u64 {
     reactor::random_u64() % n
 }
 
 /// Numbers that mean something, and those at the edges of what there is.
-fn number() -> u64 {
+pub(crate) fn number() -> u64 {
     const EDGES: [u64; 12] = [
         u64::MAX,
         u64::MAX - 1,
@@ -176,7 +185,7 @@ fn number() -> u64 {
 
 /// Arguments of an operation on an open file, with the numbers where they belong: `fh` in the letter f, 64 bits in n, 32 in w, few
 /// of them in s, and the node of a file in i.
-fn shaped(opcode: u32, fh: u64) -> Option<Vec<u8>> {
+pub(crate) fn shaped(opcode: u32, fh: u64) -> Option<Vec<u8>> {
     let shape = match opcode {
         4 => "wwfnnnnnwwwwwww",
         15 => "fnwwnww",
@@ -199,7 +208,7 @@ fn shaped(opcode: u32, fh: u64) -> Option<Vec<u8>> {
 }
 
 /// Arguments of any operation: numbers of either size, and names.
-fn arguments() -> Vec<u8> {
+pub(crate) fn arguments() -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..below(9) {
         match below(4) {

@@ -1,5 +1,6 @@
 //! The mount from outside, in one program, as each would hold the whole stack once more: through the kernel (`world`; needs
-//! root and `/dev/fuse`), and without one (`names`, `hostile`).
+//! root and `/dev/fuse`), and without one (`names`, `hostile`,
+//! `subtree`).
 #![allow(unsafe_code)] // system calls that std does not have
 
 mod files;
@@ -11,6 +12,7 @@ mod names;
 mod program;
 mod ranges;
 mod sharing;
+mod subtree;
 mod syscalls;
 mod unnamed;
 mod world;
