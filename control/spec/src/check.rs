@@ -17,7 +17,7 @@ use crate::parse::{
 };
 use crate::reader::{Node, Places};
 use crate::survive::Shortfall;
-use crate::{Bytes, Problem, ProblemKind, Severity};
+use crate::{Bytes, Problem, ProblemKind, Severity, SubtreePath};
 
 /// The least slice that can hold a superblock, its areas and some data.
 const SLICE_LEAST: Bytes = Bytes::mib(16);
@@ -53,6 +53,7 @@ pub(crate) fn check(cluster: &ClusterFile, places: &Places, same_file: SameFile)
     }
     checker.filesystems();
     checker.exports();
+    checker.subtrees();
     let is_sound = |problem: &Problem| problem.kind.severity() == Severity::Warning;
     if drives_known && !arrays_in_doubt && checker.problems.iter().all(is_sound) {
         checker.survival();
@@ -448,14 +449,20 @@ impl<'c> Checker<'c> {
         }
     }
 
-    /// An address or a directory shows the volumes of one tenant.
+    /// An address, a directory or a socket shows what one tenant has, and so does a part of the file system.
     fn exports(&mut self) {
         let mut first: HashMap<(&str, String), usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
             let key = export.way.place().0;
             for address in export.way.places() {
+                let place = match export.way {
+                    ExportWay::Vhost { .. } | ExportWay::Virtiofs { .. } => {
+                        plain_path(Path::new(&address)).display().to_string()
+                    }
+                    ExportWay::Nbd { .. } | ExportWay::Nvme { .. } => address.clone(),
+                };
                 // Also within one list.
-                let Some(first) = first.insert((key, address.clone()), index) else { continue };
+                let Some(first) = first.insert((key, place), index) else { continue };
                 if !self.places.in_doubt(&[Node::Export(index)]) {
                     let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
                     let kind = ProblemKind::ExportTwice { address, first_line };
@@ -479,6 +486,28 @@ impl<'c> Checker<'c> {
                 let first_line = self.places.of(Node::Export(first), "nvme").map(|at| at.line);
                 let kind = ProblemKind::NvmeTwice { tenant: export.tenant.clone(), first_line };
                 self.problem(kind, Node::Export(index), "nvme");
+            }
+        }
+    }
+
+    /// Guests of two tenants do not meet in a directory.
+    fn subtrees(&mut self) {
+        let exports = self.cluster.exports.iter().enumerate();
+        let shown: Vec<_> = exports
+            .filter_map(|(index, export)| match &export.way {
+                ExportWay::Virtiofs { subtree, .. } => Some((index, &export.tenant, subtree)),
+                _ => None,
+            })
+            .filter(|(index, ..)| !self.places.in_doubt(&[Node::Export(*index)]))
+            .collect();
+        for (at, (index, tenant, subtree)) in shown.iter().enumerate() {
+            let meets = |(_, other, its): &&(usize, &String, &SubtreePath)| {
+                other != tenant && its.overlaps(subtree)
+            };
+            if let Some((first, ..)) = shown[..at].iter().find(meets) {
+                let first_line = self.places.of(Node::Export(*first), "subtree").map(|at| at.line);
+                let kind = ProblemKind::SubtreeTwice { subtree: subtree.to_string(), first_line };
+                self.problem(kind, Node::Export(*index), "subtree");
             }
         }
     }

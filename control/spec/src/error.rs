@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::{Bytes, PatternError, SizeError, UrlError};
+use crate::{Bytes, PatternError, SizeError, SubtreeError, UrlError};
 
 /// Why there is no usable cluster file.
 #[derive(Debug, thiserror::Error)]
@@ -107,8 +107,14 @@ pub enum ProblemKind {
     BadNqn { text: String },
     #[error("volumes of {tenant} are shown over NVMe/TCP by two exports{}", first_on(*first_line))]
     NvmeTwice { tenant: String, first_line: Option<usize> },
-    #[error("an export shows volumes in one way, `{key}` or another")]
+    #[error("an export shows what there is in one way, `{key}` or another")]
     ExportWays { key: &'static str },
+    #[error("\"{text}\" is no directory to show by itself: {reason}")]
+    BadSubtree { text: String, reason: SubtreeError },
+    #[error("the tag \"{tag}\" is longer than {most} bytes")]
+    LongTag { tag: String, most: usize },
+    #[error("{subtree} is shown to guests of two tenants, or in what is{}", first_on(*first_line))]
+    SubtreeTwice { subtree: String, first_line: Option<usize> },
     #[error("{address} is used by two exports, or twice by one{}", first_on(*first_line))]
     ExportTwice { address: String, first_line: Option<usize> },
     #[error("{address} is where enclosure \"{enclosure}\" is reached")]
@@ -321,8 +327,13 @@ impl ProblemKind {
                 "write all addresses into one: hosts must find the same reservations everywhere".into()
             }
             ExportWays { .. } => "write an [[export]] for each".into(),
+            BadSubtree { .. } => {
+                "write the path of a directory within the file system, such as \"/guests/vm1\"; `levada mount --vhost` shows all of it".into()
+            }
+            LongTag { .. } => "a guest mounts by it; none is needed: then it is the cluster's name".into(),
+            SubtreeTwice { .. } => "give each tenant a directory that no other has".into(),
             ExportIsEnclosure { .. } => "an export listens at addresses of this machine that nothing else has".into(),
-            ExportTwice { .. } => "one address or directory shows the volumes of one tenant, and is named once".into(),
+            ExportTwice { .. } => "one address, directory or socket shows what one tenant has, and is named once".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),
             TooManyDrives { most } => format!("at most {most} drives are allowed"),

@@ -4,11 +4,13 @@
 //! one value mentions is the name of another. Paths stay as written; [`Loaded::path`] makes
 //! them absolute.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use crate::remote::{EnclosureUrl, is_url, namespace_of};
 use crate::survive::Required;
-use crate::{Bytes, Problem};
+use crate::{Bytes, Problem, SubtreePath};
 
 /// Bytes at the two ends of every drive that no slice may use: 1 MiB each for label, slice
 /// table and growth. The drive label's own layout (docs/design) must fit in it.
@@ -284,16 +286,16 @@ pub struct MountSpec {
     pub host: Option<String>,
 }
 
-/// A place where the volumes of one tenant, and no other's, are shown.
+/// A place where what belongs to one tenant, and no other, is shown: its volumes, or a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportSpec {
-    /// Whose volumes.
+    /// Whose.
     pub tenant: String,
     /// How.
     pub way: ExportWay,
 }
 
-/// How volumes are shown. Paths start at the cluster file when they are relative.
+/// How it is shown. Paths start at the cluster file when they are relative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportWay {
     Nbd {
@@ -317,7 +319,56 @@ pub enum ExportWay {
         /// No connections in the clear.
         tls_only: bool,
     },
+    /// A socket at which one virtual machine at a time mounts a directory.
+    Virtiofs {
+        /// Where machine monitors connect.
+        socket: PathBuf,
+        /// All that it sees of the file system.
+        subtree: SubtreePath,
+        /// What a guest mounts it by; `None`: the cluster's name.
+        tag: Option<String>,
+        /// What a guest may keep of the contents of files.
+        cache: GuestCacheSpec,
+    },
 }
+
+/// Bytes of what a guest mounts by (virtio 1.2, 5.11.4).
+pub const TAG_BYTES_MOST: usize = 36;
+
+/// What a guest may keep of the contents of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestCacheSpec {
+    /// Nothing: what others write shows at once.
+    #[default]
+    None,
+    /// While a file is open.
+    Open,
+}
+
+impl GuestCacheSpec {
+    /// As they are written.
+    pub const WORDS: [&str; 2] = ["none", "open"];
+}
+
+impl fmt::Display for GuestCacheSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::WORDS[*self as usize])
+    }
+}
+
+impl FromStr for GuestCacheSpec {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let all = [Self::None, Self::Open];
+        all.into_iter().find(|cache| cache.to_string() == text).ok_or(UnknownWord)
+    }
+}
+
+/// It is none of those that are allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is none of the words that are allowed here")]
+pub struct UnknownWord;
 
 impl ExportWay {
     /// The key that names the place, and the place.
@@ -327,6 +378,7 @@ impl ExportWay {
             Self::Nbd { address, .. } => ("nbd", address.clone()),
             Self::Vhost { directory } => ("vhost", directory.display().to_string()),
             Self::Nvme { addresses, .. } => ("nvme", addresses.join(", ")),
+            Self::Virtiofs { socket, .. } => ("virtiofs", socket.display().to_string()),
         }
     }
 
@@ -334,7 +386,7 @@ impl ExportWay {
     #[must_use]
     pub fn places(&self) -> Vec<String> {
         match self {
-            Self::Nbd { .. } | Self::Vhost { .. } => vec![self.place().1],
+            Self::Nbd { .. } | Self::Vhost { .. } | Self::Virtiofs { .. } => vec![self.place().1],
             Self::Nvme { addresses, .. } => addresses.clone(),
         }
     }

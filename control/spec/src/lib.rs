@@ -22,6 +22,7 @@ mod pattern;
 mod reader;
 mod remote;
 mod size;
+mod subtree;
 mod survive;
 mod write;
 
@@ -29,11 +30,13 @@ pub use defaults::{BOX_DRIVES, BOX_ENCLOSURES, BoxError};
 pub use error::{Place, Problem, ProblemKind, Report, Severity, SpecError};
 pub use file::{
     ARRAY_DRIVES_MAX, ArraySpec, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, EnclosureSpec,
-    ExportSpec, ExportWay, FileSystemSpec, HealthSpec, HostSpec, Level, Loaded, ModelSpec,
-    MountSpec, NETWORK_CORES_MAX, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX,
-    ScrubSpec, SliceSize, Spread, TestingSpec, Wrapper,
+    ExportSpec, ExportWay, FileSystemSpec, GuestCacheSpec, HealthSpec, HostSpec, Level, Loaded,
+    ModelSpec, MountSpec, NETWORK_CORES_MAX, ParityKind, RebuildSpec, SLICE_ALIGN_BYTES,
+    STRIPE_CHUNKS_MAX, ScrubSpec, SliceSize, Spread, TAG_BYTES_MOST, TestingSpec, UnknownWord,
+    Wrapper,
 };
 pub use pattern::PatternError;
 pub use remote::{EnclosureUrl, UrlError};
 pub use size::{Bytes, SizeError};
+pub use subtree::{SubtreeError, SubtreePath};
 pub use survive::{Placement, Required, Survival};

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::file::{
-    ClusterFile, DriveSpec, ExportWay, Level, ModelSpec, ParityKind, SliceSize, Spread,
-    TestingSpec, Wrapper,
+    ClusterFile, DriveSpec, ExportWay, GuestCacheSpec, Level, ModelSpec, ParityKind, SliceSize,
+    Spread, TestingSpec, Wrapper,
 };
 use crate::survive::Required;
 use crate::{Bytes, Survival};
@@ -240,6 +240,16 @@ impl ClusterFile {
                 }
                 ExportWay::Vhost { directory } => {
                     writeln!(out, "vhost = {}", quoted_path(directory))?;
+                }
+                ExportWay::Virtiofs { socket, subtree, tag, cache } => {
+                    writeln!(out, "virtiofs = {}", quoted_path(socket))?;
+                    writeln!(out, "subtree = {}", quoted(&subtree.to_string()))?;
+                    if let Some(tag) = tag {
+                        writeln!(out, "tag = {}", quoted(tag))?;
+                    }
+                    if *cache == GuestCacheSpec::Open {
+                        writeln!(out, "cache = {}", quoted(&cache.to_string()))?;
+                    }
                 }
                 ExportWay::Nvme { addresses, hosts, keys, tls_only } => {
                     let list = |texts: &[String]| {

@@ -1,8 +1,9 @@
-//! `[[export]]`: where volumes are shown, and to whom.
+//! `[[export]]`: where volumes and directories are shown, and to whom.
 
 use super::is_address;
 use crate::ProblemKind;
-use crate::file::{ExportSpec, ExportWay};
+use crate::SubtreePath;
+use crate::file::{ExportSpec, ExportWay, GuestCacheSpec, TAG_BYTES_MOST};
 use crate::reader::{Reader, Table, is_name};
 use std::path::PathBuf;
 use toml_edit::Item;
@@ -14,9 +15,11 @@ const TENANT_NAME_MOST: usize = 63;
 const UNIX_ADDRESS: &str = "unix:";
 /// Bytes of the name of an NVMe host.
 const NQN_MOST: usize = 223;
-/// Keys of exports over NBD, and of those over NVMe/TCP.
+/// Keys of each way.
 const NBD_KEYS: &[&str] = &["nbd", "tls", "verify_clients"];
 const NVME_KEYS: &[&str] = &["nvme", "hosts", "keys", "tls_only"];
+const VIRTIOFS_KEYS: &[&str] = &["virtiofs", "subtree", "tag", "cache"];
+const VHOST_KEYS: &[&str] = &["vhost"];
 
 impl Reader<'_> {
     pub(super) fn export(&mut self, table: Table<'_>) -> ExportSpec {
@@ -25,15 +28,18 @@ impl Reader<'_> {
             let kind = ProblemKind::BadName { name: tenant.clone(), most: TENANT_NAME_MOST };
             self.problem_at(kind, table.node, "tenant");
         }
-        let way = if table.keys.contains_key("vhost") {
-            self.only_way(table, &[NBD_KEYS, NVME_KEYS]);
+        let way = if table.keys.contains_key("virtiofs") {
+            self.only_way(table, &[NBD_KEYS, NVME_KEYS, VHOST_KEYS]);
+            self.virtiofs_export(table)
+        } else if table.keys.contains_key("vhost") {
+            self.only_way(table, &[NBD_KEYS, NVME_KEYS, VIRTIOFS_KEYS]);
             let directory = self.text_of(table, "vhost").unwrap_or_default().into();
             ExportWay::Vhost { directory }
         } else if table.keys.contains_key("nvme") {
-            self.only_way(table, &[NBD_KEYS]);
+            self.only_way(table, &[NBD_KEYS, VIRTIOFS_KEYS]);
             self.nvme_export(table)
         } else {
-            self.only_way(table, &[NVME_KEYS]);
+            self.only_way(table, &[NVME_KEYS, VIRTIOFS_KEYS]);
             self.nbd_export(table)
         };
         ExportSpec { tenant, way }
@@ -80,6 +86,32 @@ impl Reader<'_> {
             self.problem_at(kind, table.node, "tls_only");
         }
         ExportWay::Nvme { addresses, hosts, keys, tls_only }
+    }
+
+    fn virtiofs_export(&mut self, table: Table<'_>) -> ExportWay {
+        let socket = self.text_of(table, "virtiofs").unwrap_or_default().into();
+        let path = self.needed_text(table, "subtree", "subtree = \"/guests/vm1\"");
+        let subtree = path.and_then(|text| match text.parse() {
+            Ok(subtree) => Some(subtree),
+            Err(reason) => {
+                self.problem_at(ProblemKind::BadSubtree { text, reason }, table.node, "subtree");
+                None
+            }
+        });
+        let tag = self.text_of(table, "tag");
+        if let Some(tag) = tag.as_ref().filter(|tag| tag.len() > TAG_BYTES_MOST) {
+            let kind = ProblemKind::LongTag { tag: tag.clone(), most: TAG_BYTES_MOST };
+            self.problem_at(kind, table.node, "tag");
+        }
+        let word = self.text_of(table, "cache");
+        let cache = word.as_deref().map_or(Ok(GuestCacheSpec::None), str::parse);
+        if cache.is_err() {
+            let allowed = GuestCacheSpec::WORDS.map(String::from).to_vec();
+            self.bad_choice(table, "cache", word.unwrap_or_default(), allowed);
+        }
+        let cache = cache.unwrap_or_default();
+        let subtree = subtree.unwrap_or_else(SubtreePath::stand_in);
+        ExportWay::Virtiofs { socket, subtree, tag, cache }
     }
 
     fn nbd_export(&mut self, table: Table<'_>) -> ExportWay {

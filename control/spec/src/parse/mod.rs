@@ -69,8 +69,21 @@ const FILESYSTEM_KEYS: &[&str] = &[
     "survives",
 ];
 const MOUNT_KEYS: &[&str] = &["path", "filesystem", "host"];
-const EXPORT_KEYS: &[&str] =
-    &["tenant", "nbd", "tls", "verify_clients", "vhost", "nvme", "hosts", "keys", "tls_only"];
+const EXPORT_KEYS: &[&str] = &[
+    "tenant",
+    "nbd",
+    "tls",
+    "verify_clients",
+    "vhost",
+    "nvme",
+    "hosts",
+    "keys",
+    "tls_only",
+    "virtiofs",
+    "subtree",
+    "tag",
+    "cache",
+];
 const TESTING_KEYS: &[&str] = &["wrapper", "seed", "model", "models"];
 const MODEL_KEYS: &[&str] = &["name", "rate", "iops", "latency_us", "flush_us"];
 

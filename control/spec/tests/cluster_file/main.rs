@@ -6,8 +6,8 @@ mod remote;
 use std::path::Path;
 
 use levada_spec::{
-    Bytes, ClusterFile, ExportWay, Level, ParityKind, Problem, Severity, SliceSize, SpecError,
-    Spread, Survival, Wrapper,
+    Bytes, ClusterFile, ExportWay, GuestCacheSpec, Level, ParityKind, Problem, Severity, SliceSize,
+    SpecError, Spread, Survival, Wrapper,
 };
 use proptest::prelude::*;
 
@@ -628,6 +628,46 @@ fn mistakes_about_exports() {
 }
 
 #[test]
+fn mistakes_about_directories_for_guests() {
+    let export = |keys: &str| format!("[[export]]\n{keys}\n[[mount]]");
+    let breaks = |keys: &str, down, says: &str, help: &str| {
+        breaks("[[mount]]", &export(keys), down, says, help);
+    };
+    breaks("virtiofs = \"a\"", 0, "[[export]] has no `subtree`", "/guests/vm1");
+    for (text, reason) in [
+        ("/", "it is the whole file system"),
+        ("guests", "it does not begin with /"),
+        ("/.levada/volumes", "/.levada is the cluster's own"),
+        ("/guests/../x", "\"..\" in it is no name"),
+    ] {
+        let says = format!("\"{text}\" is no directory to show by itself: {reason}");
+        breaks(&format!("virtiofs = \"a\"\nsubtree = \"{text}\""), 2, &says, "/guests/vm1");
+    }
+    let one = "virtiofs = \"a\"\nsubtree = \"/g/one\"";
+    let long = format!("{one}\ntag = \"{}\"", "t".repeat(37));
+    breaks(&long, 3, "is longer than 36 bytes", "the cluster's name");
+    breaks(&format!("{one}\ncache = \"opne\""), 3, "`cache` is \"opne\"", "`open`");
+    breaks(&format!("{one}\nvhost = \"run\""), 3, "in one way, `vhost`", "for each");
+    breaks(&format!("{one}\nnbd = \"unix:b\""), 3, "in one way, `nbd`", "for each");
+    breaks("nbd = \"unix:b\"\nsubtree = \"/g\"", 2, "in one way, `subtree`", "for each");
+    breaks("vhost = \"run\"\ntag = \"t\"", 2, "in one way, `tag`", "for each");
+    let again = format!("{one}\n[[export]]\n{one}");
+    breaks(&again, 4, "a is used by two exports", "named once");
+    let same = format!("{one}\n[[export]]\nvirtiofs = \"./x/../a\"\nsubtree = \"/g/two\"");
+    breaks(&same, 4, "./x/../a is used by two exports", "named once");
+    for other in ["/g/one", "/g", "/g/one/deep"] {
+        let keys = format!(
+            "{one}\n[[export]]\ntenant = \"blue\"\nvirtiofs = \"b\"\nsubtree = \"{other}\""
+        );
+        let says = format!("{other} is shown to guests of two tenants, or in what is (line ");
+        breaks(&keys, 6, &says, "that no other has");
+    }
+    // Two guests of one tenant may share a directory.
+    let shared = format!("{one}\n[[export]]\nvirtiofs = \"b\"\nsubtree = \"/g\"");
+    assert!(errors(&GOOD.replace("[[mount]]", &export(&shared))).is_empty());
+}
+
+#[test]
 fn all_errors_are_reported_in_order() {
     let text = GOOD
         .replace("\"lab\"", "\"l b\"")
@@ -776,6 +816,7 @@ fn written_files_read_back() {
         .replace("copies = 3", "copies = 3\nspread = \"drive\"\ndrives = [\"d{00..07}\"]")
         + "[[export]]\nnbd = \"unix:run/nbd\"\n[[export]]\ntenant = \"blue\"\nnbd = \"[::1]:10809\"\ntls = \"certs\"\nverify_clients = true\n[[export]]\nvhost = \"run/vm\"\n"
         + "[[export]]\nnvme = [\"10.0.0.1:4420\", \"[fd00::1]:4420\"]\nhosts = [\"nqn.2014-08.org.example:a\"]\nkeys = \"nvme.keys\"\ntls_only = true\n"
+        + "[[export]]\nvirtiofs = \"run/vm1.fs\"\nsubtree = \"/guests/vm1/\"\ntag = \"shared\"\ncache = \"open\"\n"
         + "[testing]\nmodel = \"own\"\n[[testing.models]]\nname = \"own\"\nrate = \"1GB\"\niops = 5\nflush_us = 100\n";
     let (cluster, _) =
         ClusterFile::parse("levada.toml", &odd).unwrap_or_else(|report| panic!("{report}"));
@@ -785,7 +826,7 @@ fn written_files_read_back() {
     assert_eq!(cluster.network_cores, 4);
     let fifty = Bytes(50_000_000);
     assert_eq!((cluster.scrub.floor, cluster.scrub.ceiling), (fifty, Some(fifty)));
-    let [first, second, third, fourth] = &cluster.exports[..] else {
+    let [first, second, third, fourth, fifth] = &cluster.exports[..] else {
         panic!("{:?}", cluster.exports)
     };
     assert_eq!(first.tenant, "default");
@@ -794,6 +835,14 @@ fn written_files_read_back() {
     assert!(matches!(second.way, ExportWay::Nbd { verify_clients: true, .. }));
     assert_eq!(third.way, ExportWay::Vhost { directory: "run/vm".into() });
     assert_eq!(fourth.way.place(), ("nvme", "10.0.0.1:4420, [fd00::1]:4420".into()));
+    assert_eq!(fifth.way.place(), ("virtiofs", "run/vm1.fs".into()));
+    let virtiofs = ExportWay::Virtiofs {
+        socket: "run/vm1.fs".into(),
+        subtree: "/guests/vm1".parse().unwrap(),
+        tag: Some("shared".into()),
+        cache: GuestCacheSpec::Open,
+    };
+    assert_eq!(fifth.way, virtiofs);
     reads_back(&cluster);
 }
 
