@@ -221,8 +221,9 @@ struct PlaceArgs {
     /// may read and write the array, unless --nvme-host says who may
     #[arg(long, value_name = "ADDRESS")]
     nvme: Vec<levada_export_nvmet::Address>,
-    /// Show it to a virtual machine over vhost-user-blk at this socket; may be given several times, for machines that share a disk
-    #[arg(long, value_name = "SOCKET")]
+    /// Show it to a virtual machine over vhost-user-blk at this socket; of a pool each volume, at NAME.sock in this directory. May be
+    /// given several times, for machines that share a disk
+    #[arg(long, value_name = "PATH")]
     vhost: Vec<PathBuf>,
 }
 

@@ -84,6 +84,9 @@ fn draw(status: &Status, out: &mut String) -> std::fmt::Result {
                 write!(out, ", shown as {place}")?;
             }
             writeln!(out)?;
+            if let Some(problem) = &by.vhost_problem {
+                writeln!(out, "  ! {problem}")?;
+            }
         }
         None => writeln!(out, "  {}  not open", status.uuid)?,
     }

@@ -53,6 +53,46 @@ fn an_array_is_shown_to_a_guest() {
     assert!(!array.path(SOCKET).exists(), "the socket stays");
 }
 
+/// Each volume of a pool has a socket of its own, which comes and goes with it.
+#[test]
+fn linear_volumes_are_shown_to_guests() {
+    let mut array = Box::new();
+    for drive in DRIVES {
+        array.drive(drive, 64 << 20);
+    }
+    array.ok(&[&["create", "vol", "--level", "6"][..], &DRIVES].concat());
+    let volume = |array: &Box, arguments: &[&str]| {
+        let output = array.run_other(&[&["volume"], arguments].concat());
+        assert!(output.status.success(), "levada volume {arguments:?}: {}", support::said(&output));
+    };
+    volume(&array, &[&["pool"][..], &DRIVES].concat());
+    let directory = array.path("vms").display().to_string();
+    array.serve_as(&["--vhost", &directory], "vms", &DRIVES);
+    volume(&array, &["create", "one", "--size", "16MiB", "--on", DRIVES[0]]);
+    volume(&array, &["create", "blue/two", "--size", "16MiB", "--on", DRIVES[0]]);
+    let sockets = ["one.sock", "blue/two.sock"].map(|name| array.path("vms").join(name));
+    wait_until("the sockets are there", || sockets.iter().all(|socket| socket.exists()));
+    // What one guest wrote another volume does not have: each checks all of its own.
+    sockets.iter().for_each(|socket| front_end::check_served(socket));
+    let told = array.ok(&["show", DRIVES[0]]);
+    assert!(told.contains(&format!("shown as vhost:{directory}")), "{told}");
+    // A file in the way is left alone, and told.
+    std::fs::write(array.path("vms/three.sock"), "somebody's").expect("written");
+    volume(&array, &["create", "three", "--size", "1MiB", "--on", DRIVES[0]]);
+    wait_until("it is told", || array.ok(&["show", DRIVES[0]]).contains("three.sock is no socket"));
+    volume(&array, &["delete", "three", "--on", DRIVES[0]]);
+    wait_until("it is well", || !array.ok(&["show", DRIVES[0]]).contains("three.sock"));
+    volume(&array, &["delete", "one", "--on", DRIVES[0]]);
+    wait_until("its socket goes with it", || !sockets[0].exists());
+    array.stop();
+    assert!(!sockets[1].exists(), "the socket stays");
+    // They are there again with the next start.
+    array.serve_as(&["--vhost", &directory], "vms", &DRIVES);
+    wait_until("the socket is there", || sockets[1].exists());
+    front_end::check_served(&sockets[1]);
+    array.stop();
+}
+
 /// A guest that writes all the time, and whose back end is killed again and again: every request is answered once, and what
 /// was answered is there.
 #[test]

@@ -111,9 +111,11 @@ pub enum ArrayError {
     NoPool { array: String },
     /// Whoever writes there does not know what is whose.
     #[error(
-        "{array} is a pool of volumes, and who writes to all of it would overwrite them: show them with --nbd"
+        "{array} is a pool of volumes, and who writes to all of it would overwrite them: show them with --nbd, --nvme or --vhost"
     )]
     PoolAsWhole { array: String },
+    #[error("cannot make the directory {}", .at.display())]
+    SocketDirectory { at: PathBuf, source: std::io::Error },
     #[error("{array} is shown as a whole, and somebody may use it: end that first")]
     ShownWhole { array: String },
     #[error(transparent)]

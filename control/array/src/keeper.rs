@@ -22,6 +22,7 @@ use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_device::{BlockError, Device};
 use levada_export_nvmet::{self as nvmet, AnaState};
+use levada_export_vhost::Directory;
 use levada_health::{Record, Watch};
 use levada_raid::{
     self as raid, Array, Finding, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
@@ -72,6 +73,8 @@ pub(crate) struct Keeper {
     pub paths: RefCell<Vec<nvmet::Path>>,
     /// Sockets at which virtual machines find it.
     pub vhost: RefCell<Vec<PathBuf>>,
+    /// The same of a pool, as directories with a socket for each volume.
+    pub directories: RefCell<Vec<Rc<Directory>>>,
     rebuilds: Cell<bool>,
     pace: Cell<Pace>,
     /// Something happened to a member, or another pace is wanted.
@@ -209,6 +212,7 @@ impl Keeper {
             nvme: RefCell::default(),
             paths: RefCell::default(),
             vhost: RefCell::default(),
+            directories: RefCell::default(),
             rebuilds: Cell::new(rebuilds),
             pace: Cell::new(pace),
             changed: Notify::default(),
@@ -649,6 +653,7 @@ impl Keeper {
             nvme: self.nvme.borrow().clone(),
             nvme_states: self.paths.borrow().iter().map(nvmet::Path::state).collect(),
             vhost: self.vhost.borrow().clone(),
+            vhost_problem: self.directories.borrow().iter().find_map(|at| at.problem()),
         };
         let mut status = Status {
             open_by: Some(open_by),

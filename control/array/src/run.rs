@@ -225,6 +225,7 @@ impl Open {
         *self.keeper.nvme.borrow_mut() = shown.paths();
         *self.keeper.paths.borrow_mut() = shown.nvme_paths();
         *self.keeper.vhost.borrow_mut() = shown.sockets();
+        *self.keeper.directories.borrow_mut() = shown.directories();
         ready(&self.keeper.status(), &shown);
         let ended = loop {
             let told = match select(pin!(shown.ended()), pin!(self.told_to_stop())).await {
@@ -248,6 +249,7 @@ impl Open {
         self.keeper.nvme.borrow_mut().clear();
         self.keeper.paths.borrow_mut().clear();
         self.keeper.vhost.borrow_mut().clear();
+        self.keeper.directories.borrow_mut().clear();
         ended
     }
 

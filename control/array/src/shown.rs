@@ -1,5 +1,5 @@
 //! How a served array is shown: as a file, over NBD or NVMe/TCP, to virtual machines, or in several of these ways; of a pool its volumes,
-//! over NBD and NVMe/TCP.
+//! in each of these ways but the first.
 
 use crate::error::ArrayError;
 use crate::request::absolute;
@@ -23,7 +23,7 @@ pub struct Shows {
     pub at: Option<PathBuf>,
     /// Where NBD servers listen.
     pub nbd: Vec<Address>,
-    /// Sockets at which virtual machines find it.
+    /// Sockets at which virtual machines find it; of a pool directories, with a socket for each volume.
     pub vhost: Vec<PathBuf>,
     /// Where NVMe hosts find it.
     pub nvme: Vec<SocketAddr>,
@@ -60,6 +60,8 @@ pub struct Shown {
     file: Option<Export<Rc<dyn Volume>>>,
     servers: Vec<Server>,
     vhost: Vec<vhost::Server<dyn Volume>>,
+    /// Of a pool, with the tasks that keep sockets in step with volumes.
+    directories: Vec<(Rc<vhost::Directory>, JoinHandle<()>)>,
     nvme: Option<Nvme>,
     /// The export that addresses are told with: none of a pool, which has several.
     export: String,
@@ -140,14 +142,21 @@ impl Shown {
         (array, uuid): (&str, Uuid),
     ) -> Result<Self, ArrayError> {
         let export = match what {
-            What::Pool(_) if shows.at.is_some() || !shows.vhost.is_empty() => {
+            What::Pool(_) if shows.at.is_some() => {
                 return Err(ArrayError::PoolAsWhole { array: array.into() });
             }
             What::Pool(_) => String::new(),
             What::Whole(_) => array.to_owned(),
         };
-        let (servers, vhost, with_tls) = (Vec::new(), Vec::new(), tls.is_some());
-        let mut shown = Self { file: None, servers, vhost, nvme: None, export, with_tls };
+        let mut shown = Self {
+            file: None,
+            servers: Vec::new(),
+            vhost: Vec::new(),
+            directories: Vec::new(),
+            nvme: None,
+            export,
+            with_tls: tls.is_some(),
+        };
         let begun = async {
             if !shows.nvme.is_empty() {
                 shown.nvme = Some(Nvme::begin(shows, what.clone(), array, uuid)?);
@@ -177,7 +186,15 @@ impl Shown {
             };
             self.servers.push(Server::listen(address, exports, tls.clone())?);
         }
-        let What::Whole(volume) = what else { return Ok(()) };
+        let volume = match what {
+            What::Whole(volume) => volume,
+            What::Pool(volumes) => {
+                for at in &shows.vhost {
+                    self.begin_directory(absolute(at)?, Rc::clone(&volumes))?;
+                }
+                return Ok(());
+            }
+        };
         for at in &shows.vhost {
             let at = absolute(at)?;
             let options =
@@ -188,6 +205,16 @@ impl Shown {
         if let Some(at) = &shows.at {
             self.file = Some(Export::begin(volume, at).await?);
         }
+        Ok(())
+    }
+
+    fn begin_directory(&mut self, at: PathBuf, volumes: Rc<Volumes>) -> Result<(), ArrayError> {
+        let directory = vhost::Directory::new(at.clone(), volumes)
+            .map_err(|source| ArrayError::SocketDirectory { at, source })?;
+        let directory = Rc::new(directory);
+        let running = Rc::clone(&directory);
+        let running = reactor::spawn(async move { running.run().await });
+        self.directories.push((directory, running));
         Ok(())
     }
 
@@ -204,10 +231,16 @@ impl Shown {
         self.servers.iter().map(uri).collect()
     }
 
-    /// Sockets at which virtual machines find it.
+    /// Sockets at which virtual machines find it; of a pool their directories.
     #[must_use]
     pub fn sockets(&self) -> Vec<PathBuf> {
-        self.vhost.iter().map(|server| server.at().to_owned()).collect()
+        let directories = self.directories.iter().map(|(directory, _)| directory.at());
+        self.vhost.iter().map(vhost::Server::at).chain(directories).map(Path::to_owned).collect()
+    }
+
+    /// Those directories, for who tells what is the matter with them.
+    pub(crate) fn directories(&self) -> Vec<Rc<vhost::Directory>> {
+        self.directories.iter().map(|(directory, _)| Rc::clone(directory)).collect()
     }
 
     /// Where NVMe hosts find it: `nvme+tcp://ADDRESS/SUBSYSTEM`; of a pool what the names of its subsystems begin with.
@@ -229,7 +262,7 @@ impl Shown {
     #[must_use]
     pub fn places(&self) -> Vec<String> {
         let file = self.file().map(|at| at.display().to_string());
-        let sockets = self.vhost.iter().map(|server| format!("vhost:{}", server.at().display()));
+        let sockets = self.sockets().into_iter().map(|at| format!("vhost:{}", at.display()));
         file.into_iter().chain(self.uris()).chain(self.paths()).chain(sockets).collect()
     }
 
@@ -255,6 +288,10 @@ impl Shown {
         }
         for server in self.vhost {
             server.end().await;
+        }
+        for (directory, running) in self.directories {
+            running.abort();
+            directory.end().await;
         }
         if let Some(nvme) = self.nvme {
             nvme.end().await;

@@ -84,6 +84,9 @@ pub struct OpenBy {
     /// Sockets at which virtual machines find it.
     #[serde(default)]
     pub vhost: Vec<PathBuf>,
+    /// Why a volume of a pool has no socket there.
+    #[serde(default)]
+    pub vhost_problem: Option<String>,
 }
 
 impl OpenBy {

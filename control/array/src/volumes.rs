@@ -10,6 +10,7 @@ use levada_base::sync::Semaphore;
 use levada_base::units::MIB;
 use levada_export_nbd::Exports;
 use levada_export_nvmet::{self as nvmet, KeepError, Opened, VolumeShown};
+use levada_export_vhost::Disks;
 use levada_spec::Bytes;
 use levada_volume::qos::{Governed, Governor, Limits, LimitsChange, Rates, Share, Terms};
 use levada_volume::{
@@ -156,6 +157,19 @@ impl Exports for Volumes {
         let names = self.pool.list(None).into_iter().map(|volume| volume.name.to_string());
         let names = names.collect();
         Box::pin(async move { names })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(self.named(name))
+    }
+}
+
+/// As over NBD: all of them, those of a tenant in a directory of its name.
+impl Disks for Volumes {
+    fn list(&self) -> LocalBoxFuture<'_, Option<BTreeMap<String, u64>>> {
+        let disk = |row: VolumeRow| (row.name.to_string(), row.size_bytes);
+        let all = self.pool.list(None).into_iter().map(disk).collect();
+        Box::pin(async move { Some(all) })
     }
 
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {

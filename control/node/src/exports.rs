@@ -6,7 +6,6 @@
 //! it keeps nothing else from serving.
 
 use crate::control::ExportStatus;
-use crate::sockets::Sockets;
 use crate::volumes::{VolumeRefusal, Volumes};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::Uuid;
@@ -15,9 +14,11 @@ use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls
 use levada_export_nvmet::{
     self as nvmet, AnaState, Follower, Hosts, KeepError, Nqn, Opened, VolumeShown,
 };
+use levada_export_vhost::{Directory, Disks};
 use levada_spec::{ExportWay, Loaded};
 use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -62,7 +63,7 @@ enum Now {
     Waits(String),
     Nbd(Server),
     /// With the task that keeps the sockets in step.
-    Vhost(Rc<Sockets>, JoinHandle<()>),
+    Vhost(Rc<Directory>, JoinHandle<()>),
     Nvme(NvmeExport),
     Ended,
 }
@@ -160,6 +161,22 @@ impl Exports for TenantExports {
                 tracing::warn!(%error, "volumes cannot be listed");
                 Vec::new()
             })
+        })
+    }
+
+    fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Rc<dyn Volume>>> {
+        Box::pin(self.named(name))
+    }
+}
+
+impl Disks for TenantExports {
+    fn list(&self) -> LocalBoxFuture<'_, Option<BTreeMap<String, u64>>> {
+        Box::pin(async {
+            let rows = self.rows().await.inspect_err(|error| {
+                tracing::warn!(%error, "volumes cannot be listed");
+            });
+            let disk = |row: VolumeRow| (row.name.name().to_owned(), row.size_bytes);
+            Some(rows.ok()?.into_iter().map(disk).collect())
         })
     }
 
@@ -286,7 +303,8 @@ impl Exporter {
             ExportWay::Vhost { directory } => {
                 let failed =
                     |source| ExportError::Directory { directory: directory.clone(), source };
-                let sockets = Rc::new(Sockets::new(directory.clone(), volumes).map_err(failed)?);
+                let sockets = Directory::new(directory.clone(), Rc::new(volumes));
+                let sockets = Rc::new(sockets.map_err(failed)?);
                 let running = Rc::clone(&sockets);
                 let running = reactor::spawn(async move { running.run().await });
                 Ok(Now::Vhost(sockets, running))

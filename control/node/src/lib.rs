@@ -26,7 +26,6 @@ pub mod quota;
 pub mod recorded;
 mod remote_drives;
 mod run;
-mod sockets;
 pub mod state;
 pub mod targets;
 pub mod volumes;

@@ -19,8 +19,16 @@ pub enum TagError {
     Empty,
     #[error("a tag has {TAG_BYTES} bytes at most, and this has {0}")]
     TooLong(usize),
-    #[error("a tag has no zero bytes")]
-    Zero,
+    #[error("a tag has no control characters")]
+    Control,
+}
+
+impl std::fmt::Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // It was a text without zeroes.
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(TAG_BYTES);
+        f.write_str(&String::from_utf8_lossy(&self.0[..end]))
+    }
 }
 
 impl std::str::FromStr for Tag {
@@ -34,8 +42,8 @@ impl std::str::FromStr for Tag {
         if bytes.len() > TAG_BYTES {
             return Err(TagError::TooLong(bytes.len()));
         }
-        if bytes.contains(&0) {
-            return Err(TagError::Zero);
+        if text.contains(char::is_control) {
+            return Err(TagError::Control);
         }
         let mut tag = [0; TAG_BYTES];
         tag[..bytes.len()].copy_from_slice(bytes);
@@ -109,6 +117,6 @@ mod tests {
         assert!("ä".repeat(18).parse::<Tag>().is_ok());
         assert_eq!("a".repeat(37).parse::<Tag>(), Err(TagError::TooLong(37)));
         assert_eq!("".parse::<Tag>(), Err(TagError::Empty));
-        assert_eq!("a\0b".parse::<Tag>(), Err(TagError::Zero));
+        assert_eq!("a\0b".parse::<Tag>(), Err(TagError::Control));
     }
 }
