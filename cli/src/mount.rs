@@ -4,7 +4,8 @@
 mod guest;
 mod told;
 
-pub use told::{meters, status};
+pub use guest::serve_exports;
+pub use told::{exports, meters, status};
 
 use crate::{out::say, place, process, status};
 use anyhow::{Context, Result, bail};

@@ -34,11 +34,27 @@ pub fn ask(state: &StateDir) -> Result<Status> {
     Ok(*status)
 }
 
+/// The same, and what is the matter with directories for guests, which are served when all else is.
+fn ask_of_guests_too(state: &StateDir) -> Result<Status> {
+    let mut status = ask(state)?;
+    mount::exports(state, &mut status.exports);
+    for export in &status.exports {
+        if let (Some(socket), Some(problem)) = (&export.virtiofs, &export.problem) {
+            status.problems.push(format!(
+                "export of {} at {}: {problem}",
+                export.subtree,
+                socket.display()
+            ));
+        }
+    }
+    Ok(status)
+}
+
 /// Prints the status.
 pub fn status(file: Option<&Path>, args: &StatusArgs) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
-    let status = ask(&state)?;
+    let status = ask_of_guests_too(&state)?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&status)?);
     } else {
@@ -160,6 +176,9 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
     }
     for mount in &status.mounts {
         write!(out, "  {}", mount.dir.display())?;
+        if let Some(subtree) = &mount.subtree {
+            write!(out, " ({subtree})")?;
+        }
         if let Some(MountNow { requests, in_flight, p50_us, p99_us, cache }) = mount.now {
             write!(
                 out,
@@ -176,13 +195,18 @@ fn draw(status: &Status, leaving: &[String], out: &mut String) -> std::fmt::Resu
         writeln!(out, "\nexports")?;
     }
     for export in &status.exports {
+        let (tenant, clients) = (&export.tenant, export.clients);
+        if let Some(socket) = &export.virtiofs {
+            let (socket, subtree) = (socket.display(), &export.subtree);
+            writeln!(out, "  virtio-fs at {socket}: {subtree} of {tenant}, {clients} connections")?;
+            continue;
+        }
         let tls = if export.tls { " (TLS)" } else { "" };
         let place = match &export.vhost {
             Some(directory) => format!("vhost sockets in {}", directory.display()),
             None if !export.nvme.is_empty() => format!("NVMe/TCP at {}", nvme_paths(export)),
             None => format!("NBD at {}", export.nbd),
         };
-        let (tenant, clients) = (&export.tenant, export.clients);
         writeln!(out, "  {place}{tls}: volumes of {tenant}, {clients} connections")?;
     }
     writeln!(out, "\nclients")?;

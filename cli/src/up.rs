@@ -24,7 +24,7 @@ const LET_GO_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub struct UpArgs {
-    /// Do not make the mounts that the cluster file lists
+    /// Do not make the mounts that the cluster file lists, nor serve directories to guests
     #[arg(long)]
     no_mounts: bool,
     #[command(flatten)]
@@ -117,11 +117,14 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         }
     }
     if !args.no_mounts {
-        for spec in &loaded.cluster.mounts {
-            let dir = loaded.path(&spec.path);
+        let mut mounts = loaded.cluster.mounts.iter().map(|spec| loaded.path(&spec.path));
+        let mounted = mounts.try_for_each(|dir| {
             mount::make_place(&dir)?;
-            mount::mount_at(&loaded, &path, &dir)?;
-        }
+            mount::mount_at(&loaded, &path, &dir)
+        });
+        // Guests have nothing to do with programs here.
+        let served = mount::serve_exports(&loaded, &path);
+        mounted.and(served)?;
     }
     Ok(())
 }

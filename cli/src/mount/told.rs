@@ -2,7 +2,9 @@
 
 use super::{guest, mounts, record, served};
 use anyhow::Result;
-use levada_node::control::{self, ControlReply, ControlRequest, MountNow, MountStatus};
+use levada_node::control::{
+    self, ControlReply, ControlRequest, ExportStatus, MountNow, MountStatus,
+};
 use levada_node::meters::{MountMeters, percentiles};
 use levada_node::state::StateDir;
 use std::path::{Path, PathBuf};
@@ -45,10 +47,38 @@ pub fn status(state: &StateDir) -> Vec<MountStatus> {
         MountNow { requests, in_flight, p50_us, p99_us, cache }
     };
     let mounts = mounts(state).into_iter();
-    let mounts = mounts.map(|dir| MountStatus { now: meters_of(state, &dir).map(told), dir });
+    let mounts =
+        mounts.map(|dir| MountStatus { now: meters_of(state, &dir).map(told), dir, subtree: None });
     let at_sockets = guest::sockets(state).into_iter().map(|at| {
-        let now = meters_in(state, &at, guest::record(state, &at)).map(told);
-        MountStatus { now, dir: at }
+        let record = guest::record(state, &at);
+        let part = record.as_deref().ok().and_then(guest::view_of).and_then(|view| view.part);
+        let now = meters_in(state, &at, record).map(told);
+        MountStatus { now, dir: at, subtree: part.map(|part| part.path.to_string()) }
     });
     mounts.chain(at_sockets).collect()
+}
+
+/// Fills in what is known here of exports to guests: whether one is there, and whether it could be.
+pub fn exports(state: &StateDir, exports: &mut [ExportStatus]) {
+    let served = guest::sockets(state);
+    for export in exports {
+        let Some(socket) = &export.virtiofs else { continue };
+        // Not even its directory may be there.
+        let at = guest::place_of(socket).unwrap_or_else(|_| socket.clone());
+        if !served.contains(&at) {
+            export.problem = Some("nobody serves it; `levada up` does".into());
+            continue;
+        }
+        let record = guest::record(state, &at);
+        let part = record.as_deref().ok().and_then(guest::view_of).and_then(|view| view.part);
+        let shown = part.map(|part| part.path.to_string());
+        if shown.as_ref() != Some(&export.subtree) {
+            let shown = shown.unwrap_or_else(|| "all of the file system".into());
+            let at = at.display();
+            export.problem =
+                Some(format!("it shows {shown} instead: `levada umount {at}`, then `levada up`"));
+        }
+        let meters = meters_in(state, &at, record);
+        export.clients = meters.map_or(0, |meters| usize::from(meters.has_guest));
+    }
 }

@@ -69,6 +69,9 @@ pub enum ControlRequest {
     TenantDelete { tenant: Tenant },
     /// How good a path is over which hosts reach a tenant's volumes by NVMe/TCP; from 1 on, as the cluster file has them.
     TenantPath { tenant: Tenant, path: usize, state: AnaState },
+    /// Makes a directory within the file system, unless it is there, and gives it to a tenant. One that is there must be empty, or belong
+    /// to that one. Answered by [`ControlReply::SubtreeOf`].
+    SubtreeGive { path: String, tenant: Tenant },
     /// Answered by [`ControlReply::Tenants`].
     Tenants,
     /// Everything durable, then ends the node.
@@ -99,6 +102,10 @@ pub enum ControlReply {
     },
     Tenants {
         tenants: Vec<TenantStatus>,
+    },
+    SubtreeOf {
+        /// The tenant's, as quotas call it.
+        number: u32,
     },
     /// It could not be done; the text says what, where, and what to do.
     Failed {
@@ -326,7 +333,7 @@ pub struct TenantStatus {
     pub limits: Limits,
 }
 
-/// Where volumes of a tenant are shown.
+/// Where volumes of a tenant, or a directory, are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportStatus {
     pub tenant: String,
@@ -342,8 +349,14 @@ pub struct ExportStatus {
     /// How good each of those says it is; `None` for one that does not serve.
     #[serde(default)]
     pub nvme_states: Vec<Option<AnaState>>,
+    /// The socket at which a guest mounts a directory.
+    #[serde(default)]
+    pub virtiofs: Option<PathBuf>,
+    /// That directory.
+    #[serde(default)]
+    pub subtree: String,
     pub tls: bool,
-    /// Connections now.
+    /// Connections now; of a socket for a guest filled in by the program that asks, as a process of its own serves it.
     pub clients: usize,
     /// Why it does not serve.
     pub problem: Option<String>,
@@ -353,6 +366,9 @@ pub struct ExportStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
     pub dir: PathBuf,
+    /// All that a guest sees there, when that is not the whole file system.
+    #[serde(default)]
+    pub subtree: Option<String>,
     /// What its process has done since it began; `None` where it does not say.
     pub now: Option<MountNow>,
 }

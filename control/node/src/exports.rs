@@ -1,4 +1,5 @@
-//! The exports of a cluster: servers that show the volumes of a tenant.
+//! The exports of a cluster: servers that show the volumes of a tenant. Directories are shown by processes of their own
+//! ([`crate::mounting`]), of which the node only knows that there should be.
 //!
 //! What always holds: an export shows the volumes of its tenant, and of no other.
 //!
@@ -65,6 +66,8 @@ enum Now {
     /// With the task that keeps the sockets in step.
     Vhost(Rc<Directory>, JoinHandle<()>),
     Nvme(NvmeExport),
+    /// `levada up` starts who serves it.
+    Elsewhere,
     Ended,
 }
 
@@ -244,7 +247,10 @@ impl Exporter {
         let exports = loaded.cluster.exports.iter().map(|spec| Export {
             tenant: spec.tenant.clone(),
             way: absolute(&spec.way, loaded),
-            now: RefCell::new(Now::Waits("it has not begun yet".into())),
+            now: RefCell::new(match &spec.way {
+                ExportWay::Virtiofs { .. } => Now::Elsewhere,
+                _ => Now::Waits("it has not begun yet".into()),
+            }),
         });
         let cluster = loaded.cluster.name.clone();
         Rc::new(Self { cluster, exports: exports.collect(), volumes })
@@ -269,7 +275,7 @@ impl Exporter {
         match &mut *export.now.borrow_mut() {
             Now::Waits(_) => {}
             Now::Nvme(export) => return export.listen(),
-            Now::Nbd(_) | Now::Vhost(..) | Now::Ended => return true,
+            Now::Nbd(_) | Now::Vhost(..) | Now::Elsewhere | Now::Ended => return true,
         }
         let begun = self.begun(export);
         let has_begun = match &begun {
@@ -327,6 +333,7 @@ impl Exporter {
                 export.listen();
                 Ok(Now::Nvme(export))
             }
+            ExportWay::Virtiofs { .. } => Ok(Now::Elsewhere),
         }
     }
 
@@ -359,7 +366,7 @@ impl Exporter {
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
                 Now::Nvme(nvme) => (nvme.target.controllers(), nvme.problem()),
-                Now::Ended => (0, None),
+                Now::Elsewhere | Now::Ended => (0, None),
             };
             let mut status = ExportStatus {
                 tenant: export.tenant.clone(),
@@ -372,6 +379,10 @@ impl Exporter {
                     (status.nbd, status.tls) = (address.clone(), tls.is_some());
                 }
                 ExportWay::Vhost { directory } => status.vhost = Some(directory.clone()),
+                ExportWay::Virtiofs { socket, subtree, .. } => {
+                    status.virtiofs = Some(socket.clone());
+                    status.subtree = subtree.to_string();
+                }
                 ExportWay::Nvme { addresses, .. } => {
                     status.nvme = addresses.clone();
                     if let Now::Nvme(nvme) = &*export.now.borrow() {
@@ -401,7 +412,7 @@ impl Exporter {
                     nvme.running.abort();
                     nvme.target.end().await;
                 }
-                Now::Waits(_) | Now::Ended => {}
+                Now::Waits(_) | Now::Elsewhere | Now::Ended => {}
             }
         });
         join_all(ended).await;
@@ -421,6 +432,12 @@ fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
             verify_clients: *verify_clients,
         },
         ExportWay::Vhost { directory } => ExportWay::Vhost { directory: loaded.path(directory) },
+        ExportWay::Virtiofs { socket, subtree, tag, cache } => ExportWay::Virtiofs {
+            socket: loaded.path(socket),
+            subtree: subtree.clone(),
+            tag: tag.clone(),
+            cache: *cache,
+        },
         ExportWay::Nvme { addresses, hosts, keys, tls_only } => ExportWay::Nvme {
             addresses: addresses.clone(),
             hosts: hosts.clone(),

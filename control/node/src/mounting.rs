@@ -12,7 +12,9 @@
 mod desk;
 mod guard;
 mod guest;
+mod leave;
 mod note;
+mod shown;
 
 use desk::{Clerk, Desk, Now};
 use guard::Guard;
@@ -22,6 +24,7 @@ pub use guest::{GuestPlan, serve_guest};
 pub use levada_export_vhost::{Tag, TagError};
 
 pub use note::{Life, Served, dead_in, is_at};
+pub use shown::{Part, View};
 
 use crate::meters::CacheMeters;
 use anyhow::{Context, Result, bail};
@@ -31,7 +34,6 @@ use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Reactor};
 use levada_client::{Client, ClientConfig};
 use levada_mount::files::Files;
-pub use levada_mount::files::GuestCache;
 use levada_mount::session::Session;
 use levada_mount::transport::dev_fuse::{FuseMount, MountOptions, Unmounted};
 use levada_mount::transport::reactor::unmount as unmount_mount;
@@ -78,7 +80,7 @@ pub struct MountPlan {
 /// When the service refuses, or the directory cannot be mounted on.
 pub fn run(plan: &MountPlan, ready: impl FnOnce()) -> Result<()> {
     crate::log_to_stderr();
-    let (record, dead) = note::take(&plan.record, &plan.target)?;
+    let (record, dead) = note::take(&plan.record, &plan.target, "")?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);

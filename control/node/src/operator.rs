@@ -20,7 +20,7 @@ use levada_device::Drive;
 use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
-use levada_spec::{Bytes, ClusterFile, DriveSpec};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, SubtreeError};
 use levada_volume::Tenant;
 use returns::{Looking, Returns};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -74,6 +74,8 @@ enum Refusal {
         "tenant {tenant} has no path {path} over NVMe/TCP: there are {count}, numbered from 1 on"
     )]
     NoPath { tenant: Tenant, path: usize, count: usize },
+    #[error("{path:?} is no directory to show by itself: {reason}")]
+    NoSubtree { path: String, reason: SubtreeError },
     #[error("there is no drive {drive:?}; there are {known}")]
     NoSuchDrive { drive: String, known: String },
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
@@ -231,6 +233,13 @@ impl Operator {
             ControlRequest::TenantDelete { tenant } => {
                 self.volumes.delete_tenant(&tenant).await.map_err(Refusal::Volume)
             }
+            ControlRequest::SubtreeGive { path, tenant } => match path.parse() {
+                Ok(path) => match self.volumes.give_subtree(&path, &tenant).await {
+                    Ok(number) => return ControlReply::SubtreeOf { number },
+                    Err(refusal) => Err(Refusal::Volume(refusal)),
+                },
+                Err(reason) => Err(Refusal::NoSubtree { path, reason }),
+            },
             ControlRequest::Tenants => match self.volumes.tenants().await {
                 Ok(tenants) => return ControlReply::Tenants { tenants },
                 Err(refusal) => Err(Refusal::Volume(refusal)),

@@ -4,15 +4,20 @@
 
 use crate::assembly::{Cluster, Service};
 use levada_base::ids::Ino;
+use levada_client::{Client, Error};
 use levada_meta::{Account, DEFAULT_ID, Limit, Limits, MetaService, Subject, SubjectKind};
+use levada_spec::SubtreePath;
 use levada_wire::attr::{Attr, Kind, Time};
-use levada_wire::meta::{DirEntry, MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{Caller, DirEntry, MetaFault, MetaReply, MetaRequest, NewInode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Entries of a directory that are looked at at a time.
 const ENTRIES: u32 = 1024;
+/// Who makes directories of tenants, and how.
+const ROOT: Caller = Caller { uid: 0, gid: 0 };
+const DIRECTORY_MODE: u32 = 0o755;
 
 /// For what is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,12 +78,18 @@ pub enum QuotaError {
     NoTarget,
     #[error("{path}: {fault}")]
     Path { path: String, fault: MetaFault },
+    #[error("{path} cannot be made: {error}")]
+    Made { path: String, error: Error },
     #[error("the soft limit of {what} is above the hard one")]
     SoftAboveHard { what: &'static str },
     #[error("{0}")]
     Refused(MetaFault),
     #[error("{path} is no directory")]
     NoDirectory { path: String },
+    #[error("{path} belongs to another tenant")]
+    Foreign { path: String },
+    #[error("{path} is there, is not empty, and belongs to no tenant")]
+    NotEmpty { path: String },
 }
 
 impl QuotaChange {
@@ -291,6 +302,95 @@ pub(crate) async fn number_tenant(
     let failed = |fault| QuotaError::Path { path: path.to_owned(), fault };
     let ino = directory(&service, path).await?;
     belongs(&service, ino, Owner::Tenant(number), true).await.map_err(failed)
+}
+
+/// The numbers of tenants of whom something is counted, whether they are known or not.
+pub(crate) fn counted_tenants(cluster: &Cluster) -> Result<Vec<u32>, QuotaError> {
+    let quotas = show(cluster, None)?.into_iter();
+    let counted = quotas.filter(|quota| quota.who.kind == WhoKind::Tenant);
+    let counted = counted.filter(|quota| quota.bytes.used > 0 || quota.inodes.used > 0);
+    Ok(counted.filter_map(|quota| quota.who.id).collect())
+}
+
+/// Files and directories that count for the tenant of a number, and are not in the directory at `home`.
+pub(crate) async fn inodes_elsewhere(
+    cluster: &Cluster,
+    home: &str,
+    number: u32,
+) -> Result<u64, QuotaError> {
+    let service = metadata(cluster)?;
+    let failed = |fault| QuotaError::Path { path: home.to_owned(), fault };
+    let mut left = vec![directory(&service, home).await?];
+    let mut there = 0;
+    while let Some(directory) = left.pop() {
+        there += 1;
+        let (mut cookie, mut is_end) = (0, false);
+        while !is_end {
+            let (entries, end) =
+                entries(&service, directory, cookie, false).await.map_err(failed)?;
+            is_end = end || entries.is_empty();
+            for entry in entries {
+                cookie = entry.cookie;
+                match entry.kind {
+                    Kind::Directory => left.push(entry.ino),
+                    Kind::File | Kind::Symlink | Kind::Special => there += 1,
+                }
+            }
+        }
+    }
+    let who = Who { kind: WhoKind::Tenant, id: Some(number) };
+    let used = show(cluster, Some(who))?.pop().map_or(0, |quota| quota.inodes.used);
+    Ok(used.saturating_sub(there))
+}
+
+/// Makes a directory unless it is there, and gives it to the tenant of a number. One that is there must be empty, or that tenant's
+/// already; nothing on the way may belong to another one.
+pub(crate) async fn give_subtree(
+    cluster: &Cluster,
+    client: &Client,
+    path: &SubtreePath,
+    number: u32,
+) -> Result<(), QuotaError> {
+    let service = metadata(cluster)?;
+    let mut at = String::new();
+    let mut ino = Ino::ROOT;
+    let mut owner = 0;
+    for name in path.names() {
+        at = format!("{at}/{name}");
+        let failed = |error| QuotaError::Made { path: at.clone(), error };
+        let attr = found_or_made(client, ino, name).await.map_err(failed)?;
+        if attr.kind != Kind::Directory {
+            return Err(QuotaError::NoDirectory { path: at });
+        }
+        if attr.tenant != 0 && attr.tenant != number {
+            return Err(QuotaError::Foreign { path: at });
+        }
+        (ino, owner) = (attr.ino, attr.tenant);
+    }
+    if owner == number {
+        return Ok(());
+    }
+    // What is there already may be anybody's.
+    let failed = |fault| QuotaError::Path { path: at.clone(), fault };
+    if !entries(&service, ino, 0, false).await.map_err(failed)?.0.is_empty() {
+        return Err(QuotaError::NotEmpty { path: at });
+    }
+    service.set_owner(ino, None, Some(number)).await.map_err(failed)
+}
+
+/// What a name in a directory means: a directory that is made unless there is something.
+async fn found_or_made(client: &Client, parent: Ino, name: &str) -> Result<Attr, Error> {
+    let name = name.as_bytes();
+    match client.lookup(parent, name).await {
+        Err(Error::Meta(MetaFault::NotFound)) => {
+            match client.create(ROOT, parent, name, DIRECTORY_MODE, NewInode::Directory).await {
+                // Somebody else was faster.
+                Err(Error::Meta(MetaFault::Exists)) => client.lookup(parent, name).await,
+                made => made,
+            }
+        }
+        found => found,
+    }
 }
 
 async fn entries(

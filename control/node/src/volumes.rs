@@ -14,8 +14,8 @@ use levada_base::reactor::{self, JoinHandle};
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
-use levada_spec::Bytes;
-use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
+use levada_spec::{Bytes, SubtreePath};
+use levada_volume::qos::{Governor, LimitsChange, Rates, Share, Terms};
 use levada_volume::{
     Anyway, Catalogue, NewSize, OrderError, Settled, SnapshotName, SnapshotRow, Tenant, TenantRow,
     Volume, VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
@@ -33,6 +33,8 @@ const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Before what failed is tried again.
 const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// Volumes that are deleted are closed a moment later.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -47,6 +49,11 @@ pub enum VolumeRefusal {
     NotLarger { name: VolumeName, size: Bytes },
     #[error("volume {name} has only {size}")]
     NotSmaller { name: VolumeName, size: Bytes },
+    #[error(
+        "tenant {tenant} has {inodes} files and directories beside its volumes: those of its guests, and deleted volumes that \
+         somebody uses still; remove them first"
+    )]
+    HasFiles { tenant: Tenant, inodes: u64 },
     #[error(transparent)]
     Order(#[from] OrderError),
     #[error(transparent)]
@@ -89,6 +96,8 @@ pub struct Volumes {
     address: String,
     /// Where the client is noted, so that the next life need not wait for it.
     state: Option<StateDir>,
+    /// As the catalogue has it.
+    client: OnceCell<Client>,
     catalogue: OnceCell<Rc<Catalogue>>,
     /// The task that frees the room of deleted snapshots, and what it waits for.
     settling: OnceCell<JoinHandle<()>>,
@@ -107,6 +116,7 @@ impl Volumes {
             cluster,
             address: address.to_owned(),
             state,
+            client: OnceCell::new(),
             catalogue: OnceCell::new(),
             settling: OnceCell::new(),
             may_settle: Rc::default(),
@@ -148,8 +158,9 @@ impl Volumes {
         let connected = reactor::timeout(READY_WITHIN, async {
             let _turn = self.connecting.acquire(1).await;
             if self.catalogue.get().is_none() {
-                let catalogue = Catalogue::new(self.connect().await?, Governor::new(TERMS));
-                let catalogue = Rc::new(catalogue);
+                let client = self.connect().await?;
+                let _first = self.client.set(client.clone());
+                let catalogue = Rc::new(Catalogue::new(client, Governor::new(TERMS)));
                 let settling = settle(Rc::clone(&catalogue), Rc::clone(&self.may_settle));
                 let _first = self.catalogue.set(catalogue);
                 let _first = self.settling.set(reactor::spawn(settling));
@@ -295,7 +306,9 @@ impl Volumes {
         if let Some(number) = numbers.get(tenant.as_str()).filter(|number| **number > 0) {
             return Ok(*number);
         }
-        let number = numbers.values().max().map_or(1, |last| last + 1);
+        // Of a tenant that was forgotten something may count still.
+        let counted = quota::counted_tenants(&self.cluster)?;
+        let number = numbers.values().chain(&counted).max().map_or(1, |last| last + 1);
         // Somebody who is forgotten may have had it.
         quota::set(&self.cluster, tenant_of(number), QuotaChange::NONE).await?;
         self.give_number(tenant, number).await?;
@@ -305,6 +318,26 @@ impl Volumes {
     async fn give_number(&self, tenant: &Tenant, number: u32) -> Result<(), VolumeRefusal> {
         let path = format!("{}/{tenant}", Catalogue::HOME);
         Ok(quota::number_tenant(&self.cluster, &path, number).await?)
+    }
+
+    /// Where the files of the tenant of a number wait; `None`: there is no such tenant.
+    pub(crate) async fn share_of_files(&self, number: u32) -> Result<Option<Share>, VolumeRefusal> {
+        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
+        let named = numbers.iter().find(|(_, known)| **known == number);
+        let Some(Ok(tenant)) = named.map(|(name, _)| name.parse()) else { return Ok(None) };
+        Ok(self.catalogue().await?.share_beside(&tenant).await?)
+    }
+
+    /// Makes a directory within the file system, if it is not there, and gives it to a tenant: its number.
+    pub(crate) async fn give_subtree(
+        &self,
+        path: &SubtreePath,
+        to: &Tenant,
+    ) -> Result<u32, VolumeRefusal> {
+        let number = self.number(to).await?;
+        let client = self.client.get().ok_or(VolumeRefusal::NotReady)?;
+        quota::give_subtree(&self.cluster, client, path, number).await?;
+        Ok(number)
     }
 
     /// Changes what all volumes of a tenant may use and store together. A capacity of 0 is none.
@@ -337,6 +370,20 @@ impl Volumes {
             true => BTreeMap::new(),
             false => quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?,
         };
+        if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
+            let home = format!("{}/{of}", Catalogue::HOME);
+            let deadline = reactor::now() + CLOSED_WITHIN;
+            loop {
+                let inodes = quota::inodes_elsewhere(&self.cluster, &home, *number).await?;
+                if inodes == 0 {
+                    break;
+                }
+                if reactor::now() > deadline {
+                    return Err(VolumeRefusal::HasFiles { tenant: of.clone(), inodes });
+                }
+                reactor::sleep(CLOSED_WITHIN / 10).await;
+            }
+        }
         catalogue.delete_tenant(of).await?;
         if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
             quota::set(&self.cluster, tenant_of(*number), QuotaChange::NONE).await?;

@@ -1,5 +1,7 @@
 //! A mount at a socket: the same process as of a mount on a directory, whose kernel is that of a virtual machine (virtio-fs).
 //!
+//! A guest is shown all of the file system, or one directory of it, which is looked up each time that a guest mounts it.
+//!
 //! Each time that a guest mounts it, it has a client of its own at the services, and with that its own open files and locks; when
 //! it unmounts, starts anew or is gone, that client makes everything durable and takes leave.
 //!
@@ -7,25 +9,30 @@
 //! serves the socket next tells the metadata service that the client is dead.
 
 use super::desk::{Clerk, Desk, Now};
+use super::shown::{Shown, View};
 use super::{CONNECT_LIMIT, Life, SPIN, Served, bury_at, client_config, connect, draw_uuid, note};
 use crate::meters::CacheMeters;
 use anyhow::{Context, Result};
 use futures_util::future::try_join;
 use levada_base::ids::Uuid;
 use levada_base::reactor::signal::{Signal, Signals};
-use levada_base::reactor::{self, Reactor};
+use levada_base::reactor::{self, Instant, Reactor};
 use levada_client::{Client, ClientConfig};
-use levada_export_vhost::{FileSystem, FsOptions, FsServer, Tag};
-use levada_mount::files::{Files, GuestCache};
+use levada_export_vhost::{FileSystem, FsOptions, FsServer};
 use levada_mount::meters::Meters;
 use levada_mount::session::Session;
+use levada_wire::rpc::{Peer, PeerConfig};
+use levada_wire::same_host::HostTransport;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// In the note of a mount: it is in no tree.
 const NO_DEVICE: (u32, u32) = (0, 0);
+/// Between two lines in the log about guests that come and go.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Where virtual machines find what.
 #[derive(Clone)]
@@ -36,8 +43,7 @@ pub struct GuestPlan {
     pub cluster_uuid: Uuid,
     /// The socket.
     pub at: PathBuf,
-    pub tag: Tag,
-    pub cache: GuestCache,
+    pub view: View,
     /// As [`super::MountPlan::record`].
     pub record: PathBuf,
     /// As [`super::MountPlan::socket`].
@@ -52,20 +58,31 @@ pub struct GuestPlan {
 /// When the service refuses, or the socket cannot be had.
 pub fn serve_guest(plan: &GuestPlan, ready: impl FnOnce()) -> Result<()> {
     crate::log_to_stderr();
-    let (record, dead) = note::take(&plan.record, &plan.at)?;
+    let (record, dead) = note::take(&plan.record, &plan.at, &plan.view.to_lines())?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);
-    reactor.block_on(serve(plan, (record, &dead), &signals, ready))?;
-    std::fs::remove_file(&plan.record).context("cannot remove the note of the mount")
+    let remove =
+        || std::fs::remove_file(&plan.record).context("cannot remove the note of the mount");
+    reactor.block_on(async {
+        let mounts = match begin(plan, (record, &dead), &signals).await {
+            Ok(mounts) => mounts,
+            Err(error) => {
+                // Nothing has been served, and nobody is left to be buried.
+                return dead.is_empty().then(remove).unwrap_or(Ok(())).and(Err(error));
+            }
+        };
+        serve(plan, mounts, &signals, ready).await?;
+        remove()
+    })
 }
 
-async fn serve(
+/// Connects, and looks whether there is what is to be shown.
+async fn begin(
     plan: &GuestPlan,
     (record, dead): (File, &[Uuid]),
     signals: &Signals,
-    ready: impl FnOnce(),
-) -> Result<()> {
+) -> Result<Rc<Mounts>> {
     let undertaker = client_config(&plan.address, plan.cluster_uuid, draw_uuid());
     let uuid = draw_uuid();
     // At the same time: a service that awaits the dead one lets nobody else connect.
@@ -76,17 +93,35 @@ async fn serve(
     if let Err(error) = buried {
         tracing::warn!(%error, "locks of the mount before stay until its lease ends");
     }
+    let config = PeerConfig { cluster: *plan.cluster_uuid.as_bytes(), ..PeerConfig::default() };
+    let node = Peer::new(Rc::new(HostTransport::new()), &plan.address, config);
+    if let Err(error) = Shown::of(&plan.view, &client, &node).await {
+        client.shutdown().await?;
+        return Err(error);
+    }
     let mounts = Rc::new(Mounts {
         plan: plan.clone(),
         record,
+        node,
         spare: RefCell::new(Some(client)),
         mounted: RefCell::default(),
         meters: Rc::default(),
         asked_before: Cell::default(),
+        told_at: Cell::default(),
         failed: Cell::default(),
     });
     mounts.note(uuid).context("cannot write the note of the mount")?;
-    let server = FsServer::listen(&plan.at, Rc::clone(&mounts), FsOptions::new(plan.tag)).await?;
+    Ok(mounts)
+}
+
+async fn serve(
+    plan: &GuestPlan,
+    mounts: Rc<Mounts>,
+    signals: &Signals,
+    ready: impl FnOnce(),
+) -> Result<()> {
+    let options = FsOptions::new(plan.view.tag);
+    let server = FsServer::listen(&plan.at, Rc::clone(&mounts), options).await?;
     let told = Rc::clone(&mounts);
     let clerk = Clerk {
         meters: Rc::clone(&mounts.meters),
@@ -119,12 +154,16 @@ fn guest_config(plan: &GuestPlan, uuid: Uuid) -> ClientConfig {
 struct Mounts {
     plan: GuestPlan,
     record: File,
+    /// Is asked for leave to read and write.
+    node: Rc<Peer>,
     /// One that is connected, for who mounts next.
     spare: RefCell<Option<Client>>,
     mounted: RefCell<Option<Client>>,
     meters: Rc<Meters>,
     /// Of the caches of clients that are gone.
     asked_before: Cell<CacheMeters>,
+    /// When something was told of guests that come and go.
+    told_at: Cell<Option<Instant>>,
     /// Why something that guests wrote may be lost.
     failed: Cell<Option<levada_client::Error>>,
 }
@@ -135,7 +174,7 @@ impl Mounts {
         let cluster = Some(self.plan.cluster_uuid);
         let (pid, device) = (std::process::id(), NO_DEVICE);
         let served = Served { pid, device, cluster, life: Life::own(client) };
-        note::write(&self.record, &served.to_text())
+        note::write(&self.record, &(served.to_text() + &self.plan.view.to_lines()))
     }
 
     async fn connect(&self) -> Option<Client> {
@@ -144,11 +183,11 @@ impl Mounts {
         let client = match reactor::timeout(CONNECT_LIMIT, connecting).await {
             Ok(Ok(client)) => client,
             Ok(Err(error)) => {
-                tracing::error!(%error, "a guest cannot mount");
+                self.cannot_mount(&error.to_string());
                 return None;
             }
             Err(_) => {
-                tracing::error!("a guest cannot mount: the cluster does not answer");
+                self.cannot_mount("the cluster does not answer");
                 return None;
             }
         };
@@ -156,6 +195,38 @@ impl Mounts {
             tracing::warn!(%error, "should this process be killed, its locks stay until its lease ends");
         }
         Some(client)
+    }
+
+    /// What a client shows; `None`: it is not there.
+    async fn shown(&self, client: &Client) -> Option<Shown> {
+        match reactor::timeout(CONNECT_LIMIT, Shown::of(&self.plan.view, client, &self.node)).await
+        {
+            Ok(Ok(shown)) => Some(shown),
+            Ok(Err(error)) => {
+                self.cannot_mount(&format!("{error:#}"));
+                None
+            }
+            Err(_) => {
+                self.cannot_mount("the cluster does not answer");
+                None
+            }
+        }
+    }
+
+    fn cannot_mount(&self, why: &str) {
+        if self.may_tell() {
+            tracing::error!(why, "a guest cannot mount");
+        }
+    }
+
+    /// A guest may mount again and again, and its lines go to the log of all mounts.
+    fn may_tell(&self) -> bool {
+        let now = reactor::now();
+        let is_early = self.told_at.get().is_some_and(|told| now - told < TELL_EVERY);
+        if !is_early {
+            self.told_at.set(Some(now));
+        }
+        !is_early
     }
 
     async fn leave(&self, client: &Client) {
@@ -175,26 +246,35 @@ impl Mounts {
 }
 
 impl FileSystem for Mounts {
-    type Handler = Files;
+    type Handler = Shown;
 
-    async fn begin(&self) -> Option<Rc<Session<Files>>> {
+    async fn begin(&self) -> Option<Rc<Session<Shown>>> {
         let spare = self.spare.take();
         let client = match spare {
             Some(client) => client,
             None => self.connect().await?,
         };
-        *self.mounted.borrow_mut() = Some(client.clone());
-        let files = Files::new(client).for_guest(self.plan.cache);
-        let session = Session::new(files, Files::limits()).counting_in(Rc::clone(&self.meters));
-        tracing::info!("a guest mounts");
+        let Some(shown) = self.shown(&client).await else {
+            // For the next attempt.
+            *self.spare.borrow_mut() = Some(client);
+            return None;
+        };
+        *self.mounted.borrow_mut() = Some(client);
+        let limits = shown.limits();
+        let session = Session::new(shown, limits).counting_in(Rc::clone(&self.meters));
+        if self.may_tell() {
+            tracing::info!("a guest mounts");
+        }
         Some(Rc::new(session))
     }
 
-    async fn end(&self, _: Rc<Session<Files>>) {
+    async fn end(&self, _: Rc<Session<Shown>>) {
         // There is one session at a time.
         let Some(client) = self.mounted.take() else { return };
         self.asked_before.set(CacheMeters::of(client.asked()).and(self.asked_before.get()));
         self.leave(&client).await;
-        tracing::info!("what a guest had mounted has ended");
+        if self.may_tell() {
+            tracing::info!("what a guest had mounted has ended");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! 4711 0:52 CLUSTER CLIENT STARTED BOOT    the process serves: its number, the device, its client at the metadata service
 //! dead CLIENT                              of a process before, until it is buried there
+//! tag TAG, cache WORD, ...                 one line each: what a guest is shown ([`super::shown::View`])
 //! ```
 //!
 //! What always holds: a client is only said to be dead when nobody holds the lock of the note that names it, and no process
@@ -173,8 +174,8 @@ pub fn dead_in(mut note: &File) -> std::io::Result<Vec<Uuid>> {
 }
 
 /// Makes the note of a mount and locks it. It tells of no process until the mount is made: what an earlier one noted of
-/// itself is true no longer. Its clients are to be buried.
-pub(super) fn take(record: &Path, target: &Path) -> Result<(File, Vec<Uuid>)> {
+/// itself is true no longer. Its clients are to be buried. `shown` are lines that stand in it from now on.
+pub(super) fn take(record: &Path, target: &Path, shown: &str) -> Result<(File, Vec<Uuid>)> {
     let begun = Instant::now();
     loop {
         let note = File::options()
@@ -191,7 +192,8 @@ pub(super) fn take(record: &Path, target: &Path) -> Result<(File, Vec<Uuid>)> {
                 let dead = dead_in(&note).context("cannot read the note of an earlier mount")?;
                 let text: String = dead.iter().map(|client| format!("{DEAD} {client}\n")).collect();
                 // Should this process end before they are buried, the next one sees to it.
-                write(&note, &text).context("cannot clear the note of an earlier mount")?;
+                write(&note, &(text + shown))
+                    .context("cannot clear the note of an earlier mount")?;
                 return Ok((note, dead));
             }
             Ok(()) => {}
@@ -240,6 +242,11 @@ mod tests {
         for text in ["", "4711", "4711 0", "x 0:52", "4711 0:", "dead 4711 0:52"] {
             assert_eq!(Served::parse(text), None, "{text:?}");
         }
+        // What else stands in a note is nobody's life.
+        for served in [served(4711, None), served(4711, Some(life))] {
+            assert_eq!(Served::parse(&(served.to_text() + "tag 1:2\ncache none\n")), Some(served));
+        }
+        assert_eq!(Served::parse("tag 1:2\ncache none\n"), None);
         let half = served(4711, Some(life)).to_text().replace(&u64::MAX.to_string(), "x");
         assert_eq!(Served::parse(&half), Some(served(4711, None)));
     }
@@ -255,14 +262,14 @@ mod tests {
         let text = served(child.id(), Some(life)).to_text();
         std::fs::write(&record, &text).expect("written");
         // Also before its father has asked how it ended.
-        let (note, dead) = take(&record, &target).expect("nobody holds it");
+        let (note, dead) = take(&record, &target, "").expect("nobody holds it");
         child.wait().expect("a child");
         assert_eq!(dead, [client]);
         let now = || std::fs::read_to_string(&record).expect("read");
         assert_eq!((now(), Served::parse(&now())), (format!("dead {client}\n"), None));
         // The next one ends before it has buried anybody.
         drop(note);
-        let (note, dead) = take(&record, &target).expect("nobody holds it");
+        let (note, dead) = take(&record, &target, "").expect("nobody holds it");
         assert_eq!(dead, [client]);
         write(&note, "4712").expect("written");
         assert_eq!(now(), "4712");
