@@ -12,7 +12,6 @@
 mod desk;
 mod guard;
 mod guest;
-mod leave;
 mod note;
 mod shown;
 

@@ -9,7 +9,6 @@ use crate::exports::Exporter;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
 use crate::state::StateDir;
-use crate::turns::{TURNS, TenantTurns};
 use crate::volumes::Volumes;
 use anyhow::{Context, Result};
 use futures_util::future::{Either, LocalBoxFuture, join, select};
@@ -180,7 +179,6 @@ async fn serve(
 
     let stop = Rc::new(Notify::default());
     let volumes = Volumes::new(Rc::clone(&cluster), &address, Some(state.clone()));
-    cluster.router.insert(TURNS, TenantTurns::new(&volumes));
     reactor::spawn_in(&services, Rc::clone(&volumes).bury_last());
     let exports = Exporter::new(&loaded, Rc::clone(&volumes));
     reactor::spawn_in(&services, Rc::clone(&exports).run());

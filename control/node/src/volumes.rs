@@ -11,11 +11,11 @@ use crate::quota::{self, QuotaChange, QuotaError, SoftHard, Who, WhoKind};
 use crate::state::{StateDir, StateError};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
-use levada_base::sync::{Notify, Semaphore};
+use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_base::units::MIB;
 use levada_client::{Client, ClientConfig, Error};
 use levada_spec::{Bytes, SubtreePath};
-use levada_volume::qos::{Governor, LimitsChange, Rates, Share, Terms};
+use levada_volume::qos::{Governor, LimitsChange, Rates, Terms};
 use levada_volume::{
     Anyway, Catalogue, NewSize, OrderError, Settled, SnapshotName, SnapshotRow, Tenant, TenantRow,
     Volume, VolumeName, VolumeOrder, VolumeRow, VolumeStatus,
@@ -299,8 +299,13 @@ impl Volumes {
 
     /// The number under which quotas count what a tenant stores; one without gets it, also for what it has already.
     async fn number(&self, tenant: &Tenant) -> Result<u32, VolumeRefusal> {
+        let turn = self.turn.acquire(1).await;
+        self.number_in(&turn, tenant).await
+    }
+
+    /// The same, by who has the turn.
+    async fn number_in(&self, _turn: &Permit, tenant: &Tenant) -> Result<u32, VolumeRefusal> {
         let catalogue = self.catalogue().await?;
-        let _turn = self.turn.acquire(1).await;
         catalogue.create_tenant(tenant).await?;
         let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
         if let Some(number) = numbers.get(tenant.as_str()).filter(|number| **number > 0) {
@@ -320,21 +325,15 @@ impl Volumes {
         Ok(quota::number_tenant(&self.cluster, &path, number).await?)
     }
 
-    /// Where the files of the tenant of a number wait; `None`: there is no such tenant.
-    pub(crate) async fn share_of_files(&self, number: u32) -> Result<Option<Share>, VolumeRefusal> {
-        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
-        let named = numbers.iter().find(|(_, known)| **known == number);
-        let Some(Ok(tenant)) = named.map(|(name, _)| name.parse()) else { return Ok(None) };
-        Ok(self.catalogue().await?.share_beside(&tenant).await?)
-    }
-
     /// Makes a directory within the file system, if it is not there, and gives it to a tenant: its number.
     pub(crate) async fn give_subtree(
         &self,
         path: &SubtreePath,
         to: &Tenant,
     ) -> Result<u32, VolumeRefusal> {
-        let number = self.number(to).await?;
+        // The tenant is not deleted in between, nor its number given to another one.
+        let turn = self.turn.acquire(1).await;
+        let number = self.number_in(&turn, to).await?;
         let client = self.client.get().ok_or(VolumeRefusal::NotReady)?;
         quota::give_subtree(&self.cluster, client, path, number).await?;
         Ok(number)

@@ -10,7 +10,7 @@ use crate::qos::{self, Governor, Limits, LimitsChange, QosError, Share};
 use levada_base::ids::Ino;
 use levada_client::{Client, Error};
 use levada_wire::meta::{MetaFault, SetXattr};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// The attribute that says what may be used, as JSON.
@@ -25,16 +25,11 @@ pub(super) struct KeptLimits {
     governor: Governor,
     tenants: RefCell<BTreeMap<Tenant, qos::Tenant>>,
     shares: RefCell<BTreeMap<VolumeName, Share>>,
-    /// Of what tenants do beside their volumes.
-    beside: RefCell<BTreeMap<Tenant, Share>>,
-    /// Tenants that were deleted.
-    removals: Cell<u64>,
 }
 
 impl KeptLimits {
     pub(super) fn new(client: Client, governor: Governor) -> Self {
-        let (tenants, shares, beside, removals) = Default::default();
-        Self { client, governor, tenants, shares, beside, removals }
+        Self { client, governor, tenants: RefCell::default(), shares: RefCell::default() }
     }
 
     /// What is kept; [`Limits::NONE`] where nothing was ever set. `whose`: as an operator calls it.
@@ -84,17 +79,9 @@ impl KeptLimits {
         if let Some(tenant) = self.tenants.borrow().get(name) {
             return Ok(tenant.clone());
         }
-        let removals = self.removals.get();
         let limits = self.tenant_limits(name, ino).await?;
-        // Who asked at the same time may have been faster.
-        if let Some(tenant) = self.tenants.borrow().get(name) {
-            return Ok(tenant.clone());
-        }
         let tenant = self.governor.tenant(name.clone(), limits)?;
-        // One that was deleted meanwhile is nobody's to be found.
-        if removals == self.removals.get() {
-            self.tenants.borrow_mut().insert(name.clone(), tenant.clone());
-        }
+        self.tenants.borrow_mut().insert(name.clone(), tenant.clone());
         Ok(tenant)
     }
 
@@ -106,17 +93,6 @@ impl KeptLimits {
     ) -> Result<Share, OrderError> {
         let tenant = self.tenant(&name.tenant, tenant).await?;
         self.share_of(&tenant, name, ino).await
-    }
-
-    /// What a tenant's other requests wait at, whose directory is `ino`; over with the tenant.
-    pub(super) async fn share_beside(&self, name: &Tenant, ino: Ino) -> Result<Share, OrderError> {
-        let tenant = self.tenant(name, ino).await?;
-        if let Some(share) = self.beside.borrow().get(name) {
-            return Ok(share.clone());
-        }
-        let share = tenant.share(Limits::NONE)?;
-        self.beside.borrow_mut().insert(name.clone(), share.clone());
-        Ok(share)
     }
 
     async fn share_of(
@@ -251,10 +227,6 @@ impl KeptLimits {
     }
 
     pub(super) fn tenant_removed(&self, name: &Tenant) {
-        self.removals.set(self.removals.get() + 1);
         self.tenants.borrow_mut().remove(name);
-        if let Some(share) = self.beside.borrow_mut().remove(name) {
-            share.remove();
-        }
     }
 }

@@ -376,12 +376,6 @@ impl Share {
         self.0.governor.changed();
     }
 
-    /// Its limits were ended.
-    #[must_use]
-    pub fn is_removed(&self) -> bool {
-        self.0.is_removed.get()
-    }
-
     /// Waits for its turn. What comes back is held until the request is done; before that, the future may be dropped at
     /// any time.
     #[must_use]

@@ -21,8 +21,6 @@ use levada_client::{Client, ClientConfig};
 use levada_export_vhost::{FileSystem, FsOptions, FsServer};
 use levada_mount::meters::Meters;
 use levada_mount::session::Session;
-use levada_wire::rpc::{Peer, PeerConfig};
-use levada_wire::same_host::HostTransport;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::path::PathBuf;
@@ -93,16 +91,13 @@ async fn begin(
     if let Err(error) = buried {
         tracing::warn!(%error, "locks of the mount before stay until its lease ends");
     }
-    let config = PeerConfig { cluster: *plan.cluster_uuid.as_bytes(), ..PeerConfig::default() };
-    let node = Peer::new(Rc::new(HostTransport::new()), &plan.address, config);
-    if let Err(error) = Shown::of(&plan.view, &client, &node).await {
+    if let Err(error) = Shown::of(&plan.view, &client).await {
         client.shutdown().await?;
         return Err(error);
     }
     let mounts = Rc::new(Mounts {
         plan: plan.clone(),
         record,
-        node,
         spare: RefCell::new(Some(client)),
         mounted: RefCell::default(),
         meters: Rc::default(),
@@ -154,8 +149,6 @@ fn guest_config(plan: &GuestPlan, uuid: Uuid) -> ClientConfig {
 struct Mounts {
     plan: GuestPlan,
     record: File,
-    /// Is asked for leave to read and write.
-    node: Rc<Peer>,
     /// One that is connected, for who mounts next.
     spare: RefCell<Option<Client>>,
     mounted: RefCell<Option<Client>>,
@@ -199,8 +192,7 @@ impl Mounts {
 
     /// What a client shows; `None`: it is not there.
     async fn shown(&self, client: &Client) -> Option<Shown> {
-        match reactor::timeout(CONNECT_LIMIT, Shown::of(&self.plan.view, client, &self.node)).await
-        {
+        match reactor::timeout(CONNECT_LIMIT, Shown::of(&self.plan.view, client)).await {
             Ok(Ok(shown)) => Some(shown),
             Ok(Err(error)) => {
                 self.cannot_mount(&format!("{error:#}"));

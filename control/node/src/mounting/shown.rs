@@ -1,6 +1,5 @@
 //! What a guest is shown at a socket: all of the file system, or one directory, to a kernel that is not trusted with the rest.
 
-use super::leave::{Leave, shortened, wanted};
 use anyhow::{Context, Result, bail};
 use levada_base::Buf;
 use levada_base::ids::Ino;
@@ -12,9 +11,7 @@ use levada_mount::subtree::Subtree;
 use levada_mount::{Handler, Reply, Request};
 use levada_spec::{GuestCacheSpec, SubtreePath};
 use levada_wire::attr::Kind;
-use levada_wire::rpc::Peer;
 use std::fmt;
-use std::rc::Rc;
 
 /// What a guest finds at a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +73,7 @@ impl fmt::Display for View {
 }
 
 /// The directory of a part. Links are not followed: they may lead anywhere.
-async fn root_of(client: &Client, part: &Part) -> Result<(Ino, u32)> {
+async fn root_of(client: &Client, part: &Part) -> Result<Ino> {
     let (mut ino, mut tenant) = (Ino::ROOT, 0);
     let mut at = String::new();
     for name in part.path.names() {
@@ -91,39 +88,36 @@ async fn root_of(client: &Client, part: &Part) -> Result<(Ino, u32)> {
     if part.tenant.is_some_and(|owner| owner != tenant) {
         bail!("{at} belongs to another tenant");
     }
-    Ok((ino, tenant))
+    Ok(ino)
 }
 
 /// Answers what a guest's kernel asks.
 pub(super) enum Shown {
     /// By all of the file system, for a guest that is trusted with it.
     Whole(Files),
-    /// With what its tenant may do per second, if it is a tenant's.
-    Part(Subtree<Files>, Option<Rc<Leave>>),
+    Part(Subtree<Files>),
 }
 
 impl Shown {
-    /// What `client` has of the view, where `node` is asked for leave.
+    /// What `client` has of the view.
     ///
     /// # Errors
     ///
     /// When that part is not there, or is somebody else's.
-    pub(super) async fn of(view: &View, client: &Client, node: &Rc<Peer>) -> Result<Self> {
+    pub(super) async fn of(view: &View, client: &Client) -> Result<Self> {
         let cache = match view.cache {
             GuestCacheSpec::None => GuestCache::None,
             GuestCacheSpec::Open => GuestCache::Open,
         };
         let files = Files::new(client.clone()).for_guest(cache);
         let Some(part) = &view.part else { return Ok(Self::Whole(files)) };
-        let (root, tenant) = root_of(client, part).await?;
-        let leave = (tenant != 0).then(|| Leave::new(Rc::clone(node), tenant));
-        Ok(Self::Part(Subtree::new(files, root), leave))
+        Ok(Self::Part(Subtree::new(files, root_of(client, part).await?)))
     }
 
     pub(super) fn limits(&self) -> Limits {
         match self {
             Self::Whole(_) => Files::limits(),
-            Self::Part(..) => Subtree::<Files>::limits(Files::limits()),
+            Self::Part(_) => Subtree::<Files>::limits(Files::limits()),
         }
     }
 }
@@ -132,21 +126,14 @@ impl Handler for Shown {
     async fn handle(&self, request: Request<'_>, message: &Buf) -> Reply {
         match self {
             Self::Whole(files) => files.handle(request, message).await,
-            Self::Part(subtree, None) => subtree.handle(request, message).await,
-            Self::Part(subtree, Some(leave)) => {
-                let request = Request { operation: shortened(request.operation), ..request };
-                if let Some(wanted) = wanted(&request.operation) {
-                    leave.take(wanted).await;
-                }
-                subtree.handle(request, message).await
-            }
+            Self::Part(subtree) => subtree.handle(request, message).await,
         }
     }
 
     fn mounted(&self, terms: &Negotiated) {
         match self {
             Self::Whole(files) => files.mounted(terms),
-            Self::Part(subtree, _) => subtree.mounted(terms),
+            Self::Part(subtree) => subtree.mounted(terms),
         }
     }
 }
