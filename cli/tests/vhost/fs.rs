@@ -199,7 +199,7 @@ fn guests_of_an_export_see_their_directory_alone() {
             .lines()
             .any(|line| line.starts_with("red") && line.contains("76") && line.contains(" KiB"))
     });
-    cluster.refused(&["tenant", "delete", "red"], &["has 3 files and directories", "its guests"]);
+    cluster.refused(&["tenant", "delete", "red"], &["shows /guests/red", "levada umount"]);
 
     // Nothing else is shown there by mistake.
     let red_at = sockets[0].to_str().expect("plain text");
@@ -216,6 +216,21 @@ fn guests_of_an_export_see_their_directory_alone() {
     cluster.refused(&of_red, &["/guests/blue belongs to another tenant"]);
     let of_blue = [&of_red[..6], &["2"]].concat();
     cluster.ok(&of_blue);
+
+    // One that is forgotten has no directory any more: who comes after it, under whatever number, is given it with what is in it.
+    cluster.ok(&["umount", red_at]);
+    let text = fs::read_to_string(cluster.path("levada.toml")).expect("text");
+    let without = text.replace(&export("red", "tag = \"home\"\n"), "");
+    fs::write(cluster.path("levada.toml"), &without).expect("written");
+    cluster.ok(&["tenant", "delete", "red"]);
+    let again = without + &export("green", "").replace("/guests/green", "/guests/red");
+    fs::write(cluster.path("levada.toml"), again).expect("written");
+    assert!(cluster.ok(&["up"]).contains("/guests/red of fs-d is served"));
+    let tenants = cluster.ok(&["tenant", "list"]);
+    assert!(
+        tenants.lines().any(|line| line.starts_with("green") && line.contains("76")),
+        "{tenants}"
+    );
     cluster.ok(&["down", "--force"]);
 }
 

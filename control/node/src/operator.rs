@@ -20,7 +20,7 @@ use levada_device::Drive;
 use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
-use levada_spec::{Bytes, ClusterFile, DriveSpec, SubtreeError};
+use levada_spec::{Bytes, ClusterFile, DriveSpec, ExportWay, SubtreeError, SubtreePath};
 use levada_volume::Tenant;
 use returns::{Looking, Returns};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -76,6 +76,11 @@ enum Refusal {
     NoPath { tenant: Tenant, path: usize, count: usize },
     #[error("{path:?} is no directory to show by itself: {reason}")]
     NoSubtree { path: String, reason: SubtreeError },
+    #[error(
+        "an [[export]] shows {subtree} to guests of tenant {tenant}: take that out of the cluster file first, and `levada umount` \
+         its socket"
+    )]
+    HasSubtree { tenant: Tenant, subtree: SubtreePath },
     #[error("there is no drive {drive:?}; there are {known}")]
     NoSuchDrive { drive: String, known: String },
     #[error("drive {drive} is in use; take it out with `levada drive fail {drive}` first")]
@@ -230,9 +235,7 @@ impl Operator {
                     self.exports.get().map_or(Err(0), |all| all.set_path(&tenant, path, state));
                 set.map_err(|count| Refusal::NoPath { tenant, path, count })
             }
-            ControlRequest::TenantDelete { tenant } => {
-                self.volumes.delete_tenant(&tenant).await.map_err(Refusal::Volume)
-            }
+            ControlRequest::TenantDelete { tenant } => self.delete_tenant(&tenant).await,
             ControlRequest::SubtreeGive { path, tenant } => match path.parse() {
                 Ok(path) => match self.volumes.give_subtree(&path, &tenant).await {
                     Ok(number) => return ControlReply::SubtreeOf { number },
@@ -261,6 +264,19 @@ impl Operator {
             Ok(()) => ControlReply::Done,
             Err(refusal) => ControlReply::Failed { why: refusal.to_string() },
         }
+    }
+
+    /// Forgets a tenant, of whom the cluster file, as it is now, shows nothing to guests: they would go on without its limits.
+    async fn delete_tenant(&self, tenant: &Tenant) -> Result<(), Refusal> {
+        let file = ClusterFile::load(&self.file)?.cluster;
+        for export in file.exports {
+            if let ExportWay::Virtiofs { subtree, .. } = export.way
+                && export.tenant == tenant.as_str()
+            {
+                return Err(Refusal::HasSubtree { tenant: tenant.clone(), subtree });
+            }
+        }
+        Ok(self.volumes.delete_tenant(tenant).await?)
     }
 
     fn drive(&self, name: &str) -> Result<KnownDrive, Refusal> {

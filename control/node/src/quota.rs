@@ -312,44 +312,14 @@ pub(crate) fn counted_tenants(cluster: &Cluster) -> Result<Vec<u32>, QuotaError>
     Ok(counted.filter_map(|quota| quota.who.id).collect())
 }
 
-/// Files and directories that count for the tenant of a number, and are not in the directory at `home`.
-pub(crate) async fn inodes_elsewhere(
-    cluster: &Cluster,
-    home: &str,
-    number: u32,
-) -> Result<u64, QuotaError> {
-    let service = metadata(cluster)?;
-    let failed = |fault| QuotaError::Path { path: home.to_owned(), fault };
-    let mut left = vec![directory(&service, home).await?];
-    let mut there = 0;
-    while let Some(directory) = left.pop() {
-        there += 1;
-        let (mut cookie, mut is_end) = (0, false);
-        while !is_end {
-            let (entries, end) =
-                entries(&service, directory, cookie, false).await.map_err(failed)?;
-            is_end = end || entries.is_empty();
-            for entry in entries {
-                cookie = entry.cookie;
-                match entry.kind {
-                    Kind::Directory => left.push(entry.ino),
-                    Kind::File | Kind::Symlink | Kind::Special => there += 1,
-                }
-            }
-        }
-    }
-    let who = Who { kind: WhoKind::Tenant, id: Some(number) };
-    let used = show(cluster, Some(who))?.pop().map_or(0, |quota| quota.inodes.used);
-    Ok(used.saturating_sub(there))
-}
-
 /// Makes a directory unless it is there, and gives it to the tenant of a number. One that is there must be empty, or that tenant's
-/// already; nothing on the way may belong to another one.
+/// already, or of one that is forgotten; nothing on the way may belong to another one of the `known`.
 pub(crate) async fn give_subtree(
     cluster: &Cluster,
     client: &Client,
     path: &SubtreePath,
     number: u32,
+    known: &[u32],
 ) -> Result<(), QuotaError> {
     let service = metadata(cluster)?;
     let mut at = String::new();
@@ -362,7 +332,7 @@ pub(crate) async fn give_subtree(
         if attr.kind != Kind::Directory {
             return Err(QuotaError::NoDirectory { path: at });
         }
-        if attr.tenant != 0 && attr.tenant != number {
+        if attr.tenant != number && known.contains(&attr.tenant) {
             return Err(QuotaError::Foreign { path: at });
         }
         (ino, owner) = (attr.ino, attr.tenant);
@@ -370,8 +340,12 @@ pub(crate) async fn give_subtree(
     if owner == number {
         return Ok(());
     }
-    // What is there already may be anybody's.
     let failed = |fault| QuotaError::Path { path: at.clone(), fault };
+    // Whoever had it is forgotten.
+    if owner != 0 {
+        return belongs(&service, ino, Owner::Tenant(number), true).await.map_err(failed);
+    }
+    // What is there already may be anybody's.
     if !entries(&service, ino, 0, false).await.map_err(failed)?.0.is_empty() {
         return Err(QuotaError::NotEmpty { path: at });
     }

@@ -33,8 +33,6 @@ const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Before what failed is tried again.
 const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(30);
-/// Volumes that are deleted are closed a moment later.
-const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -49,11 +47,6 @@ pub enum VolumeRefusal {
     NotLarger { name: VolumeName, size: Bytes },
     #[error("volume {name} has only {size}")]
     NotSmaller { name: VolumeName, size: Bytes },
-    #[error(
-        "tenant {tenant} has {inodes} files and directories beside its volumes: those of its guests, and deleted volumes that \
-         somebody uses still; remove them first"
-    )]
-    HasFiles { tenant: Tenant, inodes: u64 },
     #[error(transparent)]
     Order(#[from] OrderError),
     #[error(transparent)]
@@ -335,7 +328,9 @@ impl Volumes {
         let turn = self.turn.acquire(1).await;
         let number = self.number_in(&turn, to).await?;
         let client = self.client.get().ok_or(VolumeRefusal::NotReady)?;
-        quota::give_subtree(&self.cluster, client, path, number).await?;
+        let numbers = quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?;
+        let known: Vec<u32> = numbers.into_values().filter(|number| *number > 0).collect();
+        quota::give_subtree(&self.cluster, client, path, number, &known).await?;
         Ok(number)
     }
 
@@ -369,20 +364,6 @@ impl Volumes {
             true => BTreeMap::new(),
             false => quota::tenant_numbers(&self.cluster, Catalogue::HOME).await?,
         };
-        if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
-            let home = format!("{}/{of}", Catalogue::HOME);
-            let deadline = reactor::now() + CLOSED_WITHIN;
-            loop {
-                let inodes = quota::inodes_elsewhere(&self.cluster, &home, *number).await?;
-                if inodes == 0 {
-                    break;
-                }
-                if reactor::now() > deadline {
-                    return Err(VolumeRefusal::HasFiles { tenant: of.clone(), inodes });
-                }
-                reactor::sleep(CLOSED_WITHIN / 10).await;
-            }
-        }
         catalogue.delete_tenant(of).await?;
         if let Some(number) = numbers.get(of.as_str()).filter(|number| **number > 0) {
             quota::set(&self.cluster, tenant_of(*number), QuotaChange::NONE).await?;
