@@ -20,7 +20,6 @@ use guard::Guard;
 
 pub use guard::guard;
 pub use guest::{GuestPlan, serve_guest};
-pub use levada_export_vhost::{Tag, TagError};
 
 pub use note::{Life, Served, dead_in, is_at};
 pub use shown::{Part, View};
