@@ -29,9 +29,9 @@ check: setup ## Format, lints, documentation: before every commit.
 bench-build:
 	$(CARGO) build --release --locked -p levada-survey
 
-bench: build bench-build ## Measures; writes target/figures.json and prints it.
+bench: build bench-build ## Measures, for hours; writes target/figures.json and prints it. RESUME=1 goes on with it.
 	scripts/peers target/peers
-	target/release/levada-survey bench --out target/figures.json
+	target/release/levada-survey bench --out target/figures.json $(if $(RESUME),--resume)
 
 soak: build ## The long checks: many seeds, 200 kill rounds, fuzzing. Hours; SIM_SEEDS=n to choose.
 	SIM_SEEDS=$(SIM_SEEDS) scripts/soak

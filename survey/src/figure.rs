@@ -1,12 +1,18 @@
 //! A figure: one measured number with everything needed to judge it, as JSON. One that could not
 //! be taken stays in the file, with the reason, so that its absence is not mistaken for a pass.
 
-use serde::Serialize;
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::Command;
 
+/// The commit outside a repository, and what is added to one from which files differ.
+const UNKNOWN: &str = "unknown";
+const DIRTY: &str = "-dirty";
+
 /// What a figure's value must be.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bar {
     AtLeast(f64),
@@ -39,11 +45,27 @@ impl std::fmt::Display for Bar {
     }
 }
 
+/// What CPU time is counted per.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Per {
+    Byte,
+    Op,
+}
+
+impl std::fmt::Display for Per {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Byte => "byte",
+            Self::Op => "op",
+        })
+    }
+}
+
 /// CPU time spent per unit of work.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Of what: `byte` or `op`.
-    pub per: &'static str,
+    pub per: Per,
     /// Nanoseconds over all cores, kernel threads and interrupts included; on a machine that
     /// does something else besides, its work counts too.
     pub all_cores_ns: f64,
@@ -52,28 +74,36 @@ pub struct Cpu {
 }
 
 /// One side of a ratio, or the figure itself when it is none, in absolute units.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Operand {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Median over the runs.
     pub value: f64,
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     pub cpu: Option<Cpu>,
 }
 
+impl Operand {
+    /// One whose CPU time is not told.
+    #[must_use]
+    pub fn new(name: &'static str, value: f64, unit: &'static str) -> Self {
+        Self { name: name.into(), value, unit: unit.into(), cpu: None }
+    }
+}
+
 /// The range of a value over the runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     pub lowest: f64,
     pub highest: f64,
 }
 
 /// What a measurement gives back.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Taken {
     /// Median over the runs.
     pub value: f64,
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     pub operands: Vec<Operand>,
     /// Of the side that the figure is about.
     pub cpu: Option<Cpu>,
@@ -84,19 +114,21 @@ pub struct Taken {
 }
 
 /// A figure, complete.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     pub name: String,
     #[serde(flatten)]
     pub taken: Taken,
     pub bar: Bar,
     pub bar_met: bool,
+    /// How long all of its runs took, with what prepares them.
+    pub seconds: f64,
     pub commit: String,
     pub machine: String,
 }
 
 /// A figure that could not be taken. Not met, whatever its bar.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NotTaken {
     pub name: String,
     pub bar: Bar,
@@ -107,7 +139,7 @@ pub struct NotTaken {
 }
 
 /// What became of one figure of the suite.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Outcome {
     Taken(Figure),
@@ -122,9 +154,9 @@ pub fn commit() -> String {
         let output = Command::new("git").args(args).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return UNKNOWN.into() };
     let is_clean = git(&["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
-    if is_clean { head } else { head + "-dirty" }
+    if is_clean { head } else { head + DIRTY }
 }
 
 /// Processor, cores, memory and kernel of this machine.
@@ -145,6 +177,37 @@ pub fn machine() -> String {
     format!("{cpu}, {cores} cores, {memory_gib} GiB, Linux {}", kernel.trim())
 }
 
+/// Whether a [`commit`] says which sources were built: all of them, and no other ones.
+#[must_use]
+pub fn names_a_state(commit: &str) -> bool {
+    commit != UNKNOWN && !commit.ends_with(DIRTY)
+}
+
+impl Outcome {
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Taken(figure) => &figure.name,
+            Self::NotTaken(figure) => &figure.name,
+        }
+    }
+}
+
+/// The outcomes that [`write_json`] wrote; none where there is no file. Those of another release, which say other things, are left out.
+///
+/// # Errors
+///
+/// When the file cannot be read, or holds something else.
+pub fn read_json(path: &Path) -> anyhow::Result<Vec<Outcome>> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text.with_context(|| path.display().to_string())?,
+    };
+    let values: Vec<serde_json::Value> = serde_json::from_str(&text)
+        .with_context(|| format!("{} holds no figures", path.display()))?;
+    Ok(values.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect())
+}
+
 /// Writes all outcomes as one JSON array.
 ///
 /// # Errors
@@ -154,7 +217,10 @@ pub fn write_json(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    std::fs::write(path, serde_json::to_string_pretty(outcomes)? + "\n")?;
+    // Whole at any time: a run may end in the middle of this.
+    let new = path.with_extension("json.new");
+    std::fs::write(&new, serde_json::to_string_pretty(outcomes)? + "\n")?;
+    std::fs::rename(new, path)?;
     Ok(())
 }
 
@@ -177,15 +243,16 @@ mod tests {
             name: "array.null.x".into(),
             taken: Taken {
                 value: 0.5,
-                unit: "ratio",
+                unit: "ratio".into(),
                 operands: vec![],
-                cpu: Some(Cpu { per: "byte", all_cores_ns: 0.25, process_ns: 0.2 }),
+                cpu: Some(Cpu { per: Per::Byte, all_cores_ns: 0.25, process_ns: 0.2 }),
                 runs: 5,
                 retaken: 0,
                 spread: Spread { lowest: 0.4, highest: 0.6 },
             },
             bar: Bar::AtLeast(0.4),
             bar_met: true,
+            seconds: 12.5,
             commit: commit(),
             machine: machine(),
         };

@@ -11,7 +11,7 @@
 //!   [`RETAKES_PER_RUN`] the figure is refused instead of met.
 #![allow(unsafe_code)] // getrusage(2) and sysconf(3).
 
-use crate::figure::{Cpu, Operand, Spread, Taken};
+use crate::figure::{Cpu, Operand, Per, Spread, Taken};
 use crate::table::short;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
@@ -191,8 +191,8 @@ impl Rate {
     /// CPU time over all `runs` per unit of work: summing first makes the coarse clock finer.
     fn cpu(self, runs: &[Run]) -> Option<Cpu> {
         let (per, work) = match self {
-            Self::GbPerS => ("byte", runs.iter().map(|run| run.bytes).sum::<u64>()),
-            Self::Kiops => ("op", runs.iter().map(|run| run.ops).sum()),
+            Self::GbPerS => (Per::Byte, runs.iter().map(|run| run.bytes).sum::<u64>()),
+            Self::Kiops => (Per::Op, runs.iter().map(|run| run.ops).sum()),
         };
         let all: Duration = runs.iter().map(|run| run.cpu_all_cores).sum();
         let process: Duration = runs.iter().map(|run| run.cpu_process).sum();
@@ -307,22 +307,17 @@ impl Pairs {
             .zip(&self.theirs)
             .map(|(ours, theirs)| of_ratio(rate.of(ours) / (rate.of(theirs) * scale)))
             .collect();
-        let side = |name, runs: &[Run], scale: f64| Operand {
-            name,
-            value: median(runs.iter().map(|run| rate.of(run) * scale)),
-            unit: rate.unit(),
-            cpu: rate.cpu(runs),
+        let side = |name, runs: &[Run], scale: f64| {
+            let value = median(runs.iter().map(|run| rate.of(run) * scale));
+            Operand { cpu: rate.cpu(runs), ..Operand::new(name, value, rate.unit()) }
         };
         let mut operands = vec![side(names.0, &self.ours, 1.0), side(names.1, &self.theirs, scale)];
-        operands.extend(self.said.map(|said| Operand {
-            name: said.by,
-            value: said.value * scale,
-            unit: said.rate.unit(),
-            cpu: None,
-        }));
+        operands.extend(
+            self.said.map(|said| Operand::new(said.by, said.value * scale, said.rate.unit())),
+        );
         Taken {
             value: median(ratios.iter().copied()),
-            unit: "ratio",
+            unit: "ratio".into(),
             operands,
             cpu: rate.cpu(&self.ours),
             runs: ratios.len(),
@@ -356,8 +351,16 @@ pub async fn runs(
 pub fn absolute(rate: Rate, name: &'static str, runs: &[Run]) -> Taken {
     let rates: Vec<f64> = runs.iter().map(|run| rate.of(run)).collect();
     let (value, unit, cpu) = (median(rates.iter().copied()), rate.unit(), rate.cpu(runs));
-    let operands = vec![Operand { name, value, unit, cpu }];
-    Taken { value, unit, operands, cpu, runs: rates.len(), retaken: 0, spread: spread(&rates) }
+    let operands = vec![Operand { cpu, ..Operand::new(name, value, unit) }];
+    Taken {
+        value,
+        unit: unit.into(),
+        operands,
+        cpu,
+        runs: rates.len(),
+        retaken: 0,
+        spread: spread(&rates),
+    }
 }
 
 /// The figure that is our value over theirs, pair by pair, where the values are no rates.
@@ -368,10 +371,10 @@ pub fn ratio_of(
     names: (&'static str, &'static str),
 ) -> Taken {
     let ratios: Vec<f64> = pairs.iter().map(|(ours, theirs)| ours / theirs).collect();
-    let side = |name, values: Vec<f64>| Operand { name, value: median(values), unit, cpu: None };
+    let side = |name, values: Vec<f64>| Operand::new(name, median(values), unit);
     Taken {
         value: median(ratios.iter().copied()),
-        unit: "ratio",
+        unit: "ratio".into(),
         operands: vec![
             side(names.0, pairs.iter().map(|(ours, _)| *ours).collect()),
             side(names.1, pairs.iter().map(|(_, theirs)| *theirs).collect()),
@@ -449,7 +452,7 @@ mod tests {
         assert_eq!((taken.runs, taken.retaken), (3, 2));
         assert!(pairs.theirs.iter().all(|run| run.gb_per_s() >= 0.9));
         let model = taken.operands.last().expect("the model is shown");
-        assert_eq!((model.name, model.value, model.unit), ("model", 1.0, "GB/s"));
+        assert_eq!(*model, Operand::new("model", 1.0, "GB/s"));
     }
 
     #[test]

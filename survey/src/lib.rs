@@ -2,8 +2,9 @@
 //!
 //! How figures are taken: the member models and their `raw` (`members`), loads that are the same
 //! on every layer (`load`), two sides of a ratio in interleaved pairs (`harness`). Then one file
-//! per layer, from the bottom up; `suite` names all figures, `table` shows them.
+//! per layer, from the bottom up; `suite` names all figures, `bench` takes them, `table` shows them.
 
+pub mod bench;
 pub mod disk;
 pub mod figure;
 pub mod harness;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use levada_base::units::{KIB, MIB};
+use levada_survey::bench::Bench;
 use levada_survey::disk::{self, NamesWork};
-use levada_survey::figure::{self, Bar, Figure, Outcome};
 use levada_survey::harness::Effort;
 use levada_survey::load::Load;
 use levada_survey::mount::{self, Access};
@@ -33,6 +33,9 @@ enum Command {
         /// Where to write the figures as JSON.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
+        /// Goes on where a run was interrupted: keeps what FILE holds of this commit, this machine and as many runs.
+        #[arg(long, requires = "out")]
+        resume: bool,
         /// Only figures whose name contains this; may be repeated.
         #[arg(long, value_name = "PATTERN")]
         only: Vec<String>,
@@ -109,7 +112,7 @@ enum FileLoad {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Bench { out, only, list, runs, markdown, quick } => {
+        Command::Bench { out, resume, only, list, runs, markdown, quick } => {
             let effort = Effort { runs: runs.into(), is_quick: quick };
             let chosen = |name: &str| only.is_empty() || only.iter().any(|o| name.contains(o));
             let specs: Vec<_> = suite::specs().into_iter().filter(|s| chosen(s.name)).collect();
@@ -122,7 +125,8 @@ fn main() -> Result<ExitCode> {
                 specs.iter().for_each(|spec| println!("{}", form.row_before(spec)));
                 return Ok(ExitCode::SUCCESS);
             }
-            bench(&specs, effort, form, out)
+            let bench = Bench { specs, effort, form, out, is_resumed: resume };
+            Ok(if bench.run()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::File { load, file, span_mib, depth, ops, seed } => {
             let (span, depth) = (0..span_mib * MIB, usize::from(depth));
@@ -148,40 +152,4 @@ fn main() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-fn bench(
-    specs: &[suite::Spec],
-    effort: Effort,
-    form: Form,
-    out: Option<PathBuf>,
-) -> Result<ExitCode> {
-    if form == Form::Markdown {
-        println!("Machine: {}.\n", figure::machine());
-    }
-    println!("{}", form.heading());
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    for spec in specs {
-        let outcome = spec.measure(effort);
-        println!("{}", form.row(&outcome));
-        outcomes.push(outcome);
-        // After each one: an interrupted run keeps what it has.
-        if let Some(out) = &out {
-            figure::write_json(out, &outcomes)?;
-        }
-    }
-    let taken = |outcome: &Outcome| match outcome {
-        Outcome::Taken(figure) => Some(figure.clone()),
-        Outcome::NotTaken(_) => None,
-    };
-    let figures: Vec<Figure> = outcomes.iter().filter_map(taken).collect();
-    let not_taken = outcomes.len() - figures.len();
-    let barred = figures.iter().filter(|figure| figure.bar != Bar::None);
-    let (met, missed): (Vec<&Figure>, Vec<&Figure>) = barred.partition(|figure| figure.bar_met);
-    // On the other stream: the first one holds the table and nothing else.
-    eprintln!("bars: {} met, {} missed; {not_taken} figures not taken", met.len(), missed.len());
-    if effort.is_quick {
-        eprintln!("quick: these figures do not count");
-    }
-    Ok(if not_taken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -107,12 +107,12 @@ fn file_name(number: u64) -> String {
 fn per_second(name: &'static str, unit: &'static str, all: &[Run]) -> Taken {
     let mut taken = absolute(Rate::Kiops, name, all);
     taken.value *= 1e3;
-    taken.unit = unit;
+    taken.unit = unit.into();
     taken.spread.lowest *= 1e3;
     taken.spread.highest *= 1e3;
     for operand in &mut taken.operands {
         operand.value *= 1e3;
-        operand.unit = unit;
+        operand.unit = unit.into();
     }
     taken
 }

@@ -107,15 +107,11 @@ fn idle_cpu_of(running: &RunningBox, effort: Effort) -> Result<Taken> {
     }
     // Windows are as long as each other, so their mean is finer than the clock of one.
     let value = percents.iter().sum::<f64>() / percents.len() as f64;
-    let operands = vec![Operand {
-        name: "median window",
-        value: median(percents.iter().copied()),
-        unit: "percent",
-        cpu: None,
-    }];
+    let window = median(percents.iter().copied());
+    let operands = vec![Operand::new("median window", window, "percent")];
     let spread = spread(&percents);
     let runs = percents.len();
-    Ok(Taken { value, unit: "percent", operands, cpu: None, runs, retaken: 0, spread })
+    Ok(Taken { value, unit: "percent".into(), operands, cpu: None, runs, retaken: 0, spread })
 }
 
 /// Makes `count` files in a new directory, when nothing of the run before is on its way to the disk any more.
@@ -208,7 +204,7 @@ fn demo_peak_rss(effort: Effort) -> Result<Taken> {
     let (files, bytes) = (effort.amount(DEMO_FILES), effort.amount(DEMO_CHECKPOINT_BYTES));
     let dir = running.mount_point();
     let mut marks = Vec::new();
-    let mut mark = |name, value| marks.push(Operand { name, value, unit: "MiB", cpu: None });
+    let mut mark = |name, value| marks.push(Operand::new(name, value, "MiB"));
     mark("node when it came up", peak_rss_mib(node)?);
     let tree = dir.join("tree");
     std::fs::create_dir(&tree)?;
@@ -246,9 +242,9 @@ fn demo_peak_rss(effort: Effort) -> Result<Taken> {
         "the node grew by {kib_per_file:.1} KiB per file from {half} to {files} files ({at_half:.0} to \
          {at_all:.0} MiB); {DEMO_KIB_PER_FILE_MAX} is the bound"
     );
-    let per_file = |name, value| Operand { name, value, unit: "KiB/file", cpu: None };
+    let per_file = |name, value| Operand::new(name, value, "KiB/file");
     marks.push(per_file("growth over the second half", kib_per_file));
     marks.push(per_file("bound of that", DEMO_KIB_PER_FILE_MAX));
     let spread = spread(&[value]);
-    Ok(Taken { value, unit: "MiB", operands: marks, cpu: None, runs: 1, retaken: 0, spread })
+    Ok(Taken { value, unit: "MiB".into(), operands: marks, cpu: None, runs: 1, retaken: 0, spread })
 }

@@ -202,13 +202,10 @@ async fn cost(effort: Effort, speed: Speed, work: Work) -> Result<Taken> {
             Work::Small => written.write_small(ops, number).await?,
         };
         let after = written.moved();
-        let each = |name, unit, by, amount: u64| Operand {
-            name,
-            value: amount as f64 / run.ops as f64 / by,
-            unit,
-            cpu: None,
+        let each = |name, unit, by, amount: u64| {
+            Operand::new(name, amount as f64 / run.ops as f64 / by, unit)
         };
-        let (ios, bytes): (&str, &str) = of;
+        let (ios, bytes): (&'static str, &'static str) = of;
         *did.borrow_mut() = vec![
             each(ios, "I/Os a write", 1.0, after.0 - before.0),
             each(bytes, "KiB a write", 1024.0, after.1 - before.1),

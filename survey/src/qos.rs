@@ -136,12 +136,12 @@ async fn cap_error(effort: Effort) -> Result<Taken> {
     let highest = worst.iter().copied().fold(0.0, f64::max);
     let operand = |name, of: &[f64]| {
         let value = of.iter().copied().fold(0.0, f64::max);
-        Operand { name, value, unit: "ratio", cpu: None }
+        Operand::new(name, value, "ratio")
     };
     Ok(Taken {
         // Not the median: a cap holds in every second or it does not.
         value: highest,
-        unit: "ratio",
+        unit: "ratio".into(),
         operands: vec![operand("20 kIOPS", &of_iops), operand("400 MB/s", &of_bytes)],
         cpu: None,
         runs: worst.len(),
@@ -286,7 +286,7 @@ fn victim_p99(effort: Effort, is_guaranteed: bool) -> Result<Taken> {
     }
     let mut taken = ratio_of(&both, "us", ("beside", "alone"));
     let value = median(aggressors);
-    taken.operands.push(Operand { name: "aggressor", value, unit: "kIOPS", cpu: None });
+    taken.operands.push(Operand::new("aggressor", value, "kIOPS"));
     Ok(taken)
 }
 

@@ -368,15 +368,10 @@ async fn failover(effort: Effort, remote: &Remote) -> Result<Taken> {
     ensure!(array.status().degraded == 0, "no drive was lost: each had a path at any time");
     let worst: Vec<f64> =
         hung.iter().zip(&closed).map(|(hung, closed)| hung.max(*closed)).collect();
-    let side = |name, values: &[f64]| Operand {
-        name,
-        value: median(values.iter().copied()),
-        unit: "s",
-        cpu: None,
-    };
+    let side = |name, values: &[f64]| Operand::new(name, median(values.iter().copied()), "s");
     Ok(Taken {
         value: median(worst.iter().copied()),
-        unit: "s",
+        unit: "s".into(),
         operands: vec![side("hung", &hung), side("closed", &closed), side("both paths", &healthy)],
         cpu: None,
         runs: worst.len(),

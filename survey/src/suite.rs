@@ -7,6 +7,7 @@ use crate::{
     nvmet_tls, object, overwrites, parity, qos, remote, vhost, wire,
 };
 use anyhow::Result;
+use std::time::Instant;
 
 /// One figure of the suite.
 #[derive(Clone, Copy)]
@@ -54,6 +55,7 @@ impl Spec {
     #[must_use]
     pub fn measure(&self, effort: Effort) -> Outcome {
         let take = self.take;
+        let started = Instant::now();
         let taken = std::thread::scope(|scope| scope.spawn(move || take(effort)).join());
         let taken = taken.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
         let quick = if effort.is_quick { " (quick)" } else { "" };
@@ -62,7 +64,8 @@ impl Spec {
         match taken {
             Ok(taken) => {
                 let bar_met = bar.is_met_by(taken.value);
-                Outcome::Taken(Figure { name, taken, bar, bar_met, commit, machine })
+                let seconds = started.elapsed().as_secs_f64();
+                Outcome::Taken(Figure { name, taken, bar, bar_met, seconds, commit, machine })
             }
             Err(error) => {
                 let not_taken = format!("{error:#}");

@@ -114,7 +114,7 @@ fn terminal_row(figure: &Figure) -> String {
 fn markdown_row(figure: &Figure) -> String {
     let taken = &figure.taken;
     // A ratio needs no unit.
-    let unit = if taken.unit == "ratio" { "" } else { taken.unit };
+    let unit = if taken.unit == "ratio" { "" } else { &taken.unit };
     let value = format!("{} {unit}", short(taken.value));
     let value = match verdict(figure) {
         "" => value.trim().to_owned(),
@@ -136,16 +136,16 @@ fn cells(cells: [&str; 7]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::{Operand, Spread, Taken};
+    use crate::figure::{Operand, Per, Spread, Taken};
 
     fn figure() -> Figure {
-        let cpu = Some(Cpu { per: "byte", all_cores_ns: 0.25, process_ns: 0.2 });
+        let cpu = Some(Cpu { per: Per::Byte, all_cores_ns: 0.25, process_ns: 0.2 });
         let taken = Taken {
             value: 0.9512,
-            unit: "ratio",
+            unit: "ratio".into(),
             operands: vec![
-                Operand { name: "array", value: 3.81, unit: "GB/s", cpu },
-                Operand { name: "model", value: 4.0, unit: "GB/s", cpu: None },
+                Operand { cpu, ..Operand::new("array", 3.81, "GB/s") },
+                Operand::new("model", 4.0, "GB/s"),
             ],
             cpu,
             runs: 5,
@@ -157,6 +157,7 @@ mod tests {
             taken,
             bar: Bar::AtLeast(0.95),
             bar_met: true,
+            seconds: 12.5,
             commit: "0123abc".into(),
             machine: "m".into(),
         }

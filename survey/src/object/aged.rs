@@ -116,12 +116,8 @@ pub(super) async fn steady_randwrite(effort: Effort, choice: Choice) -> Result<T
     let pairs = pairs(effort, None, ours, theirs).await?;
     let mut taken = pairs.ratio(Rate::Kiops, ("steady", "fresh"), 1.0);
     let (bytes, written) = moved.get();
-    taken.operands.push(Operand {
-        name: "moved",
-        value: bytes as f64 / written as f64,
-        unit: "bytes a byte written",
-        cpu: None,
-    });
+    let share = bytes as f64 / written as f64;
+    taken.operands.push(Operand::new("moved", share, "bytes a byte written"));
     Ok(taken)
 }
 
@@ -170,12 +166,7 @@ pub(super) async fn aged_seqread(effort: Effort, piece_bytes: u64) -> Result<Tak
     let theirs = async |_| seqread(effort, &fresh.log(), files).await;
     let pairs = pairs(effort, None, ours, theirs).await?;
     let mut taken = pairs.ratio(Rate::GbPerS, ("aged", "fresh"), 1.0);
-    taken.operands.push(Operand {
-        name: "moved",
-        value: moved,
-        unit: "bytes a byte written",
-        cpu: None,
-    });
+    taken.operands.push(Operand::new("moved", moved, "bytes a byte written"));
     Ok(taken)
 }
 
@@ -219,14 +210,13 @@ pub(super) async fn checkpoints(effort: Effort) -> Result<Taken> {
             rate += run;
         }
     }
-    let operand = |name, value, unit| Operand { name, value, unit, cpu: None };
     Ok(Taken {
         value: moved as f64 / written as f64,
-        unit: "bytes a byte written",
+        unit: "bytes a byte written".into(),
         operands: vec![
-            operand("checkpoint", (file_bytes * WRITERS) as f64 / MIB as f64, "MiB"),
-            operand("written", rate.gb_per_s(), "GB/s"),
-            operand(
+            Operand::new("checkpoint", (file_bytes * WRITERS) as f64 / MIB as f64, "MiB"),
+            Operand::new("written", rate.gb_per_s(), "GB/s"),
+            Operand::new(
                 "median of checkpoints",
                 median(shares.iter().copied()),
                 "bytes a byte written",

@@ -41,10 +41,10 @@ pub(super) async fn after_kill(effort: Effort) -> Result<Taken> {
     }
     let rows = target.store().usage().rows;
     anyhow::ensure!(rows >= extents / 10 * 9, "the index has {rows} rows");
-    let operand = Operand { name: "rows", value: rows as f64 / 1e6, unit: "million", cpu: None };
+    let operand = Operand::new("rows", rows as f64 / 1e6, "million");
     Ok(Taken {
         value: median(seconds.iter().copied()),
-        unit: "s",
+        unit: "s".into(),
         operands: vec![operand],
         cpu: None,
         runs: seconds.len(),
