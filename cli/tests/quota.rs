@@ -24,6 +24,15 @@ fn quota(cluster: &Cluster, who: &str) -> serde_json::Value {
     serde_json::from_str(&cluster.ok(&["quota", "show", who, "--json"])).expect("JSON")
 }
 
+/// KiB in all, KiB free, inodes in all, and free, as df says.
+fn df(dir: &Path) -> [u64; 4] {
+    let said = Command::new("df").arg("--output=size,avail,itotal,iavail").arg(dir).output();
+    let said = String::from_utf8(said.expect("runs").stdout).expect("text");
+    let numbers = said.lines().last().expect("a line").split_whitespace();
+    let numbers: Vec<u64> = numbers.map(|word| word.parse().expect("a number")).collect();
+    numbers.try_into().expect("four")
+}
+
 #[test]
 fn limits_are_set_shown_and_kept() {
     if !can_run() {
@@ -76,6 +85,16 @@ fn limits_are_set_shown_and_kept() {
     cluster.ok(&["quota", "set", "project:12", "--inodes", ":4"]);
     let refused = fs::write(home.join("deep/more"), "").expect_err("five");
     assert_eq!(refused.raw_os_error(), Some(122), "EDQUOT: {refused}");
+    // What a project may have is what there is in its directories, and nowhere else.
+    cluster.ok(&["quota", "set", "project:12", "--bytes", ":32MiB"]);
+    assert_eq!(df(&home.join("deep")), [32 << 10, 32 << 10, 4, 0]);
+    fs::write(home.join("b"), vec![1; 8 << 20]).expect("written");
+    fs::File::open(home.join("b")).and_then(|file| file.sync_all()).expect("synced");
+    assert_eq!(df(&home), [32 << 10, 24 << 10, 4, 0]);
+    for elsewhere in [mnt.join("other"), mnt.clone()] {
+        let [total, free, inodes, _] = df(&elsewhere);
+        assert!(total > 32 << 10 && free > 32 << 10 && inodes > 1000, "all there is");
+    }
     cluster.refused(&["quota", "set", "ann", "--inodes", "1:2"], &["user:NAME"]);
     cluster.refused(&["quota", "set", &who, "--inodes", "3:2"], &["soft limit"]);
     cluster.refused(&["project", "set", "/nowhere", "1"], &["/nowhere"]);

@@ -9,7 +9,7 @@ use crate::file::File;
 use crate::inode::Inode;
 use crate::leases::{Asking, OnNotice, OnShared};
 use crate::meta::Meta;
-use crate::room::{Closes, MetaSpace};
+use crate::room::Closes;
 use crate::target::ObjectTarget;
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::{Ino, ObjectId, TargetId};
@@ -36,10 +36,6 @@ const CLOSING_MAX: u64 = 1024;
 const CLOSING_WAIT: Duration = Duration::from_millis(5);
 /// Who truncates a file that is opened so: the right to is checked by whoever opens it.
 const OPENER: Caller = Caller { uid: 0, gid: 0 };
-/// Who asks for space waits so long for what was closed before.
-const CLOSES_WAIT: Duration = Duration::from_secs(2);
-/// Attempts to ask for space while nothing is deleted.
-const SPACE_LOOKS: usize = 4;
 /// Attempts to get attributes that are not older than a write made here meanwhile.
 const ATTR_ATTEMPTS: usize = 4;
 
@@ -88,15 +84,6 @@ impl ClientConfig {
             leases: false,
         }
     }
-}
-
-/// Space of the file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
-    pub total_bytes: u64,
-    pub free_bytes: u64,
-    pub inodes: u64,
-    pub inodes_free: u64,
 }
 
 /// What lost a name.
@@ -762,56 +749,6 @@ impl Client {
             MetaReply::Entries { entries, end } => Ok((entries, end)),
             _ => Err(Error::Dialect),
         }
-    }
-
-    /// Space of the metadata target, and of all object targets that answer: one that is silent is left out, so
-    /// that it does not hold up those who ask for the rest.
-    ///
-    /// # Errors
-    ///
-    /// What the services say; [`Error::Deadline`] when all object targets are silent.
-    pub async fn space(&self) -> Result<Space, Error> {
-        let asked = async {
-            let is_silent = |answer: &Result<_, Error>| *answer == Err(Error::Deadline);
-            // What was closed and then deleted here counts once the service knows how large it was.
-            self.0.closes.passed(CLOSES_WAIT, None).await;
-            // Metadata first: while the whole node is away no target is silent, and everybody waits.
-            let mut meta = self.0.space_now().await?;
-            let mut looks = 0;
-            loop {
-                looks += 1;
-                let objects = self.0.targets().map(|target| target.unless_silent(target.space()));
-                let mut answers = join_all(objects).await;
-                if answers.iter().all(is_silent) {
-                    // Perhaps the node went between the two, and they have been waited for while it was away.
-                    meta = self.0.space_now().await?;
-                    let objects = self.0.targets().map(|target| target.in_time(target.space()));
-                    answers = join_all(objects).await;
-                }
-                if !answers.iter().all(is_silent) {
-                    answers.retain(|answer| !is_silent(answer));
-                }
-                let (mut total_bytes, mut free_bytes) = (0, 0);
-                for answer in answers {
-                    let space = answer?;
-                    total_bytes += space.total_bytes;
-                    free_bytes += space.free_bytes;
-                }
-                let then = meta;
-                if then.doomed_bytes + then.deleting_bytes > 0 {
-                    meta = self.0.space_now().await?;
-                }
-                // What was deleted between the looks may be in both sums; in the later one it is not any more.
-                if meta.deletions != then.deletions && looks < SPACE_LOOKS {
-                    continue;
-                }
-                let doomed_bytes = meta.doomed_bytes.min(then.doomed_bytes);
-                let free_bytes = (free_bytes + doomed_bytes).min(total_bytes);
-                let MetaSpace { inodes, inodes_free, .. } = meta;
-                return Ok(Space { total_bytes, free_bytes, inodes, inodes_free });
-            }
-        };
-        self.0.in_time(asked).await
     }
 
     /// Makes durable every change of names and attributes that was acknowledged here.

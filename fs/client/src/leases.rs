@@ -458,6 +458,7 @@ impl Leases {
             | R::Sync
             | R::Space
             | R::SpaceNow
+            | R::Allowance { .. }
             | R::Grant { .. }
             | R::Chores { .. }
             | R::Leave

@@ -29,13 +29,15 @@ pub mod placement;
 mod ranges;
 mod room;
 mod slots;
+mod space;
 mod target;
 mod unstable;
 mod xattrs;
 
 pub use burial::bury;
-pub use client::{Client, ClientConfig, Removed, Space};
+pub use client::{Client, ClientConfig, Removed};
 pub use error::Error;
 pub use file::File;
 pub use inode::{Cancel, Seek};
 pub use leases::{OnNotice, OnShared};
+pub use space::Space;

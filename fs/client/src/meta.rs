@@ -583,6 +583,7 @@ fn is_repeatable(request: &MetaRequest) -> bool {
         | R::Sync
         | R::Space
         | R::SpaceNow
+        | R::Allowance { .. }
         | R::Grant { .. }
         | R::Chores { .. } => true,
         // Opens end with the number that has them, and count under the next when they are done there.

@@ -13,7 +13,7 @@ use crate::service::{MetaService, Room};
 use levada_base::ids::Ino;
 use levada_kv::Batch;
 use levada_wire::attr::Time;
-use levada_wire::meta::{MetaFault, MetaReply};
+use levada_wire::meta::{Allowance, MetaFault, MetaReply};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -257,6 +257,19 @@ impl Accounts {
         }
     }
 
+    /// How many bytes a subject may have, and add; none: any number.
+    pub fn allowed_bytes(&self, subject: Subject, now: Time) -> Option<Allowance> {
+        let used = self.usage_of(subject).bytes;
+        allowance(self.limits(subject).bytes, used, self.bytes_left(subject, now))
+    }
+
+    /// The same of inodes.
+    pub fn allowed_inodes(&self, subject: Subject, now: Time) -> Option<Allowance> {
+        let used = self.usage_of(subject);
+        let left = if self.has_inode_for(subject, used, now) { None } else { Some(0) };
+        allowance(self.limits(subject).inodes, used.inodes, left)
+    }
+
     /// True when bytes are limited for anybody.
     pub fn limits_bytes(&self) -> bool {
         self.quotas.values().any(|row| row.bytes != Limit::default())
@@ -283,6 +296,13 @@ impl Accounts {
             inodes_grace_ends: ends(known.inodes_over_since, limits.inodes_grace_s),
         }
     }
+}
+
+/// What there is under a limit: up to the hard one, as long as the soft one lets him.
+fn allowance(limit: Limit, used: u64, left: Option<u64>) -> Option<Allowance> {
+    let most = [limit.hard, limit.soft].into_iter().find(|most| *most > 0)?;
+    let left = most.saturating_sub(used).min(left.unwrap_or(u64::MAX));
+    Some(Allowance { most, left })
 }
 
 fn end_of(since: Time, grace_s: u32) -> Time {

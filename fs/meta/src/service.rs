@@ -118,6 +118,7 @@ fn class_of(request: &MetaRequest) -> Class {
         | R::Sync
         | R::Space
         | R::SpaceNow
+        | R::Allowance { .. }
         | R::Chores { .. } => Class::Read,
         R::SetAttr { .. }
         | R::SetXattr { .. }

@@ -355,6 +355,10 @@ pub enum MetaRequest {
         need: u64,
         want: u64,
     },
+    /// What the limits of the project and the tenant of an inode leave to what is in it; nothing while neither has any.
+    Allowance {
+        ino: Ino,
+    },
 }
 
 impl MetaRequest {
@@ -412,7 +416,23 @@ impl MetaRequest {
             Self::Bury { .. } => "Bury",
             Self::SpaceNow => "SpaceNow",
             Self::Grant { .. } => "Grant",
+            Self::Allowance { .. } => "Allowance",
         }
+    }
+}
+
+/// What somebody may have of something, and what is left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allowance {
+    pub most: u64,
+    pub left: u64,
+}
+
+impl Allowance {
+    /// Where both hold.
+    #[must_use]
+    pub fn tighter(self, other: Self) -> Self {
+        Self { most: self.most.min(other.most), left: self.left.min(other.left) }
     }
 }
 
@@ -502,6 +522,11 @@ pub enum MetaReply {
         ino: Option<Ino>,
         nlink: u32,
         directory: Box<Attr>,
+    },
+    /// For an `Allowance`: of the tightest limit.
+    Allowance {
+        bytes: Option<Allowance>,
+        inodes: Option<Allowance>,
     },
 }
 

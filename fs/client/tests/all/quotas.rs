@@ -179,3 +179,46 @@ fn a_restart_forgets_no_grant() {
         });
     }
 }
+
+#[test]
+fn a_directory_has_what_its_tenant_has() {
+    Reactor::simulated(1).block_on(async {
+        let world = World::new(2).await;
+        let client = world.client("client").await;
+        let all = client.space().await.expect("answers");
+        let file = crate::world::create(&client, "file").await;
+        let ino = client.lookup(ROOT_DIR, b"file").await.expect("there").ino;
+        assert_eq!(client.space_of(ino).await.expect("answers"), all_but_an_inode(all));
+        let tenant = Subject { kind: SubjectKind::Tenant, id: 5 };
+        let meta = world.meta_service();
+        let set = async |bytes, inodes| {
+            let (bytes, inodes) = (Limit { soft: 0, hard: bytes }, Limit { soft: 0, hard: inodes });
+            let limits = Limits { bytes, inodes, ..Default::default() };
+            meta.set_limits(tenant, limits).await.expect("set");
+        };
+        meta.set_owner(ino, None, Some(5)).await.expect("given");
+        set(4 * MIB, 3).await;
+        write(&file, 0, MIB).await.expect("fits");
+        file.close().await;
+        let space = client.space_of(ino).await.expect("answers");
+        assert_eq!((space.total_bytes, space.free_bytes), (4 * MIB, 3 * MIB));
+        assert_eq!((space.inodes, space.inodes_free), (3, 2));
+        // More than there is.
+        set(all.total_bytes * 2, all.inodes * 2).await;
+        let whole = client.space().await.expect("answers");
+        assert_eq!(client.space_of(ino).await.expect("answers"), whole);
+        assert!(whole.free_bytes <= all.free_bytes - MIB);
+        // Whoever has a file open may ask through it when it has no name any more.
+        let mode = OpenMode { write: false, truncate: false };
+        let (open, _) = client.open(ino, mode).await.expect("open");
+        client.unlink(Caller { uid: 0, gid: 0 }, ROOT_DIR, b"file").await.expect("unlinked");
+        client.space_of(ino).await.expect("answers");
+        open.close().await;
+        client.sync().await.expect("synced");
+        client.space_of(ino).await.expect("of the whole");
+    });
+}
+
+fn all_but_an_inode(space: levada_client::Space) -> levada_client::Space {
+    levada_client::Space { inodes_free: space.inodes_free - 1, ..space }
+}

@@ -2,11 +2,11 @@
 
 use super::{Answer, touch_inode, write};
 use crate::key;
-use crate::row::{Counters, DoomedRow, Session, StoredBytes};
+use crate::row::{Counters, DoomedRow, Session, StoredBytes, Subject, SubjectKind};
 use crate::table::Effect;
 use crate::tx::{Env, Tx};
 use levada_base::ids::Ino;
-use levada_wire::meta::{MetaFault, MetaReply, MetaRequest};
+use levada_wire::meta::{Allowance, MetaFault, MetaReply, MetaRequest};
 use smallvec::SmallVec;
 
 pub fn space(tx: &Tx<'_>) -> MetaReply {
@@ -19,6 +19,23 @@ pub fn inodes_free(env: &Env, counters: &Counters) -> (u64, u64) {
     let inodes = env.superblock.inodes_max;
     let used = counters.inodes.saturating_sub(counters.doomed_inodes);
     (inodes, inodes.saturating_sub(used))
+}
+
+/// What the project and the tenant of an inode leave to it.
+pub fn allowance(tx: &mut Tx<'_>, ino: Ino) -> Answer {
+    let inode = tx.live(ino)?;
+    let (mut bytes, mut inodes) = (None, None);
+    let owners = [(SubjectKind::Project, inode.project), (SubjectKind::Tenant, inode.tenant)];
+    for (kind, id) in owners.into_iter().filter(|(_, id)| *id != 0) {
+        let subject = Subject { kind, id };
+        let tighter = |known: Option<Allowance>, other: Option<Allowance>| match (known, other) {
+            (Some(known), Some(other)) => Some(known.tighter(other)),
+            (known, other) => known.or(other),
+        };
+        bytes = tighter(bytes, tx.table.accounts.allowed_bytes(subject, tx.now));
+        inodes = tighter(inodes, tx.table.accounts.allowed_inodes(subject, tx.now));
+    }
+    Ok(MetaReply::Allowance { bytes, inodes })
 }
 
 /// The objects of an inode on the destroy list are gone, so the inode goes too.

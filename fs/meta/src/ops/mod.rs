@@ -67,6 +67,7 @@ pub fn run(tx: &mut Tx<'_>, request: &MetaRequest) -> Answer {
         R::Several { requests } => several(tx, requests),
         R::Truncated { ino, size, stored } => write::truncated(tx, *ino, *size, stored),
         R::Space => Ok(chores::space(tx)),
+        R::Allowance { ino } => chores::allowance(tx, *ino),
         R::Grant { ino, need, want } => write::grant(tx, *ino, *need, *want),
         R::Destroyed { ino } => chores::destroyed(tx, *ino),
         R::Settled { ino, size, components, change, stored } => {

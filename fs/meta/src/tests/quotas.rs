@@ -6,7 +6,9 @@ use crate::row::{Limit, Subject, SubjectKind, Usage};
 use levada_base::ids::Ino;
 use levada_base::reactor;
 use levada_wire::attr::Attr;
-use levada_wire::meta::{AttrChange, Caller, MetaFault, MetaReply, MetaRequest, NewInode};
+use levada_wire::meta::{
+    Allowance, AttrChange, Caller, MetaFault, MetaReply, MetaRequest, NewInode,
+};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -248,6 +250,57 @@ fn bytes_are_granted_before_they_are_written() {
         assert_eq!(ask(&other, b, 500, 500).await, Ok(500));
         assert_eq!(ask(&other, b, 501, 501).await, Err(MetaFault::Quota));
         assert_eq!(used(&world, user(7)), (2, 300));
+        end(world).await;
+    });
+}
+
+/// What `df` says of a directory.
+#[test]
+fn what_is_in_a_directory_is_left_what_its_project_and_its_tenant_have() {
+    simulated(1, async {
+        let world = World::small().await;
+        let t = Tester::new(&world, 1).await;
+        let service = world.service();
+        let ask = async |ino| match t.read(MetaRequest::Allowance { ino }).await {
+            MetaReply::Allowance { bytes, inodes } => {
+                let pair =
+                    |allowance: Option<_>| allowance.map(|Allowance { most, left }| (most, left));
+                Ok((pair(bytes), pair(inodes)))
+            }
+            MetaReply::Failed(fault) => Err(fault),
+            other => panic!("{other:?}"),
+        };
+        let set = async |kind, bytes, inodes| {
+            let limits = Limits { bytes, inodes, bytes_grace_s: 100, ..Default::default() };
+            service.set_limits(subject(kind, 5), limits).await.expect("set");
+        };
+        let none = Limit::default();
+        let hard = |hard| Limit { soft: 0, hard };
+        let dir = make(&t, ROOT, Ino::ROOT, "dir", NewInode::Directory).await.expect("made").ino;
+        set(SubjectKind::Project, hard(1000), none).await;
+        assert_eq!(ask(dir).await, Ok((None, None)), "nobody's");
+        service.set_owner(dir, Some(5), None).await.expect("given");
+        assert_eq!(ask(dir).await, Ok((Some((1000, 1000)), None)));
+        let file = make(&t, ROOT, dir, "file", FILE).await.expect("made").ino;
+        write(&t, file, vec![(0, 300)]).await.expect("written");
+        for ino in [dir, file] {
+            assert_eq!(ask(ino).await, Ok((Some((1000, 700)), None)));
+        }
+        // The tighter one of both, in each.
+        service.set_owner(dir, None, Some(5)).await.expect("given");
+        set(SubjectKind::Tenant, hard(900), hard(4)).await;
+        assert_eq!(ask(dir).await, Ok((Some((900, 700)), Some((4, 3)))));
+        set(SubjectKind::Tenant, hard(5000), hard(1)).await;
+        assert_eq!(ask(dir).await, Ok((Some((1000, 700)), Some((1, 0)))));
+        set(SubjectKind::Tenant, none, none).await;
+        // A soft limit gives what the hard one says until its grace is over.
+        set(SubjectKind::Project, Limit { soft: 200, hard: 1000 }, none).await;
+        assert_eq!(ask(dir).await, Ok((Some((1000, 700)), None)));
+        reactor::sleep(Duration::from_secs(101)).await;
+        assert_eq!(ask(dir).await, Ok((Some((1000, 0)), None)));
+        set(SubjectKind::Project, Limit { soft: 200, hard: 0 }, none).await;
+        assert_eq!(ask(dir).await, Ok((Some((200, 0)), None)));
+        assert_eq!(ask(Ino(4711)).await, Err(MetaFault::Stale));
         end(world).await;
     });
 }

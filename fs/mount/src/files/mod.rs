@@ -322,7 +322,7 @@ impl Files {
             Operation::LSeek { fh, offset, whence } => {
                 Box::pin(self.seek(ino, fh, offset, whence)).await
             }
-            Operation::StatFs => Box::pin(self.space()).await,
+            Operation::StatFs => Box::pin(self.space(ino)).await,
             Operation::GetLk(args) => Box::pin(self.get_lock(ino, args)).await,
             Operation::GetXattr { name, size } => Box::pin(self.get_xattr(ino, name, size)).await,
             Operation::ListXattr { size } => Box::pin(self.list_xattrs(caller, ino, size)).await,
@@ -483,8 +483,9 @@ impl Files {
         }
     }
 
-    async fn space(&self) -> Result<Reply, Errno> {
-        let space = self.client.space().await?;
+    /// Of a directory with limits what these leave, as XFS shows it for projects (xfs_qm_statvfs).
+    async fn space(&self, ino: Ino) -> Result<Reply, Errno> {
+        let space = self.client.space_of(ino).await?;
         let blocks = |bytes: u64| bytes / u64::from(FRAGMENT_BYTES);
         Ok(Reply::StatFs(StatFs {
             blocks: blocks(space.total_bytes),
