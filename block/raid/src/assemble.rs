@@ -199,9 +199,9 @@ pub(crate) async fn create(spec: ArraySpec, epoch: Epoch) -> Result<Rc<Engine>, 
 
     let mut roles = vec![None; spec.members.len()];
     let order = match spec.level {
-        Level::Raid1 { copies } => {
+        Level::Raid1 { .. } => {
             let enclosures: Vec<u16> = spec.members[..width].iter().map(|m| m.enclosure).collect();
-            raid1::deal(&enclosures, copies)
+            raid1::deal(&enclosures)
         }
         _ => (0..width).collect(),
     };

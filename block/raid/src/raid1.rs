@@ -30,51 +30,91 @@ pub(crate) fn survives(width: usize, copies: usize, out: u64) -> bool {
     (0..width).all(|first| (0..copies).any(|copy| out >> ((first + copy) % width) & 1 == 0))
 }
 
-/// The order of roles that puts neighbours into different enclosures: always the next member of
-/// the enclosure that has most left, other than those of the last `copies - 1`. `enclosures[i]`
-/// is that of member i; the result lists members in order of role.
-pub(crate) fn deal(enclosures: &[u16], copies: usize) -> Vec<usize> {
-    let mut left: Vec<usize> = (0..enclosures.len()).collect();
-    let mut order: Vec<usize> = Vec::with_capacity(left.len());
-    while !left.is_empty() {
-        let recent = &order[order.len().saturating_sub(copies - 1)..];
-        let weight = |member: usize| {
-            let enclosure = enclosures[member];
-            let waiting = left.iter().filter(|m| enclosures[**m] == enclosure).count();
-            let near = recent.iter().any(|m| enclosures[*m] == enclosure);
-            // Among equals the enclosure used longest ago, which keeps the cycle's seam apart.
-            let last_used = order.iter().rposition(|m| enclosures[*m] == enclosure);
-            (!near, waiting, std::cmp::Reverse(last_used), std::cmp::Reverse(member))
-        };
-        let at = (0..left.len()).max_by_key(|at| weight(left[*at])).expect("some are left");
-        order.push(left.remove(at));
-    }
-    order
+/// The order of roles that puts members of one enclosure as far from each other as can be: at least
+/// `copies` roles apart, round the ring of roles, wherever none has more than one member in `copies`. Then every
+/// chunk has its copies in different enclosures. `enclosures[i]` is that of member i; the result lists members in order
+/// of role.
+///
+/// The ring is as many arcs as the fullest enclosure has members, and members are dealt to them in turn, enclosure by
+/// enclosure, the fullest first. No arc is shorter than members / fullest. An enclosure as full as the fullest has one
+/// member in each arc, all at the same place in it. Any other one stays that far apart too: where it goes on in the
+/// first arc after the last it moves one place on there, and ends an arc or more before the one it began in.
+pub(crate) fn deal(enclosures: &[u16]) -> Vec<usize> {
+    let held = |member: &usize| {
+        enclosures.iter().filter(|enclosure| **enclosure == enclosures[*member]).count()
+    };
+    let mut members: Vec<usize> = (0..enclosures.len()).collect();
+    members.sort_by_key(|member| (std::cmp::Reverse(held(member)), enclosures[*member]));
+    let arcs = members.first().map_or(1, held);
+    (0..arcs).flat_map(|arc| members.iter().skip(arc).step_by(arcs)).copied().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn survives_every_enclosure(enclosures: &[u16], copies: usize) -> bool {
-        let order = deal(enclosures, copies);
-        let lost = |gone: u16| {
-            let bits = order.iter().enumerate().filter(|(_, m)| enclosures[**m] == gone);
-            bits.fold(0, |out, (role, _)| out | 1 << role)
+    /// True when losing any `lost` enclosures loses nothing.
+    fn survives_losing(enclosures: &[u16], copies: usize, lost: u32) -> bool {
+        let order = deal(enclosures);
+        let most = *enclosures.iter().max().expect("a member");
+        (0_u64..1 << (most + 1)).filter(|gone| gone.count_ones() == lost).all(|gone| {
+            let is_gone = |(_, member): &(usize, &usize)| gone >> enclosures[**member] & 1 == 1;
+            let out = order.iter().enumerate().filter(is_gone);
+            survives(order.len(), copies, out.fold(0, |out, (role, _)| out | 1 << role))
+        })
+    }
+
+    /// Every way to have `members` in enclosures of at most `most` each, the fullest first.
+    fn splits(members: usize, most: usize) -> Vec<Vec<usize>> {
+        if members == 0 {
+            return vec![vec![]];
+        }
+        let with = |first: usize| {
+            splits(members - first, first).into_iter().map(move |rest| [vec![first], rest].concat())
         };
-        enclosures.iter().all(|gone| survives(order.len(), copies, lost(*gone)))
+        (1..=most.min(members)).flat_map(with).collect()
+    }
+
+    fn members_of(split: &[usize]) -> Vec<u16> {
+        let of = |(enclosure, held): (usize, &usize)| vec![enclosure as u16; *held];
+        split.iter().enumerate().flat_map(of).collect()
     }
 
     #[test]
-    fn neighbours_are_in_different_enclosures() {
-        let box_of_12: Vec<u16> = (0..12).map(|drive| drive / 2).collect();
-        let order = deal(&box_of_12, 3);
-        for first in 0..12 {
-            let of = |copy: usize| box_of_12[order[(first + copy) % 12]];
-            assert!(of(0) != of(1) && of(1) != of(2) && of(0) != of(2), "{order:?}");
+    fn copies_are_in_different_enclosures_wherever_that_is_possible() {
+        for copies in 2..=4 {
+            for members in copies..=16 {
+                for split in splits(members, members / copies) {
+                    let enclosures = members_of(&split);
+                    for lost in 1..copies as u32 {
+                        assert!(
+                            survives_losing(&enclosures, copies, lost),
+                            "{copies} copies over {split:?}: {:?}",
+                            deal(&enclosures)
+                        );
+                    }
+                }
+            }
         }
-        assert!(survives_every_enclosure(&box_of_12, 3));
-        assert!(survives_every_enclosure(&[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], 3));
-        assert!(survives_every_enclosure(&[0, 1, 2], 3));
+    }
+
+    #[test]
+    fn where_it_is_not_they_are_as_far_apart_as_can_be() {
+        let order = |enclosures: &[u16]| -> Vec<u16> {
+            deal(enclosures).into_iter().map(|member| enclosures[member]).collect()
+        };
+        // Three copies in two boxes: one of them may go.
+        assert_eq!(order(&[0, 0, 0, 0, 1, 1, 1, 1]), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(order(&[7; 3]), [7; 3]);
+        assert_eq!(order(&[]), []);
+    }
+
+    #[test]
+    fn every_member_gets_one_role() {
+        for split in splits(12, 12) {
+            let mut order = deal(&members_of(&split));
+            order.sort_unstable();
+            assert!(order.into_iter().eq(0..12), "{split:?}");
+        }
     }
 }
