@@ -116,7 +116,8 @@ pub enum DrivesError {
     PowerFence(#[from] PowerFenceError),
     /// Another server was quicker.
     #[error(
-        "cluster {cluster} was made on these drives, {drive} among them, until other servers were shut out; nothing was changed"
+        "another server made, or took over, cluster {cluster} on these drives, {drive} among them, while they were looked at; \
+         nothing was written: `levada plan` says what is there now"
     )]
     MadeMeanwhile { drive: String, cluster: String },
     /// A drive cannot be labelled or fenced.

@@ -1,6 +1,6 @@
 //! New drives: labels and slices, and what must not be overwritten.
 
-use super::found::{Found, cluster_of, latest_owner, shut_out_strangers};
+use super::found::{Found, cluster_of, latest_owner, refuse_later, shut_out_strangers};
 use super::{ClusterDrive, DriveSource, Drives, DrivesError, Intake, MayOverwrite, claim};
 use crate::fit;
 use levada_base::Epoch;
@@ -8,7 +8,6 @@ use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_device::{
     BlockError, Device, Drive, DriveError, DriveIdentity, Overwrite, SliceEntry, SliceKind,
-    read_label,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
 use std::collections::BTreeMap;
@@ -63,6 +62,8 @@ pub(super) async fn format(
         };
         devices.push(device);
     }
+    // Drives may have been waited for meanwhile. Whoever was quicker is not disturbed ...
+    refuse_later(&found).await?;
     let epoch = latest_owner(source, cluster, &found).await.next();
     let failed = |spec: &DriveSpec| {
         let drive = spec.name.clone();
@@ -71,6 +72,8 @@ pub(super) async fn format(
     for (spec, device) in cluster.drives.iter().zip(&devices) {
         claim(spec, &**device, epoch).await.map_err(failed(spec))?;
     }
+    // ... nor overwritten, now that nobody else writes there.
+    refuse_later(&found).await?;
     give_up(source, cluster, &found).await?;
     let mut drives = Vec::new();
     for (index, (spec, device)) in cluster.drives.iter().zip(devices).enumerate() {
@@ -137,18 +140,23 @@ pub async fn format_one(
 ) -> Result<Rc<Drive>, DrivesError> {
     let failed = |source| DrivesError::Drive { drive: spec.name.clone(), source: Box::new(source) };
     // The drive of this name of this very cluster may come back without force.
-    let label = read_label(&*device).await.ok();
-    let own = label
+    let found = Found::on(Rc::clone(&device)).await;
+    let own = found
+        .label()
         .is_some_and(|label| label.cluster_uuid == drives.cluster && label.drive_name == spec.name);
-    let used = if own { Ok(()) } else { Drive::refuse_used(&*device).await };
-    let is_used = used.is_err();
-    if !force {
-        used.map_err(|source| DrivesError::InUse {
+    let refuse_used = async || match Drive::refuse_used(&*device).await {
+        Err(source) if !own => Err(DrivesError::InUse {
             drive: spec.name.clone(),
             path: spec.path.display().to_string(),
             source: Box::new(source),
             overwrite: intake.by_force(&spec.name),
-        })?;
+        }),
+        _ => Ok(()),
+    };
+    let used = refuse_used().await;
+    let is_used = used.is_err();
+    if !force {
+        used?;
     }
     let index = cluster.drives.iter().position(|known| known.name == spec.name);
     let identity = DriveIdentity {
@@ -183,6 +191,11 @@ pub async fn format_one(
         }
         error => failed(error),
     })?;
+    // Until then another server may have begun to use it.
+    refuse_later(&[found]).await?;
+    if !force {
+        refuse_used().await?;
+    }
     let drive =
         Drive::format(device, identity, table, Overwrite::Anything).await.map_err(failed)?;
     drive.fence(drives.epoch).await.map_err(failed)?;

@@ -20,7 +20,7 @@ pub(super) enum Found {
 }
 
 impl Found {
-    async fn on(device: Rc<dyn Device>) -> Self {
+    pub(super) async fn on(device: Rc<dyn Device>) -> Self {
         match read_label(&*device).await {
             Ok(label) => Self::Labelled(device, label),
             Err(error) => Self::Blank(device, error),
@@ -35,7 +35,14 @@ impl Found {
         }
     }
 
-    fn label(&self) -> Option<&Label> {
+    /// The label that is there by now, where it is another one.
+    async fn later_label(&self) -> Option<Label> {
+        let (Self::Labelled(device, _) | Self::Blank(device, _)) = self else { return None };
+        let label = read_label(&**device).await.ok()?;
+        (self.label() != Some(&label)).then_some(label)
+    }
+
+    pub(super) fn label(&self) -> Option<&Label> {
         match self {
             Self::Labelled(_, label) => Some(label),
             Self::Blank(..) | Self::Nothing(_) => None,
@@ -101,13 +108,18 @@ pub(super) async fn shut_out_strangers(
     {
         return Ok(found);
     }
-    let found = join_all(found.into_iter().map(Found::again)).await;
-    match found.iter().find_map(Found::label) {
-        Some(label) => Err(DrivesError::MadeMeanwhile {
-            drive: label.drive_name.clone(),
-            cluster: label.cluster_name.clone(),
-        }),
-        None => Ok(found),
+    refuse_later(&found).await?;
+    Ok(join_all(found.into_iter().map(Found::again)).await)
+}
+
+/// Refuses drives on which another server has made a cluster, or taken one over, since they were looked at.
+pub(super) async fn refuse_later(found: &[Found]) -> Result<(), DrivesError> {
+    let later = join_all(found.iter().map(Found::later_label)).await;
+    match later.into_iter().flatten().next() {
+        Some(label) => {
+            Err(DrivesError::MadeMeanwhile { drive: label.drive_name, cluster: label.cluster_name })
+        }
+        None => Ok(()),
     }
 }
 

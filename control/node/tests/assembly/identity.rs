@@ -1,17 +1,20 @@
 //! Whose drives these are, and what the cluster file may say otherwise.
 
 use crate::shelf::{
-    Shelf, changed, cluster_file, head_and_tail, heads, operator, read_file, served, start,
-    start_over, status, write_file,
+    Shelf, changed, cluster_file, head_and_tail, heads, operator, read_file, served, served_as,
+    start, start_over, status, write_file,
 };
 use futures_util::future::{join_all, ready};
+use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
 use levada_base::{Buf, Epoch};
-use levada_device::{Device, Durability, Faults, RamDevice, read_label};
+use levada_device::{
+    Device, Drive, DriveIdentity, Durability, Faults, Overwrite, RamDevice, read_label,
+};
 use levada_node::assembly::AssemblyError;
 use levada_node::drives::{DrivesError, Intake, MayOverwrite, format_one};
 use levada_spec::{Bytes, ClusterFile, DriveSpec, Level, ParityKind, SliceSize, Spread};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 #[test]
@@ -370,9 +373,40 @@ fn what_others_have_is_overwritten_only_once_they_are_shut_out() {
             })
         }));
         let error = over().await.err().expect("it is another's").to_string();
-        assert!(error.contains("cluster quicker was made on these drives"), "{error}");
+        assert!(error.contains("made, or took over, cluster quicker on these drives"), "{error}");
         let label = read_label(&*first).await.expect("theirs");
         assert_eq!(label.cluster_name, "quicker");
+    });
+}
+
+/// Two `up` of one new cluster, of which one waits for a drive that is slow to answer.
+#[test]
+fn what_another_server_has_made_while_drives_were_looked_at_is_not_overwritten() {
+    Reactor::simulated(35).block_on(async {
+        let blank = || {
+            let new = cluster_file().drives.into_iter().map(|spec| {
+                let drive = RamDevice::new(&spec.name, spec.size.expect("a file").0);
+                (spec.name, Rc::new(drive))
+            });
+            Shelf { drives: RefCell::new(new.collect()), ..Shelf::default() }
+        };
+        for (quick, may_overwrite) in
+            [("box", MayOverwrite::Nothing), ("quicker", MayOverwrite::Others)]
+        {
+            let shelf = blank();
+            let other = Shelf { drives: shelf.drives.clone(), ..Shelf::default() };
+            *shelf.meanwhile.borrow_mut() = Some(Box::pin(async move {
+                let file = ClusterFile { name: quick.into(), ..cluster_file() };
+                served_as(file, &other, write_file).await;
+            }));
+            let error = start_over(cluster_file(), &shelf, may_overwrite).await.err();
+            let error = error.expect("it was made by then");
+            let is_later =
+                matches!(error, AssemblyError::Drives(DrivesError::MadeMeanwhile { .. }));
+            assert!(is_later, "{error}");
+            let file = ClusterFile { name: quick.into(), ..cluster_file() };
+            served_as(file, &shelf, read_file).await;
+        }
     });
 }
 
@@ -411,7 +445,32 @@ fn a_drive_is_overwritten_by_force_only_once_others_are_shut_out() {
         assert!(matches!(error, DrivesError::PowerFence(_)) && asked.get() == 1, "{error}");
         assert!(before == head_and_tail(&theirs).await, "not a byte was written");
         goes_well.set(true);
-        format(theirs, true).await.expect("nobody writes");
+        format(Rc::clone(&theirs), true).await.expect("nobody writes");
+
+        // Until its power goes, another server makes it part of a cluster.
+        let stranger = new();
+        let written = stranger.write(0, Buf::copy_of(&[7; 4096]).into_vec(), Durability::Fua).await;
+        written.expect("theirs");
+        let taken = Rc::clone(&stranger);
+        let label = read_label(&*theirs).await.expect("ours");
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |_| {
+            let (device, label) = (Rc::clone(&taken), label.clone());
+            Box::pin(async move {
+                let identity = DriveIdentity {
+                    cluster_uuid: Uuid::from_u64_pair(4, 2),
+                    cluster_name: "quicker".into(),
+                    drive_uuid: Uuid::from_u64_pair(2, 4),
+                    drive_name: "d12".into(),
+                    drive_index: 0,
+                    enclosure_name: label.enclosure_name,
+                };
+                let made = Drive::format(device, identity, label.slices, Overwrite::Anything).await;
+                made.is_ok()
+            })
+        }));
+        let error = format(Rc::clone(&stranger), true).await.err().expect("it is another's");
+        assert!(matches!(error, DrivesError::MadeMeanwhile { .. }), "{error}");
+        assert_eq!(read_label(&*stranger).await.expect("theirs").cluster_name, "quicker");
         cluster.stop().await;
     });
 }

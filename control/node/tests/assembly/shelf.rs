@@ -44,6 +44,8 @@ pub struct Shelf {
     pub faults: RefCell<BTreeMap<String, Faults>>,
     /// Where drives lose what was not flushed when the power goes: those that were opened.
     pub volatile: Option<RefCell<Vec<Rc<VolatileDevice>>>>,
+    /// What another server does while this one asks drives for their owners, once.
+    pub meanwhile: RefCell<Option<LocalBoxFuture<'static, ()>>>,
     /// Shuts others out, and says whether that went well.
     pub power_fence: RefCell<Option<PowerFence>>,
 }
@@ -115,6 +117,16 @@ impl DriveSource for Shelf {
         self.drives.borrow_mut().insert(drive.name.clone(), Rc::clone(&made));
         let made = self.cached(made);
         Box::pin(async move { Ok(made) })
+    }
+
+    fn owner<'a>(&'a self, _drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
+        let meanwhile = self.meanwhile.take();
+        Box::pin(async move {
+            if let Some(meanwhile) = meanwhile {
+                meanwhile.await;
+            }
+            Epoch::default()
+        })
     }
 
     fn shut_out<'a>(
