@@ -575,8 +575,8 @@ impl Engine {
         add(&self.standing_wanted, 1);
     }
 
-    /// Lets spares take the roles that nobody plays: of the spares, the one whose enclosure
-    /// plays fewest roles.
+    /// Lets spares take the roles that nobody plays: of the spares, one with which the loss of an enclosure costs least, and
+    /// of several the one whose enclosure plays fewest roles.
     pub fn fill_roles(&self) {
         loop {
             let members = self.members.borrow().clone();
@@ -590,12 +590,21 @@ impl Engine {
                 };
                 members.iter().filter(plays).count()
             };
+            let Some(vacant) = vacant else { return };
+            let role = vacant.role.get().expect("found by its role");
+            let needed_with = |spare: &Member| {
+                let roles = self.roles.borrow();
+                let plays = |member: &Option<Rc<Member>>| member.as_ref().map(|m| m.enclosure);
+                let mut played: Vec<Option<u16>> = roles.iter().map(plays).collect();
+                played[role] = Some(spare.enclosure);
+                self.layout.level.enclosures_needed(&played).len()
+            };
             let spare = members
                 .iter()
                 .filter(|member| member.state.get() == MemberState::Spare)
-                .min_by_key(|member| played(member.enclosure));
-            let (Some(vacant), Some(spare)) = (vacant, spare) else { return };
-            let role = vacant.role.take().expect("found by its role");
+                .min_by_key(|member| (needed_with(member), played(member.enclosure)));
+            let Some(spare) = spare else { return };
+            vacant.role.take();
             spare.apply(MemberEvent::TookRole);
             spare.role.set(Some(role));
             self.roles.borrow_mut()[role] = Some(Rc::clone(spare));

@@ -41,6 +41,7 @@ mod rotation;
 mod rows;
 mod scrub;
 mod slow;
+mod spread;
 mod standing;
 mod status;
 mod superblock;

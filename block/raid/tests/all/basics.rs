@@ -329,6 +329,22 @@ fn every_enclosure_can_fail_under_writes() {
 }
 
 #[test]
+fn a_spare_comes_from_where_no_copy_of_its_role_is() {
+    Reactor::simulated(15).block_on(async {
+        let rig = Rig::new(Level::Raid1 { copies: 2 }, 6, 2, 8 << 10, 12);
+        let mut spec = rig.spec();
+        for (member, enclosure) in spec.members.iter_mut().zip([0, 1, 2, 3, 1, 2]) {
+            member.enclosure = enclosure;
+        }
+        let array = RaidArray::create(spec, Epoch(1)).await.expect("created");
+        array.fail(0).await.expect("the other has it");
+        // Both spares are of enclosures with one role each; the neighbours of role 0 are in enclosures 1 and 3.
+        let members = array.status().members;
+        assert_eq!((members[4].role, members[5].role), (None, Some(0)));
+    });
+}
+
+#[test]
 fn rebuild_keeps_to_its_limits_and_shows_progress() {
     Reactor::simulated(14).block_on(async {
         let rig = Rig::new(Level::Raid6, 7, 1, 16 << 10, 100);
