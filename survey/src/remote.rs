@@ -17,10 +17,11 @@ use levada_base::reactor::{self, JoinHandle, Reactor, mailbox};
 use levada_base::units::GIB;
 use levada_base::{BufMut, Epoch, IoVec};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Standing};
-use levada_device::{Device, DriveModel, Durability};
+use levada_device::{BlockError, Device, DriveModel, Durability};
 use levada_enclosure::{Enclosure, Media, Order, PathOrder, Plan};
 use levada_raid::{Array, IoClass, RaidArray};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -49,6 +50,8 @@ const LOST: usize = 2;
 const LOSS_TO_LOOK: Duration = Duration::from_secs(30);
 /// How long a lost path is watched: longer than any failover may take.
 const FAILOVER_WATCH: Duration = Duration::from_secs(8);
+/// What began while it was watched has ended by then, or never does.
+const END_LIMIT: Duration = Duration::from_secs(60);
 /// Paths that came back are connected again by then.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
@@ -76,13 +79,13 @@ pub(crate) fn specs() -> Vec<Spec> {
         },
         Spec {
             name: "array.remote.after_enclosure_loss_of_before",
-            what: "reads and fresh writes together, from 30 s after one of five enclosures has lost its power, against before",
+            what: "reads and fresh writes side by side, from 30 s after one of five enclosures has lost its power, against before: the worse of both",
             bar: Bar::AtLeast(0.7),
             take: |effort| run(after_enclosure_loss(effort)),
         },
         Spec {
             name: "path.failover_s",
-            what: "the longest read, fresh write or overwrite of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
+            what: "the longest read, fresh write or overwrite in any run, of an array whose enclosures all lose one of two paths, hung or closed; no error is allowed",
             bar: Bar::Below(5.0),
             take: |effort| remote(effort, failover),
         },
@@ -225,18 +228,38 @@ struct Mixed {
 
 #[derive(Default)]
 struct Moved {
-    bytes: Cell<u64>,
+    read_bytes: Cell<u64>,
+    written_bytes: Cell<u64>,
     longest: Cell<Duration>,
+    /// Requests begun, and those of them that have not ended, by their number.
+    begun: Cell<u64>,
+    under_way: RefCell<BTreeSet<u64>>,
     /// The first that went wrong.
     failed: RefCell<Option<anyhow::Error>>,
 }
 
 impl Moved {
-    /// Counts a request that began at `begun`.
-    fn count(&self, bytes: u64, begun: reactor::Instant) {
-        self.bytes.set(self.bytes.get() + bytes);
+    /// Counts a request that moves so many `bytes` of those that are counted in `moved`.
+    async fn count<T>(
+        &self,
+        moved: &Cell<u64>,
+        bytes: u64,
+        request: impl Future<Output = Result<T, BlockError>>,
+    ) -> Result<()> {
+        let (number, begun) = (self.begun.replace(self.begun.get() + 1), reactor::now());
+        self.under_way.borrow_mut().insert(number);
+        request.await?;
+        self.under_way.borrow_mut().remove(&number);
+        moved.set(moved.get() + bytes);
         self.longest.set(self.longest.get().max(begun.elapsed()));
+        Ok(())
     }
+}
+
+/// 10^9 bytes per second.
+struct Rates {
+    reads: f64,
+    writes: f64,
 }
 
 impl Mixed {
@@ -269,18 +292,28 @@ impl Mixed {
         Ok(Self { moved, tasks })
     }
 
-    /// 10^9 bytes per second while `span` passes.
-    async fn rate(&self, span: Duration) -> Result<f64> {
-        let (before, begun) = (self.moved.bytes.get(), reactor::now());
+    /// What is moved while `span` passes.
+    async fn rates(&self, span: Duration) -> Result<Rates> {
+        let now = || (self.moved.read_bytes.get(), self.moved.written_bytes.get());
+        let (before, begun) = (now(), reactor::now());
         reactor::sleep(span).await;
         self.check()?;
-        Ok((self.moved.bytes.get() - before) as f64 / begun.elapsed().as_secs_f64() / 1e9)
+        let (after, seconds) = (now(), begun.elapsed().as_secs_f64());
+        let rate = |before: u64, after: u64| (after - before) as f64 / seconds / 1e9;
+        Ok(Rates { reads: rate(before.0, after.0), writes: rate(before.1, after.1) })
     }
 
-    /// The longest request that ended while `span` passed.
+    /// The longest request of those that were under way while `span` passed: each is waited for.
     async fn longest(&self, span: Duration) -> Result<Duration> {
         self.moved.longest.set(Duration::ZERO);
         reactor::sleep(span).await;
+        let (last, end) = (self.moved.begun.get(), reactor::now());
+        let is_left = || self.moved.under_way.borrow().first().is_some_and(|number| *number < last);
+        while is_left() {
+            self.check()?;
+            ensure!(end.elapsed() < END_LIMIT, "a request did not end in {END_LIMIT:?}");
+            reactor::sleep(Duration::from_millis(5)).await;
+        }
         self.check()?;
         Ok(self.moved.longest.get())
     }
@@ -303,9 +336,8 @@ async fn read_on(array: &Rc<dyn Array>, next: &Cell<u64>, moved: &Moved) -> Resu
     loop {
         let number = next.replace(next.get() + 1);
         let at = number % READ_STRIPES * STRIPE_BYTES;
-        let begun = reactor::now();
-        array.read(at, BufMut::for_overwrite(STRIPE_BYTES as usize).into_vec()).await?;
-        moved.count(STRIPE_BYTES, begun);
+        let into = BufMut::for_overwrite(STRIPE_BYTES as usize).into_vec();
+        moved.count(&moved.read_bytes, STRIPE_BYTES, array.read(at, into)).await?;
     }
 }
 
@@ -318,9 +350,8 @@ async fn write_on(
     loop {
         let stripe = next.replace(next.get() + 1);
         let data = source[stripe as usize % source.len()].clone();
-        let begun = reactor::now();
-        array.write_fresh(stripe, data, IoClass::Foreground).await?;
-        moved.count(STRIPE_BYTES, begun);
+        let written = array.write_fresh(stripe, data, IoClass::Foreground);
+        moved.count(&moved.written_bytes, STRIPE_BYTES, written).await?;
     }
 }
 
@@ -329,26 +360,33 @@ async fn overwrite_on(array: &Rc<dyn Array>, next: &Cell<u64>, moved: &Moved) ->
     loop {
         let number = next.replace(next.get() + 1);
         let at = number % PLACES * STRIPE_BYTES;
-        let begun = reactor::now();
-        array.write(at, data.clone().into_vec(), Durability::Volatile).await?;
-        moved.count(OVERWRITE_BYTES as u64, begun);
+        let written = array.write(at, data.clone().into_vec(), Durability::Volatile);
+        moved.count(&moved.written_bytes, OVERWRITE_BYTES as u64, written).await?;
     }
 }
 
 async fn after_enclosure_loss(effort: Effort) -> Result<Taken> {
     let seconds = |full: u64| Duration::from_secs(if effort.is_quick { 3 } else { full });
-    let mut pairs = Vec::new();
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for _ in 0..effort.runs {
         let remote = Remote::start().await?;
         let array = raid6_of(&remote.devices(), CHUNK_BYTES).await?;
         let load = Mixed::start(&array, 0).await?;
-        let before = load.rate(seconds(10)).await?;
+        let before = load.rates(seconds(10)).await?;
         remote.enclosures.order(LOST, Order::Power { is_on: false })?;
         reactor::sleep(LOSS_TO_LOOK).await;
-        pairs.push((load.rate(seconds(10)).await?, before));
+        let after = load.rates(seconds(10)).await?;
+        reads.push((after.reads, before.reads));
+        writes.push((after.writes, before.writes));
         ensure!(array.status().degraded == BAYS as usize, "the enclosure was lost");
     }
-    Ok(ratio_of(&pairs, "GB/s", ("after", "before")))
+    let reads = ratio_of(&reads, "GB/s", ("reads after", "before"));
+    let writes = ratio_of(&writes, "GB/s", ("writes after", "before"));
+    // One of them may not be fast at the other's cost.
+    let (mut worse, better) =
+        if writes.value < reads.value { (writes, reads) } else { (reads, writes) };
+    worse.operands.extend(better.operands);
+    Ok(worse)
 }
 
 async fn failover(effort: Effort, remote: &Remote) -> Result<Taken> {
@@ -370,7 +408,8 @@ async fn failover(effort: Effort, remote: &Remote) -> Result<Taken> {
         hung.iter().zip(&closed).map(|(hung, closed)| hung.max(*closed)).collect();
     let side = |name, values: &[f64]| Operand::new(name, median(values.iter().copied()), "s");
     Ok(Taken {
-        value: median(worst.iter().copied()),
+        // Not the median: an application that waits too long once has waited too long.
+        value: worst.iter().copied().fold(0.0, f64::max),
         unit: "s".into(),
         operands: vec![side("hung", &hung), side("closed", &closed), side("both paths", &healthy)],
         cpu: None,
