@@ -5,8 +5,9 @@ use crate::{place, up};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
-use levada_node::drives::{self, Outlook};
-use levada_node::{DeadPath, FileDrives, dead_paths};
+use levada_node::assembly::Tuning;
+use levada_node::outlook::{Outlook, outlook};
+use levada_node::{DeadPath, FileDrives, Placed, dead_paths};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
 use std::path::{Path, PathBuf};
 
@@ -87,6 +88,27 @@ fn array_text(cluster: &ClusterFile, array: &ArraySpec) -> String {
     format!("{level} over {members} ({}){spares}", held.join(", "))
 }
 
+/// What is asked for has to be so where members sit by now, not only where the file would deal them.
+fn refuse_less_than_asked(cluster: &ClusterFile, displaced: &[Placed]) -> Result<()> {
+    for placed in displaced {
+        let of_array = cluster.array(&placed.array).and_then(|array| array.required.enclosures);
+        let of_systems = cluster
+            .filesystems
+            .iter()
+            .filter(|fs| [&fs.data, &fs.metadata].contains(&&placed.array))
+            .filter_map(|fs| fs.required.enclosures);
+        let asked = of_array.into_iter().chain(of_systems).max().unwrap_or(0);
+        if (placed.borne as u64) < u64::from(asked) {
+            bail!(
+                "array {} survives the loss of {} of its enclosures where its drives sit now; at least {asked} is asked for",
+                placed.array,
+                placed.borne
+            );
+        }
+    }
+    Ok(())
+}
+
 /// What the drives carry, beside what the file says.
 fn compare(loaded: &Loaded) -> Result<()> {
     let (name, state) = (&loaded.cluster.name, place::state(loaded));
@@ -99,21 +121,25 @@ fn compare(loaded: &Loaded) -> Result<()> {
     let reactor = Reactor::new().context("cannot use io_uring")?;
     let (outlook, dead) = reactor.block_on(async {
         let source = FileDrives::new(loaded.clone(), state);
-        let outlook = drives::outlook(&source, &loaded.cluster).await;
+        let outlook = outlook(&source, &loaded.cluster, Tuning::default().segment_stripes).await;
         (outlook, dead_paths(&loaded.cluster).await)
     });
-    let (missing, is_new) =
+    let (missing, displaced) =
         match outlook.map_err(|error| anyhow!("`levada up` would refuse this: {error}"))? {
-            Outlook::New { missing } => (missing, true),
-            Outlook::Exists { missing } => (missing, false),
+            Outlook::New { missing } => (missing, None),
+            Outlook::Exists { missing, displaced } => (missing, Some(displaced)),
         };
+    for placed in displaced.iter().flatten() {
+        say!("  ! {placed}");
+    }
     for (drive, why) in &missing {
         say!("  drive {drive} is not there: {why}");
     }
     for DeadPath { enclosure, address, why } in &dead {
         say!("  path {address} of enclosure {enclosure} leads to none of its drives: {why}");
     }
-    match (is_new, missing.len()) {
+    refuse_less_than_asked(&loaded.cluster, displaced.as_deref().unwrap_or_default())?;
+    match (displaced.is_none(), missing.len()) {
         (true, 0) => say!("{name} is new: `levada up` formats these drives"),
         (true, missing) => {
             bail!(

@@ -189,40 +189,15 @@ pub async fn open(
             drives.drives.iter().filter_map(|drive| drive.found.as_ref().ok()?.slice_of(uuid));
         (uuid, slices.map(|slice| Rc::new(slice) as Rc<dyn Device>).collect())
     };
-    let failed = |spec: &ArraySpec| {
-        let array = spec.name.clone();
-        |source| ArrayError { array, source }
-    };
     // An array that is opened goes on without its missing members for good. When another one cannot
     // be opened, the missing drives will come back, and should find their places.
-    let mut examined = Vec::new();
-    for spec in &cluster.arrays {
-        let (uuid, found) = members_of(spec);
-        examined.push((spec, RaidArray::examine(uuid, &found, false).await));
-    }
-    let is_there = |(_, standing): &(_, Result<AssemblyReport, _>)| {
-        !matches!(standing, Err(RaidError::NotFound { .. }))
-    };
-    let cluster_was_made = examined.iter().any(is_there);
-    for (spec, standing) in examined {
-        standing
-            .map_err(|error| match error {
-                // Labels come before arrays: without a single slice all its drives are away.
-                RaidError::NotFound { mut report }
-                    if cluster_was_made && report.devices.is_empty() =>
-                {
-                    report.missing.clone_from(&spec.drives);
-                    RaidError::NotFound { report }
-                }
-                other => other,
-            })
-            .map_err(failed(spec))?;
-    }
+    examine(cluster, members_of).await?;
     let mut arrays = Vec::new();
     for spec in &cluster.arrays {
         let (uuid, found) = members_of(spec);
         let opened = RaidArray::open(uuid, found, drives.epoch, false).await;
-        let (array, report) = opened.map_err(failed(spec))?;
+        let (array, report) =
+            opened.map_err(|source| ArrayError { array: spec.name.clone(), source })?;
         let mut remarks = Vec::new();
         if !report.missing.is_empty() {
             remarks.push(format!(
@@ -244,6 +219,41 @@ pub async fn open(
         arrays.push(ClusterArray::new(cluster, spec, array, remarks));
     }
     Ok(arrays)
+}
+
+/// Whether all arrays of a cluster can be opened, `members_of` being what is there of each: its UUID, and the parts of drives. Reads only.
+///
+/// # Errors
+///
+/// [`ArrayError`] for the first that cannot; its text names what would help.
+pub(crate) async fn examine(
+    cluster: &ClusterFile,
+    members_of: impl Fn(&ArraySpec) -> (Uuid, Vec<Rc<dyn Device>>),
+) -> Result<(), ArrayError> {
+    let mut examined = Vec::new();
+    for spec in &cluster.arrays {
+        let (uuid, found) = members_of(spec);
+        examined.push((spec, RaidArray::examine(uuid, &found, false).await));
+    }
+    let is_there = |(_, standing): &(_, Result<AssemblyReport, _>)| {
+        !matches!(standing, Err(RaidError::NotFound { .. }))
+    };
+    let cluster_was_made = examined.iter().any(is_there);
+    for (spec, standing) in examined {
+        standing
+            .map_err(|error| match error {
+                // Labels come before arrays: without a single slice all its drives are away.
+                RaidError::NotFound { mut report }
+                    if cluster_was_made && report.devices.is_empty() =>
+                {
+                    report.missing.clone_from(&spec.drives);
+                    RaidError::NotFound { report }
+                }
+                other => other,
+            })
+            .map_err(|source| ArrayError { array: spec.name.clone(), source })?;
+    }
+    Ok(())
 }
 
 impl ClusterArray {

@@ -178,6 +178,17 @@ pub struct StartOptions<'a> {
     pub progress: &'a dyn Fn(&str),
 }
 
+/// The file system of a cluster, unless its file asks for what cannot be served yet.
+pub(crate) fn refuse_unserved(file: &ClusterFile) -> Result<&FileSystemSpec, AssemblyError> {
+    let [fs] = &file.filesystems[..] else {
+        return Err(AssemblyError::NotServed { what: "other than one file system" });
+    };
+    if file.hosts.len() > 1 {
+        return Err(AssemblyError::NotServed { what: "a cluster of several hosts" });
+    }
+    Ok(fs)
+}
+
 /// Brings a cluster up: formats it when all its drives are new, else opens it.
 ///
 /// # Errors
@@ -188,12 +199,7 @@ pub async fn start(
     source: &dyn DriveSource,
     options: StartOptions<'_>,
 ) -> Result<Cluster, AssemblyError> {
-    let [fs] = &file.filesystems[..] else {
-        return Err(AssemblyError::NotServed { what: "other than one file system" });
-    };
-    if file.hosts.len() > 1 {
-        return Err(AssemblyError::NotServed { what: "a cluster of several hosts" });
-    }
+    let fs = refuse_unserved(&file)?;
     let drives = drives::take(
         source,
         &file,

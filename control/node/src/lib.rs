@@ -22,6 +22,8 @@ pub mod fsck;
 pub mod meters;
 pub mod mounting;
 pub mod operator;
+pub mod outlook;
+mod placed;
 pub mod quota;
 pub mod recorded;
 mod remote_drives;
@@ -31,5 +33,6 @@ pub mod targets;
 pub mod volumes;
 
 pub use file_drives::FileDrives;
+pub use placed::Placed;
 pub use remote_drives::{DeadPath, dead_paths};
 pub use run::{Ended, NodeOptions, log_to_stderr, run};

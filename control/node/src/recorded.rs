@@ -6,6 +6,7 @@
 //!
 //! What always holds: a part that cannot be read is no difference; whoever opens it says why.
 
+use crate::placed::Roles;
 use crate::targets::{TargetKind, TargetTable};
 use futures_util::future::join_all;
 use levada_base::BufMut;
@@ -129,6 +130,17 @@ impl Standing {
         }
     }
 
+    fn roles(&self, file: &ClusterFile) -> Roles {
+        let played = |role: usize| {
+            let mut live = self.members.iter().filter(|m| m.state != MemberState::Faulty);
+            let name = &live.find(|member| member.role == Some(role))?.name;
+            let enclosure = &file.drive(name)?.enclosure;
+            let at = file.enclosures.iter().position(|known| known.name == *enclosure)?;
+            Some((name.clone(), at as u16))
+        };
+        (0..self.width).map(played).collect()
+    }
+
     /// Of an array that is open.
     fn of(status: &ArrayStatus) -> Self {
         let roles = status.members.iter().filter_map(|member| member.role);
@@ -204,6 +216,12 @@ impl OnDrives {
             found.of_table(fs, holder, table);
         }
         found.into_differences()
+    }
+
+    /// The level of an array, and who plays its roles.
+    pub fn roles(&self, array: &str, file: &ClusterFile) -> Option<(RaidLevel, Roles)> {
+        let standing = self.arrays.get(array)?;
+        Some((standing.level, standing.roles(file)))
     }
 
     /// True when no array uses the drive any more: it failed, or another took its place. What the

@@ -27,19 +27,7 @@ pub(super) async fn format(
     }
     let slices = array_ids(cluster);
     // Before the first drive is made or written.
-    let mut capacities = BTreeMap::new();
-    for (spec, found) in cluster.drives.iter().zip(&found) {
-        let capacity_bytes = match found {
-            Found::Labelled(device, _) | Found::Blank(device, _) => device.info().capacity_bytes,
-            Found::Nothing(_) => spec.size.map_or(u64::MAX, |size| size.0),
-        };
-        slice_table(cluster, spec, capacity_bytes, &slices)?;
-        check_size(spec, capacity_bytes)?;
-        capacities.insert(&spec.name, capacity_bytes);
-    }
-    let capacity = |spec: &DriveSpec| capacities.get(&spec.name).copied();
-    fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
-        .await?;
+    check_room(cluster, &found, &slices, segment_stripes).await?;
     let found = shut_out_strangers(source, cluster, found, progress).await?;
     let mut devices = Vec::new();
     for (index, (spec, found)) in cluster.drives.iter().zip(&found).enumerate() {
@@ -92,6 +80,30 @@ pub(super) async fn format(
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found: Ok(drive) });
     }
     Ok(Drives { cluster: uuid, epoch, drives, fresh: true })
+}
+
+/// Whether the arrays, and what is to be on them, have room on what was found; a drive that is not there, and is no file, is as large
+/// as need be.
+pub(super) async fn check_room(
+    cluster: &ClusterFile,
+    found: &[Found],
+    arrays: &[(ArraySpec, Uuid)],
+    segment_stripes: u32,
+) -> Result<(), DrivesError> {
+    let mut capacities = BTreeMap::new();
+    for (spec, found) in cluster.drives.iter().zip(found) {
+        let capacity_bytes = match found {
+            Found::Labelled(device, _) | Found::Blank(device, _) => device.info().capacity_bytes,
+            Found::Nothing(_) => spec.size.map_or(u64::MAX, |size| size.0),
+        };
+        slice_table(cluster, spec, capacity_bytes, arrays)?;
+        check_size(spec, capacity_bytes)?;
+        capacities.insert(&spec.name, capacity_bytes);
+    }
+    let capacity = |spec: &DriveSpec| capacities.get(&spec.name).copied();
+    fit::check(cluster, |spec| capacity(spec).filter(|bytes| *bytes != u64::MAX), segment_stripes)
+        .await?;
+    Ok(())
 }
 
 /// Forgets what is overwritten, all of it before the first new label is there. Where this or what
@@ -308,7 +320,7 @@ fn check_size(spec: &DriveSpec, capacity_bytes: u64) -> Result<(), DrivesError> 
 }
 
 /// A UUID for each array of a new cluster.
-fn array_ids(cluster: &ClusterFile) -> Vec<(ArraySpec, Uuid)> {
+pub(super) fn array_ids(cluster: &ClusterFile) -> Vec<(ArraySpec, Uuid)> {
     cluster
         .arrays
         .iter()

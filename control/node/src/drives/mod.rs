@@ -22,7 +22,7 @@ pub use format::{format_one, give_slices};
 
 use crate::control::PathStatus;
 use crate::recorded::{Difference, Differences, Labelled};
-use format::{format, refuse_used};
+use format::{array_ids, check_room, format, refuse_used};
 use found::{
     Found, away, latest_owner, look, look_at_all, named_like, refuse_namesake, renamed, tell_apart,
 };
@@ -258,13 +258,12 @@ pub async fn take_existing(
     }
 }
 
-/// What `levada up` would meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outlook {
-    /// It would make the cluster, once these drives are there, each with why it is not.
+/// What is at the places of a cluster's drives, for those who only look.
+pub(crate) enum Sight {
+    /// The cluster would be made, once these drives are there, each with why it is not.
     New { missing: Vec<(String, String)> },
-    /// It would open the cluster that is there, without these drives, each with why.
-    Exists { missing: Vec<(String, String)> },
+    /// The cluster that is there would be opened, without these drives, each with why.
+    Exists { missing: Vec<(String, String)>, drives: Vec<Labelled> },
 }
 
 /// Looks at the drives as [`take`] does, and changes nothing.
@@ -272,10 +271,11 @@ pub enum Outlook {
 /// # Errors
 ///
 /// What `take` would refuse.
-pub async fn outlook(
+pub(crate) async fn sight(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
-) -> Result<Outlook, DrivesError> {
+    segment_stripes: u32,
+) -> Result<Sight, DrivesError> {
     let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
@@ -290,19 +290,22 @@ pub async fn outlook(
             let why = known.why_absent(&name);
             (name, why)
         });
-        return Ok(Outlook::Exists { missing: missing.collect() });
+        let missing = missing.collect();
+        let drives = known.by_name.into_values().map(|(_, drive)| drive).collect();
+        return Ok(Sight::Exists { missing, drives });
     }
     if source.cluster().is_some() {
         return Err(away(source, cluster));
     }
     refuse_used(source, cluster, &found, MayOverwrite::Nothing).await?;
+    check_room(cluster, &found, &array_ids(cluster), segment_stripes).await?;
     let missing = cluster.drives.iter().zip(&found).filter_map(|(spec, found)| match found {
         Found::Nothing(none) if !none.can_be_made(spec) => {
             Some((spec.name.clone(), none.to_string()))
         }
         Found::Labelled(..) | Found::Blank(..) | Found::Nothing(_) => None,
     });
-    Ok(Outlook::New { missing: missing.collect() })
+    Ok(Sight::New { missing: missing.collect() })
 }
 
 async fn open(

@@ -9,6 +9,7 @@ use crate::control::{
     Traffic,
 };
 use crate::meters::{CacheMeters, DriveMeters, Meters, OpMeters, TargetMeters, percentiles};
+use crate::placed::{displaced, played};
 use levada_base::reactor;
 use levada_device::{BlockError, Drive};
 use levada_health::Record;
@@ -157,6 +158,10 @@ impl Operator {
         problems.extend(lost_paths(&drives));
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
+            let status = array.array.status();
+            let displaced =
+                displaced(&self.cluster.file, &array.spec, status.level, &played(&status));
+            problems.extend(displaced.map(|placed| placed.to_string()));
             problems.extend(array.array.status().members.iter().filter_map(|member| {
                 let seconds = member.awaited?.as_secs();
                 Some(format!(

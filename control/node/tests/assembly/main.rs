@@ -5,6 +5,7 @@ mod drives;
 mod fsck;
 mod identity;
 mod levels;
+mod placed;
 mod returns;
 mod shelf;
 mod snapshots;
