@@ -143,8 +143,9 @@ fn compare(loaded: &Loaded) -> Result<()> {
         (true, 0) => say!("{name} is new: `levada up` formats these drives"),
         (true, missing) => {
             bail!(
-                "{name} is new, and {} are not there: `levada up` would refuse this",
-                count(missing, "drive")
+                "{name} is new, and {} {} not there: `levada up` would refuse this",
+                count(missing, "drive"),
+                if missing == 1 { "is" } else { "are" }
             )
         }
         (false, 0) => say!("{name} exists, as the file says: `levada up` opens it"),

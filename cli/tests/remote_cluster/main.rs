@@ -109,6 +109,11 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
     let planned = cluster.ok(&["plan"]);
     assert!(planned.matches(nowhere).count() == 1, "{planned}");
     drawers[2].ok("path", &["2", "up"]);
+    // A drive that is not there says nothing of the paths to the others.
+    drawers[2].ok("pull", &["1"]);
+    let planned = cluster.refused(&["plan"], &["far is new, and 1 drive is not"]);
+    assert!(!planned.contains(nowhere), "{planned}");
+    drawers[2].ok("insert", &["1"]);
     cluster.ok(&["up"]);
     cluster.ok(&["mount", "mnt"]);
     let mnt = cluster.mnt();

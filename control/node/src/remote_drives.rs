@@ -20,7 +20,7 @@ use levada_device::nvme::{
 use levada_device::{Device, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -95,32 +95,38 @@ pub struct DeadPath {
 }
 
 /// The paths of a cluster file's enclosures that lead to none of its drives: the others are enough to open these, so that a mistake in an
-/// address would be found when it is needed. The first drive of each enclosure is looked at.
+/// address would be found when it is needed.
 pub async fn dead_paths(cluster: &ClusterFile) -> Vec<DeadPath> {
-    let mut seen = BTreeSet::new();
-    let first = cluster.drives.iter().filter(|drive| drive.is_remote());
-    let first = first.filter(|drive| seen.insert(&drive.enclosure));
-    let urls = first.filter_map(|drive| Some((&drive.enclosure, url_of(drive).ok()?)));
-    let by_one = urls.flat_map(|(enclosure, url)| {
-        let alone = |address: &(String, u16)| {
-            (enclosure, NvmeUrl { addresses: vec![address.clone()], ..url.clone() })
-        };
-        url.addresses.iter().map(alone).collect::<Vec<_>>()
-    });
-    let looks = by_one.map(async |(enclosure, url)| {
-        let host = Host::anonymous().map_err(|error| error.to_string());
-        let looked = async { NvmeNamespace::open(&url, Options::new(host?)).await.map_err(why) };
-        let address = NvmeUrl::show_address(url.addresses.first()?);
-        let enclosure = enclosure.clone();
-        match looked.await {
-            Ok(namespace) => {
-                namespace.close().await;
-                None
-            }
-            Err(why) => Some(DeadPath { enclosure, address, why }),
+    let mut drives: BTreeMap<&str, Vec<NvmeUrl>> = BTreeMap::new();
+    for drive in cluster.drives.iter().filter(|drive| drive.is_remote()) {
+        if let Ok(url) = url_of(drive) {
+            drives.entry(&drive.enclosure).or_default().push(url);
         }
+    }
+    let paths = drives.iter().flat_map(|(enclosure, drives)| {
+        let addresses = drives.first().into_iter().flat_map(|url| &url.addresses);
+        addresses.map(move |address| (*enclosure, drives, address))
+    });
+    let looks = paths.map(async |(enclosure, drives, address)| {
+        let by = |url: &NvmeUrl| NvmeUrl { addresses: vec![address.clone()], ..url.clone() };
+        let (first, others) = drives.split_first()?;
+        // One that leads to the first is no dead path; one drive may have been pulled.
+        let why = opens(by(first)).await.err()?;
+        if join_all(others.iter().map(|url| opens(by(url)))).await.iter().any(Result::is_ok) {
+            return None;
+        }
+        let (enclosure, address) = (enclosure.to_owned(), NvmeUrl::show_address(address));
+        Some(DeadPath { enclosure, address, why })
     });
     join_all(looks).await.into_iter().flatten().collect()
+}
+
+/// Whether a drive can be reached over the only path of its URL.
+async fn opens(url: NvmeUrl) -> Result<(), String> {
+    let host = Host::anonymous().map_err(|error| error.to_string())?;
+    let namespace = NvmeNamespace::open(&url, Options::new(host)).await.map_err(why)?;
+    namespace.close().await;
+    Ok(())
 }
 
 /// Of the only path that was tried.
