@@ -146,6 +146,8 @@ pub(crate) struct Told {
     pub namespaces: bool,
     /// A drive warns, maybe another one.
     pub warnings: bool,
+    /// Another host has changed who may write.
+    pub owner: bool,
 }
 
 impl BitOr for Told {
@@ -156,6 +158,7 @@ impl BitOr for Told {
             ana: self.ana | other.ana,
             namespaces: self.namespaces | other.namespaces,
             warnings: self.warnings | other.warnings,
+            owner: self.owner | other.owner,
         }
     }
 }
@@ -529,7 +532,8 @@ impl<S: ByteStream + 'static> Controller<S> {
                 Some(Event::Unreliable | Event::Temperature | Event::LowSpare) => {
                     told.warnings = true
                 }
-                Some(Event::DiscoveryChanged | Event::ReservationNotice) | None => {}
+                Some(Event::ReservationNotice) => told.owner = true,
+                Some(Event::DiscoveryChanged) | None => {}
             }
             // At once: from now on a namespace cannot be called untouched.
             controller.told.set(told);

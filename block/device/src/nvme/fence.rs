@@ -100,6 +100,11 @@ impl Ownership {
     pub fn lost(&self) -> Option<BlockError> {
         self.lost_to.get().map(|seen| BlockError::Fenced { ours: self.ours.get(), seen })
     }
+
+    /// The same, where that is another owner, and not this one that has opened the namespace anew.
+    pub fn lost_to_later(&self) -> Option<BlockError> {
+        self.lost().filter(|_| self.lost_to.get() > Some(self.ours.get()))
+    }
 }
 
 fn asked(capacity_bytes: u64) -> Asked {

@@ -439,6 +439,8 @@ impl<N: Network> Paths<N> {
                 if standing > Standing::Unusable && !path.is_whole.get() {
                     self.make_whole(controller).await?;
                     path.is_whole.set(absences == self.absences.get());
+                } else if told.owner {
+                    self.check_owner(controller).await?;
                 }
                 Ok::<_, ConnectError>(standing)
             };
@@ -689,13 +691,23 @@ impl<N: Network> Paths<N> {
 
     /// Whatever path there is, as soon as there is one.
     pub(super) async fn any_path(&self) -> Result<Rc<Controller<N::Stream>>, BlockError> {
-        self.path(false, None).await.map(|(_, controller)| controller)
+        self.path(None, None).await.map(|(_, controller)| controller)
     }
 
-    /// A path, as soon as there is one, rather not the one at `avoided`.
+    /// Why an order must not be carried out any more: only the owner changes anything, and what a later one has written since is not
+    /// read beside what this one has in memory.
+    fn lost_for(&self, order: &Order) -> Option<BlockError> {
+        match IoOpcode::of(order.command.opcode()) {
+            _ if order.is_for_owners() => self.owner.lost(),
+            Some(IoOpcode::Read | IoOpcode::Compare) => self.owner.lost_to_later(),
+            _ => None,
+        }
+    }
+
+    /// A path for an order, as soon as there is one, rather not the one at `avoided`.
     async fn path(
         &self,
-        is_for_owners: bool,
+        order: Option<&Order>,
         avoided: Option<usize>,
     ) -> Result<(usize, Rc<Controller<N::Stream>>), BlockError> {
         let begun = reactor::now();
@@ -705,7 +717,7 @@ impl<N: Network> Paths<N> {
             if self.has_lost.get() || self.is_ending.get() {
                 return Err(BlockError::Gone);
             }
-            if is_for_owners && let Some(lost) = self.owner.lost() {
+            if let Some(lost) = order.and_then(|order| self.lost_for(order)) {
                 return Err(lost);
             }
             if let Some(found) = self.best(avoided) {
@@ -739,7 +751,7 @@ impl<N: Network> Paths<N> {
         let mut damaged = 0;
         let mut pause = AGAIN_FIRST;
         loop {
-            let path = self.path(order.is_for_owners(), avoided).await;
+            let path = self.path(Some(order), avoided).await;
             let (at, controller) = path.map_err(OrderError::Block)?;
             let Some(queue) = controller.queue() else { continue };
             let Some(place) = while_open(queue, queue.place()).await else { continue };

@@ -73,6 +73,25 @@ fn a_former_owner_writes_nothing_again() {
     }
 }
 
+/// One that only reads meets no conflict: the target says so by itself.
+#[test]
+fn an_owner_that_only_reads_is_told_of_the_next() {
+    run(9, async {
+        let (net, target, paths) = two_paths(Target::new());
+        let (first, second) = (open(&net, &paths).await, open(&net, &paths).await);
+        first.fence(Epoch(4)).await.expect("nobody's");
+        write(&first, 0, &pattern(1, 4096)).await.expect("ours");
+        second.fence(Epoch(5)).await.expect("later");
+        read(&first, 0, 4096).await.expect("nobody has told it");
+        target.tell(Event::ReservationNotice);
+        reactor::sleep(Duration::from_millis(100)).await;
+        let fenced = BlockError::Fenced { ours: Epoch(4), seen: Epoch(5) };
+        assert_eq!(read(&first, 0, 4096).await.err(), Some(fenced));
+        read(&second, 0, 4096).await.expect("ours");
+        write(&second, 0, &pattern(2, 4096)).await.expect("ours");
+    });
+}
+
 /// The only owner there is goes on when its target has forgotten it, if the drive says so.
 #[test]
 fn an_owner_outlives_a_target_that_forgets_it() {
@@ -134,7 +153,7 @@ fn who_has_met_a_later_owner_stays_out() {
         target.lose_cache();
         net.reset(paths[0]);
         reactor::sleep(Duration::from_secs(2)).await;
-        assert_eq!(read(&first, 0, 512).await, Ok(vec![0; 512]));
+        assert_eq!(read(&second, 0, 512).await, Ok(vec![0; 512]));
     });
 }
 
