@@ -129,6 +129,33 @@ fn an_array_outlives_paths_drives_and_an_enclosure() {
     array.stop();
 }
 
+/// In the order in which anybody would list them.
+#[test]
+fn copies_are_in_different_enclosures() {
+    let mut array = Box::new();
+    let (drawers, urls) = three_drawers(&array);
+    let [first, second, third, fourth] = [0, 1, 2, 4].map(|at| urls[at].as_str());
+    array.ok(&["create", "far", "--level", "10", first, second, third, fourth]);
+    array.serve(&[first, second, third, fourth]);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 32);
+    drawers[0].ok("power", &["off"]);
+    check(&file, 1, 32);
+    round(&file, 2, 8);
+    drop(file);
+    array.stop();
+    // Where the order is somebody's own, it is said what that costs.
+    drawers[0].ok("power", &["on"]);
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let create = ["create", "groups", "--force", "--level", "50", "--groups", "2"];
+    let said = said(&array.run(&[&create[..], &urls].concat()));
+    assert!(said.contains("would not survive the loss of enclosure nqn."), "{said}");
+    assert!(said.contains(":e1 (e1?ns=1, e1?ns=2)"), "{said}");
+    let urls = [urls[0], urls[2], urls[4], urls[1], urls[3], urls[5]];
+    let said = array.ok(&[&create[..], &urls].concat());
+    assert!(!said.contains("would not survive"), "{said}");
+}
+
 /// The process of an enclosure dies, with what its drives had not flushed and with all that it knew of owners, unless its drives have kept
 /// that. The superblocks on its drives say who that is.
 #[test]

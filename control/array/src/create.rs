@@ -4,6 +4,7 @@
 //! known to be possible. Files that were made for it go again when it is not.
 
 use crate::drives::{Sighted, holds, name_of, reserve, sight_all, wipe};
+use crate::enclosures::Enclosures;
 use crate::error::ArrayError;
 use crate::level::LevelWords;
 use crate::status::Status;
@@ -100,7 +101,8 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
             None => Store::open(&drive.path, plan.power_fence.is_some()).await?,
         });
     }
-    let spec = spec_of(plan, level, &devices);
+    let mut enclosures = Enclosures::default();
+    let spec = spec_of(plan, level, &devices, &mut enclosures);
     spec.check()?;
     if let Some(bytes) = plan.journal_bytes {
         let needed_bytes = spec.journal_bytes_min()?;
@@ -111,7 +113,7 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
     if let Some(command) = &plan.power_fence {
         shut_out(command, &spec.name, spec.uuid, Epoch::default(), &plan.drives, &devices).await?;
     }
-    let remarks = remarks(&sighted, &devices);
+    let mut remarks = remarks(&sighted, &devices);
     let held = held(plan, &sighted, &devices).await?;
     let mut epoch = FIRST_EPOCH;
     for device in devices.iter().filter(|_| plan.force) {
@@ -128,6 +130,12 @@ async fn create_on(plan: &Creation) -> Result<Created, ArrayError> {
         reserve(&drive.path)?;
     }
     let array = RaidArray::create(spec, epoch).await?;
+    remarks.extend(enclosures.needed_by(&array.status()).into_iter().map(|enclosure| {
+        format!(
+            "the array would not survive the loss of enclosure {enclosure}: use fewer drives of it, or, in levels of groups, \
+             list the drives so that each group has as many of every enclosure"
+        )
+    }));
     array.close().await?;
     drop(array);
     for device in devices {
@@ -165,12 +173,18 @@ async fn make_file(
     }
 }
 
-fn spec_of(plan: &Creation, level: Level, devices: &[Store]) -> ArraySpec {
+fn spec_of(
+    plan: &Creation,
+    level: Level,
+    devices: &[Store],
+    enclosures: &mut Enclosures,
+) -> ArraySpec {
     let mut names = BTreeSet::new();
     let member = |(path, device): (&PathBuf, &Store)| {
         let name = name_of(path, &names);
         names.insert(name.clone());
-        MemberSpec { device: device.device(), uuid: Uuid::new_v4(), name, enclosure: 0 }
+        let enclosure = enclosures.number(path);
+        MemberSpec { device: device.device(), uuid: Uuid::new_v4(), name, enclosure }
     };
     let members = plan.drives.iter().zip(devices).map(member).collect();
     let default_chunk =

@@ -10,6 +10,7 @@
 //! After a crash the array is opened anew; a rebuild and a scrub go on where their cursors were stored.
 
 use crate::drives::{array_of, check_age, check_members, name_of, sight_all, sight_aside, take};
+use crate::enclosures::Enclosures;
 use crate::error::ArrayError;
 use crate::request::{Pace, Reply, Request};
 use crate::run::Keeping;
@@ -607,9 +608,19 @@ impl Keeper {
             device: device.device(),
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             name,
-            enclosure: 0,
+            enclosure: self.enclosures().number(new),
         };
         Ok((spec, device))
+    }
+
+    fn enclosures(&self) -> Enclosures {
+        let members = self.array.status().members;
+        let drives = self.drives.borrow();
+        let known = drives.iter().filter_map(|drive| {
+            let member = members.iter().find(|member| member.uuid == drive.member)?;
+            Some((&*drive.path, member.enclosure))
+        });
+        Enclosures::of(known)
     }
 
     fn admitted(&self, new: &Path, store: Store, member: Uuid) {

@@ -20,6 +20,7 @@
 
 mod create;
 mod drives;
+mod enclosures;
 mod error;
 mod keeper;
 mod level;
