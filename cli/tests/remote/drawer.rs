@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 /// An enclosure that is served. Dropped, it ends.
 pub struct Drawer {
     name: String,
+    bays: u32,
     run_dir: PathBuf,
     process: Child,
     /// Addresses of its paths, and its subsystem.
@@ -22,16 +23,27 @@ pub struct Drawer {
 impl Drawer {
     /// One of two bays and two paths, with what it needs in `dir`.
     pub fn start(dir: &Path, name: &str, more: &[&str]) -> Self {
+        Self::with_bays(2, dir, name, more)
+    }
+
+    /// One of so many bays.
+    pub fn with_bays(bays: u32, dir: &Path, name: &str, more: &[&str]) -> Self {
         let any = ["127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned()];
-        Self::try_start(dir, name, &any, more).expect("it says where it is")
+        Self::try_start(bays, dir, name, &any, more).expect("it says where it is")
     }
 
     /// `None`: it has ended at once.
-    fn try_start(dir: &Path, name: &str, paths: &[String], more: &[&str]) -> Option<Self> {
+    fn try_start(
+        bays: u32,
+        dir: &Path,
+        name: &str,
+        paths: &[String],
+        more: &[&str],
+    ) -> Option<Self> {
         let run_dir = dir.join("enclosures");
         let log = File::options().create(true).append(true).open(dir.join("enclosures.log"));
         let mut process = Command::new(LEVADA)
-            .args(["enclosure", "serve", name, "--bays", "2"])
+            .args(["enclosure", "serve", name, "--bays", &bays.to_string()])
             .args(paths.iter().flat_map(|path| ["--path", path]))
             .args(more)
             .current_dir(dir)
@@ -55,16 +67,16 @@ impl Drawer {
             paths.push(address.to_owned());
             subsystem = rest.split_once(": enclosure").expect("what it is").0.to_owned();
         }
-        Some(Self { name: name.to_owned(), run_dir, process, paths, subsystem })
+        Some(Self { name: name.to_owned(), bays, run_dir, process, paths, subsystem })
     }
 
     /// Kills it, and starts it again where it was.
     pub fn kill(self, dir: &Path, more: &[&str]) -> Self {
-        let (name, paths) = (self.name.clone(), self.paths.clone());
+        let (name, bays, paths) = (self.name.clone(), self.bays, self.paths.clone());
         drop(self);
         let begun = Instant::now();
         loop {
-            if let Some(again) = Self::try_start(dir, &name, &paths, more) {
+            if let Some(again) = Self::try_start(bays, dir, &name, &paths, more) {
                 return again;
             }
             // The kernel may hold the locks of the dead one for a moment.
@@ -85,6 +97,11 @@ impl Drawer {
     /// The same over one of its paths.
     pub fn url_by(&self, path: usize, bay: usize) -> String {
         format!("nvme+tcp://{}/{}?ns={bay}", self.paths[path], self.subsystem)
+    }
+
+    /// What there is at the address of its first path.
+    pub fn found(&self) -> String {
+        said(&run(Command::new(LEVADA).args(["enclosure", "find", &self.paths[0]]), LIMIT))
     }
 
     pub fn order(&self, order: &str, arguments: &[&str]) -> Output {

@@ -129,6 +129,30 @@ fn an_array_outlives_paths_drives_and_an_enclosure() {
     array.stop();
 }
 
+/// An enclosure as they are sold: 24 drives, each over two paths, in one array.
+#[test]
+fn a_full_enclosure_is_one_array() {
+    let mut array = Box::new();
+    let drawer = Drawer::with_bays(24, array.dir.path(), "full", &["--ram", "--size", "24MiB"]);
+    let urls: Vec<String> = (1..=24).map(|bay| drawer.url(bay)).collect();
+    let found = drawer.found();
+    assert_eq!(found.matches("\n  namespace ").count(), 24, "{found}");
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    array.ok(&[&["create", "all", "--level", "6", "--spares", "2"][..], &urls].concat());
+    array.serve(&urls);
+    let file = File::options().read(true).write(true).open(array.file()).expect("open");
+    round(&file, 1, 64);
+    drawer.ok("path", &["2", "down"]);
+    drawer.ok("pull", &["5"]);
+    drawer.ok("pull", &["20"]);
+    round(&file, 2, 64);
+    drawer.ok("path", &["2", "up"]);
+    drawer.ok("path", &["1", "down"]);
+    check(&file, 2, 64);
+    drop(file);
+    array.stop();
+}
+
 /// In the order in which anybody would list them.
 #[test]
 fn copies_are_in_different_enclosures() {
