@@ -486,6 +486,20 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
     guest::umount_all(state, force)
 }
 
+/// Ends the mounts of this cluster, whose programs wait for a node that serves no more. What they had not synced is lost.
+pub fn end_all(state: &StateDir) -> Result<()> {
+    for dir in mounts(state) {
+        let record = record(state, &dir)?;
+        mounting::unmount(&dir, true)?;
+        end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+        say!("{} is gone, with what was not synced", dir.display());
+    }
+    for (dir, record) in out_of_tree(state) {
+        end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+    }
+    guest::umount_all(state, true)
+}
+
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
 const MOUNTS: &str = "mounts";
 /// What the name of a file may have on Linux. The names of notes are not cut: they tell what is mounted.

@@ -179,7 +179,7 @@ fn free_bytes(dir: &Path) -> std::io::Result<u64> {
 }
 
 /// Unmounts, makes everything durable, stops the node. Where an array has stopped, nothing can be
-/// made durable: then mounts stay, and their programs wait.
+/// made durable: then mounts stay, and their programs wait; by `force` both end.
 pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
@@ -197,14 +197,14 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         );
     }
     let stopped = status.stopped();
-    if stopped.is_empty() {
-        mount::umount_all(file, &state, force)?;
-    } else {
-        // Unmounting would wait for what only the next `up` can bring.
-        for what in stopped {
-            say!("{what}");
-        }
-        mount::say_what_stays(&state);
+    for what in &stopped {
+        say!("{what}");
+    }
+    match (stopped.is_empty(), force) {
+        (true, _) => mount::umount_all(file, &state, force)?,
+        // Programs wait for what only the next `up` can bring, and that may be another server's.
+        (false, true) => mount::end_all(&state)?,
+        (false, false) => mount::say_what_stays(&state),
     }
     control::ask(&state.control_socket(), &ControlRequest::Down)?;
     let start = Instant::now();

@@ -14,6 +14,7 @@ use drawer::Drawer;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Cluster, can_run, wait_until};
 
@@ -204,22 +205,39 @@ fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_o
     cluster.ok(&["up"]);
     cluster.ok(&["mount", "mnt"]);
     write(&cluster.mnt().join("first"), 3);
-    cluster.ok(&["umount", "mnt"]);
+    // In the middle of writes, each of which is told when it is durable.
+    let told = cluster.path("told");
+    let mut writer = Command::new("sh")
+        .args(["-c", "n=0; while echo $n >$n.new && sync $n.new; do echo $n; n=$((n+1)); done"])
+        .current_dir(cluster.mnt())
+        .stdout(File::create(&told).expect("a file"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let durable = || fs::read_to_string(&told).expect("text").lines().count();
+    wait_until("it writes", || durable() > 3);
 
     // Another server has its file and nothing else.
     let other = Cluster::new("pair", &file_over(&drawers));
     assert!(other.ok(&["plan"]).contains("pair exists, as the file says"));
     assert!(is_healthy(&cluster), "looking changes nothing");
-    assert!(other.ok(&["up"]).contains("pair is up: it survives any 2 drives"));
+    let up = other.ok(&["up"]);
+    // The mount there has what is not durable, and may come to this server with it.
+    assert!(up.contains("pair is up, and needs attention") && up.contains("mdt0 waits"), "{up}");
     // The first one meets that with the next change, stops, and says why.
-    cluster.run(&["drive", "fail", "e1-1"]);
     wait_until("it has met the other one", || {
         cluster.ok(&["status"]).contains("has stopped: another server has taken its drives over")
     });
-    cluster.ok(&["down"]);
-    assert!(is_healthy(&other));
+    writer.kill().expect("a child");
+    cluster.ok(&["down", "--force"]);
+    writer.wait().expect("a child");
+    wait_until("nobody is waited for", || is_healthy(&other));
     other.ok(&["mount", "mnt"]);
     check(&other, &["first"]);
+    for number in 0..durable() {
+        let there = fs::read_to_string(other.mnt().join(format!("{number}.new")));
+        assert_eq!(there.expect("it was durable"), format!("{number}\n"));
+    }
     other.ok(&["umount", "mnt"]);
     other.ok(&["down"]);
 

@@ -592,6 +592,11 @@ impl Cluster {
             }
         }
         for (array, error) in arrays::close(&self.arrays).await {
+            // It is in order where it is now.
+            if matches!(error, BlockError::Fenced { .. }) {
+                tracing::warn!(array, %error, "another server has taken the array over");
+                continue;
+            }
             let what =
                 format!("array {array}: closing it failed: {error}; the next start resyncs it");
             leave(what, stopped.contains(&array));
