@@ -99,7 +99,11 @@ async fn read<S: ByteStream + 'static>(
     for first in (0..count).step_by(ENTRIES_AT_ONCE as usize) {
         let at = DISCOVERY_HEADER_BYTES as u64 + first * DISCOVERY_ENTRY_BYTES as u64;
         let bytes = ENTRIES_AT_ONCE.min(count - first) as usize * DISCOVERY_ENTRY_BYTES;
-        let page = controller.log_page(PAGE, 0, at, bytes).await?;
+        let page = match controller.log_page(PAGE, 0, at, bytes).await {
+            // It may have become shorter.
+            Err(ConnectError::Refused { .. }) if head().await?.0 != generation => return Ok(None),
+            page => page?,
+        };
         entries.extend(parse_discovery_entries(&page));
     }
     if head().await?.0 != generation {

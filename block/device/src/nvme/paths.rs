@@ -782,9 +782,12 @@ impl<N: Network> Paths<N> {
             let Answered { into: back, outcome } = answered.expect("every command is answered");
             into = back;
             let last_error = match outcome {
-                Ok(completion) => match Verdict::of(completion.status, order.asked) {
+                Ok(completion) => match self.verdict(completion.status, order, &controller).await {
                     // The target may have lost what it had confirmed before anybody looked at this; so what was read may be older as well.
-                    Verdict::Done if losses != self.losses() || !controller.is_untouched() => {
+                    // And what failed may have failed for that.
+                    Verdict::Done | Verdict::Failed(_)
+                        if losses != self.losses() || !controller.is_untouched() =>
+                    {
                         BlockError::Gone
                     }
                     Verdict::Done => return Ok((completion, into)),
@@ -797,7 +800,7 @@ impl<N: Network> Paths<N> {
                     Verdict::Failed(error) => return Err(OrderError::Block(error)),
                     Verdict::NotHere => {
                         self.paths[at].standing.set(Standing::Unusable);
-                        if completion.status.is(Status::INVALID_NAMESPACE) {
+                        if !completion.status.is_of_path() {
                             self.was_absent();
                         }
                         self.has_changed();
@@ -838,6 +841,21 @@ impl<N: Network> Paths<N> {
                 return Err(OrderError::Block(last_error));
             }
         }
+    }
+
+    /// What comes after a status. A namespace that is there, and not at this controller, may be told of as a field that is wrong (Base, 3.2.1.4).
+    async fn verdict(
+        &self,
+        status: Status,
+        order: &Order,
+        controller: &Controller<N::Stream>,
+    ) -> Verdict {
+        let verdict = Verdict::of(status, order.asked);
+        let may_be_absent =
+            matches!(verdict, Verdict::Failed(_)) && status.is(Status::INVALID_FIELD);
+        let is_absent = may_be_absent
+            && matches!(self.look_at(controller).await, Err(ConnectError::Absent { .. }));
+        if is_absent { Verdict::NotHere } else { verdict }
     }
 
     /// Counts how often something that was confirmed may have been lost, as far as is known.

@@ -23,9 +23,15 @@ async fn opened(options: Options) -> (MemoryNetwork, Rc<Target>, Namespace) {
 /// A drive that is pulled and put back has lost its cache, while the controllers that show it stay.
 #[test]
 fn a_namespace_that_comes_back_is_not_what_it_was() {
-    for (seed, away_ms, is_looked_at) in [(13, 2000, true), (14, 50, false), (15, 0, false)] {
+    for (seed, away_ms, is_looked_at, as_a_field) in [
+        (13, 2000, true, false),
+        (14, 50, false, false),
+        (15, 0, false, false),
+        (16, 2000, true, true),
+    ] {
         run(seed, async {
             let (net, target, device) = opened(options()).await;
+            target.tells_absence_as_a_field.set(as_a_field);
             // More than once: each time the target is asked which ones have changed, or it would not tell again.
             for round in 0..3 {
                 let data = pattern(round, 4096);

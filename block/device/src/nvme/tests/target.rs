@@ -84,6 +84,7 @@ pub struct Target {
     pub is_mute: Cell<bool>,
     /// The namespace is not there.
     pub is_absent: Cell<bool>,
+    pub tells_absence_as_a_field: Cell<bool>,
     /// It has no events of warnings, and refuses to be asked for them, as Linux's does.
     pub refuses_warnings: bool,
     /// What was asked for last.
@@ -183,6 +184,7 @@ impl Target {
             flush_takes: Cell::default(),
             is_mute: Cell::default(),
             is_absent: Cell::default(),
+            tells_absence_as_a_field: Cell::default(),
             refuses_warnings: false,
             wanted: Cell::default(),
             is_masked: Cell::default(),
@@ -640,7 +642,12 @@ impl Target {
             return None;
         }
         if self.is_absent.get() {
-            return Some((Status::INVALID_NAMESPACE.and_do_not_retry(), 0, Vec::new()));
+            // An inactive one, to some.
+            let status = match self.tells_absence_as_a_field.get() {
+                true => Status::INVALID_FIELD,
+                false => Status::INVALID_NAMESPACE,
+            };
+            return Some((status.and_do_not_retry(), 0, Vec::new()));
         }
         let state = self.states.borrow().get(&from.address).copied().unwrap_or_default();
         if !state.is_usable() {
