@@ -275,9 +275,9 @@ pub fn firmware_slots(firmware: &str) -> Vec<u8> {
     bytes
 }
 
-/// Which commands there are, and which of them change something (Base, 5.14.1.5).
+/// Which commands there are, and which of them change something (Base, 5.14.1.5): those of an admin queue, and `io` of I/O queues.
 #[must_use]
-pub fn effects() -> Vec<u8> {
+pub fn effects(io: &[IoOpcode]) -> Vec<u8> {
     const SUPPORTED: u32 = 1 << 0;
     const CHANGES_BLOCKS: u32 = 1 << 1;
     const IO_AT: usize = 1024;
@@ -285,7 +285,7 @@ pub fn effects() -> Vec<u8> {
     for &opcode in AdminOpcode::ALL {
         put(&mut bytes, opcode as usize * 4, &SUPPORTED.to_le_bytes());
     }
-    for &opcode in IoOpcode::ALL {
+    for &opcode in io {
         let changes = match opcode {
             IoOpcode::Write | IoOpcode::WriteZeroes | IoOpcode::DatasetManagement => CHANGES_BLOCKS,
             IoOpcode::Flush

@@ -12,7 +12,9 @@ use levada_nvme::identify::{
     OptionalCommands,
 };
 use levada_nvme::log::{self, AnaGroup, Event, GetLogPage, Health, LogPage};
-use levada_nvme::{AdminOpcode, Command, Feature, NOTIFICATION_BYTES, NoticeMask, Nqn, Status};
+use levada_nvme::{
+    AdminOpcode, Command, Feature, IoOpcode, NOTIFICATION_BYTES, NoticeMask, Nqn, Status,
+};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -247,7 +249,9 @@ impl Admin<'_> {
             (LogPage::Errors, _) => self.controller.errors.page(),
             (LogPage::Firmware, _) => log::firmware_slots(FIRMWARE),
             (LogPage::Health, _) => self.health(command.namespace())?.to_bytes(),
-            (LogPage::Effects, _) => log::effects(),
+            // A controller of discovery has no I/O queues.
+            (LogPage::Effects, Some(_)) => log::effects(IoOpcode::ALL),
+            (LogPage::Effects, None) => log::effects(&[]),
             (LogPage::ChangedNamespaces, Some(_)) => {
                 log::changed_namespaces(&self.controller.notices.changed(asked.keeps_event))
             }

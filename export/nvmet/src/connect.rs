@@ -109,6 +109,8 @@ pub(crate) fn connect(
     let controller = found
         .controller(controller)
         .filter(|there| *there.host() == host && *there.host_id() == host_id)
+        // What may be done at a port holds for all of its queues.
+        .filter(|there| Rc::ptr_eq(there.port(), port))
         .ok_or_else(|| wrong(CONTROLLER_AT, true))?;
     match controller.io_queue(connect.queue) {
         Ok(queue) => Ok(Connected { queue, connect, verifier }),

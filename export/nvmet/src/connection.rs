@@ -31,6 +31,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Units of a connection that are taken before others have their turn.
+const UNITS_AT_A_TIME: usize = 32;
 /// How long a host may take to connect a queue.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// How long shaking hands may take, of that.
@@ -309,10 +311,17 @@ impl Connection {
         self: &Rc<Self>,
         reader: &mut Reader<S>,
     ) -> Result<(), Broken> {
+        let mut at_hand: usize = 0;
         loop {
-            // Most are here with the one before.
+            // Most are here with the one before. Others have their turn all the same.
             let unit = match reader.unit_at_hand()? {
-                Some(unit) => unit,
+                Some(unit) => {
+                    at_hand += 1;
+                    if usize::is_multiple_of(at_hand, UNITS_AT_A_TIME) {
+                        reactor::yield_now().await;
+                    }
+                    unit
+                }
                 None => match reader.unit().await? {
                     Some(unit) => unit,
                     None => return Ok(()),
@@ -642,6 +651,11 @@ impl Connection {
         outcome: Result<Answer, Status>,
         held: [Option<Permit>; 2],
     ) {
+        // Memory is taken for as much as is asked for, and the host has as much room.
+        let fits = |answer: &Answer| bytes_in(&answer.data) as u64 <= bytes_of(command);
+        let too_long = Err(Status::DATA_LENGTH_INVALID.and_do_not_retry());
+        let outcome =
+            if outcome.as_ref().is_ok_and(|answer| !fits(answer)) { too_long } else { outcome };
         let (completion, data) = match outcome {
             Ok(Answer { result, data }) => {
                 let completion = self.completion(command.id(), Status::SUCCESS);

@@ -30,6 +30,8 @@ pub(crate) const IO_QUEUES_MAX: u16 = 64;
 const KEEP_ALIVE_TICK: Duration = Duration::from_millis(500);
 /// A host that only discovers, and asked for no limit (Fabrics, 4.4: two minutes).
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(120);
+/// One that asked for a longer limit than this gets this one.
+const DISCOVERY_SILENCE_MAX: Duration = Duration::from_secs(600);
 /// Of temperature, until the host says otherwise.
 const THRESHOLDS: [u16; 2] = [WARNING_KELVIN, 0];
 
@@ -69,6 +71,8 @@ pub(crate) struct Controller {
     detached: RefCell<Vec<Claims>>,
     /// What the host was granted last (Set Features, Number of Queues).
     queues_granted: Cell<Option<u32>>,
+    /// How commands were answered because something failed, each once.
+    failures: RefCell<Vec<Status>>,
 }
 
 /// A namespace and its volume, as long as a host has it.
@@ -141,6 +145,7 @@ impl Controller {
             beyond: RefCell::default(),
             attached: RefCell::default(),
             detached: RefCell::default(),
+            failures: RefCell::default(),
             queues_granted: Cell::default(),
         }
     }
@@ -297,7 +302,11 @@ impl Controller {
                 // Who only looks around has no reason to stay for ever.
                 (0, None) => DISCOVERY_LIMIT,
                 (0, Some(_)) => continue,
-                (ms, _) => Duration::from_millis(u64::from(ms)),
+                (ms, subsystem) => {
+                    let asked = Duration::from_millis(u64::from(ms));
+                    // Anybody may look around, and would stay for weeks.
+                    if subsystem.is_none() { asked.min(DISCOVERY_SILENCE_MAX) } else { asked }
+                }
             };
             if silent >= limit {
                 return;
@@ -350,7 +359,19 @@ impl Controller {
 
     /// A namespace is not what it was: a host that held on to its volume would keep that open.
     pub fn detach(&self, id: u32) {
-        self.attached.borrow_mut().remove(&id);
+        let Some(attached) = self.attached.borrow_mut().remove(&id) else { return };
+        // What is under way there may outlast its connection, whether or not the host comes back to it.
+        self.detached.borrow_mut().push(attached.namespace.claims().clone());
+    }
+
+    /// No command was answered so before because something failed.
+    pub fn is_first(&self, failure: Status) -> bool {
+        let mut failures = self.failures.borrow_mut();
+        let is_first = !failures.contains(&failure);
+        if is_first {
+            failures.push(failure);
+        }
+        is_first
     }
 
     /// One of its connections has ended, and what came by it may not have.

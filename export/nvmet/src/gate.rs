@@ -55,6 +55,12 @@ impl Gate {
                 }
                 Some(Ok(Answer::result(0)))
             }
+            // As much memory as the host has room for was taken.
+            Some(FabricsType::AuthenticationReceive)
+                if transfer.bytes != command.data().bytes() =>
+            {
+                Some(Err(Status::DATA_LENGTH_INVALID.and_do_not_retry()))
+            }
             Some(FabricsType::AuthenticationReceive) => {
                 let mut verifier = verifier.borrow_mut();
                 let mut message = verifier.send(&mut reactor::fill_random);

@@ -154,17 +154,22 @@ impl Attached {
             VolumeError::Block(_) if matches!(error.errno(), libc::ENOSPC | libc::EDQUOT) => {
                 Status::CAPACITY_EXCEEDED
             }
+            // Pulled while it was at it, or an array that has stopped: nothing is the matter with these blocks.
+            VolumeError::Block(BlockError::Gone | BlockError::TooManyLost { .. }) => {
+                Status::NOT_READY
+            }
             VolumeError::Block(_) => {
                 let errors = &self.namespace.moved.media_errors;
                 count(errors, 1);
                 if is_change { Status::WRITE_FAULT } else { Status::UNRECOVERED_READ_ERROR }
             }
         };
-        if !matches!(error, VolumeError::OutOfRange { .. }) {
-            tracing::warn!(host = %controller.host(), %error, "a command of an NVMe host failed");
+        if !matches!(error, VolumeError::OutOfRange { .. }) && controller.is_first(status) {
+            tracing::warn!(host = %controller.host(), %error, "a command of an NVMe host failed (told once of each kind)");
         }
-        // What can be tried again was.
-        if status.is_of_path() { status } else { status.and_do_not_retry() }
+        // What else can be tried again was.
+        let may_become_good = status.is_of_path() || status.is(Status::NOT_READY);
+        if may_become_good { status } else { status.and_do_not_retry() }
     }
 }
 

@@ -189,6 +189,49 @@ fn messages_that_are_none_or_out_of_turn_end_the_attempt() {
     });
 }
 
+/// What is asked for has to fit where it goes: more memory than that is not taken, and no connection falls over it.
+#[test]
+fn answers_fit_the_room_that_is_said() {
+    run(async {
+        let party = party();
+        let too_long = Status::DATA_LENGTH_INVALID.and_do_not_retry();
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        for room in [0, 4096] {
+            let more = transfer(1 << 20).command(false, queue.new_id());
+            let more = more.with_data(DataPointer::Transport { bytes: room });
+            assert_eq!(queue.ask(more, None).await.expect("told").0.status, too_long);
+        }
+        prove(&mut queue, &mut party.prover()).await.expect("the secrets are right");
+        let enabled = enable(&mut queue);
+        assert!(queue.ask(enabled, None).await.expect("answered").0.status.is_success());
+        const HOST_IDENTIFIER: u32 = 0x81;
+        let id = Command::new(AdminOpcode::GetFeatures as u8, queue.new_id(), 0);
+        let id = id.with_dword(10, HOST_IDENTIFIER).with_dword(11, 1);
+        assert_eq!(queue.ask(id, None).await.expect("told").0.status, too_long);
+    });
+}
+
+/// Each attempt is work for the target, before anything is proved.
+#[test]
+fn who_begins_again_and_again_is_let_go() {
+    run(async {
+        let party = party();
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        for attempt in 0..4 {
+            let begun = tell(&mut queue, &party.prover().negotiate()).await.expect("told");
+            assert!(begun.is_success());
+            let (_, heard) = hear(&mut queue, MESSAGE_BYTES_MAX).await.expect("told");
+            assert_eq!((heard[0], heard[1]) == (0, 0xf1), attempt == 3, "attempt {attempt}");
+        }
+        assert!(matches!(queue.hear().await, Err(Ended::Gone)));
+        // One that comes to an end each time may do so for ever.
+        let (mut queue, _) = party.queue((ANY_CONTROLLER, 0)).await;
+        for _ in 0..8 {
+            prove(&mut queue, &mut party.prover()).await.expect("the secrets are right");
+        }
+    });
+}
+
 /// Who has proved nothing keeps nobody out by naming an identifier: of two that have it, it is of who proves first who it is.
 #[test]
 fn an_identifier_is_of_who_proves_first() {

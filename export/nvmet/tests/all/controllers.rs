@@ -339,6 +339,62 @@ fn hosts_that_are_not_admitted_find_nothing() {
     });
 }
 
+#[test]
+fn the_page_of_effects_lists_the_commands_that_there_are() {
+    run(async {
+        let served = Served::new(64);
+        let listed = async |admin: &mut Queue| {
+            let page = log_page(admin, LogPage::Effects as u8, 4096).await.expect("told");
+            let words =
+                page.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four")));
+            let listed = words.enumerate().filter(|(_, word)| word & 1 == 1);
+            let (admin, io): (Vec<_>, Vec<_>) = listed.partition(|(opcode, _)| *opcode < 256);
+            let of = |listed: Vec<(usize, u32)>, first| {
+                listed.into_iter().map(|(at, word)| (at - first, word >> 1)).collect::<Vec<_>>()
+            };
+            (of(admin, 0), of(io, 256))
+        };
+        let unchanging = |opcode: &usize| (*opcode, 0);
+        let of_admin: Vec<_> =
+            [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x7f].iter().map(unchanging).collect();
+        // Flush, Write, Read, Compare, Write Zeroes, Dataset Management, reservations, Fabrics; Bit 1: the contents of blocks change.
+        let of_io = [
+            (0x00, 0),
+            (0x01, 1),
+            (0x02, 0),
+            (0x05, 0),
+            (0x08, 1),
+            (0x09, 1),
+            (0x0d, 0),
+            (0x0e, 0),
+            (0x11, 0),
+            (0x15, 0),
+            (0x7f, 0),
+        ];
+        let mut host = served.host().await;
+        assert_eq!(listed(&mut host.admin).await, (of_admin.clone(), of_io.to_vec()));
+        let mut discovery = discovering(&Connecting::new(3), &served).await;
+        assert_eq!(listed(&mut discovery).await, (of_admin, vec![]));
+    });
+}
+
+/// What an operator says of a port has to hold for all that comes through it.
+#[test]
+fn queues_come_through_the_port_of_their_controller() {
+    run(async {
+        let served = Served::new(64);
+        let other = served.target.listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let host = served.host().await;
+        let connecting = Connecting::new(1);
+        for (port, is_let_in) in [(&other, false), (&served.path, true)] {
+            let mut queue = Queue::open(port.address(), Digests::default()).await;
+            let of = (host.controller, 2);
+            let connected = connecting.queue(&mut queue, served.subsystem.nqn(), of).await;
+            assert_eq!(connected.is_ok(), is_let_in, "{}", port.address());
+        }
+    });
+}
+
 async fn discovering(connecting: &Connecting, served: &Served) -> Queue {
     let mut admin = Queue::open(served.path.address(), Digests::default()).await;
     let connected = connecting.queue(&mut admin, &nqn(DISCOVERY_NQN), (ANY_CONTROLLER, 0)).await;

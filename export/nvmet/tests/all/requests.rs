@@ -4,6 +4,7 @@ use crate::host::{Connecting, Host, Queue};
 use crate::memory::medium_error;
 use crate::{BLOCK_BYTES, Served, run};
 use levada_base::reactor::{self, random_u64};
+use levada_device::BlockError;
 use levada_nvme::fabrics::{Property, PropertyAccess};
 use levada_nvme::pdu::Digests;
 use levada_nvme::reservation::{ReservationReport, ReservationRequest, ReservationType};
@@ -139,6 +140,12 @@ fn what_a_volume_fails_with_is_told_as_what_it_is() {
             *served.memory.fails.borrow_mut() = Some(error);
             assert_eq!(host.read(0, 1).await, Err(on_read.and_do_not_retry()));
             assert_eq!(host.write(0, &data(1, 1)).await, on_write.and_do_not_retry());
+        }
+        // Of what has gone, or has stopped, no block is bad, and it may come back.
+        for gone in [BlockError::Gone, BlockError::TooManyLost { lost: 3, tolerated: 2 }] {
+            *served.memory.fails.borrow_mut() = Some(VolumeError::Block(gone));
+            assert_eq!(host.read(0, 1).await, Err(Status::NOT_READY));
+            assert_eq!(host.write(0, &data(1, 1)).await, Status::NOT_READY);
         }
     });
 }
