@@ -5,6 +5,7 @@
 //! - An operator cannot fail a drive whose data is nowhere else, unless by force.
 
 use crate::drives::{ClusterDrive, Drives};
+use crate::placed::enclosure_of;
 use futures_util::future::{join_all, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor;
@@ -87,14 +88,13 @@ pub struct ClusterArray {
 }
 
 fn member(cluster: &ClusterFile, drive: &Rc<Drive>, name: &str, array: Uuid) -> Option<MemberSpec> {
-    let enclosure = &cluster.drive(name)?.enclosure;
-    let enclosure = cluster.enclosures.iter().position(|known| known.name == *enclosure)?;
+    let enclosure = enclosure_of(cluster, name)?;
     let slice = drive.slice_of(array)?;
     Some(MemberSpec {
         uuid: drive.label().drive_uuid,
         device: Rc::new(slice),
         name: name.to_owned(),
-        enclosure: enclosure as u16,
+        enclosure,
     })
 }
 

@@ -20,14 +20,23 @@ pub struct Placed {
     pub needed: Vec<(String, Vec<String>)>,
 }
 
+/// The place of a drive's enclosure in the file.
+pub(crate) fn enclosure_of(cluster: &ClusterFile, drive: &str) -> Option<u16> {
+    let enclosure = &cluster.drive(drive)?.enclosure;
+    let at = cluster.enclosures.iter().position(|known| known.name == *enclosure)?;
+    Some(at as u16)
+}
+
 /// Who plays the roles of an array that is open.
-pub(crate) fn played(status: &ArrayStatus) -> Roles {
-    let width =
-        status.members.iter().filter_map(|member| member.role).max().map_or(0, |last| last + 1);
+pub(crate) fn played(cluster: &ClusterFile, status: &ArrayStatus) -> Roles {
+    let roles = status.members.iter().filter_map(|member| member.role);
+    let width = roles.max().map_or(0, |last| last + 1);
     let plays = |role: usize| {
         let mut live = status.members.iter().filter(|member| member.state != MemberState::Faulty);
         let member = live.find(|member| member.role == Some(role))?;
-        Some((member.name.clone(), member.enclosure))
+        // One that joined later is not in the file that the node was started with.
+        let enclosure = enclosure_of(cluster, &member.name).unwrap_or(member.enclosure);
+        Some((member.name.clone(), enclosure))
     };
     (0..width).map(plays).collect()
 }

@@ -6,7 +6,7 @@
 //!
 //! What always holds: a part that cannot be read is no difference; whoever opens it says why.
 
-use crate::placed::Roles;
+use crate::placed::{Roles, enclosure_of};
 use crate::targets::{TargetKind, TargetTable};
 use futures_util::future::join_all;
 use levada_base::BufMut;
@@ -134,9 +134,7 @@ impl Standing {
         let played = |role: usize| {
             let mut live = self.members.iter().filter(|m| m.state != MemberState::Faulty);
             let name = &live.find(|member| member.role == Some(role))?.name;
-            let enclosure = &file.drive(name)?.enclosure;
-            let at = file.enclosures.iter().position(|known| known.name == *enclosure)?;
-            Some((name.clone(), at as u16))
+            Some((name.clone(), enclosure_of(file, name)?))
         };
         (0..self.width).map(played).collect()
     }

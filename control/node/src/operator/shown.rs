@@ -159,8 +159,9 @@ impl Operator {
         for (array, shown) in self.cluster.arrays.iter().zip(&arrays) {
             problems.extend(self.problem_of(array, &shown.state));
             let status = array.array.status();
-            let displaced =
-                displaced(&self.cluster.file, &array.spec, status.level, &played(&status));
+            let file = &self.cluster.file;
+            let roles = played(file, &status);
+            let displaced = displaced(file, &array.spec, status.level, &roles);
             problems.extend(displaced.map(|placed| placed.to_string()));
             problems.extend(array.array.status().members.iter().filter_map(|member| {
                 let seconds = member.awaited?.as_secs();
