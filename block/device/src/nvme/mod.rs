@@ -25,6 +25,7 @@ mod keys;
 mod landing;
 mod namespace;
 mod options;
+mod order;
 mod paths;
 mod proof;
 mod queue;

@@ -17,6 +17,7 @@ use super::controller::{ConnectError, Controller, Stage};
 use super::fence::Ownership;
 use super::host::{HostId, Opening, number_of};
 use super::options::{Network, Options};
+use super::order::{Order, OrderError};
 use super::queue::{Answered, Request, Unanswered, while_open};
 use super::resolve::Place;
 use super::sight::Known;
@@ -128,49 +129,8 @@ pub(crate) struct Paths<N: Network> {
     pub held_back: Cell<u64>,
 }
 
-/// A command on blocks, as often as it takes.
-#[derive(Clone)]
-pub(crate) struct Order {
-    pub command: Command,
-    pub from: IoVec,
-    pub change: Option<Change>,
-    pub asked: Asked,
-}
-
-impl Order {
-    /// It changes something, or says what of it is durable.
-    fn is_for_owners(&self) -> bool {
-        match IoOpcode::of(self.command.opcode()) {
-            Some(
-                IoOpcode::Flush
-                | IoOpcode::Write
-                | IoOpcode::WriteZeroes
-                | IoOpcode::DatasetManagement,
-            ) => true,
-            Some(
-                IoOpcode::Read
-                | IoOpcode::Compare
-                | IoOpcode::ReservationRegister
-                | IoOpcode::ReservationReport
-                | IoOpcode::ReservationAcquire
-                | IoOpcode::ReservationRelease
-                | IoOpcode::Fabrics,
-            )
-            | None => false,
-        }
-    }
-}
-
 fn lost() -> ConnectError {
     ConnectError::Ended { why: Unanswered::Lost.to_string() }
-}
-
-/// Why an order was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum OrderError {
-    /// Another host has the reservation.
-    Conflict,
-    Block(BlockError),
 }
 
 impl<N: Network> Paths<N> {
