@@ -163,15 +163,14 @@ impl Operator {
             let roles = played(file, &status);
             let displaced = displaced(file, &array.spec, status.level, &roles);
             problems.extend(displaced.map(|placed| placed.to_string()));
-            problems.extend(array.array.status().members.iter().filter_map(|member| {
+            problems.extend(status.members.iter().filter_map(|member| {
                 let seconds = member.awaited?.as_secs();
                 Some(format!(
                     "drive {} has vanished from array {}; a spare takes its place in {seconds} s, unless it is there again",
                     member.name, array.spec.name
                 ))
             }));
-            let lacks: u64 =
-                array.array.status().members.iter().map(|member| member.lacks_blocks).sum();
+            let lacks: u64 = status.members.iter().map(|member| member.lacks_blocks).sum();
             if lacks > 0 {
                 problems.push(format!(
                     "array {} was rebuilt around {lacks} blocks of 4 KiB that too few drives could read: they stay \
@@ -179,7 +178,7 @@ impl Operator {
                     array.spec.name
                 ));
             }
-            problems.extend(array.array.status().rebuild_blocked.map(|stripe| {
+            problems.extend(status.rebuild_blocked.map(|stripe| {
                 format!(
                     "array {}: the rebuild cannot go on at stripe {stripe}: more is beyond repair than it can list; the rest \
                      stays as it is until drives that could not be read can be, or files there are written anew or removed",
