@@ -239,7 +239,8 @@ pub struct ReservationReport {
     pub registrants: Vec<Registrant>,
 }
 
-const EXTENDED_HEADER_BYTES: usize = 64;
+/// Of a report in its extended form, in front of the registrants (Base, figure "Reservation Status Extended Data Structure").
+pub const EXTENDED_HEADER_BYTES: usize = 64;
 const EXTENDED_BYTES: usize = 64;
 
 impl ReservationReport {

@@ -8,6 +8,7 @@
 use super::exchange::COMMANDS_MAX;
 use super::host::HostId;
 use super::options::{Network, Options};
+use super::pulse;
 use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
 use futures_util::future::{join_all, select_all};
 use levada_base::reactor;
@@ -497,6 +498,14 @@ impl<S: ByteStream + 'static> Controller<S> {
                     }
                     reactor::sleep(timing.keep_alive_every).await;
                 }
+            });
+        }
+        for queue in &self.queues {
+            let queue = Rc::clone(queue);
+            // As long as the admin queue has for the same: half of the time between two signs of life, on average, before it is asked.
+            let silent = timing.keep_alive_every / 2;
+            reactor::spawn(async move {
+                pulse::watch(queue, silent, timing.keep_alive_limit).await;
             });
         }
         if has_events {

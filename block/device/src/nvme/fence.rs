@@ -114,15 +114,20 @@ fn asked(capacity_bytes: u64) -> Asked {
 
 /// A report is asked for, and where it goes.
 fn report_command(known: &Known) -> (Command, IoVecMut) {
-    const EXTENDED: u32 = 1;
     let bytes = match known.data_bytes_max {
         0 => REPORT_BYTES,
         limit => limit.min(REPORT_BYTES),
     };
-    let command = Command::new(IoOpcode::ReservationReport as u8, 0, known.namespace)
+    part_of_report(known.namespace, bytes as usize)
+}
+
+/// The first `bytes` of a report, and where they go.
+pub(super) fn part_of_report(namespace: u32, bytes: usize) -> (Command, IoVecMut) {
+    const EXTENDED: u32 = 1;
+    let command = Command::new(IoOpcode::ReservationReport as u8, 0, namespace)
         .with_dword(10, (bytes / 4 - 1) as u32)
         .with_dword(11, EXTENDED);
-    (command, BufMut::for_overwrite(bytes as usize).into_vec())
+    (command, BufMut::for_overwrite(bytes).into_vec())
 }
 
 /// A request and its data; `persists`: what comes of it is kept over a loss of power.

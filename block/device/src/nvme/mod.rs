@@ -8,7 +8,7 @@
 //!   changes that may still happen; `unflushed`: changes that may have to be made again.
 //! - `controller`: an admin queue and I/O queues that live and die together. `proof`: who host and target are; `keys`: files of their
 //!   secrets. TLS, if any, is below all of this: it is how connections come from the network (`options`). `discovery`: which subsystems there are at an address; `find`: and what is in them.
-//! - `queue`: one connection; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
+//! - `queue`: one connection; `pulse`: whether it still carries anything; `exchange`: what is open on it, without I/O; `landing`: buffers while data land in them.
 //!
 //! The rules for time and loss: docs/design/0023-nvme-initiator.md.
 
@@ -28,6 +28,7 @@ mod options;
 mod order;
 mod paths;
 mod proof;
+mod pulse;
 mod queue;
 mod resolve;
 mod sight;

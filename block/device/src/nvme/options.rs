@@ -87,9 +87,9 @@ pub struct Timing {
     pub connect: Duration,
     /// A read or a write, or a report. One that takes longer ends its controller.
     pub command: Duration,
-    /// Any other command on blocks, of which nobody knows how much work it is. That the controller lives is seen by other signs.
+    /// Any other command on blocks, of which nobody knows how much work it is. That its queue lives is seen by other signs.
     pub long_command: Duration,
-    /// Between two signs of life, and how long the answer to one may take.
+    /// Between two signs of life, and how long the answer to one may take. A queue that waits for answers is asked for a sign after half of that.
     pub keep_alive_every: Duration,
     pub keep_alive_limit: Duration,
     /// After so long without a sign of life the target gives the host up (KATO).

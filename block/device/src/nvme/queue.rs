@@ -112,6 +112,8 @@ pub(crate) struct Answered {
 
 struct Slot {
     id: u16,
+    /// Which the command is about.
+    namespace: u32,
     answer: oneshot::Sender<Answered>,
     landing: Landing,
     from: IoVec,
@@ -128,7 +130,7 @@ struct Slot {
 pub(crate) struct Terms {
     /// Of all data and headers, or none: what the other side does not grant ends the connection.
     pub digests: Digests,
-    /// Commands at once.
+    /// Commands at once, one of which is kept for a probe where there are more.
     pub commands: usize,
     /// Data within a command, at most.
     pub in_capsule_bytes: usize,
@@ -149,6 +151,9 @@ pub(crate) struct Queue<S> {
     exchange: RefCell<Exchange>,
     slots: RefCell<Vec<Option<Slot>>>,
     places: Rc<Semaphore>,
+    probes: Rc<Semaphore>,
+    /// Counts what the other side sends.
+    heard: Cell<u64>,
     /// A command with a deadline was sent.
     sent: Notify,
     ended: Notify,
@@ -216,7 +221,9 @@ impl<S: ByteStream + 'static> Queue<S> {
             outbox: Outbox::default(),
             exchange: RefCell::new(Exchange::new(commands)),
             slots: RefCell::new(slots),
-            places: Semaphore::new(commands as u64),
+            places: Semaphore::new(commands.saturating_sub(1).max(1) as u64),
+            probes: Semaphore::new(u64::from(commands > 1)),
+            heard: Cell::default(),
             sent: Notify::default(),
             ended: Notify::default(),
             end: RefCell::default(),
@@ -253,9 +260,24 @@ impl<S: ByteStream + 'static> Queue<S> {
         self.places.acquire(1).await
     }
 
+    /// The place for a command that only looks whether the queue answers; `None`: there is such a one, or no room for any.
+    pub fn place_of_probe(&self) -> Option<Permit> {
+        self.probes.try_acquire(1)
+    }
+
     /// Places that are taken.
     pub fn busy(&self) -> u64 {
-        self.slots.borrow().len() as u64 - self.places.available()
+        self.slots.borrow().len() as u64 - self.places.available() - self.probes.available()
+    }
+
+    /// Changes whenever the other side sends anything.
+    pub fn heard(&self) -> u64 {
+        self.heard.get()
+    }
+
+    /// The namespace of a command that is not answered; `None`: all are.
+    pub fn waits_for(&self) -> Option<u32> {
+        self.slots.borrow().iter().flatten().map(|slot| slot.namespace).next()
     }
 
     /// Sends a command, and says how to wait for its answer.
@@ -272,6 +294,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             code if code == AdminOpcode::Fabrics as u8 => ADMIN_IN_CAPSULE_BYTES,
             _ => self.terms.in_capsule_bytes,
         };
+        let namespace = command.namespace();
         let is_within = from_bytes > 0 && from_bytes as usize <= room;
         let asked = if is_within { 0 } else { from_bytes };
         let id = self.exchange.borrow_mut().open(into_bytes, asked);
@@ -285,6 +308,7 @@ impl<S: ByteStream + 'static> Queue<S> {
         let data = if is_within { from.clone() } else { IoVec::new() };
         let slot = Slot {
             id,
+            namespace,
             answer,
             landing: Landing::new(into),
             from,
@@ -412,6 +436,7 @@ impl<S: ByteStream + 'static> Queue<S> {
         let digests = self.terms.digests;
         let bytes = inbox.head(COMMON_BYTES).await?.ok_or_else(cut_off)?;
         seen.extend_from_slice(bytes);
+        self.hears();
         let common = Common::parse(bytes.try_into().expect("as many"))?;
         if common.kind.is_of_host() || common.kind == Kind::InitializeResponse {
             return Err(Fatal::Sequence.into());
@@ -440,6 +465,10 @@ impl<S: ByteStream + 'static> Queue<S> {
         Ok(())
     }
 
+    fn hears(&self) {
+        self.heard.set(self.heard.get().wrapping_add(1));
+    }
+
     /// Lets data land in the buffers of their command.
     async fn land(
         &self,
@@ -457,6 +486,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             };
             left -= piece.len();
             let (piece, landed) = inbox.land(piece).await;
+            self.hears();
             let mut slots = self.slots.borrow_mut();
             slots[index_of(id)].as_mut().expect(OPEN).landing.put(piece);
             drop(slots);

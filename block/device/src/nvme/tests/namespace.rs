@@ -128,6 +128,8 @@ fn a_drive_that_begins_to_warn_is_noticed_at_once() {
                 target.tell(event);
                 let noticed = reactor::timeout(Duration::from_secs(1), warned).await;
                 noticed.expect("at once");
+                // Until all paths are listening again.
+                reactor::sleep(Duration::from_millis(10)).await;
             }
             // Other events say nothing of health.
             let warned = device.warned();
@@ -334,20 +336,49 @@ fn without_a_path_commands_wait_and_then_the_device_is_gone() {
     });
 }
 
+/// Its I/O queues say nothing, and its admin queue goes on answering.
 #[test]
-fn a_target_that_does_not_answer_loses_its_path() {
+fn a_path_that_answers_no_commands_on_blocks_is_lost_within_five_seconds() {
+    for seed in 0..10 {
+        run(seed, async {
+            let mut target = Target::new();
+            let has_reservations = seed % 2 == 0;
+            target.optional.set(OptionalCommands::RESERVATIONS, has_reservations);
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            reactor::sleep(Duration::from_millis(10)).await;
+            let taken = *target.came(IoOpcode::Read).last().unwrap_or(&paths[0]);
+            target.mute_at.borrow_mut().push(taken);
+            let begun = reactor::now();
+            for at in 0..4 {
+                // One of two comes to the one that is mute.
+                let zeroes = device.write_zeroes(at << 20, 4096);
+                let (found, zeroed) = join(read(&device, 4096, 4096), zeroes).await;
+                assert_eq!((found.expect("read"), zeroed), (vec![0; 4096], Ok(())));
+                device.flush().await.expect("flush");
+            }
+            let took = begun.elapsed();
+            assert!(took > Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
+        });
+    }
+}
+
+/// A drive that takes long is not better reached over the other path.
+#[test]
+fn a_drive_that_hangs_costs_no_path_before_a_command_has_had_its_time() {
     run(5, async {
         let (net, target, paths) = two_paths(Target::new());
         let device = open(&net, &paths).await;
         reactor::sleep(Duration::from_millis(10)).await;
-        // The admin queue goes on answering.
-        target.is_mute.set(true);
+        target.hangs.set(true);
         let begun = reactor::now();
-        let speaks = async {
-            reactor::sleep(Duration::from_secs(12)).await;
-            target.is_mute.set(false);
+        let moves = async {
+            reactor::sleep(Duration::from_secs(9)).await;
+            assert!(device.paths().iter().all(|path| path.standing == Standing::Optimized));
+            reactor::sleep(Duration::from_secs(3)).await;
+            target.hangs.set(false);
         };
-        let (found, ()) = join(read(&device, 0, 4096), speaks).await;
+        let (found, ()) = join(read(&device, 0, 4096), moves).await;
         assert_eq!(found.expect("read"), [0; 4096]);
         assert!(begun.elapsed() >= Duration::from_secs(10));
     });
@@ -704,13 +735,13 @@ fn writing_again_does_not_wait_for_what_comes_later() {
         let device = open(&net, &paths).await;
         write(&device, 0, &pattern(1, 4096)).await.expect("written");
         let cut = async {
-            target.is_mute.set(true);
+            target.mute_at.borrow_mut().extend(paths);
             reactor::sleep(Duration::from_millis(100)).await;
             for path in paths {
                 net.down(path);
             }
             target.restart();
-            target.is_mute.set(false);
+            target.mute_at.borrow_mut().clear();
             for path in paths {
                 target.listen(&net, path);
             }

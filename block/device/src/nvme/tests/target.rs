@@ -80,8 +80,10 @@ pub struct Target {
     pub answers_late: Cell<Duration>,
     /// Flushes do.
     pub flush_takes: Cell<Duration>,
-    /// Commands on blocks are not answered.
-    pub is_mute: Cell<bool>,
+    /// Commands on blocks that come to these addresses are not answered.
+    pub mute_at: RefCell<Vec<SocketAddr>>,
+    /// Its drive hangs: reads and writes are not answered.
+    pub hangs: Cell<bool>,
     /// The namespace is not there.
     pub is_absent: Cell<bool>,
     pub tells_absence_as_a_field: Cell<bool>,
@@ -182,7 +184,8 @@ impl Target {
             late: Cell::default(),
             answers_late: Cell::default(),
             flush_takes: Cell::default(),
-            is_mute: Cell::default(),
+            mute_at: RefCell::default(),
+            hangs: Cell::default(),
             is_absent: Cell::default(),
             tells_absence_as_a_field: Cell::default(),
             refuses_warnings: false,
@@ -638,7 +641,8 @@ impl Target {
         if opcode == IoOpcode::Flush && !self.flush_takes.get().is_zero() {
             reactor::sleep(self.flush_takes.get()).await;
         }
-        if self.is_mute.get() {
+        let needs_the_drive = matches!(opcode, IoOpcode::Read | IoOpcode::Write);
+        if self.mute_at.borrow().contains(&from.address) || self.hangs.get() && needs_the_drive {
             return None;
         }
         if self.is_absent.get() {
