@@ -32,6 +32,8 @@ mod pulse;
 mod queue;
 mod resolve;
 mod sight;
+#[cfg(any(test, feature = "fuzz"))]
+mod target;
 #[cfg(test)]
 mod tests;
 mod unflushed;

@@ -2,8 +2,8 @@
 
 use super::namespace::{Namespace, open_as, pattern, read, run, two_paths, write};
 use super::options;
-use super::target::Target;
 use crate::nvme::Options;
+use crate::nvme::target::Target;
 use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::reactor;

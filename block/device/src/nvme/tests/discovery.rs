@@ -1,10 +1,10 @@
 //! Discovery, of targets that lie: looking around ends in its time, takes no more memory than a page may have, and says what was wrong.
 
 use super::namespace::{run, two_paths};
-use super::target::{NQN, Target, Tells};
 use super::{address, options};
 use crate::nvme::discovery::discover;
 use crate::nvme::find::find_by;
+use crate::nvme::target::{NQN, Target, Tells};
 use crate::nvme::{ConnectError, FoundSubsystem, NamespaceError, NvmeUrl};
 use levada_base::reactor;
 use levada_base::stream::MemoryNetwork;

@@ -2,8 +2,8 @@
 
 use super::namespace::{Namespace, open, pattern, read, run, two_paths, write};
 use super::options;
-use super::target::{NQN, Target};
 use crate::nvme::NamespaceError;
+use crate::nvme::target::{NQN, Target};
 use crate::{BlockError, Device};
 use futures_util::future::{join, select};
 use levada_base::reactor;

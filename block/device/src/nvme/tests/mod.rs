@@ -7,7 +7,6 @@ mod limits;
 mod namespace;
 mod owners;
 mod proof;
-mod target;
 
 use super::{Host, Options};
 use levada_nvme::Nqn;

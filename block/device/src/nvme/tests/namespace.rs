@@ -1,8 +1,8 @@
 //! What a namespace promises as a device, with paths that come and go.
 
-use super::target::{BLOCK_BYTES, BLOCKS, NQN, Target};
 use super::{address, options};
 use crate::nvme::discovery::discover;
+use crate::nvme::target::{BLOCK_BYTES, BLOCKS, NQN, Target};
 use crate::nvme::{Host, NamespaceError, NvmeNamespace, Options, Standing};
 use crate::{BlockError, Device, Durability, Warnings};
 use futures_util::future::join;

@@ -1,11 +1,11 @@
 //! Owners that come and go, and targets that forget them.
 
 use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
-use super::target::Target;
 use super::{address, options};
 use crate::nvme::Witness;
 use crate::nvme::claim::Claimant;
 use crate::nvme::host::Opening;
+use crate::nvme::target::Target;
 use crate::{BlockError, Device};
 use futures_util::future::join;
 use levada_base::Epoch;

@@ -1,9 +1,9 @@
 //! Targets that want to know who asks, and hosts that want to know whom they ask.
 
 use super::namespace::{Namespace, open_as, pattern, read, run, two_paths, write};
-use super::target::{NQN, Target};
 use super::{address, options};
 use crate::nvme::Options;
+use crate::nvme::target::{NQN, Target};
 use levada_base::reactor;
 use levada_base::stream::MemoryNetwork;
 use levada_nvme::Nqn;

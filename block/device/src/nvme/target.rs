@@ -1,4 +1,8 @@
 //! A small target, whose behaviour tests choose: a namespace in memory, with a cache that a restart loses.
+#![cfg_attr(
+    not(test),
+    allow(dead_code, reason = "tests choose more of its behaviour than the fuzzer does")
+)]
 
 use levada_base::Buf;
 use levada_base::checksum::crc32c;
@@ -274,7 +278,8 @@ impl Target {
         });
     }
 
-    async fn serve(self: Rc<Self>, wire: MemoryStream, address: SocketAddr) {
+    /// Serves a connection that came to `address`.
+    pub async fn serve(self: Rc<Self>, wire: MemoryStream, address: SocketAddr) {
         let outbox = Rc::new(Outbox::default());
         let (sending, to) = (Rc::clone(&outbox), wire.clone());
         reactor::spawn(async move {

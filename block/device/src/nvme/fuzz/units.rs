@@ -1,7 +1,7 @@
-//! An entry point for the fuzzer: what a target sends on a queue.
+//! What a target sends on a queue, without I/O.
 
-use super::exchange::{Exchange, Step, index_of};
-use super::landing::Landing;
+use crate::nvme::exchange::{Exchange, Step, index_of};
+use crate::nvme::landing::Landing;
 use levada_base::BufMut;
 use levada_nvme::pdu::{COMMON_BYTES, Common, Digests};
 
