@@ -4,6 +4,7 @@ use crate::BlockError;
 use levada_base::{Epoch, IoVec, IoVecMut};
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 
 /// An operation in flight. Dropping it gives up the answer, not the effect: what was asked may
 /// still happen, as with real hardware.
@@ -44,6 +45,18 @@ pub struct Health {
     pub failing: bool,
 }
 
+/// Who can tell from a device's first bytes whether it is still what its owner has there, and which owner was the last to write.
+#[derive(Clone)]
+pub struct Witness {
+    /// How many it looks at; whole blocks of 4 KiB.
+    pub bytes: u64,
+    /// The epoch of the last owner. `None`: these are not the bytes of whatever this owner has there.
+    pub owner: Rc<OwnerOf>,
+}
+
+/// What first bytes tell of the last owner.
+type OwnerOf = dyn Fn(&[u8]) -> Option<Epoch>;
+
 /// Something that stores blocks. Object-safe; used from one thread.
 ///
 /// Offsets and lengths are in bytes and multiples of `block_bytes`. Operations in flight
@@ -77,6 +90,10 @@ pub trait Device {
     /// Takes the device for the owner of `epoch`: from now on, requests of owners with an older
     /// epoch fail with [`BlockError::Fenced`], and so does this call if a newer one was here.
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()>;
+
+    /// From now on `witness` knows its bytes. A device that can be away looks at them when it is back: somebody else may have had it
+    /// meanwhile, or it may be another one. Others have no use for it.
+    fn recognise_by(&self, _witness: Witness) {}
 
     fn health(&self) -> Health;
 }

@@ -11,7 +11,7 @@
 use crate::foreign::{Foreign, find_foreign};
 use crate::label::{LABEL_BYTES, Label, LabelError, RESERVED_BYTES, SliceEntry};
 use crate::slice::Slice;
-use crate::{BlockError, Device, Durability};
+use crate::{BlockError, Device, Durability, Witness};
 use levada_base::ids::Uuid;
 use levada_base::sync::Semaphore;
 use levada_base::units::{BLOCK_BYTES, round_down};
@@ -249,13 +249,21 @@ impl Drive {
     /// owner.
     pub async fn fence(&self, epoch: Epoch) -> Result<(), DriveError> {
         self.raise(epoch, |label| {
-            let slices = label.slices.iter().map(|slice| slice.owner_epoch);
-            let seen = slices.fold(label.owner_epoch, Epoch::max);
-            let changed = label.owner_epoch != epoch;
+            let (seen, changed) = (label.last_epoch(), label.owner_epoch != epoch);
             label.owner_epoch = epoch;
             (seen, changed)
         })
-        .await
+        .await?;
+        let (cluster, drive) = (self.label().cluster_uuid, self.label().drive_uuid);
+        // Written first, and durable by now.
+        let owner = move |head: &[u8]| {
+            let label = Label::decode(head).ok()?;
+            let is_it = (label.cluster_uuid, label.drive_uuid) == (cluster, drive);
+            is_it.then(|| label.last_epoch())
+        };
+        let bytes = LABEL_BYTES as u64;
+        self.device.recognise_by(Witness { bytes, owner: Rc::new(owner) });
+        Ok(())
     }
 
     /// Takes one slice for the owner of `epoch`.

@@ -11,7 +11,7 @@
 //!
 //! Faults live in memory: opened anew, the device is healthy.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, Witness, check_range};
 use levada_base::buf::bytes_in;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_base::{Epoch, IoVec, IoVecMut, reactor};
@@ -356,6 +356,10 @@ impl Device for FaultDevice {
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
         let request = self.admit().map(|()| self.inner.fence(epoch));
         Box::pin(async move { self.finish(request?.await).await })
+    }
+
+    fn recognise_by(&self, witness: Witness) {
+        self.inner.recognise_by(witness);
     }
 
     fn health(&self) -> Health {

@@ -111,6 +111,13 @@ impl Label {
         RESERVED_BYTES..levada_base::units::round_down(end, SLICE_ALIGN_BYTES).max(RESERVED_BYTES)
     }
 
+    /// The latest owner of the drive, or of any of its slices.
+    #[must_use]
+    pub fn last_epoch(&self) -> Epoch {
+        let slices = self.slices.iter().map(|slice| slice.owner_epoch);
+        slices.fold(self.owner_epoch, Epoch::max)
+    }
+
     /// Where the tail label starts.
     #[must_use]
     pub fn tail_at(&self) -> u64 {

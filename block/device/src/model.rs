@@ -10,7 +10,7 @@
 //! - Over any busy time, neither bytes nor operations exceed the model's rate.
 //! - The device below sees each request at once, in order; only the answer is held back.
 
-use crate::{Device, DeviceInfo, Durability, Health, IoFuture};
+use crate::{Device, DeviceInfo, Durability, Health, IoFuture, Witness};
 use levada_base::buf::bytes_in;
 use levada_base::reactor::{self, Instant};
 use levada_base::{Epoch, IoVec, IoVecMut};
@@ -130,6 +130,10 @@ impl Device for ModelDevice {
 
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
         self.inner.fence(epoch)
+    }
+
+    fn recognise_by(&self, witness: Witness) {
+        self.inner.recognise_by(witness);
     }
 
     fn health(&self) -> Health {

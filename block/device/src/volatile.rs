@@ -15,7 +15,7 @@
 //! The device below must take writes when they are issued (RAM), or be idle, for a power cut to
 //! be the end of all writing.
 
-use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, check_range};
+use crate::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture, Witness, check_range};
 use futures_util::future::join_all;
 use levada_base::buf::bytes_in;
 use levada_base::reactor::{self, JoinHandle};
@@ -379,6 +379,10 @@ impl Device for VolatileDevice {
             self.powered(self.cuts.get())?;
             self.inner.fence(epoch).await
         })
+    }
+
+    fn recognise_by(&self, witness: Witness) {
+        self.inner.recognise_by(witness);
     }
 
     fn health(&self) -> Health {

@@ -168,7 +168,7 @@ impl Keeper {
         // Of an owner that got no further a target may know, and no superblock.
         let mut last = recorded.order.0;
         for drive in &drives {
-            drive.store.belongs_to(recorded.uuid);
+            drive.store.belongs_to(recorded.uuid, drive.member);
             last = last.max(drive.store.owner().await);
         }
         let epoch = last.next();
@@ -596,7 +596,6 @@ impl Keeper {
                 taken.ok_or(ArrayError::Interrupted)??
             }
         };
-        device.belongs_to(self.uuid());
         let others = members.iter().filter(|member| Some(member.index) != instead);
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);
@@ -626,6 +625,7 @@ impl Keeper {
     fn admitted(&self, new: &Path, store: Store, member: Uuid) {
         let mut drives = self.drives.borrow_mut();
         drives.retain(|drive| !drive.store.is(&store));
+        store.belongs_to(self.uuid(), member);
         drives.push(Drive { path: new.into(), store, member });
         self.changed.notify_all();
     }

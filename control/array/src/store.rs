@@ -9,7 +9,7 @@ use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
 use levada_desk::{PowerFenceError, Taking, power_fence};
-use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options, Witness};
+use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
 use levada_device::{BlockError, Device, FileDevice, HealthPage};
 use levada_raid::Recorded;
 use std::path::{Path, PathBuf};
@@ -139,16 +139,20 @@ impl Store {
         }
     }
 
-    /// From now on its superblocks of `array` say who the last owner was, if the target has forgotten it.
-    pub fn belongs_to(&self, array: Uuid) {
+    /// From now on its superblocks say whether it is still `member` of `array`, and who the last owner was.
+    pub fn belongs_to(&self, array: Uuid, member: Uuid) {
         let Self::Remote(namespace, _) = self else { return };
         let owner = move |bytes: &[u8]| {
-            let blocks = bytes.chunks(Recorded::BYTES as usize);
-            let found = blocks.filter_map(|block| Recorded::decode(block, array));
-            found.map(|recorded| recorded.order.0).max()
+            let found = bytes.chunks(Recorded::BYTES as usize).filter_map(Recorded::identify);
+            let is_it = |recorded: &Recorded, index: usize| {
+                recorded.uuid == array
+                    && recorded.members.get(index).is_some_and(|it| it.uuid == member)
+            };
+            let its = found.filter(|(recorded, index)| is_it(recorded, *index));
+            its.map(|(recorded, _)| recorded.order.0).max()
         };
         let owner = Rc::new(owner);
-        namespace.recognise_owner_by(Witness { bytes: 2 * Recorded::BYTES, owner });
+        namespace.recognise_by(Witness { bytes: 2 * Recorded::BYTES, owner });
     }
 
     /// What the drive says of its health, now; `None`: it does not tell.

@@ -3,7 +3,7 @@
 //! What always holds:
 //! - A drive that cannot be reserved is opened only where a power fence keeps two servers apart.
 //! - A namespace is open once, whatever numbers and subsystems it is reached by. It is opened anew only when what it was open as has lost
-//!   every path; each opening is another host to the target, so that what the earlier one left under way is shut out when the
+//!   every path, and that is over then, whoever holds it; each opening is another host to the target, so that what the earlier one left under way is shut out when the
 //!   new one is fenced. Without reservations nothing is shut out: then the new one changes nothing that the earlier one may still change.
 //! - What keeps a namespace connected is of no group that ends before the arrays are closed, whoever had it opened.
 //!
@@ -204,6 +204,12 @@ impl RemoteDrives {
         let earlier = opened.iter().rev().find(|opened| opened.is_at(&url));
         if let Some(earlier) = earlier.filter(|_| !namespace.has_reservations()) {
             namespace.comes_after(earlier.changes.clone());
+        }
+        // Somebody may still hold an earlier one, which would connect again, and write again what it had not flushed.
+        for earlier in opened.iter().filter(|opened| opened.is_at(&url)) {
+            if let Some(earlier) = earlier.namespace.upgrade() {
+                earlier.abandon();
+            }
         }
         opened.retain(|it| it.namespace.strong_count() > 0 || !it.changes.are_settled());
         let (drive, changes) = (drive.name.clone(), namespace.changes());

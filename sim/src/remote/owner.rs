@@ -10,7 +10,7 @@ use levada_base::reactor::{self, Group};
 use levada_base::stream::{Connection, MemoryNetwork, MemoryStream, Side};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, BufMut, Epoch};
-use levada_device::nvme::{Host, Network, NvmeNamespace, Options, Witness};
+use levada_device::nvme::{Host, Network, NvmeNamespace, Options};
 use levada_device::{BlockError, Device, Durability};
 use levada_export_nvmet::Nqn;
 use std::cell::{Cell, RefCell};
@@ -245,7 +245,9 @@ impl Owner {
         let options = self.options(&mut rng);
         let device = Rc::new(self.bounded("open", self.open(options)).await);
         *self.device.borrow_mut() = Some(Rc::clone(&device));
-        device.recognise_owner_by(Witness { bytes: BLOCK_BYTES, owner: Rc::new(owner_of) });
+        // What nobody has marked yet is nobody's.
+        let owner = |mark: &[u8]| Some(owner_of(mark).unwrap_or_default());
+        device.recognise_by(Witness { bytes: BLOCK_BYTES, owner: Rc::new(owner) });
         self.stage.set(Stage::Takes);
         scene.oracle.borrow_mut().tries(self.epoch);
         self.bounded("fence", device.fence(Epoch(self.epoch))).await?;

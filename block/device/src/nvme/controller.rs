@@ -8,7 +8,6 @@
 use super::exchange::COMMANDS_MAX;
 use super::host::HostId;
 use super::options::{Network, Options};
-use super::pulse;
 use super::queue::{Queue, QueueError, Request, Terms, Unanswered};
 use futures_util::future::{join_all, select_all};
 use levada_base::reactor;
@@ -500,14 +499,6 @@ impl<S: ByteStream + 'static> Controller<S> {
                 }
             });
         }
-        for queue in &self.queues {
-            let queue = Rc::clone(queue);
-            // As long as the admin queue has for the same: half of the time between two signs of life, on average, before it is asked.
-            let silent = timing.keep_alive_every / 2;
-            reactor::spawn(async move {
-                pulse::watch(queue, silent, timing.keep_alive_limit).await;
-            });
-        }
         if has_events {
             let (admin, weak) = (Rc::clone(&self.admin), Rc::downgrade(self));
             reactor::spawn(async move { Self::listen(&admin, &weak).await });
@@ -612,6 +603,11 @@ impl<S: ByteStream + 'static> Controller<S> {
     /// Waits until something is told.
     pub async fn told(&self) {
         self.event.until(|| (self.told.get() != Told::default()).then_some(())).await;
+    }
+
+    /// All I/O queues.
+    pub fn queues(&self) -> &[Rc<Queue<S>>] {
+        &self.queues
     }
 
     /// The I/O queue with the fewest commands.

@@ -24,7 +24,7 @@ use super::order::{Order, OrderError};
 use super::paths::Paths;
 use super::sight::Known;
 use super::verdict::{Asked, Verdict};
-use crate::{BlockError, Device};
+use crate::{BlockError, Device, Witness};
 use levada_base::planted;
 use levada_base::reactor::{self, Instant};
 use levada_base::{Buf, BufMut, Epoch, IoVec, IoVecMut};
@@ -42,20 +42,9 @@ const REPORT_BYTES: u64 = 16 << 10;
 const TRIES: usize = 8;
 /// Before a target is asked again that could not say.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
+const CLEARED_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// What is read at once of what a witness looks at: every controller gives as much.
 const WITNESS_PIECE_BYTES: u64 = 4096;
-
-/// Who can tell from a drive's first bytes which owner was the last to write there.
-#[derive(Clone)]
-pub struct Witness {
-    /// How many it looks at; whole blocks of 4 KiB.
-    pub bytes: u64,
-    /// The epoch of the last owner. `None`: these are not the bytes of whatever this owner has there.
-    pub owner: Rc<OwnerOf>,
-}
-
-/// What first bytes tell of the last owner.
-type OwnerOf = dyn Fn(&[u8]) -> Option<Epoch>;
 
 /// This device as an owner.
 #[derive(Default)]
@@ -474,6 +463,23 @@ impl<N: Network> Paths<N> {
         }
     }
 
+    /// Sees to it that the drive is still what this owner has there, after nobody could see it for a while: a target may answer with another
+    /// one under the same name, and where there are no reservations only the drive itself tells of a later owner.
+    pub(super) async fn recognise(
+        &self,
+        controller: &Controller<N::Stream>,
+    ) -> Result<(), ConnectError> {
+        if self.owner.witness.borrow().is_none() {
+            return Ok(());
+        }
+        match self.witnessed(controller).await? {
+            Some(seen) if seen > self.owner.ours.get() => self.lose_to(seen),
+            Some(_) => {}
+            None => self.give_up("the target answers with another drive under the same name"),
+        }
+        Ok(())
+    }
+
     /// Has connections that are gone preempted, as soon as there is one to do it: what they have left under way is over then.
     pub(super) fn clear_away(self: &Rc<Self>) {
         if !self.owner.is_reserved.get() {
@@ -484,7 +490,8 @@ impl<N: Network> Paths<N> {
             return;
         }
         let paths = Rc::clone(self);
-        reactor::spawn(async move {
+        reactor::spawn_in(&self.group, async move {
+            let mut pause = AGAIN_AFTER;
             while paths.owner.is_to_clear.take() {
                 let Ok(controller) = paths.any_path().await else { break };
                 if paths.owner.lost().is_some() {
@@ -498,7 +505,8 @@ impl<N: Network> Paths<N> {
                     }
                     Err(_) => {
                         paths.owner.is_to_clear.set(true);
-                        reactor::sleep(AGAIN_AFTER).await;
+                        reactor::sleep(pause).await;
+                        pause = (pause * 2).min(CLEARED_AGAIN_MAX);
                     }
                 }
             }

@@ -42,7 +42,6 @@ mod verdict;
 
 pub use controller::{ConnectError, Stage};
 pub use discovery::discover;
-pub use fence::Witness;
 pub use find::{FoundNamespace, FoundSubsystem, find};
 pub use host::Host;
 pub use keys::{KeysError, read_keys};

@@ -13,6 +13,7 @@
 //! shuts that out ([`Device::fence`]): it is another host to the target, as each process has an identifier of its own.
 
 use super::controller::ConnectError;
+use super::fence;
 use super::keys::{KeysError, read_keys};
 use super::landing::{cut, window};
 use super::options::{Network, Options, Tcp};
@@ -23,9 +24,8 @@ use super::sight::Known;
 use super::unflushed::Kept;
 use super::unsettled::Changes;
 use super::verdict::Asked;
-use super::{fence, fence::Witness};
 use crate::{
-    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, check_range,
+    BlockError, Device, DeviceInfo, Durability, Health, HealthPage, IoFuture, Witness, check_range,
 };
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
@@ -215,10 +215,10 @@ impl<N: Network> NvmeNamespace<N> {
         })
     }
 
-    /// Who tells whether a namespace that was fenced, and whose target has lost its reservations, is still this owner's. Without a witness
-    /// such a namespace is given up.
-    pub fn recognise_owner_by(&self, witness: Witness) {
-        self.paths.owner.recognise_by(witness);
+    /// Ends it, though somebody may still hold it: requests fail, and nothing that it was asked to write is written any more, but for what its
+    /// target has already; see [`NvmeNamespace::changes`].
+    pub fn abandon(&self) {
+        self.paths.give_up("it was opened anew");
     }
 
     /// How the paths are doing.
@@ -572,6 +572,11 @@ impl<N: Network> Drop for NvmeNamespace<N> {
 impl<N: Network> Device for NvmeNamespace<N> {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Without a witness, a namespace that was fenced and whose target has lost its reservations is given up.
+    fn recognise_by(&self, witness: Witness) {
+        self.paths.owner.recognise_by(witness);
     }
 
     fn read(&self, at: u64, into: IoVecMut) -> IoFuture<'_, IoVecMut> {

@@ -18,6 +18,7 @@ use super::fence::Ownership;
 use super::host::{HostId, Opening, number_of};
 use super::options::{Network, Options};
 use super::order::{Order, OrderError};
+use super::pulse;
 use super::queue::{Answered, Request, Unanswered, while_open};
 use super::resolve::Place;
 use super::sight::Known;
@@ -26,8 +27,9 @@ use super::unsettled::{Change, Unsettled};
 use super::verdict::{Asked, Verdict};
 use crate::{BlockError, HealthPage};
 use futures_util::future::{Either, select};
+use futures_util::stream::{self, StreamExt};
 use levada_base::planted;
-use levada_base::reactor::{self, Instant};
+use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
 use levada_base::{IoVec, IoVecMut};
 use levada_nvme::identify::EVERY_NAMESPACE;
@@ -45,6 +47,8 @@ const AGAIN_FIRST: Duration = Duration::from_millis(10);
 const AGAIN_MAX: Duration = Duration::from_secs(1);
 /// Data of a read that arrive damaged are asked for so often.
 const DAMAGED_MAX: u32 = 8;
+/// Changes that are written again at once, as far as the queue has room.
+const WRITTEN_AGAIN_AT_ONCE: usize = 64;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
 /// Connecting, or a look, may take so many times as long as a step of it,
@@ -120,6 +124,8 @@ pub(crate) struct Paths<N: Network> {
     has_lost: Cell<bool>,
     /// Nobody uses it any more.
     is_ending: Cell<bool>,
+    /// What goes on for as long as there are paths, whoever asked for it.
+    pub(super) group: Group,
     pub owner: Ownership,
     /// A target says that a drive warns.
     pub warned: Notify,
@@ -171,6 +177,7 @@ impl<N: Network> Paths<N> {
             last_connection: Cell::default(),
             has_lost: Cell::default(),
             is_ending: Cell::default(),
+            group: reactor::current_group(),
             owner: Ownership::default(),
             warned: Notify::default(),
             resent: Cell::default(),
@@ -347,6 +354,7 @@ impl<N: Network> Paths<N> {
         if !self.has_lost.replace(true) {
             tracing::error!(subsystem = %self.subsystem, why, "the device is given up");
         }
+        self.unflushed.borrow_mut().clear();
         self.end();
     }
 
@@ -373,6 +381,12 @@ impl<N: Network> Paths<N> {
     ) -> String {
         *path.controller.borrow_mut() = Some(Rc::clone(controller));
         path.standing.set(Standing::Unusable);
+        for queue in controller.queues() {
+            let (paths, host_id) = (Rc::clone(self), controller.host_id);
+            let may_end = move || paths.leads_elsewhere_than(&host_id);
+            let pulse = pulse::watch(Rc::clone(queue), self.options.timing, may_end);
+            reactor::spawn_in(&self.group, pulse);
+        }
         let mut over = pin!(controller.over());
         loop {
             let told = controller.take_told();
@@ -486,6 +500,10 @@ impl<N: Network> Paths<N> {
         if self.has_lost.get() || self.was_there_all_along().await {
             return Ok(());
         }
+        self.recognise(controller).await?;
+        if self.has_lost.get() || self.owner.lost().is_some() {
+            return Ok(());
+        }
         // What is under way elsewhere is confirmed by a target that may have lost it, and asked for again.
         self.era.set(self.era.get() + 1);
         let all = self.unflushed.borrow().all();
@@ -504,11 +522,12 @@ impl<N: Network> Paths<N> {
             let _ = self.clear_over(controller).await;
         }
         tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
-        for (change, kept) in all {
-            if self.has_lost.get() || self.owner.lost().is_some() {
-                break;
-            }
-            self.write_again(controller, change, kept).await?;
+        // No two of them meet. One after the other they would take as many round trips as there are, for which everybody waits.
+        let mut written = stream::iter(all)
+            .map(|(change, kept)| self.write_again(controller, change, kept))
+            .buffer_unordered(WRITTEN_AGAIN_AT_ONCE);
+        while let Some(written) = written.next().await {
+            written?;
         }
         Ok(())
     }
@@ -533,6 +552,17 @@ impl<N: Network> Paths<N> {
     /// The connection is there.
     pub(super) fn has_connection(&self, host_id: &HostId) -> bool {
         self.paths.iter().any(|path| path.has_connection(host_id))
+    }
+
+    /// There is a path that can be used besides that connection, on which nobody waits in vain.
+    fn leads_elsewhere_than(&self, host_id: &HostId) -> bool {
+        self.paths.iter().any(|path| {
+            let controller = path.controller.borrow().clone();
+            path.is_usable()
+                && controller.is_some_and(|it| {
+                    it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
+                })
+        })
     }
 
     /// Over another path the namespace could be reached until now, so that its target has lost nothing.
@@ -563,7 +593,8 @@ impl<N: Network> Paths<N> {
         let request = Request { from, into, ..Request::new(command, limit) };
         let queue = controller.queue().ok_or_else(lost)?;
         let answered = queue.run(request).await;
-        answered.outcome.map(|completion| (completion, answered.into)).map_err(|_| lost())
+        let ended = |why: Unanswered| ConnectError::Ended { why: why.to_string() };
+        answered.outcome.map(|completion| (completion, answered.into)).map_err(ended)
     }
 
     async fn write_again(
@@ -585,6 +616,9 @@ impl<N: Network> Paths<N> {
         let mut pause = AGAIN_FIRST;
         let mut refused_since = None;
         loop {
+            if self.has_lost.get() || self.owner.lost().is_some() {
+                return Ok(());
+            }
             if let Some(blocked) = change.blocked_by_older() {
                 change.wait(blocked).await;
                 continue;
@@ -611,13 +645,14 @@ impl<N: Network> Paths<N> {
                     reactor::sleep(pause).await;
                     pause = (pause * 2).min(AGAIN_MAX);
                 }
-                Verdict::Again | Verdict::NotHere => {
+                // The report tells whether there is another owner, when the path is looked at again.
+                Verdict::Conflict if self.owner.is_reserved() => {
                     let (command, status) = ("Write", completion.status);
                     return Err(ConnectError::Refused { command, status });
                 }
-                Verdict::Conflict if self.owner.is_reserved() => {
-                    self.was_refused();
-                    return Ok(());
+                Verdict::Again | Verdict::NotHere => {
+                    let (command, status) = ("Write", completion.status);
+                    return Err(ConnectError::Refused { command, status });
                 }
                 Verdict::Conflict | Verdict::Failed(_) => {
                     let status = completion.status;
@@ -751,6 +786,14 @@ impl<N: Network> Paths<N> {
                         BlockError::Gone
                     }
                     Verdict::Done => return Ok((completion, into)),
+                    // Over this path the owner may not have been registered any more, or not yet again, when the target looked at it.
+                    Verdict::Conflict
+                        if losses != self.losses()
+                            || !controller.is_untouched()
+                            || !self.paths[at].is_whole.get() =>
+                    {
+                        BlockError::Gone
+                    }
                     Verdict::Conflict => {
                         if order.is_for_owners() {
                             self.was_refused();
@@ -774,25 +817,33 @@ impl<N: Network> Paths<N> {
                         BlockError::Gone
                     }
                     Verdict::Again => {
+                        if completion.status.is(Status::TRANSIENT_TRANSPORT) {
+                            self.tell_of_damage(at);
+                        }
                         avoided = Some(at);
                         reactor::sleep(pause).await;
                         pause = (pause * 2).min(AGAIN_MAX);
-                        BlockError::Io { errno: libc::EIO }
+                        let is_out_of_reach = completion.status.is(Status::NOT_READY)
+                            || completion.status.is(Status::TRANSIENT_TRANSPORT);
+                        // Otherwise it may be these blocks.
+                        match is_out_of_reach {
+                            true => BlockError::Gone,
+                            false => BlockError::Io { errno: libc::EIO },
+                        }
                     }
                 },
                 Err(Unanswered::Lost) => BlockError::Gone,
                 Err(Unanswered::Damaged) => {
                     avoided = Some(at);
                     damaged += 1;
-                    if !self.paths[at].has_told_of_damage.replace(true) {
-                        let (subsystem, address) = (&self.subsystem, &self.paths[at].place);
-                        let what = "data of a path arrive damaged, and are asked for again: look at its network (told once)";
-                        tracing::warn!(%subsystem, %address, "{what}");
-                    }
+                    self.tell_of_damage(at);
+                    // The drive is as good as before: it is out of reach.
                     if damaged == DAMAGED_MAX {
-                        return Err(OrderError::Block(BlockError::Io { errno: libc::EBADMSG }));
+                        return Err(OrderError::Block(BlockError::Gone));
                     }
-                    BlockError::Io { errno: libc::EBADMSG }
+                    reactor::sleep(pause).await;
+                    pause = (pause * 2).min(AGAIN_MAX);
+                    BlockError::Gone
                 }
             };
             self.resent.set(self.resent.get() + 1);
@@ -816,6 +867,16 @@ impl<N: Network> Paths<N> {
         let is_absent = may_be_absent
             && matches!(self.look_at(controller).await, Err(ConnectError::Absent { .. }));
         if is_absent { Verdict::NotHere } else { verdict }
+    }
+
+    fn tell_of_damage(&self, at: usize) {
+        let path = &self.paths[at];
+        if !path.has_told_of_damage.replace(true) {
+            let (subsystem, address) = (&self.subsystem, &path.place);
+            let what = "data arrive damaged over a path, and are sent again: look at its network (told once)";
+            tracing::warn!(%subsystem, %address, "{what}");
+            *path.why.borrow_mut() = Some("data arrive damaged over it".into());
+        }
     }
 
     /// Counts how often something that was confirmed may have been lost, as far as is known.

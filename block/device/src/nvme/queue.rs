@@ -152,6 +152,8 @@ pub(crate) struct Queue<S> {
     slots: RefCell<Vec<Option<Slot>>>,
     places: Rc<Semaphore>,
     probes: Rc<Semaphore>,
+    /// It was asked for a sign of life, and has given none.
+    is_silent: Cell<bool>,
     /// Counts what the other side sends.
     heard: Cell<u64>,
     /// A command with a deadline was sent.
@@ -223,6 +225,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             slots: RefCell::new(slots),
             places: Semaphore::new(commands.saturating_sub(1).max(1) as u64),
             probes: Semaphore::new(u64::from(commands > 1)),
+            is_silent: Cell::default(),
             heard: Cell::default(),
             sent: Notify::default(),
             ended: Notify::default(),
@@ -260,11 +263,6 @@ impl<S: ByteStream + 'static> Queue<S> {
         self.places.acquire(1).await
     }
 
-    /// The place for a command that only looks whether the queue answers; `None`: there is such a one, or no room for any.
-    pub fn place_of_probe(&self) -> Option<Permit> {
-        self.probes.try_acquire(1)
-    }
-
     /// Places that are taken.
     pub fn busy(&self) -> u64 {
         self.slots.borrow().len() as u64 - self.places.available() - self.probes.available()
@@ -273,6 +271,20 @@ impl<S: ByteStream + 'static> Queue<S> {
     /// Changes whenever the other side sends anything.
     pub fn heard(&self) -> u64 {
         self.heard.get()
+    }
+
+    /// True while a probe is not answered, nor anything else.
+    pub fn is_silent(&self) -> bool {
+        self.is_silent.get()
+    }
+
+    /// Sends a command that only looks whether the queue answers, unless there is such a one already.
+    pub fn probe(&self, probe: Request) {
+        if let Some(place) = self.probes.try_acquire(1) {
+            // Nobody waits for what it says.
+            drop(self.submit(place, probe));
+        }
+        self.is_silent.set(true);
     }
 
     /// The namespace of a command that is not answered; `None`: all are.
@@ -353,6 +365,12 @@ impl<S: ByteStream + 'static> Queue<S> {
         self.stream.close().await;
     }
 
+    /// Sleeps, but no longer than the queue lasts: whoever waits holds its connection, and what the kernel still has to send.
+    pub async fn sleep_until(&self, at: Instant) {
+        let ended = self.ended.until(|| self.end.borrow().is_some().then_some(()));
+        select(pin!(reactor::sleep_until(at)), pin!(ended)).await;
+    }
+
     fn set_end(&self, reason: QueueError) {
         let mut end = self.end.borrow_mut();
         if end.is_none() {
@@ -402,7 +420,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             // Others that are sent meanwhile rarely have less time; those are looked at a little late.
             let rest = deadline.since(reactor::now());
             let next = reactor::now() + rest.min(limit / 8).max(Duration::from_millis(1));
-            reactor::sleep_until(next).await;
+            self.sleep_until(next).await;
             let late = next.elapsed();
             if late >= STOOD_STILL {
                 let mut slots = self.slots.borrow_mut();
@@ -467,6 +485,7 @@ impl<S: ByteStream + 'static> Queue<S> {
 
     fn hears(&self) {
         self.heard.set(self.heard.get().wrapping_add(1));
+        self.is_silent.set(false);
     }
 
     /// Lets data land in the buffers of their command.

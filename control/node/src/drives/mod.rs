@@ -315,9 +315,7 @@ async fn open(
 ) -> Result<Drives, DrivesError> {
     let owner = latest_owner(source, cluster, &found).await;
     let mut known = tell_apart(source, cluster, found).await?;
-    let seen = known.by_name.values().flat_map(|(_, Labelled { label, .. })| {
-        label.slices.iter().map(|slice| slice.owner_epoch).chain([label.owner_epoch])
-    });
+    let seen = known.by_name.values().map(|(_, Labelled { label, .. })| label.last_epoch());
     let epoch = seen.max().unwrap_or_default().max(owner).next();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {

@@ -1,13 +1,14 @@
 //! Namespaces that were not there for a moment, and what their drives have lost by then.
 
-use super::namespace::{Namespace, open_as, pattern, read, run, two_paths, write};
+use super::namespace::{Namespace, open, open_as, pattern, read, run, two_paths, write};
 use super::options;
 use crate::nvme::Options;
-use crate::nvme::target::Target;
-use crate::{BlockError, Device};
+use crate::nvme::target::{BLOCK_BYTES, BLOCKS, Target};
+use crate::{BlockError, Device, Witness};
 use futures_util::future::join;
-use levada_base::reactor;
 use levada_base::stream::MemoryNetwork;
+use levada_base::{Buf, Epoch, reactor};
+use levada_nvme::identify::OptionalCommands;
 use levada_nvme::pdu::Digests;
 use std::rc::Rc;
 use std::time::Duration;
@@ -114,5 +115,92 @@ fn a_page_that_arrives_damaged_leaves_its_path_usable() {
         device.flush().await.expect("flushed");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert_eq!((target.damages_pages.get(), &target.durable.borrow()[..4096]), (0, &data[..]));
+    });
+}
+
+/// A target that restarts shows another drive in the same place: names and sizes are those of the place.
+#[test]
+fn another_drive_under_the_same_name_is_not_taken_for_the_same() {
+    for (seed, has_reservations, keeps_reservations) in
+        [(1, true, true), (2, true, false), (3, false, false)]
+    {
+        run(seed, async {
+            let mut target = Target::new();
+            target.keeps_reservations = keeps_reservations;
+            target.optional.set(OptionalCommands::RESERVATIONS, has_reservations);
+            let (net, target, paths) = two_paths(target);
+            let device = open(&net, &paths).await;
+            device.fence(Epoch(3)).await.expect("nobody's");
+            write(&device, 0, &Buf::copy_of(&[7; 4096])).await.expect("ours");
+            device.flush().await.expect("flushed");
+            let owner = |head: &[u8]| (head[0] == 7).then_some(Epoch(3));
+            device.recognise_by(Witness { bytes: 4096, owner: Rc::new(owner) });
+            write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
+            for path in paths {
+                net.down(path);
+            }
+            target.restart();
+            target.cached.replace(vec![9; (BLOCKS * BLOCK_BYTES) as usize]);
+            for path in paths {
+                target.listen(&net, path);
+            }
+            assert_eq!(read(&device, 0, 4096).await, Err(BlockError::Gone));
+            assert!(target.cached.borrow().iter().all(|byte| *byte == 9), "nothing is written");
+        });
+    }
+}
+
+/// Without reservations only the drive itself tells of a later owner, to one that was cut off meanwhile.
+#[test]
+fn a_later_owner_is_recognised_where_there_are_no_reservations() {
+    run(4, async {
+        let mut target = Target::new();
+        target.optional.remove(OptionalCommands::RESERVATIONS);
+        let (net, target, paths) = two_paths(target);
+        let owner = |head: &[u8]| Some(Epoch(u64::from(head[0])));
+        let witness = || Witness { bytes: 4096, owner: Rc::new(owner) };
+        let first = open(&net, &paths[..1]).await;
+        first.fence(Epoch(1)).await.expect("nobody's");
+        first.recognise_by(witness());
+        write(&first, 0, &Buf::copy_of(&[1; 4096])).await.expect("ours");
+        first.flush().await.expect("flushed");
+        write(&first, 8192, &pattern(1, 4096)).await.expect("ours, and not flushed");
+        net.down(paths[0]);
+        let second = open(&net, &paths[1..]).await;
+        second.fence(Epoch(2)).await.expect("later");
+        write(&second, 0, &Buf::copy_of(&[2; 4096])).await.expect("ours");
+        write(&second, 8192, &pattern(2, 4096)).await.expect("ours");
+        target.listen(&net, paths[0]);
+        let fenced = BlockError::Fenced { ours: Epoch(1), seen: Epoch(2) };
+        assert_eq!(write(&first, 4096, &pattern(3, 4096)).await, Err(fenced));
+        reactor::sleep(Duration::from_secs(5)).await;
+        assert_eq!(read(&second, 8192, 4096).await.expect("read"), pattern(2, 4096)[..]);
+    });
+}
+
+/// A device that is opened anew while somebody still holds it as it was.
+#[test]
+fn what_is_abandoned_writes_nothing_again() {
+    run(5, async {
+        let mut target = Target::new();
+        target.optional.remove(OptionalCommands::RESERVATIONS);
+        let (net, target, paths) = two_paths(target);
+        let earlier = open(&net, &paths).await;
+        write(&earlier, 8192, &pattern(1, 4096)).await.expect("not flushed");
+        for path in paths {
+            net.down(path);
+        }
+        reactor::sleep(Duration::from_secs(31)).await;
+        assert_eq!(read(&earlier, 0, 4096).await, Err(BlockError::Gone));
+        for path in paths {
+            target.listen(&net, path);
+        }
+        let anew = open(&net, &paths).await;
+        anew.comes_after(earlier.changes());
+        earlier.abandon();
+        write(&anew, 8192, &pattern(2, 4096)).await.expect("ours");
+        reactor::sleep(Duration::from_secs(10)).await;
+        assert_eq!(read(&anew, 8192, 4096).await.expect("read"), pattern(2, 4096)[..]);
+        assert_eq!(write(&earlier, 0, &pattern(3, 4096)).await, Err(BlockError::Gone));
     });
 }
