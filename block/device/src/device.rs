@@ -95,6 +95,11 @@ pub trait Device {
     /// meanwhile, or it may be another one. Others have no use for it.
     fn recognise_by(&self, _witness: Witness) {}
 
+    /// Other machines reach it as well: one of them may have it while this one does not.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn health(&self) -> Health;
 }
 

@@ -362,6 +362,10 @@ impl Device for FaultDevice {
         self.inner.recognise_by(witness);
     }
 
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn health(&self) -> Health {
         let state = &self.faults.0;
         let health = self.inner.health();

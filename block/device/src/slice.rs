@@ -107,6 +107,10 @@ impl Device for Slice {
         })
     }
 
+    fn is_shared(&self) -> bool {
+        self.drive.device().is_shared()
+    }
+
     fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
         Box::pin(async move {
             self.admit_range(at, bytes)?;

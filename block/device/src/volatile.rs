@@ -385,6 +385,10 @@ impl Device for VolatileDevice {
         self.inner.recognise_by(witness);
     }
 
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn health(&self) -> Health {
         self.inner.health()
     }

@@ -299,6 +299,7 @@ fn build(
         flushed: Cell::new(0),
         generation: Cell::new(superblock.generation),
         held_by_all: Cell::new(superblock.held_by_all),
+        recorded_by: Cell::default(),
         standing_wanted: Cell::new(0),
         standing_recorded: Cell::new(0),
         standing_turn: Semaphore::new(1),

@@ -92,6 +92,8 @@ pub(crate) struct Engine {
     pub generation: Cell<u64>,
     /// The newest generation that every live member holds.
     pub held_by_all: Cell<u64>,
+    /// How many members have the last standing that was recorded without a failure; 0: none was yet.
+    pub recorded_by: Cell<usize>,
     /// Changes of standing made, and those recorded on the members.
     pub standing_wanted: Cell<u64>,
     pub standing_recorded: Cell<u64>,

@@ -189,6 +189,11 @@ impl Member {
         })
     }
 
+    /// Other machines reach it as well.
+    pub fn is_shared(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.is_shared())
+    }
+
     /// Whether it has everything that its role is to have.
     pub fn is_in_sync(&self) -> bool {
         self.state.get() == MemberState::InSync

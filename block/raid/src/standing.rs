@@ -58,6 +58,7 @@ impl Engine {
             self.generation.set(generation);
             let superblock = self.superblock();
             let live = self.live_members();
+            self.refuse_minority(&live)?;
             let writes = live.iter().map(async |member| {
                 let mut bytes = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize);
                 superblock.encode(member.index, &mut bytes);
@@ -73,9 +74,27 @@ impl Engine {
             {
                 self.held_by_all.set(generation);
             }
+            if results.iter().all(Result::is_ok) {
+                self.recorded_by.set(live.len());
+            }
             self.standing_recorded.set(recording);
         }
         Ok(())
+    }
+
+    /// Stops the array where another machine may have opened it meanwhile, by the members that went at once: they know of nothing that
+    /// happens from now on, and are more than half of those that were there. With half of them nobody opens it (`assemble`).
+    fn refuse_minority(&self, live: &[Rc<Member>]) -> Result<(), BlockError> {
+        let (left, were) = (live.len(), self.recorded_by.get());
+        let members = self.members.borrow();
+        let is_shared = members.iter().any(|member| member.is_shared());
+        if !is_shared || left * 2 >= were {
+            return Ok(());
+        }
+        let error = BlockError::TooManyLost { lost: were - left, tolerated: were / 2 };
+        tracing::error!(array = %self.name, left, were, "so many members went at once that another server may open the array without this one");
+        self.stop(error.clone());
+        Err(error)
     }
 
     /// Records the standing, and then that every live member holds it: whoever comes back as it

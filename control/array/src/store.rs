@@ -10,7 +10,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::Reactor;
 use levada_desk::{PowerFenceError, Taking, power_fence};
 use levada_device::nvme::{Host, NvmeNamespace, NvmeUrl, Options};
-use levada_device::{BlockError, Device, FileDevice, HealthPage};
+use levada_device::{BlockError, Device, FileDevice, HealthPage, Witness};
 use levada_raid::Recorded;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

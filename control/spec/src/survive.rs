@@ -194,7 +194,25 @@ impl ArraySpec {
         let groups = self.members_by_enclosure(cluster);
         // The worst choice hits the group that bears least.
         let of_group = |group| self.group_survives(cluster, group);
-        groups.into_iter().map(of_group).reduce(Survival::both).unwrap_or(none)
+        let survival = groups.into_iter().map(of_group).reduce(Survival::both).unwrap_or(none);
+        let enclosures = survival.enclosures.min(self.enclosures_left_behind(cluster));
+        Survival { enclosures, ..survival }
+    }
+
+    /// How many enclosures may go at once, whichever, so that who is left with the others goes on: by more than half of the members another
+    /// server may open the array, where it reaches them. No limit where all drives are this machine's own.
+    fn enclosures_left_behind(&self, cluster: &ClusterFile) -> usize {
+        let Placement { members, spares } = self.placement(cluster);
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for drive in members.iter().chain(&spares).filter_map(|name| cluster.drive(name)) {
+            *counts.entry(&drive.enclosure).or_default() += 1;
+        }
+        let is_remote = |name: &&str| cluster.enclosure(name).is_some_and(|it| it.url.is_some());
+        if !counts.keys().any(is_remote) {
+            return usize::MAX;
+        }
+        let all: usize = counts.values().sum();
+        worst_groups(counts.into_values(), all / 2)
     }
 
     /// What is borne by members of which so many sit in each enclosure.

@@ -574,6 +574,10 @@ impl<N: Network> Device for NvmeNamespace<N> {
         &self.info
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     /// Without a witness, a namespace that was fenced and whose target has lost its reservations is given up.
     fn recognise_by(&self, witness: Witness) {
         self.paths.owner.recognise_by(witness);

@@ -3,7 +3,7 @@
 use crate::common::{ARRAY, BLOCK, Rig, read, write_stripe};
 use levada_base::Epoch;
 use levada_base::reactor::Reactor;
-use levada_device::Device;
+use levada_device::{BlockError, Device};
 use levada_raid::{Array, Finding, Level, Limits, RaidArray, RaidError};
 
 const MIRROR: Level = Level::Raid1 { copies: 3 };
@@ -35,6 +35,42 @@ fn a_stale_member_is_not_served() {
             assert_eq!(read(&array, 0, data.len()).await.as_deref(), Ok(&data[..]));
         }
     });
+}
+
+/// Most copies are cut off at once: another server may open the array by these, and this one acknowledges nothing any more. One after the
+/// other they are on record, and where nobody else reaches the drives nobody opens them.
+#[test]
+fn who_is_left_with_fewer_than_half_at_once_stops() {
+    for (is_shared, at_once) in [(true, true), (true, false), (false, true)] {
+        Reactor::simulated(6).block_on(async {
+            let rig = Rig::new(MIRROR, 3, 0, 8 << 10, 8);
+            rig.drives.iter().for_each(|drive| drive.is_shared.set(is_shared));
+            let array = rig.create().await;
+            let before = write_stripe(&array, 0, 1).await.expect("written");
+            array.flush().await.expect("flushed");
+            rig.drives[0].pull();
+            if !at_once {
+                array.discard_stripes(0, 1).await.expect("discarded");
+                write_stripe(&array, 0, 2).await.expect("written");
+            }
+            rig.drives[1].pull();
+            let written = match array.discard_stripes(0, 1).await {
+                Ok(()) => write_stripe(&array, 0, 3).await.map(drop),
+                Err(error) => Err(error),
+            };
+            if !(is_shared && at_once) {
+                written.expect("it goes on");
+                return;
+            }
+            assert!(matches!(written, Err(BlockError::TooManyLost { .. })), "{written:?}");
+            // The other server.
+            let seen: Vec<_> = rig.devices().into_iter().take(2).collect();
+            rig.drives[..2].iter().for_each(|drive| drive.plug_in());
+            let opened = RaidArray::open(ARRAY, seen, Epoch(9), false).await;
+            let (theirs, _) = opened.expect("by its majority");
+            assert_eq!(read(&theirs, 0, before.len()).await.as_deref(), Ok(&before[..]));
+        });
+    }
 }
 
 /// Two of five drives are put back as they were at an earlier time, when nothing had failed: they

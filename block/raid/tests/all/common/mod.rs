@@ -46,6 +46,8 @@ pub struct TestDrive {
     /// A request takes less than this, by chance, besides `least_us`.
     pub delay_us: Cell<u64>,
     pub least_us: Cell<u64>,
+    /// Other machines reach it as well.
+    pub is_shared: Cell<bool>,
 }
 
 impl TestDrive {
@@ -71,6 +73,7 @@ impl TestDrive {
             reads: Cell::new(0),
             delay_us: Cell::new(30),
             least_us: Cell::new(0),
+            is_shared: Cell::new(false),
         })
     }
 
@@ -315,6 +318,10 @@ impl Device for TestDrive {
 
     fn write_zeroes(&self, at: u64, bytes: u64) -> IoFuture<'_, ()> {
         Box::pin(self.write_blocks(at, vec![0; bytes as usize], Durability::Volatile))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.is_shared.get()
     }
 
     fn fence(&self, epoch: Epoch) -> IoFuture<'_, ()> {
