@@ -29,7 +29,7 @@ const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const BLOCKED_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Why an array cannot be had.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("array {array}: {source}{}", hint(.source))]
 pub struct ArrayError {
     pub array: String,

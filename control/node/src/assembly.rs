@@ -37,7 +37,7 @@ use std::rc::Rc;
 #[derive(Debug, thiserror::Error)]
 pub enum AssemblyError {
     #[error(transparent)]
-    Drives(#[from] DrivesError),
+    Drives(DrivesError),
     #[error(transparent)]
     Array(#[from] ArrayError),
     #[error(transparent)]
@@ -49,6 +49,15 @@ pub enum AssemblyError {
     /// A part of the file that this release does not serve.
     #[error("{what} is not served by this release")]
     NotServed { what: &'static str },
+}
+
+impl From<DrivesError> for AssemblyError {
+    fn from(error: DrivesError) -> Self {
+        match error {
+            DrivesError::Array(error) => Self::Array(error),
+            error => Self::Drives(error),
+        }
+    }
 }
 
 /// Why a target cannot be opened.

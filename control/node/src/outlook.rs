@@ -4,12 +4,8 @@ use crate::arrays;
 use crate::assembly::{self, AssemblyError};
 use crate::drives::{self, DriveSource, Sight};
 use crate::placed::{Placed, displaced};
-use crate::recorded::{Labelled, OnDrives};
-use levada_base::ids::Uuid;
-use levada_device::{Device, SliceEntry};
-use levada_raid::ByteRange;
-use levada_spec::{ArraySpec, ClusterFile};
-use std::rc::Rc;
+use crate::recorded::{Labelled, OnDrives, parts_of};
+use levada_spec::ClusterFile;
 
 /// What `levada up` would meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +35,8 @@ pub async fn outlook(
     match drives::sight(source, cluster, segment_stripes).await? {
         Sight::New { missing } => Ok(Outlook::New { missing }),
         Sight::Exists { missing, drives } => {
-            arrays::examine(cluster, |spec| members_of(spec, &drives)).await?;
             let drives: Vec<&Labelled> = drives.iter().collect();
+            arrays::examine(cluster, |spec| parts_of(spec, &drives)).await?;
             let standing = OnDrives::read(&drives).await;
             let displaced = cluster.arrays.iter().filter_map(|array| {
                 let (level, roles) = standing.roles(&array.name, cluster)?;
@@ -49,22 +45,4 @@ pub async fn outlook(
             Ok(Outlook::Exists { missing, displaced: displaced.collect() })
         }
     }
-}
-
-/// The UUID of an array and its part of each drive.
-fn members_of(spec: &ArraySpec, drives: &[Labelled]) -> (Uuid, Vec<Rc<dyn Device>>) {
-    let parts: Vec<(&Labelled, &SliceEntry)> = drives
-        .iter()
-        .flat_map(|drive| drive.label.slices.iter().map(move |slice| (drive, slice)))
-        .filter(|(_, slice)| slice.array_name == spec.name)
-        .collect();
-    let uuid = parts.first().map(|(_, slice)| slice.array_uuid).unwrap_or_default();
-    let part = |(drive, slice): (&Labelled, &SliceEntry)| {
-        // Of a drive that has shrunk, what is left.
-        let there = drive.device.info().capacity_bytes.checked_sub(slice.start)?;
-        let (device, bytes) = (Rc::clone(&drive.device), slice.bytes.min(there));
-        let part = ByteRange::new(&drive.label.drive_name, device, slice.start, bytes).ok()?;
-        Some(Rc::new(part) as Rc<dyn Device>)
-    };
-    (uuid, parts.into_iter().filter_map(part).collect())
 }

@@ -10,10 +10,11 @@ use crate::placed::{Roles, enclosure_of};
 use crate::targets::{TargetKind, TargetTable};
 use futures_util::future::join_all;
 use levada_base::BufMut;
+use levada_base::ids::Uuid;
 use levada_base::units::BLOCK_BYTES;
-use levada_device::{Device, Label, Slice};
+use levada_device::{Device, Label, Slice, SliceEntry};
 use levada_raid::{
-    ArrayStatus, Level as RaidLevel, MemberState, MemberStatus, Recorded, RecordedMember,
+    ArrayStatus, ByteRange, Level as RaidLevel, MemberState, MemberStatus, Recorded, RecordedMember,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, Level};
 use std::cmp::Ordering;
@@ -537,6 +538,25 @@ impl Headcount {
             false => Judged::Spares { fit: least },
         }
     }
+}
+
+/// The UUID of an array and its part of each drive.
+pub(crate) fn parts_of(spec: &ArraySpec, drives: &[&Labelled]) -> (Uuid, Vec<Rc<dyn Device>>) {
+    let parts: Vec<(&Labelled, &SliceEntry)> = drives
+        .iter()
+        .copied()
+        .flat_map(|drive| drive.label.slices.iter().map(move |slice| (drive, slice)))
+        .filter(|(_, slice)| slice.array_name == spec.name)
+        .collect();
+    let uuid = parts.first().map(|(_, slice)| slice.array_uuid).unwrap_or_default();
+    let part = |(drive, slice): (&Labelled, &SliceEntry)| {
+        // Of a drive that has shrunk, what is left.
+        let there = drive.device.info().capacity_bytes.checked_sub(slice.start)?;
+        let (device, bytes) = (Rc::clone(&drive.device), slice.bytes.min(there));
+        let part = ByteRange::new(&drive.label.drive_name, device, slice.start, bytes).ok()?;
+        Some(Rc::new(part) as Rc<dyn Device>)
+    };
+    (uuid, parts.into_iter().filter_map(part).collect())
 }
 
 #[cfg(test)]

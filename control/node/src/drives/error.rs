@@ -1,6 +1,7 @@
 //! Why drives cannot be taken.
 
 use super::NoDevice;
+use crate::arrays::ArrayError;
 use crate::fit::FitError;
 use crate::recorded::Differences;
 use levada_base::Epoch;
@@ -12,6 +13,9 @@ use levada_spec::Bytes;
 /// Why the drives do not make a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DrivesError {
+    /// An array cannot be opened by the drives that are there; nobody was kept out of them.
+    #[error(transparent)]
+    Array(ArrayError),
     /// A drive carries data of somebody else.
     #[error("drive {drive} ({path}): {source}; `{overwrite}` overwrites it")]
     InUse {

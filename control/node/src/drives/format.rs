@@ -7,7 +7,7 @@ use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::units::{BLOCK_BYTES, round_down};
 use levada_device::{
-    BlockError, Device, Drive, DriveError, DriveIdentity, Overwrite, SliceEntry, SliceKind,
+    BlockError, Device, Drive, DriveError, DriveIdentity, Label, Overwrite, SliceEntry, SliceKind,
 };
 use levada_spec::{ArraySpec, Bytes, ClusterFile, DRIVE_RESERVED_BYTES, DriveSpec, Level};
 use std::collections::BTreeMap;
@@ -195,7 +195,9 @@ pub async fn format_one(
     check_size(spec, device.info().capacity_bytes)?;
     // Another server may write there, and the drive itself would let it.
     if is_used && source.needs_power_fence(spec) {
-        source.shut_out(Some(drives.cluster), drives.epoch).await?;
+        let label = found.label();
+        let last = label.map(Label::last_epoch).unwrap_or_default();
+        source.shut_out(label.map(|label| label.cluster_uuid), last).await?;
     }
     claim(spec, &*device, drives.epoch).await.map_err(|error| match error {
         DriveError::Block(BlockError::Fenced { ours, seen }) => {

@@ -1,7 +1,8 @@
 //! What is found at the places of a cluster's drives, and which of it is the cluster's.
 
 use super::{DriveSource, DrivesError, NoDevice};
-use crate::recorded::{Labelled, OnDrives};
+use crate::arrays::{self, ArrayError};
+use crate::recorded::{Labelled, OnDrives, parts_of};
 use futures_util::future::join_all;
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What was found at a drive's path.
+#[derive(Clone)]
 pub(super) enum Found {
     Labelled(Rc<dyn Device>, Label),
     /// Without a label; the error says what it is.
@@ -57,24 +59,19 @@ pub(super) async fn look(source: &dyn DriveSource, spec: &DriveSpec) -> Found {
     }
 }
 
-/// What there is at the places of the cluster's drives. Where that is a cluster's, nobody else writes to them any more.
-pub(super) async fn look_at_all(
-    source: &dyn DriveSource,
-    cluster: &ClusterFile,
-    progress: &dyn Fn(&str),
-) -> Result<Vec<Found>, DrivesError> {
-    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
-    let labels = || found.iter().filter_map(Found::label);
-    let Some(last) = labels().map(|label| label.owner_epoch).max() else { return Ok(found) };
-    let uuid = labels().map(|label| label.cluster_uuid).next();
-    match shut_out(source, cluster, uuid, last, progress).await? {
-        // They may have written until then.
-        true => Ok(join_all(found.into_iter().map(Found::again)).await),
-        false => Ok(found),
-    }
+/// What there is at the places of the cluster's drives.
+pub(super) async fn look_at_all(source: &dyn DriveSource, cluster: &ClusterFile) -> Vec<Found> {
+    join_all(cluster.drives.iter().map(|spec| look(source, spec))).await
 }
 
-async fn shut_out(
+/// All of it, as it is by now.
+pub(super) async fn look_again(found: Vec<Found>) -> Vec<Found> {
+    join_all(found.into_iter().map(Found::again)).await
+}
+
+/// Shuts other servers out of the drives of the cluster `uuid`, of which `last` was the latest owner, where something is asked to; false: they
+/// were not, and may be by reservations.
+pub(super) async fn shut_out(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
     uuid: Option<Uuid>,
@@ -87,29 +84,30 @@ async fn shut_out(
     Ok(source.shut_out(uuid, last).await?)
 }
 
-/// Of drives that are about to be overwritten, none of which has a label: where somebody has something there, nobody else writes any more.
-/// Nor has made a cluster there until then.
+/// Of drives that are about to be overwritten: where somebody has something there, nobody else writes any more. Nor has made a cluster
+/// there until then.
 pub(super) async fn shut_out_strangers(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
     found: Vec<Found>,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<Found>, DrivesError> {
-    // Otherwise they were shut out when the labels were read.
-    if found.iter().any(|found| found.label().is_some()) {
-        return Ok(found);
-    }
     let used = found.iter().map(async |found| match found {
         Found::Blank(device, _) => Drive::refuse_used(&**device).await.is_err(),
-        Found::Labelled(..) | Found::Nothing(_) => false,
+        Found::Labelled(..) => true,
+        Found::Nothing(_) => false,
     });
+    let labels = || found.iter().filter_map(Found::label);
+    let uuid = labels().map(|label| label.cluster_uuid).next();
+    let its = labels().filter(|label| Some(label.cluster_uuid) == uuid);
+    let last = its.map(Label::last_epoch).max().unwrap_or_default();
     if !join_all(used).await.contains(&true)
-        || !shut_out(source, cluster, None, Epoch::default(), progress).await?
+        || !shut_out(source, cluster, uuid, last, progress).await?
     {
         return Ok(found);
     }
     refuse_later(&found).await?;
-    Ok(join_all(found.into_iter().map(Found::again)).await)
+    Ok(look_again(found).await)
 }
 
 /// Refuses drives on which another server has made a cluster, or taken one over, since they were looked at.
@@ -196,6 +194,18 @@ pub(super) struct Known<'a> {
 }
 
 impl Known<'_> {
+    /// The latest owner, as the labels tell.
+    pub fn last_epoch(&self) -> Epoch {
+        let labels = self.by_name.values().map(|(_, drive)| drive.label.last_epoch());
+        labels.max().unwrap_or_default()
+    }
+
+    /// Whether all arrays can be opened by these drives.
+    pub async fn examine(&self, cluster: &ClusterFile) -> Result<(), ArrayError> {
+        let drives: Vec<&Labelled> = self.by_name.values().map(|(_, drive)| drive).collect();
+        arrays::examine(cluster, |spec| parts_of(spec, &drives)).await
+    }
+
     pub fn why_absent(&mut self, drive: &str) -> String {
         self.absent.remove(drive).unwrap_or_else(|| "another drive is at its path".into())
     }

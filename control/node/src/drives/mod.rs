@@ -24,7 +24,8 @@ use crate::control::PathStatus;
 use crate::recorded::{Difference, Differences, Labelled};
 use format::{array_ids, check_room, format, refuse_used};
 use found::{
-    Found, away, latest_owner, look, look_at_all, named_like, refuse_namesake, renamed, tell_apart,
+    Found, Known, away, latest_owner, look_again, look_at_all, named_like, refuse_namesake,
+    renamed, shut_out, tell_apart,
 };
 use futures_util::future::{LocalBoxFuture, join_all, pending, ready};
 use levada_base::Epoch;
@@ -33,6 +34,7 @@ use levada_base::units::BLOCK_BYTES;
 use levada_desk::PowerFenceError;
 use levada_device::{BlockError, Device, Drive, DriveError, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Where drives come from: files and block devices on a machine, memory in the simulator.
@@ -209,7 +211,7 @@ pub async fn take(
     segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, progress).await?;
+    let found = look_at_all(source, cluster).await;
     let known = named_like(cluster, &found);
     let is_given_up = matches!(may_overwrite, MayOverwrite::Cluster | MayOverwrite::Everything);
     if let Some(name) = renamed(source, cluster, &found).filter(|_| !is_given_up) {
@@ -220,7 +222,7 @@ pub async fn take(
         refuse_namesake(source, cluster, &found)?;
     }
     match may_overwrite {
-        MayOverwrite::Nothing if !known.is_empty() => open(source, cluster, found).await,
+        MayOverwrite::Nothing if !known.is_empty() => open(source, cluster, found, progress).await,
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
@@ -245,14 +247,14 @@ pub async fn take_existing(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
 ) -> Result<Drives, DrivesError> {
-    let found = look_at_all(source, cluster, &|_| ()).await?;
+    let found = look_at_all(source, cluster).await;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });
     }
     refuse_namesake(source, cluster, &found)?;
     match source.cluster() {
-        _ if !named_like(cluster, &found).is_empty() => open(source, cluster, found).await,
+        _ if !named_like(cluster, &found).is_empty() => open(source, cluster, found, &|_| ()).await,
         Some(_) => Err(away(source, cluster)),
         None => Err(DrivesError::NotMade { cluster: cluster.name.clone() }),
     }
@@ -276,7 +278,7 @@ pub(crate) async fn sight(
     cluster: &ClusterFile,
     segment_stripes: u32,
 ) -> Result<Sight, DrivesError> {
-    let found = join_all(cluster.drives.iter().map(|spec| look(source, spec))).await;
+    let found = look_at_all(source, cluster).await;
     if let Some(name) = renamed(source, cluster, &found) {
         let differences = Differences(vec![Difference::of_name(&cluster.name, &name)]);
         return Err(DrivesError::Changed { cluster: name, differences });
@@ -311,28 +313,65 @@ pub(crate) async fn sight(
 async fn open(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
-    found: Vec<Found>,
+    mut found: Vec<Found>,
+    progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
+    // Who cannot serve takes nothing away from who does.
+    let mut known = openable(source, cluster, found.clone(), progress).await?;
+    if shut_out(source, cluster, known.cluster, known.last_epoch(), progress).await? {
+        // They may have written until then.
+        found = look_again(found).await;
+        known = openable(source, cluster, found.clone(), progress).await?;
+    }
     let owner = latest_owner(source, cluster, &found).await;
-    let mut known = tell_apart(source, cluster, found).await?;
-    let seen = known.by_name.values().map(|(_, Labelled { label, .. })| label.last_epoch());
-    let epoch = seen.max().unwrap_or_default().max(owner).next();
+    let epoch = known.last_epoch().max(owner).next();
+    // All at once: a target may take a while to end what an earlier owner has under way.
+    let claims = known
+        .by_name
+        .iter()
+        .map(async |(name, (at, drive))| (name.clone(), claim(at, &*drive.device, epoch).await));
+    let mut claims: BTreeMap<String, _> = join_all(claims).await.into_iter().collect();
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
-        let found = match known.by_name.remove(&spec.name) {
-            Some((at, drive)) => match take_one(at, drive.device, epoch).await {
-                // Without its drives another server would serve the rest: nobody goes on in halves.
-                Err(error @ DriveError::Block(BlockError::Fenced { .. })) => {
-                    let (drive, source) = (spec.name.clone(), Box::new(error));
-                    return Err(DrivesError::Drive { drive, source });
+        let found = match (known.by_name.remove(&spec.name), claims.remove(&spec.name)) {
+            (Some((_, drive)), Some(claimed)) => {
+                let taken = async {
+                    claimed?;
+                    open_claimed(drive.device, epoch).await
+                };
+                match taken.await {
+                    // Without its drives another server would serve the rest: nobody goes on in halves.
+                    Err(error @ DriveError::Block(BlockError::Fenced { .. })) => {
+                        let (drive, source) = (spec.name.clone(), Box::new(error));
+                        return Err(DrivesError::Drive { drive, source });
+                    }
+                    taken => taken.map_err(|error| error.to_string()),
                 }
-                taken => taken.map_err(|error| error.to_string()),
-            },
-            None => Err(known.why_absent(&spec.name)),
+            }
+            _ => Err(known.why_absent(&spec.name)),
         };
         drives.push(ClusterDrive { spec: spec.clone(), index: index as u32, found });
     }
     Ok(Drives { cluster: known.cluster.unwrap_or_default(), epoch, drives, fresh: false })
+}
+
+/// The drives of a cluster all of whose arrays can be opened; why each of the others is not among them is told where they cannot.
+async fn openable<'a>(
+    source: &dyn DriveSource,
+    cluster: &'a ClusterFile,
+    found: Vec<Found>,
+    progress: &dyn Fn(&str),
+) -> Result<Known<'a>, DrivesError> {
+    let mut known = tell_apart(source, cluster, found).await?;
+    if let Err(error) = known.examine(cluster).await {
+        for DriveSpec { name, .. } in &cluster.drives {
+            if !known.by_name.contains_key(name) {
+                progress(&format!("drive {name}: {}", known.why_absent(name)));
+            }
+        }
+        return Err(DrivesError::Array(error));
+    }
+    Ok(known)
 }
 
 /// Shuts earlier owners of a drive on the network out. Drives of this machine are locked as long as they are open.
@@ -350,6 +389,10 @@ pub(crate) async fn take_one(
     epoch: Epoch,
 ) -> Result<Rc<Drive>, DriveError> {
     claim(spec, &*device, epoch).await?;
+    open_claimed(device, epoch).await
+}
+
+async fn open_claimed(device: Rc<dyn Device>, epoch: Epoch) -> Result<Rc<Drive>, DriveError> {
     let drive = Drive::open(device).await?;
     drive.fence(epoch).await?;
     let (used_bytes, capacity_bytes) =
