@@ -17,7 +17,7 @@ use crate::run::Keeping;
 use crate::status::{self, Io, MemberStatus, OpenBy, PoolStatus, Progress, ScrubResult, Status};
 use crate::store::{Store, shut_out};
 use crate::volumes::Volumes;
-use futures_util::future::{Either, LocalBoxFuture, select};
+use futures_util::future::{Either, LocalBoxFuture, pending, select, select_all};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
@@ -26,7 +26,8 @@ use levada_export_nvmet::{self as nvmet, AnaState};
 use levada_export_vhost::Directory;
 use levada_health::{Record, Watch};
 use levada_raid::{
-    self as raid, Array, Finding, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
+    self as raid, Array, AssemblyReport, Finding, MemberSpec, MemberState, RaidArray, RaidError,
+    Recorded,
 };
 use levada_spec::HealthSpec;
 use levada_volume::{Anyway, Pool, PoolError};
@@ -124,6 +125,27 @@ struct Scrubs {
     one_ended: Notify,
 }
 
+/// What the members are found to be, of an array that can be opened.
+async fn may_be_opened(
+    recorded: &Recorded,
+    drives: &[Drive],
+    opening: Opening,
+) -> Result<AssemblyReport, ArrayError> {
+    let devices: Vec<Rc<dyn Device>> = drives.iter().map(|drive| drive.store.device()).collect();
+    let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
+    if opening.degraded || opening.force {
+        return Ok(report);
+    }
+    check_age(recorded, drives.iter().map(|drive| &*drive.path), &report)?;
+    let is_given = |uuid: Uuid| drives.iter().any(|drive| drive.member == uuid);
+    let missing = recorded.members.iter().filter(|it| it.state.is_live() && !is_given(it.uuid));
+    let names: Vec<String> = missing.map(|member| member.name.clone()).collect();
+    match names.is_empty() {
+        true => Ok(report),
+        false => Err(ArrayError::Missing { array: recorded.name.clone(), names }),
+    }
+}
+
 impl Keeper {
     /// Opens the array that these drives belong to. `rebuilds`: what waits for a rebuild gets it without being asked.
     pub async fn open(
@@ -143,28 +165,17 @@ impl Keeper {
             drives.push(Drive { path: drive.path.clone(), store, member });
         }
         if let Some(command) = power_fence {
+            // Who cannot serve takes nobody's power.
+            may_be_opened(&recorded, &drives, opening).await?;
             let stores: Vec<Store> = drives.iter().map(|drive| drive.store.clone()).collect();
             let Recorded { name, uuid, order, .. } = &recorded;
             shut_out(command, name, *uuid, order.0, paths, &stores).await?;
         }
-        let devices: Vec<Rc<dyn Device>> =
-            drives.iter().map(|drive| drive.store.device()).collect();
         // Files are locked now, or all others shut out: nobody changes what was seen.
         let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
-        let report = RaidArray::examine(recorded.uuid, &devices, opening.force).await?;
-        if !opening.degraded && !opening.force {
-            check_age(&recorded, drives.iter().map(|drive| &*drive.path), &report)?;
-        }
-        let is_given = |uuid: Uuid| drives.iter().any(|drive| drive.member == uuid);
-        let missing: Vec<String> = recorded
-            .members
-            .iter()
-            .filter(|member| member.state.is_live() && !is_given(member.uuid))
-            .map(|member| member.name.clone())
-            .collect();
-        if !missing.is_empty() && !opening.degraded && !opening.force {
-            return Err(ArrayError::Missing { array: recorded.name, names: missing });
-        }
+        let report = may_be_opened(&recorded, &drives, opening).await?;
+        let devices: Vec<Rc<dyn Device>> =
+            drives.iter().map(|drive| drive.store.device()).collect();
         // Of an owner that got no further a target may know, and no superblock.
         let mut last = recorded.order.0;
         for drive in &drives {
@@ -274,6 +285,29 @@ impl Keeper {
         let ask = async |store: &Store| store.look_at_health().await;
         let warns = async |store: &Store| store.warned().await;
         self.health.run(in_use, ask, warns, worn_percent).await;
+    }
+
+    /// Stops the array when a later owner turns out to have one of its drives, as long as this is polled: also while nothing is asked of it.
+    pub async fn heed_owners(self: Rc<Self>) {
+        while self.array.status().stopped.is_none() {
+            let changed = self.changed.changed();
+            let stores: Vec<Store> = {
+                let members = self.array.status().members;
+                let is_live = |drive: &&Drive| {
+                    members.iter().any(|m| m.uuid == drive.member && m.state.is_live())
+                };
+                self.drives.borrow().iter().filter(is_live).map(|it| it.store.clone()).collect()
+            };
+            let lost = async {
+                match stores.is_empty() {
+                    true => pending().await,
+                    false => select_all(stores.iter().map(|it| Box::pin(it.lost()))).await.0,
+                }
+            };
+            if let Either::Left((seen, _)) = select(pin!(lost), pin!(changed)).await {
+                self.array.lose_to(seen);
+            }
+        }
     }
 
     /// Rebuilds what waits for it, as long as this is polled.

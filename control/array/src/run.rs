@@ -172,6 +172,7 @@ impl Open {
         let group = Group::new();
         levada_desk::open(socket, Rc::new(Clerk(Rc::clone(&keeper))), &group).map_err(failed)?;
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after());
+        reactor::spawn_in(&group, Rc::clone(&keeper).heed_owners());
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after_scrubs());
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after_health());
         Ok(Self { keeper, signals, socket: socket.into(), group })

@@ -172,6 +172,15 @@ impl Store {
         }
     }
 
+    /// Completes when a later owner turns out to have the drive: which.
+    pub async fn lost(&self) -> Epoch {
+        match self {
+            // Locked.
+            Self::File(_) => pending().await,
+            Self::Remote(namespace, _) => namespace.lost().await,
+        }
+    }
+
     /// It has to be opened anew.
     pub fn is_given_up(&self) -> bool {
         match self {

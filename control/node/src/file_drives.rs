@@ -215,6 +215,14 @@ impl DriveSource for FileDrives {
         self.remote.warned(device)
     }
 
+    fn lost(&self, device: &str) -> LocalBoxFuture<'_, Epoch> {
+        self.remote.lost(device)
+    }
+
+    fn is_reached(&self, drive: &DriveSpec) -> bool {
+        !drive.is_remote() || self.remote.is_reached(drive)
+    }
+
     fn in_place(&self, drive: &DriveSpec) -> bool {
         if drive.is_remote() {
             // Its paths tell when they lead to another one.

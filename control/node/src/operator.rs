@@ -14,6 +14,8 @@ use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
 use crate::volumes::{VolumeRefusal, Volumes};
+use futures_util::future::{Either, pending, select, select_all};
+use levada_base::Epoch;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Permit, Semaphore};
 use levada_device::Drive;
@@ -26,6 +28,7 @@ use returns::{Looking, Returns};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 
 /// A drive as the cluster file has it, open, or why it is not.
@@ -186,6 +189,53 @@ impl Operator {
             async |drive: &Rc<Drive>| self.source.look_at_health(&drive.device().info().name).await;
         let warns = async |drive: &Rc<Drive>| self.source.warned(&drive.device().info().name).await;
         self.health.run(in_use, ask, warns, self.cluster.file.health.used_percent).await;
+    }
+
+    /// Stops arrays whose drives another server has taken, for as long as the caller's group lives: also while nothing is asked of them.
+    pub async fn heed_owners(self: Rc<Self>) {
+        loop {
+            let change = self.changed.changed();
+            let open: Vec<(String, Rc<Drive>)> = {
+                let drives = self.drives.borrow();
+                let open = drives.iter().filter(|(name, _)| self.serves_from(name));
+                let open = open.filter_map(|(name, (_, found))| {
+                    Some((name.clone(), Rc::clone(found.as_ref().ok()?)))
+                });
+                open.collect()
+            };
+            let source = &self.source;
+            let lost = open.iter().map(|(name, drive)| {
+                Box::pin(
+                    async move { (source.lost(&drive.device().info().name).await, name.as_str()) },
+                )
+            });
+            let lost = async {
+                match open.is_empty() {
+                    true => pending().await,
+                    false => select_all(lost).await.0,
+                }
+            };
+            match select(pin!(lost), pin!(change)).await {
+                Either::Left(((seen, name), _)) => self.lose_to(seen, name),
+                Either::Right(_) => {}
+            }
+        }
+    }
+
+    /// An array that runs has a member on the drive.
+    fn serves_from(&self, drive: &str) -> bool {
+        self.cluster
+            .arrays
+            .iter()
+            .any(|array| array.member_on(drive).is_some() && array.array.status().stopped.is_none())
+    }
+
+    /// `seen`, a later owner, has the drive: it has or will have the others, so nothing is answered any more from what has a member there.
+    fn lose_to(&self, seen: Epoch, drive: &str) {
+        for array in self.cluster.arrays.iter().filter(|array| array.member_on(drive).is_some()) {
+            array.array.lose_to(seen);
+        }
+        self.changed.notify_all();
     }
 
     /// Carries a request out.

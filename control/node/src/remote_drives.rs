@@ -258,6 +258,21 @@ impl RemoteDrives {
         }
     }
 
+    /// Completes when a later owner turns out to have a device: which.
+    pub fn lost(&self, device: &str) -> LocalBoxFuture<'static, Epoch> {
+        let namespace = device.parse().ok().and_then(|url| self.at(&url));
+        match namespace {
+            Some(namespace) => Box::pin(async move { namespace.lost().await }),
+            None => Box::pin(pending()),
+        }
+    }
+
+    /// Requests to a drive are carried out rather than waited for.
+    pub fn is_reached(&self, drive: &DriveSpec) -> bool {
+        let open = url_of(drive).ok().and_then(|url| self.at(&url));
+        open.is_some_and(|namespace| namespace.is_reached())
+    }
+
     /// The paths to a drive, none of which need lead there.
     pub fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {
         let namespace = url_of(drive).ok().and_then(|url| self.at(&url));

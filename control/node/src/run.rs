@@ -17,6 +17,7 @@ use levada_base::reactor::{self, Group, Reactor};
 use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper, placement};
 use levada_desk::{self as desk, Clerk};
+use levada_device::BlockError;
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -163,7 +164,15 @@ async fn serve(
     let config =
         ServiceConfig { cluster: *cluster.drives.cluster.as_bytes(), ..ServiceConfig::default() };
     let router = Rc::clone(&cluster.router) as Rc<_>;
-    reactor::spawn_in(&services, accept_all(Rc::new(listener), router, config));
+    let clients = Group::new();
+    reactor::spawn_in(&clients, accept_all(Rc::new(listener), router, config));
+    let (shut_out, hung_up) =
+        (when_shut_out(Rc::clone(&cluster), Rc::clone(&changed)), clients.clone());
+    reactor::spawn_in(&services, async move {
+        shut_out.await;
+        tracing::error!("another server has the drives: clients are answered no more");
+        hung_up.kill();
+    });
     let keeper = keep_house(Rc::clone(&cluster), address.clone());
     reactor::spawn_in(&services, keeper);
     for target in &cluster.targets {
@@ -191,6 +200,7 @@ async fn serve(
     reactor::spawn_in(&services, Rc::clone(&operator).measure());
     reactor::spawn_in(&services, Rc::clone(&operator).keep_spares());
     reactor::spawn_in(&services, Rc::clone(&operator).watch_health());
+    reactor::spawn_in(&services, Rc::clone(&operator).heed_owners());
     let front = Rc::new(FrontDesk { operator, stop: Rc::clone(&stop), stopping: Cell::new(false) });
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());
@@ -213,6 +223,7 @@ async fn serve(
         volumes.close().await;
         reactor::sleep(DRAIN).await;
     }
+    clients.kill();
     services.kill();
     let left_open = cluster.stop().await;
     tracing::info!("stopped");
@@ -223,6 +234,16 @@ async fn serve(
     // The program that asked may look for the socket again.
     let _ = std::fs::remove_file(state.control_socket());
     Ok(ended)
+}
+
+/// Returns when another server has taken an array. What needs no drive, as locks and what is in memory, would be answered all the same, beside
+/// that server.
+async fn when_shut_out(cluster: Rc<Cluster>, changed: Rc<Notify>) {
+    let is_shut_out = || {
+        let stopped = cluster.arrays.iter().filter_map(|array| array.array.status().stopped);
+        stopped.into_iter().any(|error| matches!(error, BlockError::Fenced { .. })).then_some(())
+    };
+    changed.until(is_shut_out).await;
 }
 
 /// Returns when the node is told to stop.

@@ -215,6 +215,11 @@ impl<N: Network> NvmeNamespace<N> {
         })
     }
 
+    /// Completes when a later owner turns out to have the namespace: which.
+    pub async fn lost(&self) -> Epoch {
+        self.paths.lost().await
+    }
+
     /// Ends it, though somebody may still hold it: requests fail, and nothing that it was asked to write is written any more, but for what its
     /// target has already; see [`NvmeNamespace::changes`].
     pub fn abandon(&self) {

@@ -22,16 +22,14 @@ use super::pulse;
 use super::queue::{Answered, Request, Unanswered, while_open};
 use super::resolve::Place;
 use super::sight::Known;
-use super::unflushed::{Kept, Unflushed};
+use super::unflushed::Unflushed;
 use super::unsettled::{Change, Unsettled};
-use super::verdict::{Asked, Verdict};
+use super::verdict::Verdict;
 use crate::{BlockError, HealthPage};
 use futures_util::future::{Either, select};
-use futures_util::stream::{self, StreamExt};
-use levada_base::planted;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::sync::{Notify, Semaphore};
-use levada_base::{IoVec, IoVecMut};
+use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_nvme::identify::EVERY_NAMESPACE;
 use levada_nvme::log::{HEALTH_BYTES, LogPage};
 use levada_nvme::{Command, Completion, IoOpcode, Nqn, Status};
@@ -43,12 +41,10 @@ use std::time::Duration;
 /// A path that does not reach the namespace is looked at again so often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between tries of a command that a path refuses.
-const AGAIN_FIRST: Duration = Duration::from_millis(10);
-const AGAIN_MAX: Duration = Duration::from_secs(1);
+pub(super) const AGAIN_FIRST: Duration = Duration::from_millis(10);
+pub(super) const AGAIN_MAX: Duration = Duration::from_secs(1);
 /// Data of a read that arrive damaged are asked for so often.
 const DAMAGED_MAX: u32 = 8;
-/// Changes that are written again at once, as far as the queue has room.
-const WRITTEN_AGAIN_AT_ONCE: usize = 64;
 /// A controller that lasted so long was a good one: the next try comes soon.
 const LASTED: Duration = Duration::from_secs(5);
 /// Connecting, or a look, may take so many times as long as a step of it,
@@ -79,9 +75,9 @@ pub struct PathStatus {
     pub why: Option<String>,
 }
 
-struct Path<S> {
+pub(super) struct Path<S> {
     place: Place,
-    controller: RefCell<Option<Rc<Controller<S>>>>,
+    pub(super) controller: RefCell<Option<Rc<Controller<S>>>>,
     standing: Cell<Standing>,
     /// Nothing was lost while it was away, or it was made good.
     is_whole: Cell<bool>,
@@ -106,7 +102,7 @@ pub(crate) struct Paths<N: Network> {
     /// 0: the only one that there is.
     pub(super) namespace: u32,
     pub(super) known: RefCell<Option<Rc<Known>>>,
-    paths: Vec<Path<N::Stream>>,
+    pub(super) paths: Vec<Path<N::Stream>>,
     changed: Notify,
     /// No path could be used since then.
     unusable_since: Cell<Option<Instant>>,
@@ -115,13 +111,13 @@ pub(crate) struct Paths<N: Network> {
     /// One path at a time is made whole.
     pub(super) making_whole: Rc<Semaphore>,
     /// Counts how often the target may have lost what it had confirmed.
-    era: Cell<u64>,
+    pub(super) era: Cell<u64>,
     /// Counts how often the namespace was seen to be away from a controller.
     absences: Cell<u64>,
     /// The number of the last connection.
     pub(super) last_connection: Cell<u32>,
     /// What was confirmed may be lost, and cannot be written again.
-    has_lost: Cell<bool>,
+    pub(super) has_lost: Cell<bool>,
     /// Nobody uses it any more.
     is_ending: Cell<bool>,
     /// What goes on for as long as there are paths, whoever asked for it.
@@ -135,7 +131,7 @@ pub(crate) struct Paths<N: Network> {
     pub held_back: Cell<u64>,
 }
 
-fn lost() -> ConnectError {
+pub(super) fn lost() -> ConnectError {
     ConnectError::Ended { why: Unanswered::Lost.to_string() }
 }
 
@@ -228,6 +224,15 @@ impl<N: Network> Paths<N> {
 
     pub fn is_given_up(&self) -> bool {
         self.has_lost.get() || self.owner.lost().is_some()
+    }
+
+    /// Completes when there is a later owner.
+    pub async fn lost(&self) -> Epoch {
+        let later = || match self.owner.lost_to_later() {
+            Some(BlockError::Fenced { seen, .. }) => Some(seen),
+            _ => None,
+        };
+        self.changed.until(later).await
     }
 
     /// Lets go of the target, in order.
@@ -365,7 +370,7 @@ impl<N: Network> Paths<N> {
     }
 
     /// Every path has to be looked at before it is used again.
-    fn none_is_whole(&self) {
+    pub(super) fn none_is_whole(&self) {
         for path in &self.paths {
             path.is_whole.set(false);
             path.look.notify_all();
@@ -493,45 +498,6 @@ impl<N: Network> Paths<N> {
         self.known.borrow().clone().expect("it was looked at")
     }
 
-    /// Sees to it that nothing that was confirmed is missing on a path, nor changed by somebody else.
-    async fn make_whole(&self, controller: &Controller<N::Stream>) -> Result<(), ConnectError> {
-        let _turn = self.making_whole.acquire(1).await;
-        self.check_owner(controller).await?;
-        if self.has_lost.get() || self.was_there_all_along().await {
-            return Ok(());
-        }
-        self.recognise(controller).await?;
-        if self.has_lost.get() || self.owner.lost().is_some() {
-            return Ok(());
-        }
-        // What is under way elsewhere is confirmed by a target that may have lost it, and asked for again.
-        self.era.set(self.era.get() + 1);
-        let all = self.unflushed.borrow().all();
-        if all.is_empty() || planted!("nvme-unflushed-not-written-again") {
-            return Ok(());
-        }
-        // One that was connected all along and did not reach the namespace may do so any moment: what is written over it would be written
-        // over by what follows here.
-        if !planted!("nvme-writes-beside-what-is-written-again") {
-            self.none_is_whole();
-        }
-        // Where lost changes hold it back; if they cannot be ended that lasts until they are over by themselves. Others need not be waited
-        // for: the target may take long.
-        let is_held_back = all.iter().any(|(change, _)| change.blocked_by_older().is_some());
-        if is_held_back && self.owner.is_reserved() && self.owner.lost().is_none() {
-            let _ = self.clear_over(controller).await;
-        }
-        tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
-        // No two of them meet. One after the other they would take as many round trips as there are, for which everybody waits.
-        let mut written = stream::iter(all)
-            .map(|(change, kept)| self.write_again(controller, change, kept))
-            .buffer_unordered(WRITTEN_AGAIN_AT_ONCE);
-        while let Some(written) = written.next().await {
-            written?;
-        }
-        Ok(())
-    }
-
     /// Controllers over which nothing is missing.
     pub(super) fn whole(&self) -> Vec<Rc<Controller<N::Stream>>> {
         let whole = self.paths.iter().filter(|path| path.is_whole.get());
@@ -565,22 +531,6 @@ impl<N: Network> Paths<N> {
         })
     }
 
-    /// Over another path the namespace could be reached until now, so that its target has lost nothing.
-    async fn was_there_all_along(&self) -> bool {
-        let known = self.known();
-        for other in &self.paths {
-            let Some(there) = other.controller.borrow().clone() else { continue };
-            if other.is_usable()
-                && self.sight(&there).await.is_ok_and(|seen| known.compare(&seen).is_ok())
-                && there.is_untouched()
-                && other.is_usable()
-            {
-                return true;
-            }
-        }
-        false
-    }
-
     /// Asks one controller, rather than any.
     pub(super) async fn ask(
         &self,
@@ -595,73 +545,6 @@ impl<N: Network> Paths<N> {
         let answered = queue.run(request).await;
         let ended = |why: Unanswered| ConnectError::Ended { why: why.to_string() };
         answered.outcome.map(|completion| (completion, answered.into)).map_err(ended)
-    }
-
-    async fn write_again(
-        &self,
-        controller: &Controller<N::Stream>,
-        change: Change,
-        kept: Kept,
-    ) -> Result<(), ConnectError> {
-        let known = self.known();
-        let (at, bytes, from, opcode) = match kept {
-            Kept::Write { at, data } => {
-                (at, levada_base::buf::bytes_in(&data), data, IoOpcode::Write)
-            }
-            Kept::Zeroes { at, bytes } => (at, bytes, IoVec::new(), IoOpcode::WriteZeroes),
-        };
-        let block_bytes = known.identity.block_bytes;
-        let command = Command::new(opcode as u8, 0, known.namespace)
-            .with_blocks(at / block_bytes, bytes / block_bytes);
-        let mut pause = AGAIN_FIRST;
-        let mut refused_since = None;
-        loop {
-            if self.has_lost.get() || self.owner.lost().is_some() {
-                return Ok(());
-            }
-            if let Some(blocked) = change.blocked_by_older() {
-                change.wait(blocked).await;
-                continue;
-            }
-            let queue = controller.queue().ok_or_else(lost)?;
-            let limit = self.options.timing.limit_of(command.opcode());
-            let mut request = Request::new(command, limit);
-            request.from = from.clone();
-            request.change = Some(change.clone());
-            let Ok(completion) = queue.run(request).await.outcome else { return Err(lost()) };
-            let asked = Asked {
-                operation: "write",
-                at,
-                bytes,
-                capacity_bytes: known.capacity_bytes(),
-                is_read: false,
-            };
-            match Verdict::of(completion.status, asked) {
-                Verdict::Done => return Ok(()),
-                Verdict::Again
-                    if refused_since.get_or_insert_with(reactor::now).elapsed()
-                        < self.options.timing.gone_after =>
-                {
-                    reactor::sleep(pause).await;
-                    pause = (pause * 2).min(AGAIN_MAX);
-                }
-                // The report tells whether there is another owner, when the path is looked at again.
-                Verdict::Conflict if self.owner.is_reserved() => {
-                    let (command, status) = ("Write", completion.status);
-                    return Err(ConnectError::Refused { command, status });
-                }
-                Verdict::Again | Verdict::NotHere => {
-                    let (command, status) = ("Write", completion.status);
-                    return Err(ConnectError::Refused { command, status });
-                }
-                Verdict::Conflict | Verdict::Failed(_) => {
-                    let status = completion.status;
-                    tracing::error!(subsystem = %self.subsystem, %status, "a change is refused");
-                    self.give_up("what was not flushed cannot be written again");
-                    return Ok(());
-                }
-            }
-        }
     }
 
     /// The best path there is now, rather not the one at `avoided`.
@@ -911,7 +794,7 @@ impl<S: levada_base::stream::ByteStream + 'static> Path<S> {
     }
 
     /// And since then nothing was told that could be another look's matter.
-    fn is_usable(&self) -> bool {
+    pub(super) fn is_usable(&self) -> bool {
         let is_untouched = || self.controller.borrow().as_ref().is_some_and(|it| it.is_untouched());
         self.is_reached() && is_untouched()
     }

@@ -78,6 +78,11 @@ pub trait DriveSource {
         true
     }
 
+    /// False when requests to a drive that is open would wait.
+    fn is_reached(&self, _drive: &DriveSpec) -> bool {
+        true
+    }
+
     /// The latest owner, other than this process, of whom a drive that is open itself knows.
     fn owner<'a>(&'a self, _drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
         Box::pin(ready(Epoch::default()))
@@ -111,6 +116,11 @@ pub trait DriveSource {
     /// have been found at another one's path.
     fn look_at_health<'a>(&'a self, _device: &'a str) -> LocalBoxFuture<'a, Option<HealthPage>> {
         Box::pin(ready(None))
+    }
+
+    /// Completes when a later owner turns out to have an open device: which.
+    fn lost<'a>(&'a self, _device: &'a str) -> LocalBoxFuture<'a, Epoch> {
+        Box::pin(pending())
     }
 
     /// Completes when an open device says by itself, after this call, that it has something to warn of.

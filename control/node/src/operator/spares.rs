@@ -228,14 +228,15 @@ impl Operator {
         wanting
     }
 
-    /// The spares that are there.
+    /// The spares that are there: of one in an enclosure that is away nobody knows whether it could help.
     fn spares(&self) -> Vec<(String, Rc<Drive>)> {
         let names = self.latest.borrow().spares.clone();
         let drives = self.drives.borrow();
         let there = names.into_iter().filter_map(|name| {
             let (spec, drive) = drives.get(&name)?;
             let drive = drive.as_ref().ok()?;
-            (!drive.is_failed() && self.source.in_place(spec)).then(|| (name, Rc::clone(drive)))
+            let is_there = self.source.in_place(spec) && self.source.is_reached(spec);
+            (!drive.is_failed() && is_there).then(|| (name, Rc::clone(drive)))
         });
         there.collect()
     }

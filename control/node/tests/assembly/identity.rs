@@ -511,3 +511,30 @@ fn drives_are_believed_only_once_others_are_shut_out() {
         assert_eq!(label.owner_epoch, Epoch(3), "after that server's");
     });
 }
+
+/// A server that reaches too few of the drives leaves those alone that another one may be serving from.
+#[test]
+fn who_cannot_serve_shuts_nobody_out() {
+    Reactor::simulated(32).block_on(async {
+        let shelf = Shelf::default();
+        served(&shelf, write_file).await;
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        *shelf.power_fence.borrow_mut() = Some(Box::new(move |_| {
+            count.set(count.get() + 1);
+            Box::pin(ready(true))
+        }));
+        let drives = shelf.drives.borrow().clone();
+        let before = join_all(drives.values().map(|drive| head_and_tail(drive))).await;
+        let far = drives.keys().skip(2).cloned();
+        shelf.pulled.borrow_mut().extend(far);
+        let error = start(cluster_file(), &shelf).await.err().expect("too few");
+        assert!(matches!(error, AssemblyError::Array(_)), "{error}");
+        assert_eq!(asked.get(), 0, "nobody lost its power");
+        let after = join_all(drives.values().map(|drive| head_and_tail(drive))).await;
+        assert!(before == after, "nor a drive");
+        shelf.pulled.take();
+        served(&shelf, read_file).await;
+        assert_eq!(asked.get(), 1);
+    });
+}
