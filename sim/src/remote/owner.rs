@@ -11,7 +11,7 @@ use levada_base::stream::{Connection, MemoryNetwork, MemoryStream, Side};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, BufMut, Epoch};
 use levada_device::nvme::{Host, Network, NvmeNamespace, Options};
-use levada_device::{BlockError, Device, Durability};
+use levada_device::{BlockError, Device, Durability, Witness};
 use levada_export_nvmet::Nqn;
 use std::cell::{Cell, RefCell};
 use std::future::pending;

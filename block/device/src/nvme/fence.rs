@@ -469,11 +469,13 @@ impl<N: Network> Paths<N> {
         &self,
         controller: &Controller<N::Stream>,
     ) -> Result<(), ConnectError> {
-        if self.owner.witness.borrow().is_none() {
+        // Before it is fenced it is nobody's.
+        let ours = self.owner.ours.get();
+        if ours == Epoch::default() || self.owner.witness.borrow().is_none() {
             return Ok(());
         }
         match self.witnessed(controller).await? {
-            Some(seen) if seen > self.owner.ours.get() => self.lose_to(seen),
+            Some(seen) if seen > ours => self.lose_to(seen),
             Some(_) => {}
             None => self.give_up("the target answers with another drive under the same name"),
         }
