@@ -136,6 +136,9 @@ pub struct ServeArgs {
     /// Written so much, a drive is used up; unless told, writing wears nothing
     #[arg(long, value_name = "SIZE")]
     endurance: Option<Bytes>,
+    /// Drives that nobody can reserve, as many are: what a `power_fence` is for
+    #[arg(long)]
+    no_reservations: bool,
     /// For this host only, by its name (on Linux in /etc/nvme/hostnqn); may be given several times
     #[arg(long = "host", value_name = "NQN")]
     hosts: Vec<Nqn>,
@@ -217,6 +220,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             Model::Slow => DriveModel::slow(),
         }),
         endurance_bytes: args.endurance.map(|size| size.0),
+        lacks_reservations: args.no_reservations,
         hosts: args.hosts.clone(),
         keys: args.keys.clone(),
         tls_only: args.tls_only,

@@ -208,6 +208,7 @@ async fn enclosure(number: usize) -> Result<Enclosure> {
         keys: None,
         tls_only: false,
         status: None,
+        lacks_reservations: false,
         network_cores: 0,
     };
     Ok(plan.open().await?)

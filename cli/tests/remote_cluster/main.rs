@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Cluster, can_run, wait_until};
+use support::{Cluster, can_run, signal, wait_until};
 
 /// Without any path a drive is waited for half a minute.
 const GONE_WITHIN: Duration = Duration::from_secs(50);
@@ -328,4 +328,50 @@ fn drives_are_known_by_their_labels_wherever_they_are() {
     check(&cluster, &["first"]);
     cluster.ok(&["umount", "mnt"]);
     cluster.ok(&["down"]);
+}
+
+/// Drives that nobody can reserve. The first server stands still rather than being off, and comes back: then its drives tell it.
+#[test]
+fn a_power_fence_keeps_two_servers_apart_where_drives_cannot() {
+    if !can_run() {
+        return;
+    }
+    let more = [IN_MEMORY, &["--no-reservations"]].concat();
+    let (_place, drawers, cluster) = over_three("bare", &more);
+    cluster.refused(&["up"], &["has no reservations", "power_fence"]);
+    let fenced_by = |command: &str| {
+        let text = file_over(&drawers);
+        text.replacen("[[enclosure]]", &format!("power_fence = \"{command}\"\n[[enclosure]]"), 1)
+    };
+    write_file(&cluster, &fenced_by("echo >ran"), "bare");
+    cluster.ok(&["up"]);
+    assert!(!cluster.path("ran").exists(), "nobody can have new drives");
+    cluster.ok(&["mount", "mnt"]);
+    write(&cluster.mnt().join("first"), 3);
+    cluster.ok(&["umount", "mnt"]);
+    let node = cluster.node().expect("a node");
+
+    let other = Cluster::new("bare", &fenced_by("echo he answers; exit 3"));
+    other.refused(&["up"], &["the power fence", "has failed", "he answers"]);
+    assert!(is_healthy(&cluster), "nothing was taken from it");
+    let notes = other.path("told");
+    let stops = format!("kill -STOP {node}; env | grep ^LEVADA_ >{}", notes.display());
+    write_file(&other, &fenced_by(&stops), "bare");
+    other.ok(&["up"]);
+    let told = fs::read_to_string(&notes).expect("it was run");
+    assert!(
+        told.contains("LEVADA_NAME=bare\n") && told.contains("LEVADA_LAST_EPOCH=1\n"),
+        "{told}"
+    );
+    other.ok(&["mount", "mnt"]);
+    write(&other.mnt().join("second"), 4);
+    signal("-CONT", node);
+    wait_until("it is told by the drives", || {
+        cluster.ok(&["status"]).contains("has stopped: another server has taken its drives over")
+    });
+    check(&other, &["first", "second"]);
+    assert!(is_healthy(&other));
+    cluster.ok(&["down", "--force"]);
+    other.ok(&["umount", "mnt"]);
+    other.ok(&["down"]);
 }

@@ -46,6 +46,8 @@ pub struct Plan {
     pub model: Option<DriveModel>,
     /// Bytes by which each drive is used up, from new at every start; without it writing wears nothing.
     pub endurance_bytes: Option<u64>,
+    /// Nobody can reserve its drives.
+    pub lacks_reservations: bool,
     /// Who may connect; everybody where nobody is named, here or in `keys`.
     pub hosts: Vec<Nqn>,
     /// Secrets and keys of TLS of further hosts, a file ([`Hosts::chosen`]).
@@ -126,7 +128,10 @@ impl Plan {
         }
         let mut bays = Vec::new();
         for number in 1..=self.bays {
-            let mut claims = Claims::default();
+            let mut claims = match self.lacks_reservations {
+                true => Claims::lacking(),
+                false => Claims::default(),
+            };
             let media: Rc<dyn Device> = match &self.media {
                 Media::Ram => Rc::new(RamDevice::new(&format!("bay{number}"), self.size_bytes)),
                 Media::Null => Rc::new(NullDevice::new(&format!("bay{number}"), self.size_bytes)),
@@ -141,7 +146,9 @@ impl Plan {
                         }
                     };
                     // Now that nobody else serves it, and could let somebody have it.
-                    claims = reservations(&path, !is_there).await?;
+                    if !self.lacks_reservations {
+                        claims = reservations(&path, !is_there).await?;
+                    }
                     Rc::new(file)
                 }
             };
@@ -210,6 +217,7 @@ mod tests {
             size_bytes,
             model: None,
             endurance_bytes: None,
+            lacks_reservations: false,
             hosts: Vec::new(),
             keys: None,
             tls_only: false,

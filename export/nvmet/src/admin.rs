@@ -207,17 +207,24 @@ impl Admin<'_> {
         self.controller.attach(id).await
     }
 
-    /// The namespace of a feature, or all that there are.
-    async fn attached_of(&self, namespace: u32) -> Result<Vec<Rc<Attached>>, Status> {
+    /// The namespace of a feature of reservations, or all that there are.
+    async fn reservable_of(&self, namespace: u32) -> Result<Vec<Rc<Attached>>, Status> {
         let all = match (namespace, self.controller.subsystem()) {
             (EVERY_NAMESPACE, Some(subsystem)) => subsystem.namespaces(),
             (id, _) => vec![id],
         };
         let mut attached = Vec::new();
         for id in all {
-            attached.push(self.attached(id).await?);
+            attached.push(self.reservable(id).await?);
         }
         Ok(attached)
+    }
+
+    /// A namespace that hosts may reserve.
+    async fn reservable(&self, id: u32) -> Result<Rc<Attached>, Status> {
+        let attached = self.attached(id).await?;
+        let are_offered = attached.namespace.claims().are_offered();
+        if are_offered { Ok(attached) } else { Err(never(Status::INVALID_FIELD)) }
     }
 
     async fn namespace_identity(&self, id: u32) -> Result<Vec<u8>, Status> {
@@ -360,7 +367,7 @@ impl Admin<'_> {
             Feature::VolatileWriteCache => Err(never(Status::FEATURE_NOT_CHANGEABLE)),
             Feature::ReservationPersistence => {
                 let is_kept = value & 1 != 0;
-                for attached in self.attached_of(command.namespace()).await? {
+                for attached in self.reservable_of(command.namespace()).await? {
                     let claims = attached.namespace.claims();
                     match claims.can_be_kept() {
                         true => claims.set_kept(is_kept).await.map_err(never)?,
@@ -372,7 +379,7 @@ impl Admin<'_> {
             }
             Feature::ReservationNotificationMask => {
                 let masked = NoticeMask::from_bits_truncate(value);
-                for attached in self.attached_of(command.namespace()).await? {
+                for attached in self.reservable_of(command.namespace()).await? {
                     attached.namespace.claims().masked().set(masked);
                 }
                 Ok(Answer::result(0))
@@ -410,11 +417,11 @@ impl Admin<'_> {
             Feature::AsynchronousEvents => self.controller.notices.wanted().bits(),
             Feature::VolatileWriteCache => 1,
             Feature::ReservationPersistence => {
-                let attached = self.attached(command.namespace()).await?;
+                let attached = self.reservable(command.namespace()).await?;
                 u32::from(attached.namespace.claims().reservations().borrow().is_kept)
             }
             Feature::ReservationNotificationMask => {
-                let attached = self.attached(command.namespace()).await?;
+                let attached = self.reservable(command.namespace()).await?;
                 attached.namespace.claims().masked().get().bits()
             }
             Feature::HostIdentifier => {

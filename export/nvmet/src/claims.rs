@@ -60,6 +60,8 @@ struct Claimed {
     kept: Option<Kept>,
     /// What nobody wants to be told of.
     masked: Cell<NoticeMask>,
+    /// Nobody can reserve it.
+    are_lacking: bool,
 }
 
 /// Where they are kept, and what is known of it.
@@ -102,6 +104,17 @@ impl Claims {
         let (is_loaded, is_unsettled, turn) = (Cell::default(), Cell::default(), Semaphore::new(1));
         let kept = Some(Kept { keep, is_loaded, is_unsettled, turn });
         Self(Rc::new(Claimed { kept, ..Claimed::default() }))
+    }
+
+    /// Of a volume without reservations, as many drives are.
+    #[must_use]
+    pub fn lacking() -> Self {
+        Self(Rc::new(Claimed { are_lacking: true, ..Claimed::default() }))
+    }
+
+    /// Hosts may reserve it.
+    pub(crate) fn are_offered(&self) -> bool {
+        !self.0.are_lacking
     }
 
     /// Hosts may ask for reservations that outlive the target.

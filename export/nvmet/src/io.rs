@@ -210,6 +210,14 @@ impl Io<'_> {
             IoOpcode::DatasetManagement => self.dataset_management(data).await,
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationAcquire
+            | IoOpcode::ReservationRelease
+            | IoOpcode::ReservationReport
+                if !self.attached.namespace.claims().are_offered() =>
+            {
+                Err(Status::INVALID_OPCODE.and_do_not_retry())
+            }
+            IoOpcode::ReservationRegister
+            | IoOpcode::ReservationAcquire
             | IoOpcode::ReservationRelease => self.reserve(opcode, data).await,
             IoOpcode::ReservationReport => self.report(),
             // Told apart before.

@@ -125,7 +125,7 @@ impl Opened {
             block_bytes,
             write_blocks_best: shape.io_bytes_best / block_bytes,
             discard_blocks: shape.discard_bytes / block_bytes,
-            has_reservations: true,
+            has_reservations: claims.are_offered(),
             keeps_reservations: claims.can_be_kept(),
             is_read_only: shape.is_read_only,
             ana_group: ANA_GROUP,
