@@ -490,14 +490,22 @@ pub fn random_u64() -> u64 {
 /// # Panics
 ///
 /// When the system has none, which Linux says of calls that are wrong alone.
-#[allow(unsafe_code)] // getrandom(2).
 pub fn fill_random(bytes: &mut [u8]) {
-    if is_simulated() {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&random_u64().to_le_bytes()[..chunk.len()]);
-        }
-        return;
+    if !is_simulated() {
+        return fill_random_of_system(bytes);
     }
+    for chunk in bytes.chunks_mut(8) {
+        chunk.copy_from_slice(&random_u64().to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// The same on any thread, whatever runs there.
+///
+/// # Panics
+///
+/// As [`fill_random`].
+#[allow(unsafe_code)] // getrandom(2).
+pub fn fill_random_of_system(bytes: &mut [u8]) {
     let mut filled = 0;
     while filled < bytes.len() {
         let rest = &mut bytes[filled..];

@@ -3,7 +3,7 @@
 use crate::admin::{Admin, Answer, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::connect::Connected;
 use crate::controller::Queue;
-use crate::gate::Gate;
+use crate::gate::{Gate, Passage};
 use crate::io::{self, DATA_BYTES_MAX, Reading};
 use crate::memory::Memory;
 use crate::port::Port;
@@ -130,7 +130,7 @@ async fn served<S: ByteStream + 'static>(
     let entries = connect.queue_entries_less_one + 1;
     // A host may have been given an answer whose slot is not free here yet.
     let slots = u64::from(entries) * 2;
-    let memory = Rc::clone(&shared.memory);
+    let (memory, proofs) = (Rc::clone(&shared.memory), Rc::clone(&shared.proofs));
     let connection = Rc::new(Connection {
         shared,
         queue,
@@ -148,7 +148,7 @@ async fn served<S: ByteStream + 'static>(
         bytes: Memory::new(BYTES, BYTES_LENT, &memory),
         capsules: Memory::new(IN_CAPSULE_BYTES_AT_ONCE, IN_CAPSULE_BYTES_LENT, &memory),
         ended: Rc::default(),
-        gate: Gate::new(verifier),
+        gate: Gate::new(verifier, proofs),
         has_told_of_damage: Cell::new(false),
     });
     let writer = {
@@ -586,11 +586,16 @@ impl Connection {
         if self.is_revoked() {
             return None;
         }
-        if let Some(answered) = self.gate.pass(command, data) {
-            if self.gate.is_open() {
-                controller.becomes_known();
+        match self.gate.look_at(command) {
+            Passage::Open => {}
+            Passage::Shut(status) => return Some(Err(status)),
+            Passage::Proof(step) => {
+                let answered = Box::pin(self.gate.prove(step, data)).await;
+                if self.gate.is_open() {
+                    controller.becomes_known();
+                }
+                return Some(answered);
             }
-            return Some(answered);
         }
         if self.queue.id == 0 {
             return Box::pin(self.administer(command, room, stage)).await;

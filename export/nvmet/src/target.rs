@@ -36,6 +36,9 @@ pub struct ListenError {
     source: io::Error,
 }
 
+/// A proof of the largest group takes a core for 50 ms: hosts that have shown nothing yet take no more of them than that.
+const PROOFS_AT_ONCE: u64 = 1;
+
 /// What connections share.
 pub(crate) struct Shared {
     subsystems: RefCell<BTreeMap<Nqn, Subsystem>>,
@@ -54,6 +57,8 @@ pub(crate) struct Shared {
     clients: Clients,
     /// Bytes of memory that connections may borrow.
     pub memory: Rc<Semaphore>,
+    /// Proofs of hosts that are computed beside the reactor at once.
+    pub proofs: Rc<Semaphore>,
 }
 
 impl Shared {
@@ -237,6 +242,7 @@ impl Target {
             stopping: Once::default(),
             clients: Clients::new(CONNECTIONS_MAX),
             memory: Semaphore::new(SHARED_BYTES),
+            proofs: Semaphore::new(PROOFS_AT_ONCE),
         };
         Self { shared: Rc::new(shared), accepting: group.child(), group }
     }
