@@ -45,16 +45,16 @@ pub struct Health {
     pub failing: bool,
 }
 
-/// Who can tell from a device's first bytes whether it is still what its owner has there, and which owner was the last to write.
+/// Who can tell from a few blocks of a device whether it is still what its owner has there, and which owner was the last to write.
 #[derive(Clone)]
 pub struct Witness {
-    /// How many it looks at; whole blocks of 4 KiB.
-    pub bytes: u64,
-    /// The epoch of the last owner. `None`: these are not the bytes of whatever this owner has there.
+    /// Where the blocks are, of 4 KiB each. One that is damaged says nothing; of several the latest owner counts.
+    pub blocks: Vec<u64>,
+    /// The epoch of the last owner, by one of them. `None`: it is not what this owner has there.
     pub owner: Rc<OwnerOf>,
 }
 
-/// What first bytes tell of the last owner.
+/// What a block tells of the last owner.
 type OwnerOf = dyn Fn(&[u8]) -> Option<Epoch>;
 
 /// Something that stores blocks. Object-safe; used from one thread.
@@ -93,7 +93,7 @@ pub trait Device {
 
     /// From now on `witness` knows its bytes. A device that can be away looks at them when it is back: somebody else may have had it
     /// meanwhile, or it may be another one. Others have no use for it.
-    fn recognise_by(&self, _witness: Witness) {}
+    fn recognise_by(&self, _witness: Option<Witness>) {}
 
     /// Other machines reach it as well: one of them may have it while this one does not.
     fn is_shared(&self) -> bool {

@@ -171,6 +171,7 @@ impl Drive {
         if overwrite == Overwrite::Nothing {
             Self::refuse_used(&*device).await?;
         }
+        device.recognise_by(None);
         device.write_zeroes(0, RESERVED_BYTES).await?;
         device.write_zeroes(label.capacity_bytes - RESERVED_BYTES, RESERVED_BYTES).await?;
         device.flush().await?;
@@ -255,14 +256,13 @@ impl Drive {
         })
         .await?;
         let (cluster, drive) = (self.label().cluster_uuid, self.label().drive_uuid);
-        // Written first, and durable by now.
-        let owner = move |head: &[u8]| {
-            let label = Label::decode(head).ok()?;
+        let owner = move |block: &[u8]| {
+            let label = Label::decode(block).ok()?;
             let is_it = (label.cluster_uuid, label.drive_uuid) == (cluster, drive);
             is_it.then(|| label.last_epoch())
         };
-        let bytes = LABEL_BYTES as u64;
-        self.device.recognise_by(Witness { bytes, owner: Rc::new(owner) });
+        let blocks = vec![0, self.label().tail_at()];
+        self.device.recognise_by(Some(Witness { blocks, owner: Rc::new(owner) }));
         Ok(())
     }
 

@@ -358,7 +358,7 @@ impl Device for FaultDevice {
         Box::pin(async move { self.finish(request?.await).await })
     }
 
-    fn recognise_by(&self, witness: Witness) {
+    fn recognise_by(&self, witness: Option<Witness>) {
         self.inner.recognise_by(witness);
     }
 

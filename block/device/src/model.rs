@@ -132,7 +132,7 @@ impl Device for ModelDevice {
         self.inner.fence(epoch)
     }
 
-    fn recognise_by(&self, witness: Witness) {
+    fn recognise_by(&self, witness: Option<Witness>) {
         self.inner.recognise_by(witness);
     }
 

@@ -381,7 +381,7 @@ impl Device for VolatileDevice {
         })
     }
 
-    fn recognise_by(&self, witness: Witness) {
+    fn recognise_by(&self, witness: Option<Witness>) {
         self.inner.recognise_by(witness);
     }
 

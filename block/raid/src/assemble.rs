@@ -299,7 +299,7 @@ fn build(
         flushed: Cell::new(0),
         generation: Cell::new(superblock.generation),
         held_by_all: Cell::new(superblock.held_by_all),
-        recorded_by: Cell::default(),
+        recorded_by: RefCell::default(),
         standing_wanted: Cell::new(0),
         standing_recorded: Cell::new(0),
         standing_turn: Semaphore::new(1),

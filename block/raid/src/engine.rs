@@ -92,8 +92,8 @@ pub(crate) struct Engine {
     pub generation: Cell<u64>,
     /// The newest generation that every live member holds.
     pub held_by_all: Cell<u64>,
-    /// How many members have the last standing that was recorded without a failure; 0: none was yet.
-    pub recorded_by: Cell<usize>,
+    /// The members that have the last standing which was recorded without a failure, by their index.
+    pub recorded_by: RefCell<Vec<usize>>,
     /// Changes of standing made, and those recorded on the members.
     pub standing_wanted: Cell<u64>,
     pub standing_recorded: Cell<u64>,
@@ -515,7 +515,13 @@ impl Engine {
     }
 
     pub fn stop(&self, error: BlockError) {
-        if self.stopped.borrow().is_none() {
+        // Who has lost its members may hear later that somebody else has them.
+        let is_news = match &*self.stopped.borrow() {
+            None => true,
+            Some(BlockError::Fenced { .. }) => false,
+            Some(_) => matches!(error, BlockError::Fenced { .. }),
+        };
+        if is_news {
             tracing::error!(array = %self.name, %error, "array stopped");
             *self.stopped.borrow_mut() = Some(error.clone());
             if let Some(journal) = &self.journal {

@@ -85,6 +85,12 @@ impl RaidArray {
         self.engine.epoch
     }
 
+    /// Other machines reach some of its members.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.engine.members.borrow().iter().any(|member| member.is_shared())
+    }
+
     /// Stops: `seen` has one of the members, a later owner. Without this an array stops when a member says so, which may be never while nothing
     /// is asked of it.
     pub fn lose_to(&self, seen: Epoch) {

@@ -58,7 +58,7 @@ impl Engine {
             self.generation.set(generation);
             let superblock = self.superblock();
             let live = self.live_members();
-            self.refuse_minority(&live)?;
+            self.refuse_minority()?;
             let writes = live.iter().map(async |member| {
                 let mut bytes = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize);
                 superblock.encode(member.index, &mut bytes);
@@ -75,7 +75,7 @@ impl Engine {
                 self.held_by_all.set(generation);
             }
             if results.iter().all(Result::is_ok) {
-                self.recorded_by.set(live.len());
+                *self.recorded_by.borrow_mut() = live.iter().map(|it| it.index).collect();
             }
             self.standing_recorded.set(recording);
         }
@@ -84,15 +84,17 @@ impl Engine {
 
     /// Stops the array where another machine may have opened it meanwhile, by the members that went at once: they know of nothing that
     /// happens from now on, and are more than half of those that were there. With half of them nobody opens it (`assemble`).
-    fn refuse_minority(&self, live: &[Rc<Member>]) -> Result<(), BlockError> {
-        let (left, were) = (live.len(), self.recorded_by.get());
-        let members = self.members.borrow();
-        let is_shared = members.iter().any(|member| member.is_shared());
-        if !is_shared || left * 2 >= were {
+    fn refuse_minority(&self) -> Result<(), BlockError> {
+        let (were, went) = {
+            let (recorded_by, members) = (self.recorded_by.borrow(), self.members.borrow());
+            let went = |index: &&usize| !members[**index].is_live() && members[**index].is_shared();
+            (recorded_by.len(), recorded_by.iter().filter(went).count())
+        };
+        if went * 2 <= were {
             return Ok(());
         }
-        let error = BlockError::TooManyLost { lost: were - left, tolerated: were / 2 };
-        tracing::error!(array = %self.name, left, were, "so many members went at once that another server may open the array without this one");
+        let error = BlockError::TooManyLost { lost: went, tolerated: were / 2 };
+        tracing::error!(array = %self.name, went, were, "so many members went at once that another server may open the array by them");
         self.stop(error.clone());
         Err(error)
     }

@@ -125,6 +125,11 @@ struct Scrubs {
     one_ended: Notify,
 }
 
+/// How often an array is looked at before the power fence runs, or it is said that it cannot be opened,
+const LOOKS_BEFORE: usize = 3;
+/// and how long between.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 /// What the members are found to be, of an array that can be opened.
 async fn may_be_opened(
     recorded: &Recorded,
@@ -165,7 +170,13 @@ impl Keeper {
             drives.push(Drive { path: drive.path.clone(), store, member });
         }
         if let Some(command) = power_fence {
-            // Who cannot serve takes nobody's power.
+            // Who cannot serve takes nobody's power. One that is at work may just have recorded something on some of its drives.
+            for _ in 1..LOOKS_BEFORE {
+                if may_be_opened(&recorded, &drives, opening).await.is_ok() {
+                    break;
+                }
+                reactor::sleep(LOOK_AGAIN_AFTER).await;
+            }
             may_be_opened(&recorded, &drives, opening).await?;
             let stores: Vec<Store> = drives.iter().map(|drive| drive.store.clone()).collect();
             let Recorded { name, uuid, order, .. } = &recorded;
@@ -630,6 +641,7 @@ impl Keeper {
                 taken.ok_or(ArrayError::Interrupted)??
             }
         };
+        device.belongs_nowhere();
         let others = members.iter().filter(|member| Some(member.index) != instead);
         let taken: BTreeSet<String> = others.map(|member| member.name.clone()).collect();
         let name = name_of(new, &taken);

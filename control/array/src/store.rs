@@ -142,17 +142,20 @@ impl Store {
     /// From now on its superblocks say whether it is still `member` of `array`, and who the last owner was.
     pub fn belongs_to(&self, array: Uuid, member: Uuid) {
         let Self::Remote(namespace, _) = self else { return };
-        let owner = move |bytes: &[u8]| {
-            let found = bytes.chunks(Recorded::BYTES as usize).filter_map(Recorded::identify);
-            let is_it = |recorded: &Recorded, index: usize| {
-                recorded.uuid == array
-                    && recorded.members.get(index).is_some_and(|it| it.uuid == member)
-            };
-            let its = found.filter(|(recorded, index)| is_it(recorded, *index));
-            its.map(|(recorded, _)| recorded.order.0).max()
+        let owner = move |block: &[u8]| {
+            let (recorded, index) = Recorded::identify(block)?;
+            let its = recorded.members.get(index).filter(|it| it.uuid == member);
+            its.filter(|_| recorded.uuid == array).map(|_| recorded.order.0)
         };
-        let owner = Rc::new(owner);
-        namespace.recognise_by(Witness { bytes: 2 * Recorded::BYTES, owner });
+        let blocks = vec![0, Recorded::BYTES];
+        namespace.recognise_by(Some(Witness { blocks, owner: Rc::new(owner) }));
+    }
+
+    /// It is about to become another member.
+    pub fn belongs_nowhere(&self) {
+        if let Self::Remote(namespace, _) = self {
+            namespace.recognise_by(None);
+        }
     }
 
     /// What the drive says of its health, now; `None`: it does not tell.

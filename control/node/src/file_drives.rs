@@ -219,8 +219,8 @@ impl DriveSource for FileDrives {
         self.remote.lost(device)
     }
 
-    fn is_reached(&self, drive: &DriveSpec) -> bool {
-        !drive.is_remote() || self.remote.is_reached(drive)
+    fn is_reached(&self, device: &str) -> bool {
+        self.remote.is_reached(device)
     }
 
     fn in_place(&self, drive: &DriveSpec) -> bool {

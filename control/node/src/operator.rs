@@ -18,7 +18,7 @@ use futures_util::future::{Either, pending, select, select_all};
 use levada_base::Epoch;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::{Notify, Permit, Semaphore};
-use levada_device::Drive;
+use levada_device::{BlockError, Drive};
 use levada_health::Watch;
 use levada_meta::FsckConfig;
 use levada_raid::MemberState;
@@ -195,44 +195,37 @@ impl Operator {
     pub async fn heed_owners(self: Rc<Self>) {
         loop {
             let change = self.changed.changed();
-            let open: Vec<(String, Rc<Drive>)> = {
+            let open: Vec<Rc<Drive>> = {
                 let drives = self.drives.borrow();
                 let open = drives.iter().filter(|(name, _)| self.serves_from(name));
-                let open = open.filter_map(|(name, (_, found))| {
-                    Some((name.clone(), Rc::clone(found.as_ref().ok()?)))
-                });
-                open.collect()
+                open.filter_map(|(_, (_, found))| found.as_ref().ok().map(Rc::clone)).collect()
             };
             let source = &self.source;
-            let lost = open.iter().map(|(name, drive)| {
-                Box::pin(
-                    async move { (source.lost(&drive.device().info().name).await, name.as_str()) },
-                )
-            });
+            let lost = open.iter().map(|drive| Box::pin(source.lost(&drive.device().info().name)));
             let lost = async {
                 match open.is_empty() {
                     true => pending().await,
                     false => select_all(lost).await.0,
                 }
             };
-            match select(pin!(lost), pin!(change)).await {
-                Either::Left(((seen, name), _)) => self.lose_to(seen, name),
-                Either::Right(_) => {}
+            if let Either::Left((seen, _)) = select(pin!(lost), pin!(change)).await {
+                self.lose_to(seen);
             }
         }
     }
 
-    /// An array that runs has a member on the drive.
+    /// An array that no later owner is known to have has a live member on the drive: one that is out may be anybody's by now.
     fn serves_from(&self, drive: &str) -> bool {
-        self.cluster
-            .arrays
-            .iter()
-            .any(|array| array.member_on(drive).is_some() && array.array.status().stopped.is_none())
+        self.cluster.arrays.iter().any(|array| {
+            let status = array.array.status();
+            let is_fenced = matches!(status.stopped, Some(BlockError::Fenced { .. }));
+            !is_fenced && status.members.iter().any(|it| it.name == drive && it.state.is_live())
+        })
     }
 
-    /// `seen`, a later owner, has the drive: it has or will have the others, so nothing is answered any more from what has a member there.
-    fn lose_to(&self, seen: Epoch, drive: &str) {
-        for array in self.cluster.arrays.iter().filter(|array| array.member_on(drive).is_some()) {
+    /// `seen`, a later owner, has a drive of the cluster: it has or will have the others, so nothing is answered any more.
+    fn lose_to(&self, seen: Epoch) {
+        for array in &self.cluster.arrays {
             array.array.lose_to(seen);
         }
         self.changed.notify_all();

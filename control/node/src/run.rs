@@ -170,7 +170,9 @@ async fn serve(
         (when_shut_out(Rc::clone(&cluster), Rc::clone(&changed)), clients.clone());
     reactor::spawn_in(&services, async move {
         shut_out.await;
-        tracing::error!("another server has the drives: clients are answered no more");
+        tracing::error!(
+            "another server has the drives, or may have them: clients are answered no more"
+        );
         hung_up.kill();
     });
     let keeper = keep_house(Rc::clone(&cluster), address.clone());
@@ -236,12 +238,17 @@ async fn serve(
     Ok(ended)
 }
 
-/// Returns when another server has taken an array. What needs no drive, as locks and what is in memory, would be answered all the same, beside
-/// that server.
+/// Returns when another server has taken an array, or may have. What needs no drive, as locks and what is in memory, would be answered all the
+/// same, beside that server.
 async fn when_shut_out(cluster: Rc<Cluster>, changed: Rc<Notify>) {
     let is_shut_out = || {
-        let stopped = cluster.arrays.iter().filter_map(|array| array.array.status().stopped);
-        stopped.into_iter().any(|error| matches!(error, BlockError::Fenced { .. })).then_some(())
+        let stopped = cluster.arrays.iter().any(|array| match array.array.status().stopped {
+            Some(BlockError::Fenced { .. }) => true,
+            // Who cannot reach its drives does not hear who has them.
+            Some(_) => array.array.is_shared(),
+            None => false,
+        });
+        stopped.then_some(())
     };
     changed.until(is_shut_out).await;
 }

@@ -203,16 +203,17 @@ impl ArraySpec {
     /// server may open the array, where it reaches them. No limit where all drives are this machine's own.
     fn enclosures_left_behind(&self, cluster: &ClusterFile) -> usize {
         let Placement { members, spares } = self.placement(cluster);
-        let mut counts: HashMap<&str, usize> = HashMap::new();
+        let all = members.len() + spares.len();
+        let mut remote: HashMap<&str, usize> = HashMap::new();
         for drive in members.iter().chain(&spares).filter_map(|name| cluster.drive(name)) {
-            *counts.entry(&drive.enclosure).or_default() += 1;
+            if cluster.enclosure(&drive.enclosure).is_some_and(|it| it.url.is_some()) {
+                *remote.entry(&drive.enclosure).or_default() += 1;
+            }
         }
-        let is_remote = |name: &&str| cluster.enclosure(name).is_some_and(|it| it.url.is_some());
-        if !counts.keys().any(is_remote) {
-            return usize::MAX;
+        match remote.values().sum::<usize>() * 2 <= all {
+            true => usize::MAX,
+            false => worst_groups(remote.into_values(), all / 2),
         }
-        let all: usize = counts.values().sum();
-        worst_groups(counts.into_values(), all / 2)
     }
 
     /// What is borne by members of which so many sit in each enclosure.

@@ -247,7 +247,7 @@ impl Owner {
         *self.device.borrow_mut() = Some(Rc::clone(&device));
         // What nobody has marked yet is nobody's.
         let owner = |mark: &[u8]| Some(owner_of(mark).unwrap_or_default());
-        device.recognise_by(Witness { bytes: BLOCK_BYTES, owner: Rc::new(owner) });
+        device.recognise_by(Some(Witness { blocks: vec![0], owner: Rc::new(owner) }));
         self.stage.set(Stage::Takes);
         scene.oracle.borrow_mut().tries(self.epoch);
         self.bounded("fence", device.fence(Epoch(self.epoch))).await?;

@@ -43,8 +43,8 @@ const TRIES: usize = 8;
 /// Before a target is asked again that could not say.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 const CLEARED_AGAIN_MAX: Duration = Duration::from_secs(5);
-/// What is read at once of what a witness looks at: every controller gives as much.
-const WITNESS_PIECE_BYTES: u64 = 4096;
+/// Of a block that a witness looks at: every controller gives as much at once.
+const WITNESS_BLOCK_BYTES: u64 = 4096;
 
 /// This device as an owner.
 #[derive(Default)]
@@ -82,8 +82,8 @@ impl Ownership {
         }
     }
 
-    pub fn recognise_by(&self, witness: Witness) {
-        *self.witness.borrow_mut() = Some(witness);
+    pub fn recognise_by(&self, witness: Option<Witness>) {
+        *self.witness.borrow_mut() = witness;
     }
 
     /// Why nothing may be changed any more; `None`: nobody else is known to be the owner.
@@ -551,15 +551,23 @@ impl<N: Network> Paths<N> {
         let Some(witness) = self.owner.witness.borrow().clone() else { return Ok(None) };
         let known = self.known();
         let block_bytes = known.identity.block_bytes;
-        let mut bytes = Vec::new();
-        for at in (0..witness.bytes).step_by(WITNESS_PIECE_BYTES as usize) {
+        let mut seen = None;
+        for at in witness.blocks {
             let command = Command::new(IoOpcode::Read as u8, 0, known.namespace)
-                .with_blocks(at / block_bytes, WITNESS_PIECE_BYTES / block_bytes);
-            let into = BufMut::for_overwrite(WITNESS_PIECE_BYTES as usize).into_vec();
-            let read = self.fetch(controller, "Read", command, into).await?;
-            bytes.extend_from_slice(&read[0]);
+                .with_blocks(at / block_bytes, WITNESS_BLOCK_BYTES / block_bytes);
+            let into = BufMut::for_overwrite(WITNESS_BLOCK_BYTES as usize).into_vec();
+            let (completion, read) = self.ask(controller, command, IoVec::new(), into).await?;
+            let asked = Asked { operation: "read", is_read: true, ..asked(known.capacity_bytes()) };
+            match Verdict::of(completion.status, asked) {
+                Verdict::Done => seen = seen.max((witness.owner)(&read[0])),
+                Verdict::Failed(BlockError::Medium { .. }) => {}
+                Verdict::NotHere | Verdict::Again | Verdict::Conflict | Verdict::Failed(_) => {
+                    let status = completion.status;
+                    return Err(ConnectError::Refused { command: "Read", status });
+                }
+            }
         }
-        Ok((witness.owner)(&bytes))
+        Ok(seen)
     }
 
     /// What a command fetches from the blocks' side of one controller.

@@ -112,6 +112,8 @@ pub(crate) struct Paths<N: Network> {
     pub(super) making_whole: Rc<Semaphore>,
     /// Counts how often the target may have lost what it had confirmed.
     pub(super) era: Cell<u64>,
+    /// When a path was given up for its silence.
+    silent_at: Cell<Option<Instant>>,
     /// Counts how often the namespace was seen to be away from a controller.
     absences: Cell<u64>,
     /// The number of the last connection.
@@ -169,6 +171,7 @@ impl<N: Network> Paths<N> {
             unflushed: RefCell::default(),
             making_whole: Semaphore::new(1),
             era: Cell::default(),
+            silent_at: Cell::default(),
             absences: Cell::default(),
             last_connection: Cell::default(),
             has_lost: Cell::default(),
@@ -388,7 +391,7 @@ impl<N: Network> Paths<N> {
         path.standing.set(Standing::Unusable);
         for queue in controller.queues() {
             let (paths, host_id) = (Rc::clone(self), controller.host_id);
-            let may_end = move || paths.leads_elsewhere_than(&host_id);
+            let may_end = move || paths.gives_up_silent(&host_id);
             let pulse = pulse::watch(Rc::clone(queue), self.options.timing, may_end);
             reactor::spawn_in(&self.group, pulse);
         }
@@ -520,15 +523,24 @@ impl<N: Network> Paths<N> {
         self.paths.iter().any(|path| path.has_connection(host_id))
     }
 
-    /// There is a path that can be used besides that connection, on which nobody waits in vain.
-    fn leads_elsewhere_than(&self, host_id: &HostId) -> bool {
-        self.paths.iter().any(|path| {
+    /// Whether a connection whose queue is silent may be given up for that: there is a path that can be used besides, on which nobody waits in
+    /// vain, and that is not where one went that was given up so. Then it may be the drive, or what was asked of it.
+    fn gives_up_silent(&self, host_id: &HostId) -> bool {
+        let again = self.options.timing.long_command;
+        if self.silent_at.get().is_some_and(|last| last.elapsed() < again) {
+            return false;
+        }
+        let leads_elsewhere = self.paths.iter().any(|path| {
             let controller = path.controller.borrow().clone();
             path.is_usable()
                 && controller.is_some_and(|it| {
                     it.host_id != *host_id && !it.queues().iter().any(|queue| queue.is_silent())
                 })
-        })
+        });
+        if leads_elsewhere {
+            self.silent_at.set(Some(reactor::now()));
+        }
+        leads_elsewhere
     }
 
     /// Asks one controller, rather than any.

@@ -165,7 +165,9 @@ impl Drop for Sent {
     fn drop(&mut self) {
         let of = &self.0.of;
         let mut open = of.open.borrow_mut();
-        let at = open.iter().position(|(id, _, _)| *id == self.0.id);
+        let Change { id, at, bytes, .. } = self.0;
+        // Parts of one change are sent side by side.
+        let at = open.iter().position(|sent| *sent == (id, at, at + bytes));
         open.swap_remove(at.expect("it was sent"));
         drop(open);
         of.answered.notify_all();

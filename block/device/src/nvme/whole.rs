@@ -9,10 +9,12 @@ use super::queue::Request;
 use super::unflushed::Kept;
 use super::unsettled::Change;
 use super::verdict::{Asked, Verdict};
+use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
 use levada_base::buf::bytes_in;
 use levada_base::{IoVec, planted, reactor};
 use levada_nvme::{Command, IoOpcode};
+use std::cell::Cell;
 
 /// Changes that are written again at once, as far as the queue has room.
 const WRITTEN_AGAIN_AT_ONCE: usize = 64;
@@ -51,13 +53,15 @@ impl<N: Network> Paths<N> {
         }
         tracing::info!(subsystem = %self.subsystem, changes = all.len(), "writing again what was not flushed");
         // No two of them meet. One after the other they would take as many round trips as there are, for which everybody waits.
-        let mut written = stream::iter(all)
+        let has_failed = Cell::new(false);
+        let written = stream::iter(all)
+            .take_while(|_| ready(!has_failed.get()))
             .map(|(change, kept)| self.write_again(controller, change, kept))
-            .buffer_unordered(WRITTEN_AGAIN_AT_ONCE);
-        while let Some(written) = written.next().await {
-            written?;
-        }
-        Ok(())
+            .buffer_unordered(WRITTEN_AGAIN_AT_ONCE)
+            .inspect(|written| has_failed.set(has_failed.get() || written.is_err()));
+        // All of them have ended, so that none is under way when somebody tries again.
+        let written: Vec<_> = written.collect().await;
+        written.into_iter().collect()
     }
 
     /// Over another path the namespace could be reached until now, so that its target has lost nothing.

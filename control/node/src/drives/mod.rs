@@ -24,18 +24,25 @@ use crate::control::PathStatus;
 use crate::recorded::{Difference, Differences, Labelled};
 use format::{array_ids, check_room, format, refuse_used};
 use found::{
-    Found, Known, away, latest_owner, look_again, look_at_all, named_like, refuse_namesake,
+    AtPath, Found, Known, away, latest_owner, look_again, look_at_all, named_like, refuse_namesake,
     renamed, shut_out, tell_apart,
 };
 use futures_util::future::{LocalBoxFuture, join_all, pending, ready};
 use levada_base::Epoch;
 use levada_base::ids::Uuid;
+use levada_base::reactor;
 use levada_base::units::BLOCK_BYTES;
 use levada_desk::PowerFenceError;
 use levada_device::{BlockError, Device, Drive, DriveError, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// How often a cluster is looked at before it is said that it cannot be opened,
+const LOOKS_BEFORE: usize = 3;
+/// and how long between.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Where drives come from: files and block devices on a machine, memory in the simulator.
 pub trait DriveSource {
@@ -78,8 +85,8 @@ pub trait DriveSource {
         true
     }
 
-    /// False when requests to a drive that is open would wait.
-    fn is_reached(&self, _drive: &DriveSpec) -> bool {
+    /// False when requests to an open device would wait.
+    fn is_reached(&self, _device: &str) -> bool {
         true
     }
 
@@ -326,7 +333,16 @@ async fn open(
     mut found: Vec<Found>,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    // Who cannot serve takes nothing away from who does.
+    // Who cannot serve takes nothing away from who does. One that is at work may just have recorded something on some of its drives.
+    for _ in 1..LOOKS_BEFORE {
+        match openable(source, cluster, found.clone(), &|_| ()).await {
+            Err(DrivesError::Array(_)) => {
+                reactor::sleep(LOOK_AGAIN_AFTER).await;
+                found = look_again(found).await;
+            }
+            _ => break,
+        }
+    }
     let mut known = openable(source, cluster, found.clone(), progress).await?;
     if shut_out(source, cluster, known.cluster, known.last_epoch(), progress).await? {
         // They may have written until then.
@@ -335,12 +351,23 @@ async fn open(
     }
     let owner = latest_owner(source, cluster, &found).await;
     let epoch = known.last_epoch().max(owner).next();
-    // All at once: a target may take a while to end what an earlier owner has under way.
-    let claims = known
-        .by_name
-        .iter()
-        .map(async |(name, (at, drive))| (name.clone(), claim(at, &*drive.device, epoch).await));
-    let mut claims: BTreeMap<String, _> = join_all(claims).await.into_iter().collect();
+    let claim_one = async |(name, (at, drive)): (&String, &AtPath<'_>)| {
+        (name.clone(), claim(at, &*drive.device, epoch).await)
+    };
+    // One for all, which of several servers that start at once one gets; then the others together, as a target may take a while to end
+    // what an earlier owner has under way.
+    let mut all: Vec<_> = known.by_name.iter().collect();
+    all.sort_by_key(|(_, (at, _))| !at.is_remote());
+    let mut all = all.into_iter();
+    let mut claims = BTreeMap::new();
+    if let Some(first) = all.next() {
+        let (name, claimed) = claim_one(first).await;
+        let is_lost = matches!(claimed, Err(DriveError::Block(BlockError::Fenced { .. })));
+        claims.insert(name, claimed);
+        if !is_lost {
+            claims.extend(join_all(all.map(claim_one)).await);
+        }
+    }
     let mut drives = Vec::new();
     for (index, spec) in cluster.drives.iter().enumerate() {
         let found = match (known.by_name.remove(&spec.name), claims.remove(&spec.name)) {

@@ -12,7 +12,7 @@ use futures_util::future::{join_all, select};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Instant};
 use levada_base::sync::Notify;
-use levada_device::{BlockError, Drive, DriveError, read_label};
+use levada_device::{Drive, read_label};
 use levada_spec::DriveSpec;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -303,10 +303,11 @@ impl Operator {
             )));
         }
         let before = old.map(|old| old.label().drive_uuid);
-        let taken = drives::take_one(&spec, device, self.cluster.drives.epoch).await;
-        if let Err(DriveError::Block(BlockError::Fenced { seen, .. })) = &taken {
-            self.lose_to(*seen, name);
+        // Another server has taken the cluster over, and this drive says so first.
+        if new.last_epoch() > self.cluster.drives.epoch {
+            self.lose_to(new.last_epoch());
         }
+        let taken = drives::take_one(&spec, device, self.cluster.drives.epoch).await;
         let drive = taken.map_err(|error| refused(error.to_string()))?;
         Ok(There { spec, drive, before })
     }

@@ -235,7 +235,8 @@ impl Operator {
         let there = names.into_iter().filter_map(|name| {
             let (spec, drive) = drives.get(&name)?;
             let drive = drive.as_ref().ok()?;
-            let is_there = self.source.in_place(spec) && self.source.is_reached(spec);
+            let is_there =
+                self.source.in_place(spec) && self.source.is_reached(&drive.device().info().name);
             (!drive.is_failed() && is_there).then(|| (name, Rc::clone(drive)))
         });
         there.collect()

@@ -134,7 +134,7 @@ fn another_drive_under_the_same_name_is_not_taken_for_the_same() {
             write(&device, 0, &Buf::copy_of(&[7; 4096])).await.expect("ours");
             device.flush().await.expect("flushed");
             let owner = |head: &[u8]| (head[0] == 7).then_some(Epoch(3));
-            device.recognise_by(Witness { bytes: 4096, owner: Rc::new(owner) });
+            device.recognise_by(Some(Witness { blocks: vec![0], owner: Rc::new(owner) }));
             write(&device, 8192, &pattern(1, 4096)).await.expect("ours");
             for path in paths {
                 net.down(path);
@@ -158,7 +158,7 @@ fn a_later_owner_is_recognised_where_there_are_no_reservations() {
         target.optional.remove(OptionalCommands::RESERVATIONS);
         let (net, target, paths) = two_paths(target);
         let owner = |head: &[u8]| Some(Epoch(u64::from(head[0])));
-        let witness = || Witness { bytes: 4096, owner: Rc::new(owner) };
+        let witness = || Some(Witness { blocks: vec![0], owner: Rc::new(owner) });
         let first = open(&net, &paths[..1]).await;
         first.fence(Epoch(1)).await.expect("nobody's");
         first.recognise_by(witness());

@@ -22,7 +22,7 @@ const MARK_BYTES: usize = 4096;
 
 fn witness() -> Witness {
     let owner = |bytes: &[u8]| Some(Epoch(u64::from(bytes[0]))).filter(|epoch| epoch.0 < 100);
-    Witness { bytes: MARK_BYTES as u64, owner: Rc::new(owner) }
+    Witness { blocks: vec![0], owner: Rc::new(owner) }
 }
 
 fn mark(epoch: u8) -> levada_base::Buf {
@@ -43,9 +43,9 @@ fn a_former_owner_writes_nothing_again() {
             let first = open(&net, &paths[..1]).await;
             let second = open(&net, &paths[1..]).await;
             if has_witness {
-                first.recognise_by(witness());
+                first.recognise_by(Some(witness()));
             }
-            second.recognise_by(witness());
+            second.recognise_by(Some(witness()));
             first.fence(Epoch(4)).await.expect("nobody's");
             write(&first, 0, &mark(4)).await.expect("ours");
             first.flush().await.expect("flushed");
@@ -103,7 +103,7 @@ fn an_owner_outlives_a_target_that_forgets_it() {
         run(seed, async {
             let (net, target, paths) = two_paths(Target::new());
             let device = open(&net, &paths).await;
-            device.recognise_by(witness());
+            device.recognise_by(Some(witness()));
             device.fence(Epoch(7)).await.expect("nobody's");
             if let Some(marked) = marked {
                 write(&device, 0, &mark(marked)).await.expect("ours");
@@ -138,7 +138,7 @@ fn who_has_met_a_later_owner_stays_out() {
         let (net, target, paths) = two_paths(Target::new());
         let first = open(&net, &paths[..1]).await;
         let second = open(&net, &paths[1..]).await;
-        first.recognise_by(witness());
+        first.recognise_by(Some(witness()));
         first.fence(Epoch(4)).await.expect("nobody's");
         write(&first, 0, &mark(4)).await.expect("ours");
         second.fence(Epoch(5)).await.expect("later");
@@ -169,7 +169,7 @@ fn a_namespace_can_be_opened_anew() {
     run(9, async {
         let (net, target, paths) = two_paths(Target::new());
         let first = open(&net, &paths).await;
-        first.recognise_by(witness());
+        first.recognise_by(Some(witness()));
         first.fence(Epoch(4)).await.expect("nobody's");
         write(&first, 0, &mark(4)).await.expect("ours");
         let again = open(&net, &paths).await;
@@ -223,7 +223,7 @@ fn what_was_lost_is_over_when_its_connection_is_preempted() {
             let (net, target, all) = two_paths(Target::new());
             let paths = if is_only_path { &all[..1] } else { &all[..] };
             let device = open(&net, paths).await;
-            device.recognise_by(witness());
+            device.recognise_by(Some(witness()));
             reactor::sleep(Duration::from_millis(10)).await;
             device.fence(Epoch(4)).await.expect("nobody's");
             write(&device, 0, &mark(4)).await.expect("ours");
