@@ -1,5 +1,5 @@
 //! A record of the journal as it lies on one member: a header block, then new contents, block by block: all of them, or a
-//! fragment ([`super::split`]). A codec without I/O.
+//! fragment ([`mod@super::split`]). A codec without I/O.
 //!
 //! Drawn in docs/design/0015-parity-journal.md. Bytes from a member are never trusted: what does not decode is `None`, as
 //! if nothing were there.
