@@ -29,12 +29,16 @@ pub struct UpArgs {
     no_mounts: bool,
     #[command(flatten)]
     overwrite: OverwriteArgs,
+    #[command(flatten)]
+    missing: MissingArgs,
 }
 
 #[derive(Args)]
 pub struct NodeArgs {
     #[command(flatten)]
     overwrite: OverwriteArgs,
+    #[command(flatten)]
+    missing: MissingArgs,
     /// A target with damage that the node before could not repair
     #[arg(long, value_name = "TARGET", hide = true)]
     beyond_repair: Vec<String>,
@@ -48,6 +52,14 @@ struct OverwriteArgs {
     /// Give up this cluster, named as in the cluster file, with all that is stored in it, and make it anew
     #[arg(long, value_name = "CLUSTER")]
     destroy: Option<String>,
+}
+
+#[derive(Args)]
+struct MissingArgs {
+    /// Open arrays of whose members half or more are away, if what is there holds all data: only when they are gone for good, and no other
+    /// server has them
+    #[arg(long, conflicts_with_all = ["force_format", "destroy"])]
+    without_majority: bool,
 }
 
 impl OverwriteArgs {
@@ -97,6 +109,9 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         let path = std::path::absolute(&path)?;
         let mut arguments = vec![OsStr::new("-f"), path.as_os_str(), OsStr::new("node")];
         args.overwrite.pass_on(&mut arguments);
+        if args.missing.without_majority {
+            arguments.push(OsStr::new("--without-majority"));
+        }
         if let Err(error) = process::start(&state.log(), &arguments, |line| say!("{line}")) {
             // Another `up` may have been faster; what was to be overwritten was not.
             let other = answering(&state).filter(|_| may_overwrite == MayOverwrite::Nothing);
@@ -267,8 +282,15 @@ pub fn node(file: Option<&Path>, args: &NodeArgs) -> Result<()> {
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
     refuse_mounted(&state, may_overwrite)?;
     let beyond_repair = args.beyond_repair.clone();
-    let options =
-        levada_node::NodeOptions { loaded, file: path, state, may_overwrite, beyond_repair };
+    let without_majority = args.missing.without_majority;
+    let options = levada_node::NodeOptions {
+        loaded,
+        file: path,
+        state,
+        may_overwrite,
+        without_majority,
+        beyond_repair,
+    };
     let again = options.file.clone();
     match levada_node::run(options, &|line| say!("{line}"), || say!("{}", process::READY))? {
         Ended::Stopped => Ok(()),

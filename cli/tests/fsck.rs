@@ -37,6 +37,7 @@ fn damage(cluster: &Cluster, target: &str, change: impl Fn(&[u8], Vec<u8>) -> Op
         let source = FileDrives::new(loaded.clone(), state);
         let options = StartOptions {
             may_overwrite: MayOverwrite::Nothing,
+            without_majority: false,
             tuning: Tuning::default(),
             address: "nowhere".to_owned(),
             progress: &|_| {},

@@ -50,6 +50,7 @@ fn with_cluster(cluster: &Cluster, change: impl AsyncFnOnce(&assembly::Cluster))
         let source = FileDrives::new(loaded.clone(), state);
         let options = StartOptions {
             may_overwrite: MayOverwrite::Nothing,
+            without_majority: false,
             tuning: Tuning::default(),
             address: "nowhere".to_owned(),
             progress: &|_| {},

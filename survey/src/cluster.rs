@@ -38,6 +38,7 @@ pub(crate) fn start(drives: Drives) -> Result<Service> {
         let source = MadeDrives(RefCell::new(drives));
         let options = StartOptions {
             may_overwrite: MayOverwrite::Nothing,
+            without_majority: false,
             tuning: Tuning::default(),
             address,
             progress: &|_| {},

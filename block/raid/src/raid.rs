@@ -94,9 +94,7 @@ impl RaidArray {
     /// Stops: `seen` has one of the members, a later owner. Without this an array stops when a member says so, which may be never while nothing
     /// is asked of it.
     pub fn lose_to(&self, seen: Epoch) {
-        if seen > self.epoch() {
-            self.engine.stop(BlockError::Fenced { ours: self.epoch(), seen });
-        }
+        self.engine.stop(BlockError::Fenced { ours: self.epoch(), seen });
     }
 
     /// Takes a member out, as if its drive had failed. A hot spare takes its role at once.

@@ -43,9 +43,12 @@ fn hint(error: &RaidError) -> &'static str {
         RaidError::NotFound { report } if report.missing.is_empty() => {
             "; if the very first `levada up` was interrupted, nothing is stored yet and `levada up --destroy CLUSTER` starts over"
         }
-        RaidError::NotFound { .. }
-        | RaidError::TooManyLost { .. }
-        | RaidError::NoMajority { .. } => "; bring them back and start again: nothing was given up",
+        RaidError::NoMajority { .. } => {
+            "; bring them back and start again: nothing was given up. Where they are gone for good, and no other server has them: `levada up --without-majority`"
+        }
+        RaidError::NotFound { .. } | RaidError::TooManyLost { .. } => {
+            "; bring them back and start again: nothing was given up"
+        }
         _ => "",
     }
 }
@@ -173,7 +176,7 @@ fn parity_level(kind: ParityKind) -> RaidLevel {
     }
 }
 
-/// Opens every array of a cluster from the drives that are there.
+/// Opens every array of a cluster from the drives that are there; `without_majority`: also by half of its members or fewer.
 ///
 /// # Errors
 ///
@@ -182,6 +185,7 @@ fn parity_level(kind: ParityKind) -> RaidLevel {
 pub async fn open(
     cluster: &ClusterFile,
     drives: &Drives,
+    without_majority: bool,
 ) -> Result<Vec<Rc<ClusterArray>>, ArrayError> {
     let members_of = |spec: &ArraySpec| -> (Uuid, Vec<Rc<dyn Device>>) {
         let uuid = uuid_of(&drives.drives, &spec.name).unwrap_or_default();
@@ -191,11 +195,11 @@ pub async fn open(
     };
     // An array that is opened goes on without its missing members for good. When another one cannot
     // be opened, the missing drives will come back, and should find their places.
-    examine(cluster, members_of).await?;
+    examine(cluster, without_majority, members_of).await?;
     let mut arrays = Vec::new();
     for spec in &cluster.arrays {
         let (uuid, found) = members_of(spec);
-        let opened = RaidArray::open(uuid, found, drives.epoch, false).await;
+        let opened = RaidArray::open(uuid, found, drives.epoch, without_majority).await;
         let (array, report) =
             opened.map_err(|source| ArrayError { array: spec.name.clone(), source })?;
         let mut remarks = Vec::new();
@@ -228,12 +232,13 @@ pub async fn open(
 /// [`ArrayError`] for the first that cannot; its text names what would help.
 pub(crate) async fn examine(
     cluster: &ClusterFile,
+    without_majority: bool,
     members_of: impl Fn(&ArraySpec) -> (Uuid, Vec<Rc<dyn Device>>),
 ) -> Result<(), ArrayError> {
     let mut examined = Vec::new();
     for spec in &cluster.arrays {
         let (uuid, found) = members_of(spec);
-        examined.push((spec, RaidArray::examine(uuid, &found, false).await));
+        examined.push((spec, RaidArray::examine(uuid, &found, without_majority).await));
     }
     let is_there = |(_, standing): &(_, Result<AssemblyReport, _>)| {
         !matches!(standing, Err(RaidError::NotFound { .. }))

@@ -180,6 +180,8 @@ impl Tuning {
 /// What [`start`] is told besides the cluster file.
 pub struct StartOptions<'a> {
     pub may_overwrite: MayOverwrite,
+    /// Arrays are opened, if what is there holds all data, also where half or more of the members are away: nobody else has them.
+    pub without_majority: bool,
     pub tuning: Tuning,
     /// Where clients reach this node's targets.
     pub address: String,
@@ -213,6 +215,7 @@ pub async fn start(
         source,
         &file,
         options.may_overwrite,
+        options.without_majority,
         options.tuning.segment_stripes,
         options.progress,
     )
@@ -221,7 +224,7 @@ pub async fn start(
         (options.progress)("creating arrays");
         arrays::create(&file, &drives).await?
     } else {
-        match arrays::open(&file, &drives).await {
+        match arrays::open(&file, &drives, options.without_majority).await {
             Ok(arrays) => arrays,
             Err(error) => {
                 for drive in &drives.drives {

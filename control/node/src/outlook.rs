@@ -36,7 +36,7 @@ pub async fn outlook(
         Sight::New { missing } => Ok(Outlook::New { missing }),
         Sight::Exists { missing, drives } => {
             let drives: Vec<&Labelled> = drives.iter().collect();
-            arrays::examine(cluster, |spec| parts_of(spec, &drives)).await?;
+            arrays::examine(cluster, false, |spec| parts_of(spec, &drives)).await?;
             let standing = OnDrives::read(&drives).await;
             let displaced = cluster.arrays.iter().filter_map(|array| {
                 let (level, roles) = standing.roles(&array.name, cluster)?;

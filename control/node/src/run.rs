@@ -51,6 +51,8 @@ pub struct NodeOptions {
     pub file: PathBuf,
     pub state: StateDir,
     pub may_overwrite: MayOverwrite,
+    /// As [`StartOptions::without_majority`].
+    pub without_majority: bool,
     /// Targets with damage that the node in whose place this one starts could not repair.
     pub beyond_repair: Vec<String>,
 }
@@ -130,13 +132,15 @@ async fn serve(
     progress: &dyn Fn(&str),
     ready: impl FnOnce(),
 ) -> Result<Ended> {
-    let NodeOptions { loaded, file, state, may_overwrite, beyond_repair } = options;
+    let NodeOptions { loaded, file, state, may_overwrite, without_majority, beyond_repair } =
+        options;
     reactor::carry_sockets(loaded.cluster.network_cores)
         .context("cannot start the threads of `network_cores` in [cluster]")?;
     let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
     let start = StartOptions {
         may_overwrite,
+        without_majority,
         tuning: Tuning::default(),
         address: address.clone(),
         progress,

@@ -167,6 +167,7 @@ impl Stack {
             Tuning { log_bytes_max: MIB, cache_bytes: 256 * KIB as usize, segment_stripes };
         let options = StartOptions {
             may_overwrite: MayOverwrite::Nothing,
+            without_majority: false,
             tuning,
             address: NODE.to_owned(),
             progress: &|_| {},

@@ -201,9 +201,13 @@ impl Known<'_> {
     }
 
     /// Whether all arrays can be opened by these drives.
-    pub async fn examine(&self, cluster: &ClusterFile) -> Result<(), ArrayError> {
+    pub async fn examine(
+        &self,
+        cluster: &ClusterFile,
+        without_majority: bool,
+    ) -> Result<(), ArrayError> {
         let drives: Vec<&Labelled> = self.by_name.values().map(|(_, drive)| drive).collect();
-        arrays::examine(cluster, |spec| parts_of(spec, &drives)).await
+        arrays::examine(cluster, without_majority, |spec| parts_of(spec, &drives)).await
     }
 
     pub fn why_absent(&mut self, drive: &str) -> String {

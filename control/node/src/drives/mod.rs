@@ -225,6 +225,7 @@ pub async fn take(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
     may_overwrite: MayOverwrite,
+    without_majority: bool,
     segment_stripes: u32,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
@@ -239,7 +240,9 @@ pub async fn take(
         refuse_namesake(source, cluster, &found)?;
     }
     match may_overwrite {
-        MayOverwrite::Nothing if !known.is_empty() => open(source, cluster, found, progress).await,
+        MayOverwrite::Nothing if !known.is_empty() => {
+            open(source, cluster, without_majority, found, progress).await
+        }
         MayOverwrite::Others if !known.is_empty() => {
             Err(DrivesError::Exists { cluster: cluster.name.clone(), drives: known.join(", ") })
         }
@@ -271,7 +274,9 @@ pub async fn take_existing(
     }
     refuse_namesake(source, cluster, &found)?;
     match source.cluster() {
-        _ if !named_like(cluster, &found).is_empty() => open(source, cluster, found, &|_| ()).await,
+        _ if !named_like(cluster, &found).is_empty() => {
+            open(source, cluster, false, found, &|_| ()).await
+        }
         Some(_) => Err(away(source, cluster)),
         None => Err(DrivesError::NotMade { cluster: cluster.name.clone() }),
     }
@@ -330,12 +335,16 @@ pub(crate) async fn sight(
 async fn open(
     source: &dyn DriveSource,
     cluster: &ClusterFile,
+    without_majority: bool,
     mut found: Vec<Found>,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
     // Who cannot serve takes nothing away from who does. One that is at work may just have recorded something on some of its drives.
+    let openable = async |found: &[Found], progress: &dyn Fn(&str)| {
+        openable(source, cluster, without_majority, found.to_vec(), progress).await
+    };
     for _ in 1..LOOKS_BEFORE {
-        match openable(source, cluster, found.clone(), &|_| ()).await {
+        match openable(&found, &|_| ()).await {
             Err(DrivesError::Array(_)) => {
                 reactor::sleep(LOOK_AGAIN_AFTER).await;
                 found = look_again(found).await;
@@ -343,11 +352,11 @@ async fn open(
             _ => break,
         }
     }
-    let mut known = openable(source, cluster, found.clone(), progress).await?;
+    let mut known = openable(&found, progress).await?;
     if shut_out(source, cluster, known.cluster, known.last_epoch(), progress).await? {
         // They may have written until then.
         found = look_again(found).await;
-        known = openable(source, cluster, found.clone(), progress).await?;
+        known = openable(&found, progress).await?;
     }
     let owner = latest_owner(source, cluster, &found).await;
     let epoch = known.last_epoch().max(owner).next();
@@ -396,11 +405,12 @@ async fn open(
 async fn openable<'a>(
     source: &dyn DriveSource,
     cluster: &'a ClusterFile,
+    without_majority: bool,
     found: Vec<Found>,
     progress: &dyn Fn(&str),
 ) -> Result<Known<'a>, DrivesError> {
     let mut known = tell_apart(source, cluster, found).await?;
-    if let Err(error) = known.examine(cluster).await {
+    if let Err(error) = known.examine(cluster, without_majority).await {
         for DriveSpec { name, .. } in &cluster.drives {
             if !known.by_name.contains_key(name) {
                 progress(&format!("drive {name}: {}", known.why_absent(name)));

@@ -68,7 +68,7 @@ pub async fn offline(
         return Err(AssemblyError::NotServed { what: "other than one file system" });
     };
     let drives = drives::take_existing(source, file).await?;
-    let arrays = arrays::open(file, &drives).await?;
+    let arrays = arrays::open(file, &drives, false).await?;
     let metadata = assembly::find(&arrays, &fs.metadata).array.clone();
     let data: Rc<dyn Array> = Rc::new(assembly::find(&arrays, &fs.data).array.clone());
     let table = assembly::find_table(&metadata, options.says).await?;

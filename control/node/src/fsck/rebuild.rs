@@ -86,7 +86,7 @@ pub async fn rebuild(
         return Err(AssemblyError::NotServed { what: "other than one file system" }.into());
     };
     let drives = drives::take_existing(source, file).await.map_err(AssemblyError::from)?;
-    let arrays = arrays::open(file, &drives).await.map_err(AssemblyError::from)?;
+    let arrays = arrays::open(file, &drives, false).await.map_err(AssemblyError::from)?;
     let metadata = assembly::find(&arrays, &fs.metadata).array.clone();
     let data: Rc<dyn Array> = Rc::new(assembly::find(&arrays, &fs.data).array.clone());
     let made = match assembly::find_table(&metadata, options.says).await {

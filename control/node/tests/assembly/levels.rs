@@ -1,11 +1,11 @@
 //! File data on every level with parity: written, short of as many drives as the level bears, read.
 
 use crate::shelf::{
-    Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, start, status,
-    write_file,
+    Shelf, changed, cluster_file, fail, operator_of, read_file, served_as, start,
+    start_without_majority, status, write_file,
 };
 use levada_base::reactor::Reactor;
-use levada_spec::{Bytes, ClusterFile, Level, ParityKind, Spread};
+use levada_spec::{Bytes, ClusterFile, Level, ParityKind, SliceSize, Spread};
 use std::rc::Rc;
 
 /// The box with its data on this level, over all drives; metadata bear one more.
@@ -143,5 +143,33 @@ fn another_parity_or_grouping_in_the_file_is_refused() {
             let told = changed(file, &shelf).await;
             assert!(told.contains(says), "{told}");
         }
+    });
+}
+
+/// Half of the drives are gone for good: what is left holds all data, and is not believed unless somebody says that nobody has the others.
+#[test]
+fn half_of_the_drives_are_enough_where_that_is_ordered() {
+    Reactor::simulated(71).block_on(async {
+        let kind = ParityKind::NPlusM { parity: 3 };
+        let file = || {
+            let mut file = box_on(kind);
+            file.drives.truncate(6);
+            for array in &mut file.arrays {
+                array.drives.truncate(6);
+            }
+            file.arrays[1].level = Level::Parity { kind, data: 3, chunk: Bytes::kib(64) };
+            file.arrays[0].slice = SliceSize::Bytes(Bytes::mib(256));
+            file.arrays[0].level = Level::Raid1 { copies: 4, spread: Spread::Enclosure };
+            file
+        };
+        let shelf = Shelf::default();
+        served_as(file(), &shelf, write_file).await;
+        shelf.pulled.replace(drives(3));
+        let error = start(file(), &shelf).await.err().expect("others may have the rest");
+        assert!(error.to_string().contains("levada up --without-majority"), "{error}");
+        let opened = start_without_majority(file(), &shelf).await;
+        opened.expect("all data are there").stop().await;
+        // From now on they are all there is.
+        served_as(file(), &shelf, read_file).await;
     });
 }

@@ -164,8 +164,26 @@ pub async fn start_over(
     shelf: &Shelf,
     may_overwrite: MayOverwrite,
 ) -> Result<Cluster, AssemblyError> {
+    start_as(file, shelf, may_overwrite, false).await
+}
+
+/// What is there of a cluster, by half of its members or fewer.
+pub async fn start_without_majority(
+    file: ClusterFile,
+    shelf: &Shelf,
+) -> Result<Cluster, AssemblyError> {
+    start_as(file, shelf, MayOverwrite::Nothing, true).await
+}
+
+async fn start_as(
+    file: ClusterFile,
+    shelf: &Shelf,
+    may_overwrite: MayOverwrite,
+    without_majority: bool,
+) -> Result<Cluster, AssemblyError> {
     let options = StartOptions {
         may_overwrite,
+        without_majority,
         tuning: Tuning::default(),
         address: ADDRESS.to_owned(),
         progress: &|_| {},
