@@ -13,6 +13,7 @@ mod support;
 use drawer::Drawer;
 use std::fs::{self, File};
 use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -369,6 +370,11 @@ fn a_power_fence_keeps_two_servers_apart_where_drives_cannot() {
     wait_until("it is told by the drives", || {
         cluster.ok(&["status"]).contains("has stopped: another server has taken its drives over")
     });
+    // Locks and what is in memory need no drive: nobody may be told of those, beside the other server.
+    let status = cluster.ok(&["status"]);
+    let (_, at) = status.split_once(", at ").expect("where its clients find it");
+    let at = at.lines().next().expect("a line").to_owned();
+    wait_until("its clients are answered no more", || TcpStream::connect(&at).is_err());
     check(&other, &["first", "second"]);
     assert!(is_healthy(&other));
     cluster.ok(&["down", "--force"]);

@@ -173,3 +173,45 @@ impl Gate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::select;
+    use levada_base::Buf;
+    use levada_base::reactor::Reactor;
+    use levada_nvme::Nqn;
+    use levada_nvme::authentication::{Group, Hash, MESSAGE_BYTES_MAX, Prover, Secret, Secrets};
+    use std::pin::pin;
+
+    /// The largest group takes some ten milliseconds, in which others have their turns.
+    #[test]
+    fn others_go_on_while_a_proof_is_computed() {
+        Reactor::new().expect("an io_uring").block_on(async {
+            let [host, subsystem] =
+                ["nqn.x:host", "nqn.x:box"].map(|nqn| Nqn::new(nqn).expect("a name"));
+            let names = Names { host, subsystem };
+            let host = Secret::random(None, &mut reactor::fill_random);
+            let secrets = Secrets { host, controller: None };
+            let prover = Prover::new(names.clone(), secrets.clone(), 1)
+                .offering(&[Hash::Sha256], &[Group::Ffdhe8192]);
+            let gate = Gate::new(Some(Verifier::new(names, secrets)), Semaphore::new(1));
+            let offer = Buf::copy_of(&prover.negotiate());
+            let bytes = offer.len();
+            let sent = gate.prove(Step::Send { bytes }, &offer.into_vec()).await;
+            assert!(sent.is_ok());
+            let turns = Cell::new(0);
+            let others = async {
+                loop {
+                    reactor::sleep(Duration::from_millis(1)).await;
+                    turns.set(turns.get() + 1);
+                }
+            };
+            let (nothing, bytes) = (IoVec::new(), MESSAGE_BYTES_MAX);
+            let challenged = gate.prove(Step::Receive { bytes }, &nothing);
+            select(pin!(challenged), pin!(others)).await;
+            assert!(turns.get() > 0, "everybody has waited");
+            assert!(!gate.is_open());
+        });
+    }
+}

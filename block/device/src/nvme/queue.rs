@@ -223,7 +223,7 @@ impl<S: ByteStream + 'static> Queue<S> {
             outbox: Outbox::default(),
             exchange: RefCell::new(Exchange::new(commands)),
             slots: RefCell::new(slots),
-            places: Semaphore::new(commands.saturating_sub(1).max(1) as u64),
+            places: Semaphore::new((commands - 1).max(1) as u64),
             probes: Semaphore::new(u64::from(commands > 1)),
             is_silent: Cell::default(),
             heard: Cell::default(),

@@ -117,6 +117,7 @@ impl<N: Network> Paths<N> {
                 capacity_bytes: known.capacity_bytes(),
                 is_read: false,
             };
+            let refused = ConnectError::Refused { command: "Write", status: completion.status };
             match Verdict::of(completion.status, asked) {
                 Verdict::Done => return Ok(()),
                 Verdict::Again
@@ -127,14 +128,8 @@ impl<N: Network> Paths<N> {
                     pause = (pause * 2).min(AGAIN_MAX);
                 }
                 // The report tells whether there is another owner, when the path is looked at again.
-                Verdict::Conflict if self.owner.is_reserved() => {
-                    let (command, status) = ("Write", completion.status);
-                    return Err(ConnectError::Refused { command, status });
-                }
-                Verdict::Again | Verdict::NotHere => {
-                    let (command, status) = ("Write", completion.status);
-                    return Err(ConnectError::Refused { command, status });
-                }
+                Verdict::Conflict if self.owner.is_reserved() => return Err(refused),
+                Verdict::Again | Verdict::NotHere => return Err(refused),
                 Verdict::Conflict | Verdict::Failed(_) => {
                     let status = completion.status;
                     tracing::error!(subsystem = %self.subsystem, %status, "a change is refused");

@@ -63,6 +63,10 @@ fn who_is_left_with_fewer_than_half_at_once_stops() {
                 return;
             }
             assert!(matches!(written, Err(BlockError::TooManyLost { .. })), "{written:?}");
+            // It may hear later who has them.
+            array.lose_to(Epoch(9));
+            let fenced = BlockError::Fenced { ours: array.epoch(), seen: Epoch(9) };
+            assert_eq!(array.status().stopped, Some(fenced));
             // The other server.
             let seen: Vec<_> = rig.devices().into_iter().take(2).collect();
             rig.drives[..2].iter().for_each(|drive| drive.plug_in());

@@ -36,6 +36,8 @@ pub struct Shelf {
     pub pulled: RefCell<Vec<String>>,
     /// Drives at whose place there is something else, which cannot be used.
     pub hidden: RefCell<Vec<String>>,
+    /// Drives that are open, and out of reach.
+    pub unreached: RefCell<Vec<String>>,
     /// The cluster that was up with them last, as a state directory notes it.
     pub noted: Cell<Option<Uuid>>,
     /// Drives whose files a node left empty, which was killed while it made them.
@@ -144,6 +146,10 @@ impl DriveSource for Shelf {
 
     fn needs_power_fence(&self, _drive: &DriveSpec) -> bool {
         self.power_fence.borrow().is_some()
+    }
+
+    fn is_reached(&self, device: &str) -> bool {
+        !self.unreached.borrow().iter().any(|unreached| unreached == device)
     }
 
     fn in_place(&self, drive: &DriveSpec) -> bool {

@@ -98,6 +98,21 @@ fn a_spare_takes_the_place_of_a_lost_drive_in_every_array_and_keeps_it() {
     });
 }
 
+/// One whose enclosure is away would be tried for ever, and no other.
+#[test]
+fn a_spare_that_is_out_of_reach_is_passed_over() {
+    Reactor::simulated(77).block_on(async {
+        let shelf = Rc::new(Shelf::default());
+        let path = "box/levada.toml".into();
+        let (cluster, operator) = operator_of(with_spares(), &shelf, path).await;
+        shelf.unreached.replace(vec!["d10".into()]);
+        fail(&operator, "d03", false).await.expect("bears it");
+        operator.use_spares().await;
+        assert_eq!(came_in(&cluster), [["d11"], ["d11"]]);
+        cluster.stop().await;
+    });
+}
+
 /// The dead drive leaves the file, and the spare that has its place becomes an ordinary one.
 #[test]
 fn a_spare_in_use_may_become_a_drive_of_the_arrays() {

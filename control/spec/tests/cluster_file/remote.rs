@@ -66,6 +66,25 @@ fn enclosures_on_the_network_are_read_as_meant() {
     reads_back(&cluster);
 }
 
+/// Two of three copies that go at once are a majority, which another server may open; where nobody else reaches the drives one copy is enough.
+#[test]
+fn a_majority_of_copies_on_the_network_must_not_go_at_once() {
+    let local = |line: &str| match line {
+        line if line.starts_with("url") => String::new(),
+        line if line.starts_with("drives = [") => {
+            format!("drives = [\"/dev/disk{}-{{1..2}}\"]", line.len())
+        }
+        line => line.to_owned(),
+    };
+    let local: Vec<String> = REMOTE.lines().map(local).collect();
+    for (text, enclosures) in [(REMOTE.to_owned(), 1), (local.join("\n"), 2)] {
+        let (cluster, _) =
+            ClusterFile::parse("levada.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+        let survival = cluster.array("meta").expect("it is there").survives(&cluster);
+        assert_eq!((survival.drives, survival.enclosures), (2, enclosures));
+    }
+}
+
 #[test]
 fn a_url_is_no_place_below_the_file() {
     let dir = tempfile::tempdir().expect("a directory");
