@@ -46,8 +46,8 @@ enum Command {
     Up(up::UpArgs),
     /// Make everything durable, unmount, and stop the node
     Down {
-        /// Also while programs use a mount: their next call on it fails, as if its process had died; and also
-        /// when the next start will not find a drive that serves now
+        /// Also while programs use a mount: their next call on it fails, as if its process had died; where an array has stopped,
+        /// what they had not synced is lost. And also when the next start will not find a drive that serves now
         #[arg(long)]
         force: bool,
     },

@@ -486,18 +486,18 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
     guest::umount_all(state, force)
 }
 
-/// Ends the mounts of this cluster, whose programs wait for a node that serves no more. What they had not synced is lost.
+/// Ends the mounts of this cluster, whose programs wait for a node that serves no more. What they had not synced is lost: their processes would
+/// wait as well, to make it durable.
 pub fn end_all(state: &StateDir) -> Result<()> {
     for dir in mounts(state) {
-        let record = record(state, &dir)?;
         mounting::unmount(&dir, true)?;
-        end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+        kill(&record(state, &dir)?, &dir)?;
         say!("{} is gone, with what was not synced", dir.display());
     }
     for (dir, record) in out_of_tree(state) {
-        end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
+        kill(&record, &dir)?;
     }
-    guest::umount_all(state, true)
+    guest::end_all(state)
 }
 
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
@@ -554,16 +554,34 @@ fn served(record: &Path) -> Option<Served> {
     Served::parse(&std::fs::read_to_string(record).ok()?)
 }
 
-/// Tells the process of a mount to end. One that has ended is told nothing, whoever has its number
-/// now.
+/// Tells the process of a mount to end, once all is durable.
 fn end(record: &Path) -> Result<(), Errno> {
+    signal(record, Signal::TERM)
+}
+
+/// Ends the process of a mount at `at` whatever it is at, and waits until it has. Its note stays, and says whose client is dead.
+fn kill(record: &Path, at: &Path) -> Result<()> {
+    let begun = Instant::now();
+    signal(record, Signal::KILL)
+        .with_context(|| format!("cannot end the mount on {}", at.display()))?;
+    while is_served(record) {
+        if begun.elapsed() > END_LIMIT {
+            bail!("the process of the mount on {} was killed, and has not ended", at.display());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+/// Signals the process of a mount. One that has ended gets nothing, whoever has its number now.
+fn signal(record: &Path, signal: Signal) -> Result<(), Errno> {
     let pid = || Pid::from_raw(served(record)?.pid.cast_signed());
     let Some(noted) = pid() else { return Ok(()) };
     let told = pidfd_open(noted, PidfdFlags::empty()).and_then(|process| {
         // From here on it is this very process: it has the number that is noted by whoever holds
         // the record.
         match is_served(record) && pid() == Some(noted) {
-            true => pidfd_send_signal(process, Signal::TERM),
+            true => pidfd_send_signal(process, signal),
             false => Ok(()),
         }
     });

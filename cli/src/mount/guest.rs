@@ -253,3 +253,12 @@ pub(super) fn umount_all(state: &StateDir, force: bool) -> Result<()> {
     }
     Ok(())
 }
+
+/// Ends all that this cluster serves at sockets, at once: with what guests had handed over and was not durable.
+pub(super) fn end_all(state: &StateDir) -> Result<()> {
+    for (at, record) in noted(state).into_iter().filter(|(_, record)| is_served(record)) {
+        super::kill(&record, &at)?;
+        say!("{} is no longer served, and what its guest had not synced is lost", at.display());
+    }
+    Ok(())
+}

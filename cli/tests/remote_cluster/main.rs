@@ -206,6 +206,7 @@ fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_o
     cluster.ok(&["up"]);
     cluster.ok(&["mount", "mnt"]);
     write(&cluster.mnt().join("first"), 3);
+    cluster.ok(&["mount", "--vhost", "guest.sock"]);
     // In the middle of writes, each of which is told when it is durable.
     let told = cluster.path("told");
     let mut writer = Command::new("sh")
@@ -229,9 +230,18 @@ fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_o
     wait_until("it has met the other one", || {
         cluster.ok(&["status"]).contains("has stopped: another server has taken its drives over")
     });
+    // Whoever asks it for something waits, for what only it could give.
+    let mut late = Command::new("touch").arg(cluster.mnt().join("late")).spawn().expect("started");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(late.try_wait().expect("a child"), None, "nobody can tell it anything");
     writer.kill().expect("a child");
-    cluster.ok(&["down", "--force"]);
-    writer.wait().expect("a child");
+    let said = cluster.ok(&["down", "--force"]);
+    assert!(said.contains("guest.sock is no longer served"), "{said}");
+    for program in [&mut writer, &mut late] {
+        wait_until("nobody waits", || program.try_wait().expect("a child").is_some());
+    }
+    assert!(!late.wait().expect("a child").success(), "it was told that there is no mount");
+    assert_eq!(cluster.mount_process(), None);
     wait_until("nobody is waited for", || is_healthy(&other));
     other.ok(&["mount", "mnt"]);
     check(&other, &["first"]);
