@@ -27,7 +27,7 @@ use levada_export_vhost::Directory;
 use levada_health::{Record, Watch};
 use levada_raid::{
     self as raid, Array, AssemblyReport, Finding, MemberSpec, MemberState, RaidArray, RaidError,
-    Recorded,
+    Recorded, look_until_steady,
 };
 use levada_spec::HealthSpec;
 use levada_volume::{Anyway, Pool, PoolError};
@@ -125,11 +125,6 @@ struct Scrubs {
     one_ended: Notify,
 }
 
-/// How often an array is looked at before the power fence runs, or it is said that it cannot be opened,
-const LOOKS_BEFORE: usize = 3;
-/// and how long between.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
-
 /// What the members are found to be, of an array that can be opened.
 async fn may_be_opened(
     recorded: &Recorded,
@@ -170,14 +165,8 @@ impl Keeper {
             drives.push(Drive { path: drive.path.clone(), store, member });
         }
         if let Some(command) = power_fence {
-            // Who cannot serve takes nobody's power. One that is at work may just have recorded something on some of its drives.
-            for _ in 1..LOOKS_BEFORE {
-                if may_be_opened(&recorded, &drives, opening).await.is_ok() {
-                    break;
-                }
-                reactor::sleep(LOOK_AGAIN_AFTER).await;
-            }
-            may_be_opened(&recorded, &drives, opening).await?;
+            // Who cannot serve takes nobody's power.
+            look_until_steady(async || may_be_opened(&recorded, &drives, opening).await).await?;
             let stores: Vec<Store> = drives.iter().map(|drive| drive.store.clone()).collect();
             let Recorded { name, uuid, order, .. } = &recorded;
             shut_out(command, name, *uuid, order.0, paths, &stores).await?;

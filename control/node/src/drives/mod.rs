@@ -28,21 +28,16 @@ use found::{
     renamed, shut_out, tell_apart,
 };
 use futures_util::future::{LocalBoxFuture, join_all, pending, ready};
-use levada_base::Epoch;
 use levada_base::ids::Uuid;
-use levada_base::reactor;
 use levada_base::units::BLOCK_BYTES;
+use levada_base::Epoch;
 use levada_desk::PowerFenceError;
 use levada_device::{BlockError, Device, Drive, DriveError, HealthPage};
+use levada_raid::look_until_steady;
 use levada_spec::{ClusterFile, DriveSpec};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::rc::Rc;
-use std::time::Duration;
-
-/// How often a cluster is looked at before it is said that it cannot be opened,
-const LOOKS_BEFORE: usize = 3;
-/// and how long between.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Where drives come from: files and block devices on a machine, memory in the simulator.
 pub trait DriveSource {
@@ -126,7 +121,7 @@ pub trait DriveSource {
     }
 
     /// Completes when a later owner turns out to have an open device: which.
-    fn lost<'a>(&'a self, _device: &'a str) -> LocalBoxFuture<'a, Epoch> {
+    fn lost(&self, _device: &str) -> LocalBoxFuture<'_, Epoch> {
         Box::pin(pending())
     }
 
@@ -339,24 +334,21 @@ async fn open(
     mut found: Vec<Found>,
     progress: &dyn Fn(&str),
 ) -> Result<Drives, DrivesError> {
-    // Who cannot serve takes nothing away from who does. One that is at work may just have recorded something on some of its drives.
-    let openable = async |found: &[Found], progress: &dyn Fn(&str)| {
-        openable(source, cluster, without_majority, found.to_vec(), progress).await
-    };
-    for _ in 1..LOOKS_BEFORE {
-        match openable(&found, &|_| ()).await {
-            Err(DrivesError::Array(_)) => {
-                reactor::sleep(LOOK_AGAIN_AFTER).await;
-                found = look_again(found).await;
-            }
-            _ => break,
+    let openable =
+        async |found: &[Found]| openable(source, cluster, without_majority, found.to_vec()).await;
+    // Who cannot serve takes nothing away from who does.
+    let mut is_first = true;
+    let looking = look_until_steady(async || {
+        if !std::mem::take(&mut is_first) {
+            found = look_again(std::mem::take(&mut found)).await;
         }
-    }
-    let mut known = openable(&found, progress).await?;
+        openable(&found).await
+    });
+    let mut known = looking.await.map_err(|refusal| refusal.told(progress))?;
     if shut_out(source, cluster, known.cluster, known.last_epoch(), progress).await? {
         // They may have written until then.
         found = look_again(found).await;
-        known = openable(&found, progress).await?;
+        known = openable(&found).await.map_err(|refusal| refusal.told(progress))?;
     }
     let owner = latest_owner(source, cluster, &found).await;
     let epoch = known.last_epoch().max(owner).next();
@@ -401,22 +393,40 @@ async fn open(
     Ok(Drives { cluster: known.cluster.unwrap_or_default(), epoch, drives, fresh: false })
 }
 
-/// The drives of a cluster all of whose arrays can be opened; why each of the others is not among them is told where they cannot.
+/// Why a cluster is not opened, and each of its drives that are not there.
+struct Refusal {
+    error: DrivesError,
+    absent: Vec<String>,
+}
+
+impl Refusal {
+    fn told(self, progress: &dyn Fn(&str)) -> DrivesError {
+        self.absent.iter().for_each(|line| progress(line));
+        self.error
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// The drives of a cluster all of whose arrays can be opened.
 async fn openable<'a>(
     source: &dyn DriveSource,
     cluster: &'a ClusterFile,
     without_majority: bool,
     found: Vec<Found>,
-    progress: &dyn Fn(&str),
-) -> Result<Known<'a>, DrivesError> {
-    let mut known = tell_apart(source, cluster, found).await?;
+) -> Result<Known<'a>, Refusal> {
+    let known = tell_apart(source, cluster, found).await;
+    let mut known = known.map_err(|error| Refusal { error, absent: Vec::new() })?;
     if let Err(error) = known.examine(cluster, without_majority).await {
-        for DriveSpec { name, .. } in &cluster.drives {
-            if !known.by_name.contains_key(name) {
-                progress(&format!("drive {name}: {}", known.why_absent(name)));
-            }
-        }
-        return Err(DrivesError::Array(error));
+        let names = cluster.drives.iter().map(|spec| &spec.name);
+        let absent: Vec<_> = names.filter(|name| !known.by_name.contains_key(*name)).collect();
+        let told = |name: &String| format!("drive {name}: {}", known.why_absent(name));
+        let absent = absent.into_iter().map(told).collect();
+        return Err(Refusal { error: DrivesError::Array(error), absent });
     }
     Ok(known)
 }
