@@ -7,6 +7,7 @@ pub mod arrays;
 mod block_model;
 mod coverage;
 mod drive;
+pub mod enclosures;
 pub mod planted;
 pub mod remote;
 mod rng;

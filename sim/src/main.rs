@@ -9,7 +9,7 @@
 //! - `levada-sim planted [PART]` hunts every planted bug, or those with PART in their names.
 
 use levada_sim::soak::{self, Part, Soak};
-use levada_sim::{Scenario, arrays, planted, remote, seeds, stack, stores};
+use levada_sim::{Scenario, arrays, enclosures, planted, remote, seeds, stack, stores};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -23,6 +23,7 @@ const PARTS: &[Part] = &[
     part("kv", stores::kv),
     part("log", stores::log),
     part("nvme", remote::nvme),
+    part("enclosures", enclosures::enclosures),
 ];
 
 const fn part(name: &'static str, scenario: Scenario) -> Part {

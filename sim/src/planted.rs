@@ -1,7 +1,7 @@
 //! The planted bugs, and the scenario that has to find each.
 
 use crate::seeds::{self, Scenario};
-use crate::{arrays, remote, stack, stores};
+use crate::{arrays, enclosures, remote, stack, stores};
 
 /// A planted bug.
 #[derive(Clone, Copy)]
@@ -89,6 +89,10 @@ pub const BUGS: &[Bug] = &[
     bug("nvmet-preemption-does-not-wait", remote::nvme, 400),
     bug("nvmet-flush-dropped", remote::nvme, 40),
     bug("nvmet-fua-ignored", remote::nvme, 40),
+    bug("raid-minority-goes-on", enclosures::enclosures, 600),
+    bug("drive-label-not-heard", enclosures::enclosures, 40),
+    bug("node-settle-left-out", enclosures::enclosures, 2000),
+    bug("node-drives-not-claimed", enclosures::enclosures, 40),
 ];
 
 /// The seed that finds a bug, and what it says.

@@ -35,6 +35,8 @@ fn planted_bugs_are_found() {
         "nvmet-reservation-not-checked",
         "nvmet-flush-dropped",
         "nvmet-fua-ignored",
+        "drive-label-not-heard",
+        "node-drives-not-claimed",
     ];
     for name in quick {
         let bug = BUGS.iter().find(|bug| bug.name == name).expect("listed");

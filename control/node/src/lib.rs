@@ -34,5 +34,5 @@ pub mod volumes;
 
 pub use file_drives::FileDrives;
 pub use placed::Placed;
-pub use remote_drives::{DeadPath, dead_paths};
+pub use remote_drives::{DeadPath, RemoteDrives, dead_paths};
 pub use run::{Ended, NodeOptions, log_to_stderr, run};

@@ -10,12 +10,13 @@
 //! After a crash the target still knows the dead host, whose reservation the next owner preempts.
 
 use crate::control::PathStatus;
-use crate::drives::NoDevice;
+use crate::drives::{DriveSource, NoDevice};
 use futures_util::future::{LocalBoxFuture, join_all, pending};
-use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
+use levada_base::{Epoch, planted};
 use levada_device::nvme::{
-    Changes, Host, NamespaceError, NvmeNamespace, NvmeUrl, Options, Resolver, Standing,
+    Changes, Host, NamespaceError, Network, NvmeNamespace, NvmeUrl, Options, Resolver, Standing,
+    Tcp,
 };
 use levada_device::{Device, HealthPage};
 use levada_spec::{ClusterFile, DriveSpec};
@@ -28,29 +29,33 @@ use std::time::Duration;
 const AWAY_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
+/// Opens what a URL leads to, as another host than all before.
+type Opener<N> =
+    Rc<dyn Fn(NvmeUrl) -> LocalBoxFuture<'static, Result<NvmeNamespace<N>, NamespaceError>>>;
+
 /// See the module.
-pub(crate) struct RemoteDrives {
+pub struct RemoteDrives<N: Network = Tcp> {
+    opener: Opener<N>,
     /// Until then, an enclosure that does not answer is asked again.
     patient_until: Instant,
     has_power_fence: bool,
     /// When other servers had no power any more, at the latest.
     shut_out_at: Cell<Option<Instant>>,
-    resolver: Resolver,
     /// What keeps them connected; it ends with this, which outlives the arrays.
     tasks: Group,
     /// What was opened, as long as somebody uses it, or what it has changed may still happen; the latest comes last.
-    opened: RefCell<Vec<Opened>>,
+    opened: RefCell<Vec<Opened<N>>>,
 }
 
-struct Opened {
+struct Opened<N: Network> {
     drive: String,
     url: NvmeUrl,
-    namespace: Weak<NvmeNamespace>,
+    namespace: Weak<NvmeNamespace<N>>,
     /// What it was asked to change, which may still be carried out when it is gone.
     changes: Changes,
 }
 
-impl Opened {
+impl<N: Network> Opened<N> {
     /// True when `url` leads there, over whatever addresses.
     fn is_at(&self, url: &NvmeUrl) -> bool {
         self.url.subsystem == url.subsystem && self.url.namespace == url.namespace
@@ -66,15 +71,13 @@ fn url_of(drive: &DriveSpec) -> Result<NvmeUrl, NoDevice> {
     text.parse().map_err(|error| unusable(format!("{text}: {error}")))
 }
 
-async fn connect(
+async fn connect<N: Network>(
     url: NvmeUrl,
-    resolver: Resolver,
+    opener: Opener<N>,
     patient_until: Instant,
-) -> Result<NvmeNamespace, NoDevice> {
+) -> Result<NvmeNamespace<N>, NoDevice> {
     loop {
-        let host = Host::anonymous().map_err(unusable)?;
-        let options = Options { resolver: resolver.clone(), ..Options::new(host) };
-        match NvmeNamespace::open(&url, options).await {
+        match opener(url.clone()).await {
             Err(NamespaceError::NoPath { .. }) if reactor::now() < patient_until => {
                 reactor::sleep(LOOK_AGAIN_AFTER).await;
             }
@@ -141,12 +144,35 @@ fn why(error: NamespaceError) -> String {
 }
 
 impl RemoteDrives {
-    /// `has_power_fence`: something else keeps other servers away from drives without reservations.
+    /// Over the network of this machine. `has_power_fence`: something else keeps other servers away from drives without reservations.
+    #[must_use]
     pub fn new(has_power_fence: bool) -> Self {
-        let patient_until = reactor::now() + AWAY_LIMIT;
-        let (tasks, opened, shut_out_at) = (Group::new(), RefCell::default(), Cell::default());
         let resolver = Resolver::default();
-        Self { patient_until, has_power_fence, shut_out_at, resolver, tasks, opened }
+        let opener = move |url| {
+            let host = Host::anonymous().expect("that is a name");
+            let options = Options { resolver: resolver.clone(), ..Options::new(host) };
+            let opening = async move { NvmeNamespace::open(&url, options).await };
+            Box::pin(opening) as LocalBoxFuture<'static, _>
+        };
+        Self::over(has_power_fence, opener)
+    }
+}
+
+impl<N: Network> RemoteDrives<N> {
+    /// Drives that `opener` opens, each time as another host than all before.
+    pub fn over<F>(has_power_fence: bool, opener: F) -> Self
+    where
+        F: Fn(NvmeUrl) -> LocalBoxFuture<'static, Result<NvmeNamespace<N>, NamespaceError>>
+            + 'static,
+    {
+        Self {
+            opener: Rc::new(opener),
+            patient_until: reactor::now() + AWAY_LIMIT,
+            has_power_fence,
+            shut_out_at: Cell::default(),
+            tasks: Group::new(),
+            opened: RefCell::default(),
+        }
     }
 
     /// Other servers have no power any more.
@@ -154,31 +180,23 @@ impl RemoteDrives {
         self.shut_out_at.set(Some(reactor::now()));
     }
 
-    /// A drive that is open, and has no reservations.
-    pub fn needs_power_fence(&self, drive: &DriveSpec) -> bool {
-        let open = url_of(drive).ok().and_then(|url| self.at(&url));
-        open.is_some_and(|namespace| !namespace.has_reservations())
-    }
-
     /// How long after another server is gone something of it may still reach a drive that is open.
+    #[must_use]
     pub fn settle(&self) -> Duration {
         let opened = self.opened.borrow();
         let there = opened.iter().filter_map(|opened| opened.namespace.upgrade());
-        let unguarded = there.filter(|namespace| !namespace.has_reservations());
+        let unguarded = there
+            .filter(|namespace| !namespace.has_reservations() && !planted!("node-settle-left-out"));
         unguarded.map(|namespace| namespace.settle()).max().unwrap_or_default()
     }
 
-    /// Opens the namespace of a drive.
-    ///
-    /// # Errors
-    ///
-    /// [`NoDevice::Open`] while it is open and can be reached, [`NoDevice::Unusable`].
-    pub async fn open(&self, drive: &DriveSpec) -> Result<Rc<dyn Device>, NoDevice> {
+    /// Opens the namespace of a drive: [`NoDevice::Open`] while it is open and can be reached, or [`NoDevice::Unusable`].
+    async fn open_namespace(&self, drive: &DriveSpec) -> Result<Rc<NvmeNamespace<N>>, NoDevice> {
         let url = url_of(drive)?;
         if self.at(&url).is_some_and(|namespace| namespace.is_reached()) {
             return Err(NoDevice::Open { path: url.to_string() });
         }
-        let connecting = connect(url.clone(), self.resolver.clone(), self.patient_until);
+        let connecting = connect(url.clone(), Rc::clone(&self.opener), self.patient_until);
         let connected = reactor::spawn_in(&self.tasks, connecting).await;
         let namespace = connected.unwrap_or_else(|| Err(unusable("the node ends")))?;
         if !namespace.has_reservations() && !self.has_power_fence {
@@ -219,64 +237,90 @@ impl RemoteDrives {
     }
 
     /// What is open at `url`, the latest of it.
-    fn at(&self, url: &NvmeUrl) -> Option<Rc<NvmeNamespace>> {
+    fn at(&self, url: &NvmeUrl) -> Option<Rc<NvmeNamespace<N>>> {
         let opened = self.opened.borrow();
         let there = opened.iter().rev().filter(|opened| opened.is_at(url));
         there.filter_map(|opened| opened.namespace.upgrade()).next()
     }
 
+    /// What a drive is open as.
+    fn of(&self, drive: &DriveSpec) -> Option<Rc<NvmeNamespace<N>>> {
+        self.at(&url_of(drive).ok()?)
+    }
+
+    /// What a device is, by its name.
+    fn named(&self, device: &str) -> Option<Rc<NvmeNamespace<N>>> {
+        self.at(&device.parse().ok()?)
+    }
+
     /// The drive that the same namespace is open as, by another URL.
-    fn twin(&self, url: &NvmeUrl, namespace: &NvmeNamespace) -> Option<String> {
+    fn twin(&self, url: &NvmeUrl, namespace: &NvmeNamespace<N>) -> Option<String> {
         let opened = self.opened.borrow();
-        let is_same = |opened: &&Opened| {
+        let is_same = |opened: &&Opened<N>| {
             let other = opened.namespace.upgrade();
             !opened.is_at(url) && other.is_some_and(|other| other.is_same_as(namespace))
         };
         opened.iter().find(is_same).map(|twin| format!("{} ({})", twin.drive, twin.url))
     }
+}
 
-    /// The latest owner of a drive, other than this process, as its target knows.
-    pub async fn owner(&self, drive: &DriveSpec) -> Epoch {
-        match url_of(drive).ok().and_then(|url| self.at(&url)) {
-            // Whom it does not tell of now, fencing meets.
-            Some(namespace) => namespace.owner().await.unwrap_or_default(),
-            None => Epoch::default(),
-        }
+impl<N: Network> DriveSource for RemoteDrives<N> {
+    fn open<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        Box::pin(async { Ok(self.open_namespace(drive).await? as Rc<dyn Device>) })
     }
 
-    /// What a device says of its health; `None` where it is not open, or no path leads there.
-    pub async fn look_at_health(&self, device: &str) -> Option<HealthPage> {
-        self.at(&device.parse().ok()?)?.look_at_health().await
+    /// There is none to be made.
+    fn create<'a>(
+        &'a self,
+        drive: &'a DriveSpec,
+    ) -> LocalBoxFuture<'a, Result<Rc<dyn Device>, NoDevice>> {
+        self.open(drive)
     }
 
-    /// Completes when a device says by itself, after this call, that it has something to warn of.
-    pub fn warned(&self, device: &str) -> LocalBoxFuture<'static, ()> {
-        let namespace = device.parse().ok().and_then(|url| self.at(&url));
-        match namespace {
+    fn owner<'a>(&'a self, drive: &'a DriveSpec) -> LocalBoxFuture<'a, Epoch> {
+        Box::pin(async {
+            match self.of(drive) {
+                // Whom it does not tell of now, fencing meets.
+                Some(namespace) => namespace.owner().await.unwrap_or_default(),
+                None => Epoch::default(),
+            }
+        })
+    }
+
+    fn needs_power_fence(&self, drive: &DriveSpec) -> bool {
+        self.of(drive).is_some_and(|namespace| !namespace.has_reservations())
+    }
+
+    fn look_at_health<'a>(&'a self, device: &'a str) -> LocalBoxFuture<'a, Option<HealthPage>> {
+        Box::pin(async { self.named(device)?.look_at_health().await })
+    }
+
+    fn warned(&self, device: &str) -> LocalBoxFuture<'_, ()> {
+        match self.named(device) {
             Some(namespace) => Box::pin(async move { namespace.warned().await }),
             None => Box::pin(pending()),
         }
     }
 
-    /// Completes when a later owner turns out to have a device: which.
-    pub fn lost(&self, device: &str) -> LocalBoxFuture<'static, Epoch> {
-        let namespace = device.parse().ok().and_then(|url| self.at(&url));
-        match namespace {
+    fn lost(&self, device: &str) -> LocalBoxFuture<'_, Epoch> {
+        match self.named(device) {
             Some(namespace) => Box::pin(async move { namespace.lost().await }),
             None => Box::pin(pending()),
         }
     }
 
-    /// Requests to a device are carried out rather than waited for. Those of this machine are.
-    pub fn is_reached(&self, device: &str) -> bool {
+    /// Requests to a device of this machine are always carried out, rather than waited for.
+    fn is_reached(&self, device: &str) -> bool {
         let Ok(url) = device.parse() else { return true };
         self.at(&url).is_some_and(|namespace| namespace.is_reached())
     }
 
-    /// The paths to a drive, none of which need lead there.
-    pub fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {
-        let namespace = url_of(drive).ok().and_then(|url| self.at(&url));
-        let paths = namespace.map_or_else(Vec::new, |namespace| namespace.paths());
+    /// None of which need lead there.
+    fn paths(&self, drive: &DriveSpec) -> Vec<PathStatus> {
+        let paths = self.of(drive).map_or_else(Vec::new, |namespace| namespace.paths());
         let shown = paths.into_iter().map(|path| PathStatus {
             address: path.address,
             state: match path.standing {

@@ -1,9 +1,10 @@
-//! What befalls network, target and drive, while one owner after the other works on it.
+//! What befalls network, target and drives of a shelf, while one owner after the other works on them.
 //!
-//! What always holds: there is never no way to the drive for longer than [`DARK_MAX`], so that nobody may be told that it is gone; and a
-//! request of the drive takes no longer than a target may take to end what it was at.
+//! What always holds: there is never no way to the drives for longer than [`DARK_MAX`], so that nobody may be told that they are gone, but for
+//! outages that the scene allows; and a request of a drive takes no longer than a target may take to end what it was at.
 
-use super::scenario::Scene;
+use super::shelf::Shelf;
+use crate::Rng;
 use levada_base::reactor::{self, JoinHandle};
 use levada_base::stream::{Connection, Delay, Side};
 use levada_export_nvmet::{AnaState, Passage};
@@ -19,8 +20,35 @@ const SLOW_MAX_US: u64 = 6_000_000;
 /// Something befalls those who wait, too.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-struct Mischief {
-    scene: Rc<Scene>,
+/// The scene around a shelf.
+pub trait Around: 'static {
+    fn shelf(&self) -> &Rc<Shelf>;
+
+    /// The world's chance.
+    fn rng<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T;
+
+    /// Counts something that happens.
+    fn note(&self, what: &'static str);
+
+    /// What all owners have done.
+    fn operations(&self) -> u64;
+
+    /// Nobody works any more, and nothing befalls anybody.
+    fn is_over(&self) -> bool;
+
+    /// The target is about to lose power.
+    fn loses_power(&self);
+
+    /// The target is about to be away: for so long, instead of what a host bears.
+    fn outage_begins(&self) -> Option<Duration> {
+        None
+    }
+
+    fn outage_ends(&self) {}
+}
+
+struct Mischief<A> {
+    scene: Rc<A>,
     /// Ports that something lasting has befallen.
     is_bad: Vec<Cell<bool>>,
     /// Something has befallen all of it.
@@ -28,27 +56,27 @@ struct Mischief {
 }
 
 /// Goes on until the scene is over and everything is as it should be.
-pub fn start(scene: &Rc<Scene>) -> JoinHandle<()> {
+pub fn start<A: Around>(scene: &Rc<A>) -> JoinHandle<()> {
     let mischief = Mischief {
         scene: Rc::clone(scene),
-        is_bad: scene.shelf.addresses.iter().map(|_| Cell::default()).collect(),
+        is_bad: scene.shelf().addresses.iter().map(|_| Cell::default()).collect(),
         is_dark: Cell::default(),
     };
     let mischief = Rc::new(mischief);
     reactor::spawn(async move {
         mischief.weather();
-        while !mischief.scene.is_over.get() {
+        while !mischief.scene.is_over() {
             mischief.pause().await;
             mischief.befall();
         }
         while mischief.is_dark.get() || mischief.is_bad.iter().any(Cell::get) {
             reactor::sleep(Duration::from_millis(10)).await;
         }
-        mischief.scene.shelf.slow(Duration::ZERO);
+        mischief.scene.shelf().slow(Duration::ZERO);
     })
 }
 
-impl Mischief {
+impl<A: Around> Mischief<A> {
     /// Mostly until something else has been done, as little is met while everybody waits.
     async fn pause(&self) {
         let (operations, us) = self.scene.rng(|rng| (rng.below(40), rng.below(60_000)));
@@ -58,9 +86,7 @@ impl Mischief {
         }
         let goal = self.scene.operations() + operations;
         let begun = reactor::now();
-        while self.scene.operations() < goal
-            && begun.elapsed() < PATIENCE
-            && !self.scene.is_over.get()
+        while self.scene.operations() < goal && begun.elapsed() < PATIENCE && !self.scene.is_over()
         {
             reactor::sleep(Duration::from_millis(1)).await;
         }
@@ -83,7 +109,7 @@ impl Mischief {
             }
             2 => self.hold(port),
             3 => self.port("port silent", port, |all, at, is_bad| {
-                let shelf = &all.scene.shelf;
+                let shelf = all.scene.shelf();
                 let address = shelf.addresses[at];
                 if is_bad {
                     shelf.net.connections(address).iter().for_each(Connection::lose);
@@ -101,14 +127,16 @@ impl Mischief {
                 };
                 self.port(what, port, move |all, at, is_bad| {
                     let passage = if is_bad { passage } else { Passage::Open };
-                    all.scene.shelf.set_passage(at, passage);
+                    all.scene.shelf().set_passage(at, passage);
                 });
             }
             5 => {
                 let states = [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Change];
                 let state = self.scene.rng(|rng| *rng.pick(&states));
                 self.port("another ANA state", port, move |all, at, is_bad| {
-                    all.scene.shelf.set_state(at, if is_bad { state } else { AnaState::Optimized });
+                    all.scene
+                        .shelf()
+                        .set_state(at, if is_bad { state } else { AnaState::Optimized });
                 });
             }
             6 => self.crash(true),
@@ -124,7 +152,7 @@ impl Mischief {
 
     /// Something befalls one connection, or all of a port.
     fn connection(&self, what: &'static str, port: usize, fault: impl Fn(&Connection)) {
-        let all = self.scene.shelf.net.connections(self.scene.shelf.addresses[port]);
+        let all = self.scene.shelf().net.connections(self.scene.shelf().addresses[port]);
         if all.is_empty() {
             return;
         }
@@ -138,7 +166,7 @@ impl Mischief {
 
     fn hold(self: &Rc<Self>, port: usize) {
         let side = self.side();
-        let held = self.scene.shelf.net.connections(self.scene.shelf.addresses[port]);
+        let held = self.scene.shelf().net.connections(self.scene.shelf().addresses[port]);
         if held.is_empty() {
             return;
         }
@@ -182,18 +210,24 @@ impl Mischief {
         reactor::spawn(async move {
             let hosts_are_told = all.scene.rng(|rng| rng.one_in(2));
             if !has_power {
-                all.scene.oracle.borrow_mut().loses_power();
+                all.scene.loses_power();
             }
             let scene = &all.scene;
-            scene.shelf.crash(has_power, hosts_are_told).await;
-            if scene.rng(|rng| rng.one_in(3)) {
+            let outage = scene.outage_begins();
+            scene.shelf().crash(has_power, hosts_are_told).await;
+            if let Some(outage) = outage {
+                reactor::sleep(outage).await;
+            } else if scene.rng(|rng| rng.one_in(3)) {
                 reactor::sleep(lasts).await;
             }
-            scene.shelf.start().await;
+            scene.shelf().start().await;
+            if outage.is_some() {
+                scene.outage_ends();
+            }
             for (port, is_bad) in all.is_bad.iter().enumerate() {
                 if !is_bad.get() {
                     // What was lost is reset by a system that knows nothing of it.
-                    scene.shelf.net.reset(scene.shelf.addresses[port]);
+                    scene.shelf().net.reset(scene.shelf().addresses[port]);
                 }
             }
             all.is_dark.set(false);
@@ -204,17 +238,17 @@ impl Mischief {
         self.scene.note("drive slow");
         let max_us = self.scene.rng(|rng| *rng.pick(&[2000, 50_000, SLOW_MAX_US]));
         let most = Duration::from_micros(self.scene.rng(|rng| rng.below(max_us)));
-        self.scene.shelf.slow(most);
+        self.scene.shelf().slow(most);
         let (all, lasts) = (Rc::clone(self), self.lasts());
         reactor::spawn(async move {
             reactor::sleep(lasts).await;
-            all.scene.shelf.slow(Duration::ZERO);
+            all.scene.shelf().slow(Duration::ZERO);
         });
     }
 
     /// How long bytes are under way, from now on.
     fn weather(&self) {
-        let shelf = &self.scene.shelf;
+        let shelf = self.scene.shelf();
         for &address in &shelf.addresses {
             let draw = |of: &[u64]| Duration::from_micros(self.scene.rng(|rng| *rng.pick(of)));
             let usual_max = draw(&[0, 30, 30, 200, 5000]);

@@ -1,4 +1,4 @@
-//! What may be read, whoever owns the drive.
+//! What may be read, whoever owns a drive, or an array over some.
 //!
 //! The model knows nothing of owners and targets. What is told to it, and when:
 //! - While an owner lives, a target that loses power changes nothing: that is the initiator's promise.
@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub struct Oracle {
     pub model: BlockModel,
+    /// Of an array with parity: what was about to overwrite a stripe while members were away may take it along.
+    stripe_blocks: Option<u64>,
     /// Blocks that somebody works on.
     taken: BTreeSet<u64>,
     /// Who has the drive.
@@ -47,6 +49,11 @@ pub enum Answer {
 }
 
 impl Oracle {
+    /// Of an array with parity.
+    pub fn of_stripes(blocks: u64) -> Self {
+        Self { stripe_blocks: Some(blocks), ..Self::default() }
+    }
+
     /// An owner is about to take the drive.
     pub fn tries(&mut self, epoch: u64) {
         self.tried = self.tried.max(epoch);
@@ -74,7 +81,14 @@ impl Oracle {
         self.owner = epoch;
         self.is_inherited = true;
         self.taken.clear();
-        match self.is_unhealed {
+        self.crashes(self.is_unhealed);
+    }
+
+    fn crashes(&mut self, power: bool) {
+        if let Some(blocks) = self.stripe_blocks {
+            self.model.stripes_may_be_lost(blocks);
+        }
+        match power {
             true => self.model.power_cut(),
             false => self.model.killed(),
         }
@@ -85,7 +99,7 @@ impl Oracle {
         self.losses += 1;
         self.is_unhealed = true;
         if self.is_inherited {
-            self.model.power_cut();
+            self.crashes(true);
         }
     }
 
@@ -93,15 +107,15 @@ impl Oracle {
         Asked { by: epoch, is_owner: self.owner == epoch, losses: self.losses }
     }
 
-    /// An answer has come.
-    pub fn answered(&mut self, asked: Asked) -> Answer {
+    /// An answer has come; `heals`: it tells that all losses of before are made good.
+    pub fn answered(&mut self, asked: Asked, heals: bool) -> Answer {
         if !asked.is_owner {
             return Answer::OfFormerOwner;
         }
         if self.owner != asked.by {
             return Answer::Late;
         }
-        if self.losses == asked.losses {
+        if heals && self.losses == asked.losses {
             self.is_unhealed = false;
         }
         Answer::Counts

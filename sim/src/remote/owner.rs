@@ -3,20 +3,17 @@
 
 use super::oracle::{Answer, Asked};
 use super::scenario::Scene;
+use super::uplink::Uplink;
 use crate::arrays::contents;
 use crate::{BlockModel, Rng};
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Group};
-use levada_base::stream::{Connection, MemoryNetwork, MemoryStream, Side};
 use levada_base::units::BLOCK_BYTES;
 use levada_base::{Buf, BufMut, Epoch};
-use levada_device::nvme::{Host, Network, NvmeNamespace, Options};
+use levada_device::nvme::{Host, NvmeNamespace, Options};
 use levada_device::{BlockError, Device, Durability, Witness};
 use levada_export_nvmet::Nqn;
 use std::cell::{Cell, RefCell};
-use std::future::pending;
-use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -60,56 +57,6 @@ pub enum End {
     GivenUp,
 }
 
-/// The network as one process has it.
-#[derive(Clone)]
-pub struct Uplink {
-    net: MemoryNetwork,
-    made: Rc<RefCell<Vec<Connection>>>,
-    is_cut: Rc<Cell<bool>>,
-}
-
-impl Uplink {
-    /// Nothing goes out or comes in, and nobody is told.
-    pub fn cut(&self) {
-        self.is_cut.set(true);
-        self.each(Connection::lose);
-    }
-
-    pub fn mend(&self) {
-        self.is_cut.set(false);
-    }
-
-    /// What it sends waits; `release` lets it go on.
-    pub fn hold(&self) {
-        self.each(|connection| connection.hold(Side::Caller));
-    }
-
-    pub fn release(&self) {
-        self.each(|connection| connection.release(Side::Caller));
-    }
-
-    fn each(&self, what: impl Fn(&Connection)) {
-        self.made.borrow().iter().for_each(what);
-    }
-}
-
-impl Network for Uplink {
-    type Stream = MemoryStream;
-
-    async fn connect(&self, address: SocketAddr) -> io::Result<MemoryStream> {
-        if self.is_cut.get() {
-            return pending().await;
-        }
-        let stream = self.net.connect(address).await?;
-        // As over the network of a machine.
-        stream.set_dead_after(Duration::from_secs(3));
-        let mut made = self.made.borrow_mut();
-        made.retain(Connection::is_open);
-        made.push(stream.connection());
-        Ok(stream)
-    }
-}
-
 /// See the module.
 pub struct Owner {
     pub epoch: u64,
@@ -140,8 +87,7 @@ fn owner_of(mark: &[u8]) -> Option<Epoch> {
 impl Owner {
     /// Starts the process.
     pub fn start(scene: &Rc<Scene>, epoch: u64) -> Rc<Self> {
-        let uplink =
-            Uplink { net: scene.shelf.net.clone(), made: Rc::default(), is_cut: Rc::default() };
+        let uplink = Uplink::new(scene.shelf.net.clone());
         let owner = Rc::new(Self {
             epoch,
             uplink,
@@ -324,7 +270,7 @@ impl Owner {
 
     /// Something that was asked for has been done: whether the oracle hears of it.
     fn answered(&self, asked: Asked, is_change: bool) -> Answer {
-        let answer = self.scene.oracle.borrow_mut().answered(asked);
+        let answer = self.scene.oracle.borrow_mut().answered(asked, true);
         if answer == Answer::OfFormerOwner && is_change {
             let owner = self.scene.oracle.borrow().owner();
             self.fail(&format!("is told that a change is made, and owner {owner} has the drive"));

@@ -1,11 +1,12 @@
 //! A seed: owners one after the other, while everything between them and the drive fails now and then.
 
-use super::mischief;
+use super::mischief::{self, Around};
 use super::oracle::Oracle;
 use super::owner::{End, Owner, Stage};
-use super::shelf::Shelf;
+use super::shelf::{self, Build, Shelf};
 use crate::{Outcome, Rng, Shape, World};
 use levada_base::reactor::{self, Reactor};
+use levada_base::stream::MemoryNetwork;
 use levada_base::units::MIB;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -35,9 +36,10 @@ pub fn nvme(seed: u64) -> Outcome {
     let coverage = reactor.block_on(async {
         let shape = Shape { drives: 1, enclosures: 1, drive_bytes: 2 * MIB };
         let world = Rc::new(World::new(seed, shape));
-        let keeps_reservations = world.rng(|rng| !rng.one_in(3));
+        let reservations = shelf::reservations(&world);
         let ports = if world.rng(|rng| rng.one_in(5)) { 1 } else { 2 };
-        let shelf = Rc::new(Shelf::new(&world, ports, keeps_reservations));
+        let build = Build { number: 0, drives: 0..1, ports, reservations };
+        let shelf = Rc::new(Shelf::new(&world, MemoryNetwork::default(), &build));
         shelf.start().await;
         let scene = Rc::new(Scene {
             world,
@@ -47,28 +49,42 @@ pub fn nvme(seed: u64) -> Outcome {
             is_over: Cell::default(),
         });
         scene.play().await;
+        scene.shelf.end();
         scene.world.end()
     });
     Outcome { trace_hash: reactor.trace_hash(), coverage }
 }
 
-impl Scene {
-    pub fn rng<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+impl Around for Scene {
+    fn shelf(&self) -> &Rc<Shelf> {
+        &self.shelf
+    }
+
+    fn rng<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
         self.world.rng(draw)
     }
 
-    /// Counts something that happens, by how far the latest owner has come.
-    pub fn note(&self, what: &'static str) {
+    /// By how far the latest owner has come.
+    fn note(&self, what: &'static str) {
         let stage = self.owners.borrow().last().map_or(Stage::Opens, |owner| owner.stage());
         self.world.tell(|| format!("{what} ({})", stage.name()));
         self.world.coverage.borrow_mut().fault_in(what, stage.name());
     }
 
-    /// What all owners have done.
-    pub fn operations(&self) -> u64 {
+    fn operations(&self) -> u64 {
         self.owners.borrow().iter().map(|owner| owner.operations()).sum()
     }
 
+    fn is_over(&self) -> bool {
+        self.is_over.get()
+    }
+
+    fn loses_power(&self) {
+        self.oracle.borrow_mut().loses_power();
+    }
+}
+
+impl Scene {
     fn start_owner(self: &Rc<Self>) -> Rc<Owner> {
         let epoch = self.owners.borrow().len() as u64 + 1;
         self.world.tell(|| format!("owner {epoch} starts"));

@@ -1,10 +1,10 @@
-//! The target's process, with one drive, behind one port or two.
+//! The target's process, with its drives, behind one port or two.
 //!
-//! Reservations are kept beside the drive, or nowhere: then a restart forgets them.
+//! Reservations are kept beside the drives, or nowhere: then a restart forgets them; or there are none.
 
-use crate::{Rng, World};
+use crate::{Rng, SimDrive, World};
 use futures_util::future::LocalBoxFuture;
-use levada_base::reactor;
+use levada_base::reactor::{self, Group};
 use levada_base::stream::MemoryNetwork;
 use levada_base::{BufMut, IoVec};
 use levada_device::{Device, Durability};
@@ -14,8 +14,29 @@ use levada_export_nvmet::{
 use levada_volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
+
+/// What becomes of reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reservations {
+    Kept,
+    /// They go with the process.
+    Forgotten,
+    /// The drives have none.
+    Lacking,
+}
+
+/// What a shelf is.
+pub struct Build {
+    /// Among the shelves of its network.
+    pub number: u8,
+    /// Those of the world that are in it; they become namespaces 1, 2, and so on.
+    pub drives: Range<usize>,
+    pub ports: u8,
+    pub reservations: Reservations,
+}
 
 /// See the module.
 pub struct Shelf {
@@ -23,10 +44,14 @@ pub struct Shelf {
     pub net: MemoryNetwork,
     pub subsystem: Nqn,
     pub addresses: Vec<SocketAddr>,
-    /// How much longer requests of the drive take that begin now, at most.
+    drives: Range<usize>,
+    /// The tasks of its process.
+    process: RefCell<Group>,
+    /// How much longer requests of its drives take that begin now, at most.
     slow: Rc<Cell<Duration>>,
-    /// `None`: reservations go with the process.
-    kept: Option<Rc<Kept>>,
+    reservations: Reservations,
+    /// Of each drive.
+    kept: Vec<Rc<Kept>>,
     running: RefCell<Option<Running>>,
 }
 
@@ -36,20 +61,30 @@ struct Running {
 }
 
 impl Shelf {
-    pub fn new(world: &Rc<World>, ports: usize, keeps_reservations: bool) -> Self {
+    pub fn new(world: &Rc<World>, net: MemoryNetwork, build: &Build) -> Self {
+        let Build { number, ref drives, ports, reservations } = *build;
+        let subsystem = Nqn::new(format!("nqn.2026-11.io.levada:shelf{number}"));
+        let address = |port| ([192, 0, 2, 1 + 16 * number + port], 4420).into();
         Self {
             world: Rc::clone(world),
-            net: MemoryNetwork::default(),
-            subsystem: Nqn::new("nqn.2026-11.io.levada:shelf").expect("a name"),
-            addresses: (0..ports).map(|port| ([192, 0, 2, 1 + port as u8], 4420).into()).collect(),
+            net,
+            subsystem: subsystem.expect("a name"),
+            addresses: (0..ports).map(address).collect(),
+            drives: drives.clone(),
+            process: RefCell::new(Group::new()),
             slow: Rc::default(),
-            kept: keeps_reservations.then(Rc::default),
+            reservations,
+            kept: drives.clone().map(|_| Rc::default()).collect(),
             running: RefCell::default(),
         }
     }
 
     pub fn keeps_reservations(&self) -> bool {
-        self.kept.is_some()
+        self.reservations == Reservations::Kept
+    }
+
+    fn drives(&self) -> Vec<Rc<SimDrive>> {
+        self.drives.clone().map(|at| self.world.drive(at)).collect()
     }
 
     /// Starts the process.
@@ -58,13 +93,16 @@ impl Shelf {
         let starting = async move {
             let target = Target::new();
             let subsystem = Subsystem::new(shelf.subsystem.clone(), "1", Hosts::Any);
-            let claims = match &shelf.kept {
-                Some(kept) => Claims::kept(Rc::clone(kept) as Rc<dyn Keep>),
-                None => Claims::default(),
-            };
-            let volume =
-                DriveVolume { device: shelf.world.drive(0).device(), slow: Rc::clone(&shelf.slow) };
-            subsystem.add_claimed(1, open(Rc::new(volume)), claims);
+            for (at, drive) in shelf.drives().into_iter().enumerate() {
+                let claims = match shelf.reservations {
+                    Reservations::Kept => Claims::kept(Rc::clone(&shelf.kept[at]) as Rc<dyn Keep>),
+                    Reservations::Forgotten => Claims::default(),
+                    Reservations::Lacking => Claims::lacking(),
+                };
+                let volume = DriveVolume { device: drive.device(), slow: Rc::clone(&shelf.slow) };
+                let guid = [7 + (shelf.drives.start + at) as u8; 16];
+                subsystem.add_claimed(at as u32 + 1, open(Rc::new(volume), guid), claims);
+            }
             target.add(subsystem);
             let paths = shelf.addresses.iter().map(|&address| {
                 let path = target.port(address);
@@ -76,10 +114,12 @@ impl Shelf {
             target.begin();
             *shelf.running.borrow_mut() = Some(Running { target, paths });
         };
-        reactor::spawn_in(&self.world.node(), starting).await.expect("nobody kills it meanwhile");
+        let process = self.process.borrow().clone();
+        reactor::spawn_in(&process, starting).await.expect("nobody kills it meanwhile");
     }
 
-    /// The process is no more: `has_power` tells whether the drive keeps what it had cached. Hosts are told by the system, unless it is gone too.
+    /// The process is no more: `has_power` tells whether its drives keep what they had cached. Hosts are told by the system, unless it is gone
+    /// too.
     pub async fn crash(&self, has_power: bool, hosts_are_told: bool) {
         for &address in &self.addresses {
             match hosts_are_told {
@@ -88,10 +128,21 @@ impl Shelf {
             }
         }
         // Its tasks go first, as its parts would end them in order.
-        match has_power {
-            true => self.world.kill(),
-            false => self.world.power_cut().await,
+        self.process.replace(Group::new()).kill();
+        for drive in self.drives() {
+            if has_power {
+                drive.disconnect();
+            } else {
+                let mut rng = self.world.rng(Rng::fork);
+                drive.power_cycle(&mut rng).await;
+            }
         }
+        self.running.take();
+    }
+
+    /// For good, at the end of a seed: what its tasks still do is dropped.
+    pub fn end(&self) {
+        self.process.replace(Group::new()).kill();
         self.running.take();
     }
 
@@ -117,12 +168,12 @@ impl Shelf {
     }
 }
 
-fn open(volume: Rc<dyn Volume>) -> Open {
+fn open(volume: Rc<dyn Volume>, guid: [u8; 16]) -> Open {
     Rc::new(move || {
         let volume = Rc::clone(&volume);
         Box::pin(async move {
             reactor::sleep(Duration::from_micros(reactor::random_u64() % 2000)).await;
-            Some(Opened { volume, guid: [7; 16] })
+            Some(Opened { volume, guid })
         })
     })
 }
@@ -223,4 +274,12 @@ impl Keep for Kept {
 
 async fn pause() {
     reactor::sleep(Duration::from_micros(Rng::new(reactor::random_u64()).below(3000))).await;
+}
+
+/// Of a shelf whose drives have them.
+pub fn reservations(world: &World) -> Reservations {
+    match world.rng(|rng| rng.one_in(3)) {
+        true => Reservations::Forgotten,
+        false => Reservations::Kept,
+    }
 }
