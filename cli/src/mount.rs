@@ -289,6 +289,11 @@ fn is_ending(pid: u32) -> bool {
 /// Unmounts a directory and waits until its process has made everything durable. One that is in
 /// use stays, unless `lazy`.
 pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
+    umount_one(file, dir, lazy, false)
+}
+
+/// The same; by `force` its process is killed where it waits for an array that has stopped.
+fn umount_one(file: Option<&Path>, dir: &Path, lazy: bool, force: bool) -> Result<()> {
     if let Some(ended) = guest::umount(file, dir, lazy) {
         return ended;
     }
@@ -320,7 +325,7 @@ pub fn umount(file: Option<&Path>, dir: &Path, lazy: bool) -> Result<()> {
         return Ok(());
     }
     if let Some(record) = record {
-        wait_for(&record, &state_of(&record))?;
+        wait_for(&record, &state_of(&record), force)?;
     }
     say!("unmounted {}", dir.display());
     Ok(())
@@ -461,7 +466,7 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
             mounting::unmount(&dir, true)?;
             continue;
         }
-        match umount(file, &dir, false) {
+        match umount_one(file, &dir, false, force) {
             // A process that was killed keeps the others from nothing.
             Err(error) if !is_served => {
                 eprintln!("levada: {}: {}", dir.display(), crate::out::chain(&error));
@@ -481,23 +486,25 @@ pub fn umount_all(file: Option<&Path>, state: &StateDir, force: bool) -> Result<
             end(&record).with_context(|| format!("cannot end the mount on {}", dir.display()))?;
             eprintln!("{} is gone for {}", dir.display(), users.join(", "));
         }
-        wait_for(&record, state)?;
+        wait_for(&record, state, force)?;
     }
     guest::umount_all(state, force)
 }
 
-/// Ends the mounts of this cluster, whose programs wait for a node that serves no more. What they had not synced is lost: their processes would
-/// wait as well, to make it durable.
+/// Ends the mounts of this cluster, an array of which has stopped: their programs wait for what the node cannot do any more. What they had not
+/// synced is lost, as their processes would wait as well, to make it durable. One that does not end keeps the others from nothing.
 pub fn end_all(state: &StateDir) -> Result<()> {
-    for dir in mounts(state) {
+    let of_mounts = mounts(state).into_iter().map(|dir| {
+        let note = record(state, &dir)?;
         mounting::unmount(&dir, true)?;
-        kill(&record(state, &dir)?, &dir)?;
+        kill(&note, &dir)?;
         say!("{} is gone, with what was not synced", dir.display());
-    }
-    for (dir, record) in out_of_tree(state) {
-        kill(&record, &dir)?;
-    }
-    guest::end_all(state)
+        Ok(())
+    });
+    let left_tree = out_of_tree(state);
+    let of_others = left_tree.iter().map(|(dir, record)| kill(record, dir));
+    let ended: Vec<Result<()>> = of_mounts.chain(of_others).chain(guest::end_all(state)).collect();
+    ended.into_iter().collect()
 }
 
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
@@ -592,15 +599,23 @@ fn dir_of(name: &str) -> PathBuf {
     PathBuf::from(name.replace("%2F", "/").replace("%25", "%"))
 }
 
-/// Waits until the process of a mount has ended, and says so when that takes long.
-fn wait_for(record: &Path, state: &StateDir) -> Result<()> {
+/// Waits until the process of a mount has ended, and says so when that takes long. By `force` it is killed where it waits for an array that has
+/// stopped.
+fn wait_for(record: &Path, state: &StateDir, force: bool) -> Result<()> {
     let Ok(note) = File::open(record) else { return Ok(()) };
     let begun = Instant::now();
     let mut told = false;
+    let mut looked_at_arrays = begun;
     while let Err(error) = note.try_lock_shared() {
         let TryLockError::WouldBlock = error else {
             return Err(error).context("cannot wait for the mount's process");
         };
+        if force && looked_at_arrays.elapsed() > PATIENCE {
+            looked_at_arrays = Instant::now();
+            if state.running().is_some() && !status::ask(state)?.stopped().is_empty() {
+                return kill(record, record);
+            }
+        }
         if !told && begun.elapsed() > PATIENCE {
             told = true;
             let why = match state.running() {

@@ -215,10 +215,11 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
     for what in &stopped {
         say!("{what}");
     }
+    let mut ended = Ok(());
     match (stopped.is_empty(), force) {
         (true, _) => mount::umount_all(file, &state, force)?,
-        // Programs wait for what only the next `up` can bring, and that may be another server's.
-        (false, true) => mount::end_all(&state)?,
+        // Programs wait for what only the next `up` can bring, and that may be another server's. The node ends also where one does not.
+        (false, true) => ended = mount::end_all(&state),
         (false, false) => mount::say_what_stays(&state),
     }
     control::ask(&state.control_socket(), &ControlRequest::Down)?;
@@ -233,6 +234,7 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    ended?;
     let (name, left_open) = (&loaded.cluster.name, state.left_open());
     if !left_open.is_empty() {
         let (left_open, log) = (left_open.join("\n"), state.log());

@@ -8,7 +8,7 @@ use std::time::Duration;
 const SAME_LOOKS: usize = 3;
 /// with so long between two looks,
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// and where it goes on changing, it is waited for so long.
+/// and where it goes on changing, it is looked at for so long.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Looks until the array is found in order, or again and again the same is the matter with it.
@@ -20,16 +20,17 @@ pub async fn look_until_steady<T, E: Display>(
     mut look: impl AsyncFnMut() -> Result<T, E>,
 ) -> Result<T, E> {
     let begun = reactor::now();
-    let (mut last, mut looks) = (String::new(), 0);
+    let (mut last, mut same, mut looks) = (String::new(), 0, 0);
     loop {
         let error = match look().await {
             Ok(found) => return Ok(found),
             Err(error) => error,
         };
         let why = error.to_string();
-        looks = if why == last { looks + 1 } else { 1 };
-        last = why;
-        if looks == SAME_LOOKS || begun.elapsed() > LIMIT {
+        same = if why == last { same + 1 } else { 1 };
+        (last, looks) = (why, looks + 1);
+        // One look may take longer than all of them should, where a drive vanishes meanwhile.
+        if same == SAME_LOOKS || looks > SAME_LOOKS && begun.elapsed() > LIMIT {
             return Err(error);
         }
         reactor::sleep(AGAIN_AFTER).await;

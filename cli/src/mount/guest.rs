@@ -235,7 +235,7 @@ fn umount_noted(state: &StateDir, at: &Path, record: &Path, force: bool) -> Resu
         );
     }
     end(record).with_context(|| format!("cannot end what serves {}", at.display()))?;
-    wait_for(record, state)?;
+    wait_for(record, state, force)?;
     say!("{} is no longer served", at.display());
     Ok(())
 }
@@ -255,10 +255,11 @@ pub(super) fn umount_all(state: &StateDir, force: bool) -> Result<()> {
 }
 
 /// Ends all that this cluster serves at sockets, at once: with what guests had handed over and was not durable.
-pub(super) fn end_all(state: &StateDir) -> Result<()> {
-    for (at, record) in noted(state).into_iter().filter(|(_, record)| is_served(record)) {
+pub(super) fn end_all(state: &StateDir) -> impl Iterator<Item = Result<()>> {
+    let served = noted(state).into_iter().filter(|(_, record)| is_served(record));
+    served.map(|(at, record)| {
         super::kill(&record, &at)?;
         say!("{} is no longer served, and what its guest had not synced is lost", at.display());
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -171,9 +171,14 @@ impl Keeper {
             let Recorded { name, uuid, order, .. } = &recorded;
             shut_out(command, name, *uuid, order.0, paths, &stores).await?;
         }
-        // Files are locked now, or all others shut out: nobody changes what was seen.
-        let recorded = array_of(&sight_all(paths)?).unwrap_or(recorded);
-        let report = may_be_opened(&recorded, &drives, opening).await?;
+        // Files are locked now, or all others shut out: nobody changes what is seen. But drives with reservations are others' until they are
+        // reserved, and one that is at work may record something on one after the other meanwhile.
+        let looking = look_until_steady(async || {
+            let recorded = array_of(&sight_all(paths)?).unwrap_or_else(|_| recorded.clone());
+            let report = may_be_opened(&recorded, &drives, opening).await?;
+            Ok::<_, ArrayError>((recorded, report))
+        });
+        let (recorded, report) = looking.await?;
         let devices: Vec<Rc<dyn Device>> =
             drives.iter().map(|drive| drive.store.device()).collect();
         // Of an owner that got no further a target may know, and no superblock.
