@@ -91,7 +91,6 @@ pub const BUGS: &[Bug] = &[
     bug("nvmet-fua-ignored", remote::nvme, 40),
     bug("raid-minority-goes-on", enclosures::enclosures, 600),
     bug("drive-label-not-heard", enclosures::enclosures, 40),
-    bug("node-settle-left-out", enclosures::enclosures, 2000),
     bug("node-drives-not-claimed", enclosures::enclosures, 40),
 ];
 

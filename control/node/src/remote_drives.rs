@@ -12,8 +12,8 @@
 use crate::control::PathStatus;
 use crate::drives::{DriveSource, NoDevice};
 use futures_util::future::{LocalBoxFuture, join_all, pending};
+use levada_base::Epoch;
 use levada_base::reactor::{self, Group, Instant};
-use levada_base::{Epoch, planted};
 use levada_device::nvme::{
     Changes, Host, NamespaceError, Network, NvmeNamespace, NvmeUrl, Options, Resolver, Standing,
     Tcp,
@@ -185,8 +185,7 @@ impl<N: Network> RemoteDrives<N> {
     pub fn settle(&self) -> Duration {
         let opened = self.opened.borrow();
         let there = opened.iter().filter_map(|opened| opened.namespace.upgrade());
-        let unguarded = there
-            .filter(|namespace| !namespace.has_reservations() && !planted!("node-settle-left-out"));
+        let unguarded = there.filter(|namespace| !namespace.has_reservations());
         unguarded.map(|namespace| namespace.settle()).max().unwrap_or_default()
     }
 

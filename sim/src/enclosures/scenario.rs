@@ -11,6 +11,8 @@ use crate::remote::oracle::Oracle;
 use crate::remote::shelf::{self, Build, Reservations, Shelf};
 use crate::{Outcome, Rng, Shape, World};
 use futures_util::future::join_all;
+use levada_base::Epoch;
+use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Reactor};
 use levada_base::stream::MemoryNetwork;
 use levada_base::units::MIB;
@@ -18,6 +20,7 @@ use levada_spec::{
     ArraySpec, Bytes, ClusterFile, DriveSpec, EnclosureSpec, Level, ParityKind, SliceSize,
 };
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -44,6 +47,12 @@ pub struct Scene {
     pub shelves: Vec<Rc<Shelf>>,
     /// Of each array.
     pub oracles: Vec<RefCell<Oracle>>,
+    /// What was made of the drives.
+    pub cluster: Cell<Option<Uuid>>,
+    /// All members of the arrays were there and in step, when they were last looked at.
+    was_whole: Cell<bool>,
+    /// Under which servers took the drives.
+    pub epochs: RefCell<BTreeSet<Epoch>>,
     /// All servers so far, the dead ones too.
     servers: RefCell<Vec<Rc<Server>>>,
     /// Anybody may be away, from anybody.
@@ -90,6 +99,9 @@ pub fn enclosures(seed: u64) -> Outcome {
             net,
             shelves,
             oracles: vec![RefCell::default(), RefCell::new(Oracle::of_stripes(stripe_blocks))],
+            cluster: Cell::default(),
+            was_whole: Cell::default(),
+            epochs: RefCell::default(),
             servers: RefCell::default(),
             is_wild: seed.is_multiple_of(3),
             has_power_fence,
@@ -170,6 +182,17 @@ impl Scene {
                 && self.latest().is_some_and(|latest| latest.end().is_none() && latest.is_whole())
     }
 
+    /// A server is about to take the drives.
+    pub fn somebody_starts(&self) -> bool {
+        let starts = |server: &Rc<Server>| !server.is_dead() && server.stage() < Stage::Works;
+        self.servers.borrow().iter().any(starts)
+    }
+
+    /// Arrays lacked nothing when somebody last had them.
+    pub fn is_whole(&self) -> bool {
+        self.was_whole.get()
+    }
+
     /// Another server may have taken the drives since this one began.
     pub fn may_be_fenced(&self, server: &Server) -> bool {
         server.began_beside_others
@@ -177,8 +200,14 @@ impl Scene {
     }
 
     /// All servers but this one have no power any more.
-    pub fn power_fence(&self, but: u64) {
+    pub async fn power_fence(&self, but: u64) {
         self.note("the power fence");
+        if self.rng(|rng| rng.one_in(2)) {
+            // What they have under way takes longer than the next one to take the drives.
+            self.shelves.iter().for_each(|shelf| shelf.slow(Duration::from_secs(16)));
+            reactor::sleep(Duration::from_millis(100)).await;
+            self.shelves.iter().for_each(|shelf| shelf.slow(Duration::ZERO));
+        }
         for server in self.servers.borrow().iter().filter(|server| server.number != but) {
             server.kill(false);
         }
@@ -187,9 +216,7 @@ impl Scene {
     fn start_server(self: &Rc<Self>) -> Rc<Server> {
         let number = self.servers.borrow().len() as u64 + 1;
         self.world.tell(|| format!("server {number} starts"));
-        let begins = |other: &Rc<Server>| !other.is_dead() && other.stage() < Stage::Works;
-        let is_beside_others = self.servers.borrow().iter().any(begins);
-        let server = Server::start(self, number, is_beside_others);
+        let server = Server::start(self, number);
         self.cut_off(&server, &self.out_of_reach.borrow());
         self.servers.borrow_mut().push(Rc::clone(&server));
         server
@@ -209,6 +236,9 @@ impl Scene {
         while !until() {
             assert!(begun.elapsed() < limit, "{server} hangs");
             reactor::sleep(LOOK_EVERY).await;
+            if server.stage() >= Stage::Checks && !server.is_dead() {
+                self.was_whole.set(server.is_whole());
+            }
         }
     }
 
@@ -289,7 +319,13 @@ impl Scene {
                 let (server_lacks, next_lack) = lacks;
                 self.cut_off(server, &server_lacks);
                 self.out_of_reach.replace(next_lack);
-                self.mend_later(server, 90_000_000);
+                let scene = Rc::clone(self);
+                let after = Duration::from_micros(self.rng(|rng| rng.below(90_000_000)));
+                reactor::spawn(async move {
+                    reactor::sleep(after).await;
+                    scene.note("the network is one again");
+                    scene.join();
+                });
             }
             6 => {
                 self.note("a server's commands are held up");
@@ -312,7 +348,6 @@ impl Scene {
         let after = Duration::from_micros(self.rng(|rng| rng.below(us_max)));
         reactor::spawn(async move {
             reactor::sleep(after).await;
-            scene.join();
             if !server.is_dead() {
                 scene.note("a former server is back");
                 server.uplink.mend();
@@ -345,12 +380,15 @@ impl Scene {
         }
         // What comes back by itself has by then.
         reactor::sleep(RETURNED_WITHIN).await;
+        last.all_are_back();
         last.give_back().await;
         self.within(WHOLE_WITHIN, &last, || last.end().is_some() || last.is_whole()).await;
         last.check().await;
         last.scrub().await;
         last.check().await;
-        last.stop().await;
+        if last.stop().await > 0 {
+            last.fail("cannot close its arrays, though nothing is the matter");
+        }
         for server in self.servers.take() {
             server.kill(true);
         }

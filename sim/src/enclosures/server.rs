@@ -78,13 +78,19 @@ pub struct Server {
     pub uplink: Uplink,
     /// When it started others were about to.
     pub began_beside_others: bool,
+    /// When it started no array lacked anything, as far as the server before knew.
+    pub began_whole: bool,
     /// From shelves that others reach.
     pub is_cut_off: Cell<bool>,
     scene: Rc<Scene>,
     group: Group,
+    /// What it does beside serving, which ends before its arrays do.
+    services: Group,
     cluster: RefCell<Option<Rc<Cluster>>>,
     stage: Cell<Stage>,
     end: Cell<Option<End>>,
+    /// Of each array: something that it has written was never flushed since.
+    unflushed: Vec<Cell<bool>>,
     /// Its workers are to come to an end.
     is_leaving: Cell<bool>,
     workers: Cell<u64>,
@@ -107,17 +113,22 @@ impl fmt::Display for Server {
 
 impl Server {
     /// Starts the process.
-    pub fn start(scene: &Rc<Scene>, number: u64, began_beside_others: bool) -> Rc<Self> {
+    pub fn start(scene: &Rc<Scene>, number: u64) -> Rc<Self> {
+        let (began_beside_others, began_whole) = (scene.somebody_starts(), scene.is_whole());
+        let group = Group::new();
         let server = Rc::new(Self {
+            services: group.child(),
             number,
             uplink: Uplink::new(scene.net.clone()),
             began_beside_others,
+            began_whole,
             is_cut_off: Cell::default(),
             scene: Rc::clone(scene),
-            group: Group::new(),
+            group,
             cluster: RefCell::default(),
             stage: Cell::new(Stage::Starts),
             end: Cell::default(),
+            unflushed: scene.oracles.iter().map(|_| Cell::default()).collect(),
             is_leaving: Cell::default(),
             workers: Cell::default(),
             operations: Cell::default(),
@@ -156,6 +167,15 @@ impl Server {
         cluster.as_ref().is_some_and(|cluster| cluster.arrays.iter().all(is_whole))
     }
 
+    /// Nobody is out who had only vanished.
+    pub fn all_are_back(&self) {
+        let cluster = self.cluster.borrow().clone().expect("it is open");
+        let mut arrays = cluster.arrays.iter();
+        if arrays.any(|array| array.array.status().members.iter().any(|it| it.vanished)) {
+            self.fail("waits for drives that are there");
+        }
+    }
+
     /// Gives members back that are out for good, as an operator would: of whom nobody could tell, before an array stopped, that they had only
     /// vanished.
     pub async fn give_back(&self) {
@@ -177,16 +197,17 @@ impl Server {
 
     /// The process dies; its targets hear of it, unless its machine dies as well.
     pub fn kill(&self, targets_are_told: bool) {
-        self.group.kill();
         match targets_are_told {
             true => self.uplink.die(),
+            // Before anything of it ends in order.
             false => self.uplink.cut(),
         }
+        self.group.kill();
         self.cluster.take();
     }
 
-    /// Ends in order, as far as it can.
-    pub async fn stop(&self) {
+    /// Ends in order, as far as it can: how many arrays could not be closed.
+    pub async fn stop(&self) -> usize {
         self.is_leaving.set(true);
         let idle = async {
             while self.workers.get() > 0 {
@@ -194,13 +215,13 @@ impl Server {
             }
         };
         self.bounded("the end of its work", idle).await;
-        let cluster = self.cluster.borrow().clone();
-        if let Some(cluster) = cluster {
-            let closing = async { arrays::close(&cluster.arrays).await.len() };
-            let left_open = self.bounded("close", closing).await;
-            self.tell(|| format!("is closed, but for {left_open}"));
-        }
+        self.services.kill();
+        let cluster = self.cluster.borrow().clone().expect("it works");
+        let closing = async { arrays::close(&cluster.arrays).await.len() };
+        let left_open = self.bounded("close", closing).await;
+        self.tell(|| format!("is closed, but for {left_open}"));
         self.kill(true);
+        left_open
     }
 
     fn tell(&self, what: impl FnOnce() -> String) {
@@ -229,13 +250,22 @@ impl Server {
         }
     }
 
+    /// It does not come to serve. Who is alone, reaches its shelves and finds arrays that were whole does.
+    fn is_refused(&self, why: &dyn fmt::Display) {
+        let is_alone = !self.is_cut_off.get() && !self.scene.may_be_fenced(self);
+        if !self.scene.is_wild && is_alone && self.began_whole {
+            self.fail(&format!("is refused: {why}"));
+        }
+        self.ends(End::Refused, why);
+    }
+
     /// Something that it asked an array for has failed: it serves no more, if that may be.
     fn failed(&self, array: &RaidArray, error: &BlockError) {
         let may_be_fenced = self.scene.may_be_fenced(self);
         match array.status().stopped {
             Some(why @ BlockError::Fenced { .. }) if may_be_fenced => self.ends(End::Fenced, &why),
             Some(why @ BlockError::TooManyLost { .. })
-                if may_be_fenced || self.is_cut_off.get() || self.scene.is_wild =>
+                if self.is_cut_off.get() || self.scene.is_wild =>
             {
                 self.ends(End::Stopped, &why);
             }
@@ -280,11 +310,15 @@ impl Server {
             drives::take(&*source, file, MayOverwrite::Nothing, false, SEGMENT_STRIPES, &progress);
         let drives = match self.bounded("start", taking).await {
             Ok(drives) => drives,
-            Err(error) => return self.ends(End::Refused, &error),
+            Err(error) => return self.is_refused(&error),
         };
+        if !scene.epochs.borrow_mut().insert(drives.epoch) {
+            self.fail("is the second owner of an epoch");
+        }
         if drives.fresh != (self.number == 1) {
             self.fail("takes a cluster that is there for a new one");
         }
+        scene.cluster.set(Some(drives.cluster));
         self.stage.set(Stage::Opens);
         let opening = async {
             match drives.fresh {
@@ -294,15 +328,12 @@ impl Server {
         };
         let arrays = match self.bounded("open", opening).await {
             Ok(arrays) => arrays,
-            Err(error) => return self.ends(End::Refused, &error),
+            Err(error) => return self.is_refused(&error),
         };
         let epoch = drives.epoch;
         self.tell(|| format!("has the arrays, as owner {epoch}"));
         for oracle in &scene.oracles {
             let mut oracle = oracle.borrow_mut();
-            if oracle.owner() == epoch.0 {
-                self.fail("is the second owner of an epoch");
-            }
             oracle.takes(epoch.0);
         }
         let table = TargetTable {
@@ -351,17 +382,22 @@ impl Server {
     /// What a node does beside serving.
     fn look_after(&self, cluster: &Rc<Cluster>, source: Rc<dyn DriveSource>) {
         let changed = Rc::new(Notify::default());
-        arrays::look_after(cluster.arrays.clone(), Rc::clone(&changed), Limits::NONE);
+        let (all, wakes) = (cluster.arrays.clone(), Rc::clone(&changed));
+        reactor::spawn_in(&self.services, async { arrays::look_after(all, wakes, Limits::NONE) });
         let volumes = Volumes::new(Rc::clone(cluster), "nowhere", None);
         let (file, nowhere) = (PathBuf::new(), "nowhere".to_owned());
         let operator = Operator::new(Rc::clone(cluster), source, file, nowhere, changed, volumes);
-        reactor::spawn(Rc::clone(&operator).keep_spares());
-        reactor::spawn(operator.heed_owners());
+        reactor::spawn_in(&self.services, Rc::clone(&operator).keep_spares());
+        reactor::spawn_in(&self.services, operator.heed_owners());
     }
 
-    /// Those that go on, though others have stopped.
+    /// Those that go on, though others have stopped: perhaps while nothing was asked of them.
     fn open_arrays(&self) -> Vec<usize> {
-        let goes_on = |at: &usize| self.array(*at).status().stopped.is_none();
+        let goes_on = |at: &usize| {
+            let array = self.array(*at);
+            let stopped = array.status().stopped;
+            stopped.inspect(|why| self.failed(&array, why)).is_none()
+        };
         (0..self.scene.oracles.len()).filter(goes_on).collect()
     }
 
@@ -383,8 +419,8 @@ impl Server {
     }
 
     /// A change that was asked for is made: whether the oracle hears of it.
-    fn is_made(&self, at: usize, asked: Asked, is_flush: bool) -> bool {
-        let answer = self.scene.oracles[at].borrow_mut().answered(asked, is_flush);
+    fn is_made(&self, at: usize, asked: Asked) -> bool {
+        let answer = self.scene.oracles[at].borrow_mut().answered(asked, false);
         if answer == Answer::OfFormerOwner {
             let owner = self.scene.oracles[at].borrow().owner();
             self.fail(&format!("is told that a change is made, and owner {owner} has the array"));
@@ -396,15 +432,24 @@ impl Server {
     async fn flush(&self, at: usize) -> bool {
         let (array, asked) = (self.array(at), self.asks(at));
         let begun = self.model(at, |model| model.flush_begins());
+        let had_unflushed = self.unflushed[at].replace(false);
         if let Err(error) = self.bounded("flush", array.flush()).await {
+            self.unflushed[at].set(had_unflushed || self.unflushed[at].get());
             self.failed(&array, &error);
             return false;
         }
-        if self.is_made(at, asked, true) {
-            self.tell(|| format!("has flushed {begun:?} of {at}"));
-            let mut oracle = self.scene.oracles[at].borrow_mut();
-            oracle.inheritance_is_flushed();
-            oracle.model.flush_done(begun);
+        let answer = self.scene.oracles[at].borrow_mut().answered(asked, true);
+        match answer {
+            Answer::Counts => {
+                self.tell(|| format!("has flushed {begun:?} of {at}"));
+                let mut oracle = self.scene.oracles[at].borrow_mut();
+                oracle.inheritance_is_flushed();
+                oracle.model.flush_done(begun);
+            }
+            Answer::OfFormerOwner if had_unflushed => {
+                self.fail(&format!("is told that what it had written to array {at} is durable"));
+            }
+            Answer::OfFormerOwner | Answer::Late => {}
         }
         true
     }
@@ -412,6 +457,11 @@ impl Server {
     /// Reads all that was ever written to an array; whether that worked. Nobody else is at work.
     async fn check_array(&self, at: usize) -> bool {
         let written = self.model(at, |model| model.written());
+        self.check_blocks(at, &written).await
+    }
+
+    /// Whether they could be read.
+    async fn check_blocks(&self, at: usize, written: &[u64]) -> bool {
         let runs: Vec<(u64, u64)> = written
             .chunk_by(|a, b| a + 1 == *b)
             .flat_map(|run| run.chunks(32))
@@ -427,10 +477,12 @@ impl Server {
         true
     }
 
-    /// All of it once more, at the end.
+    /// All of it once more, at the end: also where nobody has written, or should not have.
     pub async fn check(&self) {
         for at in 0..self.scene.oracles.len() {
-            if !self.check_array(at).await {
+            let blocks = self.array(at).info().capacity_bytes / BLOCK_BYTES;
+            let all: Vec<u64> = (0..blocks).collect();
+            if !self.check_blocks(at, &all).await {
                 self.fail("cannot read what it has");
             }
         }
@@ -537,8 +589,9 @@ impl Server {
             self.bounded("write", array.write(offset, data, durability)).await
         };
         match changed {
-            Ok(()) if self.is_made(at, asked, false) => {
+            Ok(()) if self.is_made(at, asked) => {
                 let is_durable = durability == Durability::Fua;
+                self.unflushed[at].set(self.unflushed[at].get() || !is_durable);
                 self.tell(|| format!("has changed {first} + {count} of {at}, {durability:?}"));
                 self.model(at, |model| model.write_done(first, count, is_durable));
             }
@@ -561,9 +614,9 @@ impl Server {
             }
         };
         match done {
-            // Where nothing was left to be flushed that is no news.
-            Ok(()) if is_flush => {}
-            Ok(()) => _ = self.is_made(at, asked, false),
+            // It may be told so where it had nothing to be flushed.
+            Ok(()) if is_flush && !self.unflushed[at].get() => {}
+            Ok(()) => _ = self.is_made(at, asked),
             Err(error) => self.failed(&array, &error),
         }
     }
@@ -571,8 +624,16 @@ impl Server {
     /// A former owner learns that it is one, at the latest when it changes something.
     pub async fn learns_its_end(&self) {
         for at in 0..self.scene.oracles.len() {
-            let (asked, mut rng) = (self.asks(at), Rng::new(self.number));
-            self.trespass(at, &mut rng, asked, 1, 1).await;
+            let (array, asked) = (self.array(at), self.asks(at));
+            let data = contents(FORBIDDEN + self.number, 1, 1);
+            let written = array.write(BLOCK_BYTES, data, Durability::Fua);
+            match self.bounded("write", written).await {
+                Ok(()) => _ = self.is_made(at, asked),
+                Err(error) => self.failed(&array, &error),
+            }
+            if array.status().stopped.is_none() {
+                self.fail(&format!("does not know that it has lost array {at}"));
+            }
         }
     }
 }
@@ -599,6 +660,11 @@ impl DriveSource for Fencing {
         self.drives.create(drive)
     }
 
+    /// A server that had it before knows it, in every second.
+    fn cluster(&self) -> Option<Uuid> {
+        self.scene.cluster.get().filter(|_| self.number.is_multiple_of(2))
+    }
+
     fn is_reached(&self, device: &str) -> bool {
         self.drives.is_reached(device)
     }
@@ -616,7 +682,7 @@ impl DriveSource for Fencing {
             if !self.scene.has_power_fence {
                 return Ok(false);
             }
-            self.scene.power_fence(self.number);
+            self.scene.power_fence(self.number).await;
             reactor::sleep(self.drives.settle()).await;
             self.drives.were_shut_out();
             Ok(true)

@@ -67,6 +67,10 @@ impl Uplink {
         self.each(|connection| connection.release(Side::Caller));
     }
 
+    fn reaches(&self, address: SocketAddr) -> bool {
+        !self.is_cut.get() && !self.unreached.borrow().contains(&address)
+    }
+
     fn each(&self, what: impl Fn(&Connection)) {
         self.made.borrow().iter().for_each(|(_, connection)| what(connection));
     }
@@ -76,10 +80,13 @@ impl Network for Uplink {
     type Stream = MemoryStream;
 
     async fn connect(&self, address: SocketAddr) -> io::Result<MemoryStream> {
-        if self.is_cut.get() || self.unreached.borrow().contains(&address) {
+        if !self.reaches(address) {
             return pending().await;
         }
         let stream = self.net.connect(address).await?;
+        if !self.reaches(address) {
+            return pending().await;
+        }
         // As over the network of a machine.
         stream.set_dead_after(Duration::from_secs(3));
         let mut made = self.made.borrow_mut();
