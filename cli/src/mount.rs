@@ -503,8 +503,13 @@ pub fn end_all(state: &StateDir) -> Result<()> {
     });
     let left_tree = out_of_tree(state);
     let of_others = left_tree.iter().map(|(dir, record)| kill(record, dir));
-    let ended: Vec<Result<()>> = of_mounts.chain(of_others).chain(guest::end_all(state)).collect();
-    ended.into_iter().collect()
+    let all = of_mounts.chain(of_others).chain(guest::end_all(state));
+    let mut errors: Vec<anyhow::Error> = all.filter_map(Result::err).collect();
+    let last = errors.pop();
+    for error in errors {
+        eprintln!("levada: {}", crate::out::chain(&error));
+    }
+    last.map_or(Ok(()), Err)
 }
 
 /// Where a mount's process notes that it serves, and what it holds locked meanwhile.
@@ -573,7 +578,11 @@ fn kill(record: &Path, at: &Path) -> Result<()> {
         .with_context(|| format!("cannot end the mount on {}", at.display()))?;
     while is_served(record) {
         if begun.elapsed() > END_LIMIT {
-            bail!("the process of the mount on {} was killed, and has not ended", at.display());
+            let pid = served(record).map_or("?".into(), |served| served.pid.to_string());
+            bail!(
+                "the process ({pid}) of the mount on {} was killed, and has not ended: /proc/{pid}/stack tells what the kernel waits for",
+                at.display()
+            );
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -613,7 +622,11 @@ fn wait_for(record: &Path, state: &StateDir, force: bool) -> Result<()> {
         if force && looked_at_arrays.elapsed() > PATIENCE {
             looked_at_arrays = Instant::now();
             if state.running().is_some() && !status::ask(state)?.stopped().is_empty() {
-                return kill(record, record);
+                let name = record.file_name().unwrap_or_default().to_string_lossy();
+                let at = dir_of(&name);
+                kill(record, &at)?;
+                say!("{} is gone, with what was not synced: an array has stopped", at.display());
+                return Ok(());
             }
         }
         if !told && begun.elapsed() > PATIENCE {

@@ -32,6 +32,13 @@ pub fn recognise(bytes: &[u8], block: u64, versions: &[u64]) -> Option<u64> {
     })
 }
 
+/// Blocks in order as runs, each with its first and how many it has: `most` at most.
+#[must_use]
+pub fn runs_of(blocks: &[u64], most: usize) -> Vec<(u64, u64)> {
+    let runs = blocks.chunk_by(|a, b| a + 1 == *b).flat_map(|run| run.chunks(most));
+    runs.map(|run| (run[0], run.len() as u64)).collect()
+}
+
 #[derive(Clone, Debug)]
 struct Block {
     /// Versions that a power cut may leave, from old to new, with the tick at which each was

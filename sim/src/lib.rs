@@ -17,7 +17,7 @@ pub mod stack;
 pub mod stores;
 mod world;
 
-pub use block_model::{BlockModel, fill, recognise};
+pub use block_model::{BlockModel, fill, recognise, runs_of};
 pub use coverage::Coverage;
 pub use drive::SimDrive;
 pub use rng::Rng;

@@ -2,7 +2,7 @@
 
 use crate::arrays::rounds::{self, Work};
 use crate::arrays::{Kind, Rack};
-use crate::{BlockModel, Outcome, Rng, Shape, World, fill};
+use crate::{BlockModel, Outcome, Rng, Shape, World, fill, runs_of};
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Reactor};
 use levada_base::units::{BLOCK_BYTES, MIB};
@@ -135,11 +135,7 @@ impl Work for Overwrites {
     async fn verify(&self) {
         let array = self.rack.array();
         let written = self.model.borrow().written();
-        let runs: Vec<(u64, u64)> = written
-            .chunk_by(|a, b| a + 1 == *b)
-            .flat_map(|run| run.chunks(64))
-            .map(|run| (run[0], run.len() as u64))
-            .collect();
+        let runs = runs_of(&written, 64);
         for some in runs.chunks(16) {
             join_all(some.iter().map(|(first, count)| self.read(&array, *first, *count))).await;
         }

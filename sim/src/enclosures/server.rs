@@ -5,7 +5,7 @@ use super::scenario::Scene;
 use crate::arrays::contents;
 use crate::remote::oracle::{Answer, Asked};
 use crate::remote::uplink::Uplink;
-use crate::{BlockModel, Rng};
+use crate::{BlockModel, Rng, runs_of};
 use futures_util::future::{LocalBoxFuture, join_all};
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, Group};
@@ -462,11 +462,7 @@ impl Server {
 
     /// Whether they could be read.
     async fn check_blocks(&self, at: usize, written: &[u64]) -> bool {
-        let runs: Vec<(u64, u64)> = written
-            .chunk_by(|a, b| a + 1 == *b)
-            .flat_map(|run| run.chunks(32))
-            .map(|run| (run[0], run.len() as u64))
-            .collect();
+        let runs = runs_of(written, 32);
         for some in runs.chunks(8) {
             let reads = some.iter().map(|(first, count)| self.read(at, *first, *count));
             if join_all(reads).await.contains(&false) {

@@ -5,7 +5,7 @@ use super::oracle::{Answer, Asked};
 use super::scenario::Scene;
 use super::uplink::Uplink;
 use crate::arrays::contents;
-use crate::{BlockModel, Rng};
+use crate::{BlockModel, Rng, runs_of};
 use futures_util::future::join_all;
 use levada_base::reactor::{self, Group};
 use levada_base::units::BLOCK_BYTES;
@@ -285,11 +285,7 @@ impl Owner {
     /// Reads all that was ever written. Nobody else is at work.
     async fn check_all(&self, device: &Namespace) -> Result<(), BlockError> {
         let written = self.model(|model| model.written());
-        let runs: Vec<(u64, u64)> = written
-            .chunk_by(|a, b| a + 1 == *b)
-            .flat_map(|run| run.chunks(32))
-            .map(|run| (run[0], run.len() as u64))
-            .collect();
+        let runs = runs_of(&written, 32);
         for some in runs.chunks(8) {
             let reads = some.iter().map(|(first, count)| self.read(device, *first, *count));
             join_all(reads).await.into_iter().collect::<Result<(), _>>()?;
