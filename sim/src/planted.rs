@@ -90,6 +90,7 @@ pub const BUGS: &[Bug] = &[
     bug("nvmet-flush-dropped", remote::nvme, 40),
     bug("nvmet-fua-ignored", remote::nvme, 40),
     bug("raid-minority-goes-on", enclosures::enclosures, 600),
+    bug("raid-vanished-not-recorded", enclosures::enclosures, 600),
     bug("drive-label-not-heard", enclosures::enclosures, 40),
     bug("node-drives-not-claimed", enclosures::enclosures, 40),
 ];

@@ -15,7 +15,7 @@ use crate::journal::Journal;
 use crate::layout::{Layout, Level};
 use crate::lost::Lost;
 use crate::map::{Bit, MapFormat, PageImage, StripeMap};
-use crate::member::{Held, Member, MemberState};
+use crate::member::{Member, MemberState};
 use crate::neighbours::Neighbours;
 use crate::pace::Foreground;
 use crate::raid1;
@@ -410,10 +410,8 @@ async fn look(uuid: Uuid, found: &[Rc<dyn Device>]) -> Result<Sighting, RaidErro
     report.devices = classify(found, &probed, Some(&newest), uuid, &mut devices);
     let mut superblocks_at = vec![None; newest.members.len()];
     for (probe, (_, finding)) in probed.iter().zip(&report.devices) {
-        if let (Ok(Some(probe)), Finding::Used { member } | Finding::CatchesUp { member }) =
-            (probe, finding)
-        {
-            superblocks_at[*member] = Some(probe.at);
+        if let (Ok(Some(probe)), Some(member)) = (probe, finding.member_taken()) {
+            superblocks_at[member] = Some(probe.at);
         }
     }
     Ok(Sighting { newest, devices, superblocks_at, report })
@@ -440,16 +438,16 @@ pub(crate) async fn open(
     for (index, (entry, device)) in superblock.members.iter_mut().zip(&devices).enumerate() {
         match device {
             None => {
-                let was_whole = entry.state == MemberState::InSync;
-                if was_whole && newest.areas.map_format != MapFormat::Single {
-                    let held = Held { generation: newest.held_by_all, by_itself: true };
-                    let is_told = held.generation > 0 && !report.is_damaged(index);
-                    entry.held = is_told.then_some(held);
+                if newest.areas.map_format != MapFormat::Single && !report.is_damaged(index) {
+                    entry.held = away::held_when_absent(entry, &newest);
                 }
                 entry.state = MemberState::Faulty;
             }
             Some(_) if report.returns(index) => {
-                entry.state = MemberState::Rebuilding { next_slot: 0 };
+                entry.state = match entry.role {
+                    Some(_) => MemberState::Rebuilding { next_slot: 0 },
+                    None => MemberState::Spare,
+                };
             }
             Some(_) => {}
         }
@@ -508,29 +506,33 @@ fn classify(
             }
             (Ok(Some(Probed { superblock, member, .. })), Some(newest)) => {
                 let (member, identity) = (*member, superblock.members[*member].uuid);
-                match newest.members.get(member) {
-                    Some(entry) if entry.uuid != identity => Finding::Replaced { uuid: identity },
-                    None => Finding::Replaced { uuid: identity },
-                    Some(_) if devices[member].is_some() => Finding::Duplicate { member },
-                    Some(_)
-                        if away::held_by(superblock, newest, member)
-                            .is_some_and(|held| held.by_itself)
-                            && device.info().capacity_bytes >= newest.areas.bytes() =>
-                    {
-                        devices[member] = Some(Rc::clone(device));
-                        Finding::CatchesUp { member }
+                let is_large = device.info().capacity_bytes >= newest.areas.bytes();
+                let back = away::held_by(superblock, newest, member);
+                let back = back.filter(|held| held.by_itself && is_large);
+                match (newest.members.get(member), back) {
+                    (Some(entry), _) if entry.uuid != identity => {
+                        Finding::Replaced { uuid: identity }
                     }
-                    Some(entry)
+                    (None, _) => Finding::Replaced { uuid: identity },
+                    (Some(_), _) if devices[member].is_some() => Finding::Duplicate { member },
+                    (Some(_), Some(held)) => {
+                        devices[member] = Some(Rc::clone(device));
+                        match held.is_told {
+                            true => Finding::CatchesUp { member },
+                            false => Finding::GetsAll { member },
+                        }
+                    }
+                    (Some(entry), None)
                         if !entry.state.is_live() || superblock.generation < newest.held_by_all =>
                     {
                         Finding::Stale { member, generation: superblock.generation }
                     }
-                    Some(_) if device.info().capacity_bytes < newest.areas.bytes() => {
+                    (Some(_), None) if !is_large => {
                         let (bytes, needed_bytes) =
                             (device.info().capacity_bytes, newest.areas.bytes());
                         Finding::CutShort { member, bytes, needed_bytes }
                     }
-                    Some(_) => {
+                    (Some(_), None) => {
                         devices[member] = Some(Rc::clone(device));
                         Finding::Used { member }
                     }

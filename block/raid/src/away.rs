@@ -11,11 +11,14 @@
 //! - Stripes stay missed until every role has somebody with all of its data, so the oldest absence counts for all.
 //! - A member is believed only if it is not older than every member was known to be when it went, and if it has not gone on
 //!   without those that went on without it.
+//! - Of one that vanished superblocks say just that until the map tells what it missed: it comes back by itself all the same, and gets
+//!   everything anew. That is how it is when the array stops at once, as where two enclosures lose their power one after the other; for
+//!   one that was being rebuilt; and for a spare, which is one again.
 //!
 //! One that vanished while the array is open is waited for, if that is wanted, before a spare takes its role: to catch up costs
 //! seconds, a rebuild hours. Not where the next loss would be one too many.
 //!
-//! After a crash half-way: a member whose absence is not told yet is rebuilt whole.
+//! After a crash half-way: a member of whose absence nothing is told yet is rebuilt whole.
 
 use crate::MemberSpec;
 use crate::assemble::{GENERATIONS_SKIPPED, Probed, probe};
@@ -29,16 +32,18 @@ use levada_device::BlockError;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What a member holds of an array, if it can catch up; by what its own newest superblock says, and the newest of all.
+/// What a member holds of an array, if it may take part again; by what its own newest superblock says, and the newest of all.
 pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Option<Held> {
     let (of_own, of_newest) = (own.members.get(index)?, newest.members.get(index)?);
     let mut held = of_newest.held?;
     let was_whole = match of_own.state {
         MemberState::InSync => true,
         // It went again while it caught up.
-        MemberState::Rebuilding { .. } => of_own.held.is_some(),
+        MemberState::Rebuilding { .. } => of_own.held.is_some_and(|held| held.is_told),
         MemberState::Faulty | MemberState::Spare => false,
     };
+    let catches_up = was_whole && of_own.role.is_some() && of_newest.role == of_own.role;
+    let begins_anew = !held.is_told && of_own.state != MemberState::Faulty;
     let is_same = own.uuid == newest.uuid && of_own.uuid == of_newest.uuid;
     let is_out = match of_newest.state {
         MemberState::Faulty => true,
@@ -61,8 +66,20 @@ pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Op
     };
     let went_apart = own.generation >= held.generation + GENERATIONS_SKIPPED
         || !newest.members.iter().enumerate().all(is_known);
-    let has_role = of_own.role.is_some() && of_newest.role == of_own.role;
-    (is_same && is_out && was_whole && !is_old && !went_apart && has_role).then_some(held)
+    (is_same && is_out && (catches_up || begins_anew) && !is_old && !went_apart).then_some(held)
+}
+
+/// What a member holds that is not found at a start.
+pub(crate) fn held_when_absent(entry: &MemberEntry, newest: &Superblock) -> Option<Held> {
+    let generation = newest.held_by_all;
+    let held = |is_told| (generation > 0).then_some(Held { generation, by_itself: true, is_told });
+    match (entry.state, entry.held) {
+        // What is dirty and what the journal holds is found at this start.
+        (MemberState::InSync, _) => held(true),
+        (MemberState::Rebuilding { .. }, Some(held)) => Some(Held { by_itself: true, ..held }),
+        (MemberState::Rebuilding { .. }, None) | (MemberState::Spare, _) => held(false),
+        (MemberState::Faulty, held) => held,
+    }
 }
 
 impl Engine {
@@ -73,19 +90,44 @@ impl Engine {
             return None;
         }
         let by_itself = matches!(error, Some(BlockError::Gone));
+        let is_in_sync = member.is_in_sync();
         if let Some(held) = member.held.get() {
-            // It has not caught up yet, so all of this is told.
+            // It has not caught up yet, so all of this is told; or nothing ever was.
             member.held.set(Some(Held { by_itself, ..held }));
             return None;
         }
-        let held = Held { generation: self.held_by_all.get(), by_itself };
-        (member.is_in_sync() && held.generation > 0).then_some(held)
+        let generation = self.held_by_all.get();
+        let held = Held { generation, by_itself, is_told: is_in_sync };
+        if generation == 0 {
+            return None;
+        }
+        if !is_in_sync {
+            // A spare, or of what it has been given so far nothing is believed: there is nothing to tell.
+            member.held.set(by_itself.then_some(held));
+            return None;
+        }
+        Some(held)
+    }
+
+    /// What superblocks say of a member that is out or rebuilt. As long as the map does not tell what it missed: that it
+    /// vanished.
+    pub fn held_on_record(&self, member: &Rc<Member>) -> Option<Held> {
+        let untold = || {
+            let absences = self.absences.borrow();
+            let (_, held) = absences.iter().find(|(absent, _)| Rc::ptr_eq(absent, member))?;
+            let is_wanted = held.by_itself
+                && member.role.get().is_some()
+                && !planted!("raid-vanished-not-recorded");
+            is_wanted.then_some(Held { is_told: false, ..*held })
+        };
+        member.held.get().or_else(untold)
     }
 
     /// A member that goes may come back by itself: no spare takes its role for a while.
     pub fn wait_for(&self, member: &Rc<Member>, held: Option<Held>) {
         let patience = self.patience.get();
-        let may_return = held.or(member.held.get()).is_some_and(|held| held.by_itself);
+        let catches_up = |held: Held| held.by_itself && held.is_told;
+        let may_return = held.or(member.held.get()).is_some_and(catches_up);
         if patience.is_zero() || !may_return || member.role.get().is_none() {
             return;
         }

@@ -15,6 +15,9 @@ pub enum Finding {
     Stale { member: usize, generation: u64 },
     /// The array went on without it for a while: it takes part again, and gets what changed meanwhile.
     CatchesUp { member: usize },
+    /// It vanished, and the array could not record what it misses: it takes part again, and gets everything. Or it was a spare,
+    /// and is one again.
+    GetsAll { member: usize },
     /// A member that another device has replaced.
     Replaced { uuid: Uuid },
     /// A member of another array.
@@ -44,10 +47,26 @@ pub struct AssemblyReport {
     pub faulty: Vec<String>,
 }
 
+impl Finding {
+    /// The member that takes part as this device.
+    #[must_use]
+    pub fn member_taken(&self) -> Option<usize> {
+        match self {
+            Self::Used { member } | Self::CatchesUp { member } | Self::GetsAll { member } => {
+                Some(*member)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl AssemblyReport {
     /// Whether this member was away and takes part again.
     pub(crate) fn returns(&self, index: usize) -> bool {
-        self.any(|finding| matches!(finding, Finding::CatchesUp { member } if *member == index))
+        self.any(|finding| match finding {
+            Finding::CatchesUp { member } | Finding::GetsAll { member } => *member == index,
+            _ => false,
+        })
     }
 
     /// Whether what this member holds may have been damaged while nobody had it.
@@ -82,6 +101,7 @@ impl fmt::Display for AssemblyReport {
                     write!(f, "; {name} is stale (generation {generation})")?;
                 }
                 Finding::CatchesUp { .. } => write!(f, "; {name} was away and catches up")?,
+                Finding::GetsAll { .. } => write!(f, "; {name} was away and begins anew")?,
                 Finding::Replaced { .. } => write!(f, "; {name} has been replaced")?,
                 Finding::Foreign { array } => write!(f, "; {name} belongs to array {array}")?,
                 Finding::NoSuperblock => write!(f, "; {name} has no superblock")?,

@@ -28,27 +28,33 @@ pub enum MemberState {
 }
 
 /// What a member that went away holds all the same: everything that it held when the array was at this generation, but for
-/// the missed stripes.
+/// the missed stripes; or nothing that can be relied upon, but it is wanted back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Not 0. Its own superblock is of this generation or a later one, unless it was put back as it was before.
     pub generation: u64,
     /// It takes part again as soon as it is found. Else only when somebody says so: it has failed, or was taken out.
     pub by_itself: bool,
+    /// The map tells what it misses, so that it catches up. Else it gets everything anew.
+    pub is_told: bool,
 }
 
 impl Held {
     const BY_ITSELF: u64 = 1 << 63;
+    /// Whoever does not know this bit takes the member for older than it may be, and leaves it out.
+    const UNTOLD: u64 = 1 << 62;
 
     /// As superblocks have it; 0 says that there is no such thing.
     pub fn to_bits(self) -> u64 {
-        self.generation | if self.by_itself { Self::BY_ITSELF } else { 0 }
+        let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        self.generation | bit(self.by_itself, Self::BY_ITSELF) | bit(!self.is_told, Self::UNTOLD)
     }
 
     pub fn from_bits(bits: u64) -> Option<Self> {
-        let generation = bits & !Self::BY_ITSELF;
+        let generation = bits & !(Self::BY_ITSELF | Self::UNTOLD);
         let by_itself = bits & Self::BY_ITSELF != 0;
-        (generation > 0).then_some(Self { generation, by_itself })
+        let is_told = bits & Self::UNTOLD == 0;
+        (generation > 0).then_some(Self { generation, by_itself, is_told })
     }
 }
 

@@ -208,10 +208,12 @@ impl RaidArray {
             enclosure: member.enclosure,
             role: member.role.get(),
             state: member.state.get(),
-            catches_up: member.held.get().is_some() && member.role.get().is_some(),
-            vanished: member.held.get().is_some_and(|held| held.by_itself)
-                && !member.is_live()
+            catches_up: member.held.get().is_some_and(|held| held.is_told)
                 && member.role.get().is_some(),
+            vanished: !member.is_live()
+                && member.held.get().is_some_and(|held| {
+                    held.by_itself && (member.role.get().is_some() || !held.is_told)
+                }),
             awaited: engine.awaited(member),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),

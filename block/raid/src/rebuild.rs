@@ -91,7 +91,7 @@ impl Course<'_> {
 
 /// Whether it needs what it missed only.
 fn catches_up(member: &Rc<Member>) -> bool {
-    member.held.get().is_some()
+    member.held.get().is_some_and(|held| held.is_told)
 }
 
 /// How far a member is rebuilt; `None` when it is not being rebuilt any more.

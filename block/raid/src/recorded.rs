@@ -61,7 +61,7 @@ impl Recorded {
             name: entry.name,
             role: entry.role,
             state: entry.state,
-            catches_up: entry.held.is_some() && entry.role.is_some(),
+            catches_up: entry.held.is_some_and(|held| held.is_told) && entry.role.is_some(),
         };
         let recorded = Self {
             uuid: superblock.uuid,

@@ -121,7 +121,7 @@ impl Engine {
             enclosure: member.enclosure,
             role: member.role.get(),
             state: member.recorded_state(),
-            held: member.held.get(),
+            held: self.held_on_record(member),
         };
         Superblock {
             uuid: self.uuid,
@@ -250,7 +250,11 @@ impl Engine {
         }
         let held = self.held_by(&member, &with).await;
         self.admit(index, with, held).await?;
-        Ok(if held.is_some() { Admitted::CatchesUp } else { Admitted::Anew })
+        Ok(if held.is_some_and(|(held, _)| held.is_told) {
+            Admitted::CatchesUp
+        } else {
+            Admitted::Anew
+        })
     }
 
     /// Adds a member to the table, as a spare.

@@ -79,7 +79,7 @@ pub struct MemberStatus {
     pub state: MemberState,
     /// Out, or being rebuilt: it was away, and what it holds is good but for what changed meanwhile.
     pub catches_up: bool,
-    /// It vanished, nobody has its role, and what it misses is told: given back, it catches up.
+    /// It vanished, and nobody has its role, or it was a spare: it is to be given back as soon as it is there again.
     pub vanished: bool,
     /// It vanished, and is waited for so much longer before a spare takes its role.
     pub awaited: Option<Duration>,

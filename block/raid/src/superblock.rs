@@ -410,7 +410,7 @@ mod tests {
             enclosure: i as u16 / 2,
             role: [None, Some(1), Some(2), Some(3), Some(0), None][i],
             state: state(i),
-            held: (i == 4).then_some(Held { generation: 4, by_itself: true }),
+            held: (i == 4).then_some(Held { generation: 4, by_itself: true, is_told: true }),
         };
         Superblock {
             uuid: Uuid::from_u128(99),

@@ -26,8 +26,8 @@ use levada_export_nvmet::{self as nvmet, AnaState};
 use levada_export_vhost::Directory;
 use levada_health::{Record, Watch};
 use levada_raid::{
-    self as raid, Array, AssemblyReport, Finding, MemberSpec, MemberState, RaidArray, RaidError,
-    Recorded, look_until_steady,
+    self as raid, Array, AssemblyReport, MemberSpec, MemberState, RaidArray, RaidError, Recorded,
+    look_until_steady,
 };
 use levada_spec::HealthSpec;
 use levada_volume::{Anyway, Pool, PoolError};
@@ -190,7 +190,7 @@ impl Keeper {
         let epoch = last.next();
         if drives.iter().any(|drive| drive.store.is_remote()) {
             for (drive, (_, finding)) in drives.iter().zip(&report.devices) {
-                if let Finding::Used { .. } | Finding::CatchesUp { .. } = finding
+                if finding.member_taken().is_some()
                     && let Err(BlockError::Fenced { ours, seen }) = drive.store.reserve(epoch).await
                 {
                     return Err(RaidError::Fenced { ours, seen }.into());

@@ -381,7 +381,6 @@ impl Scene {
         // What comes back by itself has by then.
         reactor::sleep(RETURNED_WITHIN).await;
         last.all_are_back();
-        last.give_back().await;
         self.within(WHOLE_WITHIN, &last, || last.end().is_some() || last.is_whole()).await;
         last.check().await;
         last.scrub().await;

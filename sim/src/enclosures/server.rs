@@ -167,30 +167,15 @@ impl Server {
         cluster.as_ref().is_some_and(|cluster| cluster.arrays.iter().all(is_whole))
     }
 
-    /// Nobody is out who had only vanished.
+    /// Nobody is out: drives fail in no other way than by vanishing.
     pub fn all_are_back(&self) {
-        let cluster = self.cluster.borrow().clone().expect("it is open");
-        let mut arrays = cluster.arrays.iter();
-        if arrays.any(|array| array.array.status().members.iter().any(|it| it.vanished)) {
-            self.fail("waits for drives that are there");
-        }
-    }
-
-    /// Gives members back that are out for good, as an operator would: of whom nobody could tell, before an array stopped, that they had only
-    /// vanished.
-    pub async fn give_back(&self) {
         let cluster = self.cluster.borrow().clone().expect("it is open");
         for array in &cluster.arrays {
             let members = array.array.status().members;
-            let out = members.iter().filter(|it| it.state == MemberState::Faulty && !it.vanished);
-            for member in out {
-                let mut drives = cluster.drives.drives.iter();
-                let drive = drives.find(|drive| drive.spec.name == member.name);
-                let Some(Ok(drive)) = drive.map(|drive| drive.found.as_ref()) else { continue };
-                match array.admit(&cluster.file, &member.name, drive).await {
-                    Ok(()) => self.scene.note("a member is given back"),
-                    Err(error) => self.tell(|| format!("is not given {}: {error}", member.name)),
-                }
+            let out = members.iter().find(|member| member.state == MemberState::Faulty);
+            if let Some(member) = out {
+                let why = if member.vanished { "waits for" } else { "has given up" };
+                self.fail(&format!("{why} drive {}, which is there", member.name));
             }
         }
     }

@@ -4,7 +4,9 @@ use crate::common::{ARRAY, Rig, TestDrive, pattern, read, write_stripe};
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{Buf, Epoch};
 use levada_device::{Device, Durability};
-use levada_raid::{Admitted, Array, Finding, Level, Limits, MemberSpec, MemberState, RaidArray};
+use levada_raid::{
+    Admitted, Array, Finding, Level, Limits, MemberSpec, MemberState, MemberStatus, RaidArray,
+};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -313,6 +315,115 @@ fn a_power_cut_while_a_member_is_taken_back_costs_nothing() {
             life.open_without(&[]).await;
             life.rebuild(1).await;
             life.check_without_others(1).await;
+        });
+    }
+}
+
+/// One vanishes, and the others a moment later: it may not have been able to tell what the first one missed. All come back by
+/// themselves when they are there, the first one with everything made anew.
+#[test]
+fn whoever_vanished_just_before_the_end_comes_back() {
+    for (level, members) in LEVELS {
+        let mut untold = 0;
+        for writes in 0..30 {
+            Reactor::simulated(writes).block_on(async {
+                let mut life = Filled::new(level, members).await;
+                life.rig.drives[0].pull();
+                for drive in &life.rig.drives[1..] {
+                    drive.pull_after_writes(writes);
+                }
+                // Those that fail may be there or not, or half.
+                for stripe in 0..20 {
+                    let at = stripe * life.stripe_bytes;
+                    life.expected.remove(&at);
+                    let data = pattern(at, 4096, 2).into_vec();
+                    let _ = life.array.write(at, data, Durability::Fua).await;
+                }
+                life.die();
+                life.rig.drives.iter().for_each(|drive| drive.plug_in());
+                let devices = life.rig.devices();
+                let report = RaidArray::examine(ARRAY, &devices, false).await.expect("opens");
+                let gets_all = report.devices.iter().filter_map(|(_, finding)| match finding {
+                    Finding::GetsAll { member } => Some(*member),
+                    _ => None,
+                });
+                let gets_all: Vec<usize> = gets_all.collect();
+                life.open_without(&[]).await;
+                let status = life.array.status();
+                let is_out = |member: &MemberStatus| member.state == MemberState::Faulty;
+                assert!(!status.members.iter().any(is_out), "{level:?}, {writes}: {report}");
+                assert!(gets_all.iter().all(|member| !status.members[*member].catches_up));
+                untold += gets_all.len();
+                life.rebuild(0).await;
+                life.check().await;
+                life.check_without_others(0).await;
+            });
+        }
+        assert!(untold > 0, "{level:?}: none of them vanished at such a moment");
+    }
+}
+
+/// Spares that were away are spares again, and one that was being rebuilt begins anew: at a start, or when it is given back.
+#[test]
+fn who_has_nothing_to_lose_comes_back_too() {
+    for (is_rebuilt, at_a_start) in [(false, false), (false, true), (true, false), (true, true)] {
+        Reactor::simulated(11).block_on(async {
+            let rig = Rig::new(Level::Raid6, 6, 1, 8 << 10, 40);
+            let mut array = rig.create().await;
+            for stripe in 0..40 {
+                write_stripe(&array, stripe, 1).await.expect("written");
+            }
+            let spare = {
+                let mut members = array.status().members.into_iter();
+                members.find(|member| member.state == MemberState::Spare).expect("one").index
+            };
+            if is_rebuilt {
+                array.fail((spare + 1) % 6).await.expect("out");
+            }
+            rig.drives[spare].pull();
+            // Spares get superblocks and the map.
+            for stripe in 0..40 {
+                write_stripe(&array, stripe, 2).await.expect("written");
+            }
+            array.flush().await.expect("flushed");
+            let member = |array: &RaidArray| array.status().members[spare].clone();
+            assert_eq!(
+                (member(&array).state, member(&array).vanished),
+                (MemberState::Faulty, true)
+            );
+            if at_a_start {
+                array.close().await.expect("closed");
+                array = rig.open_without(&[spare]).await.expect("opened");
+                assert!(member(&array).vanished);
+                array.close().await.expect("closed");
+                rig.drives[spare].plug_in();
+                array = rig.open().await.expect("opened");
+            } else {
+                rig.drives[spare].plug_in();
+                let back = array.replace(spare, rig.member(spare)).await;
+                assert_eq!(back, Ok(Admitted::Anew));
+            }
+            let state = member(&array).state;
+            match is_rebuilt {
+                true => assert!(matches!(state, MemberState::Rebuilding { next_slot: 0 })),
+                false => assert_eq!(state, MemberState::Spare),
+            }
+            array.rebuild(Limits::NONE).await.expect("rebuilt");
+            if !is_rebuilt {
+                array.fail((spare + 1) % 6).await.expect("out");
+                array.rebuild(Limits::NONE).await.expect("rebuilt");
+            }
+            assert_eq!((member(&array).state, array.status().degraded), (MemberState::InSync, 0));
+            // Of the others as many may go as the level bears.
+            for other in (0..6).filter(|it| ![spare, (spare + 1) % 6].contains(it)).take(2) {
+                rig.drives[other].pull();
+            }
+            let bytes = array.geometry().stripe_bytes as usize;
+            for stripe in 0..40 {
+                let at = stripe * bytes as u64;
+                let found = read(&array, at, bytes).await.expect("readable");
+                assert!(found[..] == pattern(at, bytes, 2)[..], "stripe {stripe}");
+            }
         });
     }
 }

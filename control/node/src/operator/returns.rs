@@ -170,7 +170,7 @@ impl Operator {
             self.take_back().await;
             self.use_spares().await;
             // A member that is out counts as vanished a moment later, of which nobody tells.
-            if self.lost(|_| true).is_empty() {
+            if self.lost(|member| member.vanished || member.role.is_some()).is_empty() {
                 change.await;
             } else {
                 select(pin!(change), pin!(reactor::sleep(LOOK_AGAIN_AFTER))).await;

@@ -205,9 +205,10 @@ impl Operator {
 
     /// Drives whose role nobody plays and that are not waited for, with the arrays that lack them, metadata first.
     pub(super) fn wanting(&self) -> BTreeMap<String, Vec<Rc<ClusterArray>>> {
-        self.lost(|member| member.awaited.is_none())
+        self.lost(|member| member.role.is_some() && member.awaited.is_none())
     }
 
+    /// Members that are out and of that kind, with the arrays that lack them.
     pub(super) fn lost(
         &self,
         which: impl Fn(&MemberStatus) -> bool,
@@ -218,10 +219,9 @@ impl Operator {
             if status.stopped.is_some() {
                 continue;
             }
-            let is_vacant = |member: &&MemberStatus| {
-                member.role.is_some() && member.state == MemberState::Faulty && which(member)
-            };
-            for member in status.members.iter().filter(is_vacant) {
+            let is_out =
+                |member: &&MemberStatus| member.state == MemberState::Faulty && which(member);
+            for member in status.members.iter().filter(is_out) {
                 wanting.entry(member.name.clone()).or_default().push(Rc::clone(&array));
             }
         }
