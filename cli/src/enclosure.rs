@@ -282,7 +282,7 @@ fn headline(status: &EnclosureStatus) -> String {
 }
 
 fn show(status: &EnclosureStatus) {
-    say!("{}, {} hosts", headline(status), status.hosts);
+    say!("{}, {} controllers of hosts", headline(status), status.controllers);
     say!("  {}", status.subsystem);
     for path in &status.paths {
         say!("  path {}  {}  {}, {}", path.number, path.address, path.state, path.ana);

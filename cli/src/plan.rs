@@ -38,7 +38,25 @@ pub fn plan(file: Option<&Path>, args: &PlanArgs) -> Result<()> {
         say!("  filesystem {}: data on {}, metadata on {}", fs.name, fs.data, fs.metadata);
         say!("    survives {}{}", fs.survives(cluster), asked(fs.required));
     }
+    say!("  servers: {}", servers_text(cluster));
     compare(&loaded)
+}
+
+/// Which servers can have it.
+fn servers_text(cluster: &ClusterFile) -> String {
+    let here: Vec<_> = cluster.drives.iter().filter(|drive| !drive.is_remote()).collect();
+    match here.first() {
+        None => "survives the loss of any; one that reaches the enclosures takes over with this file and `levada up`, \
+                 and shuts out whoever has them"
+            .into(),
+        Some(first) => {
+            let more = match here.len() {
+                1 => String::new(),
+                all => format!(" and {} more", all - 1),
+            };
+            format!("this one alone, which has drive {}{more} in it", first.name)
+        }
+    }
 }
 
 fn count(number: usize, of: &str) -> String {

@@ -6,6 +6,7 @@
 //!   their snapshots.
 //! - `linear`: a volume that is stripes of an array; the pool of all of them, and its table.
 //! - `model`: what tests compare every kind of volume with.
+//! - `written_through`: a volume whose changes are durable when they are answered.
 //! - `qos`: caps and guarantees; a volume whose requests wait for their turn.
 //!
 //! What always holds:
@@ -28,6 +29,7 @@ mod order;
 pub mod qos;
 mod thin;
 mod volume;
+mod written_through;
 
 pub use array::ArrayVolume;
 pub use catalogue::{Catalogue, Settled};
@@ -39,3 +41,4 @@ pub use order::{
 };
 pub use thin::ThinVolume;
 pub use volume::{Extent, Shape, Volume, VolumeFuture, Zeroing};
+pub use written_through::WrittenThrough;

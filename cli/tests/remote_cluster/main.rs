@@ -13,9 +13,10 @@ mod support;
 use drawer::Drawer;
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{Cluster, can_run, signal, wait_until};
 
@@ -100,6 +101,7 @@ fn a_cluster_outlives_paths_and_an_enclosure() {
         "enclosure e2: 2 drives, on the network by 2 paths to nqn.",
         "array data: raid6, 4+2 over 6 drives (2 in e1, 2 in e2, 2 in e3)",
         "survives any 2 drives, any 1 enclosure, any 1 path to each enclosure; at least { drives = 2",
+        "servers: survives the loss of any; one that reaches the enclosures takes over with this file and `levada up`",
         "far is new: `levada up` formats these drives",
     ] {
         assert!(planned.contains(part), "{part}: {planned}");
@@ -258,6 +260,84 @@ fn nothing_is_formatted_for_an_enclosure_that_is_away_and_another_server_takes_o
     other.ok(&["mount", "mnt"]);
     assert_eq!(fs::read_dir(other.mnt()).expect("a directory").count(), 0);
     other.ok(&["umount", "mnt"]);
+    other.ok(&["down"]);
+}
+
+/// An address that nobody has a moment ago.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// Hosts of volumes have paths to both servers. Here it is an array on two volumes, which is written all the time.
+#[test]
+fn hosts_of_volumes_go_to_the_server_that_takes_over() {
+    if !can_run() {
+        return;
+    }
+    let (_place, drawers, cluster) = over_three("blocks", IN_MEMORY);
+    let addresses = [free_address(), free_address()];
+    let served_at = |address: &str| {
+        format!("{}\n[[export]]\ntenant = \"blue\"\nnvme = [\"{address}\"]\n", file_over(&drawers))
+    };
+    write_file(&cluster, &served_at(&addresses[0]), "blocks");
+    cluster.ok(&["up"]);
+    for name in ["blue/v1", "blue/v2"] {
+        cluster.ok(&["volume", "create", name, "--size", "24MiB"]);
+    }
+    let volume = |name: &str| {
+        let nqn = format!("nqn.2026-11.io.levada:blocks:blue:{name}");
+        format!("nvme+tcp://{}/{nqn}?ns=1", addresses.join(","))
+    };
+    let volumes = [volume("v1"), volume("v2")];
+    let [v1, v2] = volumes.each_ref().map(String::as_str);
+    let mut host = fixture::Box::new();
+    // Volumes are shown within a second.
+    wait_until("its drives are there", || {
+        let create = ["create", "host", "--level", "raid1", "--copies", "2", "--force", v1, v2];
+        host.run(&create).status.success()
+    });
+    host.serve(&[v1, v2]);
+    let shown = host.file();
+    let write = |seed: u32| {
+        let mut file = File::options().write(true).open(&shown).expect("open");
+        file.write_all(&contents(seed)).expect("written: no error while there is a server");
+        file
+    };
+    write(3).sync_all().expect("durable");
+
+    // Taken over in the middle of writes, none of which is flushed before the other server has it.
+    let other = Cluster::new("blocks", &served_at(&addresses[1]));
+    let stop = AtomicBool::new(false);
+    let last = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let mut seed = 4;
+            while !stop.load(Ordering::Relaxed) {
+                write(seed);
+                seed += 1;
+            }
+            seed - 1
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        other.ok(&["up"]);
+        wait_until("the first server says so", || {
+            let status = cluster.ok(&["status"]);
+            status.contains("another server has its volumes; hosts are told to go there")
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        stop.store(true, Ordering::Relaxed);
+        writing.join().expect("every write was answered")
+    });
+    assert!(last > 4, "it wrote on");
+    let begun = Instant::now();
+    File::open(&shown).and_then(|file| file.sync_all()).expect("durable");
+    assert!(begun.elapsed() < GONE_WITHIN, "{:?}", begun.elapsed());
+    let status = host.json(&["show", v1]);
+    assert_eq!(fixture::members(&status, "state"), ["in-sync"; 2], "{status}");
+    cluster.ok(&["down", "--force"]);
+    let there = fs::read(&shown).expect("read");
+    assert!(there[..contents(last).len()] == contents(last), "what was answered is there");
+    host.stop();
     other.ok(&["down"]);
 }
 

@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::keeper::{Clerk, Keeper, Opening};
 use crate::place;
 use crate::request::{Pace, Reply, Request, absolute, ask};
-use crate::shown::{Shown, Shows, What};
+use crate::shown::{Owned, Shown, Shows, What};
 use crate::status::Status;
 use futures_util::future::{Either, select};
 use levada_base::reactor::signal::{Signal, Signals};
@@ -219,8 +219,9 @@ impl Open {
             // One volume for all of them, so that pieces of one block take turns whichever way they come.
             None => What::Whole(Rc::new(ArrayVolume::new(self.keeper.array.clone()))),
         };
-        let name = self.keeper.status().name;
-        let mut shown = Shown::begin(shows, tls, what, (&name, self.keeper.uuid())).await?;
+        let (name, uuid) = (self.keeper.status().name, self.keeper.uuid());
+        let array = Owned { name: &name, uuid, epoch: self.keeper.array.epoch() };
+        let mut shown = Shown::begin(shows, tls, what, array).await?;
         *self.keeper.at.borrow_mut() = shown.file().map(Path::to_owned);
         *self.keeper.nbd.borrow_mut() = shown.uris();
         *self.keeper.nvme.borrow_mut() = shown.paths();

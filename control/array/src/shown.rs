@@ -5,6 +5,7 @@ use crate::error::ArrayError;
 use crate::request::absolute;
 use crate::volumes::Volumes;
 use futures_util::future::{LocalBoxFuture, pending, ready};
+use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_file::{Export, Unmounted};
@@ -55,6 +56,14 @@ pub(crate) enum What {
     Pool(Rc<Volumes>),
 }
 
+/// An array that this process has.
+#[derive(Clone, Copy)]
+pub(crate) struct Owned<'a> {
+    pub name: &'a str,
+    pub uuid: Uuid,
+    pub epoch: Epoch,
+}
+
 /// An array that is shown.
 pub struct Shown {
     file: Option<Export<Rc<dyn Volume>>>,
@@ -96,7 +105,9 @@ struct Nvme {
 }
 
 impl Nvme {
-    fn begin(shows: &Shows, what: What, array: &str, uuid: Uuid) -> Result<Self, ArrayError> {
+    fn begin(shows: &Shows, what: What, array: Owned<'_>) -> Result<Self, ArrayError> {
+        let Owned { name: array, uuid, epoch } = array;
+        let epoch = epoch.0;
         let (target, name) = (Rc::new(Target::new()), format!("{}:{array}", nvmet::NQN_PREFIX));
         let (names, keys) = (shows.nvme_hosts.iter().cloned(), shows.nvme_keys.as_deref());
         let hosts = Hosts::chosen(names, keys, shows.nvme_tls_only)?;
@@ -107,12 +118,13 @@ impl Nvme {
             shows.nvme.iter().map(|address| target.listen(*address)).collect();
         let (following, paths) = match (what, paths?) {
             (What::Pool(volumes), paths) => {
-                let follower = Follower::new(Rc::clone(&target), volumes, &name, hosts)?;
+                let follower = Follower::new(Rc::clone(&target), volumes, &name, hosts, epoch)?;
                 (Some(reactor::spawn(async move { follower.run().await })), paths)
             }
             (What::Whole(volume), paths) => {
                 let nqn = Nqn::new(name.clone())?;
                 let subsystem = Subsystem::new(nqn.clone(), nvmet::serial_of(&nqn), hosts);
+                let subsystem = subsystem.of_owner(epoch);
                 let opened = Opened { volume, guid: uuid.into_bytes() };
                 let open = move || -> LocalBoxFuture<'static, Option<Opened>> {
                     Box::pin(ready(Some(opened.clone())))
@@ -139,14 +151,14 @@ impl Shown {
         shows: &Shows,
         tls: Option<Tls>,
         what: What,
-        (array, uuid): (&str, Uuid),
+        array: Owned<'_>,
     ) -> Result<Self, ArrayError> {
         let export = match what {
             What::Pool(_) if shows.at.is_some() => {
-                return Err(ArrayError::PoolAsWhole { array: array.into() });
+                return Err(ArrayError::PoolAsWhole { array: array.name.into() });
             }
             What::Pool(_) => String::new(),
-            What::Whole(_) => array.to_owned(),
+            What::Whole(_) => array.name.to_owned(),
         };
         let mut shown = Self {
             file: None,
@@ -159,7 +171,7 @@ impl Shown {
         };
         let begun = async {
             if !shows.nvme.is_empty() {
-                shown.nvme = Some(Nvme::begin(shows, what.clone(), array, uuid)?);
+                shown.nvme = Some(Nvme::begin(shows, what.clone(), array)?);
             }
             shown.begin_all(shows, tls, what).await
         };

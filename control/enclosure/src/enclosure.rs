@@ -19,8 +19,8 @@ pub struct EnclosureStatus {
     /// The name of its subsystem.
     pub subsystem: String,
     pub has_power: bool,
-    /// Hosts that are connected.
-    pub hosts: usize,
+    /// Of hosts that are connected: one for each path by which a host has come.
+    pub controllers: usize,
     pub paths: Vec<PathStatus>,
     pub bays: Vec<BayStatus>,
 }
@@ -127,7 +127,7 @@ impl Enclosure {
             name: self.name.clone(),
             subsystem: self.subsystem.nqn().to_string(),
             has_power: self.has_power.get(),
-            hosts: self.subsystem.controllers(),
+            controllers: self.subsystem.controllers(),
             paths: paths.collect(),
             bays: bays.collect(),
         }

@@ -17,12 +17,14 @@ use levada_export_nvmet::{
 };
 use levada_export_vhost::{Directory, Disks};
 use levada_spec::{ExportWay, Loaded};
-use levada_volume::{NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow};
-use std::cell::RefCell;
+use levada_volume::{
+    NameError, OrderError, SnapshotName, Tenant, Volume, VolumeName, VolumeRow, WrittenThrough,
+};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Between attempts to begin.
@@ -47,6 +49,8 @@ enum ExportError {
     NvmeKeys(#[from] nvmet::KeysError),
     #[error(transparent)]
     Nqn(#[from] nvmet::NqnError),
+    #[error("cannot look {address} up")]
+    LookUp { address: String, source: std::io::Error },
     #[error("cannot make {}", directory.display())]
     Directory { directory: PathBuf, source: std::io::Error },
 }
@@ -59,13 +63,22 @@ struct Export {
     now: RefCell<Now>,
 }
 
+/// Why a path cannot be better or worse.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoPath {
+    /// There are only so many.
+    Number { count: usize },
+    /// Nobody listens there.
+    Silent { why: String },
+}
+
 /// How an export is doing.
 enum Now {
     Waits(String),
     Nbd(Server),
     /// With the task that keeps the sockets in step.
     Vhost(Rc<Directory>, JoinHandle<()>),
-    Nvme(NvmeExport),
+    Nvme(Rc<NvmeExport>),
     /// `levada up` starts who serves it.
     Elsewhere,
     Ended,
@@ -74,37 +87,59 @@ enum Now {
 /// A target that has begun, and listens where it could.
 struct NvmeExport {
     target: Rc<nvmet::Target>,
-    /// As in the cluster file; why hosts do not come there.
-    paths: Vec<(SocketAddr, Result<nvmet::Path, String>)>,
+    paths: RefCell<Vec<NvmePath>>,
     /// Keeps the subsystems in step.
     running: JoinHandle<()>,
 }
 
+struct NvmePath {
+    /// As in the cluster file.
+    address: String,
+    /// Or why hosts do not come there.
+    listening: Result<nvmet::Path, String>,
+}
+
 impl NvmeExport {
     /// Listens where it could not before; false: there is such an address still.
-    fn listen(&mut self) -> bool {
-        for (address, path) in &mut self.paths {
-            let Err(known) = path else { continue };
-            match self.target.listen(*address) {
-                Ok(listening) => *path = Ok(listening),
-                Err(error) => {
-                    let why = told(error.into());
-                    if *known != why {
-                        tracing::warn!(why, "an export is not shown at one of its addresses");
-                    }
-                    *known = why;
+    async fn listen(&self) -> bool {
+        let silent = |path: &NvmePath| path.listening.is_err().then(|| path.address.clone());
+        let addresses: Vec<_> = self.paths.borrow().iter().map(silent).collect();
+        for (number, address) in addresses.into_iter().enumerate() {
+            let Some(address) = address else { continue };
+            let found = looked_up::<nvmet::Address>(&address).await;
+            let listening = found.and_then(|address| Ok(self.target.listen(address.0)?));
+            let listening = listening.map_err(|error| {
+                let why = told(error);
+                let known = &self.paths.borrow()[number].listening;
+                if known.as_ref().err() != Some(&why) {
+                    tracing::warn!(why, "an export is not shown at one of its addresses");
                 }
-            }
+                why
+            });
+            self.paths.borrow_mut()[number].listening = listening;
         }
-        self.paths.iter().all(|(_, path)| path.is_ok())
+        self.paths.borrow().iter().all(|path| path.listening.is_ok())
     }
 
     /// Why it is not shown at some of its addresses.
     fn problem(&self) -> Option<String> {
-        let why = self.paths.iter().filter_map(|(_, path)| path.as_ref().err());
+        let paths = self.paths.borrow();
+        let why = paths.iter().filter_map(|path| path.listening.as_ref().err());
         let why: Vec<&str> = why.map(String::as_str).collect();
         (!why.is_empty()).then(|| why.join("; "))
     }
+}
+
+/// An address, the name in which is looked up beside the reactor: that may take long.
+async fn looked_up<A>(text: &str) -> Result<A, ExportError>
+where
+    A: FromStr<Err: Send> + Send + 'static,
+    ExportError: From<A::Err>,
+{
+    let address = text.to_owned();
+    let parsed = reactor::aside("resolver", move || address.parse::<A>()).await;
+    let failed = |source| ExportError::LookUp { address: text.to_owned(), source };
+    Ok(parsed.map_err(failed)??)
 }
 
 fn told(error: ExportError) -> String {
@@ -207,7 +242,10 @@ impl nvmet::Volumes for TenantExports {
         Box::pin(async move {
             // One that is deleted and made anew in between would have the name of the old one: looked at again once it is open.
             let id = self.id_of(name).await?;
-            let volume = self.named(name).await?;
+            let mut volume = self.named(name).await?;
+            if self.volumes.may_go_elsewhere() {
+                volume = Rc::new(WrittenThrough::new(volume));
+            }
             (self.id_of(name).await? == id).then(|| Opened { volume, guid: id.into_bytes() })
         })
     }
@@ -238,6 +276,8 @@ pub struct Exporter {
     cluster: String,
     exports: Vec<Export>,
     volumes: Rc<Volumes>,
+    /// Another server has the volumes.
+    is_lost: Cell<bool>,
 }
 
 impl Exporter {
@@ -253,7 +293,8 @@ impl Exporter {
             }),
         });
         let cluster = loaded.cluster.name.clone();
-        Rc::new(Self { cluster, exports: exports.collect(), volumes })
+        let (exports, is_lost) = (exports.collect(), Cell::default());
+        Rc::new(Self { cluster, exports, volumes, is_lost })
     }
 
     /// Begins all of them, and tries again those that could not.
@@ -261,9 +302,9 @@ impl Exporter {
         loop {
             let mut waits = false;
             for export in &self.exports {
-                waits |= !self.begin(export);
+                waits |= !self.begin(export).await;
             }
-            if !waits {
+            if !waits || self.is_lost.get() {
                 return std::future::pending().await;
             }
             reactor::sleep(TRY_AGAIN_AFTER).await;
@@ -271,15 +312,21 @@ impl Exporter {
     }
 
     /// Begins one, unless it has; false: it could not, at one of its places.
-    fn begin(&self, export: &Export) -> bool {
-        match &mut *export.now.borrow_mut() {
-            Now::Waits(_) => {}
-            Now::Nvme(export) => return export.listen(),
+    async fn begin(&self, export: &Export) -> bool {
+        let shown = match &*export.now.borrow() {
+            Now::Waits(_) => None,
+            Now::Nvme(shown) => Some(Rc::clone(shown)),
             Now::Nbd(_) | Now::Vhost(..) | Now::Elsewhere | Now::Ended => return true,
+        };
+        if let Some(shown) = shown {
+            return shown.listen().await;
         }
-        let begun = self.begun(export);
+        let begun = self.begun(export).await;
+        if matches!(*export.now.borrow(), Now::Ended) {
+            return true;
+        }
         let has_begun = match &begun {
-            Ok(Now::Nvme(export)) => export.problem().is_none(),
+            Ok(Now::Nvme(shown)) => shown.listen().await,
             begun => begun.is_ok(),
         };
         *export.now.borrow_mut() = match begun {
@@ -297,12 +344,12 @@ impl Exporter {
         has_begun
     }
 
-    fn begun(&self, export: &Export) -> Result<Now, ExportError> {
+    async fn begun(&self, export: &Export) -> Result<Now, ExportError> {
         let tenant: Tenant = export.tenant.parse()?;
         let volumes = TenantExports { tenant, volumes: Rc::clone(&self.volumes) };
         match &export.way {
             ExportWay::Nbd { address, tls, verify_clients } => {
-                let address: Address = address.parse()?;
+                let address: Address = looked_up(address).await?;
                 let tls = tls.as_deref().map(|tls| Tls::open(tls, *verify_clients)).transpose()?;
                 Ok(Now::Nbd(Server::listen(&address, Rc::new(volumes), tls)?))
             }
@@ -318,43 +365,65 @@ impl Exporter {
             ExportWay::Nvme { addresses, hosts, keys, tls_only } => {
                 let hosts: Result<Vec<Nqn>, _> = hosts.iter().map(|host| host.parse()).collect();
                 let hosts = Hosts::chosen(hosts?, keys.as_deref(), *tls_only)?;
-                let addresses: Result<Vec<nvmet::Address>, _> =
-                    addresses.iter().map(|address| address.parse()).collect();
-                let (target, addresses) = (Rc::new(nvmet::Target::new()), addresses?);
+                let target = Rc::new(nvmet::Target::new());
                 if *tls_only {
                     target.require_tls();
                 }
                 let prefix = format!("{}:{}:{}", nvmet::NQN_PREFIX, self.cluster, export.tenant);
-                let follower = Follower::new(Rc::clone(&target), Rc::new(volumes), &prefix, hosts)?;
-                let unheard = |address: nvmet::Address| (address.0, Err(String::new()));
-                let paths = addresses.into_iter().map(unheard).collect();
+                let (shown, epoch) = (Rc::clone(&target), self.volumes.epoch().0);
+                let follower = Follower::new(shown, Rc::new(volumes), &prefix, hosts, epoch)?;
+                let unheard = |address: &String| {
+                    let listening = Err("it does not listen yet".into());
+                    NvmePath { address: address.clone(), listening }
+                };
+                let paths = RefCell::new(addresses.iter().map(unheard).collect());
                 let running = reactor::spawn(async move { follower.run().await });
-                let mut export = NvmeExport { target, paths, running };
-                export.listen();
-                Ok(Now::Nvme(export))
+                Ok(Now::Nvme(Rc::new(NvmeExport { target, paths, running })))
             }
             ExportWay::Virtiofs { .. } => Ok(Now::Elsewhere),
         }
+    }
+
+    /// Another server has the volumes, and nothing here answers any more: NVMe hosts are told to go there. Other clients have no way to be
+    /// told, and wait.
+    pub fn lose(&self) {
+        self.is_lost.set(true);
+        for export in &self.exports {
+            if let Now::Nvme(shown) = &*export.now.borrow() {
+                shown.running.abort();
+                shown.target.lose();
+            }
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.get()
     }
 
     /// Says how good a path to the volumes of a tenant is, by its number in the cluster file; hosts are told.
     ///
     /// # Errors
     ///
-    /// How many paths there are: not that one.
-    pub fn set_path(&self, tenant: &Tenant, path: usize, state: AnaState) -> Result<(), usize> {
+    /// [`NoPath`].
+    pub fn set_path(&self, tenant: &Tenant, path: usize, state: AnaState) -> Result<(), NoPath> {
         let mut count = 0;
         let of_tenant = self.exports.iter().filter(|export| export.tenant == tenant.as_str());
         for export in of_tenant {
             let Now::Nvme(nvme) = &*export.now.borrow() else { continue };
-            count += nvme.paths.len();
-            let of_number = path.checked_sub(1).and_then(|index| nvme.paths.get(index));
-            if let Some((_, Ok(path))) = of_number {
-                path.set_state(state);
-                return Ok(());
-            }
+            let paths = nvme.paths.borrow();
+            count += paths.len();
+            let Some(found) = path.checked_sub(1).and_then(|index| paths.get(index)) else {
+                continue;
+            };
+            return match &found.listening {
+                Ok(listening) => {
+                    listening.set_state(state);
+                    Ok(())
+                }
+                Err(why) => Err(NoPath::Silent { why: why.clone() }),
+            };
         }
-        Err(count)
+        Err(NoPath::Number { count })
     }
 
     /// How they are doing.
@@ -365,7 +434,11 @@ impl Exporter {
                 Now::Waits(why) => (0, Some(why.clone())),
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
-                Now::Nvme(nvme) => (nvme.target.controllers(), nvme.problem()),
+                Now::Nvme(nvme) => {
+                    let lost = "another server has its volumes; hosts are told to go there";
+                    let problem = self.is_lost.get().then(|| lost.into());
+                    (nvme.target.controllers(), problem.or_else(|| nvme.problem()))
+                }
                 Now::Elsewhere | Now::Ended => (0, None),
             };
             let mut status = ExportStatus {
@@ -386,10 +459,8 @@ impl Exporter {
                 ExportWay::Nvme { addresses, .. } => {
                     status.nvme = addresses.clone();
                     if let Now::Nvme(nvme) = &*export.now.borrow() {
-                        let state =
-                            |path: &Result<nvmet::Path, _>| path.as_ref().ok().map(|p| p.state());
-                        status.nvme_states =
-                            nvme.paths.iter().map(|(_, path)| state(path)).collect();
+                        let state = |path: &NvmePath| Some(path.listening.as_ref().ok()?.state());
+                        status.nvme_states = nvme.paths.borrow().iter().map(state).collect();
                     }
                 }
             }

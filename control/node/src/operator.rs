@@ -9,7 +9,7 @@ use crate::arrays::{self, ClusterArray};
 use crate::assembly::Cluster;
 use crate::control::{ControlReply, ControlRequest, ObjectScrub, Traffic};
 use crate::drives::{self, DriveSource, Intake, NoDevice};
-use crate::exports::Exporter;
+use crate::exports::{Exporter, NoPath};
 use crate::fsck::{self, CheckConfig, Checks};
 use crate::quota;
 use crate::recorded::{self, Differences, OnDrives};
@@ -77,6 +77,8 @@ enum Refusal {
         "tenant {tenant} has no path {path} over NVMe/TCP: there are {count}, numbered from 1 on"
     )]
     NoPath { tenant: Tenant, path: usize, count: usize },
+    #[error("nobody can come over path {path} of tenant {tenant}: {why}")]
+    SilentPath { tenant: Tenant, path: usize, why: String },
     #[error("{path:?} is no directory to show by itself: {reason}")]
     NoSubtree { path: String, reason: SubtreeError },
     #[error(
@@ -274,9 +276,12 @@ impl Operator {
                 set.await.map_err(Refusal::Volume)
             }
             ControlRequest::TenantPath { tenant, path, state } => {
-                let set =
-                    self.exports.get().map_or(Err(0), |all| all.set_path(&tenant, path, state));
-                set.map_err(|count| Refusal::NoPath { tenant, path, count })
+                let none = Err(NoPath::Number { count: 0 });
+                let set = |all: &Rc<Exporter>| all.set_path(&tenant, path, state);
+                self.exports.get().map_or(none, set).map_err(|no_path| match no_path {
+                    NoPath::Number { count } => Refusal::NoPath { tenant, path, count },
+                    NoPath::Silent { why } => Refusal::SilentPath { tenant, path, why },
+                })
             }
             ControlRequest::TenantDelete { tenant } => self.delete_tenant(&tenant).await,
             ControlRequest::SubtreeGive { path, tenant } => match path.parse() {

@@ -170,15 +170,6 @@ async fn serve(
     let router = Rc::clone(&cluster.router) as Rc<_>;
     let clients = Group::new();
     reactor::spawn_in(&clients, accept_all(Rc::new(listener), router, config));
-    let (shut_out, hung_up) =
-        (when_shut_out(Rc::clone(&cluster), Rc::clone(&changed)), clients.clone());
-    reactor::spawn_in(&services, async move {
-        shut_out.await;
-        tracing::error!(
-            "another server has the drives, or may have them: clients are answered no more"
-        );
-        hung_up.kill();
-    });
     let keeper = keep_house(Rc::clone(&cluster), address.clone());
     reactor::spawn_in(&services, keeper);
     for target in &cluster.targets {
@@ -197,6 +188,16 @@ async fn serve(
     reactor::spawn_in(&services, Rc::clone(&volumes).bury_last());
     let exports = Exporter::new(&loaded, Rc::clone(&volumes));
     reactor::spawn_in(&services, Rc::clone(&exports).run());
+    let shut_out = when_shut_out(Rc::clone(&cluster), Rc::clone(&changed));
+    let (hung_up, lost) = (clients.clone(), Rc::clone(&exports));
+    reactor::spawn_in(&services, async move {
+        shut_out.await;
+        tracing::error!(
+            "another server has the drives, or may have them: clients are answered no more"
+        );
+        hung_up.kill();
+        lost.lose();
+    });
     let operator =
         Operator::new(Rc::clone(&cluster), source, file, address, changed, Rc::clone(&volumes));
     operator.show_exports(Rc::clone(&exports));
@@ -224,7 +225,8 @@ async fn serve(
         Either::Right(((), _)) => Ended::Damaged { beyond_repair: cluster.beyond_repair.targets() },
     };
     tracing::info!(?ended, "stopping");
-    if ended == Ended::Stopped {
+    // Who is shut out has nobody to wait for: nothing that is under way can end.
+    if ended == Ended::Stopped && !exports.is_lost() {
         exports.end().await;
         volumes.close().await;
         reactor::sleep(DRAIN).await;

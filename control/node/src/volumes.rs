@@ -9,6 +9,8 @@ use crate::assembly::Cluster;
 use crate::control::TenantStatus;
 use crate::quota::{self, QuotaChange, QuotaError, SoftHard, Who, WhoKind};
 use crate::state::{StateDir, StateError};
+use futures_util::future::join_all;
+use levada_base::Epoch;
 use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_base::sync::{Notify, Permit, Semaphore};
@@ -33,6 +35,8 @@ const TERMS: Terms = Terms { request_bytes_max: MIB, capacity: Rates::NONE };
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Before what failed is tried again.
 const SETTLE_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// Lives of the cluster before this one whose clients are buried.
+const LIVES_BURIED: u64 = 16;
 /// How long the last bytes may take, when the node stops.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -118,20 +122,42 @@ impl Volumes {
         })
     }
 
-    /// Tells the metadata service that the client of the last life is dead, if that ended without taking leave: else everybody
-    /// waits for it.
+    /// Of this life of the cluster, whichever server has it.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.cluster.drives.epoch
+    }
+
+    /// Another server may take the cluster over.
+    pub(crate) fn may_go_elsewhere(&self) -> bool {
+        self.cluster.arrays.iter().any(|array| array.array.is_shared())
+    }
+
+    /// Tells the metadata service that the clients of earlier lives are dead, of which those that ended without taking leave would be
+    /// waited for. Of the last life here, and of other servers, which are shut out.
     pub(crate) async fn bury_last(self: Rc<Self>) {
         let _turn = self.connecting.acquire(1).await;
-        let dead = self.state.as_ref().and_then(StateDir::volumes_client);
-        let (Some(dead), Some(config)) = (dead, self.config(Uuid::nil())) else { return };
-        let buried = levada_client::bury(&config, *dead.as_bytes());
-        match reactor::timeout(READY_WITHIN, buried).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the last client of volumes is left to its lease")
+        let here = self.state.as_ref().and_then(StateDir::volumes_client);
+        let epochs = self.epoch().0.saturating_sub(LIVES_BURIED)..self.epoch().0;
+        let elsewhere = epochs.map(|epoch| self.client_name(Epoch(epoch)));
+        let Some(config) = self.config(Uuid::nil()) else { return };
+        let burials = elsewhere.chain(here).map(async |dead| {
+            let buried = levada_client::bury(&config, *dead.as_bytes());
+            match reactor::timeout(READY_WITHIN, buried).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "an earlier client of volumes is left to its lease");
+                }
+                Err(_) => tracing::warn!("the metadata service does not answer"),
             }
-            Err(_) => tracing::warn!("the metadata service does not answer"),
-        }
+        });
+        join_all(burials).await;
+    }
+
+    /// What the client is called in the life of `epoch`: whoever has the cluster next has to know. In each life otherwise: under an old
+    /// name it would end what the last life had not synced.
+    fn client_name(&self, epoch: Epoch) -> Uuid {
+        let (half, _) = self.cluster.drives.cluster.as_u64_pair();
+        Uuid::from_u64_pair(half ^ u64::from_le_bytes(*b"volumes "), epoch.0)
     }
 
     /// Of a client of that name; `None`: there is no metadata target.
@@ -165,8 +191,7 @@ impl Volumes {
     }
 
     async fn connect(&self) -> Result<Client, VolumeRefusal> {
-        // A name of its own in each life: under an old one it would end what the last life had not synced.
-        let name = Uuid::from_u64_pair(reactor::random_u64(), reactor::random_u64());
+        let name = self.client_name(self.epoch());
         let config = self.config(name).ok_or(VolumeRefusal::NotReady)?;
         if let Some(state) = &self.state {
             state.set_volumes_client(Some(name))?;

@@ -25,6 +25,7 @@ pub struct AddressError {
     why: String,
 }
 
+/// Looks names up, for which it may wait long.
 impl FromStr for Address {
     type Err = AddressError;
 

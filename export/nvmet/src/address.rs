@@ -13,11 +13,14 @@ pub struct Address(pub SocketAddr);
 
 /// Why something is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: HOST:PORT or an IP address is, such as 0.0.0.0:{PORT}")]
+#[error("{text:?} is no address: HOST:PORT or an IP address is, such as 0.0.0.0:{PORT}{why}")]
 pub struct AddressError {
     text: String,
+    /// In parentheses, where the system says it.
+    why: String,
 }
 
+/// Looks names up, for which it may wait long.
 impl FromStr for Address {
     type Err = AddressError;
 
@@ -25,8 +28,9 @@ impl FromStr for Address {
         if let Ok(ip) = text.parse::<IpAddr>() {
             return Ok(Self(SocketAddr::new(ip, PORT)));
         }
-        let mut found = text.to_socket_addrs().into_iter().flatten();
-        found.next().map(Self).ok_or_else(|| AddressError { text: text.into() })
+        let error = |why: String| AddressError { text: text.to_owned(), why };
+        let mut found = text.to_socket_addrs().map_err(|why| error(format!(" ({why})")))?;
+        found.next().map(Self).ok_or_else(|| error(String::new()))
     }
 }
 

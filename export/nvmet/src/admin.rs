@@ -367,13 +367,15 @@ impl Admin<'_> {
             Feature::VolatileWriteCache => Err(never(Status::FEATURE_NOT_CHANGEABLE)),
             Feature::ReservationPersistence => {
                 let is_kept = value & 1 != 0;
-                for attached in self.reservable_of(command.namespace()).await? {
-                    let claims = attached.namespace.claims();
-                    match claims.can_be_kept() {
-                        true => claims.set_kept(is_kept).await.map_err(never)?,
-                        false if is_kept => return Err(never(Status::FEATURE_NOT_CHANGEABLE)),
-                        false => {}
-                    }
+                let all = self.reservable_of(command.namespace()).await?;
+                let (keeping, others): (Vec<_>, Vec<_>) =
+                    all.iter().partition(|attached| attached.namespace.claims().can_be_kept());
+                // None of them, unless all can.
+                if is_kept && !others.is_empty() {
+                    return Err(never(Status::FEATURE_NOT_CHANGEABLE));
+                }
+                for attached in keeping {
+                    attached.namespace.claims().set_kept(is_kept).await.map_err(never)?;
                 }
                 Ok(Answer::result(0))
             }

@@ -274,11 +274,10 @@ impl Claims {
         Ok(())
     }
 
-    /// What is not kept is forgotten, as by a drive that loses its power. Where nothing can be kept, nothing is lost that way either: it lives
-    /// as long as the process.
+    /// What is not kept is forgotten, as by a drive that loses its power.
     pub fn lose_power(&self) {
         let mut reservations = self.0.reservations.borrow_mut();
-        if self.can_be_kept() && !reservations.is_kept {
+        if !reservations.is_kept {
             *reservations = Reservations::default();
         }
     }

@@ -8,6 +8,7 @@ use crate::io::{self, DATA_BYTES_MAX, Reading};
 use crate::memory::Memory;
 use crate::port::Port;
 use crate::recall::Stage;
+use crate::subsystem::Subsystem;
 use crate::target::Shared;
 use crate::transfers::{Landing, Mangled, Transfers};
 use crate::units::{ADMIN_IN_CAPSULE_BYTES, Broken, END_LIMIT, Reader};
@@ -178,7 +179,8 @@ async fn served<S: ByteStream + 'static>(
         let head = Framing::terminate(false, *fatal, &reader.head);
         connection.push(&head);
     }
-    if connection.cut.has_happened() {
+    let is_lost = connection.queue.controller.subsystem().is_some_and(Subsystem::is_lost);
+    if connection.cut.has_happened() || is_lost {
         channel.close().await;
     }
     connection.ended.happen();

@@ -325,6 +325,10 @@ impl Controller {
             return Ok(attached);
         }
         let none = Status::INVALID_NAMESPACE.and_do_not_retry();
+        // It may not even open any more.
+        if self.subsystem().is_some_and(Subsystem::is_lost) {
+            return Err(Status::ANA_PERSISTENT_LOSS);
+        }
         let namespace =
             self.subsystem().and_then(|subsystem| subsystem.namespace(id)).ok_or(none)?;
         let opened = namespace.opened().await.ok_or(Status::NOT_READY)?;

@@ -76,6 +76,9 @@ impl Hosts {
     }
 }
 
+/// Of a controller; those behind it are reserved (Fabrics, 4.2).
+const ID_MAX: u16 = 0xffef;
+
 /// See the module. Clones are the same one.
 #[derive(Clone)]
 pub struct Subsystem(Rc<Inner>);
@@ -108,6 +111,17 @@ impl Subsystem {
             is_lost: Cell::new(false),
             is_gone: Cell::new(false),
         }))
+    }
+
+    /// Has its controllers numbered otherwise than those of the owners before and after the one of `epoch`: whoever serves the same subsystem
+    /// next has controllers of the same hosts, which refuse a second one of the same identifier (Base, 3.1.1), as Linux does.
+    #[must_use]
+    pub fn of_owner(self, epoch: u64) -> Self {
+        // Multiples of the golden ratio keep their distance: of 64 owners in a row each has 400 identifiers of its own, of two 25,000.
+        const STEP: u64 = 40_493;
+        let first = epoch % u64::from(ID_MAX) * STEP % u64::from(ID_MAX) + 1;
+        self.0.next_id.set(first as u16);
+        self
     }
 
     #[must_use]
@@ -210,12 +224,20 @@ impl Subsystem {
         }
     }
 
-    /// Another server has taken over what is behind the namespaces: hosts are to go there.
+    /// Another server has taken over what is behind the namespaces: hosts are told to go there, and refused from now on.
     pub(crate) fn lose(&self) {
         if !self.0.is_lost.replace(true) {
             for controller in self.live() {
                 controller.happened(Event::AnaChanged);
             }
+        }
+    }
+
+    /// The same where volumes may not even answer what is under way: its hosts are sent away, and told when they come back.
+    pub(crate) fn lose_at_once(&self) {
+        self.lose();
+        for controller in self.live() {
+            controller.end("another server has its namespaces");
         }
     }
 
@@ -258,8 +280,6 @@ impl Subsystem {
         self.make_room()?;
         let mut controllers = self.0.controllers.borrow_mut();
         controllers.retain(|_, controller| controller.strong_count() > 0);
-        // The last identifiers are reserved (Fabrics, 4.2).
-        const ID_MAX: u16 = 0xffef;
         let mut id = self.0.next_id.get();
         while controllers.contains_key(&id) {
             id = if id >= ID_MAX { 1 } else { id + 1 };
@@ -336,6 +356,21 @@ impl Subsystem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn owners_in_a_row_number_controllers_apart() {
+        let nqn = Nqn::new("nqn.2026-11.io.levada:test").expect("a name");
+        let port = Rc::new(Port::new(1, ([127, 0, 0, 1], 4420).into()));
+        let mut given = std::collections::BTreeSet::new();
+        for epoch in 1000..1064 {
+            let subsystem = Subsystem::new(nqn.clone(), "1", Hosts::Any).of_owner(epoch);
+            for _ in 0..400 {
+                let controller = subsystem.connect((nqn.clone(), [1; 16]), true, &port, 0);
+                let id = controller.expect("room").id();
+                assert!((1..=ID_MAX).contains(&id) && given.insert(id), "{id} of {epoch}");
+            }
+        }
+    }
 
     #[test]
     fn who_proves_nothing_keeps_nobody_out() {

@@ -309,6 +309,12 @@ impl Target {
         }
     }
 
+    /// Another server has what is shown here: hosts are to go there. What they have asked for may not be answered any more, so their
+    /// connections end; those who come back are told so (ANA), and what they ask of blocks is refused.
+    pub fn lose(&self) {
+        self.shared.subsystems.borrow().values().for_each(Subsystem::lose_at_once);
+    }
+
     /// Connections, and bytes that they have borrowed.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn held(&self) -> (usize, u64) {

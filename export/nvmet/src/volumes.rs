@@ -91,13 +91,15 @@ pub struct Follower {
     /// Before the name of each.
     prefix: String,
     hosts: Hosts,
+    /// Of who has the volumes.
+    epoch: u64,
     showing: RefCell<BTreeMap<String, Showing>>,
     /// Who has reserved what, by GUID: a volume that is renamed stays reserved.
     claims: RefCell<BTreeMap<[u8; 16], Claims>>,
 }
 
 impl Follower {
-    /// Shows `volumes` as `PREFIX:NAME` at `target` to `hosts`.
+    /// Shows `volumes` as `PREFIX:NAME` at `target` to `hosts`, for the owner of `epoch`.
     ///
     /// # Errors
     ///
@@ -107,10 +109,11 @@ impl Follower {
         volumes: Rc<dyn Volumes>,
         prefix: &str,
         hosts: Hosts,
+        epoch: u64,
     ) -> Result<Self, NqnError> {
         Nqn::new(prefix)?;
         let (showing, claims) = (RefCell::default(), RefCell::default());
-        Ok(Self { target, volumes, prefix: prefix.into(), hosts, showing, claims })
+        Ok(Self { target, volumes, prefix: prefix.into(), hosts, epoch, showing, claims })
     }
 
     /// Goes on until it is dropped. Hosts are let in once what there is is shown: told that a subsystem is not there, they would give it
@@ -165,6 +168,7 @@ impl Follower {
             }
         };
         let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), self.hosts.clone());
+        let subsystem = subsystem.of_owner(self.epoch);
         let (volumes, opened, guid) = (Rc::clone(&self.volumes), volume.name.clone(), volume.guid);
         let open: Open = Rc::new(move || {
             let (volumes, name) = (Rc::clone(&volumes), opened.clone());

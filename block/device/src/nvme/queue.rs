@@ -178,7 +178,18 @@ async fn initialize<S: ByteStream>(
     let head = Framing::FIRST.head(&Pdu::InitializeRequest(ours), 0);
     stream.write_all(Buf::copy_of(&head).into_vec()).await?;
     let none = Digests::default();
-    let common = common_of(inbox).await?;
+    let common = match common_of(inbox).await {
+        Err(QueueError::Io(error))
+            if matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            let why = "the target hangs up before it says anything: it may speak no NVMe/TCP, or want TLS (&host=NQN&keys=FILE)";
+            return Err(io::Error::new(error.kind(), why).into());
+        }
+        common => common?,
+    };
     if !matches!(common.kind, Kind::InitializeResponse | Kind::ControllerTerminates) {
         return Err(Fatal::Sequence.into());
     }

@@ -3,7 +3,8 @@
 use crate::host::{Connecting, Ended, Host, Queue, log_page, log_page_of, nqn};
 use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
-use levada_base::reactor;
+use levada_base::{Epoch, reactor};
+use levada_device::BlockError;
 use levada_export_nvmet::{AnaState, Claims, Health, Hosts, Subsystem, Warnings};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
@@ -391,6 +392,53 @@ fn queues_come_through_the_port_of_their_controller() {
             let of = (host.controller, 2);
             let connected = connecting.queue(&mut queue, served.subsystem.nqn(), of).await;
             assert_eq!(connected.is_ok(), is_let_in, "{}", port.address());
+        }
+    });
+}
+
+const BLOCK: [u8; BLOCK_BYTES as usize] = [1; BLOCK_BYTES as usize];
+
+/// Another server has the volumes: what is under way there may never end, and its host must not wait for it.
+#[test]
+fn hosts_of_a_target_that_has_lost_its_volumes_are_sent_away_and_told_when_they_come_back() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        served.memory.holds_writes.set(true);
+        let write = host.write_command(0, &BLOCK);
+        host.io.begin(write, Some(&BLOCK)).await;
+        while !served.memory.is_held.get() {
+            reactor::sleep(Duration::from_millis(1)).await;
+        }
+        let begun = reactor::now();
+        served.target.lose();
+        assert!(host.io.answer(write.id(), None).await.is_err(), "the connection ends");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+
+        let mut host = served.host().await;
+        let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
+        assert_eq!(parse_ana(&page).expect("whole")[0].state, AnaState::PersistentLoss);
+        assert_eq!(host.read(0, 1).await, Err(Status::ANA_PERSISTENT_LOSS));
+        assert_eq!(host.write(0, &BLOCK).await, Status::ANA_PERSISTENT_LOSS);
+        let identity = host.identify(Identify::Namespace, 1).await;
+        assert_eq!(identity, Err(Status::ANA_PERSISTENT_LOSS), "not even that is waited for");
+    });
+}
+
+/// An array says with the first request that another server has it.
+#[test]
+fn a_volume_that_was_taken_over_is_lost_on_every_path() {
+    run(async {
+        let served = Served::new(64);
+        let (mut one, mut other) = (served.host().await, served.host().await);
+        let fenced = BlockError::Fenced { ours: Epoch(1), seen: Epoch(2) };
+        served.memory.fails.replace(Some(fenced.into()));
+        assert_eq!(one.write(0, &BLOCK).await, Status::ANA_PERSISTENT_LOSS);
+        served.memory.fails.replace(None);
+        for host in [&mut one, &mut other] {
+            assert_eq!(host.read(0, 1).await, Err(Status::ANA_PERSISTENT_LOSS));
+            let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
+            assert_eq!(parse_ana(&page).expect("whole")[0].state, AnaState::PersistentLoss);
         }
     });
 }
