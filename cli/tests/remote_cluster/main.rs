@@ -281,7 +281,8 @@ fn hosts_of_volumes_go_to_the_server_that_takes_over() {
         format!("{}\n[[export]]\ntenant = \"blue\"\nnvme = [\"{address}\"]\n", file_over(&drawers))
     };
     write_file(&cluster, &served_at(&addresses[0]), "blocks");
-    cluster.ok(&["up"]);
+    let up = cluster.ok(&["up"]);
+    assert!(up.contains("blocks is up: it survives"), "{up}");
     for name in ["blue/v1", "blue/v2"] {
         cluster.ok(&["volume", "create", name, "--size", "24MiB"]);
     }

@@ -22,11 +22,14 @@ use levada_volume::{
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// What the address of a socket in the file system begins with.
+const UNIX: &str = "unix:";
 /// Between attempts to begin.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
@@ -130,12 +133,22 @@ impl NvmeExport {
     }
 }
 
+/// Whether an address has to be looked up.
+fn has_name(text: &str) -> bool {
+    !text.starts_with(UNIX)
+        && text.parse::<SocketAddr>().is_err()
+        && text.parse::<IpAddr>().is_err()
+}
+
 /// An address, the name in which is looked up beside the reactor: that may take long.
 async fn looked_up<A>(text: &str) -> Result<A, ExportError>
 where
     A: FromStr<Err: Send> + Send + 'static,
     ExportError: From<A::Err>,
 {
+    if !has_name(text) {
+        return Ok(text.parse()?);
+    }
     let address = text.to_owned();
     let parsed = reactor::aside("resolver", move || address.parse::<A>()).await;
     let failed = |source| ExportError::LookUp { address: text.to_owned(), source };
@@ -492,7 +505,6 @@ impl Exporter {
 
 /// With paths that start at the cluster file.
 fn absolute(way: &ExportWay, loaded: &Loaded) -> ExportWay {
-    const UNIX: &str = "unix:";
     match way {
         ExportWay::Nbd { address, tls, verify_clients } => ExportWay::Nbd {
             address: match address.strip_prefix(UNIX) {
