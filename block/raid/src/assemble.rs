@@ -444,6 +444,7 @@ pub(crate) async fn open(
                 entry.state = MemberState::Faulty;
             }
             Some(_) if report.returns(index) => {
+                entry.held = entry.held.filter(|_| report.catches_up(index));
                 entry.state = match entry.role {
                     Some(_) => MemberState::Rebuilding { next_slot: 0 },
                     None => MemberState::Spare,
@@ -574,7 +575,11 @@ async fn take_back(
     for (index, slot) in devices.iter_mut().enumerate() {
         let Some(device) = slot.as_ref().filter(|_| report.returns(index)) else { continue };
         // What it recorded has a meaning no more.
-        if let Err(error) = newest.areas.clear_journal(device).await {
+        let cleared = match report.catches_up(index) {
+            true => newest.areas.clear_journal(device).await,
+            false => newest.areas.clear_records(device).await,
+        };
+        if let Err(error) = cleared {
             let name = device.info().name.clone();
             report.devices.push((name, Finding::Unreadable { error }));
             *slot = None;

@@ -12,8 +12,8 @@
 //! - A member is believed only if it is not older than every member was known to be when it went, and if it has not gone on
 //!   without those that went on without it.
 //! - Of one that vanished superblocks say just that until the map tells what it missed: it comes back by itself all the same, and gets
-//!   everything anew. That is how it is when the array stops at once, as where two enclosures lose their power one after the other; for
-//!   one that was being rebuilt; and for a spare, which is one again.
+//!   everything anew, its records cleared before it takes part. That is how it is when the array stops at once, as where two enclosures lose their power one after the other; for
+//!   one that was being rebuilt; and for a spare, which is one again, as is one whose role a spare has taken.
 //!
 //! One that vanished while the array is open is waited for, if that is wanted, before a spare takes its role: to catch up costs
 //! seconds, a rebuild hours. Not where the next loss would be one too many.
@@ -35,20 +35,31 @@ use std::time::Duration;
 /// What a member holds of an array, if it may take part again; by what its own newest superblock says, and the newest of all.
 pub(crate) fn held_by(own: &Superblock, newest: &Superblock, index: usize) -> Option<Held> {
     let (of_own, of_newest) = (own.members.get(index)?, newest.members.get(index)?);
-    let mut held = of_newest.held?;
+    let does_not_know = own.generation < newest.held_by_all;
+    let mut held = match (of_newest.held, of_newest.state) {
+        (Some(held), _) => held,
+        // It was being taken back, to get everything anew, when the power failed.
+        (None, MemberState::Rebuilding { .. } | MemberState::Spare) if does_not_know => {
+            Held { generation: own.generation, by_itself: true, is_told: false }
+        }
+        (None, _) => return None,
+    };
     let was_whole = match of_own.state {
         MemberState::InSync => true,
         // It went again while it caught up.
         MemberState::Rebuilding { .. } => of_own.held.is_some_and(|held| held.is_told),
         MemberState::Faulty | MemberState::Spare => false,
     };
-    let catches_up = was_whole && of_own.role.is_some() && of_newest.role == of_own.role;
-    let begins_anew = !held.is_told && of_own.state != MemberState::Faulty;
+    let has_role = of_own.role.is_some() && of_newest.role == of_own.role;
+    let catches_up = held.is_told && was_whole && has_role;
+    let is_free = !held.is_told || of_newest.role.is_none();
+    let begins_anew = is_free && of_own.state != MemberState::Faulty;
+    held.is_told = catches_up;
     let is_same = own.uuid == newest.uuid && of_own.uuid == of_newest.uuid;
     let is_out = match of_newest.state {
         MemberState::Faulty => true,
         // It was being taken back when the power failed, and does not know yet.
-        MemberState::Rebuilding { .. } if own.generation < newest.held_by_all => {
+        MemberState::Rebuilding { .. } | MemberState::Spare if does_not_know => {
             held.by_itself = true;
             true
         }
@@ -183,10 +194,15 @@ impl Engine {
                 self.map.miss(stripe);
             }
         }
-        if let Some(held) = held
-            && member.role.get().is_some()
-        {
-            self.absences.borrow_mut().push((Rc::clone(member), held));
+        match held {
+            Some(held) if member.role.get().is_some() => {
+                self.absences.borrow_mut().push((Rc::clone(member), held));
+            }
+            // A spare has its role: it comes back as another one.
+            Some(held) if held.by_itself => {
+                member.held.set(Some(Held { is_told: false, ..held }));
+            }
+            _ => {}
         }
     }
 

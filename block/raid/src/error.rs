@@ -69,6 +69,11 @@ impl AssemblyReport {
         })
     }
 
+    /// Whether it was away, and needs only what it missed.
+    pub(crate) fn catches_up(&self, index: usize) -> bool {
+        self.any(|finding| matches!(finding, Finding::CatchesUp { member } if *member == index))
+    }
+
     /// Whether what this member holds may have been damaged while nobody had it.
     pub(crate) fn is_damaged(&self, index: usize) -> bool {
         self.any(|finding| match finding {

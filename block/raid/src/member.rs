@@ -41,7 +41,8 @@ pub(crate) struct Held {
 
 impl Held {
     const BY_ITSELF: u64 = 1 << 63;
-    /// Whoever does not know this bit takes the member for older than it may be, and leaves it out.
+    /// Of members that are out alone: whoever does not know this bit takes one for older than it may be, and leaves it out. Of one that is
+    /// rebuilt such a reader would believe that it catches up.
     const UNTOLD: u64 = 1 << 62;
 
     /// As superblocks have it; 0 says that there is no such thing.

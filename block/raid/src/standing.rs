@@ -293,10 +293,13 @@ impl Engine {
             // Its old superblock must not win or confuse if we stop before the new one is there.
             let blank = BufMut::zeroed(2 * SUPERBLOCK_BYTES as usize).freeze();
             with.device.write(0, blank.into_vec(), Durability::Fua).await?;
-            // Nor may a page of its former life, which nobody else has.
-            with.device.write_zeroes(self.areas.map_at, self.areas.map_bytes).await?;
         }
-        self.areas.clear_journal(&with.device).await?;
+        // What somebody who gets everything anew holds is as if it were not there.
+        let told = held.map(|(held, _)| held).filter(|held| held.is_told);
+        match told {
+            Some(_) => self.areas.clear_journal(&with.device).await?,
+            None => self.areas.clear_records(&with.device).await?,
+        }
         let identity = (with.uuid, with.name, with.enclosure);
         let member = Member::new(index, identity, Some(with.device), None, MemberState::Spare);
         member.superblock_at.set(held.map(|(_, at)| at));
@@ -306,11 +309,14 @@ impl Engine {
                 members.push(Rc::clone(&member));
             } else if members.get(index).is_none_or(|old| old.is_live()) {
                 return Err(RaidError::Member { member: index, reason: "replaced meanwhile" });
+            } else if told.is_some() && members[index].role.get().is_none() {
+                let reason = "a spare has taken its role meanwhile; try again";
+                return Err(RaidError::Member { member: index, reason });
             } else {
                 let old = std::mem::replace(&mut members[index], Rc::clone(&member));
                 if let Some(role) = old.role.get() {
                     member.role.set(Some(role));
-                    member.held.set(held.map(|(held, _)| held));
+                    member.held.set(told);
                     member.state.set(MemberState::Rebuilding { next_slot: 0 });
                     self.roles.borrow_mut()[role] = Some(Rc::clone(&member));
                 }

@@ -119,6 +119,12 @@ impl Areas {
         device.write_zeroes(self.journal_at, self.journal_bytes + self.lost_bytes).await?;
         device.flush().await
     }
+
+    /// The same of the map, too: a page of a former life, which nobody else has, would be taken for the newest.
+    pub async fn clear_records(&self, device: &Rc<dyn Device>) -> Result<(), BlockError> {
+        device.write_zeroes(self.map_at, self.map_bytes).await?;
+        self.clear_journal(device).await
+    }
 }
 
 /// One line of the member table.
@@ -354,12 +360,12 @@ impl Superblock {
                 (3, None) => MemberState::Spare,
                 _ => return None,
             };
-            let held = match (state, map_format) {
-                (MemberState::Faulty | MemberState::Rebuilding { .. }, MapFormat::Paired) => {
-                    Held::from_bits(get_u64(entry, 56))
-                }
-                _ => None,
-            };
+            let held = Held::from_bits(get_u64(entry, 56)).filter(|held| match state {
+                MemberState::Faulty => true,
+                MemberState::Rebuilding { .. } => held.is_told,
+                MemberState::InSync | MemberState::Spare => false,
+            });
+            let held = held.filter(|_| map_format == MapFormat::Paired);
             members.push(MemberEntry {
                 uuid: Uuid::from_bytes(get(entry, 0)),
                 name: get_name(&entry[16..16 + MEMBER_NAME_BYTES]),

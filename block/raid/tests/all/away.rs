@@ -1,6 +1,7 @@
 //! Members that were away for a while catch up with what changed meanwhile, and with nothing else.
 
 use crate::common::{ARRAY, Rig, TestDrive, pattern, read, write_stripe};
+use futures_util::future::select;
 use levada_base::reactor::{self, Group, Reactor};
 use levada_base::{Buf, Epoch};
 use levada_device::{Device, Durability};
@@ -8,6 +9,7 @@ use levada_raid::{
     Admitted, Array, Finding, Level, Limits, MemberSpec, MemberState, MemberStatus, RaidArray,
 };
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -32,7 +34,11 @@ struct Filled {
 
 impl Filled {
     async fn new(level: Level, members: usize) -> Self {
-        let rig = Rc::new(Rig::new(level, members, 0, 8 << 10, STRIPES));
+        Self::with_spares(level, members, 0).await
+    }
+
+    async fn with_spares(level: Level, members: usize, spares: usize) -> Self {
+        let rig = Rc::new(Rig::new(level, members, spares, 8 << 10, STRIPES));
         let (node, maker) = (Group::new(), Rc::clone(&rig));
         let made = reactor::spawn_in(&node, async move { maker.create().await });
         let array = made.await.expect("nobody killed it");
@@ -426,6 +432,111 @@ fn who_has_nothing_to_lose_comes_back_too() {
             }
         });
     }
+}
+
+/// A spare has the role of one that vanished, at once or when it was waited for in vain: it comes back as a spare, at a start or by hand.
+#[test]
+fn whose_role_is_taken_comes_back_as_a_spare() {
+    for (patience, at_a_start) in [(0, false), (0, true), (1, false), (1, true)] {
+        Reactor::simulated(13).block_on(async {
+            let mut life = Filled::with_spares(Level::Raid6, 6, 1).await;
+            life.array.wait_for_vanished(Duration::from_secs(patience));
+            life.rig.drives[0].pull();
+            life.overwrite(5, 2).await;
+            reactor::sleep(Duration::from_secs(2)).await;
+            life.array.rebuild(Limits::NONE).await.expect("rebuilt");
+            assert_eq!(life.array.status().degraded, 0);
+            life.overwrite(6, 2).await;
+            life.rig.drives[0].plug_in();
+            if at_a_start {
+                life.array.close().await.expect("closed");
+                life.open_without(&[]).await;
+            } else {
+                let back = life.array.replace(0, life.rig.member(0)).await;
+                assert_eq!(back, Ok(Admitted::Anew));
+            }
+            assert_eq!(life.array.status().members[0].state, MemberState::Spare);
+            life.array.fail(1).await.expect("out");
+            life.rebuild(0).await;
+            life.check_without_others(0).await;
+        });
+    }
+}
+
+/// The power fails when nobody but a spare has the newest page of the map, and it is not there at the next start, after which what the page tells
+/// of changes. It must not come to be the newest page when the spare is back, wherever the power fails then.
+#[test]
+fn a_page_that_only_one_who_was_away_has_is_forgotten() {
+    const CHANGED: u64 = 5;
+    for (at_a_start, seed) in (0..80).flat_map(|seed| [(true, seed), (false, seed)]) {
+        Reactor::simulated(seed).block_on(async {
+            let mut life = Filled::with_spares(Level::Raid6, 6, 1).await;
+            let mut members = life.array.status().members.into_iter();
+            let spare = members.position(|member| member.state == MemberState::Spare).expect("one");
+            // So that no page tells of stripes whose redundancy is in doubt, and none is written when they change.
+            life.array.close().await.expect("closed");
+            life.open_without(&[]).await;
+            let images: Vec<_> = life.rig.drives.iter().map(|drive| drive.image()).collect();
+            life.array.discard_stripes(CHANGED, 1).await.expect("discarded");
+            life.array.flush().await.expect("flushed");
+            life.die();
+            let others = life.rig.drives.iter().zip(&images).enumerate();
+            for (_, (drive, image)) in others.filter(|(index, _)| *index != spare) {
+                drive.put_back(image);
+            }
+            life.open_without(&[spare]).await;
+            life.overwrite(CHANGED, 2).await;
+            life.array.flush().await.expect("flushed");
+            let meanwhile = reactor::sleep(Duration::from_micros(20 * seed));
+            if at_a_start {
+                life.die();
+                life.node = Group::new();
+                let rig = Rc::clone(&life.rig);
+                let opening = reactor::spawn_in(&life.node, async move { drop(rig.open().await) });
+                meanwhile.await;
+                drop(opening);
+            } else {
+                let returned = life.array.replace(spare, life.rig.member(spare));
+                select(pin!(returned), pin!(meanwhile)).await;
+            }
+            life.die();
+            life.open_without(&[]).await;
+            assert_eq!(life.array.status().members[spare].state, MemberState::Spare);
+            life.check().await;
+        });
+    }
+}
+
+/// What superblocks say of those that get everything anew is said of members that are out alone: whoever does not know of it would take one
+/// that is rebuilt for one that needs little.
+#[test]
+fn who_gets_everything_anew_is_rebuilt_like_anybody() {
+    Reactor::simulated(12).block_on(async {
+        let mut life = Filled::new(Level::Raid6, 5).await;
+        life.rig.drives[0].pull();
+        life.rig.drives[1..].iter().for_each(|drive| drive.pull_after_writes(2));
+        for stripe in 0..20 {
+            let _ = write_stripe(&life.array, stripe, 1).await;
+        }
+        life.die();
+        life.rig.drives.iter().for_each(|drive| drive.plug_in());
+        // It is away once more after its rebuild began, and through a start.
+        for _ in 0..3 {
+            life.open_without(&[]).await;
+            let member = &life.array.status().members[0];
+            assert_eq!(member.state, MemberState::Rebuilding { next_slot: 0 });
+            assert!(!member.catches_up);
+            life.array.close().await.expect("closed");
+            let out = life.rig.drives[1].newest_held_bits(0);
+            assert_eq!(out, 0, "{out:#x}");
+            life.open_without(&[0]).await;
+            life.array.close().await.expect("closed");
+            assert_eq!(life.rig.drives[1].newest_held_bits(0) >> 62, 0b11);
+        }
+        life.open_without(&[]).await;
+        life.rebuild(0).await;
+        life.check_without_others(0).await;
+    });
 }
 
 /// It vanished, and then somebody says that he does not want it.

@@ -181,6 +181,15 @@ impl TestDrive {
         self.generation_at(0).max(self.generation_at(BLOCK as u64))
     }
 
+    /// What the newest superblock says that a member which is out or rebuilt holds (the last field of its entry in the table).
+    pub fn newest_held_bits(&self, member: usize) -> u64 {
+        let is_first = self.generation_at(0) >= self.generation_at(BLOCK as u64);
+        let slot = if is_first { 0 } else { BLOCK as u64 };
+        let superblock = self.media.borrow().block(slot / self.info.block_bytes);
+        let at = 512 + 64 * member + 56;
+        u64::from_le_bytes(superblock[at..at + 8].try_into().expect("8 bytes"))
+    }
+
     async fn delay(&self) -> Result<(), BlockError> {
         if self.delay_us.get() > 0 {
             let us = self.least_us.get() + reactor::random_u64() % self.delay_us.get();
