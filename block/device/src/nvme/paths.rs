@@ -290,6 +290,7 @@ impl<N: Network> Paths<N> {
                 }
                 Err(error) => {
                     let why = error.to_string();
+                    path.place.doubt();
                     self.tell_of_loss(path, &why);
                     self.is_down(path, why);
                 }

@@ -75,25 +75,45 @@ impl Resolver {
     }
 }
 
-/// Where a path leads to. A name stands for the first of its addresses, from the time on that it could be looked up.
+/// Where a path leads to. A name stands for the first of its addresses, as it was looked up last.
 pub(crate) struct Place {
     host: String,
     port: u16,
+    is_name: bool,
     address: Cell<Option<SocketAddr>>,
+    is_in_doubt: Cell<bool>,
 }
 
 impl Place {
     pub fn new((host, port): &(String, u16)) -> Self {
-        let address = host.parse::<IpAddr>().ok().map(|ip| (ip, *port).into());
-        Self { host: host.clone(), port: *port, address: Cell::new(address) }
+        let literal = host.parse::<IpAddr>().ok().map(|ip| (ip, *port).into());
+        Self {
+            host: host.clone(),
+            port: *port,
+            is_name: literal.is_none(),
+            address: Cell::new(literal),
+            is_in_doubt: Cell::new(literal.is_none()),
+        }
     }
 
-    /// Its address.
+    /// Its address. Who knew it before is believed where the resolver knows nothing now.
     pub async fn find(&self, resolver: &Resolver) -> io::Result<SocketAddr> {
-        if self.address.get().is_none() {
-            self.address.set(Some(resolver.find(&self.host, self.port).await?));
+        if self.is_in_doubt.get() {
+            match (resolver.find(&self.host, self.port).await, self.address.get()) {
+                (Ok(found), _) => {
+                    self.address.set(Some(found));
+                    self.is_in_doubt.set(false);
+                }
+                (Err(_), Some(_)) => {}
+                (Err(error), None) => return Err(error),
+            }
         }
-        Ok(self.address.get().expect("it was just found"))
+        Ok(self.address.get().expect("it is known, or was just found"))
+    }
+
+    /// Nobody who was sought answers there: a name is looked up again, as it may stand for another address by now.
+    pub fn doubt(&self) {
+        self.is_in_doubt.set(self.is_name);
     }
 }
 
@@ -163,9 +183,32 @@ mod tests {
             assert_eq!(literal.expect("as it is"), address("[::1]:3"));
             let none = place("nobody.example", 4).find(&resolver).await;
             assert_eq!(none.expect_err("none").kind(), io::ErrorKind::NotFound);
+            a_name_in_doubt_is_looked_up_again().await;
             assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
             slow.await;
             assert!(begun.elapsed() < LIMIT * 2);
         });
+    }
+
+    /// It moved, and stays where it was last seen while the resolver knows nothing.
+    async fn a_name_in_doubt_is_looked_up_again() {
+        let first = Resolver::by(|_, port| Ok(Some(SocketAddr::from(([192, 0, 2, 1], port)))));
+        let second = Resolver::by(|_, port| Ok(Some(SocketAddr::from(([192, 0, 2, 2], port)))));
+        let away = Resolver::by(|_, _| Err(io::ErrorKind::NetworkUnreachable.into()));
+        let moving = place("moving.example", 5);
+        for (resolver, found) in [
+            (&first, "192.0.2.1:5"),
+            // Nobody doubts it.
+            (&second, "192.0.2.1:5"),
+        ] {
+            assert_eq!(moving.find(resolver).await.expect("it is known"), address(found));
+        }
+        for (resolver, found) in [(&away, "192.0.2.1:5"), (&second, "192.0.2.2:5")] {
+            moving.doubt();
+            assert_eq!(moving.find(resolver).await.expect("it is known"), address(found));
+        }
+        let literal = place("192.0.2.3", 6);
+        literal.doubt();
+        assert_eq!(literal.find(&away).await.expect("as it is"), address("192.0.2.3:6"));
     }
 }
