@@ -390,6 +390,9 @@ impl ProblemKind {
                     "spread the drives over more enclosures, evenly, or take more parity or `copies`; or ask for less".into()
                 }
                 "path" => "write further addresses into the `url` of enclosures; or ask for less".into(),
+                "server" => {
+                    "put all its drives into enclosures with a `url`, which other servers reach; or ask for less".into()
+                }
                 _ => "spread the enclosures over more hosts; or ask for less".into(),
             },
             TooFewDrives { .. } => "add drives, or ask for fewer".into(),

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::{ArraySpec, ClusterFile, FileSystemSpec, Level, Spread};
+use crate::{ArraySpec, ClusterFile, DriveSpec, FileSystemSpec, Level, Spread};
 
 /// Losses that an array or file system bears, whichever drives or enclosures they hit.
 /// Each number stands alone: so many drives, or so many enclosures, or so many hosts.
@@ -19,6 +19,8 @@ pub struct Survival {
     pub paths: Option<usize>,
     /// Any so many hosts; 0 when the file names fewer than two.
     pub hosts: usize,
+    /// Any server: another takes over, as no drive is in the one that has them.
+    pub servers: bool,
 }
 
 /// What somebody asks an array or a file system to survive; each number as in [`Survival`].
@@ -32,6 +34,8 @@ pub struct Required {
     pub paths: Option<u32>,
     /// So many hosts.
     pub hosts: Option<u32>,
+    /// So many servers that have the drives, one after the other.
+    pub servers: Option<u32>,
 }
 
 /// One thing of which more is asked for than there is.
@@ -84,6 +88,7 @@ impl Survival {
             enclosures: self.enclosures.min(other.enclosures),
             paths: self.paths.into_iter().chain(other.paths).min(),
             hosts: self.hosts.min(other.hosts),
+            servers: self.servers && other.servers,
         }
     }
 }
@@ -95,6 +100,7 @@ impl fmt::Display for Required {
             ("enclosures", self.enclosures),
             ("paths", self.paths),
             ("hosts", self.hosts),
+            ("servers", self.servers),
         ];
         let parts: Vec<String> = keys
             .into_iter()
@@ -119,6 +125,7 @@ impl Required {
             ("enclosure", self.enclosures, survival.enclosures),
             ("path", self.paths, survival.paths.unwrap_or(usize::MAX)),
             ("host", self.hosts, survival.hosts),
+            ("server", self.servers, if survival.servers { usize::MAX } else { 0 }),
         ];
         let short = |(what, asked, borne): (&'static str, Option<u32>, usize)| {
             let asked = asked.filter(|asked| borne < *asked as usize)?;
@@ -196,7 +203,8 @@ impl ArraySpec {
         let of_group = |group| self.group_survives(cluster, group);
         let survival = groups.into_iter().map(of_group).reduce(Survival::both).unwrap_or(none);
         let enclosures = survival.enclosures.min(self.enclosures_left_behind(cluster));
-        Survival { enclosures, ..survival }
+        let mut drives = self.drives.iter().filter_map(|name| cluster.drive(name));
+        Survival { enclosures, servers: drives.all(DriveSpec::is_remote), ..survival }
     }
 
     /// How many enclosures may go at once, whichever, so that who is left with the others goes on: by more than half of the members another
@@ -251,6 +259,8 @@ impl ArraySpec {
             paths,
             // Somebody must be left to serve.
             hosts: hosts.min(cluster.hosts.len().saturating_sub(1)),
+            // Of all its drives, not of a group.
+            servers: false,
         }
     }
 }

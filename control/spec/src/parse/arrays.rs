@@ -12,7 +12,7 @@ use toml_edit::{Item, Value};
 
 /// Groups of one chunk of data and one of parity each fill an array.
 const GROUPS_MOST: u64 = 27;
-const SURVIVES_KEYS: &[&str] = &["drives", "enclosures", "paths", "hosts"];
+const SURVIVES_KEYS: &[&str] = &["drives", "enclosures", "paths", "hosts", "servers"];
 const RAID0_KEYS: &[&str] = &["chunk"];
 const RAID1_KEYS: &[&str] = &["copies", "spread"];
 const PARITY_KEYS: &[&str] = &["data", "chunk"];
@@ -74,6 +74,7 @@ impl Reader<'_> {
             enclosures: count("enclosures"),
             paths: count("paths"),
             hosts: count("hosts"),
+            servers: count("servers"),
         }
     }
 

@@ -26,7 +26,7 @@ slice = "128MiB"
 [[array]]
 name = "data"
 level = "raid6"
-survives = { drives = 2, enclosures = 1, paths = 1 }
+survives = { drives = 2, enclosures = 1, paths = 1, servers = 1 }
 [[filesystem]]
 name = "fs"
 data = "data"
@@ -50,7 +50,7 @@ fn enclosures_on_the_network_are_read_as_meant() {
     let namespaces: Vec<_> = cluster.drives.iter().map(|drive| drive.namespace()).collect();
     assert_eq!(namespaces, [1, 2, 1, 2, 1, 2].map(Some));
     assert!(cluster.drives.iter().all(|drive| drive.is_remote() && !drive.is_block_device()));
-    let survival = Survival { drives: 2, enclosures: 1, paths: Some(1), hosts: 0 };
+    let survival = Survival { drives: 2, enclosures: 1, paths: Some(1), hosts: 0, servers: true };
     assert_eq!(cluster.array("data").expect("it is there").survives(&cluster), survival);
     assert_eq!(
         cluster.survives().to_string(),
@@ -143,11 +143,13 @@ fn mistakes_about_enclosures_on_the_network() {
 
 #[test]
 fn a_layout_that_survives_less_than_asked_is_refused() {
-    let asked = "survives = { drives = 2, enclosures = 1, paths = 1 }";
+    let asked = "survives = { drives = 2, enclosures = 1, paths = 1, servers = 1 }";
+    let remote = "url = \"nvme+tcp://10.0.0.1,10.0.1.1/nqn.2014-08.org.example:e1?hdgst=1&ddgst=1\"\ndrives = [\"{1..2}\"]";
     for (from, to, line, says) in [
         (asked, "survives = { drives = 3 }", 22, "loss of 3 drives, and survives that of 2"),
         (asked, "survives = { enclosures = 2 }", 22, "2 enclosures, and survives that of 1"),
         (asked, "survives = { paths = 2 }", 22, "2 paths, and survives that of 1"),
+        (remote, "drives = [\"/dev/a\", \"/dev/b\"]", 21, "1 server, and survives that of none"),
         (asked, "survives = { hosts = 1 }", 22, "1 host, and survives that of none"),
         ("survives = { enclosures = 1 }", "survives = { enclosures = 2 }", 27, "filesystem \"fs\""),
         ("10.0.0.1,10.0.1.1", "10.0.0.1", 22, "1 path, and survives that of none"),
