@@ -33,7 +33,7 @@ slice = "32MiB"
 [[array]]
 name = "data"
 level = "raid6"
-survives = { drives = 2, enclosures = 1, paths = 1 }
+survives = { drives = 2, enclosures = 1, paths = 1, servers = 1 }
 [[filesystem]]
 name = "fs"
 data = "data"
@@ -339,6 +339,19 @@ fn hosts_of_volumes_go_to_the_server_that_takes_over() {
     let there = fs::read(&shown).expect("read");
     assert!(there[..contents(last).len()] == contents(last), "what was answered is there");
     host.stop();
+
+    // Where too many enclosures are away nobody knows whose the drives are: hosts are to wait, not to give them up.
+    drawers[..2].iter().for_each(|drawer| drop(drawer.ok("power", &["off"])));
+    wait_until("the second server says so", || {
+        let status = other.ok(&["status"]);
+        status.contains("an array has stopped, so its volumes have; hosts wait: `levada down`")
+    });
+    drawers[..2].iter().for_each(|drawer| drop(drawer.ok("power", &["on"])));
+    other.refused(&["down"], &["blocks is down, and not in order"]);
+    other.ok(&["up"]);
+    wait_until("all are back", || is_healthy(&other));
+    let volumes = other.ok(&["volume", "list"]);
+    assert!(volumes.contains("blue/v1") && volumes.contains("blue/v2"), "{volumes}");
     other.ok(&["down"]);
 }
 

@@ -13,7 +13,7 @@ use levada_base::ids::Uuid;
 use levada_base::reactor::{self, JoinHandle};
 use levada_export_nbd::{Address, AddressError, Exports, ListenError, Server, Tls, TlsError};
 use levada_export_nvmet::{
-    self as nvmet, AnaState, Follower, Hosts, KeepError, Nqn, Opened, VolumeShown,
+    self as nvmet, AnaState, Follower, Hosts, KeepError, Loss, Nqn, Opened, VolumeShown,
 };
 use levada_export_vhost::{Directory, Disks};
 use levada_spec::{ExportWay, Loaded};
@@ -107,20 +107,21 @@ impl NvmeExport {
     async fn listen(&self) -> bool {
         let silent = |path: &NvmePath| path.listening.is_err().then(|| path.address.clone());
         let addresses: Vec<_> = self.paths.borrow().iter().map(silent).collect();
-        for (number, address) in addresses.into_iter().enumerate() {
-            let Some(address) = address else { continue };
+        let silent = addresses.into_iter().enumerate().filter_map(|(at, it)| Some((at, it?)));
+        let listened = silent.map(async |(number, address)| {
             let found = looked_up::<nvmet::Address>(&address).await;
             let listening = found.and_then(|address| Ok(self.target.listen(address.0)?));
             let listening = listening.map_err(|error| {
                 let why = told(error);
                 let known = &self.paths.borrow()[number].listening;
                 if known.as_ref().err() != Some(&why) {
-                    tracing::warn!(why, "an export is not shown at one of its addresses");
+                    tracing::warn!(address, why, "an export is not shown at one of its addresses");
                 }
                 why
             });
             self.paths.borrow_mut()[number].listening = listening;
-        }
+        });
+        join_all(listened).await;
         self.paths.borrow().iter().all(|path| path.listening.is_ok())
     }
 
@@ -256,11 +257,16 @@ impl nvmet::Volumes for TenantExports {
             // One that is deleted and made anew in between would have the name of the old one: looked at again once it is open.
             let id = self.id_of(name).await?;
             let mut volume = self.named(name).await?;
-            if self.volumes.may_go_elsewhere() {
+            if self.are_written_through() {
                 volume = Rc::new(WrittenThrough::new(volume));
             }
             (self.id_of(name).await? == id).then(|| Opened { volume, guid: id.into_bytes() })
         })
+    }
+
+    /// Their hosts may go to another server.
+    fn are_written_through(&self) -> bool {
+        self.volumes.may_go_elsewhere()
     }
 
     fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>> {
@@ -289,8 +295,8 @@ pub struct Exporter {
     cluster: String,
     exports: Vec<Export>,
     volumes: Rc<Volumes>,
-    /// Another server has the volumes.
-    is_lost: Cell<bool>,
+    /// Nobody is answered any more.
+    loss: Cell<Option<Loss>>,
 }
 
 impl Exporter {
@@ -306,18 +312,15 @@ impl Exporter {
             }),
         });
         let cluster = loaded.cluster.name.clone();
-        let (exports, is_lost) = (exports.collect(), Cell::default());
-        Rc::new(Self { cluster, exports, volumes, is_lost })
+        Rc::new(Self { cluster, exports: exports.collect(), volumes, loss: Cell::default() })
     }
 
     /// Begins all of them, and tries again those that could not.
     pub async fn run(self: Rc<Self>) {
         loop {
-            let mut waits = false;
-            for export in &self.exports {
-                waits |= !self.begin(export).await;
-            }
-            if !waits || self.is_lost.get() {
+            // Each for itself: a name may take long to look up.
+            let begun = join_all(self.exports.iter().map(|export| self.begin(export))).await;
+            if begun.into_iter().all(|has_begun| has_begun) {
                 return std::future::pending().await;
             }
             reactor::sleep(TRY_AGAIN_AFTER).await;
@@ -334,26 +337,35 @@ impl Exporter {
         if let Some(shown) = shown {
             return shown.listen().await;
         }
-        let begun = self.begun(export).await;
-        if matches!(*export.now.borrow(), Now::Ended) {
+        // Nobody would be answered.
+        if self.is_lost() {
             return true;
         }
-        let has_begun = match &begun {
-            Ok(Now::Nvme(shown)) => shown.listen().await,
-            begun => begun.is_ok(),
-        };
-        *export.now.borrow_mut() = match begun {
-            Ok(now) => {
-                let (tenant, (way, place)) = (&export.tenant, export.way.place());
-                tracing::info!(tenant, way, place, "an export has begun");
-                now
-            }
+        let begun = self.begun(export).await;
+        if matches!(*export.now.borrow(), Now::Ended) || self.is_lost() {
+            return true;
+        }
+        let now = match begun {
+            Ok(now) => now,
             Err(error) => {
                 let why = told(error);
                 tracing::warn!(tenant = export.tenant, why, "an export cannot begin");
-                Now::Waits(why)
+                export.now.replace(Now::Waits(why));
+                return false;
             }
         };
+        let shown = match &now {
+            Now::Nvme(shown) => Some(Rc::clone(shown)),
+            _ => None,
+        };
+        // Before it listens, which may take long: whoever ends it meanwhile, or knows that it is lost, has to find it.
+        export.now.replace(now);
+        let has_begun = match shown {
+            Some(shown) => shown.listen().await,
+            None => true,
+        };
+        let (tenant, (way, place)) = (&export.tenant, export.way.place());
+        tracing::info!(tenant, way, place, "an export has begun");
         has_begun
     }
 
@@ -397,20 +409,19 @@ impl Exporter {
         }
     }
 
-    /// Another server has the volumes, and nothing here answers any more: NVMe hosts are told to go there. Other clients have no way to be
-    /// told, and wait.
-    pub fn lose(&self) {
-        self.is_lost.set(true);
+    /// Nothing here answers any more: NVMe hosts are told why. Other clients have no way to be told, and wait.
+    pub fn lose(&self, loss: Loss) {
+        self.loss.set(self.loss.get().max(Some(loss)));
         for export in &self.exports {
             if let Now::Nvme(shown) = &*export.now.borrow() {
                 shown.running.abort();
-                shown.target.lose();
+                shown.target.lose(loss);
             }
         }
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost.get()
+        self.loss.get().is_some()
     }
 
     /// Says how good a path to the volumes of a tenant is, by its number in the cluster file; hosts are told.
@@ -448,8 +459,7 @@ impl Exporter {
                 Now::Nbd(server) => (server.connections(), None),
                 Now::Vhost(sockets, _) => (sockets.clients(), sockets.problem()),
                 Now::Nvme(nvme) => {
-                    let lost = "another server has its volumes; hosts are told to go there";
-                    let problem = self.is_lost.get().then(|| lost.into());
+                    let problem = self.loss.get().map(|loss| why_lost(loss).to_owned());
                     (nvme.target.controllers(), problem.or_else(|| nvme.problem()))
                 }
                 Now::Elsewhere | Now::Ended => (0, None),
@@ -500,6 +510,15 @@ impl Exporter {
             }
         });
         join_all(ended).await;
+    }
+}
+
+fn why_lost(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Elsewhere => "another server has its volumes; hosts are told to go there",
+        Loss::Stopped => {
+            "an array has stopped, so its volumes have; hosts wait: `levada down`, and `levada up` when the drives are there"
+        }
     }
 }
 

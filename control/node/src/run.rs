@@ -1,6 +1,6 @@
 //! The node's process: lock, drives, arrays, targets, services, until told to stop.
 
-use crate::arrays;
+use crate::arrays::{self, ClusterArray};
 use crate::assembly::{self, Cluster, Service, StartOptions, Tuning};
 use crate::control::{ControlReply, ControlRequest};
 use crate::damage;
@@ -18,6 +18,7 @@ use levada_base::sync::Notify;
 use levada_client::{Client, ClientConfig, housekeeper, placement};
 use levada_desk::{self as desk, Clerk};
 use levada_device::BlockError;
+use levada_export_nvmet::Loss;
 use levada_spec::Loaded;
 use levada_wire::channel::ChannelError;
 use levada_wire::frame::Class;
@@ -189,14 +190,16 @@ async fn serve(
     let exports = Exporter::new(&loaded, Rc::clone(&volumes));
     reactor::spawn_in(&services, Rc::clone(&exports).run());
     let shut_out = when_shut_out(Rc::clone(&cluster), Rc::clone(&changed));
+    let taken = when_taken(Rc::clone(&cluster), Rc::clone(&changed));
     let (hung_up, lost) = (clients.clone(), Rc::clone(&exports));
     reactor::spawn_in(&services, async move {
-        shut_out.await;
-        tracing::error!(
-            "another server has the drives, or may have them: clients are answered no more"
-        );
+        let stopped = shut_out.await;
         hung_up.kill();
-        lost.lose();
+        lost.lose(stopped);
+        if stopped == Loss::Stopped {
+            taken.await;
+            lost.lose(Loss::Elsewhere);
+        }
     });
     let operator =
         Operator::new(Rc::clone(&cluster), source, file, address, changed, Rc::clone(&volumes));
@@ -246,17 +249,35 @@ async fn serve(
 
 /// Returns when another server has taken an array, or may have. What needs no drive, as locks and what is in memory, would be answered all the
 /// same, beside that server.
-async fn when_shut_out(cluster: Rc<Cluster>, changed: Rc<Notify>) {
+async fn when_shut_out(cluster: Rc<Cluster>, changed: Rc<Notify>) -> Loss {
     let is_shut_out = || {
-        let stopped = cluster.arrays.iter().any(|array| match array.array.status().stopped {
-            Some(BlockError::Fenced { .. }) => true,
-            // Who cannot reach its drives does not hear who has them.
-            Some(_) => array.array.is_shared(),
-            None => false,
-        });
-        stopped.then_some(())
+        if is_taken(&cluster) {
+            tracing::error!("another server has the drives: clients are answered no more");
+            return Some(Loss::Elsewhere);
+        }
+        let shared = cluster.arrays.iter().filter(|it| it.array.is_shared());
+        let stopped =
+            |it: &Rc<ClusterArray>| Some((it.spec.name.clone(), it.array.status().stopped?));
+        // Who cannot reach its drives does not hear who has them.
+        let (array, error) = shared.filter_map(stopped).next()?;
+        tracing::error!(
+            array, %error,
+            "an array has stopped, and another server may have its drives: clients are answered no more"
+        );
+        Some(Loss::Stopped)
     };
-    changed.until(is_shut_out).await;
+    changed.until(is_shut_out).await
+}
+
+/// Returns when another server has taken an array.
+async fn when_taken(cluster: Rc<Cluster>, changed: Rc<Notify>) {
+    changed.until(|| is_taken(&cluster).then_some(())).await;
+}
+
+fn is_taken(cluster: &Cluster) -> bool {
+    let is_fenced =
+        |stopped: Option<BlockError>| matches!(stopped, Some(BlockError::Fenced { .. }));
+    cluster.arrays.iter().any(|array| is_fenced(array.array.status().stopped))
 }
 
 /// Returns when the node is told to stop.

@@ -24,7 +24,7 @@ use levada_volume::{
 };
 use levada_wire::same_host::HostTransport;
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -139,8 +139,10 @@ impl Volumes {
         let here = self.state.as_ref().and_then(StateDir::volumes_client);
         let epochs = self.epoch().0.saturating_sub(LIVES_BURIED)..self.epoch().0;
         let elsewhere = epochs.map(|epoch| self.client_name(Epoch(epoch)));
+        // The last life may have been here.
+        let dead: BTreeSet<Uuid> = elsewhere.chain(here).collect();
         let Some(config) = self.config(Uuid::nil()) else { return };
-        let burials = elsewhere.chain(here).map(async |dead| {
+        let burials = dead.into_iter().map(async |dead| {
             let buried = levada_client::bury(&config, *dead.as_bytes());
             match reactor::timeout(READY_WITHIN, buried).await {
                 Ok(Ok(())) => {}

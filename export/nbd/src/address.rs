@@ -1,6 +1,7 @@
 //! Where a server listens, as people write it.
 
 use std::fmt;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,12 +18,13 @@ pub enum Address {
 
 /// Why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is no address: HOST:PORT, such as 127.0.0.1:10809 or [::1]:10809, or unix:PATH{why}"
-)]
-pub struct AddressError {
-    text: String,
-    why: String,
+pub enum AddressError {
+    #[error(
+        "{text:?} is no address: HOST:PORT, such as 127.0.0.1:10809 or [::1]:10809, or unix:PATH"
+    )]
+    Form { text: String },
+    #[error("{text:?} cannot be looked up: {why}")]
+    Unknown { text: String, why: String },
 }
 
 /// Looks names up, for which it may wait long.
@@ -30,14 +32,18 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let error = |why: String| AddressError { text: text.to_owned(), why };
+        let form = || AddressError::Form { text: text.to_owned() };
+        let unknown = |why: String| AddressError::Unknown { text: text.to_owned(), why };
         match text.strip_prefix(UNIX) {
-            Some("") => return Err(error(String::new())),
+            Some("") => return Err(form()),
             Some(path) => return Ok(Self::Unix(path.into())),
             None => {}
         }
-        let mut found = text.to_socket_addrs().map_err(|why| error(format!(" ({why})")))?;
-        found.next().map(Self::Tcp).ok_or_else(|| error(String::new()))
+        let mut found = text.to_socket_addrs().map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => form(),
+            _ => unknown(error.to_string()),
+        })?;
+        found.next().map(Self::Tcp).ok_or_else(|| unknown("it has no address".into()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where a target listens, as it is written.
 
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
@@ -13,11 +14,11 @@ pub struct Address(pub SocketAddr);
 
 /// Why something is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: HOST:PORT or an IP address is, such as 0.0.0.0:{PORT}{why}")]
-pub struct AddressError {
-    text: String,
-    /// In parentheses, where the system says it.
-    why: String,
+pub enum AddressError {
+    #[error("{text:?} is no address: HOST:PORT or an IP address is, such as 0.0.0.0:{PORT}")]
+    Form { text: String },
+    #[error("{text:?} cannot be looked up: {why}")]
+    Unknown { text: String, why: String },
 }
 
 /// Looks names up, for which it may wait long.
@@ -28,9 +29,12 @@ impl FromStr for Address {
         if let Ok(ip) = text.parse::<IpAddr>() {
             return Ok(Self(SocketAddr::new(ip, PORT)));
         }
-        let error = |why: String| AddressError { text: text.to_owned(), why };
-        let mut found = text.to_socket_addrs().map_err(|why| error(format!(" ({why})")))?;
-        found.next().map(Self).ok_or_else(|| error(String::new()))
+        let unknown = |why: String| AddressError::Unknown { text: text.to_owned(), why };
+        let mut found = text.to_socket_addrs().map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => AddressError::Form { text: text.to_owned() },
+            _ => unknown(error.to_string()),
+        })?;
+        found.next().map(Self).ok_or_else(|| unknown("it has no address".into()))
     }
 }
 

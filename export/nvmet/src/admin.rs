@@ -115,7 +115,7 @@ impl Admin<'_> {
                 None => OptionalCommands::empty(),
             },
             has_namespace_health: of_io.is_some(),
-            has_volatile_cache: of_io.is_some(),
+            has_volatile_cache: self.has_volatile_cache(),
             namespaces_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
             namespaces_at_once_max: if of_io.is_some() { NAMESPACES_MAX } else { 0 },
             keep_alive_unit_ms: 1000,
@@ -263,8 +263,9 @@ impl Admin<'_> {
                 log::changed_namespaces(&self.controller.notices.changed(asked.keeps_event))
             }
             (LogPage::Ana, Some(subsystem)) => {
-                // That a volume is another server's is a change as well.
-                let changes = self.controller.port().changes() + u64::from(subsystem.is_lost());
+                // That a volume has stopped is a change as well, and that it is another server's.
+                let losses = subsystem.loss().map_or(0, |loss| loss as u64 + 1);
+                let changes = self.controller.port().changes() + losses;
                 let group = AnaGroup {
                     id: ANA_GROUP,
                     state: self.controller.ana_state(),
@@ -362,7 +363,11 @@ impl Admin<'_> {
                 self.controller.feel_temperatures();
                 Ok(Answer::result(0))
             }
-            // There is always one, as flushes always mean something.
+            // What is not there has no state (Base, 5.21.1.6).
+            Feature::VolatileWriteCache if !self.has_volatile_cache() => {
+                Err(never(Status::INVALID_FIELD))
+            }
+            // Where there is one it is on, as flushes always mean something.
             Feature::VolatileWriteCache if value & 1 == 1 => Ok(Answer::result(0)),
             Feature::VolatileWriteCache => Err(never(Status::FEATURE_NOT_CHANGEABLE)),
             Feature::ReservationPersistence => {
@@ -407,6 +412,10 @@ impl Admin<'_> {
         }
     }
 
+    fn has_volatile_cache(&self) -> bool {
+        self.controller.subsystem().is_some_and(Subsystem::has_volatile_cache)
+    }
+
     async fn get_features(&self, command: &Command) -> Result<Answer, Status> {
         let (dword10, value) = (command.dword(10), command.dword(11));
         let feature = Feature::of(dword10 as u8).ok_or(never(Status::INVALID_FIELD))?;
@@ -417,6 +426,9 @@ impl Admin<'_> {
             }
             Feature::KeepAliveTimer => self.controller.keep_alive_ms(),
             Feature::AsynchronousEvents => self.controller.notices.wanted().bits(),
+            Feature::VolatileWriteCache if !self.has_volatile_cache() => {
+                return Err(never(Status::INVALID_FIELD));
+            }
             Feature::VolatileWriteCache => 1,
             Feature::ReservationPersistence => {
                 let attached = self.reservable(command.namespace()).await?;

@@ -82,6 +82,10 @@ pub(crate) fn connect(
         return Ok(Connected { queue: controller.admin_queue(), connect, verifier: None });
     }
     let Some(found) = shared.subsystem(&subsystem) else {
+        // It may be one that had not been shown yet: the host is to try again, here or elsewhere.
+        if shared.is_lost() {
+            return Err((Status::CONTROLLER_BUSY, 0));
+        }
         tracing::info!(%host, %subsystem, "an NVMe host asks for a subsystem that is not there");
         return Err(wrong(SUBSYSTEM_AT, true));
     };

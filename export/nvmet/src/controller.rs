@@ -11,7 +11,7 @@ use crate::notices::Notices;
 use crate::port::Port;
 use crate::recall::Recalls;
 use crate::reservations::HostId;
-use crate::subsystem::Subsystem;
+use crate::subsystem::{Loss, Subsystem};
 use levada_base::reactor;
 use levada_base::sync::{Once, Permit, Semaphore};
 use levada_nvme::fabrics::{Configuration, ControllerState};
@@ -326,8 +326,8 @@ impl Controller {
         }
         let none = Status::INVALID_NAMESPACE.and_do_not_retry();
         // It may not even open any more.
-        if self.subsystem().is_some_and(Subsystem::is_lost) {
-            return Err(Status::ANA_PERSISTENT_LOSS);
+        if let Some(loss) = self.subsystem().and_then(Subsystem::loss) {
+            return Err(loss.status());
         }
         let namespace =
             self.subsystem().and_then(|subsystem| subsystem.namespace(id)).ok_or(none)?;
@@ -395,10 +395,8 @@ impl Controller {
 
     /// How good the way to the namespaces is.
     pub fn ana_state(&self) -> AnaState {
-        match &self.subsystem {
-            Some(subsystem) if subsystem.is_lost() => AnaState::PersistentLoss,
-            _ => self.port.state(),
-        }
+        let loss = self.subsystem.as_ref().and_then(Subsystem::loss);
+        loss.map_or(self.port.state(), Loss::state)
     }
 
     pub fn happened(&self, event: Event) {

@@ -4,6 +4,7 @@ use crate::claims::Change;
 use crate::controller::{Attached, Controller};
 use crate::recall::Stage;
 use crate::reservations::Access;
+use crate::subsystem::Loss;
 use futures_util::FutureExt;
 use levada_base::buf::bytes_in;
 use levada_base::sync::Once;
@@ -147,7 +148,7 @@ impl Attached {
             // Another server has it.
             VolumeError::Block(BlockError::Fenced { .. }) => {
                 if let Some(subsystem) = controller.subsystem() {
-                    subsystem.lose();
+                    subsystem.lose(Loss::Elsewhere);
                 }
                 Status::ANA_PERSISTENT_LOSS
             }

@@ -56,6 +56,6 @@ pub use levada_nvme::log::{AnaState, AnaStateError, Health, Warnings};
 pub use levada_nvme::{Nqn, NqnError};
 pub use namespace::{Open, Opened, TellHealth};
 pub use port::Passage;
-pub use subsystem::{Hosts, NAMESPACES_MAX, Subsystem};
+pub use subsystem::{Hosts, Loss, NAMESPACES_MAX, Subsystem};
 pub use target::{ListenError, Path, Target};
 pub use volumes::{Follower, VolumeShown, Volumes, serial_of};

@@ -9,7 +9,7 @@ use crate::port::Port;
 use crate::reservations::HostId;
 use levada_device::nvme::{KeysError, read_keys};
 use levada_nvme::keyring::{HostKeys, Keyring};
-use levada_nvme::log::{Event, Warnings};
+use levada_nvme::log::{AnaState, Event, Warnings};
 use levada_nvme::{Nqn, ReservationNotice, Status};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -76,6 +76,34 @@ impl Hosts {
     }
 }
 
+/// Why a server answers for its volumes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Loss {
+    /// They have stopped here, and may come back: hosts wait for them.
+    Stopped,
+    /// Another server has them: hosts are to go there, for good.
+    Elsewhere,
+}
+
+impl Loss {
+    /// What hosts are told of every path to here.
+    #[must_use]
+    pub fn state(self) -> AnaState {
+        match self {
+            Self::Stopped => AnaState::Inaccessible,
+            Self::Elsewhere => AnaState::PersistentLoss,
+        }
+    }
+
+    /// What is asked of blocks ends with this.
+    pub(crate) fn status(self) -> Status {
+        match self {
+            Self::Stopped => Status::ANA_INACCESSIBLE,
+            Self::Elsewhere => Status::ANA_PERSISTENT_LOSS,
+        }
+    }
+}
+
 /// Of a controller; those behind it are reserved (Fabrics, 4.2).
 const ID_MAX: u16 = 0xffef;
 
@@ -89,10 +117,12 @@ struct Inner {
     hosts: RefCell<Hosts>,
     namespaces: RefCell<BTreeMap<u32, Rc<Namespace>>>,
     controllers: RefCell<BTreeMap<u16, Weak<Controller>>>,
+    /// Changes may be lost with the power until a flush.
+    has_volatile_cache: Cell<bool>,
     /// The identifier that is tried first for the next controller.
     next_id: Cell<u16>,
-    /// Its namespaces are another server's now.
-    is_lost: Cell<bool>,
+    /// Nobody is answered any more.
+    loss: Cell<Option<Loss>>,
     /// It is removed: no controller is made any more.
     is_gone: Cell<bool>,
 }
@@ -107,10 +137,22 @@ impl Subsystem {
             hosts: RefCell::new(hosts),
             namespaces: RefCell::default(),
             controllers: RefCell::default(),
+            has_volatile_cache: Cell::new(true),
             next_id: Cell::new(1),
-            is_lost: Cell::new(false),
+            loss: Cell::default(),
             is_gone: Cell::new(false),
         }))
+    }
+
+    /// One without a volatile cache: changes of its namespaces are durable when they are answered, and hosts need not flush.
+    #[must_use]
+    pub fn written_through(self) -> Self {
+        self.0.has_volatile_cache.set(false);
+        self
+    }
+
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.0.has_volatile_cache.get()
     }
 
     /// Has its controllers numbered otherwise than those of the owners before and after the one of `epoch`: whoever serves the same subsystem
@@ -224,9 +266,10 @@ impl Subsystem {
         }
     }
 
-    /// Another server has taken over what is behind the namespaces: hosts are told to go there, and refused from now on.
-    pub(crate) fn lose(&self) {
-        if !self.0.is_lost.replace(true) {
+    /// What is behind the namespaces answers no more: hosts are told, and refused from now on.
+    pub(crate) fn lose(&self, loss: Loss) {
+        if self.0.loss.get() < Some(loss) {
+            self.0.loss.set(Some(loss));
             for controller in self.live() {
                 controller.happened(Event::AnaChanged);
             }
@@ -234,15 +277,16 @@ impl Subsystem {
     }
 
     /// The same where volumes may not even answer what is under way: its hosts are sent away, and told when they come back.
-    pub(crate) fn lose_at_once(&self) {
-        self.lose();
+    pub(crate) fn lose_at_once(&self, loss: Loss) {
+        self.lose(loss);
         for controller in self.live() {
-            controller.end("another server has its namespaces");
+            controller.end("its namespaces are not served here any more");
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.0.is_lost.get()
+    /// Why nobody is answered any more.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.0.loss.get()
     }
 
     pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {

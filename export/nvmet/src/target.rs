@@ -5,7 +5,7 @@ use crate::controller::Controller;
 use crate::memory::SHARED_BYTES;
 use crate::port::{Passage, Port};
 use crate::reservations::HostId;
-use crate::subsystem::Subsystem;
+use crate::subsystem::{Loss, Subsystem};
 use levada_base::reactor::net::Listener;
 use levada_base::reactor::{self, Group, Instant};
 use levada_base::stream::{ByteStream, Clients, Present};
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     generation: Cell<u64>,
     pub started: Instant,
     is_tls_only: Cell<bool>,
+    /// Nothing is served here any more.
+    loss: Cell<Option<Loss>>,
     /// Made for the first host that comes with TLS.
     acceptor: OnceCell<Acceptor>,
     /// Hosts are let in.
@@ -64,6 +66,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn subsystem(&self, nqn: &Nqn) -> Option<Subsystem> {
         self.subsystems.borrow().get(nqn).cloned()
+    }
+
+    /// Which subsystems there are is not known any more.
+    pub fn is_lost(&self) -> bool {
+        self.loss.get().is_some()
     }
 
     /// A controller of discovery.
@@ -237,6 +244,7 @@ impl Target {
             generation: Cell::new(1),
             started: reactor::now(),
             is_tls_only: Cell::default(),
+            loss: Cell::default(),
             acceptor: OnceCell::new(),
             begun: Once::default(),
             stopping: Once::default(),
@@ -293,6 +301,9 @@ impl Target {
     /// Shows a subsystem to the hosts that it admits; one of the same name ends.
     pub fn add(&self, subsystem: Subsystem) {
         let nqn = subsystem.nqn().clone();
+        if let Some(loss) = self.shared.loss.get() {
+            subsystem.lose_at_once(loss);
+        }
         let old = self.shared.subsystems.borrow_mut().insert(nqn, subsystem);
         if let Some(old) = old {
             old.end();
@@ -309,10 +320,12 @@ impl Target {
         }
     }
 
-    /// Another server has what is shown here: hosts are to go there. What they have asked for may not be answered any more, so their
-    /// connections end; those who come back are told so (ANA), and what they ask of blocks is refused.
-    pub fn lose(&self) {
-        self.shared.subsystems.borrow().values().for_each(Subsystem::lose_at_once);
+    /// What is shown here answers no more. What hosts have asked for may not end, so their connections do; those who come back are told why (ANA),
+    /// and what they ask of blocks is refused. Who waited for the target to [begin](Self::begin) is let in, to be told as well.
+    pub fn lose(&self, loss: Loss) {
+        self.shared.loss.set(self.shared.loss.get().max(Some(loss)));
+        self.shared.subsystems.borrow().values().for_each(|it| it.lose_at_once(loss));
+        self.begin();
     }
 
     /// Connections, and bytes that they have borrowed.

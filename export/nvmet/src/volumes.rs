@@ -40,6 +40,11 @@ pub trait Volumes {
     /// Opens one; `None`: it is not there, or cannot be opened now, which is said in the log.
     fn open<'a>(&'a self, name: &'a str) -> LocalBoxFuture<'a, Option<Opened>>;
 
+    /// Whether what is written to them is durable when it is answered.
+    fn are_written_through(&self) -> bool {
+        false
+    }
+
     /// What is kept of reservations with a volume, which is known by its GUID; empty: nothing.
     fn reservations(&self, guid: [u8; 16]) -> LocalBoxFuture<'_, Result<Vec<u8>, KeepError>>;
 
@@ -168,7 +173,10 @@ impl Follower {
             }
         };
         let subsystem = Subsystem::new(nqn.clone(), serial_of(&nqn), self.hosts.clone());
-        let subsystem = subsystem.of_owner(self.epoch);
+        let mut subsystem = subsystem.of_owner(self.epoch);
+        if self.volumes.are_written_through() {
+            subsystem = subsystem.written_through();
+        }
         let (volumes, opened, guid) = (Rc::clone(&self.volumes), volume.name.clone(), volume.guid);
         let open: Open = Rc::new(move || {
             let (volumes, name) = (Rc::clone(&volumes), opened.clone());

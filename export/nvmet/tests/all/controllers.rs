@@ -5,7 +5,7 @@ use crate::memory::Memory;
 use crate::{BLOCK_BYTES, LIMIT, Served, opens, run};
 use levada_base::{Epoch, reactor};
 use levada_device::BlockError;
-use levada_export_nvmet::{AnaState, Claims, Health, Hosts, Subsystem, Warnings};
+use levada_export_nvmet::{AnaState, Claims, Health, Hosts, Loss, Subsystem, Target, Warnings};
 use levada_nvme::fabrics::{
     ANY_CONTROLLER, Configuration, ControllerState, Property, PropertyAccess,
 };
@@ -225,6 +225,24 @@ fn features_are_set_to_what_can_be_and_asked_for() {
     });
 }
 
+/// Hosts of what is durable when it is answered need not flush, and are told so.
+#[test]
+fn who_has_no_volatile_cache_says_so() {
+    run(async {
+        let served = Served::new(64);
+        let _clone = served.subsystem.clone().written_through();
+        let mut host = served.host().await;
+        let page = host.identify(Identify::Controller, 0).await.expect("told");
+        let told = ControllerIdentity::parse(page[..].try_into().expect("whole")).expect("named");
+        assert!(!told.has_volatile_cache);
+        for opcode in [AdminOpcode::SetFeatures, AdminOpcode::GetFeatures] {
+            let asked = [Feature::VolatileWriteCache as u32, 1];
+            let answer = host.features(opcode, asked).await.status;
+            assert!(answer.is(Status::INVALID_FIELD), "{opcode:?}: {answer}");
+        }
+    });
+}
+
 #[test]
 fn queues_are_agreed_on_before_there_are_any() {
     run(async {
@@ -401,7 +419,15 @@ const BLOCK: [u8; BLOCK_BYTES as usize] = [1; BLOCK_BYTES as usize];
 /// Another server has the volumes: what is under way there may never end, and its host must not wait for it.
 #[test]
 fn hosts_of_a_target_that_has_lost_its_volumes_are_sent_away_and_told_when_they_come_back() {
-    run(async {
+    let stopped = (Loss::Stopped, AnaState::Inaccessible, Status::ANA_INACCESSIBLE);
+    let elsewhere = (Loss::Elsewhere, AnaState::PersistentLoss, Status::ANA_PERSISTENT_LOSS);
+    for (loss, state, status) in [stopped, elsewhere] {
+        sent_away_and_told(loss, state, status);
+    }
+}
+
+fn sent_away_and_told(loss: Loss, state: AnaState, status: Status) {
+    run(async move {
         let served = Served::new(64);
         let mut host = served.host().await;
         served.memory.holds_writes.set(true);
@@ -411,17 +437,48 @@ fn hosts_of_a_target_that_has_lost_its_volumes_are_sent_away_and_told_when_they_
             reactor::sleep(Duration::from_millis(1)).await;
         }
         let begun = reactor::now();
-        served.target.lose();
+        served.target.lose(loss);
         assert!(host.io.answer(write.id(), None).await.is_err(), "the connection ends");
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 
         let mut host = served.host().await;
         let page = log_page(&mut host.admin, LogPage::Ana as u8, 64).await.expect("told");
-        assert_eq!(parse_ana(&page).expect("whole")[0].state, AnaState::PersistentLoss);
-        assert_eq!(host.read(0, 1).await, Err(Status::ANA_PERSISTENT_LOSS));
-        assert_eq!(host.write(0, &BLOCK).await, Status::ANA_PERSISTENT_LOSS);
+        assert_eq!(parse_ana(&page).expect("whole")[0].state, state);
+        assert_eq!(host.read(0, 1).await, Err(status));
+        assert_eq!(host.write(0, &BLOCK).await, status);
         let identity = host.identify(Identify::Namespace, 1).await;
-        assert_eq!(identity, Err(Status::ANA_PERSISTENT_LOSS), "not even that is waited for");
+        assert_eq!(identity, Err(status), "not even that is waited for");
+        // Nobody knows which others there would be: whoever asks for one is to try again.
+        let other = nqn("nqn.2014-08.org.example:other");
+        let mut queue = Queue::open(served.path.address(), Digests::default()).await;
+        let connecting = Connecting::new(2);
+        let refused = connecting.queue(&mut queue, &other, (ANY_CONTROLLER, 0)).await;
+        assert_eq!(refused.expect_err("it is not there").status, Status::CONTROLLER_BUSY);
+        // It may turn out later that another server has them, and that stays so.
+        for later in [Loss::Elsewhere, Loss::Stopped] {
+            served.target.lose(later);
+            let mut host = served.host().await;
+            assert_eq!(host.read(0, 1).await, Err(Status::ANA_PERSISTENT_LOSS));
+        }
+    });
+}
+
+/// A server may lose its volumes before it could say which ones there are: its hosts have waited to be let in.
+#[test]
+fn who_waits_for_a_target_that_never_begins_is_told_as_well() {
+    run(async {
+        let target = Target::new();
+        let path = target.listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let waiting = reactor::spawn(async move {
+            let mut queue = Queue::open(path.address(), Digests::default()).await;
+            let connecting = Connecting::new(1);
+            let asked = nqn("nqn.2014-08.org.example:any");
+            connecting.queue(&mut queue, &asked, (ANY_CONTROLLER, 0)).await.map(drop)
+        });
+        reactor::sleep(Duration::from_millis(50)).await;
+        target.lose(Loss::Elsewhere);
+        let refused = waiting.await.expect("nobody killed it").expect_err("it is not there");
+        assert_eq!(refused.status, Status::CONTROLLER_BUSY);
     });
 }
 
