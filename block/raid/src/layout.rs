@@ -200,6 +200,15 @@ impl Layout {
         }
     }
 
+    /// How many more roles may go, whichever, with these out (a bit per role).
+    pub fn bears(&self, out: u64) -> usize {
+        match (self.level, self.groups()) {
+            (_, Some(groups)) => groups.bears(out),
+            (Level::Raid1 { copies }, None) => raid1::bears(self.width, copies, out),
+            (_, None) => 0,
+        }
+    }
+
     /// True when a stripe has the same slot on every role.
     pub fn slot_is_stripe(&self) -> bool {
         match (self.level, self.groups()) {
@@ -270,6 +279,8 @@ mod tests {
                 })
                 .max();
             prop_assert_eq!(layout.survives(out), worst.unwrap_or(0) <= layout.level.tolerates());
+            let left = layout.level.tolerates().saturating_sub(worst.unwrap_or(0));
+            prop_assert_eq!(layout.bears(out), left);
         }
     }
 }

@@ -10,9 +10,11 @@ use crate::pace::{Foreground, Kind, Limits};
 use crate::scrub::ScrubReport;
 use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
+use crate::superblock::SUPERBLOCK_BYTES;
+use futures_util::future::join_all;
 use levada_base::ids::Uuid;
 use levada_base::sync::queue;
-use levada_base::{Epoch, IoVec, IoVecMut};
+use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
 use std::time::Duration;
@@ -210,10 +212,7 @@ impl RaidArray {
             state: member.state.get(),
             catches_up: member.held.get().is_some_and(|held| held.is_told)
                 && member.role.get().is_some(),
-            vanished: !member.is_live()
-                && member.held.get().is_some_and(|held| {
-                    held.by_itself && (member.role.get().is_some() || !held.is_told)
-                }),
+            vanished: !member.is_live() && member.held.get().is_some_and(|held| held.by_itself),
             awaited: engine.awaited(member),
             bytes_read: member.stats.bytes_read.get(),
             bytes_written: member.stats.bytes_written.get(),
@@ -244,6 +243,30 @@ impl RaidArray {
             scrub: engine.scrub.get(),
             scrubbed_below: engine.scrubbed.get().below,
         }
+    }
+
+    /// How many more drives may go, whichever, without those that are out and the members `without`.
+    #[must_use]
+    pub fn bears_without(&self, without: &[usize]) -> usize {
+        let members = self.engine.members.borrow();
+        let roles = without.iter().filter_map(|index| members.get(*index)?.role.get());
+        let out = roles.fold(self.engine.roles_out(), |out, role| out | 1 << role);
+        self.engine.layout.bears(out)
+    }
+
+    /// Looks whether the members are still there: each reads a block, and who cannot is out as after any other read. An array of which nobody
+    /// asks for anything would not notice.
+    pub async fn look_at_members(&self) {
+        let engine = &self.engine;
+        let live = engine.live_members();
+        let looks = live.iter().map(async |member| {
+            let into = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize).into_vec();
+            let at = member.superblock_at.get().unwrap_or_default();
+            drop(engine.member_read(member, at, into).await);
+        });
+        join_all(looks).await;
+        // An array that has stopped tells nothing.
+        let _ = engine.settle().await;
     }
 
     /// Rebuild and scrub give way to foreground I/O, which all passes here.

@@ -30,6 +30,12 @@ pub(crate) fn survives(width: usize, copies: usize, out: u64) -> bool {
     (0..width).all(|first| (0..copies).any(|copy| out >> ((first + copy) % width) & 1 == 0))
 }
 
+/// How many more may go, whichever: all but one of the copies that are left of what has the fewest.
+pub(crate) fn bears(width: usize, copies: usize, out: u64) -> usize {
+    let left = |first| (0..copies).filter(|copy| out >> ((first + copy) % width) & 1 == 0).count();
+    (0..width).map(left).min().unwrap_or(0).saturating_sub(1)
+}
+
 /// The order of roles that puts members of one enclosure as far from each other as can be: at least
 /// `copies` roles apart, round the ring of roles, wherever none has more than one member in `copies`. Then every
 /// chunk has its copies in different enclosures. `enclosures[i]` is that of member i; the result lists members in order

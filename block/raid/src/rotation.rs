@@ -41,10 +41,18 @@ impl Groups {
 
     /// Each group bears the loss of as many roles as it has parity.
     pub fn survives(self, out: u64) -> bool {
-        (0..self.groups).all(|group| {
-            let of_group = out >> (group * self.width) & ((1 << self.width) - 1);
-            of_group.count_ones() as usize <= self.parity
-        })
+        self.most_out(out) <= self.parity
+    }
+
+    /// How many more of any may go: of the group that has lost most.
+    pub fn bears(self, out: u64) -> usize {
+        self.parity.saturating_sub(self.most_out(out))
+    }
+
+    fn most_out(self, out: u64) -> usize {
+        let of_group = |group| out >> (group * self.width) & ((1 << self.width) - 1);
+        let counts = (0..self.groups).map(|group| of_group(group).count_ones() as usize);
+        counts.max().unwrap_or(0)
     }
 
     fn p_role(self, slot: u64) -> usize {

@@ -38,6 +38,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Between two looks whether drives are still there, of which nobody may ask anything.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Between two tries of a rebuild that failed although the array goes on.
 const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
@@ -290,6 +292,14 @@ impl Keeper {
         let ask = async |store: &Store| store.look_at_health().await;
         let warns = async |store: &Store| store.warned().await;
         self.health.run(in_use, ask, warns, worn_percent).await;
+    }
+
+    /// Notices members that are gone, as long as this is polled: also while nothing is asked of them.
+    pub async fn look_at_drives(self: Rc<Self>) {
+        loop {
+            reactor::sleep(LOOK_EVERY).await;
+            self.array.look_at_members().await;
+        }
     }
 
     /// Stops the array when a later owner turns out to have one of its drives, as long as this is polled: also while nothing is asked of it.

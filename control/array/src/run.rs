@@ -175,6 +175,7 @@ impl Open {
         reactor::spawn_in(&group, Rc::clone(&keeper).heed_owners());
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after_scrubs());
         reactor::spawn_in(&group, Rc::clone(&keeper).look_after_health());
+        reactor::spawn_in(&group, Rc::clone(&keeper).look_at_drives());
         Ok(Self { keeper, signals, socket: socket.into(), group })
     }
 

@@ -23,6 +23,8 @@ use std::time::Duration;
 
 /// The unit in which a mirror is dealt over its drives.
 const MIRROR_EXTENT_BYTES: u64 = 1 << 20;
+/// Between two looks whether drives are still there, of which nobody may ask anything.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Between two tries of a rebuild that failed although the array goes on.
 const REBUILD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// Between two tries of one that is blocked.
@@ -357,6 +359,15 @@ pub fn look_after(arrays: Vec<Rc<ClusterArray>>, changed: Rc<Notify>, pace: Limi
             while let Some(event) = events.recv().await {
                 event.log(&name);
                 changed.notify_all();
+            }
+        });
+    }
+    for array in &arrays {
+        let array = Rc::clone(array);
+        reactor::spawn(async move {
+            loop {
+                reactor::sleep(LOOK_EVERY).await;
+                array.array.look_at_members().await;
             }
         });
     }

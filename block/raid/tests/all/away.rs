@@ -539,6 +539,33 @@ fn who_gets_everything_anew_is_rebuilt_like_anybody() {
     });
 }
 
+/// Nobody asks anything of the array, which would not notice otherwise.
+#[test]
+fn one_that_vanishes_while_nothing_is_asked_is_noticed() {
+    Reactor::simulated(14).block_on(async {
+        let mut life = Filled::with_spares(Level::Raid60 { groups: 2 }, 11, 1).await;
+        let out = |life: &Filled| {
+            let members = life.array.status().members.into_iter();
+            let out = members.filter(|member| member.state == MemberState::Faulty);
+            out.map(|member| member.index).collect::<Vec<_>>()
+        };
+        life.array.wait_for_vanished(Duration::from_secs(60));
+        life.array.look_at_members().await;
+        assert_eq!((out(&life), life.array.bears_without(&[])), (vec![], 2));
+        assert_eq!(life.array.bears_without(&[0]), 1);
+        life.rig.drives[0].pull();
+        reactor::sleep(Duration::from_secs(600)).await;
+        assert_eq!(out(&life), []);
+        life.array.look_at_members().await;
+        assert_eq!((out(&life), life.array.bears_without(&[])), (vec![0], 1));
+        // On record, too.
+        life.die();
+        life.rig.drives[0].plug_in();
+        life.open_without(&[0]).await;
+        assert!(life.array.status().members[0].vanished);
+    });
+}
+
 /// It vanished, and then somebody says that he does not want it.
 #[test]
 fn one_that_vanished_and_was_taken_out_stays_out() {

@@ -2,7 +2,7 @@
 
 use super::returns::NotBack;
 use super::{Operator, is_promised};
-use crate::arrays::{ClusterArray, out_beside};
+use crate::arrays::ClusterArray;
 use crate::assembly::{Service, Target};
 use crate::control::{
     ArrayStatus, ClientStatus, DriveStatus, MemberStatus, Progress, Segments, Status, TargetStatus,
@@ -113,6 +113,11 @@ impl Operator {
                 (Ok(_), Some(NotBack::Refused { why })) => {
                     problems.push(format!("drive {drive} is not taken back: {why}"));
                 }
+                (Ok(open), _) if open.is_failed() && spec.is_remote() && self.is_away(drive) => {
+                    problems.push(format!(
+                        "drive {drive} is away, as no path leads to it; it is taken back when it is there again"
+                    ));
+                }
                 (Ok(open), _) if open.is_failed() => problems.push(format!(
                     "drive {drive} has failed; replace it with `levada drive replace {drive}`"
                 )),
@@ -136,8 +141,11 @@ impl Operator {
                             names.join(", ")
                         ));
                     }
+                    // One that is a spare of the cluster again has nothing of the array that it was in.
+                    let is_spare = self.spare_state(drive) == Some("spare");
                     let is_out = |array: &&Rc<ClusterArray>| {
-                        array.is_without(drive) && !array.out().contains(drive)
+                        let is_free = is_spare && open.slice_of(array.array.status().uuid).is_none();
+                        array.is_without(drive) && !array.out().contains(drive) && !is_free
                     };
                     let out: Vec<_> = self.cluster.arrays.iter().filter(is_out).collect();
                     if !out.is_empty() {
@@ -344,7 +352,11 @@ impl Operator {
         let left = |array: &Rc<ClusterArray>| {
             let status = array.array.status();
             let name = &array.spec.name;
-            let left = status.tolerates.saturating_sub(out_beside(&status, None));
+            // Those that no path leads to count as lost, though they are waited for.
+            let is_away = |member: &&levada_raid::MemberStatus| self.is_away(&member.name);
+            let away: Vec<usize> =
+                status.members.iter().filter(is_away).map(|member| member.index).collect();
+            let left = array.array.bears_without(&away);
             match left {
                 _ if status.stopped.is_some() => format!("{name} serves nothing now"),
                 0 => format!("{name} survives no further loss now"),
@@ -353,6 +365,13 @@ impl Operator {
             }
         };
         self.cluster.arrays.iter().map(left).collect()
+    }
+
+    /// Nobody reaches the drive just now.
+    fn is_away(&self, drive: &str) -> bool {
+        let drives = self.drives.borrow();
+        let open = drives.get(drive).and_then(|(_, found)| found.as_ref().ok());
+        open.is_some_and(|open| !self.source.is_reached(&open.device().info().name))
     }
 
     fn array(&self, array: &Rc<ClusterArray>) -> ArrayStatus {

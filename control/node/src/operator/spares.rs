@@ -17,6 +17,7 @@ use crate::drives;
 use levada_device::{Device, Drive};
 use levada_raid::{ArrayStatus, Level, MemberState, MemberStatus, Misfit};
 use levada_spec::{Bytes, DRIVE_RESERVED_BYTES, SLICE_ALIGN_BYTES};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -144,6 +145,11 @@ impl Operator {
                 }
             }
         }
+        // Where more is lost one more would cost more.
+        let mut wanting: Vec<_> = wanting.into_iter().collect();
+        wanting.sort_by_key(|(lost, arrays)| {
+            Reverse(arrays.iter().map(|array| vacant_beside(array, lost)).max())
+        });
         for (lost, arrays) in wanting {
             let mut best: Option<(_, Help)> = None;
             for (spare, drive) in self.spares() {
@@ -278,6 +284,17 @@ impl Operator {
             _ => (beside.count() + 1).saturating_sub(status.tolerates),
         }
     }
+}
+
+/// How many roles that count together with that of a lost drive nobody plays.
+fn vacant_beside(array: &ClusterArray, lost: &str) -> usize {
+    let status = array.array.status();
+    let vacant = || {
+        let out = status.members.iter().filter(|member| member.state == MemberState::Faulty);
+        out.filter_map(|member| Some((&member.name, member.role?)))
+    };
+    let Some((_, role)) = vacant().find(|(name, _)| *name == lost) else { return 0 };
+    vacant().filter(|(_, other)| share_stripes(&status, role, *other)).count()
 }
 
 /// What a drive's blocks have against those of an array.
