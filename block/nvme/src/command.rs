@@ -153,6 +153,12 @@ impl Command {
         self.bytes[1] & 0b11 != 0
     }
 
+    /// Says by an SGL where its data are, which over Fabrics is the only way (PSDT: 01b or 10b).
+    #[must_use]
+    pub fn has_sgl(&self) -> bool {
+        matches!(self.bytes[1] >> 6, 0b01 | 0b10)
+    }
+
     #[must_use]
     pub fn id(&self) -> u16 {
         u16_at(&self.bytes, 2)

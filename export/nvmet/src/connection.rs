@@ -384,7 +384,7 @@ impl Connection {
     /// Where a command's data are, and whether they are where it says.
     fn input(&self, command: &Command, data: Option<Buf>) -> Input {
         let wrong = |status: Status| Input::Wrong(status.and_do_not_retry());
-        if command.is_fused() {
+        if command.is_fused() || !command.has_sgl() {
             return wrong(Status::INVALID_FIELD);
         }
         if direction(command) == 0 && data.is_none() {

@@ -92,7 +92,7 @@ fn wrong_at(queue: u16, command: &Command, status: Status) -> Option<u16> {
     const SAVE: u16 = 43 | 7 << 8;
     let is_fabrics = command.opcode() == AdminOpcode::Fabrics as u8;
     if status.is(Status::INVALID_FIELD) {
-        return command.is_fused().then_some(FLAGS);
+        return (command.is_fused() || !command.has_sgl()).then_some(FLAGS);
     }
     if status.is(Status::OUT_OF_RANGE) {
         // The ranges of Dataset Management are among its data.

@@ -225,6 +225,24 @@ fn features_are_set_to_what_can_be_and_asked_for() {
     });
 }
 
+/// Neither halves of a pair nor data that PRPs describe are known.
+#[test]
+fn commands_come_alone_and_with_sgls() {
+    run(async {
+        let served = Served::new(64);
+        let mut host = served.host().await;
+        for (flags, is_known) in
+            [(0x40, true), (0x80, true), (0x41, false), (0x42, false), (0x00, false), (0xc0, false)]
+        {
+            let mut bytes = *host.read_command(0, 1).as_bytes();
+            bytes[1] = flags;
+            let (answer, _) = host.io.ask(Command::parse(&bytes), None).await.expect("answered");
+            assert_eq!(answer.status.is_success(), is_known, "{flags:#x}: {}", answer.status);
+            assert!(is_known || answer.status.is(Status::INVALID_FIELD), "{}", answer.status);
+        }
+    });
+}
+
 /// Hosts of what is durable when it is answered need not flush, and are told so.
 #[test]
 fn who_has_no_volatile_cache_says_so() {
