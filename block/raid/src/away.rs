@@ -12,8 +12,9 @@
 //! - A member is believed only if it is not older than every member was known to be when it went, and if it has not gone on
 //!   without those that went on without it.
 //! - Of one that vanished superblocks say just that until the map tells what it missed: it comes back by itself all the same, and gets
-//!   everything anew, its records cleared before it takes part. That is how it is when the array stops at once, as where two enclosures lose their power one after the other; for
-//!   one that was being rebuilt; and for a spare, which is one again, as is one whose role a spare has taken.
+//!   everything anew, its records cleared before it takes part. That is how it is when the array stops at once, as where two
+//!   enclosures lose their power one after the other; for one that was being rebuilt; and for a spare, which is one again, as is one
+//!   whose role a spare has taken.
 //!
 //! One that vanished while the array is open is waited for, if that is wanted, before a spare takes its role: to catch up costs
 //! seconds, a rebuild hours. Not where the next loss would be one too many.
@@ -22,12 +23,13 @@
 
 use crate::MemberSpec;
 use crate::assemble::{GENERATIONS_SKIPPED, Probed, probe};
-use crate::engine::Engine;
+use crate::engine::{Engine, InFlight};
 use crate::map::MapFormat;
 use crate::member::{Held, Member, MemberState, add};
 use crate::status::ArrayEvent;
-use crate::superblock::{MemberEntry, Superblock};
-use levada_base::{planted, reactor};
+use crate::superblock::{MemberEntry, SUPERBLOCK_BYTES, Superblock};
+use futures_util::future::join_all;
+use levada_base::{BufMut, planted, reactor};
 use levada_device::BlockError;
 use std::rc::Rc;
 use std::time::Duration;
@@ -132,6 +134,27 @@ impl Engine {
             is_wanted.then_some(Held { is_told: false, ..*held })
         };
         member.held.get().or_else(untold)
+    }
+
+    /// See [`crate::RaidArray::look_at_members`].
+    pub async fn look_at_members(self: &Rc<Self>) {
+        let live = self.live_members();
+        let looks = live.iter().map(async |member| {
+            let device = member.device.as_ref()?;
+            let at = member.superblock_at.get().unwrap_or_default();
+            let into = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize).into_vec();
+            let _in_flight = InFlight::begin(&member.in_flight);
+            matches!(device.read(at, into).await, Err(BlockError::Gone)).then_some(member)
+        });
+        let gone: Vec<_> = join_all(looks).await.into_iter().flatten().collect();
+        let roles = gone.iter().filter_map(|member| member.role.get());
+        let out = roles.fold(self.roles_out(), |out, role| out | 1 << role);
+        if gone.is_empty() || !self.layout.survives(out) {
+            return;
+        }
+        gone.iter().for_each(|member| self.put_out(member, Some(BlockError::Gone)));
+        // An array that has stopped tells nothing.
+        let _ = self.settle().await;
     }
 
     /// A member that goes may come back by itself: no spare takes its role for a while.

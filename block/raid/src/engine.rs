@@ -145,10 +145,10 @@ pub(crate) enum Operation {
 }
 
 /// Counts an operation as in flight until dropped.
-struct InFlight<'a>(&'a Cell<u32>);
+pub(crate) struct InFlight<'a>(&'a Cell<u32>);
 
 impl<'a> InFlight<'a> {
-    fn begin(count: &'a Cell<u32>) -> Self {
+    pub fn begin(count: &'a Cell<u32>) -> Self {
         count.set(count.get() + 1);
         Self(count)
     }

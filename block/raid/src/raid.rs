@@ -10,11 +10,9 @@ use crate::pace::{Foreground, Kind, Limits};
 use crate::scrub::ScrubReport;
 use crate::standing::Admitted;
 use crate::status::{ArrayEvent, ArrayStatus, MemberStatus};
-use crate::superblock::SUPERBLOCK_BYTES;
-use futures_util::future::join_all;
 use levada_base::ids::Uuid;
 use levada_base::sync::queue;
-use levada_base::{BufMut, Epoch, IoVec, IoVecMut};
+use levada_base::{Epoch, IoVec, IoVecMut};
 use levada_device::{BlockError, Device, DeviceInfo, Durability, Health, IoFuture};
 use std::rc::Rc;
 use std::time::Duration;
@@ -254,19 +252,10 @@ impl RaidArray {
         self.engine.layout.bears(out)
     }
 
-    /// Looks whether the members are still there: each reads a block, and who cannot is out as after any other read. An array of which nobody
-    /// asks for anything would not notice.
+    /// Looks whether the members are still there, of which an array would not notice of which nobody asks for anything: who has vanished is out. Not where that
+    /// would be more than the array bears: nothing is lost by waiting for them, as long as nothing is asked.
     pub async fn look_at_members(&self) {
-        let engine = &self.engine;
-        let live = engine.live_members();
-        let looks = live.iter().map(async |member| {
-            let into = BufMut::for_overwrite(SUPERBLOCK_BYTES as usize).into_vec();
-            let at = member.superblock_at.get().unwrap_or_default();
-            drop(engine.member_read(member, at, into).await);
-        });
-        join_all(looks).await;
-        // An array that has stopped tells nothing.
-        let _ = engine.settle().await;
+        self.engine.look_at_members().await;
     }
 
     /// Rebuild and scrub give way to foreground I/O, which all passes here.

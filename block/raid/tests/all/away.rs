@@ -558,6 +558,14 @@ fn one_that_vanishes_while_nothing_is_asked_is_noticed() {
         assert_eq!(out(&life), []);
         life.array.look_at_members().await;
         assert_eq!((out(&life), life.array.bears_without(&[])), (vec![0], 1));
+        // Until that is on record, and nothing is written any more.
+        reactor::sleep(Duration::from_secs(1)).await;
+        // More than it bears: they may all be there again before anybody asks for anything.
+        life.rig.drives[1..4].iter().for_each(|drive| drive.pull());
+        life.array.look_at_members().await;
+        assert_eq!((out(&life), life.array.status().stopped), (vec![0], None));
+        life.rig.drives[1..4].iter().for_each(|drive| drive.plug_in());
+        life.check().await;
         // On record, too.
         life.die();
         life.rig.drives[0].plug_in();
