@@ -53,3 +53,76 @@ impl Volume for WrittenThrough {
         self.0.extents(at, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use levada_base::Buf;
+    use levada_base::reactor::Reactor;
+    use std::cell::RefCell;
+    use std::future::ready;
+
+    /// Notes what it is asked for.
+    #[derive(Default)]
+    struct Asked(RefCell<Vec<&'static str>>);
+
+    impl Asked {
+        fn note(&self, what: &'static str) -> VolumeFuture<'static, ()> {
+            self.0.borrow_mut().push(what);
+            Box::pin(ready(Ok(())))
+        }
+    }
+
+    impl Volume for Asked {
+        fn size_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn shape(&self) -> Shape {
+            Shape {
+                block_bytes: 4096,
+                io_bytes_best: 4096,
+                discard_bytes: 4096,
+                is_read_only: false,
+            }
+        }
+
+        fn read(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, IoVec> {
+            Box::pin(ready(Ok(IoVec::new())))
+        }
+
+        fn write(&self, _at: u64, _from: IoVec, durability: Durability) -> VolumeFuture<'_, ()> {
+            self.note(if durability == Durability::Fua { "durable write" } else { "write" })
+        }
+
+        fn flush(&self) -> VolumeFuture<'_, ()> {
+            self.note("flush")
+        }
+
+        fn discard(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, ()> {
+            self.note("discard")
+        }
+
+        fn write_zeroes(&self, _at: u64, _bytes: u64, _zeroing: Zeroing) -> VolumeFuture<'_, ()> {
+            self.note("zeroes")
+        }
+
+        fn extents(&self, _at: u64, _bytes: u64) -> VolumeFuture<'_, Vec<Extent>> {
+            Box::pin(ready(Ok(Vec::new())))
+        }
+    }
+
+    #[test]
+    fn changes_that_are_read_back_are_durable_when_they_are_answered() {
+        Reactor::simulated(0).block_on(async {
+            let below = Rc::new(Asked::default());
+            let volume = WrittenThrough::new(Rc::clone(&below) as Rc<dyn Volume>);
+            let block = || Buf::copy_of(&[1; 4096]).into_vec();
+            volume.write(0, block(), Durability::Volatile).await.expect("written");
+            volume.write_zeroes(0, 4096, Zeroing::Keep).await.expect("zeroed");
+            volume.discard(0, 4096).await.expect("discarded");
+            let asked = below.0.borrow();
+            assert_eq!(*asked, ["durable write", "zeroes", "flush", "discard"]);
+        });
+    }
+}
