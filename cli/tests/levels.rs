@@ -94,4 +94,15 @@ fn a_spare_of_the_cluster_comes_in_by_itself() {
     assert!(kept(&cluster));
     restart(&cluster);
     assert!(kept(&cluster) && spare(" in use "));
+    // What was lost is back, and the spare is one again, which nobody misses.
+    for drive in ["d2", "d4"] {
+        cluster.ok(&["drive", "replace", drive]);
+    }
+    let is_whole = || cluster.ok(&["status"]).matches(" healthy ").count() == 2;
+    wait_until("it is rebuilt", is_whole);
+    cluster.ok(&["drive", "fail", "d7"]);
+    wait_until("it is rebuilt without the spare", is_whole);
+    cluster.ok(&["drive", "replace", "d7"]);
+    assert!(!cluster.ok(&["status"]).contains("d7 is out of"));
+    assert!(kept(&cluster) && spare(" spare "));
 }
