@@ -600,6 +600,14 @@ fn signals_are_events() {
             unsafe { libc::raise(number) };
             assert_eq!(signals.recv().await.unwrap(), signal);
         }
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() >> (libc::SIGTERM - 1) & 1 == 1
+        };
+        assert!(blocked());
+        signals.release();
+        assert!(!blocked());
     });
 }
 

@@ -11,7 +11,7 @@ use levada_base::reactor::Reactor;
 use levada_node::FileDrives;
 use levada_node::control::{self, ControlReply, ControlRequest};
 use levada_node::fsck::{self, FoundItem, FsckOptions, Rebuild, RebuildOptions, Sum, TargetReport};
-use levada_node::state::StateDir;
+use levada_node::state::{RunningNode, StateDir};
 use levada_spec::{Bytes, Loaded};
 use std::cell::{Cell, RefCell};
 use std::fmt::Write;
@@ -96,7 +96,7 @@ fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
     if let Some(target) = &args.rebuild_index {
         return rebuild(&loaded, state, target, args);
     }
-    let reports = match state.running() {
+    let reports = match state.node()?.map(|node| node.pid) {
         Some(pid) if args.offline => bail!(
             "{} is up (node process {pid}): `levada down` first, or check it without --offline",
             loaded.cluster.name
@@ -128,7 +128,7 @@ fn check(file: Option<&Path>, args: &FsckArgs) -> Result<u8> {
 /// Makes an index anew, or says what it would hold.
 fn rebuild(loaded: &Loaded, state: StateDir, target: &str, args: &FsckArgs) -> Result<u8> {
     let name = &loaded.cluster.name;
-    if let Some(pid) = state.running() {
+    if let Some(RunningNode { pid, .. }) = state.node()? {
         bail!(
             "{name} is up (node process {pid}), and an index is made anew of one that is down: `levada down` first"
         );

@@ -138,7 +138,7 @@ pub fn mount_at(loaded: &Loaded, file: &Path, dir: &Path) -> Result<()> {
 /// A mount would wait for a node that is away, however long.
 fn refuse_unless_up(loaded: &Loaded) -> Result<()> {
     let state = place::state(loaded);
-    if state.running().is_none() {
+    if state.node()?.is_none() {
         bail!("{} is not up: start it with `levada up`", loaded.cluster.name);
     }
     if let Some(problem) = status::ask(&state)?.stopped_metadata() {
@@ -621,7 +621,7 @@ fn wait_for(record: &Path, state: &StateDir, force: bool) -> Result<()> {
         };
         if force && looked_at_arrays.elapsed() > PATIENCE {
             looked_at_arrays = Instant::now();
-            if state.running().is_some() && !status::ask(state)?.stopped().is_empty() {
+            if state.is_held() && !status::ask(state)?.stopped().is_empty() {
                 let name = record.file_name().unwrap_or_default().to_string_lossy();
                 let at = dir_of(&name);
                 kill(record, &at)?;
@@ -631,9 +631,9 @@ fn wait_for(record: &Path, state: &StateDir, force: bool) -> Result<()> {
         }
         if !told && begun.elapsed() > PATIENCE {
             told = true;
-            let why = match state.running() {
-                Some(_) => "; `levada status` shows what keeps it",
-                None => ", and the node is not up: start it with `levada up`",
+            let why = match state.is_held() {
+                true => "; `levada status` shows what keeps it",
+                false => ", and the node is not up: start it with `levada up`",
             };
             eprintln!(
                 "waiting for the mount's process to make everything durable{why} (it goes on by itself after Ctrl-C)"
@@ -658,9 +658,8 @@ fn wait_for(record: &Path, state: &StateDir, force: bool) -> Result<()> {
 /// Lets others have what a mount whose process is gone had locked, where the node is up; else, and where that fails, its
 /// lease ends it.
 fn bury(note: &File, state: &StateDir) {
-    let Some((address, cluster)) = state.running().and(state.address()).zip(state.cluster()) else {
-        return;
-    };
+    let address = state.address().filter(|_| state.is_held());
+    let Some((address, cluster)) = address.zip(state.cluster()) else { return };
     let buried = mounting::dead_in(note).map_err(anyhow::Error::from).and_then(|dead| {
         if dead.is_empty() { Ok(()) } else { mounting::bury(&address, cluster, &dead) }
     });

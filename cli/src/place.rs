@@ -53,7 +53,8 @@ pub fn state(loaded: &Loaded) -> StateDir {
 /// The cluster that its node made or opened last.
 pub fn cluster(loaded: &Loaded) -> Result<Uuid> {
     let state = state(loaded);
-    state.cluster().with_context(|| match state.running() {
+    let node = state.node()?;
+    state.cluster().with_context(|| match node {
         Some(_) => "the node of an earlier release is up: `levada down` and `levada up` first",
         None => "it is not noted which cluster this is: start it with `levada up`",
     })
@@ -61,5 +62,8 @@ pub fn cluster(loaded: &Loaded) -> Result<Uuid> {
 
 /// The address of the cluster's services, as its node left it.
 pub fn address(loaded: &Loaded) -> Result<String> {
-    state(loaded).address().context("this cluster was never up: start it with `levada up`")
+    let state = state(loaded);
+    // Whose directory cannot be read is not without one.
+    state.node()?;
+    state.address().context("this cluster was never up: start it with `levada up`")
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use levada_base::reactor::Reactor;
 use levada_node::assembly::Tuning;
 use levada_node::outlook::{Outlook, outlook};
+use levada_node::state::{Phase, RunningNode};
 use levada_node::{DeadPath, FileDrives, Placed, dead_paths};
 use levada_spec::{ArraySpec, ClusterFile, EnclosureSpec, Level, Loaded, Required};
 use std::path::{Path, PathBuf};
@@ -130,9 +131,11 @@ fn refuse_less_than_asked(cluster: &ClusterFile, displaced: &[Placed]) -> Result
 /// What the drives carry, beside what the file says.
 fn compare(loaded: &Loaded) -> Result<()> {
     let (name, state) = (&loaded.cluster.name, place::state(loaded));
-    if let Some(pid) = state.running() {
+    let node = state.node().context("the file was not compared with its drives")?;
+    if let Some(RunningNode { pid, phase }) = node {
+        let is = if phase == Phase::Starting { "being brought up" } else { "up" };
         say!(
-            "it is up (node process {pid}); the file was not compared with its drives, which the node has"
+            "it is {is} (node process {pid}); the file was not compared with its drives, which the node has"
         );
         return Ok(());
     }

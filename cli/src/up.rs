@@ -9,7 +9,7 @@ use levada_node::assembly::Tuning;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::fit;
-use levada_node::state::{StateDir, replace};
+use levada_node::state::{Phase, StateDir, replace};
 use levada_spec::{ClusterFile, Loaded};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Time for a node to make everything durable and end.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
-/// Time for a killed node to be gone, and for one that another `up` starts to answer.
+/// Time after which a wait is told of.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for a killed node to be gone.
 const LET_GO_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
@@ -95,7 +97,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
     let state = place::state(&loaded);
     state.check()?;
     let may_overwrite = args.overwrite.of(&loaded.cluster.name)?;
-    if let Some(pid) = answering(&state) {
+    if let Some(pid) = answering(&state)? {
         if may_overwrite != MayOverwrite::Nothing {
             bail!(
                 "{} is up (node process {pid}); `levada down` it before its drives are overwritten",
@@ -114,7 +116,7 @@ pub fn up(file: Option<&Path>, args: &UpArgs) -> Result<()> {
         }
         if let Err(error) = process::start(&state.log(), &arguments, |line| say!("{line}")) {
             // Another `up` may have been faster; what was to be overwritten was not.
-            let other = answering(&state).filter(|_| may_overwrite == MayOverwrite::Nothing);
+            let other = answering(&state)?.filter(|_| may_overwrite == MayOverwrite::Nothing);
             let Some(pid) = other else {
                 return Err(error)
                     .with_context(|| format!("cannot bring {} up", loaded.cluster.name));
@@ -159,17 +161,28 @@ fn refuse_mounted(state: &StateDir, may_overwrite: MayOverwrite) -> Result<()> {
 }
 
 /// The process of the node that is up. One that was killed holds its lock until the kernel has
-/// ended its I/O, and must not pass for one that serves; one that is starting is waited for.
-fn answering(state: &StateDir) -> Option<u32> {
+/// ended its I/O, and must not pass for one that serves; one that is starting or ending is waited for.
+fn answering(state: &StateDir) -> Result<Option<u32>> {
     let start = Instant::now();
-    while let Some(pid) = state.running() {
+    let mut told = false;
+    while let Some(node) = state.node()? {
         let answer = control::ask(&state.control_socket(), &ControlRequest::Status);
-        if answer.is_ok() || start.elapsed() > LET_GO_LIMIT {
-            return Some(pid);
+        let at = match node.phase {
+            Phase::Starting => "is starting",
+            Phase::Ending => "is ending",
+            Phase::Serving if start.elapsed() > LET_GO_LIMIT => return Ok(Some(node.pid)),
+            Phase::Serving => "does not answer",
+        };
+        if answer.is_ok() {
+            return Ok(Some(node.pid));
+        }
+        if !told && start.elapsed() > PATIENCE {
+            told = true;
+            eprintln!("waiting for the node process {}, which {at}", node.pid);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    None
+    Ok(None)
 }
 
 /// Writes the cluster file of a cluster in a box.
@@ -198,10 +211,25 @@ fn free_bytes(dir: &Path) -> std::io::Result<u64> {
 pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
     let loaded = place::load(file)?;
     let state = place::state(&loaded);
-    if state.running().is_none() {
-        say!("{} is not up", loaded.cluster.name);
+    let name = &loaded.cluster.name;
+    let Some(node) = state.node()? else {
+        say!("{name} is not up");
         mount::say_what_stays(&state);
         return Ok(());
+    };
+    match node.phase {
+        Phase::Starting => {
+            state.tell_to_stop(node.pid)?;
+            wait_for_end(&state, node.pid)?;
+            say!("{name} is not up: its node was starting (process {}), and has ended", node.pid);
+            mount::say_what_stays(&state);
+            return Ok(());
+        }
+        Phase::Ending => {
+            wait_for_end(&state, node.pid)?;
+            return judge_end(&state, name);
+        }
+        Phase::Serving => {}
     }
     let status = status::ask(&state)?;
     let gone = status.gone_next_time();
@@ -223,19 +251,31 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
         (false, false) => mount::say_what_stays(&state),
     }
     control::ask(&state.control_socket(), &ControlRequest::Down)?;
+    wait_for_end(&state, node.pid)?;
+    ended?;
+    judge_end(&state, name)
+}
+
+/// Waits until a node that was told to stop has ended.
+fn wait_for_end(state: &StateDir, pid: u32) -> Result<()> {
     let start = Instant::now();
-    while state.running().is_some() {
+    // Another `up` may wait for its place.
+    while state.node()?.is_some_and(|node| node.pid == pid) {
         if start.elapsed() > DOWN_LIMIT {
             bail!(
-                "the node has not ended after {} s; see {}",
+                "the node (process {pid}) has not ended after {} s; see {}",
                 DOWN_LIMIT.as_secs(),
                 state.log().display()
             );
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    ended?;
-    let (name, left_open) = (&loaded.cluster.name, state.left_open());
+    Ok(())
+}
+
+/// Whether the last node has closed everything.
+fn judge_end(state: &StateDir, name: &str) -> Result<()> {
+    let left_open = state.left_open();
     if !left_open.is_empty() {
         let (left_open, log) = (left_open.join("\n"), state.log());
         bail!("{left_open}\n{name} is down, and not in order; see {}", log.display());

@@ -152,7 +152,7 @@ fn is_named(cluster: &Cluster) {
     assert!(told.contains(COMMAND), "{told}");
     ends(cluster, 8, &["fsck", "--rebuild-index", TARGET, "--yes"], &["is up", "levada down"]);
     cluster.run(&["down"]);
-    assert_eq!(StateDir(cluster.path("state")).running(), None);
+    assert!(!StateDir(cluster.path("state")).is_held());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_rebuild_that_is_cut_off_is_begun_again() {
     // With nobody left who could send anything again.
     cluster.mount_process().into_iter().for_each(kill);
     kill(node);
-    wait_until("the node is gone", || StateDir(cluster.path("state")).running().is_none());
+    wait_until("the node is gone", || !StateDir(cluster.path("state")).is_held());
     let _ = rustix::mount::unmount(cluster.mnt(), rustix::mount::UnmountFlags::DETACH);
     let told = said(&cluster.run(&["fsck", "--rebuild-index", TARGET]));
     assert!(told.contains("changes that are in no segment are kept"), "{told}");

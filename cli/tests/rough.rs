@@ -7,11 +7,13 @@ mod support;
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Cluster, LEVADA, TINY, can_run, said, signal, wait_until};
 
@@ -54,6 +56,58 @@ fn a_state_directory_too_deep_for_a_socket_is_told_before_a_drive_is_made() {
         cluster.refused(&[command], &[&state, "at most 107", "state_dir"]);
     }
     assert!(!cluster.path("d0.img").exists() && !cluster.path(&state).exists(), "nothing was made");
+}
+
+#[test]
+fn a_node_that_starts_is_told_of_and_ends_when_its_start_is_stopped() {
+    // Nobody is at that address: the drives there are waited for.
+    let away = "url = \"nvme+tcp://127.0.0.1:1/nqn.2014-08.org.example:e0\"\ndrives = [\"{1..2}\"]";
+    let cluster = Cluster::new("slow", &TINY.replacen("drives = [\"d{0..1}.img\"]", away, 1));
+    let up = || {
+        let mut command = Command::new(LEVADA);
+        command.args(["up", "--no-mounts"]).current_dir(cluster.dir.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("the program starts");
+        wait_until("a node starts", || said(&cluster.run(&["status"])).contains("starting here"));
+        child
+    };
+    let is_stopped = |up: Child| {
+        let output = up.wait_with_output().expect("its output");
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("told to stop while it was starting"), "{said}");
+        cluster.refused(&["status"], &["no node is running"]);
+    };
+    let by_down = up();
+    assert!(cluster.ok(&["down"]).contains("its node was starting"));
+    is_stopped(by_down);
+    for which in ["-INT", "-TERM"] {
+        let by_signal = up();
+        signal(which, by_signal.id());
+        is_stopped(by_signal);
+    }
+    assert!(cluster.ok(&["down"]).contains("is not up"));
+}
+
+#[test]
+fn another_users_node_is_not_called_absent() {
+    if !can_run() {
+        return;
+    }
+    let cluster = Cluster::new("mine", TINY);
+    fs::set_permissions(cluster.dir.path(), Permissions::from_mode(0o755)).expect("ours");
+    // A copy that anybody may run, wherever this one was built.
+    fs::copy(LEVADA, cluster.path("program")).expect("copied");
+    cluster.ok(&["up", "--no-mounts"]);
+    for command in ["down", "status", "plan"] {
+        let mut program = Command::new(cluster.path("program"));
+        program.arg(command).current_dir(cluster.dir.path()).uid(65534).gid(65534);
+        let output = program.output().expect("the program starts");
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "levada {command}: {said}");
+        assert!(said.contains("permission denied"), "levada {command}: {said}");
+    }
+    assert!(cluster.ok(&["down"]).contains("is down"));
 }
 
 #[test]

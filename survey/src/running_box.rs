@@ -92,7 +92,8 @@ impl RunningBox {
     }
 
     pub(crate) fn node_pid(&self) -> Result<u32> {
-        StateDir(self.dir.path().join("state")).running().context("the node is not running")
+        let node = StateDir(self.dir.path().join("state")).node()?;
+        Ok(node.context("the node is not running")?.pid)
     }
 
     /// The processes of the node, which is the first, and of the mount.

@@ -23,6 +23,16 @@ pub struct Signals {
     fd: Fd,
 }
 
+fn fill(set: &mut MaybeUninit<libc::sigset_t>) {
+    // SAFETY: `sigemptyset` initialises the set, which the other call then uses.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::sigaddset(set.as_mut_ptr(), number);
+        }
+    }
+}
+
 impl Signals {
     /// Blocks these signals in this thread, and in threads it starts from now on, and receives
     /// them here. Make it before other threads start, else those may still take the signal.
@@ -32,12 +42,9 @@ impl Signals {
     /// What `signalfd(2)` says.
     pub fn new() -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: `sigemptyset` initialises the set, which the other calls then use.
+        // SAFETY: `fill` initialises the set, which the other calls then use.
         let fd = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-                libc::sigaddset(set.as_mut_ptr(), number);
-            }
+            fill(&mut set);
             libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
             libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
         };
@@ -46,6 +53,16 @@ impl Signals {
         }
         // SAFETY: the kernel just made this descriptor for us.
         Ok(Self { fd: Fd::new(unsafe { OwnedFd::from_raw_fd(fd) })? })
+    }
+
+    /// Gives these signals their default effect in this thread again. One that was sent and not received has it now.
+    pub fn release(self) {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `fill` initialises the set, which the other call then uses.
+        unsafe {
+            fill(&mut set);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+        }
     }
 
     /// The next signal.

@@ -6,6 +6,7 @@
 use crate::fsck::FsckState;
 use crate::meters::{CacheMeters, Meters, MountMeters};
 use crate::quota::{Quota, QuotaChange, Who};
+use crate::state::{Phase, RunningNode, StateDir, StateError};
 use levada_desk::AskError;
 use levada_export_nvmet::AnaState;
 use levada_health::DriveHealth;
@@ -408,6 +409,16 @@ pub enum ControlError {
     /// No node listens there.
     #[error("no node is running here (nothing answers at {}); start one with `levada up`", .socket.display())]
     NotRunning { socket: PathBuf },
+    /// It listens when it is up.
+    #[error(
+        "a node is starting here (process {pid}), and answers when it is up; `levada down` stops it"
+    )]
+    Starting { pid: u32 },
+    /// It listens no more.
+    #[error(
+        "a node is ending here (process {pid}), and answers no more; `levada down` waits for its end"
+    )]
+    Ending { pid: u32 },
     /// A node may listen there, for its own user only.
     #[error(
         "permission denied: the node at {} belongs to another user; ask as that user, or as root",
@@ -430,7 +441,15 @@ impl ControlError {
     fn of(error: AskError, socket: &Path) -> Self {
         let socket = socket.to_owned();
         match error {
-            AskError::NobodyThere => Self::NotRunning { socket },
+            AskError::NobodyThere => {
+                let state = StateDir(socket.parent().unwrap_or(&socket).to_owned());
+                match state.node() {
+                    Ok(Some(RunningNode { pid, phase: Phase::Starting })) => Self::Starting { pid },
+                    Ok(Some(RunningNode { pid, phase: Phase::Ending })) => Self::Ending { pid },
+                    Err(StateError::Denied { .. }) => Self::Denied { socket },
+                    _ => Self::NotRunning { socket },
+                }
+            }
             AskError::Denied => Self::Denied { socket },
             AskError::Broken(error) => Self::Broken(error),
             AskError::NotUnderstood(error) => Self::Version(error),

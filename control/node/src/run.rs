@@ -8,9 +8,9 @@ use crate::drives::MayOverwrite;
 use crate::exports::Exporter;
 use crate::file_drives::FileDrives;
 use crate::operator::Operator;
-use crate::state::StateDir;
+use crate::state::{Phase, StateDir};
 use crate::volumes::Volumes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures_util::future::{Either, LocalBoxFuture, join, select};
 use levada_base::reactor::signal::{Signal, Signals};
 use levada_base::reactor::{self, Group, Reactor};
@@ -95,6 +95,7 @@ pub fn log_to_stderr() {
 pub fn run(options: NodeOptions, progress: &dyn Fn(&str), ready: impl FnOnce()) -> Result<Ended> {
     log_to_stderr();
     let _lock = options.state.lock()?;
+    options.state.set_phase(Phase::Starting)?;
     let signals = Signals::new().context("cannot receive signals")?;
     let reactor = Reactor::new().context("cannot use io_uring")?;
     reactor.set_spin(SPIN);
@@ -137,16 +138,28 @@ async fn serve(
         options;
     reactor::carry_sockets(loaded.cluster.network_cores)
         .context("cannot start the threads of `network_cores` in [cluster]")?;
-    let (listener, address) = listen(&loaded, &state).await?;
     let source = Rc::new(FileDrives::new(loaded.clone(), state.clone()));
-    let start = StartOptions {
-        may_overwrite,
-        without_majority,
-        tuning: Tuning::default(),
-        address: address.clone(),
-        progress,
+    let starting = async {
+        let (listener, address) = listen(&loaded, &state).await?;
+        let start = StartOptions {
+            may_overwrite,
+            without_majority,
+            tuning: Tuning::default(),
+            address: address.clone(),
+            progress,
+        };
+        let cluster = assembly::start(loaded.cluster.clone(), &*source, start).await?;
+        anyhow::Ok((listener, address, cluster))
     };
-    let cluster = assembly::start(loaded.cluster.clone(), &*source, start).await?;
+    // It may wait for drives that are away, and take them from another server afterwards.
+    let told = std::pin::pin!(told_by_signal(signals));
+    let (listener, address, cluster) = match select(std::pin::pin!(starting), told).await {
+        Either::Left((started, _)) => started?,
+        Either::Right((told, _)) => {
+            told?;
+            bail!("told to stop while it was starting; the next start begins anew");
+        }
+    };
     cluster.beyond_repair.told(beyond_repair);
     let cluster = Rc::new(cluster);
     state.set_address(&address)?;
@@ -215,6 +228,7 @@ async fn serve(
     open_desk(&state.control_socket(), Rc::clone(&front), &services)?;
     let keeper = keep_desk(state.control_socket(), Rc::clone(&front), services.clone());
     reactor::spawn_in(&services, keeper);
+    state.set_phase(Phase::Serving)?;
     ready();
 
     // Also while copies are compared, which takes its time.
@@ -228,6 +242,14 @@ async fn serve(
         Either::Right(((), _)) => Ended::Damaged { beyond_repair: cluster.beyond_repair.targets() },
     };
     tracing::info!(?ended, "stopping");
+    let phase = match ended {
+        Ended::Stopped => Phase::Ending,
+        // Told to stop meanwhile, it hears of that when it starts.
+        Ended::Damaged { .. } => Phase::Starting,
+    };
+    if let Err(error) = state.set_phase(phase) {
+        tracing::warn!(%error, "that the node ends cannot be noted");
+    }
     // Who is shut out has nobody to wait for: nothing that is under way can end.
     if ended == Ended::Stopped && !exports.is_lost() {
         exports.end().await;
@@ -282,15 +304,18 @@ fn is_taken(cluster: &Cluster) -> bool {
 
 /// Returns when the node is told to stop.
 async fn told_to_stop(signals: &Signals, front: &FrontDesk) -> Result<()> {
-    loop {
-        let told = std::pin::pin!(signals.recv());
-        let stopped = std::pin::pin!(front.stop.until(|| front.stopping.get().then_some(())));
-        match select(told, stopped).await {
-            Either::Left((Ok(Signal::Hangup), _)) => {}
-            Either::Left((told, _)) => return told.map(drop).context("cannot receive signals"),
-            Either::Right(((), _)) => return Ok(()),
-        }
+    let told = std::pin::pin!(told_by_signal(signals));
+    let stopped = std::pin::pin!(front.stop.until(|| front.stopping.get().then_some(())));
+    match select(told, stopped).await {
+        Either::Left((told, _)) => told,
+        Either::Right(((), _)) => Ok(()),
     }
+}
+
+/// Returns when the process is told to stop.
+async fn told_by_signal(signals: &Signals) -> Result<()> {
+    while signals.recv().await.context("cannot receive signals")? == Signal::Hangup {}
+    Ok(())
 }
 
 fn open_desk(socket: &Path, clerk: Rc<FrontDesk>, services: &Group) -> Result<()> {

@@ -1,7 +1,8 @@
-//! A node's state directory: lock, process id, log, control socket, address.
+//! A node's state directory: lock, process id, phase, log, control socket, address.
 //!
 //! ```text
 //! node.lock     flock held by the running node; its text is the process id
+//! phase         whether the node starts, serves or ends, after its process id
 //! node.log      what the node says
 //! control.sock  where `levada` talks to the node
 //! address       host:port where clients connect; kept over restarts, so that mounts find it
@@ -14,13 +15,19 @@
 //! After a crash the kernel has released the lock; the other files are replaced.
 
 use levada_base::ids::Uuid;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What Linux takes as the path of a Unix socket, beside the zero that ends it: unix(7).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Whoever asks for a node holds its lock for a moment, shared with others who ask.
+const LOCK_TRIES: u32 = 5;
+const LOCK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// Why a state directory could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +42,19 @@ pub enum StateError {
         .socket.display(), .socket.as_os_str().len()
     )]
     TooLong { socket: PathBuf },
+    /// The directory is another user's, and so is what runs in it.
+    #[error(
+        "permission denied: the state directory {} belongs to another user; ask as that user, or as root",
+        .dir.display()
+    )]
+    Denied { dir: PathBuf },
+    /// It is there, and takes no signal from this user.
+    #[error("cannot tell the node (process {pid}) to stop")]
+    NotTold {
+        pid: u32,
+        #[source]
+        source: Errno,
+    },
     /// The directory cannot be made or written.
     #[error("cannot use the state directory {}", .dir.display())]
     Unusable {
@@ -42,6 +62,34 @@ pub enum StateError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// What a node is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It answers nobody yet.
+    Starting,
+    /// Also whatever else holds the lock, as a check of a cluster that is down.
+    Serving,
+    /// It answers nobody any more.
+    Ending,
+}
+
+impl Phase {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Ending => "ending",
+        }
+    }
+}
+
+/// The node that holds a state directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningNode {
+    pub pid: u32,
+    pub phase: Phase,
 }
 
 /// Makes a directory that nobody else may enter; one that is there stays as it is.
@@ -244,7 +292,15 @@ impl StateDir {
             .truncate(false)
             .open(path)
             .map_err(|source| self.unusable(source))?;
-        match file.try_lock() {
+        let mut tries = 1;
+        let locked = loop {
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => tries += 1,
+                locked => break locked,
+            }
+            std::thread::sleep(LOCK_AGAIN_AFTER);
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
@@ -260,17 +316,77 @@ impl StateDir {
         Ok(StateLock { _file: file })
     }
 
-    /// The process id of the node that holds the lock, if one does.
-    #[must_use]
-    pub fn running(&self) -> Option<u32> {
-        let mut file = File::open(self.0.join("node.lock")).ok()?;
-        match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).ok()?;
-                pid.trim().parse().ok()
+    /// Notes what the node of this process, which holds the lock, is at. It is lost with the power, and so is the node.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn set_phase(&self, phase: Phase) -> Result<(), StateError> {
+        let (path, fresh) = (self.0.join("phase"), self.0.join("phase.new"));
+        std::fs::write(&fresh, format!("{} {}\n", std::process::id(), phase.word()))
+            .and_then(|()| std::fs::rename(&fresh, &path))
+            .map_err(|source| self.unusable(source))
+    }
+
+    /// The node that holds the lock, if one does.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Denied`] when only another user can tell.
+    pub fn node(&self) -> Result<Option<RunningNode>, StateError> {
+        let mut file = match File::open(self.0.join("node.lock")) {
+            Ok(file) => file,
+            Err(error) => {
+                return match error.kind() {
+                    ErrorKind::NotFound => Ok(None),
+                    ErrorKind::PermissionDenied => Err(StateError::Denied { dir: self.0.clone() }),
+                    _ => Err(self.unusable(error)),
+                };
             }
-            Ok(()) | Err(TryLockError::Error(_)) => None,
+        };
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => {}
+            Ok(()) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(self.unusable(error)),
+        }
+        let mut pid = String::new();
+        file.read_to_string(&mut pid).map_err(|source| self.unusable(source))?;
+        let pid = pid.trim().parse().ok();
+        Ok(pid.map(|pid| RunningNode { pid, phase: self.phase_of(pid) }))
+    }
+
+    /// What that process has noted of itself.
+    fn phase_of(&self, pid: u32) -> Phase {
+        let noted = std::fs::read_to_string(self.0.join("phase")).unwrap_or_default();
+        let is_at = |phase: &Phase| noted.trim() == format!("{pid} {}", phase.word());
+        [Phase::Starting, Phase::Ending].into_iter().find(is_at).unwrap_or(Phase::Serving)
+    }
+
+    /// Whether a node holds the lock, as far as this user can tell.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.node(), Ok(Some(_)))
+    }
+
+    /// Tells the node of process `pid` to stop, also one that is starting. One that has ended gets nothing, whoever has
+    /// its number now.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::NotTold`], and those of [`Self::node`].
+    pub fn tell_to_stop(&self, pid: u32) -> Result<(), StateError> {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
+        let told = match pidfd_open(number, PidfdFlags::empty()) {
+            // From here on it is this very process: it has the number of the one that holds the lock.
+            Ok(process) => match self.node()? {
+                Some(node) if node.pid == pid => pidfd_send_signal(process, Signal::TERM),
+                _ => Ok(()),
+            },
+            Err(error) => Err(error),
+        };
+        match told {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(source) => Err(StateError::NotTold { pid, source }),
         }
     }
 }
@@ -311,18 +427,48 @@ fn sync_dir_of(path: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
 
     #[test]
     fn one_node_at_a_time() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let state = StateDir(dir.path().join("state"));
-        assert_eq!(state.running(), None);
+        let node = || state.node().expect("readable");
+        assert_eq!(node(), None);
         let lock = state.lock().expect("free");
-        assert_eq!(state.running(), Some(std::process::id()));
+        let pid = std::process::id();
+        assert_eq!(node(), Some(RunningNode { pid, phase: Phase::Serving }));
         assert!(matches!(state.lock(), Err(StateError::AlreadyRunning { .. })));
+        for phase in [Phase::Starting, Phase::Ending] {
+            state.set_phase(phase).expect("noted");
+            assert_eq!(node(), Some(RunningNode { pid, phase }));
+        }
+        // Of a process before this one.
+        std::fs::write(state.0.join("phase"), format!("{} starting\n", pid + 1)).expect("written");
+        assert_eq!(node(), Some(RunningNode { pid, phase: Phase::Serving }));
         drop(lock);
-        assert_eq!(state.running(), None);
+        assert_eq!(node(), None);
         state.lock().expect("free again");
+    }
+
+    #[test]
+    fn a_number_left_in_a_lock_belongs_to_nobody() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir(dir.path().to_owned());
+        let mut stranger = Command::new("sleep").arg("60").spawn().expect("started");
+        let path = dir.path().join("node.lock");
+        std::fs::write(&path, format!("{}\n", stranger.id())).expect("written");
+        state.tell_to_stop(stranger.id()).expect("nobody holds it");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(stranger.try_wait().expect("a child"), None, "it was not told");
+        // As if it ran here.
+        let held = File::open(&path).expect("there");
+        held.lock().expect("nobody holds it");
+        state.tell_to_stop(stranger.id()).expect("told");
+        let ended = stranger.wait().expect("a child");
+        assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()));
+        state.tell_to_stop(stranger.id()).expect("there is nobody to tell");
     }
 
     #[test]
