@@ -259,12 +259,21 @@ pub fn down(file: Option<&Path>, force: bool) -> Result<()> {
 /// Waits until a node that was told to stop has ended.
 fn wait_for_end(state: &StateDir, pid: u32) -> Result<()> {
     let start = Instant::now();
+    let mut told = false;
     // Another `up` may wait for its place.
     while state.node()?.is_some_and(|node| node.pid == pid) {
         if start.elapsed() > DOWN_LIMIT {
             bail!(
                 "the node (process {pid}) has not ended after {} s; see {}",
                 DOWN_LIMIT.as_secs(),
+                state.log().display()
+            );
+        }
+        if !told && start.elapsed() > PATIENCE {
+            told = true;
+            eprintln!(
+                "waiting for the node (process {pid}) to end: it makes everything durable, and waits a while for drives that are \
+                 away; see {} (it goes on by itself after Ctrl-C)",
                 state.log().display()
             );
         }
