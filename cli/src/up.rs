@@ -1,16 +1,19 @@
 //! `up`, `down`, `check`, and the node itself.
 
-use crate::{mount, out::say, place, process, status};
+use crate::out::{chain, say};
+use crate::{mount, place, process, status};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use levada_base::reactor::Reactor;
+use levada_export_nbd::Tls;
+use levada_export_nvmet::Hosts;
 use levada_node::Ended;
 use levada_node::assembly::Tuning;
 use levada_node::control::{self, ControlRequest};
 use levada_node::drives::MayOverwrite;
 use levada_node::fit;
 use levada_node::state::{Phase, StateDir, replace};
-use levada_spec::{ClusterFile, Loaded};
+use levada_spec::{ClusterFile, ExportWay, Loaded};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -293,9 +296,34 @@ fn judge_end(state: &StateDir, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Says which exports cannot begin by what they have of keys here: that they do not is no reason not to bring the rest up.
+fn warn_of_keys(path: &Path, loaded: &Loaded) {
+    for export in &loaded.cluster.exports {
+        let wrong = match &export.way {
+            ExportWay::Nbd { tls: Some(tls), verify_clients, .. } => {
+                Tls::open(&loaded.path(tls), *verify_clients).err().map(anyhow::Error::from)
+            }
+            ExportWay::Nvme { hosts, keys: Some(keys), tls_only, .. } => {
+                let hosts = hosts.iter().filter_map(|host| host.parse().ok());
+                let chosen = Hosts::chosen(hosts, Some(&loaded.path(keys)), *tls_only);
+                chosen.err().map(anyhow::Error::from)
+            }
+            _ => None,
+        };
+        if let Some(why) = wrong {
+            let (file, (way, place)) = (path.display(), export.way.place());
+            eprintln!(
+                "warning: {file}: the export with {way} at {place} cannot begin here: {}",
+                chain(&why)
+            );
+        }
+    }
+}
+
 /// Reads a cluster file whose arrays have room on drives of the sizes in it.
 pub fn fitting(path: &Path) -> Result<Loaded> {
     let loaded = place::load_at(path)?;
+    warn_of_keys(path, &loaded);
     // Nothing of the machine is asked: block devices say their size to `up`.
     Reactor::simulated(0)
         .block_on(fit::check(

@@ -5,6 +5,7 @@
 //! alone, once the sizes of its block devices are known.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::error::nearest;
@@ -13,7 +14,8 @@ use crate::file::{
     Level, SLICE_ALIGN_BYTES, STRIPE_CHUNKS_MAX, SliceSize, Spread,
 };
 use crate::parse::{
-    CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, is_device_path, plain_path,
+    CHUNK_LEAST, CHUNK_MOST, STRIPE_UNIT_MOST, STRIPE_UNIT_STEP, UNIX_ADDRESS, is_device_path,
+    plain_path,
 };
 use crate::reader::{Node, Places};
 use crate::survive::Shortfall;
@@ -62,6 +64,38 @@ pub(crate) fn check(cluster: &ClusterFile, places: &Places, same_file: SameFile)
         checker.problem(ProblemKind::TestingOn, Node::Testing, "");
     }
     checker.problems
+}
+
+/// Where an export is found: what only one can have.
+#[derive(PartialEq, Eq)]
+enum Listens {
+    Tcp(String),
+    Socket(PathBuf),
+    Directory(PathBuf),
+}
+
+impl Listens {
+    fn of(way: &ExportWay, address: &str) -> Self {
+        let path = |path: &str| plain_path(Path::new(path));
+        match (way, address.strip_prefix(UNIX_ADDRESS)) {
+            (ExportWay::Nbd { .. }, Some(socket)) => Self::Socket(path(socket)),
+            (ExportWay::Nbd { .. } | ExportWay::Nvme { .. }, _) => Self::Tcp(address.to_owned()),
+            (ExportWay::Virtiofs { .. }, _) => Self::Socket(path(address)),
+            (ExportWay::Vhost { .. }, _) => Self::Directory(path(address)),
+        }
+    }
+
+    /// Whether who listens at one leaves no room at the other: also all addresses of a machine and one of them.
+    fn excludes(&self, other: &Self) -> bool {
+        let (Self::Tcp(one), Self::Tcp(two)) = (self, other) else { return self == other };
+        let (Ok(one), Ok(two)) = (one.parse::<SocketAddr>(), two.parse::<SocketAddr>()) else {
+            return one == two;
+        };
+        let is_all = |one: SocketAddr, two: SocketAddr| {
+            one.ip().is_unspecified() && one.is_ipv6() >= two.is_ipv6()
+        };
+        one.port() == two.port() && (one.ip() == two.ip() || is_all(one, two) || is_all(two, one))
+    }
 }
 
 struct Checker<'c> {
@@ -451,41 +485,57 @@ impl<'c> Checker<'c> {
 
     /// An address, a directory or a socket shows what one tenant has, and so does a part of the file system.
     fn exports(&mut self) {
-        let mut first: HashMap<(&str, String), usize> = HashMap::new();
+        let mut taken: Vec<(Listens, usize)> = Vec::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
             let key = export.way.place().0;
             for address in export.way.places() {
-                let place = match export.way {
-                    ExportWay::Vhost { .. } | ExportWay::Virtiofs { .. } => {
-                        plain_path(Path::new(&address)).display().to_string()
-                    }
-                    ExportWay::Nbd { .. } | ExportWay::Nvme { .. } => address.clone(),
-                };
+                let listens = Listens::of(&export.way, &address);
                 // Also within one list.
-                let Some(first) = first.insert((key, place), index) else { continue };
-                if !self.places.in_doubt(&[Node::Export(index)]) {
-                    let first_line = self.places.of(Node::Export(first), key).map(|at| at.line);
+                let first = taken.iter().find(|(other, _)| other.excludes(&listens));
+                if let Some((_, first)) = first
+                    && !self.places.in_doubt(&[Node::Export(index)])
+                {
+                    let first_key = self.cluster.exports[*first].way.place().0;
+                    let at = self.places.of(Node::Export(*first), first_key);
+                    let first_line = at.map(|at| at.line);
+                    let address = address.clone();
                     let kind = ProblemKind::ExportTwice { address, first_line };
                     self.problem(kind, Node::Export(index), key);
                 }
+                self.export_elsewhere(index, &listens, &address);
+                taken.push((listens, index));
             }
         }
         let mut first: HashMap<&str, usize> = HashMap::new();
         for (index, export) in self.cluster.exports.iter().enumerate() {
-            let ExportWay::Nvme { addresses, .. } = &export.way else { continue };
-            for enclosure in &self.cluster.enclosures {
-                let paths = enclosure.url.iter().flat_map(|url| url.paths());
-                for address in paths.filter(|path| addresses.contains(path)) {
-                    let enclosure = enclosure.name.clone();
-                    let kind = ProblemKind::ExportIsEnclosure { address, enclosure };
-                    self.problem(kind, Node::Export(index), "nvme");
-                }
-            }
+            let ExportWay::Nvme { .. } = &export.way else { continue };
             let first = *first.entry(&export.tenant).or_insert(index);
             if first != index && !self.places.in_doubt(&[Node::Export(index)]) {
                 let first_line = self.places.of(Node::Export(first), "nvme").map(|at| at.line);
                 let kind = ProblemKind::NvmeTwice { tenant: export.tenant.clone(), first_line };
                 self.problem(kind, Node::Export(index), "nvme");
+            }
+        }
+    }
+
+    /// Nothing else of the cluster is where an export listens.
+    fn export_elsewhere(&mut self, index: usize, listens: &Listens, address: &str) {
+        let Listens::Tcp(_) = listens else { return };
+        let key = self.cluster.exports[index].way.place().0;
+        for enclosure in &self.cluster.enclosures {
+            let mut paths = enclosure.url.iter().flat_map(|url| url.paths());
+            if paths.any(|path| path == address) {
+                let (address, enclosure) = (address.to_owned(), enclosure.name.clone());
+                let kind = ProblemKind::ExportIsEnclosure { address, enclosure };
+                self.problem(kind, Node::Export(index), key);
+            }
+        }
+        for (at, host) in self.cluster.hosts.iter().enumerate() {
+            if host.addresses.iter().any(|other| Listens::Tcp(other.clone()).excludes(listens)) {
+                let line = self.places.of(Node::Host(at), "addresses").map(|at| at.line);
+                let (address, host) = (address.to_owned(), host.name.clone());
+                let kind = ProblemKind::ExportIsHost { address, host, line };
+                self.problem(kind, Node::Export(index), key);
             }
         }
     }

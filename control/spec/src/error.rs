@@ -119,6 +119,11 @@ pub enum ProblemKind {
     ExportTwice { address: String, first_line: Option<usize> },
     #[error("{address} is where enclosure \"{enclosure}\" is reached")]
     ExportIsEnclosure { address: String, enclosure: String },
+    #[error(
+        "{address} is where host \"{host}\" listens for clients{}",
+        first_on(*line)
+    )]
+    ExportIsHost { address: String, host: String, line: Option<usize> },
     #[error("\"{text}\" cannot be expanded: {reason}")]
     BadPattern { text: String, reason: PatternError },
     #[error("{path:?} ends in nothing that could name the drive")]
@@ -332,7 +337,7 @@ impl ProblemKind {
             }
             LongTag { .. } => "a guest mounts by it; none is needed: then it is the cluster's name".into(),
             SubtreeTwice { .. } => "give each tenant a directory that no other has".into(),
-            ExportIsEnclosure { .. } => "an export listens at addresses of this machine that nothing else has".into(),
+            ExportIsEnclosure { .. } | ExportIsHost { .. } => "an export listens at addresses of this machine that nothing else has".into(),
             ExportTwice { .. } => "one address, directory or socket shows what one tenant has, and is named once".into(),
             BadPattern { .. } => "write one range of numbers, such as \"/dev/nvme{0..23}n1\"".into(),
             NamelessDrive { .. } => "write { name = \"d0\", path = \"...\" }".into(),

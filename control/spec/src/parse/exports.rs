@@ -12,7 +12,7 @@ use toml_edit::Item;
 const TENANT_DEFAULT: &str = "default";
 const TENANT_NAME_MOST: usize = 63;
 /// What an address that is a path begins with.
-const UNIX_ADDRESS: &str = "unix:";
+pub(crate) const UNIX_ADDRESS: &str = "unix:";
 /// Bytes of the name of an NVMe host.
 const NQN_MOST: usize = 223;
 /// Keys of each way.

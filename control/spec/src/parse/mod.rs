@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use toml_edit::{Document, Item};
 
+pub(crate) use exports::UNIX_ADDRESS;
+
 use crate::check::{self, SameFile};
 use crate::file::{
     ClusterFile, FileSystemSpec, HealthSpec, HostSpec, Loaded, ModelSpec, MountSpec,

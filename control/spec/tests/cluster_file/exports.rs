@@ -28,6 +28,33 @@ fn mistakes_about_exports() {
     breaks(twice, 4, "run is used by two exports, or twice by one (line ", "one tenant");
     let twice = "nvme = [\"10.0.0.1:1\", \"10.0.0.2:1\", \"10.0.0.1:1\"]";
     breaks(twice, 1, "10.0.0.1:1 is used by two exports, or twice by one (line ", "one tenant");
+    for (one, two, address) in [
+        ("nbd = \"127.0.0.1:1\"", "nvme = [\"127.0.0.1:1\"]", "127.0.0.1:1"),
+        ("nvme = [\"[::1]:1\"]", "nbd = \"[::1]:1\"", "[::1]:1"),
+        ("nbd = \"0.0.0.0:1\"", "nvme = [\"10.0.0.1:2\", \"10.0.0.1:1\"]", "10.0.0.1:1"),
+        ("nbd = \"10.0.0.1:1\"", "nbd = \"[::]:1\"", "[::]:1"),
+        ("nbd = \"unix:a\"", "nbd = \"unix:./a\"", "unix:./a"),
+        ("nbd = \"unix:a\"", "virtiofs = \"a\"\nsubtree = \"/g\"", "a"),
+    ] {
+        let says = format!("{address} is used by two exports, or twice by one (line ");
+        breaks(&format!("{one}\n[[export]]\n{two}"), 3, &says, "one tenant");
+    }
+    for (one, two) in [
+        ("nbd = \"127.0.0.1:1\"", "nvme = [\"127.0.0.1:2\"]"),
+        ("nbd = \"0.0.0.0:1\"", "nbd = \"[::1]:1\""),
+        ("nbd = \"a:1\"", "nbd = \"b:1\""),
+    ] {
+        let both = export(&format!("{one}\n[[export]]\n{two}"));
+        assert!(errors(&GOOD.replace("[[mount]]", &both)).is_empty(), "{both}");
+    }
+    for (keys, address) in
+        [("nbd = \"10.0.0.1:1\"", "10.0.0.1:1"), ("nvme = [\"0.0.0.0:1\"]", "0.0.0.0:1")]
+    {
+        let host =
+            format!("[[host]]\nname = \"h\"\naddresses = [\"10.0.0.1:1\"]\n{}", export(keys));
+        let says = format!("{address} is where host \"h\" listens for clients (line ");
+        super::breaks("[[mount]]", &host, 4, &says, "nothing else has");
+    }
     breaks("vhost = \"run\"\nnbd = \"unix:a\"", 2, "in one way, `nbd`", "for each");
     breaks("vhost = \"run\"\ntls = \"certs\"", 2, "in one way, `tls`", "for each");
     breaks("nvme = [\"a\"]", 1, "\"a\" is no address of an export", "host:port");
